@@ -57,7 +57,7 @@ lint: $(STAMP) ## Format, lint, types, and the directions of imports
 
 docs: $(STAMP) ## Write the pages that are made from the code
 	@$(BIN)/python -m personalpeft_app.reference > docs/commands.md.new && mv docs/commands.md.new docs/commands.md
-	@$(BIN)/python -m personalpeft_app.http.own.reference > docs/api.md.new && mv docs/api.md.new docs/api.md
+	@$(BIN)/python -m personalpeft_app.http.api_v1.reference > docs/api.md.new && mv docs/api.md.new docs/api.md
 	@$(BIN)/python docs/diagrams/draw.py
 	@echo "docs/commands.md docs/api.md docs/architecture.md"
 

@@ -8,14 +8,23 @@ from typing import Any
 
 import click
 
+from personalpeft_app.commands.ask import ask
 from personalpeft_app.commands.bench import bench
-from personalpeft_app.commands.care import completion, demo, doctor, gc, path, verify
 from personalpeft_app.commands.chat import chat
 from personalpeft_app.commands.compare import compare
 from personalpeft_app.commands.daemon import daemon
+from personalpeft_app.commands.feedback_cmds import feedback, remember, retract, teach
 from personalpeft_app.commands.forget import forget
-from personalpeft_app.commands.learn import learn, rollback, scope, weigh
-from personalpeft_app.commands.look import (
+from personalpeft_app.commands.import_export import (
+    export,
+    export_gguf,
+    export_merged,
+    export_peft,
+    import_,
+    import_gguf,
+    import_peft,
+)
+from personalpeft_app.commands.inspect_cmds import (
     lessons,
     memory,
     models,
@@ -25,23 +34,14 @@ from personalpeft_app.commands.look import (
     users,
     why,
 )
-from personalpeft_app.commands.move import (
-    export,
-    export_gguf,
-    export_merged,
-    export_peft,
-    import_,
-    import_gguf,
-    import_peft,
-)
+from personalpeft_app.commands.learn import learn, rollback, scope, weigh
+from personalpeft_app.commands.maintenance import completion, demo, doctor, gc, path, verify
 from personalpeft_app.commands.practice import practice
 from personalpeft_app.commands.publish import publish
 from personalpeft_app.commands.report import report
-from personalpeft_app.commands.say import feedback, remember, retract, teach
 from personalpeft_app.commands.serve import serve, token
-from personalpeft_app.commands.talk import ask
 from personalpeft_app.commands.tui import tui
-from personalpeft_app.failures import STOPPED, USAGE, reported, tell
+from personalpeft_app.error_output import STOPPED, USAGE, reported, tell
 from personalpeft_app.options import Common, Group, common_options
 
 PROGRAM = "personalpeft"

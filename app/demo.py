@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from personalpeft.types import Verdict
-from personalpeft_app import opening
+from personalpeft_app import session
 from personalpeft_app.bench.people import LESSONS, STYLES, UNSEEN
 from personalpeft_app.commands.learn import study
 from personalpeft_app.options import Common
@@ -65,7 +65,7 @@ def run(common: Common, *, keep: bool) -> None:
         )
         display = Display(common)
         own = replace(common, home=str(home), user=_PERSON, base=_base(common))
-        with opening.user(own, "make", display) as user:
+        with session.user(own, "make", display) as user:
             found = _Show(common, user, display, Findings(home)).perform()
         found.seconds = round(time.monotonic() - began, 1)
     show(

@@ -8,7 +8,7 @@ import click
 
 from personalpeft.errors import ERROR_CODES
 from personalpeft_app.cli import PROGRAM, cli
-from personalpeft_app.failures import BROKEN_PIPE, BUG, STOPPED
+from personalpeft_app.error_output import BROKEN_PIPE, BUG, STOPPED
 
 _WIDTH = 96
 

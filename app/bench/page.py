@@ -20,10 +20,10 @@ import personalpeft
 from personalpeft import Runtime
 from personalpeft.errors import MissingPackage
 from personalpeft_app.bench.figures import Spread, spread
-from personalpeft_app.http.own.routes import OwnApi
-from personalpeft_app.http.places import places_for
-from personalpeft_app.http.running import Server
+from personalpeft_app.http.api_v1.routes import OwnApi
+from personalpeft_app.http.concurrency import places_for
 from personalpeft_app.http.server import make_app
+from personalpeft_app.http.wsgi_server import Server
 from personalpeft_app.web import page as web
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")

@@ -22,9 +22,9 @@ from pathlib import Path
 import personalpeft
 from personalpeft import Runtime
 from personalpeft_app.bench.figures import Spread, ratio, spread, taking_turns
-from personalpeft_app.http.places import places_for
-from personalpeft_app.http.running import Server
+from personalpeft_app.http.concurrency import places_for
 from personalpeft_app.http.server import make_app
+from personalpeft_app.http.wsgi_server import Server
 
 STREAMS = 16
 # First tokens that one figure is the median of.

@@ -13,10 +13,10 @@ Nothing but the standard library is used to talk; no redirect is followed, so th
 """
 
 from personalpeft_app.client.comparing import Comparison
-from personalpeft_app.client.following import RemoteStream
-from personalpeft_app.client.line import NotAllowed, Unreachable
 from personalpeft_app.client.remote import RemoteUser
 from personalpeft_app.client.server import Client, connect
+from personalpeft_app.client.streaming import RemoteStream
+from personalpeft_app.client.transport import NotAllowed, Unreachable
 
 __all__ = [
     "Client",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from personalpeft.chat.compare import LabeledComparison
 from personalpeft.learning.report import excerpt
-from personalpeft_app.http.own import values as v
+from personalpeft_app.http.api_v1 import schemas as v
 
 
 @dataclass(frozen=True, slots=True)

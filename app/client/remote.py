@@ -39,10 +39,10 @@ from personalpeft.types import (
     Turn,
 )
 from personalpeft_app.client.comparing import Comparison
-from personalpeft_app.client.following import RemoteStream, broken_off, follow
-from personalpeft_app.client.line import Line
-from personalpeft_app.http.own import operations as do
-from personalpeft_app.http.own import values as v
+from personalpeft_app.client.streaming import RemoteStream, broken_off, follow
+from personalpeft_app.client.transport import Line
+from personalpeft_app.http.api_v1 import operations as do
+from personalpeft_app.http.api_v1 import schemas as v
 from personalpeft_app.peft_archive import packed, unpacked
 
 _PAGE = 1000

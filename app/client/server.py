@@ -14,11 +14,11 @@ from personalpeft.learning.report import LearnReport
 from personalpeft.learning.train.config import Start
 from personalpeft.store.types import GarbageReport, Problem, UserSummary
 from personalpeft.types import Progress
-from personalpeft_app.client.following import broken_off, follow
-from personalpeft_app.client.line import Line
 from personalpeft_app.client.remote import RemoteUser
-from personalpeft_app.http.own import operations as do
-from personalpeft_app.http.own import values as v
+from personalpeft_app.client.streaming import broken_off, follow
+from personalpeft_app.client.transport import Line
+from personalpeft_app.http.api_v1 import operations as do
+from personalpeft_app.http.api_v1 import schemas as v
 
 
 def connect(url: str, token: str, *, timeout: float = 600.0) -> Client:

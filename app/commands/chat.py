@@ -18,10 +18,10 @@ from personalpeft.errors import (
     PromptTooLong,
     suggest_nearest,
 )
-from personalpeft_app import opening
+from personalpeft_app import session
+from personalpeft_app.commands.ask import speak
 from personalpeft_app.commands.learn import study
-from personalpeft_app.commands.talk import speak
-from personalpeft_app.failures import report
+from personalpeft_app.error_output import report
 from personalpeft_app.options import Common, command
 from personalpeft_app.output import note, show
 from personalpeft_app.progress import Display
@@ -139,7 +139,7 @@ def chat(common: Common) -> None:
     Ctrl-C stops a reply and not the chat; Ctrl-D or /quit leaves.
     """
     display = Display(common)
-    with opening.user(common, "make", display) as user:
+    with session.user(common, "make", display) as user:
         if _is_terminal():
             note(common, f"You are {user.id}. /help lists what else you can do; Ctrl-D leaves.")
         conversation = Conversation(common, user, display)

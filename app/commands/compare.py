@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import click
 
 from personalpeft.formatting import to_json
-from personalpeft_app import opening
-from personalpeft_app.interrupt import interruptible
+from personalpeft_app import session
 from personalpeft_app.options import Common, command
 from personalpeft_app.output import note, printable, show
 from personalpeft_app.progress import Display
-from personalpeft_app.texts import given
+from personalpeft_app.signals import interruptible
+from personalpeft_app.text_input import given
 
 if TYPE_CHECKING:
     from personalpeft.chat.compare import Comparison, LabeledComparison
@@ -66,7 +66,7 @@ def compare(
     """
     prompt = given(prompt, what="prompt")
     display = Display(common)
-    with opening.user(common, "change", display) as user:
+    with session.user(common, "change", display) as user:
         with interruptible() as cancelled, display:
             comparison = user.compare(
                 prompt,

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 import click
 
 from personalpeft.errors import Busy, PersonalPeftError
-from personalpeft_app import opening
-from personalpeft_app.interrupt import interruptible
+from personalpeft_app import session
 from personalpeft_app.options import Common, Group, command, common_options
 from personalpeft_app.output import as_json, note, printable, show, table
+from personalpeft_app.signals import interruptible
 
 if TYPE_CHECKING:
     from personalpeft import Runtime
     from personalpeft.learning.progress import TrainingStatus
-    from personalpeft_app.daemon.deciding import Chore, Coming, Learn
     from personalpeft_app.daemon.journal import Line
+    from personalpeft_app.daemon.policy import Chore, Coming, Learn
 
 _LOOK = 5.0
 _SHOWN = 12
@@ -58,17 +58,17 @@ def run(common: Common) -> None:
     Prints a line for each thing that it did. Ctrl-C or SIGTERM ends it between two steps; what was done is kept. Where
     another daemon looks after the same home, it waits until that one has ended.
     """
-    from personalpeft_app.daemon.keeper import Keeper
+    from personalpeft_app.daemon.poll_loop import Ticking
     from personalpeft_app.daemon.probes import go_last
     from personalpeft_app.daemon.settings import read
-    from personalpeft_app.daemon.ticking import Ticking
+    from personalpeft_app.daemon.worker import Keeper
 
     stopping = threading.Event()
     settings = read(common.places()[0])
     with (
         interruptible(stopping.set),
         interruptible(stopping.set, SIGTERM),
-        opening.opened(common, "make") as runtime,
+        session.opened(common, "make") as runtime,
     ):
         lease = _our_turn(common, runtime, stopping)
         if lease is None:
@@ -110,8 +110,8 @@ def once(common: Common) -> None:
     Ctrl-C or SIGTERM ends it between two steps.
     """
     from personalpeft_app.daemon.journal import TASK
-    from personalpeft_app.daemon.keeper import Keeper
     from personalpeft_app.daemon.settings import read
+    from personalpeft_app.daemon.worker import Keeper
 
     done: list[Line] = []
     stopping = threading.Event()
@@ -139,11 +139,11 @@ def status(common: Common) -> None:
     Also from beside a daemon that runs. Changes nothing.
     """
     from personalpeft_app.daemon.journal import TASK
-    from personalpeft_app.daemon.keeper import Keeper
     from personalpeft_app.daemon.settings import read
+    from personalpeft_app.daemon.worker import Keeper
 
     read(common.places()[0])  # A mistake in them is told before anything is done.
-    with opening.opened(common, "read") as runtime:
+    with session.opened(common, "read") as runtime:
         keeper = Keeper(runtime, lambda: _learning(common))
         decision, holder = keeper.outlook(), runtime.maintenance.holder(TASK)
         begun, spent, lines = keeper.journal.begun, keeper.spent, keeper.journal.lines
@@ -185,10 +185,10 @@ def report(common: Common) -> None:
     The last morning report, of all users of the home: each learn with all that it was learned from, answers before and
     after, scores and seconds, what was refused and why, and how to undo each. Any other while: personalpeft report --since.
     """
+    from personalpeft_app.daemon.daily_report import digests
     from personalpeft_app.daemon.journal import TASK, from_text
-    from personalpeft_app.daemon.morning import digests
 
-    with opening.opened(common, "read") as runtime:
+    with session.opened(common, "read") as runtime:
         period = from_text(runtime.maintenance.read_note(TASK)).morning
         found = digests(runtime, period) if period else []
     data = {
@@ -254,7 +254,7 @@ daemon.add_section("Look", (report, status, install))
 
 
 def _learning(common: Common) -> AbstractContextManager[Runtime]:
-    return opening.opened(common, "change")
+    return session.opened(common, "change")
 
 
 def _our_turn(
@@ -294,7 +294,7 @@ def _line(line: Line) -> str:
 
 
 def _act(act: Learn | Chore | None) -> str:
-    from personalpeft_app.daemon.deciding import Learn
+    from personalpeft_app.daemon.policy import Learn
 
     if act is None:
         return "nothing is due"

@@ -6,11 +6,11 @@ import sys
 
 import click
 
-from personalpeft_app import opening
-from personalpeft_app.interrupt import interruptible
+from personalpeft_app import session
 from personalpeft_app.options import Common, command
 from personalpeft_app.output import show
 from personalpeft_app.progress import Display
+from personalpeft_app.signals import interruptible
 
 
 @command(
@@ -35,7 +35,7 @@ def forget(common: Common, item: str, dry_run: bool, later: bool, yes: bool) -> 
     On a terminal it shows what would go and asks. Ctrl-C while it builds stops the building alone.
     """
     display = Display(common)
-    with opening.user(common, "read" if dry_run else "change", display) as user:
+    with session.user(common, "read" if dry_run else "change", display) as user:
         if not (dry_run or yes):
             if common.json or not sys.stdin.isatty():
                 raise click.UsageError(

@@ -10,11 +10,11 @@ import click
 
 from personalpeft.errors import ERROR_CODES, Cancelled
 from personalpeft.types import Scope
-from personalpeft_app import opening
-from personalpeft_app.interrupt import interruptible
+from personalpeft_app import session
 from personalpeft_app.options import Common, command
 from personalpeft_app.output import note, show
 from personalpeft_app.progress import Display
+from personalpeft_app.signals import interruptible
 
 if TYPE_CHECKING:
     from personalpeft import LearnReport, Runtime, User
@@ -107,11 +107,11 @@ def learn(
     display = Display(common)
     asked["start"] = "nothing" if from_nothing else "auto"
     if not (also or everybody):
-        with opening.user(common, "change", display) as user:
+        with session.user(common, "change", display) as user:
             report = study(common, user, display, layer, **asked)
         show(common, report.as_json(), str(report))
         return
-    with opening.opened(common, "change", display) as runtime, studying(display) as cancelled:
+    with session.opened(common, "change", display) as runtime, studying(display) as cancelled:
         users = _everybody(runtime) if everybody else list(dict.fromkeys((common.user_id(), *also)))
         reports = runtime.learn_many(users, layer, progress=display, cancelled=cancelled, **asked)
         was_stopped = cancelled()
@@ -156,7 +156,7 @@ def rollback(common: Common, layer: str, to: str | None) -> None:
     By default the one before the last change. Rolling back twice therefore undoes the rollback. Prints what is live now.
     """
     display = Display(common)
-    with opening.user(common, "change", display) as user, display:
+    with session.user(common, "change", display) as user, display:
         move = user.rollback(layer, "previous" if to is None else None if to == BASE else to)
     show(common, move, move.after or BASE)
     note(common, f"{layer}: {move.before or 'the bare base'} -> {move.after or 'the bare base'}")
@@ -170,7 +170,7 @@ def weigh(common: Common, layer: str, weight: float) -> None:
 
     WEIGHT goes from -2 to 2: 1 is the layer as it was learned, 0 leaves it out. Write a negative one after '--'.
     """
-    with opening.user(common, "change") as user:
+    with session.user(common, "change") as user:
         user.set_weight(layer, weight)
     show(common, {"user": user.id, "layer": layer, "weight": weight}, f"{layer} {weight:g}")
 
@@ -186,6 +186,6 @@ def scope(common: Common, layer: str, when: Scope) -> None:
     'always': every question. 'near': questions that are near the lessons that it was built from. 'never': none.
     A style always answers before you say so, a skill and the memory where a question is near.
     """
-    with opening.user(common, "change") as user:
+    with session.user(common, "change") as user:
         user.scope(layer, when)
     show(common, {"user": user.id, "layer": layer, "scope": when}, f"{layer} {when}")

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from personalpeft_app import opening
+from personalpeft_app import session
 from personalpeft_app.commands.learn import studying
 from personalpeft_app.options import Common, command
 from personalpeft_app.output import show
@@ -55,6 +55,6 @@ def practice(common: Common, skill: str, **asked: Any) -> None:
     running step and keeps what was done for the same practice.
     """
     display = Display(common)
-    with opening.user(common, "change", display) as user, studying(display) as cancelled:
+    with session.user(common, "change", display) as user, studying(display) as cancelled:
         report = user.practice(skill, progress=display, cancelled=cancelled, **asked)
     show(common, report.as_json(), str(report))

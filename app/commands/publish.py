@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from personalpeft_app import opening
+from personalpeft_app import session
 from personalpeft_app.options import Common, command
 from personalpeft_app.output import note, show, table
 from personalpeft_app.progress import Display
@@ -35,7 +35,7 @@ def publish(common: Common, users: tuple[str, ...], to: str | None) -> None:
     """
     asked = users or ((common.user,) if common.user else None)
     display = Display(common)
-    with opening.opened(common, "change", display) as runtime, display:
+    with session.opened(common, "change", display) as runtime, display:
         done = runtime.publish(asked, to=to, progress=display)
     rows = [(each.user, each.name or f"nothing: {each.reason}") for each in done.stacks]
     show(common, done, table(("USER", "NAME"), rows))

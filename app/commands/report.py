@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from personalpeft_app import opening
+from personalpeft_app import session
 from personalpeft_app.options import Common, command
 from personalpeft_app.output import note, show
 
@@ -68,13 +68,13 @@ def report(common: Common, since: timedelta | datetime, everyone: bool) -> None:
     refused or withdrawn and why; what is live.
     """
     if everyone:
-        with opening.opened(common, "read") as runtime:
+        with session.opened(common, "read") as runtime:
             digests = [
                 runtime.user(name, create=False).activity_summary(since) for name in _names(runtime)
             ]
         digests = [each for each in digests if not each.is_empty]
     else:
-        with opening.user(common, "read") as user:
+        with session.user(common, "read") as user:
             digests = [user.activity_summary(since)]
     show(common, {"users": [each.as_json() for each in digests]}, "\n\n".join(map(str, digests)))
     if not digests:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from personalpeft.errors import InvalidInput, NotFound
-from personalpeft_app import opening
+from personalpeft_app import session
 from personalpeft_app.options import Common, Group, command, common_options
 from personalpeft_app.output import note, show, table
 from personalpeft_app.progress import Display
@@ -104,10 +104,10 @@ def serve(
     """
     from personalpeft import Serving
     from personalpeft.store.api_keys import ADMIN_KEY_FILE
-    from personalpeft_app.http.own.routes import OwnApi
-    from personalpeft_app.http.places import places_for
-    from personalpeft_app.http.running import Server, stopping_on_signals
+    from personalpeft_app.http.api_v1.routes import OwnApi
+    from personalpeft_app.http.concurrency import places_for
     from personalpeft_app.http.server import make_app
+    from personalpeft_app.http.wsgi_server import Server, stopping_on_signals
     from personalpeft_app.web import page
     from personalpeft_app.web.sign_in import SECONDS, SignInCodes
 
@@ -123,7 +123,7 @@ def serve(
         )
     serving = Serving(max_batch=rows, max_queue=waiting)
     display = Display(common)
-    with opening.opened(common, "make", display, serving, observing) as runtime:
+    with session.opened(common, "make", display, serving, observing) as runtime:
         made = runtime.api_keys.ensure_admin_key()
         own = OwnApi(runtime)
         codes = SignInCodes(runtime.api_keys)
@@ -236,7 +236,7 @@ def token_first(common: Common) -> None:
 
     Makes it where there is none.
     """
-    with opening.opened(common, "make") as runtime:
+    with session.opened(common, "make") as runtime:
         made = runtime.api_keys.ensure_admin_key()
         where = runtime.api_keys.admin_key_file
     show(common, {"token_file": where, "token_made": made}, str(where))
@@ -265,7 +265,7 @@ def token_make(common: Common, administration: bool, worker: bool) -> None:
         raise InvalidInput(
             "A token is of administration or of a worker.", hint="Give one of the two."
         )
-    with opening.opened(common, "make") as runtime:
+    with session.opened(common, "make") as runtime:
         made, secret = runtime.api_keys.create(
             None if administration or worker else common.user_id(), worker=worker
         )
@@ -277,7 +277,7 @@ def token_make(common: Common, administration: bool, worker: bool) -> None:
 @click.argument("token_id", metavar="ID")
 def token_revoke(common: Common, token_id: str) -> None:
     """End a token. ID is its id or the beginning of it. A running server refuses it from the next request on."""
-    with opening.opened(common, "change") as runtime:
+    with session.opened(common, "change") as runtime:
         ended = runtime.api_keys.revoke(token_id)
     show(common, ended, "")
     note(common, f"{ended.id} is nobody's now.")
@@ -291,7 +291,7 @@ def _whose(token: ApiKey) -> str:
 
 
 def _list(common: Common) -> None:
-    with opening.opened(common, "read") as runtime:
+    with session.opened(common, "read") as runtime:
         known, first = runtime.api_keys.list_keys(), runtime.api_keys.admin_key_file
         there = first.exists()
     rows = [(each.id, _whose(each), each.at) for each in known]

@@ -8,8 +8,8 @@ import sys
 import click
 
 from personalpeft.errors import PersonalPeftError
-from personalpeft_app import opening
-from personalpeft_app.failures import bug_error
+from personalpeft_app import session
+from personalpeft_app.error_output import bug_error
 from personalpeft_app.options import Common, command
 from personalpeft_app.output import printable
 
@@ -30,14 +30,14 @@ def tui(common: Common) -> None:
             "This needs a terminal that can be drawn on. Elsewhere: personalpeft chat"
         )
     from personalpeft_app.tui.app import Tui
-    from personalpeft_app.tui.work import Desk, Job
+    from personalpeft_app.tui.user_session import Desk, Job
 
     loading = Job()
 
     def bug(error: Exception) -> PersonalPeftError:
         return bug_error(error, common)
 
-    with opening.opened(common, "make", loading.progress) as runtime:
+    with session.opened(common, "make", loading.progress) as runtime:
         app = Tui(Desk(runtime, runtime.user(common.user_id())), loading, bug)
         app.run()
     for text in app.unsent:

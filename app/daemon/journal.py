@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Self
 
-from personalpeft_app.daemon.deciding import Kind
-from personalpeft_app.daemon.morning import Period
+from personalpeft_app.daemon.daily_report import Period
+from personalpeft_app.daemon.policy import Kind
 
 TASK = "daemon"
 """The name of its lease and of its note."""

@@ -36,10 +36,10 @@ from werkzeug.exceptions import (
 
 from personalpeft.errors import PersonalPeftError
 from personalpeft.store.api_keys import ApiKeys
-from personalpeft_app.http import bodies, security
+from personalpeft_app.http import security, validation
 from personalpeft_app.http.security import Caller
 
-MOST_HELD = 2 * bodies.LARGEST_FILE
+MOST_HELD = 2 * validation.LARGEST_FILE
 """Bytes of the bodies of all connections together."""
 # Seconds after which a body that found no room is worth sending again.
 _AGAIN = 5
@@ -70,11 +70,11 @@ class BodyAdmission:
         """Reserve room for a body of ``size`` bytes, or return why it is refused."""
         if caller is None:
             return Unauthorized(security.NO_TOKEN)
-        if size > bodies.LARGEST and (refusal := self._refused_file(caller, method, path, size)):
+        if size > validation.LARGEST and (refusal := self._refused_file(caller, method, path, size)):
             return refusal
         with self._lock:
             own = self._held.get(caller.token, 0) + size
-            if own > bodies.LARGEST_FILE or sum(self._held.values()) + size > MOST_HELD:
+            if own > validation.LARGEST_FILE or sum(self._held.values()) + size > MOST_HELD:
                 return TooManyRequests(
                     "Too many large requests are being received.", retry_after=_AGAIN
                 )
@@ -96,13 +96,13 @@ class BodyAdmission:
                 "/" + path.lstrip("/"), method=method
             )
         except HTTPException:
-            return _too_large(bodies.LARGEST)
-        if not bodies.is_for_files(self._app.view_functions[endpoint]):
-            return _too_large(bodies.LARGEST)
+            return _too_large(validation.LARGEST)
+        if not validation.is_for_files(self._app.view_functions[endpoint]):
+            return _too_large(validation.LARGEST)
         user = names.get("user")
         if not (caller.is_administration if user is None else caller.may_act_for(user)):
             return Forbidden("This token may not send files here.")
-        return _too_large(bodies.LARGEST_FILE) if size > bodies.LARGEST_FILE else None
+        return _too_large(validation.LARGEST_FILE) if size > validation.LARGEST_FILE else None
 
 
 def channel_class(admission: BodyAdmission) -> Any:
@@ -142,7 +142,7 @@ class _Parser(HTTPRequestParser):
         if self.body_rcv is None:
             return
         # The size of a chunked body is not announced, so it counts as the largest that may be.
-        size = bodies.LARGEST if self.chunked else self.content_length
+        size = validation.LARGEST if self.chunked else self.content_length
         caller = self._admission.caller(self.headers)
         self.refusal = self._admission.admit(caller, self.command, self.path, size)
         if self.refusal is None and caller is not None:
@@ -152,7 +152,7 @@ class _Parser(HTTPRequestParser):
         if (
             self.chunked
             or self.expect_continue
-            or size > (bodies.LARGEST if caller is None else bodies.LARGEST_FILE)
+            or size > (validation.LARGEST if caller is None else validation.LARGEST_FILE)
         ):
             self._leave_body()
         else:
@@ -160,8 +160,8 @@ class _Parser(HTTPRequestParser):
 
     def received(self, data: bytes) -> int:
         consumed: int = super().received(data)
-        if self.chunked and self.body_bytes_received > bodies.LARGEST:
-            self.refusal = _too_large(bodies.LARGEST)
+        if self.chunked and self.body_bytes_received > validation.LARGEST:
+            self.refusal = _too_large(validation.LARGEST)
             self.close()
             self._leave_body()
             self.error, self.completed = None, True

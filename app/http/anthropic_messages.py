@@ -13,12 +13,12 @@ from flask import Blueprint, Response, jsonify
 from personalpeft import Reply
 from personalpeft.base_models.tool_calls import Said
 from personalpeft.types import ToolCall
-from personalpeft_app.http import asking, bodies, tools
-from personalpeft_app.http.asking import Asked
-from personalpeft_app.http.bodies import Body
-from personalpeft_app.http.failures import Unsupported
+from personalpeft_app.http import generation, tools, validation
+from personalpeft_app.http.error_responses import Unsupported
+from personalpeft_app.http.generation import Asked
 from personalpeft_app.http.models import Models
 from personalpeft_app.http.tools import Offer
+from personalpeft_app.http.validation import Body
 
 _KNOWN = ("model", "messages", "system", "tools", "tool_choice")
 _SAMPLING = ("max_tokens", "stop_sequences", "temperature", "top_p", "stream")
@@ -34,15 +34,15 @@ def blueprint(models: Models) -> Blueprint:
 
     @made.post("/v1/messages")
     def messages() -> Response:
-        body = bodies.read_object()
-        bodies.only(body, known=(*_KNOWN, *_SAMPLING), ignored=_IGNORED, neutral=_NEUTRAL)
-        how = asking.sampling(body, stop="stop_sequences", hottest=1.0)
+        body = validation.read_object()
+        validation.only(body, known=(*_KNOWN, *_SAMPLING), ignored=_IGNORED, neutral=_NEUTRAL)
+        how = generation.sampling(body, stop="stop_sequences", hottest=1.0)
         if how["max_tokens"] is None:
             raise Unsupported("max_tokens is missing.", "max_tokens")
         said = _said(models, body)
         offer = _offer(models, body)
-        stream = bodies.flag(body, "stream")
-        model = models.named(asking.model_name(body))
+        stream = validation.flag(body, "stream")
+        model = models.named(generation.model_name(body))
         asked = Asked(model, [said], **offer.asked(how))
         head = {
             "id": f"msg_{secrets.token_hex(12)}",
@@ -51,8 +51,8 @@ def blueprint(models: Models) -> Blueprint:
             "model": model.name,
         }
         if stream:
-            return asking.sent(
-                asked, _events(asked, head, offer), lambda said: asking.event(said, "error")
+            return generation.sent(
+                asked, _events(asked, head, offer), lambda said: generation.event(said, "error")
             )
         (reply,) = asked.replies()
         written = offer.read(reply)
@@ -64,16 +64,16 @@ def blueprint(models: Models) -> Blueprint:
             "output_tokens": reply.usage.completion_tokens,
         }
         whole = {**head, "content": content, **_end(offer, reply, calls), "usage": usage}
-        response = jsonify({**whole, "personalpeft": asking.about(model, reply)})
-        response.headers.update(asking.headers(model, reply.stack.digest, reply.turn_id))
+        response = jsonify({**whole, "personalpeft": generation.about(model, reply)})
+        response.headers.update(generation.headers(model, reply.stack.digest, reply.turn_id))
         return response
 
     @made.post("/v1/messages/count_tokens")
     def count() -> Response:
-        body = bodies.read_object()
-        bodies.only(body, known=_KNOWN, ignored=_IGNORED, neutral=_NEUTRAL)
+        body = validation.read_object()
+        validation.only(body, known=_KNOWN, ignored=_IGNORED, neutral=_NEUTRAL)
         said, offer = _said(models, body), _offer(models, body)
-        model = models.named(asking.model_name(body))
+        model = models.named(generation.model_name(body))
         # A stream that nobody reads asks nothing of the model.
         unread = model.user.stream(
             said, tools=offer.tools, must_call=offer.must, max_tokens=1, **model.asked
@@ -85,12 +85,12 @@ def blueprint(models: Models) -> Blueprint:
 
 def _said(models: Models, body: Body) -> list[dict[str, Any]]:
     listed = tools.anthropic_messages(body.get("messages"))
-    said = asking.messages(listed, "messages", ("text",), _ROLES)
+    said = generation.messages(listed, "messages", ("text",), _ROLES)
     tools.checked(models, said)
     system = body.get("system")
     if not system:
         return said
-    return [{"role": "system", "content": asking.text_of(system, "system", ("text",))}, *said]
+    return [{"role": "system", "content": generation.text_of(system, "system", ("text",))}, *said]
 
 
 def _offer(models: Models, body: Body) -> Offer:
@@ -110,7 +110,7 @@ def _end(offer: Offer, reply: Reply, calls: Sequence[ToolCall]) -> dict[str, str
 
 def _events(asked: Asked, head: dict[str, Any], offer: Offer) -> Iterator[str]:
     def event(kind: str, **more: Any) -> str:
-        return asking.event({"type": kind, **more}, kind)
+        return generation.event({"type": kind, **more}, kind)
 
     (stream,) = asked.streams
     # Asked for before anything is said, so that what keeps the first piece away has a status of its own.
@@ -122,7 +122,7 @@ def _events(asked: Asked, head: dict[str, Any], offer: Offer) -> Iterator[str]:
     for said in (said for each in chain(first, stream) for said in reading.push(each)):
         for kind, more in blocks.add(said):
             yield event(kind, **more)
-    reply, rest = asking.whole(stream), reading.finish()
+    reply, rest = generation.whole(stream), reading.finish()
     offer.check(reply, [*blocks.calls, *tools.calls_of(rest)])
     for kind, more in chain(*map(blocks.add, rest), blocks.end()):
         yield event(kind, **more)
@@ -132,7 +132,7 @@ def _events(asked: Asked, head: dict[str, Any], offer: Offer) -> Iterator[str]:
     }
     ended = _end(offer, reply, blocks.calls)
     yield event(
-        "message_delta", delta=ended, usage=usage, personalpeft=asking.about(asked.model, reply)
+        "message_delta", delta=ended, usage=usage, personalpeft=generation.about(asked.model, reply)
     )
     yield event("message_stop")
 

@@ -23,7 +23,7 @@ from prometheus_client.registry import Collector
 
 from personalpeft import Runtime
 from personalpeft.engine.metrics import COUNTERS, GAUGES, HISTOGRAMS
-from personalpeft_app.http.places import Places
+from personalpeft_app.http.concurrency import Places
 from personalpeft_app.http.security import administration
 
 _PREFIX = "personalpeft:"

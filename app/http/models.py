@@ -15,7 +15,7 @@ from personalpeft import Runtime, User
 from personalpeft.base_models.chat_template import supports_tools
 from personalpeft.errors import InvalidId, NotFound
 from personalpeft.ids import USER_ID, check_user_id
-from personalpeft_app.http.failures import UnknownModel, Unsupported
+from personalpeft_app.http.error_responses import UnknownModel, Unsupported
 from personalpeft_app.http.security import caller
 
 _LONGEST = 256

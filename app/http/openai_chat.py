@@ -16,12 +16,12 @@ from personalpeft import Reply, Stream
 from personalpeft.base_models.tool_calls import Said
 from personalpeft.chat.reply import LikelyToken, TokenLogprob
 from personalpeft.types import MAX_TOP_LOGPROBS, ToolCall
-from personalpeft_app.http import asking, bodies, tools
-from personalpeft_app.http.asking import Asked
-from personalpeft_app.http.bodies import Body
-from personalpeft_app.http.failures import Unsupported
+from personalpeft_app.http import generation, tools, validation
+from personalpeft_app.http.error_responses import Unsupported
+from personalpeft_app.http.generation import Asked
 from personalpeft_app.http.models import Models
 from personalpeft_app.http.tools import Offer
+from personalpeft_app.http.validation import Body
 
 _ROLES = {
     "system": "system",
@@ -76,20 +76,20 @@ def blueprint(models: Models) -> Blueprint:
 
     @made.post("/v1/chat/completions")
     def chat() -> Response:
-        body = bodies.read_object()
-        bodies.only(body, known=_CHAT, ignored=IGNORED, neutral=_CHAT_NEUTRAL)
+        body = validation.read_object()
+        validation.only(body, known=_CHAT, ignored=IGNORED, neutral=_CHAT_NEUTRAL)
         length = (
             "max_tokens" if body.get("max_completion_tokens") is None else "max_completion_tokens"
         )
-        how = asking.sampling(body, length=length)
-        said = asking.messages(body.get("messages"), "messages", ("text",), _ROLES)
-        how["logprobs"] = bodies.flag(body, "logprobs")
+        how = generation.sampling(body, length=length)
+        said = generation.messages(body.get("messages"), "messages", ("text",), _ROLES)
+        how["logprobs"] = validation.flag(body, "logprobs")
         how["top_logprobs"] = (
-            bodies.whole(body, "top_logprobs", least=0, most=MAX_TOP_LOGPROBS) or 0
+            validation.whole(body, "top_logprobs", least=0, most=MAX_TOP_LOGPROBS) or 0
         )
         if how["top_logprobs"] and not how["logprobs"]:
             raise Unsupported("top_logprobs goes with logprobs.", "top_logprobs")
-        alone = not bodies.flag(body, "parallel_tool_calls", True)
+        alone = not validation.flag(body, "parallel_tool_calls", True)
         offer = tools.offered(
             models, body, body.get("tools"), tools.openai_choice(body), alone=alone
         )
@@ -97,14 +97,14 @@ def blueprint(models: Models) -> Blueprint:
 
     @made.post("/v1/completions")
     def completion() -> Response:
-        body = bodies.read_object()
+        body = validation.read_object()
         known = (*_SAMPLING, "prompt", "logprobs")
-        bodies.only(body, known=known, ignored=IGNORED, neutral=_COMPLETION_NEUTRAL)
-        how = asking.sampling(body)
+        validation.only(body, known=known, ignored=IGNORED, neutral=_COMPLETION_NEUTRAL)
+        how = generation.sampling(body)
         how["max_tokens"] = how["max_tokens"] or _COMPLETION_TOKENS
-        likely = bodies.whole(body, "logprobs", least=0, most=MAX_TOP_LOGPROBS)
+        likely = validation.whole(body, "logprobs", least=0, most=MAX_TOP_LOGPROBS)
         how |= {"logprobs": likely is not None, "top_logprobs": likely or 0}
-        prompts = bodies.texts(body, "prompt", most=_MOST_REPLIES, longest=100_000)
+        prompts = validation.texts(body, "prompt", most=_MOST_REPLIES, longest=100_000)
         if not prompts:
             raise Unsupported("prompt is missing.", "prompt")
         return _answer(models, body, prompts, {**how, "template": False}, _Completion())
@@ -189,12 +189,12 @@ def _answer(
     how: dict[str, Any],
     form: _Chat | _Completion,
 ) -> Response:
-    count = bodies.whole(body, "n", least=1, most=_MOST_REPLIES) or 1
+    count = validation.whole(body, "n", least=1, most=_MOST_REPLIES) or 1
     if count * len(prompts) > _MOST_REPLIES:
         raise Unsupported(f"n: at most {_MOST_REPLIES} replies can be asked for at once.", "n")
-    stream = bodies.flag(body, "stream")
+    stream = validation.flag(body, "stream")
     usage = _wants_usage(body, stream)
-    model = models.named(asking.model_name(body))
+    model = models.named(generation.model_name(body))
     asked = Asked(model, [prompt for prompt in prompts for _ in range(count)], **how)
     head = {
         "id": f"{form.prefix}-{secrets.token_hex(12)}",
@@ -203,17 +203,17 @@ def _answer(
     }
     if stream:
         events = _events(asked, {**head, "object": form.piece}, form, how["logprobs"], usage)
-        return asking.sent(asked, events, asking.event)
+        return generation.sent(asked, events, generation.event)
     replies = asked.replies()
     choices = [
         {"index": n, **form.choice(reply, how["logprobs"])} for n, reply in enumerate(replies)
     ]
-    told = [asking.about(model, reply) for reply in replies]
+    told = [generation.about(model, reply) for reply in replies]
     said = {**head, "object": form.whole, "choices": choices, "usage": _usage(replies)}
     response = jsonify(
         {**said, "personalpeft": {**told[0], "turns": [each["turn"] for each in told]}}
     )
-    response.headers.update(asking.headers(model, replies[0].stack.digest, replies[0].turn_id))
+    response.headers.update(generation.headers(model, replies[0].stack.digest, replies[0].turn_id))
     return response
 
 
@@ -244,7 +244,7 @@ def _events(
 ) -> Iterator[str]:
     def chunk(number: int, choice: dict[str, Any], finish: str | None = None, **more: Any) -> str:
         made = {**head, "choices": [{"index": number, **choice, "finish_reason": finish}], **more}
-        return asking.event({**made, "usage": None} if usage else made)
+        return generation.event({**made, "usage": None} if usage else made)
 
     replies = []
     for number, stream in enumerate(asked.streams):
@@ -257,18 +257,18 @@ def _events(
             begun = True
             for said in reading.push(piece):
                 yield chunk(number, written.delta(said))
-        reply, rest = asking.whole(stream), reading.finish()
+        reply, rest = generation.whole(stream), reading.finish()
         form.offer.check(reply, [*written.calls, *tools.calls_of(rest)])
         for said in rest:
             yield chunk(number, written.delta(said))
         replies.append(reply)
         finish = _finish(reply, called=bool(written.calls))
         yield chunk(
-            number, written.delta(""), finish, personalpeft=asking.about(asked.model, reply)
+            number, written.delta(""), finish, personalpeft=generation.about(asked.model, reply)
         )
     if usage:
-        yield asking.event({**head, "choices": [], "usage": _usage(replies)})
-    yield asking.event("[DONE]")
+        yield generation.event({**head, "choices": [], "usage": _usage(replies)})
+    yield generation.event("[DONE]")
 
 
 def likely(tokens: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
@@ -293,8 +293,8 @@ def _wants_usage(body: Body, stream: bool) -> bool:
     if not stream or not isinstance(options, dict):
         raise Unsupported("stream_options goes with stream.", "stream_options")
     # Nothing is hidden from who might measure lengths of a stream that only they read.
-    bodies.only(options, known=("include_usage",), ignored=("include_obfuscation",))
-    return bodies.flag(options, "include_usage")
+    validation.only(options, known=("include_usage",), ignored=("include_obfuscation",))
+    return validation.flag(options, "include_usage")
 
 
 def _usage(replies: Sequence[Reply]) -> dict[str, int]:

@@ -15,13 +15,13 @@ from personalpeft import Reply
 from personalpeft.base_models.tool_calls import Said
 from personalpeft.chat.reply import TokenLogprob
 from personalpeft.types import MAX_TOP_LOGPROBS, ToolCall
-from personalpeft_app.http import asking, bodies, tools
-from personalpeft_app.http.asking import Asked
-from personalpeft_app.http.bodies import Body
-from personalpeft_app.http.failures import Unsupported
+from personalpeft_app.http import generation, tools, validation
+from personalpeft_app.http.error_responses import Unsupported
+from personalpeft_app.http.generation import Asked
 from personalpeft_app.http.models import Models
 from personalpeft_app.http.openai_chat import IGNORED, likely
 from personalpeft_app.http.tools import Offer
+from personalpeft_app.http.validation import Body
 
 _KNOWN = (
     *("model", "input", "instructions", "max_output_tokens", "temperature", "top_p", "stream"),
@@ -44,30 +44,30 @@ def blueprint(models: Models) -> Blueprint:
 
     @made.post("/v1/responses")
     def responses() -> Response:
-        body = bodies.read_object()
-        bodies.only(body, known=_KNOWN, ignored=(*IGNORED, "stream_options"), neutral=_NEUTRAL)
-        how = asking.sampling(body, length="max_output_tokens")
+        body = validation.read_object()
+        validation.only(body, known=_KNOWN, ignored=(*IGNORED, "stream_options"), neutral=_NEUTRAL)
+        how = generation.sampling(body, length="max_output_tokens")
         said = tools.checked(models, _said(body), "input")
-        alone = not bodies.flag(body, "parallel_tool_calls", True)
+        alone = not validation.flag(body, "parallel_tool_calls", True)
         choice = tools.openai_choice(body, flat=True)
         offer = tools.offered(
             models, body, tools.flat_tools(body.get("tools")), choice, alone=alone
         )
         how |= _likely(body, offer)
-        stream = bodies.flag(body, "stream")
-        model = models.named(asking.model_name(body))
+        stream = validation.flag(body, "stream")
+        model = models.named(generation.model_name(body))
         asked = Asked(model, [said], **offer.asked(how))
         shape = _Shape(body, model.name)
         if stream:
-            return asking.sent(asked, _events(asked, shape, offer), _fault)
+            return generation.sent(asked, _events(asked, shape, offer), _fault)
         (reply,) = asked.replies()
         output = _Output()
         for said in offer.read(reply):
             list(output.add(said, reply.logprobs))
         list(output.end(reply))
-        whole = {**shape.ended(reply, output), "personalpeft": asking.about(model, reply)}
+        whole = {**shape.ended(reply, output), "personalpeft": generation.about(model, reply)}
         response = jsonify(whole)
-        response.headers.update(asking.headers(model, reply.stack.digest, reply.turn_id))
+        response.headers.update(generation.headers(model, reply.stack.digest, reply.turn_id))
         return response
 
     return made
@@ -75,8 +75,8 @@ def blueprint(models: Models) -> Blueprint:
 
 def _likely(body: Body, offer: Offer) -> dict[str, Any]:
     """What is asked of log-probs. Raises ``Unsupported``."""
-    top = bodies.whole(body, "top_logprobs", least=0, most=MAX_TOP_LOGPROBS) or 0
-    wanted = bodies.texts(body, "include", most=1) if body.get("include") else ()
+    top = validation.whole(body, "top_logprobs", least=0, most=MAX_TOP_LOGPROBS) or 0
+    wanted = validation.texts(body, "include", most=1) if body.get("include") else ()
     if wanted not in ((), (_LOGPROBS,)):
         raise Unsupported(f"include can be {_LOGPROBS}.", "include")
     if wanted and offer.tools:
@@ -96,8 +96,8 @@ def _said(body: Body) -> list[dict[str, Any]]:
     else:
         items = given if isinstance(given, list) else []
         listed = [_message(item, f"input[{number}]") for number, item in enumerate(items)]
-        messages = _joined(asking.messages(listed, "input", _PARTS, {**_ROLES, "tool": "tool"}))
-    first = bodies.text(body, "instructions")
+        messages = _joined(generation.messages(listed, "input", _PARTS, {**_ROLES, "tool": "tool"}))
+    first = validation.text(body, "instructions")
     return [{"role": "system", "content": first}, *messages] if first else messages
 
 
@@ -148,7 +148,7 @@ class _Shape:
             "temperature": body.get("temperature"),
             "top_p": body.get("top_p"),
             "metadata": {},
-            "parallel_tool_calls": bodies.flag(body, "parallel_tool_calls", True),
+            "parallel_tool_calls": validation.flag(body, "parallel_tool_calls", True),
             "previous_response_id": None,
             "store": False,
             "text": {"format": {"type": "text"}},
@@ -289,7 +289,7 @@ def _events(asked: Asked, shape: _Shape, offer: Offer) -> Iterator[str]:
     def event(kind: str, **more: Any) -> str:
         nonlocal count
         count += 1
-        return asking.event({"type": kind, "sequence_number": count - 1, **more}, kind)
+        return generation.event({"type": kind, "sequence_number": count - 1, **more}, kind)
 
     (stream,) = asked.streams
     # Asked for before anything is said, so that what keeps the first piece away has a status of its own.
@@ -302,7 +302,7 @@ def _events(asked: Asked, shape: _Shape, offer: Offer) -> Iterator[str]:
         told += len(tokens)
         for kind, more in output.add(said, tokens):
             yield event(kind, **more)
-    reply, rest = asking.whole(stream), reading.finish()
+    reply, rest = generation.whole(stream), reading.finish()
     offer.check(reply, [*output.calls, *tools.calls_of(rest)])
     # The last tokens may have made no text.
     rest = rest or ([""] if told < len(reply.logprobs) else [])
@@ -313,7 +313,7 @@ def _events(asked: Asked, shape: _Shape, offer: Offer) -> Iterator[str]:
     kind = "response.incomplete" if reply.finish_reason == "length" else "response.completed"
     yield event(
         kind,
-        response={**shape.ended(reply, output), "personalpeft": asking.about(asked.model, reply)},
+        response={**shape.ended(reply, output), "personalpeft": generation.about(asked.model, reply)},
     )
 
 
@@ -325,4 +325,4 @@ def _fault(said: dict[str, Any]) -> str:
         "message": error["message"],
         "param": error["param"],
     }
-    return asking.event({**flat, "sequence_number": 0}, "error")
+    return generation.event({**flat, "sequence_number": 0}, "error")

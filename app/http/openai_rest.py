@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 from flask import Blueprint, Response, jsonify, request
 
 from personalpeft import Runtime
-from personalpeft_app.http import asking, bodies
-from personalpeft_app.http.failures import UnknownModel, Unsupported
+from personalpeft_app.http import generation, validation
+from personalpeft_app.http.error_responses import UnknownModel, Unsupported
 from personalpeft_app.http.models import Models
 
 _MOST_TEXTS = 256
@@ -41,16 +41,16 @@ def blueprint(runtime: Runtime, models: Models) -> Blueprint:
 
     @made.post("/v1/embeddings")
     def embeddings() -> Response:
-        body = bodies.read_object()
-        bodies.only(body, known=("model", "input", "encoding_format"), ignored=("user",))
-        form = bodies.text(body, "encoding_format") or "float"
+        body = validation.read_object()
+        validation.only(body, known=("model", "input", "encoding_format"), ignored=("user",))
+        form = validation.text(body, "encoding_format") or "float"
         if form not in ("float", "base64"):
             raise Unsupported("encoding_format must be float or base64.", "encoding_format")
-        if asking.model_name(body) != runtime.embedder:
+        if generation.model_name(body) != runtime.embedder:
             raise UnknownModel(
                 f"Texts become vectors by the model {runtime.embedder} here, and by no other."
             )
-        texts = bodies.texts(body, "input", most=_MOST_TEXTS, longest=100_000)
+        texts = validation.texts(body, "input", most=_MOST_TEXTS, longest=100_000)
         if not texts:
             raise Unsupported("input is missing.", "input")
         found = runtime.embed(texts)

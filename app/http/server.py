@@ -19,16 +19,16 @@ from personalpeft import Runtime
 from personalpeft.errors import format_origin
 from personalpeft_app.http import (
     anthropic_messages,
-    bodies,
-    failures,
+    error_responses,
     metrics,
     openai_chat,
     openai_responses,
     openai_rest,
     security,
+    validation,
 )
+from personalpeft_app.http.concurrency import Places, places_for
 from personalpeft_app.http.models import Models
-from personalpeft_app.http.places import Places, places_for
 
 access = logging.getLogger("personalpeft.access")
 
@@ -64,12 +64,12 @@ def make_app(
     lets wait); ``more`` are further blueprints, which get the checks of ``security``.
     """
     app = _App("personalpeft", static_folder=None)
-    app.config.update(MAX_CONTENT_LENGTH=bodies.LARGEST, MAX_FORM_MEMORY_SIZE=bodies.LARGEST)
+    app.config.update(MAX_CONTENT_LENGTH=validation.LARGEST, MAX_FORM_MEMORY_SIZE=validation.LARGEST)
     app.url_map.strict_slashes = False
     app.json.sort_keys = False
     app.extensions["personalpeft"] = runtime
     security.guard(app, runtime.api_keys, names)
-    failures.handle(app, (runtime.settings.home, runtime.settings.cache))
+    error_responses.handle(app, (runtime.settings.home, runtime.settings.cache))
 
     places = places or places_for(runtime)
 

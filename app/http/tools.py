@@ -17,10 +17,10 @@ from personalpeft.base_models.tool_calls import CALL_ENDS, CallReader, Said
 from personalpeft.chat.validation import Tool, check_prompt, check_tools
 from personalpeft.errors import InvalidInput
 from personalpeft.types import ToolCall
-from personalpeft_app.http import bodies
-from personalpeft_app.http.bodies import Body
-from personalpeft_app.http.failures import Unsupported
+from personalpeft_app.http import validation
+from personalpeft_app.http.error_responses import Unsupported
 from personalpeft_app.http.models import Models
+from personalpeft_app.http.validation import Body
 
 Choice: TypeAlias = bool | str | None
 """What a request says of calling: as ``must_call`` of ``User.chat``, and None where tools are switched off."""
@@ -177,9 +177,9 @@ def anthropic_choice(body: Body) -> tuple[Choice, bool]:
     kinds: dict[Any, Choice] = {"auto": False, "none": None, "any": True}
     kind = choice.get("type") if isinstance(choice, dict) else None
     if isinstance(kind, str) and kind in kinds:
-        return kinds[kind], bodies.flag(choice, "disable_parallel_tool_use")
+        return kinds[kind], validation.flag(choice, "disable_parallel_tool_use")
     if kind == "tool" and isinstance(choice.get("name"), str):
-        return choice["name"], bodies.flag(choice, "disable_parallel_tool_use")
+        return choice["name"], validation.flag(choice, "disable_parallel_tool_use")
     raise Unsupported(_ONE_ALONE.format("of type auto, none or any"), "tool_choice")
 
 

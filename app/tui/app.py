@@ -19,15 +19,15 @@ from textual.screen import Screen
 from textual.widgets import Static
 
 from personalpeft_app.tui import theme, views
-from personalpeft_app.tui.keyboard import Keyboard
+from personalpeft_app.tui.background_tasks import Bug, Threads
+from personalpeft_app.tui.conversation_pane import Middle
+from personalpeft_app.tui.dialogs import keys_help
+from personalpeft_app.tui.key_input import Keyboard
 from personalpeft_app.tui.keys import COMMANDS
-from personalpeft_app.tui.middle import Middle
-from personalpeft_app.tui.panel import Panel
-from personalpeft_app.tui.screens import keys_help
+from personalpeft_app.tui.model_pane import Panel
+from personalpeft_app.tui.notifier import Telling
 from personalpeft_app.tui.sidebar import Conversations
-from personalpeft_app.tui.telling import Telling
-from personalpeft_app.tui.threads import Bug, Threads
-from personalpeft_app.tui.work import Desk, Job
+from personalpeft_app.tui.user_session import Desk, Job
 
 # How often the screen looks at what is going on, in seconds: often enough to read along, seldom enough for a slow line.
 _LOOK = 1 / 12

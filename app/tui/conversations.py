@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from personalpeft.types import Message, Signal, SignalKind, Turn
-from personalpeft_app.tui.talk import Exchange, Talk
+from personalpeft_app.tui.conversation import Exchange, Talk
 
 
 @dataclass(slots=True)

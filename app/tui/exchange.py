@@ -14,9 +14,9 @@ from textual.message import Message
 from textual.widgets import Static, TextArea
 
 from personalpeft_app.tui import views
-from personalpeft_app.tui.flowing import Flowing
+from personalpeft_app.tui.conversation import Exchange
 from personalpeft_app.tui.markdown import links
-from personalpeft_app.tui.talk import Exchange
+from personalpeft_app.tui.width_aware_static import Flowing
 
 _SAYING = (
     "[@click=app.good][b $primary]+[/] good[/]  [@click=app.bad][b $primary]-[/] bad[/]  "

@@ -12,7 +12,7 @@ from textual.widgets.option_list import Option
 
 from personalpeft_app.tui import views
 from personalpeft_app.tui.markdown import DIM
-from personalpeft_app.tui.work import Standing
+from personalpeft_app.tui.user_session import Standing
 
 if TYPE_CHECKING:
     from personalpeft.types import Revision

@@ -13,8 +13,8 @@ from textual.widgets.option_list import Option
 
 from personalpeft.learning.report import excerpt
 from personalpeft_app.output import moment, printable
+from personalpeft_app.tui.conversation import Talk
 from personalpeft_app.tui.markdown import DIM
-from personalpeft_app.tui.talk import Talk
 
 _WIDTH = 22
 

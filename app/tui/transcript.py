@@ -10,8 +10,8 @@ from textual.containers import VerticalScroll
 from textual.content import Content
 from textual.widgets import Static
 
+from personalpeft_app.tui.conversation import Talk
 from personalpeft_app.tui.exchange import ExchangeView, ReplyEditor
-from personalpeft_app.tui.talk import Talk
 
 
 class Transcript(VerticalScroll):

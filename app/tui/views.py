@@ -13,10 +13,10 @@ from personalpeft.formatting import pluralize
 from personalpeft.learning.report import excerpt, signal_text
 from personalpeft.types import Verdict
 from personalpeft_app.output import moment, printable
+from personalpeft_app.tui.conversation import Exchange
+from personalpeft_app.tui.forgettable_list import Row
 from personalpeft_app.tui.markdown import DIM, rendered
-from personalpeft_app.tui.said import Row
-from personalpeft_app.tui.talk import Exchange
-from personalpeft_app.tui.work import Standing
+from personalpeft_app.tui.user_session import Standing
 
 if TYPE_CHECKING:
     from personalpeft import LearnReport, Provenance

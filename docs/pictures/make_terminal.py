@@ -24,9 +24,9 @@ import personalpeft
 from personalpeft import Runtime, clock
 from personalpeft.backends.fake import FakeBackend
 from personalpeft_app.cli import cli
-from personalpeft_app.http.own.routes import OwnApi
-from personalpeft_app.http.places import places_for
-from personalpeft_app.http.running import Server
+from personalpeft_app.http.api_v1.routes import OwnApi
+from personalpeft_app.http.concurrency import places_for
+from personalpeft_app.http.wsgi_server import Server
 from personalpeft_app.http.server import make_app
 
 HERE = Path(__file__).parent

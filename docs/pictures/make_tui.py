@@ -27,9 +27,9 @@ import personalpeft
 from personalpeft import Runtime
 from personalpeft.errors import PersonalPeftError
 from personalpeft_app.tui.app import Tui
-from personalpeft_app.tui.said import Said
-from personalpeft_app.tui.screens import Comparing, Sure
-from personalpeft_app.tui.work import Desk, Job
+from personalpeft_app.tui.forgettable_list import Said
+from personalpeft_app.tui.dialogs import Comparing, Sure
+from personalpeft_app.tui.user_session import Desk, Job
 
 HERE = Path(__file__).parent
 _QUESTIONS = (

@@ -19,9 +19,9 @@ import personalpeft
 from personalpeft import Runtime
 from personalpeft.backends import fake
 from personalpeft_app.bench.page import browser_of
-from personalpeft_app.http.own.routes import OwnApi
-from personalpeft_app.http.places import places_for
-from personalpeft_app.http.running import Server
+from personalpeft_app.http.api_v1.routes import OwnApi
+from personalpeft_app.http.concurrency import places_for
+from personalpeft_app.http.wsgi_server import Server
 from personalpeft_app.http.server import make_app
 from personalpeft_app.web import page as web
 

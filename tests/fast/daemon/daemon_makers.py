@@ -16,11 +16,11 @@ from personalpeft.clock import Clock
 from personalpeft.learning.activity_summary import ActivitySummary
 from personalpeft.learning.report import LearnReport, from_json
 from personalpeft_app.daemon import journal
-from personalpeft_app.daemon.deciding import Decision
+from personalpeft_app.daemon.daily_report import digests
 from personalpeft_app.daemon.journal import TASK, Line
-from personalpeft_app.daemon.keeper import Keeper
-from personalpeft_app.daemon.morning import digests
+from personalpeft_app.daemon.policy import Decision
 from personalpeft_app.daemon.probes import Reading
+from personalpeft_app.daemon.worker import Keeper
 
 BERLIN = ZoneInfo("Europe/Berlin")
 

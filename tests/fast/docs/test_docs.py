@@ -20,9 +20,9 @@ from personalpeft.learning.rl.config import RLConfig
 from personalpeft.learning.rl.tasks import DECAY, HOPELESS_RATE, SOLVED_RATE
 from personalpeft.learning.train.config import TrainingConfig
 from personalpeft.plugins import Plugins
-from personalpeft_app.http.places import places_for
-from personalpeft_app.http.running import Server
+from personalpeft_app.http.concurrency import places_for
 from personalpeft_app.http.server import make_app
+from personalpeft_app.http.wsgi_server import Server
 
 ROOT = Path(__file__).parents[3]
 PAGES = sorted(

@@ -15,9 +15,9 @@ from werkzeug.test import TestResponse
 
 from personalpeft import Runtime
 from personalpeft.backends.fake import FakeBackend
-from personalpeft_app.http.places import Places, places_for
-from personalpeft_app.http.running import Server
+from personalpeft_app.http.concurrency import Places, places_for
 from personalpeft_app.http.server import make_app
+from personalpeft_app.http.wsgi_server import Server
 
 
 @dataclass(frozen=True)

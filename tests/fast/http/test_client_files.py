@@ -16,7 +16,7 @@ from http_makers import Served, served, wait_for
 
 from personalpeft import InvalidInput, Runtime
 from personalpeft_app.client import Unreachable, connect
-from personalpeft_app.http.own.routes import OwnApi
+from personalpeft_app.http.api_v1.routes import OwnApi
 
 
 @pytest.fixture

@@ -40,7 +40,7 @@ from personalpeft.learning.options import LearnOptions
 from personalpeft.learning.rl.trainer import RLTrainer
 from personalpeft.types import SignalKind
 from personalpeft_app.client import Client, NotAllowed, RemoteUser, Unreachable, connect
-from personalpeft_app.http.own.routes import OwnApi
+from personalpeft_app.http.api_v1.routes import OwnApi
 from personalpeft_app.peft_archive import unpacked
 
 

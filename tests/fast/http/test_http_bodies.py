@@ -15,8 +15,8 @@ from http_makers import Served, served, wait_for
 
 from personalpeft import Runtime
 from personalpeft_app.client import NotAllowed, connect
-from personalpeft_app.http import bodies
-from personalpeft_app.http.own.routes import OwnApi
+from personalpeft_app.http import validation
+from personalpeft_app.http.api_v1.routes import OwnApi
 
 MIB = 2**20
 CHAT = "/v1/chat/completions"
@@ -115,7 +115,7 @@ def _deleted_files() -> int:
 
 
 def test_a_large_body_is_taken_only_by_a_route_for_files_from_who_may_use_it(site: Served) -> None:
-    large = f"Content-Length: {bodies.LARGEST + 1}"
+    large = f"Content-Length: {validation.LARGEST + 1}"
     ada = site.of("ada")
     for path, secret, status in (
         (CHAT, site.secret, 413),
@@ -135,7 +135,7 @@ def test_a_large_body_is_taken_only_by_a_route_for_files_from_who_may_use_it(sit
             caller,
             IMPORT,
             site.secret,
-            f"Content-Length: {bodies.LARGEST_FILE + 1}",
+            f"Content-Length: {validation.LARGEST_FILE + 1}",
             "Expect: 100-continue",
         )
         assert answer(caller)[0] == 413
@@ -149,7 +149,7 @@ def test_a_chunked_body_is_bounded(site: Served) -> None:
         assert answer(caller)[0] == 200
     with connected(site) as caller:
         begin(site, caller, IMPORT, site.secret, "Transfer-Encoding: chunked")
-        caller.sendall(b"%x\r\n%b\r\n" % (bodies.LARGEST, bytes(bodies.LARGEST)))
+        caller.sendall(b"%x\r\n%b\r\n" % (validation.LARGEST, bytes(validation.LARGEST)))
         assert answer(caller)[0] == 413
 
 
@@ -163,12 +163,12 @@ def test_all_connections_together_hold_a_bounded_number_of_bytes_and_one_token_h
     first, second, third = (runtime.api_keys.create(None)[1] for _ in range(3))
     with ExitStack() as stack:
         callers = [stack.enter_context(connected(site)) for _ in range(6)]
-        assert asked(callers[0], first, bodies.LARGEST_FILE) == 100
+        assert asked(callers[0], first, validation.LARGEST_FILE) == 100
         begin(site, callers[1], IMPORT, first, f"Content-Length: {5 * MIB}", "Expect: 100-continue")
         status, told = answer(callers[1])
         assert status == 429
         assert "Retry-After: " in told
-        assert asked(callers[2], second, bodies.LARGEST_FILE) == 100
+        assert asked(callers[2], second, validation.LARGEST_FILE) == 100
         assert asked(callers[3], third, 5 * MIB) == 429
         # Who goes away gives the room back.
         callers[0].close()
@@ -184,7 +184,7 @@ def _asked_anew(site: Served, secret: str) -> int:
             caller,
             IMPORT,
             secret,
-            f"Content-Length: {bodies.LARGEST_FILE}",
+            f"Content-Length: {validation.LARGEST_FILE}",
             "Expect: 100-continue",
         )
         return answer(caller)[0]
@@ -194,7 +194,7 @@ def test_the_room_of_a_body_is_given_back_with_the_answer(site: Served) -> None:
     body = json.dumps({"model": "ada", "messages": [], "user": "x" * (3 * MIB)}).encode()
     with connected(site) as caller:
         # More than one token may hold at once.
-        for _ in range(bodies.LARGEST_FILE // len(body) + 2):
+        for _ in range(validation.LARGEST_FILE // len(body) + 2):
             begin(site, caller, CHAT, site.secret, f"Content-Length: {len(body)}")
             caller.sendall(body)
             status, told = answer(caller)
@@ -209,7 +209,7 @@ def test_a_large_file_is_imported_by_the_client_and_a_refusal_reaches_it(
     for number in range(250):
         ada.teach(f"question {number}", os.urandom(20_000).hex())
     file = ada.export(tmp_path / "ada.personal").path
-    assert file.stat().st_size > bodies.LARGEST
+    assert file.stat().st_size > validation.LARGEST
     assert connect(site.url, site.secret).import_user(file, as_user="bob").signals == 250
     for secret in ("pp_wrong", site.of("ada")):
         with pytest.raises(NotAllowed):

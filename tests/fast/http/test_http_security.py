@@ -19,8 +19,8 @@ from http_makers import Caller, served
 
 import personalpeft
 from personalpeft import HomeError, NotFound, Runtime
-from personalpeft_app.http import bodies, security
-from personalpeft_app.http.places import Places
+from personalpeft_app.http import security, validation
+from personalpeft_app.http.concurrency import Places
 from personalpeft_app.http.server import make_app
 
 
@@ -38,7 +38,7 @@ def _probe() -> Blueprint:
 
     @blueprint.post("/probe")
     def body() -> object:
-        return jsonify(bodies.read_object())
+        return jsonify(validation.read_object())
 
     @blueprint.get("/bug")
     def bug() -> object:
@@ -143,7 +143,7 @@ def test_what_is_not_json_is_refused_by_its_type(admin: Caller) -> None:
 
 
 def test_a_body_that_is_too_large_is_refused(admin: Caller) -> None:
-    assert admin.post("/probe", {"a": "x" * bodies.LARGEST}).status_code == 413
+    assert admin.post("/probe", {"a": "x" * validation.LARGEST}).status_code == 413
 
 
 def test_a_bug_says_nothing_of_itself(admin: Caller, caplog: pytest.LogCaptureFixture) -> None:

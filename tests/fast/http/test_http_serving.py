@@ -19,10 +19,10 @@ from prometheus_client.parser import text_string_to_metric_families
 import personalpeft
 from personalpeft import NothingToLearn, Runtime, Serving
 from personalpeft_app.client import connect
-from personalpeft_app.http.own.routes import OwnApi
-from personalpeft_app.http.places import Places
-from personalpeft_app.http.running import Server
+from personalpeft_app.http.api_v1.routes import OwnApi
+from personalpeft_app.http.concurrency import Places
 from personalpeft_app.http.server import make_app
+from personalpeft_app.http.wsgi_server import Server
 
 HELLO = [{"role": "user", "content": "Hello"}]
 

@@ -22,8 +22,8 @@ from schemathesis.checks import (
 
 import personalpeft
 from personalpeft import Runtime
-from personalpeft_app.http.own.operations import OPERATIONS, PREFIX, Operation
-from personalpeft_app.http.own.routes import OwnApi
+from personalpeft_app.http.api_v1.operations import OPERATIONS, PREFIX, Operation
+from personalpeft_app.http.api_v1.routes import OwnApi
 from personalpeft_app.http.server import make_app
 
 MODES = (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)

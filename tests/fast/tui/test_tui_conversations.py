@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from personalpeft.types import Message, Sampling, Signal, SignalKind, Stack, Turn, Usage
+from personalpeft_app.tui.conversation import Talk, shorter
 from personalpeft_app.tui.conversations import conversations
-from personalpeft_app.tui.talk import Talk, shorter
 
 _START = datetime(2026, 1, 1, tzinfo=UTC)
 

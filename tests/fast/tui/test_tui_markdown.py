@@ -13,10 +13,10 @@ from tui_makers import Seat, sit_down
 
 from personalpeft import Runtime
 from personalpeft.backends.fake import FakeBackend
+from personalpeft_app.tui.dialogs import Links
 from personalpeft_app.tui.exchange import ExchangeView
-from personalpeft_app.tui.flowing import Flowing
 from personalpeft_app.tui.markdown import links, rendered
-from personalpeft_app.tui.screens import Links
+from personalpeft_app.tui.width_aware_static import Flowing
 
 _PIECES = st.sampled_from(
     [

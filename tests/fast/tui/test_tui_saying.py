@@ -10,9 +10,9 @@ from personalpeft import Runtime, User
 from personalpeft.errors import HomeError
 from personalpeft.types import SignalKind
 from personalpeft_app.tui.composer import Composer
-from personalpeft_app.tui.panel import Panel
+from personalpeft_app.tui.model_pane import Panel
 from personalpeft_app.tui.revisions import Revisions
-from personalpeft_app.tui.weight import Weight
+from personalpeft_app.tui.weight_control import Weight
 
 
 def _kinds(runtime: Runtime) -> list[SignalKind]:

@@ -113,7 +113,7 @@ def test_no_color_sends_no_colour(runtime: Runtime, monkeypatch: pytest.MonkeyPa
 
 
 def test_the_screen_is_there_without_torch() -> None:
-    program = "import sys, personalpeft_app.tui.app, personalpeft_app.tui.work, personalpeft.runtime; print('torch' in sys.modules)"
+    program = "import sys, personalpeft_app.tui.app, personalpeft_app.tui.user_session, personalpeft.runtime; print('torch' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )

@@ -12,8 +12,8 @@ import personalpeft
 from personalpeft import Runtime, TrainingStatus, User
 from personalpeft.errors import HomeError
 from personalpeft_app.tui import app as screen
-from personalpeft_app.tui.said import Said
-from personalpeft_app.tui.work import Standing
+from personalpeft_app.tui.forgettable_list import Said
+from personalpeft_app.tui.user_session import Standing
 
 pytestmark = pytest.mark.exhaustive
 

@@ -19,7 +19,7 @@ from personalpeft.backends.fake import FakeBackend
 from personalpeft.errors import PersonalPeftError
 from personalpeft_app.tui.app import Tui
 from personalpeft_app.tui.composer import Composer
-from personalpeft_app.tui.work import Desk, Job
+from personalpeft_app.tui.user_session import Desk, Job
 
 
 class Bug(PersonalPeftError):

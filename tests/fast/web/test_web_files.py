@@ -97,7 +97,7 @@ def test_the_page_works_under_a_path_of_another_app(app: Flask) -> None:
 def test_the_page_is_there_while_everything_else_is_refused_for_too_much_work(
     runtime: Runtime,
 ) -> None:
-    from personalpeft_app.http.places import Places
+    from personalpeft_app.http.concurrency import Places
 
     places = Places(1)
     full = administration(runtime, make_app(runtime, places=places, more=with_page(runtime)[1]))

@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, P
 
 from personalpeft import Runtime
 from personalpeft_app.bench.page import BROWSERS
-from personalpeft_app.http.own.routes import OwnApi
+from personalpeft_app.http.api_v1.routes import OwnApi
 from personalpeft_app.web import page as web
 from personalpeft_app.web.sign_in import SignInCodes
 

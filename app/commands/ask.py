@@ -1,0 +1,147 @@
+"""Asking one question."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from personalpeft_app import session
+from personalpeft_app.error_output import STOPPED
+from personalpeft_app.options import Common, command
+from personalpeft_app.output import note, show, write
+from personalpeft_app.progress import Display
+from personalpeft_app.signals import interruptible
+from personalpeft_app.text_input import given
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from personalpeft import Reply, Stream, User
+    from personalpeft.chat.validation import Prompt
+
+
+def speak(
+    common: Common,
+    user: User,
+    prompt: Prompt,
+    display: Display,
+    *,
+    quietly: bool = False,
+    **asked: Any,
+) -> Reply:
+    """Prints a reply while it is written, unless ``quietly``; Ctrl-C ends it and keeps what came as a cancelled turn."""
+    with interruptible() as cancelled:
+        with display:
+            stream = _begun(user, prompt, cancelled, asked)
+        try:
+            for piece in stream:
+                if not quietly:
+                    write(piece)
+        finally:
+            stream.close()
+    if not quietly:
+        write("\n" if not stream.reply.text.endswith("\n") else "")
+    return stream.reply
+
+
+def _begun(
+    user: User, prompt: Prompt, cancelled: Callable[[], bool], asked: dict[str, Any]
+) -> Stream:
+    stream = user.stream(prompt, cancelled=cancelled, **asked)
+    if cancelled():
+        # Pressed while the model was loading: there is nothing yet that would be worth keeping.
+        raise KeyboardInterrupt
+    return stream
+
+
+@command(
+    "ask",
+    examples=(
+        'personalpeft ask "How do I boil an egg?"',
+        "personalpeft ask - --max-tokens 100 < question.txt",
+        'personalpeft ask --bare --json "How do I boil an egg?"',
+    ),
+)
+@click.argument("prompt", required=False)
+@click.option(
+    "--temperature",
+    type=click.FloatRange(0, 10),
+    help="0 always takes the likeliest token.  [default: the base's]",
+)
+@click.option(
+    "--top-p",
+    type=click.FloatRange(0, 1, min_open=True),
+    help="Take from the likeliest tokens only.  [default: the base's]",
+)
+@click.option(
+    "--max-tokens", type=click.IntRange(1), help="The longest reply.  [default: the base's]"
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="The same seed gives the same reply.",
+)
+@click.option(
+    "--stop",
+    multiple=True,
+    metavar="TEXT",
+    help="End the reply before this text; may be given again.",
+)
+@click.option("--no-memory", is_flag=True, help="Leave your rules and facts out.")
+@click.option(
+    "--layer",
+    "layers",
+    multiple=True,
+    help="Attach only this layer; may be given again.  [default: all]",
+)
+@click.option("--bare", is_flag=True, help="Ask the base as it came: no layers and no memory.")
+def ask(
+    common: Common,
+    prompt: str | None,
+    temperature: float | None,
+    top_p: float | None,
+    max_tokens: int | None,
+    seed: int,
+    stop: tuple[str, ...],
+    no_memory: bool,
+    layers: tuple[str, ...],
+    bare: bool,
+) -> None:
+    """Ask one question.
+
+    The reply is printed as it is written, and kept as a turn, which feedback can name.
+
+    PROMPT may be '-', or left out where something is piped in.
+    """
+    from personalpeft.chat.validation import check_prompt
+
+    if bare and layers:
+        raise click.UsageError("--bare attaches no layer, so --layer cannot be given with it.")
+    text = given(prompt, what="prompt")
+    check_prompt(text)
+    display = Display(common)
+    with session.user(common, "make", display) as user:
+        reply = speak(
+            common,
+            user,
+            text,
+            display,
+            quietly=common.json,
+            temperature=temperature,
+            top_p=top_p,
+            max_tokens=max_tokens,
+            seed=seed,
+            stop=stop,
+            memory=not (no_memory or bare),
+            layers=[] if bare else list(layers) or None,
+        )
+    show(common, reply, "")
+    if reply.finish_reason == "cancelled":
+        note(common, f"Stopped; what came is kept as {reply.turn_id}.")
+        raise click.exceptions.Exit(STOPPED)
+    answered = ", ".join(entry.revision for entry in reply.stack.entries) or "the bare base"
+    cut = " · cut at --max-tokens" if reply.finish_reason == "length" else ""
+    note(common, f"{reply.turn_id} · {answered}{cut}")

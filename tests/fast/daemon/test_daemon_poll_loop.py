@@ -1,0 +1,92 @@
+"""The daemon wakes again and again, also when the system's clock is set back, and ends when it is told to."""
+
+from __future__ import annotations
+
+import threading
+import time
+from datetime import datetime, timedelta, tzinfo
+
+import pytest
+from apscheduler.schedulers import base as scheduling
+from apscheduler.triggers import interval
+
+from personalpeft_app.daemon import poll_loop
+from personalpeft_app.daemon.poll_loop import Ticking
+from personalpeft_app.daemon.probes import Machine
+
+
+def until(happened: threading.Event) -> None:
+    assert happened.wait(20)
+
+
+def test_a_clock_that_is_set_back_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    back = timedelta()
+
+    class Wall(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
+            return datetime.now(tz) + back
+
+    for module in (scheduling, interval, poll_loop):
+        monkeypatch.setattr(module, "datetime", Wall)
+    stopping, rounds, third = threading.Event(), [], threading.Event()
+
+    def work() -> None:
+        nonlocal back
+        rounds.append(time.monotonic())
+        back = timedelta(minutes=-30)
+        if len(rounds) == 3:
+            third.set()
+
+    thread = threading.Thread(
+        target=Ticking(work, 0.2).run, args=(stopping,), kwargs={"look": 0.05}, daemon=True
+    )
+    thread.start()
+    came = third.wait(20)
+    stopping.set()
+    thread.join(20)
+    assert came
+    assert not thread.is_alive()
+
+
+def test_one_round_at_a_time_and_the_last_is_waited_for_without_a_word(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    stopping, begun, running, most = threading.Event(), threading.Event(), 0, 0
+
+    def work() -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        begun.set()
+        time.sleep(0.3)
+        running -= 1
+
+    thread = threading.Thread(
+        target=Ticking(work, 0.05).run, args=(stopping,), kwargs={"look": 0.02}, daemon=True
+    )
+    thread.start()
+    until(begun)
+    time.sleep(0.5)
+    stopping.set()
+    thread.join(20)
+    assert (most, running, caplog.text) == (1, 0, "")
+
+
+def test_a_machine_says_what_it_can() -> None:
+    reading = Machine().read()
+    assert reading.mains in (None, True, False)
+    assert reading.others is None or 0 <= reading.others <= 1
+    assert reading.temperature is None or reading.temperature > 0
+
+
+def test_what_this_process_does_itself_is_not_counted_as_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    at = 0.0
+    machine = Machine(lambda: at)
+    monkeypatch.setattr(machine, "_busy", lambda: 5.0)
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    machine.others()
+    at = 10.0
+    assert machine.others() == 0.0

@@ -1,0 +1,400 @@
+"""Our own API does what its table says, reads strictly, and its learns are jobs that one can watch and stop."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flask import Flask
+from http_makers import Caller, of_user
+
+import personalpeft
+from personalpeft import Runtime
+from personalpeft.adapters.formats import published
+from personalpeft.errors import ERROR_CODES
+from personalpeft_app.http.api_v1 import reference
+from personalpeft_app.http.api_v1.ephemeral_state import MOST_OF_ONE
+from personalpeft_app.http.api_v1.handlers import ACTS
+from personalpeft_app.http.api_v1.operations import OPERATIONS, PREFIX
+from personalpeft_app.http.api_v1.routes import OwnApi
+from personalpeft_app.http.server import make_app
+
+ADA = f"{PREFIX}/users/ada"
+
+
+@pytest.fixture
+def api(runtime: Runtime) -> Iterator[OwnApi]:
+    api = OwnApi(runtime)
+    yield api
+    api.close()
+
+
+@pytest.fixture
+def app(runtime: Runtime, api: OwnApi) -> Flask:
+    return make_app(runtime, more=[api.blueprint])
+
+
+@pytest.fixture
+def ready(ada: Caller, runtime: Runtime) -> Caller:
+    """Ada, with enough said to learn from."""
+    user = runtime.user("ada")
+    for number in range(5):
+        user.feedback(
+            user.chat(f"question {number}", temperature=0), edit=f"Ahoy! Answer {number}. Arrr!"
+        )
+    return ada
+
+
+def ended(caller: Caller, job: dict[str, Any]) -> dict[str, Any]:
+    for _ in range(600):
+        found: dict[str, Any] = caller.get(f"{ADA}/jobs/{job['id']}").get_json()
+        if found["ended"]:
+            return found
+        time.sleep(0.02)
+    raise AssertionError(found)
+
+
+def events(text: str) -> list[tuple[str, Any]]:
+    blocks = [block for block in text.split("\n\n") if block.startswith("event: ")]
+    return [(block.split("\n")[0][7:], json.loads(block.split("\n")[1][6:])) for block in blocks]
+
+
+# The table
+
+
+def test_every_operation_has_a_route_and_something_that_does_it(app: Flask) -> None:
+    rules = {
+        (method, rule.rule) for rule in app.url_map.iter_rules() for method in rule.methods or ()
+    }
+    for operation in OPERATIONS:
+        assert (
+            operation.method,
+            (PREFIX + operation.path).replace("{", "<").replace("}", ">"),
+        ) in rules
+        assert callable(ACTS[operation.name])
+    assert len({operation.name for operation in OPERATIONS}) == len(OPERATIONS)
+
+
+def test_the_document_names_every_operation_and_every_error_by_its_status(ada: Caller) -> None:
+    document = ada.get(f"{PREFIX}/openapi.json").get_json()
+    assert document["openapi"] == "3.1.0"
+    for operation in OPERATIONS:
+        told = document["paths"][PREFIX + operation.path][operation.method.lower()]
+        assert told["operationId"] == operation.name
+        assert set(told["responses"]) >= {
+            str(ERROR_CODES[error].http_status) for error in operation.errors
+        }
+        assert "401" in told["responses"]
+
+
+def test_the_page_of_the_docs_is_that_of_the_table() -> None:
+    page = Path(__file__).parents[3] / "docs/api.md"
+    assert page.read_text("utf-8") == reference.render()
+
+
+def test_no_route_is_open_and_none_answers_a_method_that_it_does_not_have(
+    app: Flask, admin: Caller
+) -> None:
+    nobody = Caller(app, None)
+    for operation in OPERATIONS:
+        path = PREFIX + operation.path.replace("{user}", "ada").replace("{", "").replace("}", "")
+        for method in ("GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD", "TRACE"):
+            assert nobody.ask(method, path).status_code == 401
+        assert admin.ask("OPTIONS", path).status_code == 405
+    assert nobody.get(f"{PREFIX}/openapi.json").status_code == 401
+
+
+def test_a_users_token_opens_nothing_of_another(
+    runtime: Runtime, app: Flask, ready: Caller
+) -> None:
+    bob = of_user(runtime, app, "bob")
+    for operation in OPERATIONS:
+        path = PREFIX + operation.path.replace("{user}", "ada").replace("{", "").replace("}", "")
+        answer = bob.ask(operation.method, path, json={})
+        if operation.name == "holder":
+            assert answer.get_json()["user"] == "bob"
+        else:
+            assert answer.status_code == 403, path
+    assert [user.id for user in runtime.users()] == ["ada"]
+
+
+# Strict reading
+
+WRONG = {
+    "an unknown key": (
+        {"prompt": "Hi", "temprature": 1},
+        "temprature",
+        "Did you mean 'temperature'?",
+    ),
+    "a missing key": ({}, "prompt", "Give text or a list."),
+    "a number as text": ({"prompt": "Hi", "seed": "1"}, "seed", "Give a whole number."),
+    "a truth as a number": ({"prompt": "Hi", "seed": True}, "seed", "Give a whole number."),
+    "out of bounds": (
+        {"prompt": "Hi", "temperature": 11},
+        "temperature",
+        "Give at least 0 and at most 10.",
+    ),
+    "an unknown key inside": (
+        {"prompt": [{"role": "user", "content": "Hi", "name": "x"}]},
+        "prompt[0]",
+        "Known: content, must_call, role, tool_call_id, tool_calls, ….",
+    ),
+    "a word that is none": (
+        {"prompt": [{"role": "robot", "content": "Hi"}]},
+        "prompt[0]: role",
+        "Give one of system, user, assistant, tool.",
+    ),
+    "not text": ({"prompt": "Hi", "stop": ["\0"]}, "stop[0]", "Send plain text."),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_what_is_wrong_in_a_body_is_named_and_makes_no_user(
+    ada: Caller, runtime: Runtime, wrong: str
+) -> None:
+    body, named, hint = WRONG[wrong]
+    answer = ada.post(f"{ADA}/chat", body)
+    assert answer.status_code == 400
+    error = answer.get_json()["error"]
+    assert named in error["message"]
+    assert error["hint"] == hint
+    assert runtime.users() == ()
+
+
+def test_no_error_repeats_what_was_said(ready: Caller) -> None:
+    secret = "my secret is 4711"
+    for path, body in (
+        ("chat", {"prompt": secret, "temperature": secret}),
+        ("chat", {"prompt": secret * 5000}),
+        ("turns/last/feedback", {"rating": secret}),
+        ("turns/last/feedback", {"comment": secret * 500}),
+        ("teach", {"prompt": secret, "answer": 5}),
+        ("remember", {"text": secret, "answer": secret}),
+    ):
+        answer = ready.post(f"{ADA}/{path}", body)
+        assert answer.status_code == 400
+        assert secret not in answer.text
+
+
+def test_a_query_is_read_as_strictly(ready: Caller) -> None:
+    for query in (
+        "limit=0",
+        "limit=ten",
+        "limit=1&limit=2",
+        "curent=false",
+        "current=yes",
+        "limit=1e3000",
+        "after=%00",
+    ):
+        assert ready.get(f"{ADA}/signals?{query}").status_code in (400, 404), query
+    assert len(ready.get(f"{ADA}/signals?limit=2&current=false").get_json()["items"]) == 2
+
+
+@pytest.mark.parametrize("path", ["turns", "signals", "lessons"])
+def test_pages_follow_one_another_to_the_end(ready: Caller, path: str) -> None:
+    whole = ready.get(f"{ADA}/{path}").get_json()
+    assert whole["next"] is None
+    pages: list[Any] = []
+    after = ""
+    while True:
+        page = ready.get(f"{ADA}/{path}?limit=2{after}").get_json()
+        pages += page["items"]
+        if page["next"] is None:
+            break
+        after = f"&after={page['next']}"
+    assert pages == whole["items"]
+    assert len(pages) == 5
+
+
+# Jobs
+
+
+def test_a_learn_is_a_job_whose_changes_can_be_watched(ready: Caller, runtime: Runtime) -> None:
+    begun = ready.post(f"{ADA}/learns", {})
+    assert begun.status_code == 202
+    job = begun.get_json()
+    assert begun.headers["Location"] == f"{ADA}/jobs/{job['id']}"
+    told = events(ready.get(f"{begun.headers['Location']}/events").text)
+    assert {name for name, _ in told} == {"job"}
+    last = told[-1][1]
+    assert (last["state"], last["report"]["live"]) == ("done", True)
+    assert last == ended(ready, job)
+    assert [each["id"] for each in ready.get(f"{ADA}/jobs").get_json()["items"]] == [job["id"]]
+    assert runtime.user("ada").stack().entries[0].revision == last["report"]["revision"]
+
+
+def test_a_learn_that_cannot_be_says_why_in_its_job(ada: Caller, runtime: Runtime) -> None:
+    runtime.user("ada")
+    job = ended(ada, ada.post(f"{ADA}/learns", {"layer": "style"}).get_json())
+    assert (job["state"], job["error"]["kind"], job["report"]) == ("failed", "NothingToLearn", None)
+
+
+def test_a_job_is_stopped_and_another_users_is_not_to_be_found(
+    ready: Caller, runtime: Runtime, app: Flask, admin: Caller
+) -> None:
+    job = ready.post(f"{ADA}/practices", {"skill": "sums", "verifier": "sums"}).get_json()
+    runtime.user("bob")
+    assert admin.get(f"{PREFIX}/users/bob/jobs/{job['id']}").status_code == 404
+    second = ready.post(f"{ADA}/learns", {})
+    assert (second.status_code, second.get_json()["error"]["kind"]) == (423, "Busy")
+    assert ready.ask("DELETE", f"{ADA}/jobs/{job['id']}").get_json()["state"] in (
+        "stopping",
+        "done",
+        "cancelled",
+    )
+    assert ended(ready, job)["state"] in ("cancelled", "done")
+
+
+def test_a_learn_of_many_is_a_job_of_administration(
+    ready: Caller, runtime: Runtime, admin: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime.user("bob")
+    learn_many = Runtime.learn_many
+
+    def slowly(
+        runtime: Runtime, users: object, layer: object, *, cancelled: Any, **asked: Any
+    ) -> Any:
+        while not cancelled():
+            time.sleep(0.005)
+        return learn_many(runtime, users, layer, **asked)
+
+    monkeypatch.setattr(Runtime, "learn_many", slowly)
+    begun = admin.post(f"{PREFIX}/learns", {"users": ["bob", "ada"]})
+    job = begun.get_json()
+    assert (begun.status_code, job["user"], job["users"]) == (202, None, ["bob", "ada"])
+    assert begun.headers["Location"] == f"{PREFIX}/jobs/{job['id']}"
+    # It is those users' learn as well, and none of them sees the others in it.
+    assert ready.post(f"{ADA}/learns", {}).status_code == 423
+    assert admin.post(f"{PREFIX}/learns", {"users": ["cy"]}).status_code == 423
+    assert ready.get(f"{ADA}/jobs").get_json()["items"] == []
+    assert ready.get(f"{ADA}/jobs/{job['id']}").status_code == 404
+    assert ready.get(begun.headers["Location"]).status_code == 403
+    assert admin.ask("DELETE", begun.headers["Location"]).get_json()["state"] == "stopping"
+    last = events(admin.get(f"{begun.headers['Location']}/events").text)[-1][1]
+    assert (last["state"], [each["error"] for each in last["reports"]]) == (
+        "done",
+        ["NothingToLearn", ""],
+    )
+    assert [each["id"] for each in admin.get(f"{PREFIX}/jobs").get_json()["items"]] == [job["id"]]
+    ended(ready, ready.post(f"{ADA}/forgets", {"item": "last"}).get_json())
+    assert admin.get(begun.headers["Location"]).status_code == 404
+
+
+def test_administration_sees_and_stops_the_job_of_anybody(ready: Caller, admin: Caller) -> None:
+    job = ready.post(f"{ADA}/practices", {"skill": "sums", "verifier": "sums"}).get_json()
+    assert admin.get(f"{PREFIX}/jobs").get_json()["items"][0]["user"] == "ada"
+    assert admin.ask("DELETE", f"{PREFIX}/jobs/{job['id']}").status_code == 200
+    assert ended(ready, job)["state"] in ("cancelled", "done")
+
+
+def test_a_bug_in_a_learn_says_nothing_of_itself(
+    ready: Caller, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    words = "what Ada said, number 4711"
+
+    def broken(self: object, layer: str | None, **asked: object) -> None:
+        raise RuntimeError(words)
+
+    monkeypatch.setattr(personalpeft.User, "learn", broken)
+    job = ended(ready, ready.post(f"{ADA}/learns", {}).get_json())
+    assert (job["state"], job["error"]["kind"]) == ("failed", "Bug")
+    assert "4711" not in json.dumps(job) + caplog.text
+    assert "RuntimeError" in caplog.text
+
+
+def test_a_file_of_a_stack_may_be_kept_by_who_asked_and_by_nobody_between(
+    admin: Caller, runtime: Runtime
+) -> None:
+    files = {"adapter_config.json": b"{}\n", "adapter_model.safetensors": b"tensors"}
+    stack = published.PublishedAdapter(published.compute_digest(files), 8, files)
+    with closing(
+        published.PublishedAdapterFolder(runtime.settings.cache / "served", "kept")
+    ) as folders:
+        folders.put(stack)
+        answer = admin.get(f"{PREFIX}/served/{stack.digest}/adapter_model.safetensors")
+    assert (answer.status_code, answer.data, answer.mimetype) == (
+        200,
+        b"tensors",
+        "application/octet-stream",
+    )
+    assert answer.headers["Content-Length"] == "7"
+    assert answer.headers["Cache-Control"] == "private, max-age=31536000, immutable"
+    gone = admin.get(f"{PREFIX}/served/{stack.digest}/adapter_model.safetensors")
+    assert (gone.status_code, gone.headers["Cache-Control"]) == (404, "no-store")
+
+
+def test_a_worker_may_fetch_stacks_and_nothing_else(admin: Caller, runtime: Runtime) -> None:
+    worker = replace(admin, secret=runtime.api_keys.create(None, worker=True)[1])
+    files = {"adapter_config.json": b"{}\n", "adapter_model.safetensors": b"tensors"}
+    stack = published.PublishedAdapter(published.compute_digest(files), 8, files)
+    with closing(
+        published.PublishedAdapterFolder(runtime.settings.cache / "served", "kept")
+    ) as folders:
+        folders.put(stack)
+        assert worker.get(f"{PREFIX}/served/{stack.digest}/adapter_config.json").data == b"{}\n"
+    for rule in admin.app.url_map.iter_rules():
+        path = re.sub("<[^>]*>", "ada", rule.rule)
+        for method in (rule.methods or set()) - {"HEAD", "OPTIONS"}:
+            nobody = replace(admin, secret=None).ask(method, path).status_code
+            if nobody == 401 and "/served/" not in path:
+                assert worker.ask(method, path).status_code == 403, (method, path)
+
+
+# Streams and comparisons
+
+
+def test_a_stream_begins_with_its_name_and_ends_with_its_turn(
+    ada: Caller, runtime: Runtime
+) -> None:
+    told = events(ada.post(f"{ADA}/chat/stream", {"prompt": "Hello", "temperature": 0}).text)
+    assert [name for name, _ in told][:2] == ["begun", "piece"]
+    name, last = told[-1]
+    assert name == "ended"
+    assert last["reply"]["turn_id"] == runtime.user("ada").turns()[0].id
+    assert (
+        "".join(value["text"] for kind, value in told if kind == "piece") == last["reply"]["text"]
+    )
+    assert ada.ask("DELETE", f"{ADA}/streams/{told[0][1]['stream']}").get_json() == {
+        "stopped": False
+    }
+
+
+def test_what_keeps_the_first_piece_away_has_a_status(ada: Caller) -> None:
+    assert ada.post(f"{ADA}/chat/stream", {"prompt": "word " * 15_000}).status_code == 400
+
+
+def test_a_reader_who_goes_away_leaves_a_cancelled_turn(
+    ada: Caller, runtime: Runtime, app: Flask
+) -> None:
+    headers = {"Authorization": f"Bearer {ada.secret}"}
+    answer = app.test_client().post(
+        f"{ADA}/chat/stream",
+        json={"prompt": "Tell me of ducks and geese."},
+        headers=headers,
+        buffered=False,
+    )
+    assert b"begun" in next(answer.response)  # type: ignore[call-overload]
+    answer.close()
+    assert [turn.finish_reason for turn in runtime.user("ada").turns()] == ["cancelled"]
+
+
+def test_a_comparison_says_whose_the_answers_are_only_when_one_was_chosen(
+    ready: Caller, runtime: Runtime
+) -> None:
+    head = runtime.user("ada").learn().revision
+    answer = ready.post(f"{ADA}/comparisons", {"prompt": "How do I boil an egg?"})
+    assert answer.status_code == 201
+    assert str(head) not in answer.text
+    found = answer.get_json()
+    choice = ready.post(f"{ADA}/comparisons/{found['id']}/choice", {"which": 2})
+    assert {choice.get_json()["chosen"], choice.get_json()["other"]} == {head, "base"}
+    for _ in range(MOST_OF_ONE):
+        ready.post(f"{ADA}/comparisons", {"prompt": "How do I boil an egg?", "max_tokens": 1})
+    assert ready.post(f"{ADA}/comparisons/{found['id']}/choice", {"which": 2}).status_code == 404
