@@ -18,9 +18,9 @@ from resolver_makers import TOKEN, answering, cache, file_of, held, learned, ok,
 import personalpeft
 from personalpeft import Runtime
 from personalpeft.adapters.formats.published import PublishedAdapterFolder
-from personalpeft_app.http.own.routes import OwnApi
-from personalpeft_app.http.places import places_for
-from personalpeft_app.http.running import Server
+from personalpeft_app.http.api_v1.routes import OwnApi
+from personalpeft_app.http.concurrency import places_for
+from personalpeft_app.http.wsgi_server import Server
 from personalpeft_app.http.server import make_app
 from personalpeft_vllm_resolver.settings import read_settings
 
