@@ -1,177 +1,212 @@
-"""What is said of the replies: which one of each conversation is selected, and what is typed where one is edited.
+"""All conversations and the replies that are being written in them; several can be at once, one in each conversation. What
+other programs say with the same user comes in here too.
 
-Invariant: what was typed into a reply's editor is there until the ledger has it, also while the editor is closed.
+Invariant: a question is in a conversation or back where it was typed, whatever goes wrong.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
+from personalpeft.errors import PersonalPeftError
 from personalpeft_app.tui.background_tasks import Threads
-from personalpeft_app.tui.conversation import Exchange
-from personalpeft_app.tui.feedback_controller import Speaking
+from personalpeft_app.tui.conversation import Exchange, Talk
 from personalpeft_app.tui.notifier import Telling
-
-if TYPE_CHECKING:
-    from personalpeft import User
+from personalpeft_app.tui.user_session import Desk, Job, Written, told
 
 
 class Listener(Protocol):
     """What hears of it, in the screen's thread."""
 
-    def reply_changed(self) -> None:
-        """Another one is selected or edited."""
+    def talk_changed(self, key: str) -> None:
+        """A conversation is not as it was."""
 
-    def reply_typed(self) -> str | None:
-        """Asks what stands in the open editor; None where none is on the screen."""
+    def talk_written(self, key: str, written: Written) -> None:
+        """A reply is there."""
 
-    def reply_marked(self) -> None:
-        """The ledger has something that was said of one."""
+    def talks_remembered(self) -> None:
+        """The ledger had more than was known here."""
 
-    def reply_kept(self) -> None:
-        """The ledger has what was typed into the open editor, which is closed now."""
+    def talk_given_back(self, key: str, text: str) -> bool:
+        """A question is to go back to where it was typed; false where that cannot be."""
 
 
-class Replying:
-    """See above. A conversation is named by its key; what is asked of it is about the selected reply."""
+class Speaking:
+    """See above. ``talks`` are in the order in which they were last spoken in, the newest first."""
 
-    def __init__(
-        self, user: User, threads: Threads, telling: Telling, speaking: Speaking, listener: Listener
-    ) -> None:
-        self._user = user
+    def __init__(self, desk: Desk, threads: Threads, telling: Telling, listener: Listener) -> None:
+        self._desk = desk
         self._threads = threads
         self._telling = telling
-        self._speaking = speaking
         self._listener = listener
-        self._selected: dict[str, int] = {}
-        # By turn, what is typed into its editor; and the turn whose editor is open.
-        self._edits: dict[str, str] = {}
-        self._editing: str | None = None
+        self._looking = False
+        self._numbers = itertools.count(1)
+        self._jobs: dict[str, tuple[int, Job]] = {}
+        # What stood where something is being tried again.
+        self._stood: dict[tuple[str, int], Exchange] = {}
+        self.talks: dict[str, Talk] = {}
 
-    def selected(self, key: str) -> Exchange | None:
-        """The exchange that is selected: the last where nobody chose another."""
-        talk, chosen = self._speaking.talks[key], self._selected.get(key)
-        return talk[chosen] if chosen is not None and talk.has(chosen) else talk.last
+    @property
+    def busy(self) -> bool:
+        """Whether a reply is being written anywhere."""
+        return bool(self._jobs)
 
-    def answered(self, key: str) -> str | None:
-        """The turn of the selected reply; where there is none, a line says so."""
-        exchange = self.selected(key)
-        if exchange is None or exchange.turn is None:
-            self._telling.note(
-                "There is no reply to say that of."
-                if exchange is None
-                else "That reply is not finished."
+    def begin(self) -> str:
+        """The key of an empty conversation, a new one where there is none."""
+        for key, talk in self.talks.items():
+            if not talk.exchanges:
+                return key
+        key = f"new-{next(self._numbers)}"
+        self.talks = {key: Talk(key), **self.talks}
+        return key
+
+    def recall(self) -> None:
+        """Has what the ledger knows of conversations looked up."""
+        self._threads.do(self._desk.talks, self._recalled, self._telling.wrong)
+
+    def watch(self) -> None:
+        """Has a look at what other programs did with the same user, unless one is under way or a reply is being written."""
+        if not self.busy and not self._looking:
+            self._looking = True
+            self._threads.do(self._desk.talks, self._recalled, self._not_recalled)
+
+    def _recalled(self, talks: tuple[Talk, ...] | None) -> None:
+        self._looking = False
+        if talks is None:
+            return
+        if self.busy:
+            # What is being written here may be among them, and nobody could tell yet that it is the same.
+            self._desk.forget_talks()
+            return
+        self._take_over(talks)
+        self._listener.talks_remembered()
+
+    def _not_recalled(self, error: PersonalPeftError) -> None:
+        # Whatever one does next says so; a message every other second helps nobody.
+        self._looking = False
+
+    def _take_over(self, talks: Iterable[Talk]) -> None:
+        """One in which something waits stays as it is."""
+        places = {
+            each.turn: key
+            for key, talk in self.talks.items()
+            for each in talk.exchanges
+            if each.turn
+        }
+        for found in talks:
+            key = next(
+                (places[each.turn] for each in reversed(found.exchanges) if each.turn in places),
+                None,
             )
-            return None
-        return exchange.turn
+            if key is None:
+                self.talks[found.key] = found
+            elif self.talks[key].unfinished() is None:
+                self.talks[key] = self.talks[key].catch_up(found)
+        far = datetime.max.replace(tzinfo=UTC)
+        newest = sorted(self.talks.values(), key=lambda talk: talk.at or far, reverse=True)
+        self.talks = {talk.key: talk for talk in newest}
 
-    def select(self, key: str, number: int) -> None:
-        """Selects another."""
-        self._selected[key] = number
-        self._listener.reply_changed()
+    def forget(self, turns: Collection[str], emptied: Collection[str]) -> None:
+        """Turns were destroyed, and the replies of others."""
+        for talk in self.talks.values():
+            self._set(talk.forget(turns, emptied))
 
-    def step(self, key: str, steps: int) -> bool:
-        """Selects the one that stands some steps further down, or up where ``steps`` is negative; false at the lower end."""
-        exchanges, now = self._speaking.talks[key].exchanges, self.selected(key)
-        at = exchanges.index(now) + steps if now is not None else 0
-        if at >= len(exchanges):
+    def ask(self, key: str, text: str) -> int:
+        """Asks in a conversation; the number of the exchange."""
+        talk = self.talks[key].ask(text)
+        self.talks = {
+            key: talk,
+            **{other: each for other, each in self.talks.items() if other != key},
+        }
+        self._go_on(key)
+        return talk.exchanges[-1].number
+
+    def again(self, key: str, number: int) -> None:
+        """Asks for the last reply again. The one that stood there stays in the ledger, and comes back if this fails."""
+        self._stood[key, number] = self.talks[key][number]
+        self._set(self.talks[key].again(number))
+        self._go_on(key)
+
+    def stop(self, key: str) -> bool:
+        """Ends the reply that is being written in a conversation; false where there is none."""
+        if key not in self._jobs:
             return False
-        if at >= 0:
-            self.select(key, exchanges[at].number)
+        self._jobs[key][1].stop()
         return True
 
-    def follow(self, key: str) -> None:
-        """Selects whatever is the newest."""
-        self._selected.pop(key, None)
-
-    def rate(self, key: str, rating: int) -> None:
-        """A thumb up (1) or down (-1)."""
-        turn = self.answered(key)
-        if turn is not None:
-
-            def rated(_: object) -> None:
-                self._speaking.said(key, turn, rating=rating)
-                self._listener.reply_marked()
-
-            self._do(partial(self._user.feedback, turn, rating=rating), rated)
-
-    def comment(self, key: str, text: str, then: Callable[[], None]) -> None:
-        """A rule to follow from now on; ``then`` hears that the ledger has it."""
-        exchange = self.selected(key)
-        if exchange is not None and exchange.turn is not None:
-            turn, comments = exchange.turn, exchange.comments + 1
-
-            def commented(_: object) -> None:
-                self._speaking.said(key, turn, comments=comments)
-                self._listener.reply_marked()
-                then()
-
-            self._do(partial(self._user.feedback, turn, comment=text), commented)
-
-    def again(self, key: str) -> None:
-        """Asks for the last reply again."""
-        exchange = self.selected(key)
-        if exchange is None or not exchange.over:
-            self._telling.note("There is nothing to ask again.")
-        elif exchange != self._speaking.talks[key].last:
-            self._telling.note("Only the last question can be asked again.")
-        else:
-            # Its editor goes with the reply.
-            self.leave()
-            self._speaking.again(key, exchange.number)
-
-    def edit(self, key: str) -> None:
-        """Opens its editor; one that was open until now is closed."""
-        turn = self.answered(key)
-        if turn is not None and turn != self._editing:
-            self.leave()
-            self._editing = turn
-            self._listener.reply_changed()
-
-    def leave(self) -> None:
-        """Closes the open editor; what was typed is there again when it is opened."""
-        typed = self._listener.reply_typed()
-        if self._editing is not None:
-            if typed is not None:
-                self._edits[self._editing] = typed
-            self._editing = None
-            self._listener.reply_changed()
-
-    def drafts(self, key: str) -> dict[int, str]:
-        """What stands in the editors that are open in a conversation, by exchange."""
-        exchanges = self._speaking.talks[key].exchanges
-        open_ones = [
-            each for each in exchanges if each.turn is not None and each.turn == self._editing
-        ]
-        return {each.number: self._edits.get(each.turn or "", each.text) for each in open_ones}
-
-    def keep(self, key: str) -> None:
-        """What was typed is how the reply should have been."""
-        turn, typed = self._editing, self._listener.reply_typed()
-        if turn is not None and typed is not None:
-
-            def kept(_: object) -> None:
-                self._edits.pop(turn, None)
-                self._speaking.said(key, turn, edited=typed)
-                self._telling.note("Kept: that is how it should have been.")
-                self._listener.reply_marked()
-                if self._editing == turn:
-                    self._editing = None
-                    self._listener.reply_kept()
-
-            self._do(partial(self._user.feedback, turn, edit=typed), kept)
+    def stop_all(self) -> None:
+        """Ends them all."""
+        for _, job in self._jobs.values():
+            job.stop()
 
     def unsent(self) -> list[str]:
-        """What was typed into editors and is not in the ledger. Closes the one that is open."""
-        self.leave()
-        texts = {
-            each.turn: each.text
-            for talk in self._speaking.talks.values()
+        """The questions of which the ledger knows nothing, and of which no piece of a reply came that it will keep."""
+        return [
+            each.asked
+            for key, talk in self.talks.items()
             for each in talk.exchanges
-        }
-        return [typed.strip() for turn, typed in self._edits.items() if typed != texts.get(turn)]
+            if each.turn is None and not each.reply and (key, each.number) not in self._stood
+        ]
 
-    def _do(self, work: Callable[[], object], then: Callable[[object], None]) -> None:
-        self._threads.do(work, then, self._telling.wrong)
+    def take_back(self, key: str, number: int) -> None:
+        """Takes a question that failed out of its conversation."""
+        self._set(self.talks[key].without(number))
+
+    def said(self, key: str, turn: str, **said: object) -> None:
+        """Something was said about a reply, and the ledger has it."""
+        self._set(self.talks[key].change_turn(turn, **said))
+
+    def look(self) -> None:
+        """Takes over what was written since the last look."""
+        for key, (number, job) in tuple(self._jobs.items()):
+            if job.text != self.talks[key][number].reply:
+                self._set(self.talks[key].change(number, reply=job.text))
+
+    def _go_on(self, key: str) -> None:
+        talk = self.talks[key]
+        exchange = talk.next()
+        if exchange is not None:
+            job = Job()
+            self._jobs[key] = exchange.number, job
+            self._set(talk.change(exchange.number, status="writing"))
+            self._threads.do(
+                partial(self._desk.write, talk.messages(exchange.number), job),
+                partial(self._written, key, exchange.number),
+                partial(self._failed, key, exchange.number),
+            )
+        else:
+            self._listener.talk_changed(key)
+
+    def _written(self, key: str, number: int, written: Written) -> None:
+        del self._jobs[key]
+        self._stood.pop((key, number), None)
+        reply = written.reply
+        status = "stopped" if reply.finish_reason == "cancelled" else "done"
+        talk = self.talks[key].change(
+            number, reply=reply.text, status=status, turn=reply.turn_id, stack=reply.stack.digest
+        )
+        self._set(replace(talk, at=written.at))
+        self._listener.talk_written(key, written)
+        self._go_on(key)
+
+    def _failed(self, key: str, number: int, error: PersonalPeftError) -> None:
+        del self._jobs[key]
+        talk = self.talks[key]
+        stood = self._stood.pop((key, number), None)
+        if stood is not None:
+            self._set(talk.put(stood))
+        elif self._listener.talk_given_back(key, talk[number].asked):
+            self._set(talk.without(number))
+        else:
+            self._set(talk.change(number, status="failed", problem=told(error)))
+        self._telling.wrong(error)
+        self._go_on(key)
+
+    def _set(self, talk: Talk) -> None:
+        self.talks[talk.key] = talk
+        self._listener.talk_changed(talk.key)

@@ -13,12 +13,12 @@ from textual.containers import Vertical
 from textual.message import Message
 
 from personalpeft_app.tui.background_tasks import Threads
-from personalpeft_app.tui.chat_controller import Replying
+from personalpeft_app.tui.feedback_controller import Replying
 from personalpeft_app.tui.composer import Composer, Mode
 from personalpeft_app.tui.conversation import Exchange, Talk
 from personalpeft_app.tui.dialogs import Links
 from personalpeft_app.tui.exchange import ExchangeView
-from personalpeft_app.tui.feedback_controller import Speaking
+from personalpeft_app.tui.chat_controller import Speaking
 from personalpeft_app.tui.markdown import links
 from personalpeft_app.tui.notifier import Telling
 from personalpeft_app.tui.transcript import Transcript
