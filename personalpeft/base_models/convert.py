@@ -5,13 +5,13 @@ Invariant: the same source gives the same weights and tokens. ``RECIPE`` names h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from personalpeft.base_models.files import join
-from personalpeft.types import Json
+from personalpeft.base_models.types import ShapeKey
 
 RECIPE = 1
 
@@ -102,7 +102,7 @@ def _bars_to(report: Callable[[str, float], None]) -> Iterator[None]:
         reader.tqdm = theirs
 
 
-def make_random_model(seed: int, shape: Json, context: int, into: Path) -> None:
+def make_random_model(seed: int, shape: Mapping[ShapeKey, int], context: int, into: Path) -> None:
     """A tiny Llama with random fp32 weights and a tokenizer whose tokens are single bytes and ``CONTROL_TOKENS``.
 
     Weights depend on ``seed`` and ``shape`` alone: each is drawn in the order of the names, from a generator of its own.

@@ -1,82 +1,113 @@
-"""What a base is: a frozen shared model, known by the digest of its weights, its tokenizer and its chat template.
+"""A base: a frozen shared model, named by the digest of weights, tokenizer and chat template.
 
-Invariants: a ``Base`` exists only after its files were found and hashed; equal ``digest`` means that the same tokens go
-in and the same numbers come out. A base is never written to.
+Invariants: a ``Base`` exists only after its files were found and hashed. Bases with one ``digest``
+read the same tokens and compute the same numbers. Nothing writes to a base.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias, cast
+
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationInfo, with_config
 
 from personalpeft.types import Architecture, Json, Sampling
 
 SourceKind: TypeAlias = Literal["package", "folder", "hub", "random"]
+ShapeKey: TypeAlias = Literal["hidden", "intermediate", "blocks", "heads", "kv_heads"]
+
+
+def _without_repeats(items: tuple[str, ...]) -> tuple[str, ...]:
+    if len(set(items)) < len(items):
+        raise ValueError("has an item twice")
+    return items
+
+
+def _inside_package(resource: str) -> str:
+    if ".." in resource:
+        raise ValueError("must not lead out of its package")
+    return resource
+
+
+def _below_card(path: object, info: ValidationInfo) -> object:
+    """Take a relative path from the card's folder, which is the context."""
+    if not isinstance(path, str):
+        return path
+    if not path.strip():
+        raise ValueError("must not be empty")
+    return str(cast(Path, info.context) / Path(path).expanduser())
+
+
+# ``model_card`` checks these bounds through pydantic.
+_Text: TypeAlias = Annotated[str, Field(pattern=r"\S")]
+_Integer: TypeAlias = Annotated[int, Field(ge=0, lt=2**53)]
+_Texts: TypeAlias = Annotated[
+    tuple[Annotated[str, Field(min_length=1)], ...],
+    AfterValidator(_without_repeats),
+]
+_Resource: TypeAlias = Annotated[
+    str,
+    Field(pattern=r"^[A-Za-z_]\w*:[\w.-]+(/[\w.-]+)*$"),
+    AfterValidator(_inside_package),
+]
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where weights come from.
-
-    package: ``files`` are resources ``<package>:<path>``; several are the parts of one GGUF file, in order. folder:
-    ``path`` holds safetensors, config and tokenizer. hub: ``repo`` at ``revision``. random: a tiny model made from
-    ``seed`` with ``shape``. ``digest`` (``sha256:<hex>``), where given, is what the weights must hash to.
-    """
+    """Where weights come from; each kind has its own fields."""
 
     kind: SourceKind
-    files: tuple[str, ...] = ()
-    path: Path | None = None
-    repo: str | None = None
-    revision: str | None = None
-    seed: int = 0
-    shape: Json = field(default_factory=dict)
-    digest: str | None = None
-    install: str | None = None
+    # package: resources ``<package>:<path>``; several are the parts of one GGUF file, in order
+    files: Annotated[
+        tuple[_Resource, ...],
+        Field(min_length=1),
+        AfterValidator(_without_repeats),
+    ] = ()
+    # folder: holds safetensors, config and tokenizer
+    path: Annotated[Path, BeforeValidator(_below_card)] | None = None
+    repo: Annotated[str, Field(pattern=r"^[\w.-]+/[\w.-]+$")] | None = None  # hub: owner/name
+    revision: _Text | None = None  # hub: branch, tag or commit
+    seed: _Integer = 0  # random: of the weights
+    # random: sizes of a tiny Llama
+    shape: Mapping[ShapeKey, Annotated[int, Field(ge=1)]] = field(default_factory=dict)
+    digest: Annotated[str, Field(pattern="^sha256:[0-9a-f]{64}$")] | None = None  # of the weights
+    install: _Text | None = None  # command that installs the weights, for errors
 
 
+@with_config(ConfigDict(strict=True, extra="forbid", allow_inf_nan=False))
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """A base as its ``models/*.toml`` describes it.
+    """A base as its ``models/*.toml`` describes it."""
 
-    ``template`` None means: the one that the tokenizer carries. ``system`` is said first where a chat brings no system
-    message of its own. ``stop_tokens`` end a reply besides those that the base's own configuration names. ``learning``
-    overrides fields of the learning recipe for this base, ``gate`` the gate's margins,
-    ``practice`` the drill of skills.
-    """
-
-    name: str
-    title: str
-    licence: str
+    # 1 to 64 of a-z, 0-9, '.', '_' and '-'
+    name: Annotated[str, Field(pattern="^[a-z0-9][a-z0-9._-]{0,63}$")]
+    title: _Text  # the model's name for people
+    licence: _Text  # of the weights
     source: Source
-    targets: tuple[str, ...]
-    context: int
-    template: str | None = None
-    system: str | None = None
-    stop_tokens: tuple[str, ...] = ()
-    sampling: Sampling = Sampling()
-    learning: Json = field(default_factory=dict)
-    gate: Json = field(default_factory=dict)
-    practice: Json = field(default_factory=dict)
-    note: str = ""
+    targets: Annotated[_Texts, Field(min_length=1)]  # linear layers that adapters may change
+    context: Annotated[_Integer, Field(ge=1)]  # most tokens of a prompt and its reply
+    template: _Text | None = None  # chat template in Jinja; None: the tokenizer's own
+    system: _Text | None = None  # system message of chats that bring none
+    stop_tokens: _Texts = ()  # end a reply, besides those that the model's configuration names
+    sampling: Sampling = Sampling()  # defaults of requests
+    learning: Json = field(default_factory=dict)  # overrides of ``TrainingConfig``
+    gate: Json = field(default_factory=dict)  # overrides of the gate's margins
+    practice: Json = field(default_factory=dict)  # overrides of ``RLConfig``
+    note: str = ""  # one sentence for lists of bases
 
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """A base that is ready to be loaded: ``folder`` holds config.json, tokenizer.json and safetensors weights.
-
-    The weights are one model.safetensors or shards with their index. ``architecture`` has the projections that the
-    card's targets name. The first of ``stop_tokens`` ends a turn in the template; all of them end a reply. ``control``
-    are the tokens that no text may spell, ``bos`` and ``eos`` what the template calls ``bos_token`` and ``eos_token``:
-    see ``template.chat_text``.
-    """
+    """A base that can be loaded."""
 
     card: ModelCard
     digest: str
-    folder: Path
+    folder: Path  # config.json, tokenizer.json and safetensors weights, in one file or shards
     template: str
-    architecture: Architecture
-    stop_tokens: tuple[str, ...] = ()
-    control: tuple[str, ...] = ()
-    bos: str = ""
-    eos: str = ""
+    architecture: Architecture  # with the projections that the card's targets name
+    stop_tokens: tuple[str, ...] = ()  # end a reply; the first ends a turn in the template
+    control: tuple[str, ...] = ()  # tokens that no text may spell
+    bos: str = ""  # the template's ``bos_token``
+    eos: str = ""  # the template's ``eos_token``

@@ -1,4 +1,5 @@
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,16 @@ def test_a_mistake_is_named_by_file_line_and_key(
     assert str(caught.value).startswith(f"mine.toml, line {line}: {key} ")
     assert caught.value.hint
     assert near in caught.value.hint
+
+
+def test_a_key_may_have_its_old_spelling() -> None:
+    new = GOOD.replace("targets", "target_modules").replace("context", "context_length")
+    new = new.replace("system", "chat_template")
+    assert replace(parse(new), template=None, system=parse(new).template) == parse(GOOD)
+    with pytest.raises(CardError, match=r"line 5: context_length must be"):
+        parse(new.replace("512", "0"))
+    with pytest.raises(CardError, match=r"context_length has the same meaning as context"):
+        parse("context = 5\n" + new)
 
 
 def test_a_key_is_found_in_inline_tables_and_dotted_keys() -> None:
