@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from personalpeft.chat.reply import Reply, Stream
     from personalpeft.clock import Clock
     from personalpeft.learning.activity_summary import ActivitySummary
-    from personalpeft.learning.progress import TrainingStatus
+    from personalpeft.learning.options import TrainingStatus
     from personalpeft.learning.report import LearnReport
     from personalpeft.provenance import Provenance
     from personalpeft.runtime import Runtime
@@ -105,7 +105,7 @@ _LAZY = {
     "Runtime": "personalpeft.runtime",
     "Serving": "personalpeft.settings",
     "Stream": "personalpeft.chat.reply",
-    "TrainingStatus": "personalpeft.learning.progress",
+    "TrainingStatus": "personalpeft.learning.options",
     "User": "personalpeft.user",
     "Verdict": "personalpeft.types",
     "VllmServer": "personalpeft.settings",

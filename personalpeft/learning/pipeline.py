@@ -19,12 +19,10 @@ from personalpeft.backends.base import Session
 from personalpeft.engine.completion_cache import Completions
 from personalpeft.engine.engine import Request
 from personalpeft.errors import PersonalPeftError
-from personalpeft.learning import progress
 from personalpeft.learning.data.assignment import Lesson, lessons_for
 from personalpeft.learning.data.batching import build_batches
-from personalpeft.learning.data.capacity import estimate_session_mb
-from personalpeft.learning.data.filters import find_leak
-from personalpeft.learning.data.style_conflict import find_style_conflict
+from personalpeft.learning.data.filters import estimate_session_mb, find_leak
+from personalpeft.learning.data.style import find_style_conflict
 from personalpeft.learning.evaluate.completion_cache import BASE_SAMPLING
 from personalpeft.learning.evaluate.evaluation import (
     EvalJob,
@@ -38,7 +36,7 @@ from personalpeft.learning.evaluate.rule_gain import MAX_RULE_LESSONS, MAX_RULES
 from personalpeft.learning.gate.eval_history import eval_history
 from personalpeft.learning.gate.gate import Evidence, Judgement, Margins, judge, override
 from personalpeft.learning.gate.probation import refuse_withdrawn
-from personalpeft.learning.options import LearnOptions
+from personalpeft.learning.options import LearnOptions, publish_status
 from personalpeft.learning.outcomes import (
     LearnOutcome,
     MoveCause,
@@ -188,7 +186,7 @@ class TrainingPipeline:
     def _publish_progress(self, jobs: Mapping[str, BuildJob], stage: str) -> None:
         for user, job in jobs.items():
             steps = job.plan.steps if stage == "Judging" else 0
-            progress.publish(self.services.store, user, job.plan.layer, stage, steps, steps)
+            publish_status(self.services.store, user, job.plan.layer, stage, steps, steps)
 
     # train
 
@@ -232,7 +230,7 @@ class TrainingPipeline:
             plan.recipe,
             plan.inputs,
             CheckpointStore.of_layer(store, plan.user, plan.layer),
-            lambda step, steps: progress.publish(
+            lambda step, steps: publish_status(
                 store, plan.user, plan.layer, "Learning", step, steps
             ),
         )

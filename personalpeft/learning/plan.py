@@ -19,9 +19,9 @@ from personalpeft.learning.data.assignment import (
     load_assignments,
     rejected_lessons_for,
 )
-from personalpeft.learning.data.capacity import LayerCapacity, fit_lessons
 from personalpeft.learning.data.facts import paraphrases_digest
-from personalpeft.learning.data.response_template import (
+from personalpeft.learning.data.filters import LayerCapacity, fit_lessons
+from personalpeft.learning.data.style import (
     NO_TEMPLATE,
     ResponseTemplate,
     infer_template,

@@ -10,7 +10,7 @@ Invariants:
 - A fact is looked up. Where it is known which questions it answers and the user stated it, it is
   also a lesson of the memory layer. Only the user's facts replace the user's facts.
 - A reward is a weighted thumb; one below the threshold is not used.
-- Where the style has changed (style_drift.py), lessons in the old style are not used.
+- Where the style has changed (data/style.py), lessons in the old style are not used.
 - Of two answers to one request, and of two thumbs on one reply, the later counts. A choice between
   two replies of the model does not replace an answer that the user wrote. A repeated lesson stays
   the older one, so that nothing is built again.
@@ -21,14 +21,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from personalpeft.learning.data.facts import fact_questions, helpful_turns
-from personalpeft.learning.data.ratings import MIN_CLEAR_REWARD, is_ambiguous
-from personalpeft.learning.data.response_template import (
+from personalpeft.learning.data.facts import (
+    MIN_CLEAR_REWARD,
+    fact_questions,
+    helpful_turns,
+    is_ambiguous,
+)
+from personalpeft.learning.data.style import (
     NO_TEMPLATE,
     PromptResponse,
     ResponseTemplate,
+    find_style_change,
 )
-from personalpeft.learning.data.style_drift import find_style_change
 from personalpeft.learning.outcomes import Placement, Reason, ReasonCode, reason
 from personalpeft.memory.conflicts import superseded_facts
 from personalpeft.store.ledger import Ledger

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 from personalpeft.backends.base import Backend, Continuation, Loss
 from personalpeft.learning.data.assignment import Lesson
 from personalpeft.learning.data.facts import PARAPHRASE_TEMPLATES, paraphrase
-from personalpeft.learning.data.response_template import NO_TEMPLATE, infer_template
+from personalpeft.learning.data.style import NO_TEMPLATE, infer_template
 from personalpeft.learning.evaluate.probes import load_general_prompts
 from personalpeft.learning.plan import Plan
 from personalpeft.learning.train.config import TrainingConfig

@@ -16,7 +16,7 @@ from personalpeft.engine.completion_cache import CompletionCache, Completions
 from personalpeft.engine.engine import Engine, Request
 from personalpeft.errors import PersonalPeftError
 from personalpeft.learning.data.assignment import Lesson
-from personalpeft.learning.data.response_template import PromptResponse
+from personalpeft.learning.data.style import PromptResponse
 from personalpeft.learning.evaluate.completion_cache import BASE_SAMPLING, PROBE_SAMPLING
 from personalpeft.learning.evaluate.probes import is_degenerate, load_general_prompts
 from personalpeft.learning.evaluate.rule_gain import RuleGain, logprob_gain

@@ -22,7 +22,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from personalpeft.learning.data.response_template import PromptResponse
+from personalpeft.learning.data.style import PromptResponse
 from personalpeft.memory.conflicts import normalize
 from personalpeft.types import Json
 

@@ -15,7 +15,7 @@ from personalpeft.adapters.formats.packed import pack
 from personalpeft.adapters.types import Adapter
 from personalpeft.errors import Cancelled, PersonalPeftError
 from personalpeft.learning.data.assignment import Lesson, load_assignments
-from personalpeft.learning.data.capacity import estimate_session_mb
+from personalpeft.learning.data.filters import estimate_session_mb
 from personalpeft.learning.evaluate.evaluation import EvalSet, evaluate, make_eval_job
 from personalpeft.learning.evaluate.probes import load_general_prompts
 from personalpeft.learning.gate.eval_history import eval_history
@@ -28,10 +28,9 @@ from personalpeft.learning.gate.gate import (
     override,
 )
 from personalpeft.learning.gate.probation import refuse_withdrawn, review_probation
-from personalpeft.learning.options import LearnOptions
+from personalpeft.learning.options import LearnOptions, publish_status
 from personalpeft.learning.outcomes import LearnOutcome, Reason, ReasonCode, reason
 from personalpeft.learning.plan import holdout_of, live_revision, stack_below
-from personalpeft.learning.progress import publish
 from personalpeft.learning.publish import (
     Candidate,
     make_entry,
@@ -141,7 +140,7 @@ class _Practice:
             )
             store.catalog.add_report(job.user, report.as_json())
         else:
-            publish(store, job.user, job.layer, "Judging", state.rounds, state.rounds)
+            publish_status(store, job.user, job.layer, "Judging", state.rounds, state.rounds)
             options.progress("Judging", 0.0)
             try:
                 report = self._judge_and_publish(state, adapter)
@@ -181,7 +180,7 @@ class _Practice:
         job, seconds = self.job, self.options.seconds
         rounds = job.config.rounds
         step = round(done * rounds)
-        publish(self.services.store, job.user, job.layer, "Practising", step, rounds)
+        publish_status(self.services.store, job.user, job.layer, "Practising", step, rounds)
         elapsed = self.services.clock.timer() - self.started
         spent = 0.0 if seconds is None else elapsed / seconds
         self.options.progress("Practising", min(1.0, max(done, spent)))

@@ -142,7 +142,7 @@ class TrainingConfig(CardConfig):
     weight_decay: Number = 0.0  # of AdamW
     eval_fraction: Fraction = 0.25  # share of the lessons that is held out
     max_length: Annotated[int, Field(ge=2, le=_MAX_INT)] = 96  # tokens at which an answer is cut
-    tokens_per_parameter: Number = 1e-2  # most tokens of facts a trained parameter, see capacity.py
+    tokens_per_parameter: Number = 1e-2  # most tokens of facts a trained parameter, see filters.py
     seed: Size = 0  # of A and of the order of lessons
 
     @property

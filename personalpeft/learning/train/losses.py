@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from personalpeft.backends.base import Backend, Continuation, Loss, ModelOutputs
 from personalpeft.learning.data.assignment import Lesson
-from personalpeft.learning.data.response_template import NO_TEMPLATE, ResponseTemplate
+from personalpeft.learning.data.style import NO_TEMPLATE, ResponseTemplate
 from personalpeft.learning.train.config import TrainingConfig
 from personalpeft.types import Message
 

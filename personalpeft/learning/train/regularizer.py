@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from difflib import SequenceMatcher
 
 from personalpeft.backends.base import Backend, Continuation
-from personalpeft.learning.data.response_template import NO_TEMPLATE, ResponseTemplate
+from personalpeft.learning.data.style import NO_TEMPLATE, ResponseTemplate
 from personalpeft.learning.train.losses import KLRegularizer
 from personalpeft.types import Message
 

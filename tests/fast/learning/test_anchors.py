@@ -8,7 +8,7 @@ import pytest
 from backend_makers import fake_backend
 
 from personalpeft.backends.base import Backend
-from personalpeft.learning.data.response_template import (
+from personalpeft.learning.data.style import (
     NO_TEMPLATE,
     REQUEST_PLACEHOLDER,
     PromptResponse,

@@ -14,8 +14,7 @@ from runtime_makers import ask, opened
 
 from personalpeft import NothingToLearn, User
 from personalpeft.learning import pipeline
-from personalpeft.learning.data.response_template import PromptResponse
-from personalpeft.learning.data.style_drift import find_style_change
+from personalpeft.learning.data.style import PromptResponse, find_style_change
 from personalpeft.learning.gate.gate import Judgement
 from personalpeft.learning.outcomes import text_reason
 from personalpeft.learning.status import SignalStatus

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from personalpeft.learning.data.response_template import PromptResponse
+from personalpeft.learning.data.style import PromptResponse
 from personalpeft.learning.evaluate.text_quality import NOT_MEASURED, measure_text_quality
 
 THINGS = ("eggs", "rice", "bread", "beans", "fish", "soup", "corn", "cake")

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_habits import answer, request, ways
 
-from personalpeft.learning.data.response_template import PromptResponse
-from personalpeft.learning.data.style_conflict import find_style_conflict
+from personalpeft.learning.data.style import PromptResponse, find_style_conflict
 
 MARKED = ("signed", "listed", "numbered", "greeted", "loud")
 many = examples(60)
