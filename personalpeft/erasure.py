@@ -22,8 +22,8 @@ from personalpeft.learning.erasure_plan import (
 )
 from personalpeft.learning.learner import Learner
 from personalpeft.learning.options import LearnOptions
-from personalpeft.learning.plan import layer_order
 from personalpeft.learning.report import LearnReport
+from personalpeft.learning.staleness import layer_order
 from personalpeft.publishing import unpublishing
 from personalpeft.services import Services
 from personalpeft.store.erasure import erase

@@ -30,28 +30,27 @@ from personalpeft.learning.outcomes import (
     text_reason,
 )
 from personalpeft.learning.pipeline import BuildJob, BuildResult, TrainingPipeline
-from personalpeft.learning.plan import (
-    MIN_LESSONS,
-    VALID_ON,
-    Plan,
-    layer_order,
-    live_revision,
-    stack_below,
-)
+from personalpeft.learning.plan import MIN_LESSONS, Plan
 from personalpeft.learning.publish import head_moved_report
 from personalpeft.learning.report import LearnReport
-from personalpeft.learning.revalidation import known_layers, revalidate, stale_head, was_built
 from personalpeft.learning.staleness import (
+    VALID_ON,
+    known_layers,
+    layer_order,
+    live_revision,
     replacement_for,
     retracted_signals,
+    revalidate,
     root_revision,
+    stack_below,
+    stale_head,
     trained_on,
     was_cleared,
 )
 from personalpeft.learning.train.config import TrainingConfigs, load_training_configs
 from personalpeft.learning.train.loop import cancelled_error
 from personalpeft.services import Services
-from personalpeft.types import HeadMove, Revision, Stack
+from personalpeft.types import HeadMove, Revision, Stack, Verdict
 
 _log = logging.getLogger(__name__)
 
@@ -383,16 +382,30 @@ class _UserLearn:
             plan = None
         if plan is None:
             return self._mark_valid(head, live, began, Reason(ReasonCode.NO_HOLDOUT))
-        result = revalidate(self._services, self._pipeline.margins, plan, head)
+        result = revalidate(
+            self._services,
+            self._pipeline.margins,
+            head,
+            plan.live,
+            plan.holdout,
+            plan.new_examples,
+        )
         if result.is_valid:
             return self._mark_valid(head, live, began, result.reason)
         if "practice" in head.recipe:
             practice = Reason(ReasonCode.PRACTICE_NEEDED)
             return self._mark_valid(head, live, began, result.reason, practice)
-        if was_built(store, plan):
+        if self._was_built(plan):
             built = Reason(ReasonCode.BUILT_BEFORE)
             return self._mark_valid(head, live, began, result.reason, built)
         return replace(plan, rebuild_reason=result.reason)
+
+    def _was_built(self, plan: Plan) -> bool:
+        """Return whether a build of the same inputs did not go live. It is not built twice."""
+        return any(
+            each.inputs == plan.inputs and each.verdict is not Verdict.PROMOTED
+            for each in self._store.catalog.revisions(plan.user, layer=plan.layer)
+        )
 
     def _keep_head(self, job: BuildJob, built: LearnReport) -> None:
         """Keep a stale head whose replacement did not go live.

@@ -46,7 +46,7 @@ from personalpeft.learning.outcomes import (
     SignalUse,
     reason,
 )
-from personalpeft.learning.plan import Plan, build_plan, holdout_of, live_revision
+from personalpeft.learning.plan import Plan, build_plan, holdout_of
 from personalpeft.learning.publish import (
     Candidate,
     make_entry,
@@ -54,7 +54,7 @@ from personalpeft.learning.publish import (
     publish_candidate,
 )
 from personalpeft.learning.report import LearnReport, Source, signal_text
-from personalpeft.learning.staleness import has_practice_since, trained_on
+from personalpeft.learning.staleness import has_practice_since, live_revision, trained_on
 from personalpeft.learning.train.checkpoint import CheckpointStore
 from personalpeft.learning.train.config import Start, TrainingConfigs
 from personalpeft.learning.train.loop import (

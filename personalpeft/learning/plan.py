@@ -28,8 +28,16 @@ from personalpeft.learning.data.style import (
 )
 from personalpeft.learning.evaluate.probes import load_general_prompts
 from personalpeft.learning.outcomes import Placement, Reason, ReasonCode, reason
-from personalpeft.learning.staleness import restated, retracted_signals, root_revision, trained_on
-from personalpeft.learning.train.config import Start, TrainingConfig
+from personalpeft.learning.staleness import (
+    is_valid_on,
+    live_revision,
+    restated,
+    retracted_signals,
+    root_revision,
+    stack_below,
+    trained_on,
+)
+from personalpeft.learning.train.config import BUILD_FORMAT, Start, TrainingConfig
 from personalpeft.store.store import Store
 from personalpeft.types import (
     Architecture,
@@ -37,17 +45,10 @@ from personalpeft.types import (
     Revision,
     SignalKind,
     Stack,
-    StackEntry,
     canonical_digest,
 )
 
-# To be raised with every change to code that decides a revision's bytes, so that no build, finished
-# or not, of older code counts as one of newer code.
-BUILD_FORMAT = 7
 MIN_LESSONS = 4
-VALID_ON = "holds_on"
-"""Key in a revision's scores: digest of the stack below on which it was last found valid."""
-
 _MAX_REPLAY = 64
 
 
@@ -168,10 +169,6 @@ class Plan:
         trained = (*self.replay, *self.new_examples, *self.rejected_examples)
         return held_out | {lesson.signal: "train" for lesson in trained}
 
-    def with_candidate(self, entry: StackEntry) -> Stack:
-        """Return the live stack with a candidate as this layer."""
-        return replace_layer(self.live, entry)
-
 
 def build_plan(
     store: Store,
@@ -281,29 +278,6 @@ def build_plan(
     )
 
 
-def stack_below(store: Store, user: str, live: Stack, layer: str) -> Stack:
-    """Return the part of a stack that a layer is built on.
-
-    Style lies below skills, and skills below memory. A layer that is switched off, or attached to
-    some prompts only, is left out: no user would get the stack that was trained on.
-    """
-    scopes = {each.name: each.scope for each in store.catalog.layers(user)}
-    order = layer_order(layer)
-    entries = (
-        entry
-        for entry in live.entries
-        if layer_order(entry.layer) < order and scopes[entry.layer] == "always" and entry.weight
-    )
-    return replace(live, entries=tuple(entries))
-
-
-def replace_layer(stack: Stack, entry: StackEntry) -> Stack:
-    """Return a stack with ``entry`` as its layer, above those that it may be built on."""
-    rest = [each for each in stack.entries if each.layer != entry.layer]
-    under = sum(layer_order(each.layer) < layer_order(entry.layer) for each in rest)
-    return replace(stack, entries=(*rest[:under], entry, *rest[under:]))
-
-
 def holdout_of(
     store: Store, user: str, live: Stack, layer: str, assignments: Sequence[Assignment]
 ) -> tuple[Lesson, ...]:
@@ -336,23 +310,6 @@ def inherited_holdout(
             found.add(newer)
             signal = newer
     return found
-
-
-def live_revision(store: Store, user: str, layer: str, live: Stack) -> Revision | None:
-    """Return the live revision of a layer, or None."""
-    entry = next((entry for entry in live.entries if entry.layer == layer), None)
-    return store.catalog.revision(user, entry.revision) if entry is not None else None
-
-
-def is_valid_on(revision: Revision, below: Stack) -> bool:
-    """Return whether a revision was built on a stack, or revalidated on it."""
-    built_on = Stack(below.base, revision.below).digest
-    return below.digest in (built_on, revision.scores.get(VALID_ON))
-
-
-def layer_order(layer: str) -> int:
-    """Return the height of a layer. Layers of one height are not built on one another."""
-    return {"style": 0, "memory": 2}.get(layer, 1)
 
 
 def _signals(lessons: Iterable[Lesson]) -> set[str]:

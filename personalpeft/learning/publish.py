@@ -22,8 +22,8 @@ from personalpeft.learning.outcomes import (
     ReasonCode,
     text_reason,
 )
-from personalpeft.learning.plan import replace_layer
 from personalpeft.learning.report import LearnReport
+from personalpeft.learning.staleness import replace_layer
 from personalpeft.learning.train.config import TrainingConfig
 from personalpeft.services import Services
 from personalpeft.store.store import Store

@@ -1,28 +1,90 @@
-"""What revisions were trained on, and what of it was retracted since.
+"""What revisions were trained on, what they lie on, and whether they are still valid.
 
-Invariant: retracted signals are a reason to learn until they are answered: by a build without them
-in the head's place, or by the revision below all that the layer learned. An answer holds until the
-head is learned again, and a refused one while nothing else would be built. A user who rolls back to
-the head after the answer decides.
+Retraction: signals that were retracted are a reason to learn until they are answered: by a build
+without them in the head's place, or by the revision below all that the layer learned. An answer
+holds until the head is learned again, and a refused one while nothing else would be built. A user
+who rolls back to the head after the answer decides.
+
+Revalidation: a learn, a rollback or a weight changes the stack below a layer. Then the layer's
+held-out lessons are scored again in the whole stack. A lesson still holds where its words are as
+likely as when the layer was built, and where it still follows the response template of the stack
+below. Where no more fail than the gate's margin allows, the layer stays and is not judged again for
+the same stack. Else it is built again from nothing, and that build passes the gate like any other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from personalpeft.errors import NotFound
+from personalpeft.errors import AdapterError, Damaged, NotFound
 from personalpeft.learning.data.assignment import (
     Assignment,
+    Lesson,
     lessons_for,
     rejected_lessons_for,
 )
-from personalpeft.learning.outcomes import TRAINED_USES, MoveCause
+from personalpeft.learning.evaluate.evaluation import (
+    EffectiveStack,
+    answer_logprobs,
+    answer_logprobs_by_part,
+    constant_stack,
+    effective_stack,
+)
+from personalpeft.learning.gate.gate import EvalItem, Margins
+from personalpeft.learning.outcomes import TRAINED_USES, MoveCause, Reason, ReasonCode, reason
 from personalpeft.learning.report import learn_reports
 from personalpeft.memory.conflicts import normalize, normalized_questions
+from personalpeft.services import Services
 from personalpeft.store.store import Store
-from personalpeft.types import Revision, Signal, SignalKind
+from personalpeft.types import Revision, Signal, SignalKind, Stack, StackEntry
 
 _RATINGS = (SignalKind.RATING, SignalKind.REWARD)
+
+VALID_ON = "holds_on"
+"""Key in a revision's scores: digest of the stack below on which it was last found valid."""
+
+_MAX_LESSONS = 8
+
+
+def layer_order(layer: str) -> int:
+    """Return the height of a layer. Layers of one height are not built on one another."""
+    return {"style": 0, "memory": 2}.get(layer, 1)
+
+
+def live_revision(store: Store, user: str, layer: str, live: Stack) -> Revision | None:
+    """Return the live revision of a layer, or None."""
+    entry = next((entry for entry in live.entries if entry.layer == layer), None)
+    return store.catalog.revision(user, entry.revision) if entry is not None else None
+
+
+def stack_below(store: Store, user: str, live: Stack, layer: str) -> Stack:
+    """Return the part of a stack that a layer is built on.
+
+    Style lies below skills, and skills below memory. A layer that is switched off, or attached to
+    some prompts only, is left out: no user would get the stack that was trained on.
+    """
+    scopes = {each.name: each.scope for each in store.catalog.layers(user)}
+    order = layer_order(layer)
+    entries = (
+        entry
+        for entry in live.entries
+        if layer_order(entry.layer) < order and scopes[entry.layer] == "always" and entry.weight
+    )
+    return replace(live, entries=tuple(entries))
+
+
+def replace_layer(stack: Stack, entry: StackEntry) -> Stack:
+    """Return a stack with ``entry`` as its layer, above those that it may be built on."""
+    rest = [each for each in stack.entries if each.layer != entry.layer]
+    under = sum(layer_order(each.layer) < layer_order(entry.layer) for each in rest)
+    return replace(stack, entries=(*rest[:under], entry, *rest[under:]))
+
+
+def is_valid_on(revision: Revision, below: Stack) -> bool:
+    """Return whether a revision was built on a stack, or revalidated on it."""
+    built_on = Stack(below.base, revision.below).digest
+    return below.digest in (built_on, revision.scores.get(VALID_ON))
 
 
 def ancestors(store: Store, revision: Revision | None) -> Iterator[Revision]:
@@ -154,6 +216,92 @@ def was_cleared(store: Store, head: Revision) -> bool:
     return cleared
 
 
+@dataclass(frozen=True, slots=True)
+class RevalidationResult:
+    """How many of the lessons that were scored still hold, and whether that is enough."""
+
+    asked: int
+    valid: int
+    is_valid: bool
+
+    @property
+    def reason(self) -> Reason:
+        """The result as a reason to keep the layer, or to build it again."""
+        if not self.asked:
+            return Reason(ReasonCode.STACK_BELOW_CHANGED)
+        return reason(ReasonCode.STACK_BELOW_CHECKED, valid=self.valid, asked=self.asked)
+
+
+def known_layers(store: Store, user: str, assignments: Sequence[Assignment]) -> tuple[str, ...]:
+    """Return all layers that have lessons or were built, lowest first; "style" if there is none."""
+    built = [layer.name for layer in store.catalog.layers(user)]
+    taught = [each.layer for each in assignments if each.layer is not None]
+    names = list(dict.fromkeys((*built, *taught))) or ["style"]
+    return tuple(sorted(names, key=layer_order))
+
+
+def stale_head(store: Store, user: str, live: Stack, layer: str) -> Revision | None:
+    """Return a layer's head where it is not valid on the stack that is below it now."""
+    head = live_revision(store, user, layer, live)
+    if head is None or is_valid_on(head, stack_below(store, user, live, layer)):
+        return None
+    return head
+
+
+def revalidate(
+    services: Services,
+    margins: Margins,
+    head: Revision,
+    live: Stack,
+    holdout: Sequence[Lesson],
+    examples: Sequence[Lesson],
+) -> RevalidationResult:
+    """Score the held-out lessons of a stale head again, else the newest ``examples``."""
+    engine = services.engine
+    # By the signal alone: a fact that is paraphrased otherwise is the same fact.
+    known: dict[str, float | None] = {
+        key.partition("/")[0]: scores.get("after")
+        for key, scores in head.scores.get("pins", {}).items()
+    }
+    held_out = [each for each in holdout if known.get(each.signal) is not None]
+    trained = trained_on(services.store, head)
+    of_head = [lesson for lesson in examples if lesson.signal in trained]
+    lessons: Sequence[Lesson] = held_out or of_head[-_MAX_LESSONS:]
+    # At its full weight: that the user lowered it says nothing about the stack below.
+    entries = (
+        replace(entry, weight=1.0) if entry.layer == head.layer else entry for entry in live.entries
+    )
+    full = replace(live, entries=tuple(entries))
+    prompts = [lesson.messages[-1].content for lesson in lessons]
+    stack = effective_stack(services.router, head.user, head.layer, full, prompts, {})
+    if not held_out:
+        try:
+            built = answer_logprobs(engine, lessons, lambda each: _as_built(stack, head, each))
+        except (AdapterError, Damaged, NotFound):
+            # The stack that it was built on is gone, so nothing can be compared.
+            return RevalidationResult(0, 0, is_valid=False)
+        known = {lesson.signal: built[lesson.key] for lesson in lessons}
+    now, below, base = (
+        answer_logprobs_by_part(engine, lessons, select)
+        for select in (
+            stack.for_layer,
+            constant_stack(stack_below(services.store, head.user, live, head.layer)),
+            constant_stack(Stack(live.base)),
+        )
+    )
+    lost = 0
+    for lesson in lessons:
+        key = lesson.key
+        words = EvalItem(key, known[lesson.signal] or 0.0, now[key].words, base[key].words)
+        template = EvalItem(
+            key, below[key].template or 0.0, now[key].template or 0.0, base[key].template
+        )
+        # A small change of the template is no reason to build again; a lost one is.
+        lost += words.regressed_beyond_margin or template.forgotten
+    is_valid = bool(lessons) and lost <= margins.max_regressed * len(lessons)
+    return RevalidationResult(len(lessons), len(lessons) - lost, is_valid)
+
+
 def _load_signals(store: Store, user: str, ids: Collection[str]) -> Iterator[Signal]:
     for signal in ids:
         try:
@@ -186,3 +334,11 @@ def _is_undone(assignment: Assignment, current: Mapping[str, Assignment]) -> boo
     # A dislike is no lesson where there are too few.
     is_rating = assignment.signal.kind in _RATINGS and assignment.lesson is None
     return is_rating and assignment.signal.payload["value"] < 0
+
+
+def _as_built(stack: EffectiveStack, head: Revision, lesson: Lesson) -> Stack:
+    """Return the stack for a lesson, with what was below the head when it was built."""
+    part = stack.for_layer(lesson)
+    order = layer_order(head.layer)
+    above = (entry for entry in part.entries if layer_order(entry.layer) >= order)
+    return replace(part, entries=(*head.below, *above))

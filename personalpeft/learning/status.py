@@ -26,13 +26,15 @@ from personalpeft.learning.outcomes import (
     SignalUse,
     reason,
 )
-from personalpeft.learning.plan import MIN_LESSONS, inherited_holdout, stack_below
+from personalpeft.learning.plan import MIN_LESSONS, inherited_holdout
 from personalpeft.learning.report import LearnReport, from_json, learn_reports, outcome_reports
-from personalpeft.learning.revalidation import known_layers, stale_head
 from personalpeft.learning.staleness import (
     ancestors,
+    known_layers,
     replacement_for,
     retracted_signals,
+    stack_below,
+    stale_head,
     was_cleared,
 )
 from personalpeft.store.store import Store

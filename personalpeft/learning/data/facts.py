@@ -2,8 +2,9 @@
 
 A fact is used at once: it is looked up. It is learned as well where the user stated which questions
 it answers, or where the lookup helped repeatedly. In the first case the target is the stated
-answer. In the second it is the reply that the model gave with the fact in its prompt, which it then learns
-to give without (context distillation; Snell et al. 2022, "Learning by Distilling Context").
+answer. In the second it is the reply that the model gave with the fact in its prompt. The model
+learns to give it without (context distillation; Snell et al. 2022, "Learning by Distilling
+Context").
 
 Invariant: each learned fact has one question that is never trained on and judges it.
 """

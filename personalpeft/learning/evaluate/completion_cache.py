@@ -7,7 +7,7 @@ from pathlib import Path
 from personalpeft.engine.completion_cache import CompletionCache
 from personalpeft.engine.engine import Engine
 from personalpeft.learning.evaluate.probes import general_prompts, load_general_prompts
-from personalpeft.learning.plan import BUILD_FORMAT
+from personalpeft.learning.train.config import BUILD_FORMAT
 from personalpeft.learning.train.regularizer import MAX_REPLY_TOKENS
 from personalpeft.types import Sampling, canonical_digest
 

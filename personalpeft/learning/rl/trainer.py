@@ -30,7 +30,7 @@ from personalpeft.learning.gate.gate import (
 from personalpeft.learning.gate.probation import refuse_withdrawn, review_probation
 from personalpeft.learning.options import LearnOptions, publish_status
 from personalpeft.learning.outcomes import LearnOutcome, Reason, ReasonCode, reason
-from personalpeft.learning.plan import holdout_of, live_revision, stack_below
+from personalpeft.learning.plan import holdout_of
 from personalpeft.learning.publish import (
     Candidate,
     make_entry,
@@ -47,7 +47,7 @@ from personalpeft.learning.rl.loop import (
     map_practice_errors,
 )
 from personalpeft.learning.rl.rollouts import RESUME_HINT
-from personalpeft.learning.staleness import trained_on
+from personalpeft.learning.staleness import live_revision, stack_below, trained_on
 from personalpeft.learning.train.checkpoint import CheckpointStore
 from personalpeft.learning.train.config import TrainingConfig, load_training_configs
 from personalpeft.learning.train.loop import make_loop_control

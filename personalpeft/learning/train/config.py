@@ -23,6 +23,10 @@ from personalpeft.types import Json
 Start: TypeAlias = Literal["auto", "nothing"]
 """Where a build starts: the layer's head if it can be extended ("auto"), or an empty adapter."""
 
+# To be raised with every change to code that decides a revision's bytes, so that no build, finished
+# or not, of older code counts as one of newer code.
+BUILD_FORMAT = 7
+
 _MAX_INT = 2**63 - 1
 Count: TypeAlias = Annotated[int, Field(ge=1, le=_MAX_INT)]
 Size: TypeAlias = Annotated[int, Field(ge=0, le=_MAX_INT)]

@@ -15,7 +15,7 @@ from personalpeft.learning import learner, pipeline
 from personalpeft.learning.gate.gate import Judgement
 from personalpeft.learning.outcomes import text_reason
 from personalpeft.learning.report import from_json
-from personalpeft.learning.revalidation import RevalidationResult
+from personalpeft.learning.staleness import RevalidationResult
 from personalpeft.types import Verdict
 
 
