@@ -1,10 +1,9 @@
-"""From messages to the text that a base reads, through its chat template.
+"""Render messages to the text that a base reads, through its chat template.
 
-Invariant: text of a message, of a tool or of a call never becomes a control token, nor, where tools are spoken of, one of the marks
-that set calls and results off. Where it spells one, a zero-width space goes in after its first character: a reader sees no difference,
-and a tokenizer finds no control token.
+Invariant: text of a message, tool or call never becomes a control token; with tools, nor one of the
+marks of tools and calls. A zero-width space after the first character breaks up such a spelling.
 
-A template is somebody else's program, so it runs in jinja's sandbox, with the settings that chat templates are written for.
+Templates come from others, so they run in jinja's sandbox with the settings of transformers.
 """
 
 from __future__ import annotations
@@ -26,20 +25,20 @@ from personalpeft.errors import CardError, InvalidInput, PersonalPeftError
 from personalpeft.types import Message, ToolCall
 
 _ZERO_WIDTH_SPACE = "\u200b"
-# What templates set tools, calls and results off with. Tokenizers do not count these among their control tokens.
+# Templates mark tools, calls and results with these. They are not control tokens of tokenizers.
 _MARKS = tuple(
     f"<{slash}{name}>" for name in ("tools", "tool_call", "tool_response") for slash in ("", "/")
 )
 
 
 class _Refusal(TemplateError):
-    """The template itself called ``raise_exception``."""
+    """A call of ``raise_exception`` in a template."""
 
 
 def render_chat(
     base: Base, messages: Sequence[Message], *, add_generation_prompt: bool = True
 ) -> str:
-    """What ``base`` reads of these messages; its tokenizer must add no special tokens of its own. Errors as of ``render``."""
+    """Return the text that the base reads, complete with special tokens; see ``render``."""
     return render(
         base.template,
         messages,
@@ -61,10 +60,11 @@ def render(
     bos: str = "",
     eos: str = "",
 ) -> str:
-    """Messages as one text. ``system`` is said first where the messages bring no system message of their own.
+    """Return messages as one text, after ``system`` if they have no system message.
 
-    Raises ``CardError`` for a template that does not work, ``InvalidInput`` where the template refuses these messages (say, two of
-    one role in a row).
+    Raises:
+        CardError: The template does not work.
+        InvalidInput: The template refuses the messages, such as two of one role in a row.
     """
     if system is not None and not any(message.role == "system" for message in messages):
         messages = (Message("system", system), *messages)
@@ -72,13 +72,13 @@ def render(
         message.tools or message.tool_calls or message.role == "tool" for message in messages
     )
     control = (*control, *_MARKS) if about_tools else tuple(control)
-    spoken = [_messages_for_template(message, control) for message in messages]
-    # What may be called is what was offered last.
+    escaped = [_messages_for_template(message, control) for message in messages]
+    # The last tools that a message offers are the ones that can be called.
     offered = next((message.tools for message in reversed(messages) if message.tools), ())
     tools = [_escaped(tool, control) for tool in offered] or None
     try:
         return _compile(template).render(
-            messages=spoken,
+            messages=escaped,
             add_generation_prompt=add_generation_prompt,
             bos_token=bos,
             eos_token=eos,
@@ -101,7 +101,7 @@ def render(
 
 
 def escape_control_tokens(text: str, control: Sequence[str]) -> str:
-    """The text, with every spelling of a control token broken up. Text that spells none is returned as it is."""
+    """Break up every spelling of a control token in a text."""
     single, longer = _spellings(tuple(control))
     for token in single:
         text = text.replace(token, "")
@@ -109,13 +109,13 @@ def escape_control_tokens(text: str, control: Sequence[str]) -> str:
 
 
 def _messages_for_template(message: Message, control: Sequence[str]) -> dict[str, Any]:
-    """A message as templates read it."""
-    said: dict[str, Any] = {
+    """Return a message as templates read it."""
+    fields: dict[str, Any] = {
         "role": escape_control_tokens(message.role, control),
         "content": escape_control_tokens(message.content, control),
     }
     if message.tool_calls:
-        said["tool_calls"] = [
+        fields["tool_calls"] = [
             {
                 "id": escape_control_tokens(call.id, control),
                 "type": "function",
@@ -127,12 +127,12 @@ def _messages_for_template(message: Message, control: Sequence[str]) -> dict[str
             for call in message.tool_calls
         ]
     if message.tool_call_id:
-        said["tool_call_id"] = escape_control_tokens(message.tool_call_id, control)
-    return said
+        fields["tool_call_id"] = escape_control_tokens(message.tool_call_id, control)
+    return fields
 
 
 def _escaped(value: Any, control: Sequence[str]) -> Any:
-    """JSON with every text in it defused, keys too."""
+    """Escape every text in a JSON value, keys too."""
     if isinstance(value, str):
         return escape_control_tokens(value, control)
     if isinstance(value, Mapping):
@@ -147,8 +147,8 @@ def _escaped(value: Any, control: Sequence[str]) -> Any:
 
 @lru_cache(maxsize=16)
 def _spellings(control: tuple[str, ...]) -> tuple[tuple[str, ...], re.Pattern[str] | None]:
-    # The pattern takes the first character alone and looks ahead for the rest, so that spellings that overlap are all broken.
-    # Grouped by that first character: a base can have thousands of control tokens, and text is searched on every request.
+    # The pattern looks ahead for all but the first character, to match spellings that overlap.
+    # It is grouped by first characters: a base can have thousands of control tokens.
     rests: defaultdict[str, list[str]] = defaultdict(list)
     for token in control:
         if len(token) > 1:
@@ -179,7 +179,7 @@ def _raise_exception(message: str) -> Never:
 def end_of_turn(
     template: str, *, control: Iterable[str], bos: str = "", eos: str = ""
 ) -> str | None:
-    """The control token that the template writes right after a reply, None if it writes none. Errors as of ``render``."""
+    """Return the control token that the template writes after a reply, if any; see ``render``."""
     control = tuple(control)
     question, reply = "personalpeft asks", "personalpeft replies"
     text = render(
@@ -196,19 +196,19 @@ def end_of_turn(
 
 
 def supports_tools(base: Base) -> bool:
-    """Whether the base's chat template tells of tools and of what they answer, and writes calls in the form that ``tools`` reads."""
+    """Return whether the chat template shows tools, results, and calls as ``tool_calls`` reads."""
     return _template_supports_tools(base.template, base.control, base.bos, base.eos)
 
 
 @lru_cache(maxsize=16)
 def _template_supports_tools(template: str, control: tuple[str, ...], bos: str, eos: str) -> bool:
-    call = ToolCall("personalpeft_tool", {"said": "personalpeft calls"}, "call_1")
+    call = ToolCall("personalpeft_tool", {"text": "personalpeft calls"}, "call_1")
     about = {
         "name": call.name,
         "description": "personalpeft offers",
         "parameters": {"type": "object", "properties": {}},
     }
-    talk = [
+    messages = [
         Message("user", "personalpeft asks"),
         Message("assistant", "", (call,)),
         Message(
@@ -216,11 +216,11 @@ def _template_supports_tools(template: str, control: tuple[str, ...], bos: str, 
         ),
     ]
     try:
-        text = render(template, talk, system=None, control=control, bos=bos, eos=eos)
+        text = render(template, messages, system=None, control=control, bos=bos, eos=eos)
     except PersonalPeftError:
         return False
     _, calls = read_calls(text)
-    told = "personalpeft offers" in text and "personalpeft answers" in text
-    return told and any(
+    shown = "personalpeft offers" in text and "personalpeft answers" in text
+    return shown and any(
         (each.name, each.arguments) == (call.name, call.arguments) for each in calls
     )

@@ -1,7 +1,7 @@
-"""The files that a source names: where they lie now, and what they hash to.
+"""Find and hash the files that a source names.
 
-Invariants: nothing is imported or run to find them; weights are safetensors or GGUF, never pickles; a name inside a file cannot lead
-out of its folder.
+Invariants: finding them imports and runs nothing. Weights are safetensors or GGUF, never pickles.
+A name inside a file cannot lead out of its folder.
 """
 
 from __future__ import annotations
@@ -16,41 +16,34 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from personalpeft.base_models.types import ModelCard, Source
+from personalpeft.base_models.types import ModelCard
 from personalpeft.errors import WeightsError
 from personalpeft.types import canonical_digest
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 _BLOCK = 1 << 20
+_FRESH_COPY = "Get a fresh copy of the model."
 
 
 def package_files(card: ModelCard) -> tuple[Path, ...]:
-    """The resources of a package source, in the card's order. Does not import the packages.
-
-    Raises ``WeightsError`` for one that is not installed; the hint is the card's way to install it.
-    """
-    found = []
+    """Return the resources of a package source in the card's order, or raise ``WeightsError``."""
+    paths = []
     for file in card.source.files:
         package, _, inside = file.partition(":")
         spec = find_spec(package)
-        places = list(spec.submodule_search_locations or ()) if spec is not None else []
-        path = next(
-            (Path(place, inside) for place in places if Path(place, inside).is_file()), None
-        )
+        folders = list(spec.submodule_search_locations or ()) if spec is not None else []
+        path = next((path for each in folders if (path := Path(each, inside)).is_file()), None)
         if path is None:
             what = "is not installed" if spec is None else f"has no file {inside}"
-            raise WeightsError(
-                f"The weights of {card.name} are missing: package {package} {what}.",
-                hint=_install_hint(card),
-            )
-        found.append(path)
-    return tuple(found)
+            raise _incomplete(card, f"are missing: package {package} {what}")
+        paths.append(path)
+    return tuple(paths)
 
 
 @contextmanager
 def find_source_gguf(card: ModelCard) -> Iterator[Path]:
-    """The one GGUF file of a package source; where it is in parts, joined for the while. Raises ``WeightsError``."""
+    """Yield the one GGUF file of a package source; join its parts into a temporary one."""
     parts = package_files(card)
     if len(parts) == 1:
         yield parts[0]
@@ -62,7 +55,7 @@ def find_source_gguf(card: ModelCard) -> Iterator[Path]:
 
 
 def join(parts: Sequence[Path], whole: Path) -> None:
-    """Writes files one after the other into one."""
+    """Write files one after the other into one."""
     with whole.open("wb") as out:
         for part in parts:
             with part.open("rb") as source:
@@ -70,20 +63,17 @@ def join(parts: Sequence[Path], whole: Path) -> None:
 
 
 def folder_files(card: ModelCard, folder: Path) -> Mapping[str, Path]:
-    """Weights, config.json and tokenizer.json of a folder by their names. Raises ``WeightsError`` for what is missing in it."""
+    """Return weights, config.json and tokenizer.json by name, or raise ``WeightsError``."""
     if not folder.is_dir():
-        raise WeightsError(
-            f"The weights of {card.name} are missing: there is no folder {folder}.",
-            hint=_install_hint(card),
-        )
-    names = ["config.json", "tokenizer.json", *_weight_names(card, folder)]
-    for name in names:
-        if not (folder / name).is_file():
-            raise WeightsError(
-                f"The weights of {card.name} are not complete: {folder / name} is missing.",
-                hint=_install_hint(card),
-            )
-    return {name: folder / name for name in names}
+        raise _incomplete(card, f"are missing: there is no folder {folder}")
+    paths = {
+        name: folder / name
+        for name in ("config.json", "tokenizer.json", *_weight_names(card, folder))
+    }
+    for path in paths.values():
+        if not path.is_file():
+            raise _incomplete(card, f"are not complete: {path} is missing")
+    return paths
 
 
 def _weight_names(card: ModelCard, folder: Path) -> list[str]:
@@ -97,14 +87,13 @@ def _weight_names(card: ModelCard, folder: Path) -> list[str]:
             for name in names
         ):
             raise WeightsError(
-                f"{folder / INDEX} does not name safetensors files beside it.",
-                hint="Get a fresh copy of the model.",
+                f"{folder / INDEX} does not name safetensors files beside it.", hint=_FRESH_COPY
             )
         return [INDEX, *sorted(str(name) for name in names)]
     if next(folder.glob("*.bin"), None) is not None:
         raise WeightsError(
             f"The weights in {folder} are pickles (.bin), and a pickle can run any program.",
-            hint="Get the model's safetensors files, or convert them on a machine that you can afford to lose.",
+            hint="Get the model's safetensors files, or convert them on a machine without data.",
         )
     raise WeightsError(
         f"There are no weights in {folder}: {SINGLE} is missing.", hint=_install_hint(card)
@@ -112,19 +101,23 @@ def _weight_names(card: ModelCard, folder: Path) -> list[str]:
 
 
 def hub_folder(card: ModelCard, report: Callable[[str, float], None]) -> Path:
-    """The folder of a hub source, downloaded if need be (never with ``HF_HUB_OFFLINE``). Raises ``WeightsError`` if it cannot be had."""
+    """Return the folder of a hub source, downloaded unless ``HF_HUB_OFFLINE`` is set.
+
+    Raises:
+        WeightsError: It is neither on this machine nor in the hub.
+    """
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
     from huggingface_hub.utils.tqdm import tqdm
 
     class Silent(tqdm):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **{**kwargs, "disable": True})  # type: ignore[no-untyped-call]  # the hub's own
+            super().__init__(*args, **{**kwargs, "disable": True})  # type: ignore[no-untyped-call]
 
     source = card.source
     report(f"Looking for {source.repo} in the hub", 0.0)
     try:
-        found = snapshot_download(
+        folder = snapshot_download(
             str(source.repo),
             revision=source.revision,
             allow_patterns=["*.safetensors", "*.json", "*.jinja"],
@@ -132,79 +125,72 @@ def hub_folder(card: ModelCard, report: Callable[[str, float], None]) -> Path:
             tqdm_class=Silent,
         )
     except (HfHubHTTPError, HFValidationError, OSError) as error:
-        why = (
-            "and the hub may not be asked (HF_HUB_OFFLINE)"
+        first_line = next(iter(str(error).strip().splitlines()), type(error).__name__).rstrip(".")
+        reason = (
+            "HF_HUB_OFFLINE forbids downloads"
             if constants.HF_HUB_OFFLINE
-            else f"and the hub said: {_line(error)}"
+            else f"the hub answered: {first_line}"
         )
         raise WeightsError(
-            f"The weights of {card.name} are missing: {source.repo} is not on this machine, {why}.",
-            hint='Copy the model into a folder and point a card at it: [source] kind = "folder", path = "...".',
+            f"The weights of {card.name} are missing: {source.repo} is not on this machine, "
+            f"and {reason}.",
+            hint="Copy the model into a folder and point a card at it: "
+            '[source] kind = "folder", path = "...".',
         ) from error
-    return Path(str(found))
+    return Path(str(folder))
 
 
 def hash_files(files: Sequence[Path], report: Callable[[float], None] = lambda done: None) -> str:
-    """SHA-256 (hex) over the bytes of the files, one after the other. ``report`` hears what part of them is done.
-
-    Raises ``WeightsError`` for a file that cannot be read.
-    """
+    """Return the SHA-256 (hex) of the files' bytes in a row; report the share that is done."""
     digest, done, block = hashlib.sha256(), 0, bytearray(_BLOCK)
     view = memoryview(block)
     try:
-        whole = sum(path.stat().st_size for path in files) or 1
+        total = sum(path.stat().st_size for path in files) or 1
         for path in files:
             with path.open("rb", buffering=0) as file:
                 while count := file.readinto(block):
                     digest.update(view[:count])
                     done += count
-                    report(done / whole)
+                    report(done / total)
     except OSError as error:
         raise _unreadable(error) from error
     return digest.hexdigest()
 
 
 def folder_digest(digests: Mapping[str, str]) -> str:
-    """One digest for named files: over each name and the SHA-256 of its bytes, whatever their order."""
+    """Return one digest of files by name and SHA-256, in any order."""
     return canonical_digest(sorted(digests.items()))
 
 
-def check_digest(card: ModelCard, found: str, where: str) -> None:
-    """Raises ``WeightsError`` where weights are not the ones that the card names."""
+def check_digest(card: ModelCard, digest: str, where: str) -> None:
+    """Raise ``WeightsError`` unless the weights have the card's digest."""
     expected = card.source.digest
-    if expected is not None and expected != f"sha256:{found}":
+    if expected is not None and expected != f"sha256:{digest}":
         raise WeightsError(
-            f"The weights of {card.name} are changed: {where} hashes to {found[:12]}, the card expects "
-            f"{expected.removeprefix('sha256:')[:12]}.",
-            hint=_install_hint(card)
-            + " If you trust the new ones, put their digest into a card of your own: "
-            f"sha256:{found}.",
+            f"The weights of {card.name} are changed: {where} hashes to {digest[:12]}, "
+            f"the card expects {expected.removeprefix('sha256:')[:12]}.",
+            hint=f"{_install_hint(card)} If you trust the new ones, put their digest into a card "
+            f"of your own: sha256:{digest}.",
         )
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; ``WeightsError`` if it is damaged or cannot be read."""
+    """Return the object in a JSON file, or raise ``WeightsError``."""
     try:
         value = json.loads(read_text(path))
     except (ValueError, RecursionError) as error:
-        raise WeightsError(
-            f"{path} is damaged: {error}.", hint="Get a fresh copy of the model."
-        ) from error
+        raise WeightsError(f"{path} is damaged: {error}.", hint=_FRESH_COPY) from error
     if not isinstance(value, dict):
-        raise WeightsError(
-            f"{path} is damaged: it holds no object.", hint="Get a fresh copy of the model."
-        )
+        raise WeightsError(f"{path} is damaged: it holds no object.", hint=_FRESH_COPY)
     return value
 
 
 def read_text(path: Path) -> str:
-    """The text in a file; ``WeightsError`` if it is not UTF-8 or cannot be read."""
+    """Return the text of a UTF-8 file, or raise ``WeightsError``."""
     try:
         return path.read_text("utf-8")
     except UnicodeDecodeError as error:
-        raise WeightsError(
-            f"{path} is damaged: it is not UTF-8.", hint="Get a fresh copy of the model."
-        ) from error
+        raise WeightsError(f"{path} is damaged: it is not UTF-8.", hint=_FRESH_COPY) from error
     except OSError as error:
         raise _unreadable(error) from error
 
@@ -216,15 +202,11 @@ def _unreadable(error: OSError) -> WeightsError:
     )
 
 
+def _incomplete(card: ModelCard, what: str) -> WeightsError:
+    return WeightsError(f"The weights of {card.name} {what}.", hint=_install_hint(card))
+
+
 def _install_hint(card: ModelCard) -> str:
-    source: Source = card.source
-    return (
-        f"Install them: {source.install}."
-        if source.install
-        else "Get a fresh copy of the model, or correct the card."
-    )
-
-
-def _line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return (lines[0] if lines else type(error).__name__).rstrip(".")
+    if card.source.install:
+        return f"Install them: {card.source.install}."
+    return "Get a fresh copy of the model, or correct the card."

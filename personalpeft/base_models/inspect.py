@@ -1,14 +1,17 @@
-"""What a folder with a model says of itself: its shape, its control tokens, its chat template.
+"""Read a model's shape, control tokens and chat template from its folder.
 
-Invariant: the same files give the same facts, so they are looked up once and kept in the cache; reading kept facts imports no torch.
+Invariant: the same files give the same facts, so the cache keeps them. Reading them from the cache
+imports no torch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from pydantic import TypeAdapter
 
 from personalpeft.base_models.files import read_json, read_text
 from personalpeft.base_models.types import ModelCard
@@ -19,48 +22,30 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-# Names how facts are found; raise it when other facts are wanted or they are found in another way.
+# The version of the facts in the cache; raise it with every change of how they are read.
 FACTS = 1
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """``architecture`` has every linear layer that all blocks share, whatever a card's targets are. ``eos`` and ``bos`` are what the
-    template calls so; ``stops`` are the tokens that the configuration lets end a reply; ``template`` is None if the files bring none;
-    ``longest`` is how many tokens the configuration has positions for, None if it does not say."""
+    """What a model's files say."""
 
-    architecture: Architecture
+    architecture: Architecture  # with every linear layer that all blocks share
     control: tuple[str, ...]
-    bos: str
-    eos: str
-    stops: tuple[str, ...]
-    template: str | None
-    longest: int | None = None
+    bos: str  # the template's ``bos_token``
+    eos: str  # the template's ``eos_token``
+    stops: tuple[str, ...]  # end a reply, by the configuration
+    template: str | None  # None if the files have none
+    longest: int | None = None  # positions of the configuration, if it has a limit
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> ModelFacts:
-        """Raises ``KeyError``, ``TypeError`` or ``ValueError`` for anything that ``to_json`` did not write."""
-        shape = value["architecture"]
-        return cls(
-            architecture=Architecture(
-                model_type=str(shape["model_type"]),
-                block_path=str(shape["block_path"]),
-                blocks=int(shape["blocks"]),
-                projections={
-                    str(k): (int(i), int(o)) for k, (i, o) in shape["projections"].items()
-                },
-            ),
-            control=tuple(map(str, value["control"])),
-            bos=str(value["bos"]),
-            eos=str(value["eos"]),
-            stops=tuple(map(str, value["stops"])),
-            template=None if value["template"] is None else str(value["template"]),
-            longest=None if value["longest"] is None else int(value["longest"]),
-        )
+    def from_json(cls, value: object) -> ModelFacts:
+        """Return what ``to_json`` wrote, or raise ``ValueError``."""
+        return TypeAdapter(cls).validate_python(value)
 
 
 def inspect_model(folder: Path) -> ModelFacts:
-    """Looks into config, tokenizer and template of a folder; builds the model without weights. Raises ``WeightsError`` if it cannot."""
+    """Read the facts of a folder; raise ``WeightsError`` if transformers cannot build its model."""
     tokenizer = read_json(folder / "tokenizer.json")
     settings = _optional(folder / "tokenizer_config.json")
     config = read_json(folder / "config.json")
@@ -73,6 +58,7 @@ def inspect_model(folder: Path) -> ModelFacts:
     bos = _token_text(settings.get("bos_token")) or next(
         iter(tokens.names([config.get("bos_token_id")])), ""
     )
+    longest = config.get("max_position_embeddings")
     return ModelFacts(
         architecture=_architecture(folder, config),
         control=tokens.control,
@@ -80,38 +66,33 @@ def inspect_model(folder: Path) -> ModelFacts:
         eos=eos,
         stops=tuple(dict.fromkeys((*stops, *([eos] if eos else ())))),
         template=_template(folder, settings),
-        longest=longest
-        if isinstance(longest := config.get("max_position_embeddings"), int)
-        else None,
+        longest=longest if isinstance(longest, int) else None,
     )
 
 
 def restrict_to_targets(architecture: Architecture, card: ModelCard) -> Architecture:
-    """The architecture with only the projections that the card's targets name (``q_proj``, or in full ``self_attn.q_proj``).
+    """Keep only the projections of the card's targets, such as ``q_proj``.
 
-    Raises ``CardError`` for a target that names none.
+    Raises:
+        CardError: A target matches no projection.
     """
-    chosen: dict[str, tuple[int, int]] = {}
+    matched: set[str] = set()
     for target in card.targets:
-        named = {
-            path: size
-            for path, size in architecture.projections.items()
+        paths = {
+            path
+            for path in architecture.projections
             if path == target or path.endswith(f".{target}")
         }
-        if not named:
+        if not paths:
+            layers = {path.rpartition(".")[2] for path in architecture.projections}
             raise CardError(
-                f"targets of {card.name} name {target!r}, and no block of {architecture.model_type} has such a linear layer.",
-                hint=suggest_nearest(
-                    target,
-                    {path.rpartition(".")[2] for path in architecture.projections},
-                    what="linear layer",
-                ),
+                f"targets of {card.name} name {target!r}, "
+                f"and no block of {architecture.model_type} has such a linear layer.",
+                hint=suggest_nearest(target, layers, what="linear layer"),
             )
-        chosen |= named
-    projections = {path: size for path, size in architecture.projections.items() if path in chosen}
-    return Architecture(
-        architecture.model_type, architecture.block_path, architecture.blocks, projections
-    )
+        matched |= paths
+    projections = {path: size for path, size in architecture.projections.items() if path in matched}
+    return replace(architecture, projections=projections)
 
 
 def _architecture(folder: Path, config: Mapping[str, Any]) -> Architecture:
@@ -125,7 +106,7 @@ def _architecture(folder: Path, config: Mapping[str, Any]) -> Architecture:
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    # What a configuration that somebody wrote can make transformers raise; code that a folder brings along is never run.
+    # What transformers may raise for a wrong configuration.
     mistakes = (
         OSError,
         ValueError,
@@ -137,21 +118,27 @@ def _architecture(folder: Path, config: Mapping[str, Any]) -> Architecture:
         StrictDataclassError,
     )
     try:
-        known = AutoConfig.from_pretrained(
+        auto_config = AutoConfig.from_pretrained(
             str(folder), local_files_only=True, trust_remote_code=False
         )
         with torch.device("meta"):
-            model: nn.Module = AutoModelForCausalLM.from_config(known, trust_remote_code=False)
+            model: nn.Module = AutoModelForCausalLM.from_config(
+                auto_config, trust_remote_code=False
+            )
     except mistakes as error:
         raise WeightsError(
-            f"{folder / 'config.json'} does not describe a model that transformers can build: {str(error).splitlines()[0]}",
-            hint="Only models whose code is part of transformers can be used; a newer transformers may know this one.",
+            f"{folder / 'config.json'} does not describe a model that transformers can build: "
+            f"{str(error).splitlines()[0]}",
+            hint="The model's code must be part of transformers; a newer release may have it.",
         ) from error
     return architecture_of(model, str(config.get("model_type", "")))
 
 
 def architecture_of(model: nn.Module, model_type: str) -> Architecture:
-    """Finds the list of blocks (the one that holds most of the model's linear layers) and what all its blocks have in common."""
+    """Return the linear layers that all blocks share.
+
+    The blocks are the list of modules with the most weights in linear layers.
+    """
     from torch import nn
 
     def linears(block: nn.Module) -> dict[str, tuple[int, int]]:
@@ -205,15 +192,9 @@ class _Tokens:
 
     def names(self, ids: list[Any]) -> tuple[str, ...]:
         wanted = [number for number in ids if isinstance(number, int)]
-        missing = {number for number in wanted if number not in self._added}
-        plain = (
-            {number: token for token, number in self._vocabulary.items() if number in missing}
-            if missing
-            else {}
-        )
-        return tuple(
-            name for number in wanted if (name := self._added.get(number) or plain.get(number))
-        )
+        names = {number: token for token, number in self._vocabulary.items() if number in wanted}
+        names |= {number: token for number, token in self._added.items() if token}
+        return tuple(names[number] for number in wanted if number in names)
 
 
 def _token_text(value: Any) -> str:
@@ -231,9 +212,7 @@ def _template(folder: Path, settings: Mapping[str, Any]) -> str | None:
     )
     if isinstance(template, list):
         named = {
-            entry.get("name"): entry.get("template")
-            for entry in template
-            if isinstance(entry, dict)
+            each.get("name"): each.get("template") for each in template if isinstance(each, dict)
         }
         template = named.get("default")
     return template if isinstance(template, str) else None

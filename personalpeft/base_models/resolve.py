@@ -1,29 +1,37 @@
-"""From a card to a base that can be loaded: finds the files, hashes them, and makes in the cache what has to be made.
+"""Resolve a card to a base that can be loaded: find the files, hash them, and convert what is
+no folder of safetensors into the cache.
 
 Invariants:
 
-- Weights are hashed on every call; what is not what the card says is never opened.
-- The cache holds whole entries or none: an entry is made in a folder of its own and renamed; one process at a time makes it. Its files are
-  hashed on every call too, and one that was changed is made again.
-- An entry that no process uses any more goes a week later, once a newer one of its base is used: see ``versions``.
-- A base's digest comes from the source, not from what the cache made of it, so it is the same on every machine. (A random base has no
-  source but its seed, and takes its digest from the numbers that were drawn.)
+- Weights are hashed on every call. Weights that differ from the card's digest are never opened.
+- An entry of the cache is complete or missing: it is made in a temporary folder and renamed. Only
+  the holder of its lock makes, uses or removes it. Its files are hashed on every call; an entry
+  that was changed is made again.
+- A process holds the entries it uses until it ends, also by a crash. Entries in use stay.
+- An entry is removed once it is superseded and unused for a week: by a newer entry with the same
+  key, or by one from other sources at the same place. Programs of several versions share a cache.
+- A base's digest comes from its source, so it is the same on every machine. A random base has no
+  source; its digest comes from the weights that its seed gives.
 """
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
+import os
+import re
+import shutil
+import tempfile
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from filelock import Timeout
+from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 
-from personalpeft.base_models import cache_versions
-from personalpeft.base_models.cache_versions import MANIFEST
 from personalpeft.base_models.chat_template import end_of_turn
 from personalpeft.base_models.convert import RECIPE, convert_gguf, make_random_model
 from personalpeft.base_models.files import (
@@ -36,7 +44,7 @@ from personalpeft.base_models.files import (
     package_files,
 )
 from personalpeft.base_models.inspect import FACTS, ModelFacts, inspect_model, restrict_to_targets
-from personalpeft.base_models.types import Base, ModelCard
+from personalpeft.base_models.types import Base, ModelCard, Source
 from personalpeft.errors import (
     CardError,
     InvalidInput,
@@ -49,12 +57,23 @@ from personalpeft.types import Progress, canonical_digest, canonical_json
 
 _log = logging.getLogger(__name__)
 
+_MANIFEST = "base.json"
+
+_ENTRY_NAME = re.compile(r"(?P<key>[0-9a-f]{16})-(?P<recipe>\d+)\.(?P<facts>\d+)")
+_LEFTOVER = ".tmp-"
+_USE = ".use-"
+_WEEK = 7 * 24 * 3600
+
+_entry_locks_guard = threading.Lock()
+_entry_locks: dict[tuple[int, Path], FileLock] = {}
+
 
 def resolve_base(card: ModelCard, *, cache: Path, progress: Progress | None = None) -> Base:
-    """The base of a card, with every file found and hashed.
+    """Return the base of a card, with every file found and hashed.
 
-    The first time this takes seconds to minutes, later well under a second for a small base. ``progress`` hears a stage and how much of
-    it is done (0 to 1). Raises ``WeightsError`` for weights that are missing or changed, ``CardError`` for a card that does not fit them.
+    Raises:
+        WeightsError: Weights are missing or changed.
+        CardError: The card does not fit the weights.
     """
     report = progress or (lambda stage, done: None)
     source = card.source
@@ -74,8 +93,8 @@ def resolve_base(card: ModelCard, *, cache: Path, progress: Progress | None = No
             report,
             lambda into: make_random_model(source.seed, source.shape, card.context, into),
         )
-        made = canonical_digest([entry.files[SINGLE], source.shape])
-        return _base(card, entry.folder, entry.facts, made, entry.files["tokenizer.json"])
+        weights = canonical_digest([entry.files[SINGLE], source.shape])
+        return _base(card, entry.folder, entry.facts, weights, entry.files["tokenizer.json"])
 
     folder = hub_folder(card, report) if source.kind == "hub" else source.path or Path()
     digests = {}
@@ -84,32 +103,31 @@ def resolve_base(card: ModelCard, *, cache: Path, progress: Progress | None = No
         digests[name] = hash_files([path])
     weights = folder_digest(digests)
     check_digest(card, weights, str(folder))
-    # The template and the other small settings are not among the hashed weights, but the facts depend on them.
-    small = (
-        path
+    # The facts depend on the template and other settings, which are not part of the digest.
+    settings = {
+        path.name: hash_files([path])
         for path in folder.iterdir()
-        if path.suffix in (".json", ".jinja") and path.name not in digests
-    )
-    settings = {path.name: hash_files([path]) for path in small if path.is_file()}
-    entry = _entry(card, canonical_digest([weights, settings]), cache, report, None, look=folder)
+        if path.suffix in (".json", ".jinja") and path.name not in digests and path.is_file()
+    }
+    entry = _entry(card, canonical_digest([weights, settings]), cache, report, None, model=folder)
     return _base(card, folder, entry.facts, weights, digests["tokenizer.json"])
 
 
 def _base(card: ModelCard, folder: Path, facts: ModelFacts, weights: str, tokenizer: str) -> Base:
     template = card.template or facts.template
     if template is None:
-        raise CardError(
-            f"{card.name} brings no chat template.", hint="Give one as template in its card."
-        )
+        raise CardError(f"{card.name} has no chat template.", hint="Set chat_template in its card.")
     if facts.longest is not None and card.context > facts.longest:
         raise CardError(
-            f"context of {card.name} is {card.context}, and the model has positions for {facts.longest} tokens.",
+            f"context of {card.name} must be at most {facts.longest}, the model's positions, "
+            f"got {card.context}.",
             hint=f"Set context to {facts.longest} or less.",
         )
     unknown = [token for token in card.stop_tokens if token not in facts.control]
     if unknown:
         raise CardError(
-            f"stop_tokens of {card.name} name {unknown[0]!r}, which is not a control token of its tokenizer.",
+            f"stop_tokens of {card.name} name {unknown[0]!r}, "
+            "which is not a control token of its tokenizer.",
             hint=suggest_nearest(unknown[0], facts.control, what="control token"),
         )
     try:
@@ -137,7 +155,7 @@ def _base(card: ModelCard, folder: Path, facts: ModelFacts, weights: str, tokeni
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """One folder of the cache: what was made of a source, if anything had to be, and the facts about it."""
+    """A folder of the cache: the facts about a source and its converted files, if any."""
 
     folder: Path
     facts: ModelFacts
@@ -151,23 +169,26 @@ def _entry(
     report: Progress,
     make: Callable[[Path], None] | None,
     *,
-    look: Path | None = None,
+    model: Path | None = None,
 ) -> _Entry:
-    """The cache's entry for a source, made if it is not there or not what it was. ``look`` is where the model lies, if not in the entry."""
+    """Return a source's entry; make it if it is missing or changed.
+
+    ``model`` is the folder of the model if ``make`` does not convert it.
+    """
     folder = cache / "bases" / f"{key[:16]}-{RECIPE}.{FACTS}"
     with _cache_errors(card, cache):
         folder.parent.mkdir(parents=True, exist_ok=True)
-        # A cache that cannot be written can be read, and nothing is removed from it.
-        with suppress(OSError), _exclusively(folder, report):
-            cache_versions.hold_version(folder)
-        origin = cache_versions.origin_of(card.source)
-        entry = _read(folder, key)
+        # A read-only cache can be used.
+        with suppress(OSError), _locked(folder, report):
+            _hold_entry(folder)
+        origin = _origin_of(card.source)
+        entry = _read_entry(folder, key)
         if entry is None:
-            with _exclusively(folder, report):
-                entry = _read(folder, key) or _make_entry(
-                    card, key, folder, report, make, look, origin
+            with _locked(folder, report):
+                entry = _read_entry(folder, key) or _make_entry(
+                    card, key, folder, report, make, model, origin
                 )
-        cache_versions.remove_unused_versions(folder, origin)
+        _remove_superseded(folder, origin)
         return entry
 
 
@@ -177,41 +198,40 @@ def _make_entry(
     folder: Path,
     report: Progress,
     make: Callable[[Path], None] | None,
-    look: Path | None,
+    model: Path | None,
     origin: str | None,
 ) -> _Entry:
-    # Only the holder of the lock makes this entry, so what else lies here under its name was left by one that died.
-    cache_versions.remove_leftovers(folder)
+    _remove_leftovers(folder)
     if folder.exists():
         _log.warning(
             "The cached copy of %s in %s was changed; it is made again.", card.name, folder
         )
-    fresh = cache_versions.temporary_folder(folder)
+    fresh = _temporary_folder(folder)
     report(f"Preparing {card.name}", 0.0)
     if make is not None:
         make(fresh)
-    facts = inspect_model(look or fresh)
+    facts = inspect_model(model or fresh)
     files = {path.name: hash_files([path]) for path in sorted(fresh.iterdir())}
     content = {"source": key, "origin": origin, "files": files, "facts": to_json(facts)}
     sealed = {**content, "seal": canonical_digest(content)}
-    (fresh / MANIFEST).write_text(canonical_json(sealed), "utf-8")
+    (fresh / _MANIFEST).write_text(canonical_json(sealed), "utf-8")
     if folder.exists():
-        folder.rename(cache_versions.temporary_folder(folder) / "changed")
+        folder.rename(_temporary_folder(folder) / "changed")
     fresh.rename(folder)
-    cache_versions.remove_leftovers(folder)
+    _remove_leftovers(folder)
     report(f"Preparing {card.name}", 1.0)
     return _Entry(folder, facts, files)
 
 
-def _read(folder: Path, key: str) -> _Entry | None:
-    """An entry that is whole and is what it was when it was made; None for anything else."""
+def _read_entry(folder: Path, key: str) -> _Entry | None:
+    """Return an entry unless it is missing, incomplete or changed."""
     try:
-        content = json.loads((folder / MANIFEST).read_text("utf-8"))
+        content = json.loads((folder / _MANIFEST).read_text("utf-8"))
         seal = content.pop("seal")
         if seal != canonical_digest(content) or content["source"] != key:
             return None
         files = {str(name): str(digest) for name, digest in content["files"].items()}
-        if {path.name for path in folder.iterdir()} != {MANIFEST, *files}:
+        if {path.name for path in folder.iterdir()} != {_MANIFEST, *files}:
             return None
         if any(hash_files([folder / name]) != digest for name, digest in files.items()):
             return None
@@ -221,9 +241,9 @@ def _read(folder: Path, key: str) -> _Entry | None:
 
 
 @contextmanager
-def _exclusively(folder: Path, report: Progress) -> Iterator[None]:
-    """Held by one process at a time for each entry; freed by the system if that process dies."""
-    lock = cache_versions.lock_of(folder)
+def _locked(folder: Path, report: Progress) -> Iterator[None]:
+    """Lock an entry; the system releases the lock of a process that dies."""
+    lock = _lock_of(folder)
     try:
         lock.acquire(timeout=0)
     except Timeout:
@@ -251,3 +271,104 @@ def _cache_errors(card: ModelCard, cache: Path) -> Iterator[None]:
             f"{card.name} cannot be unpacked: {error}.",
             hint="This version of transformers may not know this kind of GGUF file.",
         ) from error
+
+
+def _lock_of(entry: Path) -> FileLock:
+    return FileLock(f"{entry}.lock")
+
+
+def _temporary_folder(entry: Path) -> Path:
+    """Make a folder beside an entry, which later calls remove if this process dies."""
+    return Path(tempfile.mkdtemp(prefix=f"{entry.name}{_LEFTOVER}", dir=entry.parent))
+
+
+def _remove_leftovers(entry: Path) -> None:
+    """Remove what dead processes left of an entry, whose lock the caller holds."""
+    for leftover in entry.parent.glob(f"{entry.name}{_LEFTOVER}*"):
+        shutil.rmtree(leftover)
+
+
+def _origin_of(source: Source) -> str | None:
+    """Return a digest of a source's place, or None for a random base."""
+    place = {
+        "package": list(source.files),
+        "hub": source.repo,
+        "folder": str(source.path),
+        "random": None,
+    }[source.kind]
+    return canonical_digest([source.kind, place]) if place else None
+
+
+def _hold_entry(entry: Path) -> None:
+    """Mark an entry, whose lock the caller holds, as in use until this process ends."""
+    # A forked child adds a mark of its own.
+    key = (os.getpid(), entry)
+    with _entry_locks_guard:
+        if key in _entry_locks and Path(_entry_locks[key].lock_file).exists():
+            return
+        handle, path = tempfile.mkstemp(prefix=f"{entry.name}{_USE}", dir=entry.parent)
+        os.close(handle)
+        lock = FileLock(path)
+        lock.acquire(timeout=0)
+        _entry_locks[key] = lock
+        atexit.register(_release, lock, os.getpid())
+
+
+def _remove_superseded(entry: Path, origin: str | None) -> None:
+    """Remove superseded entries of this base, and what dead processes left of any.
+
+    What cannot be removed stays until the next call.
+    """
+    with suppress(OSError):
+        os.utime(entry / _MANIFEST)
+        now = (entry / _MANIFEST).stat().st_mtime
+        for folder in sorted(
+            path for path in entry.parent.iterdir() if path.is_dir() and path != entry
+        ):
+            name, leftover, _ = folder.name.partition(_LEFTOVER)
+            with suppress(OSError, ValueError):
+                if leftover and _ENTRY_NAME.fullmatch(name):
+                    maker = folder.with_name(name)
+                    with _lock_of(maker).acquire(timeout=0):
+                        _remove_leftovers(maker)
+                elif (
+                    _is_superseded(folder, entry, origin)
+                    and now - (folder / _MANIFEST).stat().st_mtime > _WEEK
+                ):
+                    with _lock_of(folder).acquire(timeout=0):
+                        _remove_if_unused(folder)
+
+
+def _is_superseded(other: Path, entry: Path, origin: str | None) -> bool:
+    """Return whether ``entry`` supersedes ``other``."""
+    its, ours = _ENTRY_NAME.fullmatch(other.name), _ENTRY_NAME.fullmatch(entry.name)
+    if its is None or ours is None or _version(its) > _version(ours):
+        return False  # Not an entry, or from a newer program.
+    if its["key"] == ours["key"]:
+        return _version(its) < _version(ours)
+    manifest = json.loads((other / _MANIFEST).read_text("utf-8"))
+    return origin is not None and isinstance(manifest, dict) and manifest.get("origin") == origin
+
+
+def _version(name: re.Match[str]) -> tuple[int, int]:
+    return int(name["recipe"]), int(name["facts"])
+
+
+def _remove_if_unused(entry: Path) -> None:
+    for file in entry.parent.glob(f"{entry.name}{_USE}*"):
+        try:
+            FileLock(file).acquire(timeout=0).lock.release()
+        except Timeout:
+            return
+        file.unlink()
+    # One step, so that no process reads half an entry.
+    entry.rename(_temporary_folder(entry) / entry.name)
+    _remove_leftovers(entry)
+
+
+def _release(lock: FileLock, pid: int) -> None:
+    # A forked child inherits its parent's locks and must not release them.
+    if pid == os.getpid():
+        with suppress(OSError):
+            lock.release()
+            Path(lock.lock_file).unlink()

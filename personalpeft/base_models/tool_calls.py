@@ -1,10 +1,10 @@
-"""The calls of tools in what a model writes.
+"""Read tool calls in a model's replies, in the form of the Hermes and Qwen families.
 
-One form is read, that of the Hermes and Qwen families: ``<tool_call>``, the JSON of name and arguments, ``</tool_call>``.
-``template.takes_tools`` says whether a base's template speaks it.
+A call is ``<tool_call>``, the JSON of name and arguments, ``</tool_call>``.
+``chat_template.supports_tools`` says whether a base's template uses it.
 
-Invariants: what a ``CallReader`` gives back is certain and never taken back; text without a call in it comes through as it is, whatever
-it spells; the order is that of the reply.
+Invariants: what a ``CallReader`` returns is final and in the order of the reply. Text without a
+call passes unchanged.
 """
 
 from __future__ import annotations
@@ -18,80 +18,81 @@ from personalpeft.ids import TOOL_NAME
 from personalpeft.types import Message, ToolCall
 
 CALL_ENDS = "</tool_call>"
-"""What ends a call in a reply: as a stop string, what ends a reply with its first call."""
+"""The end of a call; as a stop string it ends a reply after the first call."""
 _OPEN, _CLOSE = "<tool_call>", CALL_ENDS
 
-Said: TypeAlias = str | ToolCall
+ReplyPart: TypeAlias = str | ToolCall
+Said = ReplyPart  # the old name
 
 
 def read_calls(text: str) -> tuple[str, tuple[ToolCall, ...]]:
-    """A whole reply as its text without the calls, and the calls."""
+    """Split a complete reply into its text and its calls."""
     reader = CallReader()
-    said = [*reader.push(text), *reader.finish()]
-    return "".join(each for each in said if isinstance(each, str)), tuple(
-        each for each in said if isinstance(each, ToolCall)
+    parts = [*reader.push(text), *reader.finish()]
+    return "".join(each for each in parts if isinstance(each, str)), tuple(
+        each for each in parts if isinstance(each, ToolCall)
     )
 
 
-def find_unfinished_call(asked: Message) -> str:
-    """How a reply begins that must call a tool: up to the arguments where there is only one to call, else up to the name; empty where it
-    need not.
+def find_unfinished_call(message: Message) -> str:
+    """Return the start of a reply that must call a tool, else "".
+
+    It includes the name if only one tool can be called.
     """
-    if not asked.must_call:
+    if not message.must_call:
         return ""
     names = (
-        [tool["function"]["name"] for tool in asked.tools]
-        if asked.must_call is True
-        else [asked.must_call]
+        [tool["function"]["name"] for tool in message.tools]
+        if message.must_call is True
+        else [message.must_call]
     )
-    # It ends before a space, since tokenizers make one token of the space and what follows: after the space alone a model goes on as
-    # it seldom has been taught to.
-    begun = f'{_OPEN}\n{{"name":'
-    return f'{begun} "{names[0]}", "arguments":' if len(names) == 1 else begun
+    # Without a space at the end: tokenizers merge it with what follows.
+    begin = f'{_OPEN}\n{{"name":'
+    return f'{begin} "{names[0]}", "arguments":' if len(names) == 1 else begin
 
 
 class CallReader:
-    """Tells text from calls in a reply that comes in pieces. White space around a call is no part of the text."""
+    """Separate text from calls in a reply that arrives in chunks, without space around calls."""
 
     def __init__(self) -> None:
         self._pending = ""
-        # The white space before the mark that was read last; None outside of a call.
+        # The white space before the call that is being read; None outside of calls.
         self._space: str | None = None
         self._called = False
 
-    def push(self, text: str) -> Sequence[Said]:
-        """What became certain with this piece."""
+    def push(self, text: str) -> Sequence[ReplyPart]:
+        """Return the parts that this chunk completes."""
         self._pending += text
-        said: list[Said] = []
+        parts: list[ReplyPart] = []
         while True:
-            before, found, after = self._pending.partition(_OPEN if self._space is None else _CLOSE)
-            if not found:
+            before, mark, after = self._pending.partition(_OPEN if self._space is None else _CLOSE)
+            if not mark:
                 break
             self._pending = after
             if self._space is None:
-                spoken = before.rstrip()
-                self._space = before[len(spoken) :]
-                said += self._text(spoken)
+                stripped = before.rstrip()
+                self._space = before[len(stripped) :]
+                parts += self._text(stripped)
             else:
-                said += self._call(before, _CLOSE)
-        return said if self._space is not None else [*said, *self._text(self._certain())]
+                parts += self._call(before, _CLOSE)
+        return parts if self._space is not None else [*parts, *self._text(self._certain())]
 
-    def finish(self) -> Sequence[Said]:
-        """What was kept back, at the end of the reply."""
+    def finish(self) -> Sequence[ReplyPart]:
+        """Return the rest at the end of the reply."""
         rest, self._pending = self._pending, ""
-        # A model that ends its turn may leave the last mark out.
+        # A model may end its turn without the closing mark.
         return self._text(rest) if self._space is None else self._call(rest, "")
 
     def _certain(self) -> str:
-        """Takes out what cannot be the beginning of a mark, nor white space before one."""
-        held = next(
+        """Take all but what may be the start of a mark, with white space before it."""
+        kept = next(
             (n for n in range(len(_OPEN) - 1, 0, -1) if self._pending.endswith(_OPEN[:n])), 0
         )
-        ready = self._pending[: len(self._pending) - held].rstrip()
+        ready = self._pending[: len(self._pending) - kept].rstrip()
         self._pending = self._pending[len(ready) :]
         return ready
 
-    def _call(self, body: str, end: str) -> list[Said]:
+    def _call(self, body: str, end: str) -> list[ReplyPart]:
         space, self._space = self._space or "", None
         call = _call(body)
         if call is None:
@@ -99,7 +100,7 @@ class CallReader:
         self._called = True
         return [call]
 
-    def _text(self, text: str) -> list[Said]:
+    def _text(self, text: str) -> list[ReplyPart]:
         if self._called:
             text = text.lstrip()
         if not text:
@@ -109,14 +110,14 @@ class CallReader:
 
 
 def _call(body: str) -> ToolCall | None:
-    """The call that stands between two marks, None where none does."""
+    """Return the call between two marks, or None if there is no valid one."""
     try:
-        found = json.loads(body, parse_constant=_refuse, parse_float=_finite)
+        value = json.loads(body, parse_constant=_refuse, parse_float=_finite)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         return None
-    name, arguments = found.get("name"), found.get("arguments", found.get("parameters"))
+    name, arguments = value.get("name"), value.get("arguments", value.get("parameters"))
     if (
         not isinstance(name, str)
         or not TOOL_NAME.fullmatch(name)
