@@ -1,6 +1,7 @@
-"""Makes a folder with a model out of what has none: GGUF files, or a seed.
+"""Make a folder with a model from GGUF files or a seed.
 
-Invariant: the same source gives the same weights and tokens. ``RECIPE`` names how they are made; raise it with every change of that.
+Invariant: the same source gives the same weights and tokens. Raise ``RECIPE`` with every change of
+how they are made.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _JOINED = "joined.gguf"
 
 
 def convert_gguf(parts: Sequence[Path], into: Path, report: Callable[[str, float], None]) -> None:
-    """Dequantises the GGUF file whose ``parts`` these are: bf16 model.safetensors, config.json, tokenizer.json and template in ``into``."""
+    """Dequantise a GGUF file in parts to bf16 safetensors, with config, tokenizer and template."""
     import torch
     from gguf import GGUFReader
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
@@ -50,8 +51,8 @@ def convert_gguf(parts: Sequence[Path], into: Path, report: Callable[[str, float
 
 
 def _set_pre_tokenizer(tokenizer: Any, splitting: str | None) -> None:
-    # transformers ignores this field. For the SmolLM family it then splits numbers and spaces other than the model was trained with,
-    # and other than llama.cpp does: nothing fails, the answers just get worse.
+    # transformers ignores this field. It then splits numbers and spaces of the SmolLM family in
+    # another way than in training and in llama.cpp: nothing fails, the answers just get worse.
     from tokenizers import pre_tokenizers
 
     if splitting == "smollm":
@@ -65,7 +66,7 @@ def _set_pre_tokenizer(tokenizer: Any, splitting: str | None) -> None:
 
 @contextmanager
 def _bars_to(report: Callable[[str, float], None]) -> Iterator[None]:
-    """While this is open, what transformers would draw as bars on the terminal is reported instead."""
+    """Report what transformers would draw as progress bars."""
     from transformers import modeling_gguf_pytorch_utils
     from transformers.utils import logging
 
@@ -74,13 +75,13 @@ def _bars_to(report: Callable[[str, float], None]) -> Iterator[None]:
     class Bar:
         def __init__(self, steps: Iterable[Any] = (), desc: str = "", **_: Any) -> None:
             self._steps = steps
-            self._desc = desc or "Working"
+            self._desc = (desc or "Working").rstrip(".")
 
         def __iter__(self) -> Iterator[Any]:
             steps = list(self._steps)
             for done, step in enumerate(steps, 1):
                 yield step
-                report(self._desc.rstrip("."), done / len(steps))
+                report(self._desc, done / len(steps))
 
         def __enter__(self) -> Bar:
             return self
@@ -91,21 +92,21 @@ def _bars_to(report: Callable[[str, float], None]) -> Iterator[None]:
         def __getattr__(self, name: str) -> Callable[..., None]:
             return lambda *args, **kwargs: None
 
-    # The GGUF reader draws with tqdm itself and has no switch, so its tqdm is swapped for the while.
-    theirs = reader.tqdm
+    # The GGUF reader uses tqdm itself and has no switch.
+    original_tqdm = reader.tqdm
     before = logging.set_tqdm_hook(lambda factory, args, kwargs: Bar(*args, **kwargs))
     reader.tqdm = Bar
     try:
         yield
     finally:
         logging.set_tqdm_hook(before)
-        reader.tqdm = theirs
+        reader.tqdm = original_tqdm
 
 
 def make_random_model(seed: int, shape: Mapping[ShapeKey, int], context: int, into: Path) -> None:
-    """A tiny Llama with random fp32 weights and a tokenizer whose tokens are single bytes and ``CONTROL_TOKENS``.
+    """Make a tiny fp32 Llama whose tokens are bytes and ``CONTROL_TOKENS``.
 
-    Weights depend on ``seed`` and ``shape`` alone: each is drawn in the order of the names, from a generator of its own.
+    Weights depend on ``seed`` and ``shape`` alone: one generator draws them in the order of names.
     """
     import torch
     from safetensors.torch import save_file

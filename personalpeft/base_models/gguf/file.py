@@ -1,7 +1,6 @@
-"""A base as one GGUF file: the source's own where it is one, else written once from its weights.
+"""Get a base as one GGUF file: its source, or a file that is written once from its weights.
 
-Invariants: the source's own file was hashed when the base was prepared; what is made in the cache is there whole or not at
-all, and its hash lies beside it and is checked on every call.
+Invariant: a file in the cache is complete or missing, and its hash is checked on every call.
 """
 
 from __future__ import annotations
@@ -21,35 +20,32 @@ from personalpeft.errors import WeightsError
 
 
 def resolve_gguf_file(base: Base, names: GgufNames, cache: Path) -> Path:
-    """Raises ``WeightsError`` where the file cannot be made."""
-    own = source_gguf_file(base.card)
-    if own is not None:
-        return own
+    """Return the base as one GGUF file, or raise ``WeightsError``."""
     if base.card.source.kind != "package":
-        return _write_from_weights(
-            base, cache, f"{FORMAT}", lambda into: write_gguf(base, names, into)
-        )
+        return _cached_file(base, cache, f"{FORMAT}", lambda into: write_gguf(base, names, into))
     parts = package_files(base.card)
-    return _write_from_weights(base, cache, "joined", lambda into: join(parts, into))
+    if len(parts) == 1:
+        return parts[0]
+    return _cached_file(base, cache, "joined", lambda into: join(parts, into))
 
 
 def source_gguf_file(card: ModelCard) -> Path | None:
-    """The GGUF file that a source is, where it is one. Raises ``WeightsError`` for a package that is not installed."""
+    """Return the source if it is one GGUF file."""
     parts = package_files(card) if card.source.kind == "package" else ()
     return parts[0] if len(parts) == 1 else None
 
 
-def _write_from_weights(base: Base, cache: Path, how: str, make: Callable[[Path], None]) -> Path:
-    """The cache's file, made by one process at a time if it is not there or not what it was."""
+def _cached_file(base: Base, cache: Path, kind: str, make: Callable[[Path], None]) -> Path:
+    """Return a file of the cache; make it if it is missing or changed."""
     folder = cache / "gguf"
-    file = folder / f"{base.digest[:16]}-{how}.gguf"
+    file = folder / f"{base.digest[:16]}-{kind}.gguf"
     seal = file.with_suffix(".sha256")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{file}.lock"):
             if file.exists() and seal.exists() and seal.read_text("utf-8") == hash_files([file]):
                 return file
-            # Only the holder of the lock makes this file, so what lies here of it was left by a process that died.
+            # Of processes that died: only the holder of the lock makes this file.
             for leftover in folder.glob(f"{file.name}.tmp-*"):
                 shutil.rmtree(leftover)
             with tempfile.TemporaryDirectory(prefix=f"{file.name}.tmp-", dir=folder) as fresh:

@@ -1,10 +1,9 @@
-"""How llama.cpp calls the parts of a base, and in which order it keeps their rows.
+"""Map a base's tensors to llama.cpp's names and row order.
 
-Invariant: a base that llama.cpp would compute in another way than transformers does is refused here, by name, and not
-served wrongly.
+Invariant: a base that llama.cpp would compute in another way than transformers is refused.
 
-llama.cpp turns the two halves of each head of a Llama by pairs of neighbours, transformers by halves. So in a GGUF file of
-that architecture the rows of Q and K lie in another order (``permuted``), those of an adapter too; all else is as it is.
+llama.cpp rotates each head of a Llama (RoPE) by pairs of neighbours, transformers by halves. So a
+GGUF file of that architecture has the rows of Q and K in another order, and so do adapters.
 """
 
 from __future__ import annotations
@@ -31,86 +30,77 @@ _ARCHITECTURES = {
     "qwen3": "qwen3",
     "gemma3_text": "gemma3",
 }
-_TURNED_BY_PAIRS = frozenset({"llama"})
+_ROTATED_BY_PAIRS = frozenset({"llama"})
 
 
 @dataclass(frozen=True, slots=True)
 class GgufNames:
-    """``architecture`` is GGUF's name for it, ``config`` the base's config.json. ``heads`` has the number of heads of each
-    projection whose rows lie in another order.
-    """
+    """The names of one base's tensors."""
 
-    architecture: str
-    config: Mapping[str, Any]
+    architecture: str  # GGUF's name
+    config: Mapping[str, Any]  # the base's config.json
     blocks: int
     block_path: str
-    heads: Mapping[str, int]
+    heads: Mapping[str, int]  # of the projections whose rows are permuted
 
     @property
     def full(self) -> bool:
-        """Whether the base's numbers are in float32, and what is computed from them is to be too."""
+        """Whether the base computes in float32."""
         return self.config.get("dtype") == "float32"
 
     @property
     def bytes_per_token(self) -> int:
-        """What the keys and values of one token take."""
+        """The size of one token's keys and values."""
         heads = int(self.config["num_attention_heads"])
         size = int(self.config.get("head_dim") or int(self.config["hidden_size"]) // heads)
-        return (
-            self.blocks
-            * 2
-            * int(self.config.get("num_key_value_heads") or heads)
-            * size
-            * (4 if self.full else 2)
-        )
+        kv_heads = int(self.config.get("num_key_value_heads") or heads)
+        return self.blocks * 2 * kv_heads * size * (4 if self.full else 2)
 
     def tensor(self, name: str) -> str:
-        """GGUF's name for a weight that transformers calls so, with its ".weight" or ".bias". Raises ``WeightsError``."""
-        found = _table(self.architecture, self.blocks).get_name(
+        """Return GGUF's name for a weight of transformers, or raise ``WeightsError``."""
+        gguf_name = _table(self.architecture, self.blocks).get_name(
             name, try_suffixes=(".weight", ".bias")
         )
-        if found is None:
+        if gguf_name is None:
             raise WeightsError(
                 f"llama.cpp has no place for {name} in a {self.architecture} model.",
                 hint="Open the base with torch.",
             )
-        return str(found)
+        return str(gguf_name)
 
     def projection(self, name: str, block: int) -> str:
-        """GGUF's name for the weight of a projection (``self_attn.q_proj``) in a block."""
+        """Return GGUF's name for the weight of a projection in a block."""
         return self.tensor(f"{self.block_path}.{block}.{name}.weight")
 
     def to_gguf(self, projection: str, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """The outputs of a projection (the first axis) in the file's order."""
-        heads = self.heads.get(projection)
-        return (
-            rows if heads is None else _swapped(rows, rows.reshape(heads, 2, -1, *rows.shape[1:]))
-        )
+        """Return a projection's outputs (the first axis) in the file's order."""
+        return self._permute(projection, rows, (2, -1))
 
     def from_gguf(self, projection: str, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """The outputs of a projection in transformers' order."""
-        heads = self.heads.get(projection)
-        return (
-            rows if heads is None else _swapped(rows, rows.reshape(heads, -1, 2, *rows.shape[1:]))
-        )
+        """Return a projection's outputs in transformers' order."""
+        return self._permute(projection, rows, (-1, 2))
 
-
-def _swapped(rows: npt.NDArray[Any], heads: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    return np.ascontiguousarray(heads.swapaxes(1, 2).reshape(rows.shape))
+    def _permute(
+        self, projection: str, rows: npt.NDArray[Any], pairs: tuple[int, int]
+    ) -> npt.NDArray[Any]:
+        if projection not in self.heads:
+            return rows
+        heads = rows.reshape(self.heads[projection], *pairs, *rows.shape[1:])
+        return np.ascontiguousarray(heads.swapaxes(1, 2).reshape(rows.shape))
 
 
 def gguf_names(base: Base) -> GgufNames:
-    """Raises ``WeightsError`` for a base that llama.cpp does not compute as transformers does, as far as is known here."""
+    """Return a base's names, or raise ``WeightsError`` if llama.cpp may compute it differently."""
     kind = base.architecture.model_type
     architecture = _ARCHITECTURES.get(kind)
     if architecture is None:
         raise WeightsError(
-            f"{base.card.name} is a {kind} model, of which llama.cpp is not known here to compute the same.",
-            hint=f"Use torch and PEFT folders with it. Known are {', '.join(_ARCHITECTURES)}.",
+            f"{base.card.name} must be a {', '.join(_ARCHITECTURES)} for llama.cpp, got {kind}.",
+            hint="Use torch and PEFT folders with it.",
         )
     config = read_json(base.folder / "config.json")
     heads = {}
-    if architecture in _TURNED_BY_PAIRS:
+    if architecture in _ROTATED_BY_PAIRS:
         queries = int(config["num_attention_heads"])
         heads = {
             "self_attn.q_proj": queries,

@@ -1,7 +1,7 @@
-"""Writes a base's tokenizer into a GGUF file, in the words that llama.cpp has for it.
+"""Write a base's tokenizer into a GGUF file in llama.cpp's terms.
 
-Known is byte-level BPE that splits texts, to the letter, in a way that llama.cpp has a name for. Of every other kind nothing is
-written: a file that named what is nearly the same would be loaded, and its texts read wrongly.
+Only byte-level BPE is written, and only with a pre-tokenizer that llama.cpp has exactly. llama.cpp
+would load a similar one as well, and tokenize texts wrongly.
 """
 
 from __future__ import annotations
@@ -20,27 +20,32 @@ if TYPE_CHECKING:
 
 _NORMAL, _CONTROL, _USER, _UNUSED = 1, 3, 4, 5
 
-# The patterns by which texts are split before merging that llama.cpp knows, by its names for them.
-_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+# Patterns of pre-tokenizers with llama.cpp's names for them.
+_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _PATTERNS = {_WORDS % r"\p{N}{1,3}": "llama-bpe", _WORDS % r"\p{N}": "qwen2"}
 
 
 def tokenizer_writer(base: Base) -> Callable[[GGUFWriter], None] | None:
-    """What writes the base's tokenizer into a file; None where llama.cpp has not its kind. It raises ``WeightsError`` for one
-    that does not fit its model.
-    """
+    """Return what writes the base's tokenizer, or None if llama.cpp has not its kind."""
     if base.card.source.kind == "package":
         return partial(_copy_tokenizer, base)
-    told = json.loads((base.folder / "tokenizer.json").read_text("utf-8"))
-    splitting = _splitting(told)
-    # It takes no vocabulary without merges either.
-    if told["model"].get("type") != "BPE" or splitting is None or not told["model"].get("merges"):
+    content = json.loads((base.folder / "tokenizer.json").read_text("utf-8"))
+    pre_tokenizer = _pre_tokenizer(content)
+    # llama.cpp needs merges.
+    if (
+        content["model"].get("type") != "BPE"
+        or pre_tokenizer is None
+        or not content["model"].get("merges")
+    ):
         return None
-    return partial(_write_tokenizer_fields, base, told, splitting)
+    return partial(_write_tokenizer_fields, base, content, pre_tokenizer)
 
 
 def _copy_tokenizer(base: Base, writer: GGUFWriter) -> None:
-    """It came out of a GGUF file, which says best how llama.cpp is to read its texts."""
+    """Copy the fields of the GGUF file that the base comes from."""
     from gguf import GGUFReader, GGUFValueType
 
     with find_source_gguf(base.card) as file:
@@ -52,12 +57,12 @@ def _copy_tokenizer(base: Base, writer: GGUFWriter) -> None:
 
 
 def _write_tokenizer_fields(
-    base: Base, told: Mapping[str, Any], splitting: str, writer: GGUFWriter
+    base: Base, content: Mapping[str, Any], pre_tokenizer: str, writer: GGUFWriter
 ) -> None:
-    added = {each["id"]: each for each in told.get("added_tokens", ())}
-    spelled = {number: token for token, number in told["model"]["vocab"].items()}
-    tokens = spelled | {number: each["content"] for number, each in added.items()}
-    # As many as there are embeddings, of which a model often has some to spare.
+    added = {each["id"]: each for each in content.get("added_tokens", ())}
+    vocabulary = {number: token for token, number in content["model"]["vocab"].items()}
+    tokens = vocabulary | {number: each["content"] for number, each in added.items()}
+    # One for each embedding; a model often has more than tokens.
     size = int(read_json(base.folder / "config.json")["vocab_size"])
     if max(tokens) >= size:
         raise WeightsError(
@@ -65,7 +70,7 @@ def _write_tokenizer_fields(
             hint="Get a fresh copy of the model.",
         )
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(splitting)
+    writer.add_tokenizer_pre(pre_tokenizer)
     writer.add_token_list([tokens.get(number, f"[unused{number}]") for number in range(size)])
 
     def kind(number: int) -> int:
@@ -74,7 +79,7 @@ def _write_tokenizer_fields(
         return _NORMAL if number in tokens else _UNUSED
 
     writer.add_token_types([kind(number) for number in range(size)])
-    merges = told["model"]["merges"]
+    merges = content["model"]["merges"]
     writer.add_token_merges([pair if isinstance(pair, str) else " ".join(pair) for pair in merges])
     ids = {token: number for number, token in tokens.items()}
     if base.bos in ids:
@@ -86,13 +91,13 @@ def _write_tokenizer_fields(
     writer.add_chat_template(base.template)
 
 
-def _splitting(told: Mapping[str, Any]) -> str | None:
-    """llama.cpp's name for how a text is split before it is merged; None for what it does not have, to the letter."""
-    # It takes a text as it is. To compose its characters first changes nothing in most texts; whatever else is done first does.
-    normalizer = told.get("normalizer")
+def _pre_tokenizer(content: Mapping[str, Any]) -> str | None:
+    """Return llama.cpp's name of exactly this pre-tokenizer, if it has one."""
+    # llama.cpp does not normalise. NFC leaves most texts unchanged, other normalizers do not.
+    normalizer = content.get("normalizer")
     if normalizer and normalizer.get("type") != "NFC":
         return None
-    first = told.get("pre_tokenizer") or {}
+    first = content.get("pre_tokenizer") or {}
     steps = first.get("pretokenizers", [first])
     if any(step.get("add_prefix_space") for step in steps):
         return None

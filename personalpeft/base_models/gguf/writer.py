@@ -1,7 +1,7 @@
-"""Writes a base's weights as a GGUF file, for those whose source is none.
+"""Write a base's weights as a GGUF file.
 
-Invariants: llama.cpp computes from the file what transformers computes from the folder; what it would compute otherwise, or
-not at all, is refused by name. However large the base, weights are in memory one at a time.
+Invariants: llama.cpp computes from the file what transformers computes from the folder; every
+difference is refused by name. One weight at a time is in memory.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from gguf import GGUFWriter
     from torch import Tensor
 
-# Names what is written; raise it with every change of that.
+# Raise it with every change of what is written.
 FORMAT = 3
 
-# numpy has no bfloat16: its bits.
+# The bits of a bfloat16, which numpy has not.
 _BFLOAT16 = np.dtype(np.uint16)
 
 
@@ -38,9 +38,18 @@ def write_gguf(
     *,
     for_others: bool = False,
 ) -> None:
-    """Writes the base's own weights, or others by the same names. ``weights`` is asked for them twice, and gives the same: a
-    file says first what is in it. ``for_others``: for programs that turn text into tokens by the file. Raises ``WeightsError``,
-    ``OSError``.
+    """Write the base's own weights, or others under the same names.
+
+    Args:
+        base: The base.
+        names: Its names in GGUF.
+        path: The file.
+        weights: Called twice, for the header and the data; gives the same both times.
+        for_others: Whether programs will tokenize texts by the file.
+
+    Raises:
+        WeightsError: llama.cpp would compute something else.
+        OSError: The file cannot be written.
     """
     from gguf import GGUFWriter
 
@@ -48,7 +57,8 @@ def write_gguf(
     tokenizer = tokenizer_writer(base)
     if for_others and tokenizer is None:
         raise WeightsError(
-            f"The tokenizer of {base.card.name} has no form in GGUF that is known here, so other programs could not read a text with it.",
+            f"The tokenizer of {base.card.name} cannot be written as GGUF, "
+            "so other programs could not read a text with it.",
             hint="Write it as safetensors, and convert that with the model's own tools.",
         )
     writer = GGUFWriter(path, names.architecture)
@@ -56,7 +66,7 @@ def write_gguf(
         writer.add_name(base.card.title)
         _write_shape_fields(writer, names)
         if tokenizer is None:
-            # To serve, tokens are all that llama.cpp needs: text is turned into them here (backends/tokenizer.py).
+            # For serving, backends/tokenizer.py turns texts into tokens.
             writer.add_tokenizer_model("none")
         else:
             tokenizer(writer)
@@ -66,21 +76,20 @@ def write_gguf(
 
 
 def weights_of(base: Base) -> Iterator[tuple[str, Tensor]]:
-    """All weights by transformers' names, one at a time."""
+    """Yield all weights under transformers' names, one at a time."""
     from safetensors import safe_open
 
     for file in sorted(base.folder.glob("*.safetensors")):
-        # By torch, since numpy has no bfloat16.
         with safe_open(file, framework="pt") as tensors:
             for name in sorted(tensors.keys()):
                 yield name, tensors.get_tensor(name)
 
 
 def _check(base: Base, names: GgufNames) -> None:
-    """That llama.cpp assumes of this base what its configuration says."""
+    """Refuse a base that llama.cpp would compute differently."""
     config = names.config
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    # Older configurations call it "type".
+    # Older configurations have "type".
     kinds = {
         str(each.get("rope_type") or each.get("type") or "default")
         for each in (rope.values() if _by_layer(rope) else [rope])
@@ -88,15 +97,16 @@ def _check(base: Base, names: GgufNames) -> None:
     gemma = names.architecture == "gemma3"
     slides = config.get("use_sliding_window", True) and not gemma
     window = config.get("sliding_window") if slides else None
-    says = {
-        "stretches its positions": kinds != {"default"},
-        "turns a part of each head alone": config.get("partial_rotary_factor", 1) not in (None, 1),
-        "looks back a part of its context alone": window is not None and window < base.card.context,
+    differences = {
+        "scales its positions (RoPE scaling)": kinds != {"default"},
+        "rotates a part of each head (partial RoPE)": config.get("partial_rotary_factor", 1)
+        not in (None, 1),
+        "has a sliding window": window is not None and window < base.card.context,
         "has another activation than llama.cpp": (
             config.get("hidden_act") or config.get("hidden_activation")
         )
         not in (("gelu_pytorch_tanh", None) if gemma else ("silu", None)),
-        "caps its numbers": any(
+        "caps its logits (soft-capping)": any(
             config.get(f"{what}_logit_softcapping") for what in ("attn", "final")
         ),
     }
@@ -105,16 +115,16 @@ def _check(base: Base, names: GgufNames) -> None:
             "full_attention" if (n + 1) % 6 == 0 else "sliding_attention"
             for n in range(names.blocks)
         ]
-        says["looks far in other blocks than llama.cpp expects"] = (
+        differences["has global attention in other blocks than llama.cpp"] = (
             config.get("layer_types", pattern) != pattern
             or config.get("sliding_window_pattern", 6) != 6
         )
         size = config.get("head_dim")
-        says["scales its attention by another number"] = (
+        differences["scales its attention differently from llama.cpp"] = (
             config.get("query_pre_attn_scalar", size) != size
         )
-    for what, is_so in says.items():
-        if is_so:
+    for what, differs in differences.items():
+        if differs:
             raise WeightsError(
                 f"{base.card.name} {what}, which is not written to GGUF here.",
                 hint="Get the model's own GGUF file, or open the base with torch.",
@@ -128,39 +138,37 @@ def _by_layer(rope: Mapping[str, Any]) -> bool:
 def _write_shape_fields(writer: GGUFWriter, names: GgufNames) -> None:
     config = names.config
 
-    def said(key: str) -> Any:
+    def required(key: str) -> Any:
         if key not in config:
             raise WeightsError(
-                f"The base's config.json does not say its {key}.",
-                hint="Save it with transformers, which writes all of it.",
+                f"The base's config.json has no {key}.",
+                hint="Save it with transformers, which writes all keys.",
             )
         return config[key]
 
-    heads = int(said("num_attention_heads"))
-    size = int(config.get("head_dim") or int(said("hidden_size")) // heads)
+    heads = int(required("num_attention_heads"))
+    size = int(config.get("head_dim") or int(required("hidden_size")) // heads)
     writer.add_block_count(names.blocks)
-    writer.add_context_length(int(said("max_position_embeddings")))
-    writer.add_embedding_length(int(said("hidden_size")))
-    writer.add_feed_forward_length(int(said("intermediate_size")))
+    writer.add_context_length(int(required("max_position_embeddings")))
+    writer.add_embedding_length(int(required("hidden_size")))
+    writer.add_feed_forward_length(int(required("intermediate_size")))
     writer.add_head_count(heads)
     writer.add_head_count_kv(int(config.get("num_key_value_heads") or heads))
     writer.add_key_length(size)
     writer.add_value_length(size)
     writer.add_rope_dimension_count(size)
-    writer.add_layer_norm_rms_eps(float(said("rms_norm_eps")))
-    writer.add_vocab_size(int(said("vocab_size")))
+    writer.add_layer_norm_rms_eps(float(required("rms_norm_eps")))
+    writer.add_vocab_size(int(required("vocab_size")))
     gemma = names.architecture == "gemma3"
-    far, near = _row_permutation(config, far=1e6 if gemma else 1e4, near=1e4)
+    far, near = _rope_bases(config, far=1e6 if gemma else 1e4, near=1e4)
     writer.add_rope_freq_base(far)
     if gemma:
-        writer.add_sliding_window(int(said("sliding_window")))
+        writer.add_sliding_window(int(required("sliding_window")))
         writer.add_float32(f"{names.architecture}.rope.freq_base_swa", near)
 
 
-def _row_permutation(config: Mapping[str, Any], *, far: float, near: float) -> tuple[float, float]:
-    """The base of the frequencies by which positions turn: of blocks that look far, and of those that look near; with what
-    transformers takes where nothing is said.
-    """
+def _rope_bases(config: Mapping[str, Any], *, far: float, near: float) -> tuple[float, float]:
+    """Return RoPE's theta of global and of local attention; the arguments are the defaults."""
     rope = config.get("rope_parameters") or {}
     if _by_layer(rope):
         return float(rope["full_attention"]["rope_theta"]), float(
@@ -175,13 +183,13 @@ def _row_permutation(config: Mapping[str, Any], *, far: float, near: float) -> t
 def _write_weights(
     writer: GGUFWriter, names: GgufNames, weights: Callable[[], Iterable[tuple[str, Tensor]]]
 ) -> None:
-    """The rest of a file of which all else was said: what its weights are, then the weights, one by one."""
+    """Write the infos of all weights, then the weights."""
     from gguf import GGMLQuantizationType
 
     tied = bool(names.config.get("tie_word_embeddings"))
     kinds: dict[str, np.dtype[Any]] = {}
     for name, tensor in weights():
-        # Where they are tied transformers does not look at what else may lie there.
+        # transformers ignores lm_head where it is tied.
         if tied and name == "lm_head.weight":
             continue
         kind = kinds[name] = _kind(tensor)
@@ -198,29 +206,29 @@ def _write_weights(
     writer.write_ti_data_to_file()
     for name, tensor in weights():
         if name in kinds:
-            # In the order in which they were told of.
+            # In the order of their infos.
             writer.write_tensor_data(_rows(names, name, tensor, kinds[name]))
 
 
 def _kind(tensor: Tensor) -> np.dtype[Any]:
-    """What a weight is written as."""
+    """Return the dtype that a weight is written in."""
     import torch
 
-    # Vectors are wanted in full precision.
+    # llama.cpp takes vectors in float32.
     if tensor.ndim < 2 or tensor.dtype not in (torch.bfloat16, torch.float16):
         return np.dtype(np.float32)
-    # llama.cpp rounds what it multiplies to the weights' type, and float16 has three bits more for it than bfloat16.
+    # llama.cpp rounds activations to the weights' type; float16 has three bits more than bfloat16.
     largest = float(np.finfo(np.float16).max)
     fits = all(abs(float(end)) <= largest for end in tensor.aminmax())
     return np.dtype(np.float16) if fits else _BFLOAT16
 
 
 def _rows(names: GgufNames, name: str, tensor: Tensor, kind: np.dtype[Any]) -> npt.NDArray[Any]:
-    """A weight as it lies in the file."""
+    """Return a weight as the file has it."""
     import torch
 
     if names.architecture == "gemma3" and name.endswith("norm.weight"):
-        # transformers adds one to a Gemma's norms where it uses them, llama.cpp has them with it.
+        # transformers adds one to a Gemma's norms in use, llama.cpp stores the sum.
         tensor = tensor.float() + 1
     rows = tensor.float().numpy()
     for projection in names.heads:

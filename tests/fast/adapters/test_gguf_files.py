@@ -357,7 +357,7 @@ def test_what_fails_leaves_no_folder_behind(tiny_base: Base, own: Adapter, tmp_p
     (tmp_path / "other").mkdir()
     config = (tiny_base.folder / "config.json").read_text("utf-8").replace('"default"', '"yarn"')
     (tmp_path / "other" / "config.json").write_text(config, "utf-8")
-    with pytest.raises(WeightsError, match="stretches its positions"):
+    with pytest.raises(WeightsError, match="scales its positions"):
         write_merged_gguf(
             stretched, compose([(own, 1.0)]), tmp_path / "new", partial(check_tokenizer, stretched)
         )

@@ -387,11 +387,11 @@ def test_a_vocabulary_with_merges_and_embeddings_to_spare_is_served(
     [
         (
             {"rope_scaling": {"type": "yarn", "factor": 4.0}, "rope_parameters": None},
-            "stretches its positions",
+            "scales its positions",
         ),
-        ({"sliding_window": 16}, "looks back a part"),
+        ({"sliding_window": 16}, "has a sliding window"),
         ({"hidden_act": "relu"}, "another activation"),
-        ({"partial_rotary_factor": 0.5}, "turns a part"),
+        ({"partial_rotary_factor": 0.5}, "rotates a part"),
     ],
 )
 def test_what_llamacpp_would_compute_otherwise_is_refused_by_name(
