@@ -17,8 +17,8 @@ import numpy as np
 
 import personalpeft
 from personalpeft import Runtime
-from personalpeft.adapters.compose import compose
-from personalpeft.adapters.formats.packed import in_half, pack
+from personalpeft.adapters.compose import compose, in_half
+from personalpeft.adapters.formats.packed import pack
 from personalpeft.adapters.types import Adapter, LoRAWeights, Manifest
 from personalpeft.backends.base import StagedStack
 from personalpeft.base_models.types import Base

@@ -38,7 +38,7 @@ def compose(parts: Sequence[tuple[Adapter, float]]) -> AdapterStack:
         name: _shares(name, used)
         for name in sorted({name for adapter, _ in used for name in adapter.pairs})
     }
-    ranks = (sum(share.pair.a.shape[1] for share in having) for having in shares.values())
+    ranks = (sum(share.pair.a.shape[1] for share in each) for each in shares.values())
     return AdapterStack(max(ranks, default=0), shares)
 
 
@@ -58,12 +58,12 @@ def as_single_lora(composed: AdapterStack) -> tuple[Mapping[str, LoRAWeights], f
 
     A single layer is returned without a copy, anything else as by ``add_stacks``.
     """
-    alone = [shares[0] for shares in composed.shares.values() if len(shares) == 1]
-    factors = {share.factor for share in alone}
-    ranks = {share.pair.a.shape[1] for share in alone}
+    single = [shares[0] for shares in composed.shares.values() if len(shares) == 1]
+    factors = {share.factor for share in single}
+    ranks = {share.pair.a.shape[1] for share in single}
     # Some file formats store the scaling in a float32, in which a rounded 0 means full strength.
     if (
-        len(alone) == len(composed.shares)
+        len(single) == len(composed.shares)
         and len(factors) == len(ranks) == 1
         and 1e-6 < min(factors) < 1e6
     ):
@@ -71,11 +71,15 @@ def as_single_lora(composed: AdapterStack) -> tuple[Mapping[str, LoRAWeights], f
     return concatenate(composed), 1.0
 
 
-def to_half(matrix: Matrix) -> Matrix:
-    """Convert to float16 unless a number exceeds its range."""
+def in_half(pairs: Mapping[str, LoRAWeights]) -> dict[str, LoRAWeights]:
+    """Convert to float16 every matrix whose numbers are in its range."""
+    return {name: LoRAWeights(_to_half(pair.a), _to_half(pair.b)) for name, pair in pairs.items()}
+
+
+def _to_half(matrix: Matrix) -> Matrix:
     if matrix.dtype == np.float16:
         return matrix
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", under="ignore"):
         half = matrix.astype(np.float16)
     return half if is_finite(half) else np.asarray(matrix, np.float32)
 
@@ -102,20 +106,20 @@ def _check_same_base(adapters: Sequence[Adapter]) -> None:
 
 
 def _shares(name: str, parts: Sequence[tuple[Adapter, float]]) -> tuple[ScaledLoRA, ...]:
-    having = [(part, weight) for part, weight in parts if name in part.pairs]
+    adapting = [(part, weight) for part, weight in parts if name in part.pairs]
     sizes = {
         (pair.a.shape[0], pair.a.shape[2], pair.b.shape[1])
-        for pair in (part.pairs[name] for part, _ in having)
+        for pair in (part.pairs[name] for part, _ in adapting)
     }
     if len(sizes) != 1:
-        layers = ", ".join(part.manifest.layer for part, _ in having)
+        layers = ", ".join(part.manifest.layer for part, _ in adapting)
         raise format_error(
             f"layers {layers}",
             f"{name} has different sizes in them.",
             hint="Stack only layers of one base.",
         )
     return tuple(
-        ScaledLoRA(part.pairs[name], weight * part.manifest.scaling) for part, weight in having
+        ScaledLoRA(part.pairs[name], weight * part.manifest.scaling) for part, weight in adapting
     )
 
 

@@ -45,6 +45,12 @@ class LoRAWeights:
     a: Matrix
     b: Matrix
 
+    def padded(self, rank: int) -> LoRAWeights:
+        """Return the same LoRA with zeros up to a larger rank."""
+        missing = (0, rank - self.a.shape[1])
+        a = np.pad(self.a, ((0, 0), missing, (0, 0)))
+        return LoRAWeights(a, np.pad(self.b, ((0, 0), (0, 0), missing)))
+
 
 @dataclass(frozen=True, slots=True)
 class Adapter:

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, TypeAlias, TypeVar
 
-from personalpeft.adapters.formats.packed import in_half, pack
+from personalpeft.adapters.compose import in_half
+from personalpeft.adapters.formats.packed import pack
 from personalpeft.adapters.types import Adapter, Manifest
 from personalpeft.backends.base import Session
 from personalpeft.engine.completion_cache import Completions

@@ -9,8 +9,6 @@ Invariants: the same adapter gives the same bytes, and ``unpack`` reads whatever
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,9 +20,9 @@ from personalpeft.adapters.manifest import (
     check_format,
     manifest_from_json,
 )
-from personalpeft.adapters.safe_io import format_error, parse_json, read_file, safe_repr
-from personalpeft.adapters.types import Adapter, LoRAWeights, Manifest, Matrix
-from personalpeft.adapters.validate import check_adapter, is_finite
+from personalpeft.adapters.safe_io import format_error, parse_json, safe_repr
+from personalpeft.adapters.types import Adapter, LoRAWeights, Manifest
+from personalpeft.adapters.validate import check_adapter
 from personalpeft.types import Architecture, canonical_json
 
 METADATA_KEY = "personalpeft"
@@ -98,27 +96,6 @@ def unpack(
     adapter = Adapter(_manifest(tensors, source), _pairs(tensors, source))
     check_adapter(adapter, source=source, architecture=architecture, base=base, numbers=not known)
     return adapter
-
-
-def in_half(pairs: Mapping[str, LoRAWeights]) -> dict[str, LoRAWeights]:
-    """Convert trained weights to float16, which is finer than the bfloat16 of serving.
-
-    A matrix with a number beyond float16 stays as it is.
-    """
-    return {name: LoRAWeights(_narrowed(pair.a), _narrowed(pair.b)) for name, pair in pairs.items()}
-
-
-def read_packed(
-    path: Path, *, architecture: Architecture | None = None, base: str | None = None
-) -> Adapter:
-    """Read an adapter from a packed file; see ``unpack``."""
-    return unpack(read_file(path), source=str(path), architecture=architecture, base=base)
-
-
-def _narrowed(matrix: Matrix) -> Matrix:
-    with np.errstate(over="ignore", under="ignore"):
-        narrow = matrix.astype(np.float16)
-    return narrow if is_finite(narrow) else matrix
 
 
 def _manifest(tensors: Tensors, source: str) -> Manifest:

@@ -23,11 +23,15 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 from safetensors.numpy import save
 
-from personalpeft.adapters.compose import as_single_lora, to_half
-from personalpeft.adapters.formats.peft import CONFIG_FILE, TENSOR_FILE, peft_tensors
-from personalpeft.adapters.formats.peft_config import build_config
+from personalpeft.adapters.compose import as_single_lora, in_half
+from personalpeft.adapters.formats.peft import (
+    CONFIG_FILE,
+    TENSOR_FILE,
+    build_config,
+    peft_tensors,
+)
 from personalpeft.adapters.safe_io import format_error, safe_repr
-from personalpeft.adapters.types import AdapterStack, LoRAWeights
+from personalpeft.adapters.types import AdapterStack
 from personalpeft.base_models.types import Base
 from personalpeft.errors import NotFound
 
@@ -74,12 +78,13 @@ def build_published_adapter(stack: AdapterStack, base: Base) -> PublishedAdapter
             hint="Roll a layer back, or learn layers of a lower rank.",
         )
     pairs, scaling = as_single_lora(stack)
-    halves = {name: LoRAWeights(to_half(pair.a), to_half(pair.b)) for name, pair in pairs.items()}
     base_name = f"{base.card.name}@{base.digest}"
     config = build_config(rank=rank, scaling=scaling, targets=list(pairs), base_name=base_name)
     files = {
         CONFIG_FILE: (json.dumps(config, indent=2, sort_keys=True) + "\n").encode(),
-        TENSOR_FILE: save(peft_tensors(halves, rank, base.architecture), metadata={"format": "pt"}),
+        TENSOR_FILE: save(
+            peft_tensors(in_half(pairs), rank, base.architecture), metadata={"format": "pt"}
+        ),
     }
     return PublishedAdapter(compute_digest(files), rank, files)
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from personalpeft.adapters.formats.packed import in_half
+from personalpeft.adapters.compose import in_half
 from personalpeft.adapters.types import Adapter, Manifest
 from personalpeft.backends.base import Continuation, Session
 from personalpeft.backends.error_mapping import map_model_errors

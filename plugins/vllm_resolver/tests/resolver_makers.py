@@ -17,8 +17,7 @@ import numpy as np
 from safetensors.numpy import save
 
 from personalpeft import User
-from personalpeft.adapters.formats.peft import peft_tensors
-from personalpeft.adapters.formats.peft_config import build_config
+from personalpeft.adapters.formats.peft import build_config, peft_tensors
 from personalpeft.adapters.formats.published import PublishedAdapter, compute_digest
 from personalpeft.adapters.types import LoRAWeights
 from personalpeft.base_models.types import Base

@@ -26,8 +26,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
 
 from personalpeft.adapters.compose import compose
-from personalpeft.adapters.formats.gguf import import_gguf_lora, write_gguf_lora
-from personalpeft.adapters.formats.gguf_reader import read_gguf
+from personalpeft.adapters.formats.gguf import import_gguf_lora, read_gguf, write_gguf_lora
 from personalpeft.adapters.formats.ollama import build_modelfile
 from personalpeft.adapters.merge import write_merged_folder, write_merged_gguf
 from personalpeft.adapters.types import Adapter

@@ -16,7 +16,8 @@ from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from personalpeft.adapters.formats.packed import pack, read_packed, unpack
+from personalpeft.adapters.formats.packed import pack, unpack
+from personalpeft.adapters.safe_io import read_file
 from personalpeft.errors import AdapterError
 from personalpeft.types import Architecture
 
@@ -403,12 +404,12 @@ def test_blocks_that_the_base_has_not() -> None:
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(AdapterError, match="cannot be read"):
-        read_packed(tmp_path / "missing")
+        read_file(tmp_path / "missing")
 
 
 def test_a_folder_is_no_file(tmp_path: Path) -> None:
     with pytest.raises(AdapterError, match="not a plain file"):
-        read_packed(tmp_path)
+        read_file(tmp_path)
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="named pipes are a POSIX thing")
@@ -416,7 +417,7 @@ def test_a_folder_is_no_file(tmp_path: Path) -> None:
 def test_a_named_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(AdapterError, match="not a plain file"):
-        read_packed(tmp_path / "pipe")
+        read_file(tmp_path / "pipe")
 
 
 # All of it at once

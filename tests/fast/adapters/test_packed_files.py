@@ -23,7 +23,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from safetensors.numpy import load
 
-from personalpeft.adapters.formats.packed import in_half, pack, read_packed, unpack
+from personalpeft.adapters.compose import in_half
+from personalpeft.adapters.formats.packed import pack, unpack
+from personalpeft.adapters.safe_io import read_file
 from personalpeft.adapters.types import Adapter, LoRAWeights
 from personalpeft.errors import AdapterError
 
@@ -169,7 +171,9 @@ def test_a_file_is_read_for_its_architecture_and_base(tmp_path: Path) -> None:
     adapter = make_adapter()
     path = tmp_path / "style.adapter"
     path.write_bytes(pack(adapter))
-    assert_equal(read_packed(path, architecture=ARCHITECTURE, base=BASE), adapter)
+    assert_equal(
+        unpack(read_file(path), source=str(path), architecture=ARCHITECTURE, base=BASE), adapter
+    )
 
 
 def test_the_wrong_base_is_named_beside_the_right_one() -> None:

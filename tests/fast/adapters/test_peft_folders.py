@@ -26,8 +26,13 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from personalpeft.adapters.formats.packed import pack, unpack
-from personalpeft.adapters.formats.peft import export_peft, export_stack_peft, import_peft
-from personalpeft.adapters.formats.peft_config import build_config, read_config
+from personalpeft.adapters.formats.peft import (
+    build_config,
+    export_peft,
+    export_stack_peft,
+    import_peft,
+    read_config,
+)
 from personalpeft.adapters.types import Adapter
 from personalpeft.errors import AdapterError, InvalidId, InvalidInput
 from personalpeft.types import Architecture
