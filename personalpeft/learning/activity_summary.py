@@ -104,19 +104,7 @@ def summarize_activity(
     now: datetime,
     until: datetime | None = None,
 ) -> ActivitySummary:
-    """Return what happened in a period.
-
-    Args:
-        store: The home.
-        user: Owner.
-        since: When the period begins, or how long it is.
-        now: The time now.
-        until: When the period ends; None means now.
-
-    Raises:
-        InvalidInput: A time has no time zone, or the period ends before it begins.
-        NotFound: The user is unknown.
-    """
+    """Return what happened in a period. See ``User.activity_summary``."""
     end = now if until is None else _check_aware(until)
     start = _start_of(since, end)
 

@@ -8,14 +8,12 @@ raise ends the learn of all.
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
-from personalpeft.backends.error_mapping import to_serving_error
-from personalpeft.errors import NothingToLearn, PersonalPeftError, format_origin, get_error_type
+from personalpeft.errors import NothingToLearn
 from personalpeft.learning.data.assignment import lessons_for, load_assignments
 from personalpeft.learning.gate.gate import Margins, load_margins
 from personalpeft.learning.gate.probation import review_probation
@@ -27,11 +25,16 @@ from personalpeft.learning.outcomes import (
     ReasonCode,
     reason,
     render_reasons,
-    text_reason,
 )
-from personalpeft.learning.pipeline import BuildJob, BuildResult, TrainingPipeline
+from personalpeft.learning.pipeline import BuildResult, TrainingPipeline
 from personalpeft.learning.plan import MIN_LESSONS, Plan
-from personalpeft.learning.publish import head_moved_report
+from personalpeft.learning.publish import (
+    BuildJob,
+    failed_report,
+    head_moved_report,
+    record,
+    report_of,
+)
 from personalpeft.learning.report import LearnReport
 from personalpeft.learning.staleness import (
     VALID_ON,
@@ -51,8 +54,6 @@ from personalpeft.learning.train.config import TrainingConfigs, load_training_co
 from personalpeft.learning.train.loop import cancelled_error
 from personalpeft.services import Services
 from personalpeft.types import HeadMove, Revision, Stack, Verdict
-
-_log = logging.getLogger(__name__)
 
 MAX_CONCURRENT_USERS = 8
 """More in a group make no user's build quicker, and each holds memory of its own."""
@@ -107,7 +108,7 @@ class Learner:
         raised: list[Exception] = []
         options = options.capturing_errors(raised)
         started = self.services.clock.timer()
-        pipeline = TrainingPipeline(self.services, self.margins, self.recipes, started)
+        pipeline = TrainingPipeline(self.services, self.margins, self.recipes, options, started)
         learns: dict[str, _UserLearn] = {}
         jobs: dict[str, BuildJob] = {}
         group: dict[str, BuildJob] = {}
@@ -133,12 +134,12 @@ class Learner:
                 # A user joins as soon as another ends, so that groups stay full.
                 while waiting and len(jobs) < MAX_CONCURRENT_USERS:
                     user = waiting.popleft()
-                    learns[user] = _UserLearn(pipeline, user, layer, options)
+                    learns[user] = _UserLearn(pipeline, user, layer)
                     leases.callback(learns[user].close)
                     advance(user)
                 group = dict(jobs)
                 jobs.clear()
-                for user, built in pipeline.build(group, options).items():
+                for user, built in pipeline.build(group).items():
                     advance(user, built)
                 if raised:
                     raise raised[0]
@@ -148,12 +149,10 @@ class Learner:
 class _UserLearn:
     """One user's way through the layers of one learn. Holds the user's lease until closed."""
 
-    def __init__(
-        self, pipeline: TrainingPipeline, user: str, layer: str | None, options: LearnOptions
-    ) -> None:
+    def __init__(self, pipeline: TrainingPipeline, user: str, layer: str | None) -> None:
         self._pipeline, self._services = pipeline, pipeline.services
         self._store = self._services.store
-        self._user, self._layer, self._options = user, layer, options
+        self._user, self._layer, self._options = user, layer, pipeline.options
         self._lease = ExitStack()
         self._layers: deque[tuple[str, bool]] | None = None
         self._reports: list[LearnReport] = []
@@ -275,7 +274,7 @@ class _UserLearn:
         if not plan.has_enough:
             job, why = BuildJob(plan, began), _too_few(plan)
             outcome = LearnOutcome.NOTHING_TO_LEARN
-            return self._pipeline.record(self._pipeline.report(job, outcome, why))
+            return record(self._services, report_of(self._services, job, outcome, why))
         return plan
 
     def _report_dry_run(self, plan: Plan, began: float) -> LearnReport:
@@ -284,7 +283,7 @@ class _UserLearn:
         would = reason(ReasonCode.WOULD_TRAIN, steps=steps, parent=parent, rank=rank)
         why = would if plan.has_enough else _too_few(plan)
         job = BuildJob(plan, began)
-        return self._pipeline.report(job, LearnOutcome.DRY_RUN, *plan.build_reasons, why)
+        return report_of(self._services, job, LearnOutcome.DRY_RUN, *plan.build_reasons, why)
 
     def _decide_retraction(
         self, layer: str, began: float
@@ -444,31 +443,6 @@ class _UserLearn:
             before=head.id,
             probation=head.probation,
         )
-
-
-def failed_report(services: Services, user: str, layer: str, error: Exception) -> LearnReport:
-    """Return the report of an error that one user, or one layer, has alone.
-
-    Of an unexpected error it names the kind only: its text may hold private words.
-    """
-    if not isinstance(error, PersonalPeftError):
-        kind = type(error).__name__
-        _log.error("A learn ended with an unexpected %s", format_origin(error))
-        error = to_serving_error(
-            f"An unexpected {kind} ended this learn.",
-            error,
-            hint="Run personalpeft verify. The log says where it was raised; the next learn"
-            " continues.",
-        )
-    return LearnReport(
-        user=user,
-        layer=layer,
-        outcome=LearnOutcome.FAILED,
-        reasons=(text_reason(f"{error.message} {error.hint}".strip()),),
-        at=services.clock.now(),
-        seconds=0.0,
-        error=get_error_type(error).__name__,
-    )
 
 
 def _too_few(plan: Plan) -> Reason:

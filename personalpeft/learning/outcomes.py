@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import StrEnum, auto
 from typing import Any, Self
 
 from personalpeft.types import Json, Verdict
@@ -74,45 +74,38 @@ class Placement(StrEnum):
     HISTORY = "history"
 
 
-class SignalUse(StrEnum):
-    """What a signal is used for, in one build (`Source`) or so far (`SignalStatus`)."""
+class _CodeWithText(StrEnum):
+    """A code, which is stored and is the member's name in lower case, with a text to show."""
 
-    IN_PROMPT = "in_prompt"
-    PENDING = "pending"
-    LEARNED = "learned"
-    LEARNED_NOT_LIVE = "learned_not_live"
-    LEARNED_EARLIER = "learned_earlier"
-    HELD_OUT = "held_out"
-    HELD_OUT_EARLIER = "held_out_earlier"
-    TO_BE_HELD_OUT = "to_be_held_out"
-    NO_CAPACITY = "no_capacity"
-    OTHER_LAYER = "other_layer"
-    UNUSED = "unused"
-    SUPERSEDED = "superseded"
-    RETRACTED = "retracted"
+    text: str
 
-    @property
-    def label(self) -> str:
-        """The use in words. Stored reports of earlier versions hold these words."""
-        return _USE_LABELS[self]
+    def __new__(cls, value: str, text: str = "") -> Self:
+        member = str.__new__(cls, value)
+        member._value_ = value
+        member.text = text
+        return member
 
 
-_USE_LABELS: Mapping[SignalUse, str] = {
-    SignalUse.IN_PROMPT: "acts now",
-    SignalUse.PENDING: "to be learned",
-    SignalUse.LEARNED: "learned",
-    SignalUse.LEARNED_NOT_LIVE: "learned, not live",
-    SignalUse.LEARNED_EARLIER: "learned earlier",
-    SignalUse.HELD_OUT: "held back to judge by",
-    SignalUse.HELD_OUT_EARLIER: "held back earlier",
-    SignalUse.TO_BE_HELD_OUT: "to be held back, to judge by",
-    SignalUse.NO_CAPACITY: "left out: the layer is full",
-    SignalUse.OTHER_LAYER: "for another layer",
-    SignalUse.UNUSED: "only kept",
-    SignalUse.SUPERSEDED: "superseded",
-    SignalUse.RETRACTED: "taken back",
-}
-USE_BY_LABEL: Mapping[str, SignalUse] = {label: use for use, label in _USE_LABELS.items()}
+class SignalUse(_CodeWithText):
+    """What a signal is used for, in one build (`Source`) or so far (`SignalStatus`).
+
+    Stored reports of earlier versions hold the texts.
+    """
+
+    IN_PROMPT = auto(), "acts now"
+    PENDING = auto(), "to be learned"
+    LEARNED = auto(), "learned"
+    LEARNED_NOT_LIVE = auto(), "learned, not live"
+    LEARNED_EARLIER = auto(), "learned earlier"
+    HELD_OUT = auto(), "held back to judge by"
+    HELD_OUT_EARLIER = auto(), "held back earlier"
+    TO_BE_HELD_OUT = auto(), "to be held back, to judge by"
+    NO_CAPACITY = auto(), "left out: the layer is full"
+    OTHER_LAYER = auto(), "for another layer"
+    UNUSED = auto(), "only kept"
+    SUPERSEDED = auto(), "superseded"
+    RETRACTED = auto(), "taken back"
+
 
 TRAINED_USES = frozenset({SignalUse.LEARNED, SignalUse.LEARNED_NOT_LIVE, SignalUse.LEARNED_EARLIER})
 """Uses of a signal that the build, or a parent of it, was trained on."""
@@ -121,218 +114,177 @@ OUTSIDE_LAYER_USES = frozenset({SignalUse.OTHER_LAYER, SignalUse.IN_PROMPT, Sign
 """Uses of a signal that the layer of the report neither learns from nor is judged by."""
 
 
-class ReasonCode(StrEnum):
-    """Why something was decided. Each member has a code, which is stored, and a template."""
+class ReasonCode(_CodeWithText):
+    """Why something was decided. ``text`` is a template."""
 
-    template: str
-
-    def __new__(cls, value: str, template: str) -> Self:
-        member = str.__new__(cls, value)
-        member._value_ = value
-        member.template = template
-        return member
-
-    TEXT = "text", "{text}"
+    TEXT = auto(), "{text}"
 
     # Why a signal is assigned as it is.
-    COMMENT_IS_RULE = "comment_is_rule", "a comment is a rule that acts on the next turn"
-    NOT_USER_ACT = "not_user_act", "only a person's own acts are trained on"
-    DEMONSTRATION = "demonstration", "a demonstration shows the answer that is wanted"
-    EDIT = "edit", "an edit shows the answer that is wanted, and the one that was not"
-    PREFERENCE = "preference", "of two answers the preferred one is wanted"
-    MEMORY_COMPARISON = (
-        "memory_comparison",
-        "a choice between two memories says nothing about how to answer",
-    )
-    NO_TURN = "no_turn", "it names no turn"
-    EMPTY_REPLY = "empty_reply", "the reply was empty"
-    LIKED = "liked", "a reply that was liked is an answer to give again"
-    DISLIKED = "disliked", "a reply that was not liked grows less likely"
-    OBSERVED = "observed", "what an app saw counts as a weak rating"
+    COMMENT_IS_RULE = auto(), "a comment is a rule that acts on the next turn"
+    NOT_USER_ACT = auto(), "only a person's own acts are trained on"
+    DEMONSTRATION = auto(), "a demonstration shows the answer that is wanted"
+    EDIT = auto(), "an edit shows the answer that is wanted, and the one that was not"
+    PREFERENCE = auto(), "of two answers the preferred one is wanted"
+    MEMORY_COMPARISON = auto(), "a choice between two memories says nothing about how to answer"
+    NO_TURN = auto(), "it names no turn"
+    EMPTY_REPLY = auto(), "the reply was empty"
+    LIKED = auto(), "a reply that was liked is an answer to give again"
+    DISLIKED = auto(), "a reply that was not liked grows less likely"
+    OBSERVED = auto(), "what an app saw counts as a weak rating"
     UNCLEAR_REWARD = (
-        "unclear_reward",
-        "a reward between -{limit} and {limit} says neither that a reply is wanted nor that it is"
-        " not",
+        auto(),
+        "a reward between -{limit} and {limit} says neither that a reply is wanted nor that it is "
+        "not",
     )
-    STRONGER_SIGNAL = "stronger_signal", "the {kind} of the same turn says more"
-    MORE_SPECIFIC = "more_specific", "the {kind} of the same request says more"
-    REPEATED = "repeated", "the {kind} before says the same"
-    CONTRADICTED = "contradicted", "a later {kind} of the same request says otherwise"
-    RATED_BY_USER = "rated_by_user", "a person said something of the same reply"
-    NEWER_FACT = "newer_fact", "a later fact answers the same question otherwise"
-    USER_FACT = "user_fact", "a person's fact answers the same question otherwise"
-    FACT_LOOKED_UP = "fact_looked_up", "a fact is looked up when a question is near it"
+    STRONGER_SIGNAL = auto(), "the {kind} of the same turn says more"
+    MORE_SPECIFIC = auto(), "the {kind} of the same request says more"
+    REPEATED = auto(), "the {kind} before says the same"
+    CONTRADICTED = auto(), "a later {kind} of the same request says otherwise"
+    RATED_BY_USER = auto(), "a person said something of the same reply"
+    NEWER_FACT = auto(), "a later fact answers the same question otherwise"
+    USER_FACT = auto(), "a person's fact answers the same question otherwise"
+    FACT_LOOKED_UP = auto(), "a fact is looked up when a question is near it"
     FACT_NOT_USERS = (
-        "fact_not_users",
+        auto(),
         "a fact is looked up when a question is near it; only a person's own are learned too",
     )
     FACT_WITH_ANSWER = (
-        "fact_with_answer",
-        "a fact is looked up when a question is near it; what it answers is known, so it is"
-        " learned too",
+        auto(),
+        "a fact is looked up when a question is near it; what it answers is known, so it is "
+        "learned too",
     )
     FACT_HELPED = (
-        "fact_helped",
-        "a fact is looked up when a question is near it; that helped {count} times, so it is"
-        " learned too",
+        auto(),
+        "a fact is looked up when a question is near it; that helped {count} times, so it is "
+        "learned too",
     )
     STYLE_CHANGED_SINCE = (
-        "style_changed_since",
+        auto(),
         "the way of answering has changed since: {since} and later lessons say otherwise",
     )
     STYLE_CHANGED_BEFORE = (
-        "style_changed_before",
+        auto(),
         "the way of answering had changed before: {since} and later lessons say otherwise",
     )
     TOO_FEW_THUMBS = (
-        "too_few_thumbs",
-        "a {kind} below 0 says what is wrong, not what is right; an edit would (learned from"
-        " {needed} thumbs up and {needed} down on: {up} and {down} now)",
+        auto(),
+        "a {kind} below 0 says what is wrong, not what is right; an edit would (learned from "
+        "{needed} thumbs up and {needed} down on: {up} and {down} now)",
     )
-    REPLACED = "replaced", "{signal} came in its place"
-    RETRACTED = "retracted", "it was taken back"
+    REPLACED = auto(), "{signal} came in its place"
+    RETRACTED = auto(), "it was taken back"
 
     # Why a layer is built though no lesson is new. They come before the gate's reasons.
-    LESSONS_RETRACTED = "lessons_retracted", "{count} lesson{s} that it learned {were} taken back"
-    STACK_BELOW_CHANGED = "stack_below_changed", "what lies below has changed"
+    LESSONS_RETRACTED = auto(), "{count} lesson{s} that it learned {were} taken back"
+    STACK_BELOW_CHANGED = auto(), "what lies below has changed"
     STACK_BELOW_CHECKED = (
-        "stack_below_checked",
+        auto(),
         "what lies below has changed; {valid} of {asked} answers still hold",
     )
-    OVERRIDDEN = "overridden", "accepted by name against"
+    OVERRIDDEN = auto(), "accepted by name against"
 
-    NEW_LESSONS = "new_lessons", "of what is new"
+    NEW_LESSONS = auto(), "of what is new"
 
     # The gate's reasons.
-    PROBES_LOST = (
-        "probes_lost",
-        "{lost} of {asked} general answers that were right are wrong now",
-    )
+    PROBES_LOST = auto(), "{lost} of {asked} general answers that were right are wrong now"
     BASE_PROBES_LOST = (
-        "base_probes_lost",
+        auto(),
         "{lost} of {asked} general answers that the base has right are wrong by now",
     )
     PROBES_DEGENERATE = (
-        "probes_degenerate",
+        auto(),
         "{broken} of {asked} general answers are empty or go round in circles",
     )
-    RETENTION_REGRESSED = "retention_regressed", "{lost} of {asked} older answers got worse"
+    RETENTION_REGRESSED = auto(), "{lost} of {asked} older answers got worse"
     RETENTION_FORGOTTEN = (
-        "retention_forgotten",
+        auto(),
         "{lost} of {asked} older answers have lost more than half of what was learned",
     )
     KL_TOO_LARGE = (
-        "kl_too_large",
-        "it is too far from the base on general questions (KL {kl} nats a token, at most"
-        " {limit:g})",
+        auto(),
+        "it is too far from the base on general questions (KL {kl} nats a token, at most "
+        "{limit:g})",
     )
     UNRELATED_ANSWERS = (
-        "unrelated_answers",
-        "the new answers have nothing to do with what was asked: each is as likely after another's"
-        " question",
+        auto(),
+        "the new answers have nothing to do with what was asked: each is as likely after "
+        "another's question",
     )
     SHUFFLED_ANSWERS = (
-        "shuffled_answers",
+        auto(),
         "the new answers say nothing: their words are as likely in any other order",
     )
     REPEATED_QUESTIONS = (
-        "repeated_questions",
+        auto(),
         "the new answers say nothing: most of them only say over what was asked",
     )
-    UNSAFE_LESSONS = "unsafe_lessons", "{detail}"
-    MIXED_STYLES = "mixed_styles", "{detail}"
-    NO_DIFFERENCE = "no_difference", "no difference could be measured on what was held back"
-    IMPROVED = "improved", "{improved} of {asked} answers {examples} got better"
+    UNSAFE_LESSONS = auto(), "{detail}"
+    MIXED_STYLES = auto(), "{detail}"
+    NO_DIFFERENCE = auto(), "no difference could be measured on what was held back"
+    IMPROVED = auto(), "{improved} of {asked} answers {examples} got better"
     IMPROVED_AND_REGRESSED = (
-        "improved_and_regressed",
+        auto(),
         "{improved} of {asked} answers {examples} got better, {regressed} got worse",
     )
     LOSS_EXCEEDS_GAIN = (
-        "loss_exceeds_gain",
-        "{improved} of {asked} answers {examples} got better, {regressed} got worse, by more than"
-        " the others gained",
+        auto(),
+        "{improved} of {asked} answers {examples} got better, {regressed} got worse, by more than "
+        "the others gained",
     )
-    TOO_LITTLE_EVIDENCE = "too_little_evidence", "that is too little to go by"
-    PROBES_KEPT = "probes_kept", "{kept} of {asked} general answers stayed right"
-    RETENTION_KEPT = "retention_kept", "{kept} of {asked} older answers are still known"
-    NOTHING_HELD_OUT = "nothing_held_out", "nothing that is left of it was held back to judge by"
-    ON_PROBATION = "on_probation", "on probation, since that is still thin evidence"
-    NOT_MEASURABLE = "not_measurable", "not accepted, since it could not be measured"
+    TOO_LITTLE_EVIDENCE = auto(), "that is too little to go by"
+    PROBES_KEPT = auto(), "{kept} of {asked} general answers stayed right"
+    RETENTION_KEPT = auto(), "{kept} of {asked} older answers are still known"
+    NOTHING_HELD_OUT = auto(), "nothing that is left of it was held back to judge by"
+    ON_PROBATION = auto(), "on probation, since that is still thin evidence"
+    NOT_MEASURABLE = auto(), "not accepted, since it could not be measured"
     WITHDRAWN_BEFORE = (
-        "withdrawn_before",
+        auto(),
         "it is the revision that was withdrawn, and nothing new has come since",
     )
-    PRACTICE_NOT_INCLUDED = (
-        "practice_not_included",
-        "what was practised is not in it: practise it again",
-    )
+    PRACTICE_NOT_INCLUDED = auto(), "what was practised is not in it: practise it again"
 
     # How a learn ended otherwise.
-    MEMORY_BUDGET = (
-        "memory_budget",
-        "to train it takes about {needed:,.0f} MB, and {allowed:,g} are allowed",
-    )
+    MEMORY_BUDGET = auto(), "to train it takes about {needed:,.0f} MB, and {allowed:,g} are allowed"
     TOO_FEW_LESSONS = (
-        "too_few_lessons",
+        auto(),
         "{count} of the {needed} lessons that a first learn takes: three to learn, one to judge by",
     )
-    WOULD_TRAIN = "would_train", "would train {steps} steps from {parent}, rank {rank}"
-    WOULD_REVALIDATE = (
-        "would_revalidate",
-        "what lies below has changed; would judge it again",
-    )
+    WOULD_TRAIN = auto(), "would train {steps} steps from {parent}, rank {rank}"
+    WOULD_REVALIDATE = auto(), "what lies below has changed; would judge it again"
     TIME_BUDGET = (
-        "time_budget",
+        auto(),
         "the time was up after step {step} of {steps}; the next learn goes on from there",
     )
     STEP_BUDGET = (
-        "step_budget",
+        auto(),
         "it was to stop after step {step} of {steps}; the next learn goes on from there",
     )
-    SAME_AS_LIVE = "same_as_live", "it came out as the revision that is live already"
+    SAME_AS_LIVE = auto(), "it came out as the revision that is live already"
     NO_HOLDOUT = (
-        "no_holdout",
+        auto(),
         "what lies below has changed; it stays, since no lesson is there to ask it by",
     )
-    PRACTICE_NEEDED = (
-        "practice_needed",
-        "practise it again, which a build from lessons would undo",
-    )
-    BUILT_BEFORE = (
-        "built_before",
-        "it stays, since what was built in its place did not go live",
-    )
-    REPLACEMENT_NOT_LIVE = (
-        "replacement_not_live",
-        "it stays: {revision}, built in its place, did not go live",
-    )
+    PRACTICE_NEEDED = auto(), "practise it again, which a build from lessons would undo"
+    BUILT_BEFORE = auto(), "it stays, since what was built in its place did not go live"
+    REPLACEMENT_NOT_LIVE = auto(), "it stays: {revision}, built in its place, did not go live"
     HEAD_MOVED = (
-        "head_moved",
+        auto(),
         "meanwhile {live} was made live, so nothing has changed; the next learn goes by that",
     )
-    ALL_RETRACTED = (
-        "all_retracted",
-        "all that it had learned was taken back; {live} answers again",
-    )
-    WOULD_RETRACT = (
-        "would_retract",
-        "all that it had learned was taken back: {live} would answer",
-    )
+    ALL_RETRACTED = auto(), "all that it had learned was taken back; {live} answers again"
+    WOULD_RETRACT = auto(), "all that it had learned was taken back: {live} would answer"
     NO_REPLY_PASSED = (
-        "no_reply_passed",
-        "none of {replies} replies passed, so there is no reward to follow; teach some"
-        " demonstrations and learn first",
+        auto(),
+        "none of {replies} replies passed, so there is no reward to follow; teach some "
+        "demonstrations and learn first",
     )
-    ALL_TASKS_SOLVED = (
-        "all_tasks_solved",
-        "all tasks are solved already: {tasks}, in {replies} replies",
-    )
+    ALL_TASKS_SOLVED = auto(), "all tasks are solved already: {tasks}, in {replies} replies"
     NO_REWARD_CONTRAST = (
-        "no_reward_contrast",
+        auto(),
         "in {replies} replies no task was answered well once and badly another time",
     )
-    WITHDRAWN = "withdrawn", "withdrawn: {bad} of {replies} replies were {kind}{earlier}"
-    CONFIRMED = "confirmed", "confirmed: {liked} of {replies} replies were liked"
+    WITHDRAWN = auto(), "withdrawn: {bad} of {replies} replies were {kind}{earlier}"
+    CONFIRMED = auto(), "confirmed: {liked} of {replies} replies were liked"
 
 
 _LEADING = frozenset(
@@ -357,7 +309,7 @@ class Reason:
     def __str__(self) -> str:
         is_one = self.data.get("count") == 1
         number = {"s": "" if is_one else "s", "were": "was" if is_one else "were"}
-        return self.code.template.format(**{**number, **self.data})
+        return self.code.text.format(**{**number, **self.data})
 
     def as_json(self) -> Json:
         """Return the reason as plain data."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 from personalpeft.adapters.compose import in_half
 from personalpeft.adapters.formats.packed import pack
@@ -44,17 +44,19 @@ from personalpeft.learning.outcomes import (
     Placement,
     Reason,
     ReasonCode,
-    SignalUse,
     reason,
 )
 from personalpeft.learning.plan import Plan, build_plan, holdout_of
 from personalpeft.learning.publish import (
+    BuildJob,
     Candidate,
     make_entry,
     make_session_spec,
     publish_candidate,
+    record,
+    report_of,
 )
-from personalpeft.learning.report import LearnReport, Source, signal_text
+from personalpeft.learning.report import LearnReport
 from personalpeft.learning.staleness import has_practice_since, live_revision, trained_on
 from personalpeft.learning.train.checkpoint import CheckpointStore
 from personalpeft.learning.train.config import Start, TrainingConfigs
@@ -75,111 +77,74 @@ U = TypeVar("U")
 
 
 @dataclass(frozen=True, slots=True)
-class BuildJob:
-    """One plan to be built. ``began``: when its learn began, on the timer."""
-
-    plan: Plan
-    began: float
-
-
-@dataclass(frozen=True, slots=True)
 class TrainingPipeline:
     """Builds layers for one learn, which began at ``started`` on the timer."""
 
     services: Services
     margins: Margins
     recipes: TrainingConfigs
+    options: LearnOptions
     started: float
 
     # dataset -> plan
 
     def plan(self, user: str, layer: str, start: Start, *, force: bool = False) -> Plan:
         """Read the ledger and decide what to build. Raises as ``build_plan``."""
-        backend = self.services.engine.backend
-        return build_plan(
-            self.services.store,
-            user,
-            layer,
-            self.recipes.for_layer(layer),
-            backend.base.digest,
-            start,
-            force=force,
-            architecture=backend.base.architecture,
-            count_tokens=lambda text: len(backend.encode(text)),
-            render_with_item=lambda fact, messages: self.services.render_with_item(
-                user, fact, messages
-            ),
-        )
+        recipe = self.recipes.for_layer(layer)
+        return build_plan(self.services, user, layer, recipe, start, force=force)
 
     # plan -> train -> evaluate -> gate -> publish
 
-    def build(self, jobs: Mapping[str, BuildJob], options: LearnOptions) -> dict[str, BuildResult]:
+    def build(self, jobs: Mapping[str, BuildJob]) -> dict[str, BuildResult]:
         """Build each user's plan. As many are trained together as fit into memory."""
         results: dict[str, BuildResult] = {}
-        for group in self._groups(jobs, options, results):
-            self._build_group(group, options, results)
+        for group in self._groups(jobs, results):
+            self._build_group(group, results)
         return results
 
     def _build_stages(
         self,
         jobs: Mapping[str, BuildJob],
-        options: LearnOptions,
         results: dict[str, BuildResult],
     ) -> None:
         """Run the stages for a group. An error is the result of its user, who leaves the group."""
 
         def show(stage: str, done: float) -> None:
-            options.progress(f"{stage} for {len(jobs)}" if len(jobs) > 1 else stage, done)
+            self.options.progress(f"{stage} for {len(jobs)}" if len(jobs) > 1 else stage, done)
 
         self._publish_progress(jobs, "Reading")
         show("Reading", 0.0)
-        completions = _split_errors(self._complete_below(jobs, options), results)
+        completions = _split_errors(self._complete_below(jobs), results)
         train_jobs = _map_users(
             lambda user, texts: self._make_train_job(jobs[user].plan, texts), completions, results
         )
 
         control = make_loop_control(
-            self.services, options, self.started, lambda done: show("Learning", done)
+            self.services, self.options, self.started, lambda done: show("Learning", done)
         )
         advance = self.services.engine.backend.advance
         trained = _split_errors(train(train_jobs, advance, control), results)
-        unfinished = {user: each for user, each in trained.items() if not each.is_complete}
-        results |= _map_users(
-            lambda user, each: self._report_unfinished(jobs[user], each, options),
-            unfinished,
-            results,
-        )
-        trained = {user: each for user, each in trained.items() if each.is_complete}
-
-        if trained:
-            self._publish_progress({user: jobs[user] for user in trained}, "Judging")
+        complete = {user: jobs[user] for user, each in trained.items() if each.is_complete}
+        if complete:
+            self._publish_progress(complete, "Judging")
             show("Judging", 0.0)
         candidates = _map_users(
-            lambda user, each: self._make_candidate(jobs[user].plan, each), trained, results
+            lambda user, each: self._make_candidate(jobs[user], each), trained, results
         )
-        unchanged = {
-            user: each for user, each in candidates.items() if each.entry in each.live.entries
-        }
-        results |= _map_users(
-            lambda user, each: self._report_unchanged(jobs[user], each), unchanged, results
-        )
-        changed = {user: each for user, each in candidates.items() if user not in unchanged}
         eval_jobs = _map_users(
-            lambda user, each: self._make_eval_job(jobs[user].plan, each, options),
-            changed,
-            results,
+            lambda user, each: self._make_eval_job(jobs[user].plan, each), candidates, results
         )
         evaluated = evaluate(
             self.services.engine,
             self.services.completions,
             eval_jobs,
-            cancelled=options.cancelled,
-            paused=options.paused,
+            cancelled=self.options.cancelled,
+            paused=self.options.paused,
         )
         show("Judging", 1.0)
 
-        results |= _map_users(
-            lambda user, each: self._gate_and_publish(jobs[user], changed[user], each, options),
+        _map_users(
+            lambda user, each: self._gate_and_publish(jobs[user], candidates[user], each),
             _split_errors(evaluated, results),
             results,
         )
@@ -192,7 +157,7 @@ class TrainingPipeline:
     # train
 
     def _complete_below(
-        self, jobs: Mapping[str, BuildJob], options: LearnOptions
+        self, jobs: Mapping[str, BuildJob]
     ) -> dict[str, Completions | PersonalPeftError]:
         """Return what the stack below each layer says to the regularizer prompts."""
         texts = load_general_prompts().regularizer_prompts
@@ -205,9 +170,9 @@ class TrainingPipeline:
             for user, job in jobs.items()
         }
         replies = self.services.completions.complete_for_users(
-            requests, cancelled=options.cancelled, paused=options.paused
+            requests, cancelled=self.options.cancelled, paused=self.options.paused
         )
-        if options.cancelled():
+        if self.options.cancelled():
             raise cancelled_error("before the first step")
         return {
             user: each
@@ -236,17 +201,22 @@ class TrainingPipeline:
             ),
         )
 
-    def _report_unfinished(
-        self, job: BuildJob, trained: TrainResult, options: LearnOptions
-    ) -> LearnReport:
-        is_step_budget = options.steps is not None and len(trained.losses) >= options.steps
+    def _report_unfinished(self, job: BuildJob, trained: TrainResult) -> LearnReport:
+        is_step_budget = (
+            self.options.steps is not None and len(trained.losses) >= self.options.steps
+        )
         code = ReasonCode.STEP_BUDGET if is_step_budget else ReasonCode.TIME_BUDGET
         why = reason(code, step=trained.steps_done, steps=trained.total_steps)
-        report = self.report(job, LearnOutcome.UNFINISHED, why, steps=trained.steps_done)
-        return self.record(report) if trained.losses else report
+        report = report_of(
+            self.services, job, LearnOutcome.UNFINISHED, why, steps=trained.steps_done
+        )
+        return record(self.services, report) if trained.losses else report
 
-    def _make_candidate(self, plan: Plan, trained: TrainResult) -> Candidate:
-        """Write the adapter's file and return the candidate."""
+    def _make_candidate(self, job: BuildJob, trained: TrainResult) -> Candidate | LearnReport:
+        """Write the adapter's file and return the candidate, or the report where there is none."""
+        if not trained.is_complete:
+            return self._report_unfinished(job, trained)
+        plan = job.plan
         recipe = {**plan.recipe.to_stored(), "steps": plan.steps}
         manifest = Manifest(
             base=plan.live.base,
@@ -261,7 +231,7 @@ class TrainingPipeline:
         )
         blob = pack(Adapter(manifest, in_half(trained.pairs)))
         store = self.services.store
-        return Candidate(
+        candidate = Candidate(
             plan.user,
             make_entry(store, plan.user, plan.layer, store.blobs.put(blob)),
             blob,
@@ -272,12 +242,15 @@ class TrainingPipeline:
             plan.inputs,
             plan.signal_roles,
         )
+        is_live = candidate.entry in plan.live.entries
+        return self._report_unchanged(job, candidate) if is_live else candidate
 
     def _report_unchanged(self, job: BuildJob, candidate: Candidate) -> LearnReport:
         """Report a build that came out as the live revision, whose judgement stays."""
         store, plan = self.services.store, job.plan
         known = store.catalog.revision(plan.user, candidate.entry.revision)
-        report = self.report(
+        report = report_of(
+            self.services,
             job,
             LearnOutcome.UNCHANGED,
             Reason(ReasonCode.SAME_AS_LIVE),
@@ -295,7 +268,7 @@ class TrainingPipeline:
 
     # evaluate
 
-    def _make_eval_job(self, plan: Plan, candidate: Candidate, options: LearnOptions) -> EvalJob:
+    def _make_eval_job(self, plan: Plan, candidate: Candidate) -> EvalJob:
         store, user, layer = self.services.store, plan.user, plan.layer
         heads = [store.catalog.revision(user, entry.revision) for entry in plan.live.entries]
         history = eval_history(heads, layer)
@@ -305,9 +278,9 @@ class TrainingPipeline:
             user,
             plan.live.base,
             [probe.question for probe in load_general_prompts().probes],
-            cancelled=options.cancelled,
+            cancelled=self.options.cancelled,
         )
-        if options.cancelled():
+        if self.options.cancelled():
             raise cancelled_error("before the verdict")
         rule_lessons = plan.holdout[-MAX_RULE_LESSONS:]
         eval_set = EvalSet(
@@ -320,7 +293,7 @@ class TrainingPipeline:
             ),
             trained_examples=() if plan.new_holdout else plan.new_examples[-8:],
             base_completions=base_completions,
-            new_examples=tuple(_new_lessons(plan)),
+            new_examples=plan.new_lessons,
             rule_lessons=rule_lessons,
             lessons_by_rule=self._add_rules(plan, rule_lessons),
             history=history,
@@ -344,9 +317,7 @@ class TrainingPipeline:
 
     # gate
 
-    def _gate(
-        self, plan: Plan, candidate: Candidate, evidence: Evidence, options: LearnOptions
-    ) -> Judgement:
+    def _gate(self, plan: Plan, candidate: Candidate, evidence: Evidence) -> Judgement:
         """Return the verdict on a candidate, with all that speaks for or against it."""
         store = self.services.store
         head = live_revision(store, plan.user, plan.layer, plan.live)
@@ -364,7 +335,7 @@ class TrainingPipeline:
         if problem is not None:
             judgement = Judgement(Verdict.REFUSED, (problem,))
         # The user accepts what they asked for, and not a rebuild that follows from it.
-        may_override = options.accept and plan.rebuild_reason is None
+        may_override = self.options.accept and plan.rebuild_reason is None
         if may_override and judgement.verdict is not Verdict.PROMOTED:
             judgement = override(judgement, evidence)
         reasons = (*plan.build_reasons, *judgement.reasons)
@@ -377,7 +348,7 @@ class TrainingPipeline:
         if plan.layer == "memory":
             return None
         catalog = self.services.store.catalog
-        new = _new_lessons(plan)
+        new = plan.new_lessons
         moves = catalog.head_moves(plan.user)
         accepted = {move.after for move in moves if move.cause == MoveCause.ACCEPTED}
         leak = find_leak(
@@ -399,11 +370,12 @@ class TrainingPipeline:
     # publish
 
     def _gate_and_publish(
-        self, job: BuildJob, candidate: Candidate, result: EvalResult, options: LearnOptions
+        self, job: BuildJob, candidate: Candidate, result: EvalResult
     ) -> LearnReport:
         evidence, examples = result
-        judgement = self._gate(job.plan, candidate, evidence, options)
-        report = self.report(
+        judgement = self._gate(job.plan, candidate, evidence)
+        report = report_of(
+            self.services,
             job,
             LearnOutcome(judgement.verdict),
             *judgement.reasons,
@@ -418,80 +390,15 @@ class TrainingPipeline:
         self.services.store.delete_session(job.plan.user, job.plan.layer)
         return report
 
-    def report(
-        self, job: BuildJob, outcome: LearnOutcome, *reasons: Reason, **more: Any
-    ) -> LearnReport:
-        """Return the report of a plan, with the use of each signal. It is not recorded yet."""
-        plan, capacity = job.plan, job.plan.capacity
-        report = LearnReport(
-            user=plan.user,
-            layer=plan.layer,
-            outcome=outcome,
-            reasons=reasons,
-            at=self.services.clock.now(),
-            seconds=round(self.services.clock.timer() - job.began, 3),
-            before=plan.head,
-            room={
-                "parameters": capacity.parameters,
-                "tokens": capacity.tokens,
-                "most": capacity.max_tokens,
-                "advised": capacity.recommended_tokens,
-            }
-            if capacity
-            else {},
-            **more,
-        )
-        use = SignalUse.PENDING
-        if report.revision is not None:
-            is_live = report.live or report.revision == plan.head
-            use = SignalUse.LEARNED if is_live else SignalUse.LEARNED_NOT_LIVE
-        return replace(report, sources=self._list_sources(plan, use))
-
-    def record(self, report: LearnReport) -> LearnReport:
-        """Record a report and return it."""
-        self.services.store.catalog.add_report(report.user, report.as_json())
-        return report
-
-    def _list_sources(self, plan: Plan, use_of_new: SignalUse) -> tuple[Source, ...]:
-        """Return the use of each signal; that of those that this build trains on is given."""
-        examples = (*plan.new_examples, *plan.rejected_examples)
-        new = {each.signal for each in examples} - trained_on(self.services.store, plan.parent)
-        held_out = {lesson.signal for lesson in plan.holdout}
-        is_pending = use_of_new is SignalUse.PENDING
-        use_of_holdout = SignalUse.TO_BE_HELD_OUT if is_pending else SignalUse.HELD_OUT
-        sources = []
-        for each in plan.assignments:
-            signal = each.signal
-            if signal.id in new:
-                use = use_of_new
-            elif signal.id in plan.new_holdout:
-                use = use_of_holdout
-            elif signal.id in held_out:
-                use = SignalUse.HELD_OUT_EARLIER
-            elif signal.id in plan.excluded:
-                use = SignalUse.NO_CAPACITY
-            elif each.layer == plan.layer:
-                use = SignalUse.LEARNED_EARLIER
-            elif each.place is Placement.LAYER:
-                use = SignalUse.OTHER_LAYER
-            else:
-                is_unused = each.place is Placement.UNUSED
-                use = SignalUse.UNUSED if is_unused else SignalUse.IN_PROMPT
-            layer = each.layer if use is SignalUse.OTHER_LAYER else None
-            text = signal_text(signal)
-            sources.append(Source(signal.id, str(signal.kind), text, use, each.reason, layer))
-        return tuple(sources)
-
     # groups
 
     def _groups(
         self,
         jobs: Mapping[str, BuildJob],
-        options: LearnOptions,
         results: dict[str, BuildResult],
     ) -> Sequence[Mapping[str, BuildJob]]:
         """Return groups whose sessions fit into the memory budget. Report jobs that never do."""
-        budget, groups, size = options.memory or inf, list[dict[str, BuildJob]](), inf
+        budget, groups, size = self.options.memory or inf, list[dict[str, BuildJob]](), inf
         architecture = self.services.engine.backend.base.architecture
         needed = {
             user: estimate_session_mb(job.plan.recipe, architecture) for user, job in jobs.items()
@@ -499,10 +406,10 @@ class TrainingPipeline:
 
         def refuse(user: str, job: BuildJob) -> LearnReport:
             why = reason(ReasonCode.MEMORY_BUDGET, needed=needed[user], allowed=budget)
-            return self.report(job, LearnOutcome.UNFINISHED, why)
+            return report_of(self.services, job, LearnOutcome.UNFINISHED, why)
 
         too_large = {user: job for user, job in jobs.items() if needed[user] > budget}
-        results |= _map_users(refuse, too_large, results)
+        _map_users(refuse, too_large, results)
         for user in [user for user in jobs if user not in too_large]:
             if size + needed[user] > budget or not groups:
                 groups.append({})
@@ -514,12 +421,11 @@ class TrainingPipeline:
     def _build_group(
         self,
         jobs: Mapping[str, BuildJob],
-        options: LearnOptions,
         results: dict[str, BuildResult],
     ) -> None:
         """Build a group. After an unexpected error, build one by one to find whose error it is."""
         try:
-            self._build_stages(jobs, options, results)
+            self._build_stages(jobs, results)
         except Exception as error:  # noqa: BLE001 - an error of any kind is a result
             left = {user: job for user, job in jobs.items() if user not in results}
             if isinstance(error, PersonalPeftError) or len(jobs) == 1:
@@ -527,22 +433,16 @@ class TrainingPipeline:
                 results.update(dict.fromkeys(left, error))
                 return
             for user, job in left.items():
-                self._build_group({user: job}, options, results)
-
-
-def _new_lessons(plan: Plan) -> Sequence[Lesson]:
-    """Return the lessons that arrived since the last learn, oldest first."""
-    new = {*(lesson.signal for lesson in plan.new_examples), *plan.new_holdout}
-    return [each for each in lessons_for(plan.assignments, plan.layer) if each.signal in new]
+                self._build_group({user: job}, results)
 
 
 def _split_errors(
-    outcomes: Mapping[str, T | Exception], results: dict[str, BuildResult]
+    outcomes: Mapping[str, T | BuildResult], results: dict[str, BuildResult]
 ) -> dict[str, T]:
-    """Return the values. An error is its user's result."""
+    """Return the values. A report or an error is its user's result."""
     values: dict[str, T] = {}
     for user, each in outcomes.items():
-        if isinstance(each, Exception):
+        if isinstance(each, LearnReport | Exception):
             results[user] = each
         else:
             values[user] = each
@@ -550,10 +450,12 @@ def _split_errors(
 
 
 def _map_users(
-    make: Callable[[str, T], U], values: Mapping[str, T], results: dict[str, BuildResult]
+    make: Callable[[str, T], U | LearnReport],
+    values: Mapping[str, T],
+    results: dict[str, BuildResult],
 ) -> dict[str, U]:
-    """Return what ``make`` returns for each user. An error is its user's result."""
-    outcomes: dict[str, U | Exception] = {}
+    """Return what ``make`` returns for each user. A report or an error is its user's result."""
+    outcomes: dict[str, U | BuildResult] = {}
     for user, value in values.items():
         try:
             outcomes[user] = make(user, value)

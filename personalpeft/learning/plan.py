@@ -7,7 +7,7 @@ build, and nothing that is not in ``inputs`` (ids, times, the load) reaches the 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 
 from personalpeft.errors import NothingToLearn
@@ -38,10 +38,9 @@ from personalpeft.learning.staleness import (
     trained_on,
 )
 from personalpeft.learning.train.config import BUILD_FORMAT, Start, TrainingConfig
+from personalpeft.services import Services
 from personalpeft.store.store import Store
 from personalpeft.types import (
-    Architecture,
-    Message,
     Revision,
     SignalKind,
     Stack,
@@ -56,24 +55,14 @@ _MAX_REPLAY = 64
 class Plan:
     """What one build is made of.
 
-    Args:
-        user: Owner of the layer.
-        layer: Name of the layer.
-        recipe: How it is trained.
-        assignments: What the write policy says of all current signals.
-        new_examples: Lessons that the parent was not trained on.
-        replay: Lessons that the parent was trained on.
-        holdout: All held-out lessons of the layer.
-        new_holdout: Signals that this build holds out.
-        parent: The revision that it starts from, or None.
-        live: The live stack.
-        below: The part of it that the layer is built on.
-        rejected_examples: Lessons with a rejected reply only.
-        excluded: Signals that the layer has no capacity for.
-        capacity: How full the layer is, where it has a limit.
-        rebuild_reason: Why it is built where new lessons are not the reason.
-        retracted: Signals that the live revision was trained on and that this build excludes.
-        template: The response template of the stack below, which short answers are put into.
+    - ``new_examples`` and ``replay``: lessons that the parent was not, and was, trained on.
+    - ``rejected_examples``: lessons with a rejected reply only.
+    - ``new_holdout``: signals that this build holds out; ``holdout`` has all such lessons.
+    - ``below``: the part of the live stack that the layer is built on; ``template`` is the response
+      template of it, which short answers are put into.
+    - ``excluded``: signals that the layer has no ``capacity`` for.
+    - ``rebuild_reason``: why it is built where new lessons are not the reason.
+    - ``retracted``: signals that the live revision was trained on and that this build excludes.
     """
 
     user: str
@@ -106,6 +95,13 @@ class Plan:
     def lesson_count(self) -> int:
         """How many lessons a first build would have."""
         return len(self.new_examples) + len(self.holdout)
+
+    @property
+    def new_lessons(self) -> tuple[Lesson, ...]:
+        """The lessons that arrived since the last learn, oldest first."""
+        new = {*_signals(self.new_examples), *self.new_holdout}
+        lessons = lessons_for(self.assignments, self.layer)
+        return tuple(each for each in lessons if each.signal in new)
 
     @property
     def build_reasons(self) -> tuple[Reason, ...]:
@@ -171,42 +167,26 @@ class Plan:
 
 
 def build_plan(
-    store: Store,
+    services: Services,
     user: str,
     layer: str,
     recipe: TrainingConfig,
-    base: str,
     start: Start,
     *,
     force: bool = False,
-    architecture: Architecture,
-    count_tokens: Callable[[str], int],
-    render_with_item: Callable[[str, Sequence[Message]], tuple[Message, ...]],
 ) -> Plan:
-    """Read the ledger and decide what a build is made of.
+    """Read the ledger and decide what a build is made of. ``force``: though no signal is new.
 
     A build that cannot extend the head starts from nothing, or from the head's imported or
     practised root, which no lesson would bring back.
-
-    Args:
-        store: The home.
-        user: Owner of the layer.
-        layer: Name of the layer.
-        recipe: How it is trained.
-        base: Digest of the base.
-        start: Whether a build from nothing is wanted.
-        force: Plan a build though no signal is new.
-        architecture: Shape of the base.
-        count_tokens: Returns how many tokens a text has.
-        render_with_item: Returns messages as they are with a fact in the prompt.
 
     Raises:
         NothingToLearn: No signal has arrived since the layer's last learn.
         NotFound: The user is unknown.
         BaseMismatch: The live stack is of another base.
     """
-    catalog = store.catalog
-    live = catalog.stack(user, base)
+    store, catalog, backend = services.store, services.store.catalog, services.engine.backend
+    live = catalog.stack(user, backend.base.digest)
     assignments = load_assignments(store, user)
     considered = catalog.used_signals(user, layer)
     held_out = inherited_holdout(store, user, assignments, set(catalog.holdout(user, layer)))
@@ -217,7 +197,9 @@ def build_plan(
     template = _template_below(assignments, below)
     known = [lesson.apply_template(template) for lesson in lessons_for(assignments, layer)]
     trainable = [lesson for lesson in known if lesson.signal not in held_out]
-    fitting, capacity = fit_lessons(trainable, layer, recipe, architecture, count_tokens)
+    fitting, capacity = fit_lessons(
+        trainable, layer, recipe, backend.base.architecture, lambda text: len(backend.encode(text))
+    )
     excluded = _signals(known) - held_out - _signals(fitting)
     lessons = [lesson for lesson in known if lesson.signal not in excluded]
     new = [lesson for lesson in lessons if lesson.signal not in considered]
@@ -244,7 +226,7 @@ def build_plan(
     new_holdout = _select_holdout(unprobed, new_unprobed, held_out, recipe.eval_fraction)
     held_out |= set(new_holdout)
     training = [
-        _add_teacher(lesson, render_with_item)
+        _add_teacher(services, user, lesson)
         for lesson in lessons
         if not lesson.is_probe and lesson.signal not in held_out
     ]
@@ -364,13 +346,12 @@ def _template_below(assignments: Sequence[Assignment], below: Stack) -> Response
     return infer_template([lesson.prompt_response.pattern for lesson in lessons])
 
 
-def _add_teacher(
-    lesson: Lesson, render_with_item: Callable[[str, Sequence[Message]], tuple[Message, ...]]
-) -> Lesson:
+def _add_teacher(services: Services, user: str, lesson: Lesson) -> Lesson:
     """Return the lesson, with its fact in the teacher's prompt where the reply is the model's."""
     if lesson.kind is not SignalKind.FACT or lesson.is_short or lesson.is_probe:
         return lesson
-    return replace(lesson, teacher_messages=render_with_item(lesson.signal, lesson.messages))
+    teacher = services.render_with_item(user, lesson.signal, lesson.messages)
+    return replace(lesson, teacher_messages=teacher)
 
 
 def _select_holdout(

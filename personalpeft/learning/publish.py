@@ -1,4 +1,4 @@
-"""The last steps of every way to a revision: assemble it, record it, and make it live.
+"""Report a build, record its revision, and make it live.
 
 Invariants: the file is durable before its rows are written. The head moves in the transaction that
 records the revision. The first reply of a new revision does not wait for its adapter.
@@ -6,28 +6,36 @@ records the revision. The first reply of a new revision does not wait for its ad
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
 from personalpeft.adapters.types import LoRAWeights
 from personalpeft.backends.base import SessionSpec
+from personalpeft.backends.error_mapping import to_serving_error
+from personalpeft.errors import PersonalPeftError, format_origin, get_error_type
 from personalpeft.learning.gate.gate import Judgement
 from personalpeft.learning.outcomes import (
     LearnOutcome,
     MoveCause,
+    Placement,
     Reason,
     ReasonCode,
+    SignalUse,
     text_reason,
 )
-from personalpeft.learning.report import LearnReport
-from personalpeft.learning.staleness import replace_layer
+from personalpeft.learning.plan import Plan
+from personalpeft.learning.report import LearnReport, Source, signal_text
+from personalpeft.learning.staleness import replace_layer, trained_on
 from personalpeft.learning.train.config import TrainingConfig
 from personalpeft.services import Services
 from personalpeft.store.store import Store
 from personalpeft.types import Json, Revision, Stack, StackEntry, Verdict, canonical_digest
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +58,18 @@ class Candidate:
         return replace_layer(self.live, self.entry)
 
 
+@dataclass(frozen=True, slots=True)
+class BuildJob:
+    """One plan to be built. ``began``: when its learn began, on the timer."""
+
+    plan: Plan
+    began: float
+
+
 def make_session_spec(
     config: TrainingConfig, below: str | None, start: Mapping[str, LoRAWeights] | None
 ) -> SessionSpec:
-    """Return what a training session needs.
-
-    Args:
-        config: How the layer is trained.
-        below: Key of the resident stack that it is trained on.
-        start: Weights of the parent, or None to start from nothing.
-    """
+    """Return what a training session needs. ``below``: key of the resident stack below."""
     return SessionSpec(
         rank=config.rank,
         scaling=config.scaling,
@@ -86,19 +96,23 @@ def publish_candidate(
     It replaces the head that it was judged against. Where another one is live by now, only that is
     recorded. Returns the report that was recorded.
     """
-    store = services.store
-    revision = assemble_revision(
-        candidate.user,
-        candidate.entry,
-        candidate.live.base,
-        judgement,
+    store, entry = services.store, candidate.entry
+    revision = Revision(
+        id=entry.revision,
+        user=candidate.user,
+        layer=entry.layer,
+        digest=entry.digest,
+        base=candidate.live.base,
+        parent=candidate.parent.id if candidate.parent else None,
+        below=candidate.below.entries,
         recipe=candidate.recipe,
         inputs=candidate.inputs,
-        at=report.at,
-        parent=candidate.parent,
-        below=candidate.below.entries,
         signals=candidate.signals,
         scores=report.scores,
+        verdict=judgement.verdict,
+        reason=judgement.reason,
+        probation=judgement.probation,
+        at=report.at,
         seconds=report.seconds,
     )
     cause = MoveCause.ACCEPTED if judgement.accepted else MoveCause.LEARN
@@ -114,60 +128,7 @@ def publish_candidate(
         )
     if is_recorded:
         return report
-    moved = head_moved_report(store, report)
-    store.catalog.add_report(moved.user, moved.as_json())
-    return moved
-
-
-def assemble_revision(
-    user: str,
-    entry: StackEntry,
-    base: str,
-    judgement: Judgement,
-    *,
-    recipe: Json,
-    inputs: str,
-    at: datetime,
-    parent: Revision | None = None,
-    below: tuple[StackEntry, ...] = (),
-    signals: Mapping[str, str] | None = None,
-    scores: Mapping[str, Any] | None = None,
-    seconds: float = 0.0,
-) -> Revision:
-    """Return a revision. Every way to one ends here.
-
-    Args:
-        user: Owner.
-        entry: Its layer, id and digest.
-        base: Digest of the base.
-        judgement: The gate's, or the user's for an import.
-        recipe: How it was built.
-        inputs: Digest of everything that the build depended on.
-        at: When it was built.
-        parent: What it was built on.
-        below: The entries of the stack below it.
-        signals: The role of each signal of the build.
-        scores: What was measured.
-        seconds: How long the build took.
-    """
-    return Revision(
-        id=entry.revision,
-        user=user,
-        layer=entry.layer,
-        digest=entry.digest,
-        base=base,
-        parent=parent.id if parent else None,
-        below=below,
-        recipe=recipe,
-        inputs=inputs,
-        signals=signals or {},
-        scores=scores or {},
-        verdict=judgement.verdict,
-        reason=judgement.reason,
-        probation=judgement.probation,
-        at=at,
-        seconds=seconds,
-    )
+    return record(services, head_moved_report(store, report))
 
 
 def imported_revision(
@@ -182,28 +143,23 @@ def imported_revision(
     below: tuple[StackEntry, ...] = (),
     seconds: float = 0.0,
 ) -> Revision:
-    """Return a revision that no learn built: live by the user's decision, without signals.
-
-    Args:
-        user: Owner.
-        layer: Name of the layer.
-        digest: Digest of the adapter.
-        base: Digest of the base.
-        recipe: Shape of the adapter.
-        reason: Where it comes from.
-        at: When it was imported.
-        below: The entries of the stack below it.
-        seconds: How long the import took.
-    """
-    return assemble_revision(
-        user,
-        StackEntry(layer, f"{layer}@{digest[:12]}", digest, 1.0),
-        base,
-        Judgement(Verdict.PROMOTED, (text_reason(reason),)),
+    """Return a revision that no learn built: live by the user's decision, without signals."""
+    return Revision(
+        id=f"{layer}@{digest[:12]}",
+        user=user,
+        layer=layer,
+        digest=digest,
+        base=base,
+        parent=None,
+        below=below,
         recipe=recipe,
         inputs=imported_inputs(digest),
+        signals={},
+        scores={},
+        verdict=Verdict.PROMOTED,
+        reason=reason,
+        probation=False,
         at=at,
-        below=below,
         seconds=seconds,
     )
 
@@ -211,6 +167,42 @@ def imported_revision(
 def imported_inputs(digest: str) -> str:
     """Return the ``inputs`` of an imported adapter, by which imports are known."""
     return canonical_digest({"imported": digest})
+
+
+def report_of(
+    services: Services, job: BuildJob, outcome: LearnOutcome, *reasons: Reason, **more: Any
+) -> LearnReport:
+    """Return the report of a plan, with the use of each signal. It is not recorded yet."""
+    plan, capacity = job.plan, job.plan.capacity
+    report = LearnReport(
+        user=plan.user,
+        layer=plan.layer,
+        outcome=outcome,
+        reasons=reasons,
+        at=services.clock.now(),
+        seconds=round(services.clock.timer() - job.began, 3),
+        before=plan.head,
+        room={
+            "parameters": capacity.parameters,
+            "tokens": capacity.tokens,
+            "most": capacity.max_tokens,
+            "advised": capacity.recommended_tokens,
+        }
+        if capacity
+        else {},
+        **more,
+    )
+    use = SignalUse.PENDING
+    if report.revision is not None:
+        is_live = report.live or report.revision == plan.head
+        use = SignalUse.LEARNED if is_live else SignalUse.LEARNED_NOT_LIVE
+    return replace(report, sources=_list_sources(services.store, plan, use))
+
+
+def record(services: Services, report: LearnReport) -> LearnReport:
+    """Record a report and return it."""
+    services.store.catalog.add_report(report.user, report.as_json())
+    return report
 
 
 def head_moved_report(store: Store, report: LearnReport) -> LearnReport:
@@ -229,3 +221,59 @@ def head_moved_report(store: Store, report: LearnReport) -> LearnReport:
         report.seconds,
         before=live,
     )
+
+
+def failed_report(services: Services, user: str, layer: str, error: Exception) -> LearnReport:
+    """Return the report of an error that one user, or one layer, has alone.
+
+    Of an unexpected error it names the kind only: its text may hold private words.
+    """
+    if not isinstance(error, PersonalPeftError):
+        kind = type(error).__name__
+        _log.error("A learn ended with an unexpected %s", format_origin(error))
+        error = to_serving_error(
+            f"An unexpected {kind} ended this learn.",
+            error,
+            hint="Run personalpeft verify. The log says where it was raised; the next learn"
+            " continues.",
+        )
+    return LearnReport(
+        user=user,
+        layer=layer,
+        outcome=LearnOutcome.FAILED,
+        reasons=(text_reason(f"{error.message} {error.hint}".strip()),),
+        at=services.clock.now(),
+        seconds=0.0,
+        error=get_error_type(error).__name__,
+    )
+
+
+def _list_sources(store: Store, plan: Plan, use_of_new: SignalUse) -> tuple[Source, ...]:
+    """Return the use of each signal; that of those that this build trains on is given."""
+    examples = (*plan.new_examples, *plan.rejected_examples)
+    new = {each.signal for each in examples} - trained_on(store, plan.parent)
+    held_out = {lesson.signal for lesson in plan.holdout}
+    is_pending = use_of_new is SignalUse.PENDING
+    use_of_holdout = SignalUse.TO_BE_HELD_OUT if is_pending else SignalUse.HELD_OUT
+    sources = []
+    for each in plan.assignments:
+        signal = each.signal
+        if signal.id in new:
+            use = use_of_new
+        elif signal.id in plan.new_holdout:
+            use = use_of_holdout
+        elif signal.id in held_out:
+            use = SignalUse.HELD_OUT_EARLIER
+        elif signal.id in plan.excluded:
+            use = SignalUse.NO_CAPACITY
+        elif each.layer == plan.layer:
+            use = SignalUse.LEARNED_EARLIER
+        elif each.place is Placement.LAYER:
+            use = SignalUse.OTHER_LAYER
+        else:
+            is_unused = each.place is Placement.UNUSED
+            use = SignalUse.UNUSED if is_unused else SignalUse.IN_PROMPT
+        layer = each.layer if use is SignalUse.OTHER_LAYER else None
+        text = signal_text(signal)
+        sources.append(Source(signal.id, str(signal.kind), text, use, each.reason, layer))
+    return tuple(sources)

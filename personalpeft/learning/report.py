@@ -15,7 +15,6 @@ from typing import Any
 from personalpeft.formatting import pluralize
 from personalpeft.learning.gate.gate import CONFIRMATION_E_VALUE
 from personalpeft.learning.outcomes import (
-    USE_BY_LABEL,
     LearnOutcome,
     Reason,
     ReasonCode,
@@ -55,7 +54,7 @@ class Source:
     def use(self) -> str:
         """The use in words."""
         is_other = self.use_code is SignalUse.OTHER_LAYER and self.layer
-        return f"for {self.layer}" if is_other else self.use_code.label
+        return f"for {self.layer}" if is_other else self.use_code.text
 
     @property
     def why(self) -> str:
@@ -204,7 +203,7 @@ def _outcome(data: Mapping[str, Any]) -> LearnOutcome:
 
 
 _EARLIER_USES: Mapping[str, SignalUse] = {
-    **USE_BY_LABEL,
+    **{use.text: use for use in SignalUse},
     "acts at once (profile)": SignalUse.IN_PROMPT,
     "acts at once (memory)": SignalUse.IN_PROMPT,
 }
@@ -222,7 +221,7 @@ def _source(data: Mapping[str, Any]) -> Source:
 
 
 def _reason(data: Mapping[str, Any]) -> Reason:
-    return Reason(ReasonCode(data["code"]), data["data"])  # type: ignore[call-arg]
+    return Reason(ReasonCode(data["code"]), data["data"])
 
 
 def excerpt(text: str, width: int = _EXCERPT_WIDTH) -> str:

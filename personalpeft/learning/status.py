@@ -60,7 +60,7 @@ class SignalStatus:
     @property
     def use(self) -> str:
         """The use in words."""
-        return self.use_code.label
+        return self.use_code.text
 
     @property
     def why(self) -> str:
@@ -74,13 +74,7 @@ class SignalStatus:
 
 
 def list_signal_status(store: Store, user: str, *, current: bool) -> tuple[SignalStatus, ...]:
-    """Return the status of each signal, oldest first. Raises ``NotFound``.
-
-    Args:
-        store: The home.
-        user: Owner.
-        current: Leave out signals that were superseded or retracted.
-    """
+    """Return the status of each signal, oldest first. Raises ``NotFound``."""
     assignments = load_assignments(store, user)
     builds = _Builds(store, user, assignments)
     status = {each.signal.id: _status_of(each, builds) for each in assignments}

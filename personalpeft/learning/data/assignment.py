@@ -76,18 +76,12 @@ _USER_WEIGHT, _OBSERVED_WEIGHT = 0.5, 0.25
 class Lesson:
     """One training example of a layer: after these messages, ``chosen`` rather than ``rejected``.
 
-    Args:
-        signal: Id of the signal that it comes from.
-        kind: Kind of the signal; a reward counts as the rating that it amounts to.
-        messages: The conversation up to the request.
-        chosen: The wanted reply; empty for a disliked reply.
-        rejected: The unwanted reply, or None.
-        weight: Weight in the loss.
-        is_short: Whether ``chosen`` is to be put into the ``template`` of the stack below.
-        template: The response template that was applied.
-        is_probe: Never trained on; judges what the other lessons of its signal teach.
-        teacher_messages: For context distillation, the messages with the fact in the prompt.
-        ended: False for a reply that was cut off.
+    - ``kind``: that of the signal; a reward counts as the rating that it amounts to.
+    - ``chosen``: empty for a disliked reply.
+    - ``is_short``: ``chosen`` is to be put into the ``template`` of the stack below.
+    - ``is_probe``: never trained on; judges what the other lessons of its signal teach.
+    - ``teacher_messages``: for context distillation, the messages with the fact in the prompt.
+    - ``ended``: False for a reply that was cut off.
     """
 
     signal: str
@@ -164,12 +158,9 @@ def load_assignments(store: Store, user: str) -> tuple[Assignment, ...]:
 def assign(
     signals: Sequence[Signal], turn_of: Callable[[str], Turn], *, turns: Sequence[Turn] = ()
 ) -> tuple[Assignment, ...]:
-    """Return one assignment for each signal, in the same order.
+    """Return one assignment for each of the current signals, oldest first.
 
-    Args:
-        signals: Current signals, oldest first.
-        turn_of: Returns a turn by id.
-        turns: Turns in which facts may have helped, and the newest turn, oldest first.
+    ``turns``: those in which facts may have helped, and the newest turn, oldest first.
     """
     strongest = _strongest_by_turn(signals)
     helpful = helpful_turns(signals, turns)

@@ -33,13 +33,7 @@ T = TypeVar("T")
 def build_batches(
     plan: Plan, backend: Backend, completions: Sequence[tuple[Sequence[Message], str]]
 ) -> tuple[tuple[Loss, ...], ...]:
-    """Return the losses of each step.
-
-    Args:
-        plan: the lessons and the configuration.
-        backend: renders and encodes the texts.
-        completions: general prompts with what the stack below replies to them.
-    """
+    """Return the losses of each step. ``completions``: what the stack below replies generally."""
     config = plan.recipe
     # Answers of a memory use the template of the stack below, so it has none of its own.
     is_memory = plan.layer == "memory"

@@ -74,14 +74,10 @@ class FactQuestion:
 def fact_questions(
     fact: Signal, helpful: Sequence[Turn]
 ) -> tuple[tuple[FactQuestion, ...], FactQuestion | None]:
-    """Return the questions that a fact is learned from, and the held-out question that judges it.
+    """Return the questions that a fact is learned from, and the held-out one that judges it.
 
-    Args:
-        fact: The fact.
-        helpful: Turns in which its lookup helped, oldest first.
-
-    Returns:
-        No question and None for a fact that is only looked up.
+    ``helpful``: turns in which its lookup helped, oldest first. A fact that is only looked up has
+    no questions.
     """
     answer: str = fact.payload.get("answer") or ""
     stated = fact.payload.get("questions") or () if answer else ()
@@ -135,16 +131,12 @@ def as_sentence(answer: str) -> str:
 def helpful_turns(
     signals: Sequence[Signal], turns: Sequence[Turn]
 ) -> Mapping[str, tuple[Turn, ...]]:
-    """Return by fact the turns in which its lookup helped.
+    """Return by fact the turns, oldest first, in which its lookup helped.
 
     The reply contains what only the fact can have told the model, and was liked, or the
     conversation went on without a complaint. Only the user's own feedback counts as a like; what an
     app observed counts as a complaint as well. A question whose answer the user stated belongs to
     that fact alone.
-
-    Args:
-        signals: Current signals.
-        turns: Turns, oldest first.
     """
     facts = {signal.id: signal for signal in signals if signal.kind is SignalKind.FACT}
     owner = {question: fact.id for fact in facts.values() for question in _stated_questions(fact)}

@@ -60,12 +60,8 @@ def fit_lessons(
 ) -> tuple[tuple[Lesson, ...], LayerCapacity | None]:
     """Return the lessons that fit a layer, in their order, and what they take.
 
-    Args:
-        lessons: oldest first; each counts by its last message and its answer.
-        layer: the capacity is None for a layer other than "memory".
-        config: the layer's shape and limit.
-        architecture: the base's modules.
-        count_tokens: the number of tokens of a text.
+    ``lessons``: oldest first; each counts by its last message and its answer. A layer other than
+    "memory" has no capacity.
     """
     if layer != "memory":
         return tuple(lessons), None
@@ -101,11 +97,9 @@ def find_leak(
 ) -> str:
     """Return what most of the latest lessons would leak, in words; empty for none.
 
-    Args:
-        lessons: all of a layer, oldest first, because few a day are no better than many at once.
-        facts: the user's current facts.
-        new: signals that the layer has not learned; a leak must be in one of them.
-        accepted: signals that the user accepted by name; what they add is no leak.
+    ``lessons``: all of a layer, oldest first, because few a day are no better than many at once.
+    ``new``: signals that the layer has not learned; a leak must be in one of them. What signals
+    that were ``accepted`` by name add is no leak.
     """
     secrets = [
         text

@@ -13,6 +13,7 @@ from runtime_makers import ask, correct, opened, pinned, quick_card, style, trai
 from personalpeft import NothingToLearn, Runtime, User
 from personalpeft.learning.data.facts import memorized
 from personalpeft.learning.learner import Learner
+from personalpeft.learning.options import LearnOptions
 from personalpeft.learning.pipeline import TrainingPipeline
 from personalpeft.learning.plan import Plan
 from personalpeft.types import Revision, Verdict
@@ -265,5 +266,7 @@ def test_a_fact_that_helped_twice_is_distilled_from_what_was_said_with_it(ada: U
 def _plan(ada: User) -> Plan:
     """What would be built from nothing."""
     learner = Learner.from_services(ada._services)
-    pipeline = TrainingPipeline(learner.services, learner.margins, learner.recipes, 0.0)
+    pipeline = TrainingPipeline(
+        learner.services, learner.margins, learner.recipes, LearnOptions(), 0.0
+    )
     return pipeline.plan(ada.id, "memory", "nothing")
