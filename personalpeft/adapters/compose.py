@@ -21,10 +21,6 @@ def compose(parts: Sequence[tuple[Adapter, float]]) -> AdapterStack:
     """Compose adapters with their weights into one LoRA of scaling 1.
 
     A weight of 0 leaves an adapter out. Without adapters the rank is 0.
-
-    Raises:
-        InvalidInput: A weight is not finite.
-        AdapterError: The adapters are for different bases or shapes.
     """
     for adapter, weight in parts:
         if not math.isfinite(weight):
@@ -46,9 +42,6 @@ def concatenate(composed: AdapterStack) -> dict[str, LoRAWeights]:
     """Return the stack's LoRA as new read-only float32 matrices.
 
     A is concatenated; B is scaled and concatenated.
-
-    Raises:
-        AdapterError: A factor makes a B too large for float32.
     """
     return {name: _sum(name, shares) for name, shares in composed.shares.items()}
 

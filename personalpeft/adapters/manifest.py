@@ -66,11 +66,7 @@ def manifest_to_json(manifest: Manifest) -> dict[str, Any]:
 
 
 def manifest_from_json(value: Any, *, source: str) -> Manifest:
-    """Return the manifest that strictly parsed JSON describes.
-
-    Raises:
-        AdapterError: A field is missing, unknown or out of bounds.
-    """
+    """Return the manifest that strictly parsed JSON describes."""
     if not isinstance(value, dict):
         raise format_error(source, "the manifest is not a JSON object.")
     if wrong := sorted(value.keys() ^ _ManifestFields.model_fields.keys()):
@@ -90,11 +86,7 @@ def manifest_from_json(value: Any, *, source: str) -> Manifest:
 
 
 def check_format(value: Any, *, source: str, what: str) -> None:
-    """Check that a format version is the one that this code reads.
-
-    Raises:
-        AdapterError: The version is newer, or is none.
-    """
+    """Check that a format version is the one that this code reads."""
     if type(value) is int and value > FORMAT:
         raise format_error(
             source,
@@ -106,11 +98,7 @@ def check_format(value: Any, *, source: str, what: str) -> None:
 
 
 def canonical_manifest(manifest: Manifest, *, source: str) -> dict[str, Any]:
-    """Return the manifest as plain values that can be read back.
-
-    Raises:
-        AdapterError: The manifest cannot be written as JSON, or breaks a bound.
-    """
+    """Return the manifest as plain values that can be read back."""
     try:
         text = canonical_json(manifest_to_json(manifest))
     except (TypeError, ValueError, RecursionError) as error:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from personalpeft.adapters.compose import concatenate
-from personalpeft.adapters.formats.atomic_folder import write_folder_atomically
 from personalpeft.adapters.formats.ollama import build_modelfile
+from personalpeft.adapters.safe_io import write_folder_atomically
 from personalpeft.adapters.types import AdapterStack
 from personalpeft.base_models.gguf.tensor_names import gguf_names
 from personalpeft.base_models.gguf.writer import weights_of, write_gguf
@@ -28,12 +28,7 @@ _LEFT_OUT = (".safetensors", ".safetensors.index.json")
 
 
 def write_merged_folder(base: Base, stack: AdapterStack, folder: Path) -> None:
-    """Write a folder that transformers loads: config, tokenizer and merged weights.
-
-    Raises:
-        InvalidInput: The folder is not empty or cannot be written.
-        AdapterError: A layer's weight makes its numbers too large.
-    """
+    """Write a folder that transformers loads: config, tokenizer and merged weights."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
@@ -59,19 +54,7 @@ def write_merged_folder(base: Base, stack: AdapterStack, folder: Path) -> None:
 def write_merged_gguf(
     base: Base, stack: AdapterStack, folder: Path, check: Callable[[Path], None]
 ) -> None:
-    """Write a folder with ``model.gguf`` and a Modelfile for Ollama.
-
-    Args:
-        base: The base.
-        stack: The stack to merge.
-        folder: A folder that does not exist yet or is empty.
-        check: Called with the GGUF file; raises if the file must not be published.
-
-    Raises:
-        InvalidInput: The folder is not empty or cannot be written.
-        AdapterError: A layer's weight makes its numbers too large.
-        WeightsError: The base's architecture cannot be written as GGUF.
-    """
+    """Write ``model.gguf`` and a Modelfile for Ollama; ``check`` may refuse the GGUF file."""
     names = gguf_names(base)
     with write_folder_atomically(folder) as new:
         write_gguf(base, names, new / _GGUF, partial(_weights, base, stack), for_others=True)

@@ -1,4 +1,4 @@
-"""Read files and JSON from sources that are not trusted.
+"""Read files and JSON from sources that are not trusted; write folders atomically.
 
 Invariant: for any bytes, a reader returns plain finite values or raises ``AdapterError``.
 """
@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from personalpeft.errors import AdapterError
+from personalpeft.errors import AdapterError, InvalidInput, PersonalPeftError
 
 FILE_LIMIT = 8 * 2**30
 DEPTH_LIMIT = 32
@@ -30,11 +34,7 @@ def safe_repr(value: object) -> str:
 
 
 def read_file(path: Path, *, limit: int = FILE_LIMIT) -> bytes:
-    """Read a regular file of at most ``limit`` bytes.
-
-    Raises:
-        AdapterError: The file is missing, unreadable, not a regular file or too large.
-    """
+    """Read a regular file of at most ``limit`` bytes."""
     source = str(path)
     try:
         # Checked before opening: opening a named pipe without a writer blocks.
@@ -55,12 +55,7 @@ def read_file(path: Path, *, limit: int = FILE_LIMIT) -> bytes:
 
 
 def parse_json(data: bytes | str, *, source: str, what: str, depth: int = DEPTH_LIMIT) -> Any:
-    """Parse strict JSON (RFC 8259) nested up to ``depth``.
-
-    Raises:
-        AdapterError: The text is not UTF-8, has a duplicate key, a lone surrogate or a number that
-            is not finite, or is nested too deeply.
-    """
+    """Parse strict JSON (RFC 8259) nested up to ``depth``."""
     try:
         text = data.decode("utf-8") if isinstance(data, bytes) else data
         value = json.loads(
@@ -80,12 +75,12 @@ def parse_json(data: bytes | str, *, source: str, what: str, depth: int = DEPTH_
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    unique: dict[str, Any] = {}
     for key, value in pairs:
-        if key in found:
+        if key in unique:
             raise ValueError(f"the key {safe_repr(key)} occurs twice")
-        found[key] = value
-    return found
+        unique[key] = value
+    return unique
 
 
 def _no_constant(name: str) -> float:
@@ -111,3 +106,30 @@ def _check_plain(value: Any, depth: int) -> None:
                 key.encode("utf-8")
         for inner in value.values() if isinstance(value, dict) else value:
             _check_plain(inner, depth - 1)
+
+
+@contextmanager
+def write_folder_atomically(folder: Path) -> Iterator[Path]:
+    """Yield a temporary folder that replaces an empty or missing ``folder`` on success."""
+    try:
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise InvalidInput(
+                f"{folder} is there already.",
+                hint="Name a folder that does not exist yet or is empty.",
+            )
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        sibling = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+        try:
+            yield sibling
+            if folder.exists():
+                folder.rmdir()
+            sibling.rename(folder)
+        finally:
+            shutil.rmtree(sibling, ignore_errors=True)
+    except PersonalPeftError:
+        raise
+    except OSError as error:
+        raise InvalidInput(
+            f"{folder} cannot be written: {error.strerror or error}.",
+            hint="Choose a folder that can be written to.",
+        ) from error

@@ -31,18 +31,7 @@ def check_adapter(
     base: str | None = None,
     numbers: bool = True,
 ) -> None:
-    """Check every invariant of an adapter.
-
-    Args:
-        adapter: The adapter.
-        source: A path or revision to name in errors.
-        architecture: The architecture to fit, if there is one.
-        base: The digest of the base in use, if there is one.
-        numbers: Whether to check that all numbers are finite.
-
-    Raises:
-        AdapterError: An invariant does not hold.
-    """
+    """Check an adapter, for a given base if there is one, and all its numbers if asked to."""
     manifest = adapter.manifest
     if base is not None and manifest.base != base:
         raise format_error(

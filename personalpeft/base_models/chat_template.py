@@ -60,12 +60,7 @@ def render(
     bos: str = "",
     eos: str = "",
 ) -> str:
-    """Return messages as one text, after ``system`` if they have no system message.
-
-    Raises:
-        CardError: The template does not work.
-        InvalidInput: The template refuses the messages, such as two of one role in a row.
-    """
+    """Return messages as one text, after ``system`` if they have no system message."""
     if system is not None and not any(message.role == "system" for message in messages):
         messages = (Message("system", system), *messages)
     about_tools = any(

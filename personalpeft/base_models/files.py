@@ -101,11 +101,7 @@ def _weight_names(card: ModelCard, folder: Path) -> list[str]:
 
 
 def hub_folder(card: ModelCard, report: Callable[[str, float], None]) -> Path:
-    """Return the folder of a hub source, downloaded unless ``HF_HUB_OFFLINE`` is set.
-
-    Raises:
-        WeightsError: It is neither on this machine nor in the hub.
-    """
+    """Return the folder of a hub source, downloaded unless ``HF_HUB_OFFLINE`` is set."""
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
     from huggingface_hub.utils.tqdm import tqdm

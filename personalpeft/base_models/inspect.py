@@ -71,11 +71,7 @@ def inspect_model(folder: Path) -> ModelFacts:
 
 
 def restrict_to_targets(architecture: Architecture, card: ModelCard) -> Architecture:
-    """Keep only the projections of the card's targets, such as ``q_proj``.
-
-    Raises:
-        CardError: A target matches no projection.
-    """
+    """Keep only the projections of the card's targets, such as ``q_proj``."""
     matched: set[str] = set()
     for target in card.targets:
         paths = {

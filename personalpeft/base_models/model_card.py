@@ -51,12 +51,7 @@ _CARD = TypeAdapter(ModelCard)
 
 
 def read_card(path: Path) -> ModelCard:
-    """Return the card in a file. A relative ``source.path`` starts at the card's folder.
-
-    Raises:
-        CardError: The card has a mistake.
-        NotFound: There is no such file.
-    """
+    """Return the card in a file. A relative ``source.path`` starts at the card's folder."""
     try:
         text = path.read_text("utf-8-sig")
     except (FileNotFoundError, IsADirectoryError) as error:

@@ -69,12 +69,7 @@ _entry_locks: dict[tuple[int, Path], FileLock] = {}
 
 
 def resolve_base(card: ModelCard, *, cache: Path, progress: Progress | None = None) -> Base:
-    """Return the base of a card, with every file found and hashed.
-
-    Raises:
-        WeightsError: Weights are missing or changed.
-        CardError: The card does not fit the weights.
-    """
+    """Return the base of a card, with every file found and hashed."""
     report = progress or (lambda stage, done: None)
     source = card.source
     if source.kind == "package":

@@ -47,12 +47,7 @@ _FLOATS = {0: ("F32", 4), 1: ("F16", 2), 30: ("BF16", 2)}
 
 
 def write_gguf_lora(names: GgufNames, stack: AdapterStack, path: Path, *, title: str = "") -> None:
-    """Write a stack as one LoRA, in float16 unless the base is float32 or a number is too large.
-
-    Raises:
-        OSError: The file cannot be written.
-        AdapterError: A layer's weight makes its numbers too large.
-    """
+    """Write a stack as one LoRA, in float16 unless the base is float32 or a number is too large."""
     from gguf import GGUFWriter
 
     pairs, scaling = as_single_lora(stack)
@@ -81,20 +76,7 @@ def write_gguf_lora(names: GgufNames, stack: AdapterStack, path: Path, *, title:
 def import_gguf_lora(
     path: Path, architecture: Architecture, names: GgufNames, *, layer: str, base: str
 ) -> Adapter:
-    """Read a GGUF LoRA as an adapter of ``layer`` on the base with the digest ``base``.
-
-    Args:
-        path: The file.
-        architecture: The architecture of the base.
-        names: The names of the base's tensors in GGUF.
-        layer: The layer to import into.
-        base: The digest of the base.
-
-    Raises:
-        AdapterError: The file is damaged, quantised, for another architecture, or adapts a module
-            that the base's card does not name.
-        InvalidId: ``layer`` is not the name of a layer.
-    """
+    """Read a GGUF LoRA as an adapter of ``layer`` on the base with the digest ``base``."""
     check_layer_name(layer)
     source = str(path)
     data = read_file(path)
@@ -219,11 +201,7 @@ class GgufTensors:
 
 
 def read_gguf(data: bytes, *, source: str) -> GgufTensors:
-    """Read the bytes of a GGUF file.
-
-    Raises:
-        AdapterError: The file is damaged, too large or quantised.
-    """
+    """Read the bytes of a GGUF file."""
     cursor = _Cursor(data, source)
     if cursor.take(4) != _MAGIC:
         raise format_error(

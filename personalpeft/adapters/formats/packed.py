@@ -32,11 +32,7 @@ _LITTLE = {2: "<f2", 4: "<f4"}
 
 
 def pack(adapter: Adapter) -> bytes:
-    """Return the bytes of an adapter's file.
-
-    Raises:
-        AdapterError: The adapter breaks an invariant, so ``unpack`` would refuse the file.
-    """
+    """Return the bytes of an adapter's file."""
     source = f"adapter for {adapter.manifest.layer}"
     about = {"format": FORMAT, "manifest": canonical_manifest(adapter.manifest, source=source)}
     check_adapter(adapter, source=source)
@@ -79,18 +75,10 @@ def unpack(
     base: str | None = None,
     known: bool = False,
 ) -> Adapter:
-    """Read an adapter from the bytes of a packed file.
+    """Read an adapter from the bytes of a packed file; its arrays are read-only views of them.
 
-    Args:
-        data: The bytes. The arrays are read-only views of them.
-        source: A path or revision to name in errors.
-        architecture: The architecture to fit, if there is one.
-        base: The digest of the base in use, if there is one.
-        known: Whether a digest has shown the bytes to be what ``pack`` wrote. Then the numbers
-            are not checked again, which would take as long as everything else.
-
-    Raises:
-        AdapterError: The bytes are not a valid adapter for this base.
+    ``known``: a digest has shown that ``pack`` wrote the bytes, so numbers need no check, which
+    would take as long as everything else.
     """
     tensors = read_tensors(data, source=source)
     adapter = Adapter(_manifest(tensors, source), _pairs(tensors, source))

@@ -25,7 +25,6 @@ import numpy as np
 from safetensors.numpy import save
 
 from personalpeft.adapters.compose import compose, concatenate
-from personalpeft.adapters.formats.atomic_folder import write_folder_atomically
 from personalpeft.adapters.formats.safetensors_reader import read_tensors
 from personalpeft.adapters.manifest import (
     FORMAT,
@@ -34,7 +33,13 @@ from personalpeft.adapters.manifest import (
     check_format,
     manifest_from_json,
 )
-from personalpeft.adapters.safe_io import format_error, parse_json, read_file, safe_repr
+from personalpeft.adapters.safe_io import (
+    format_error,
+    parse_json,
+    read_file,
+    safe_repr,
+    write_folder_atomically,
+)
 from personalpeft.adapters.types import Adapter, LoRAWeights, Manifest, Matrix
 from personalpeft.adapters.validate import check_adapter, shorten
 from personalpeft.errors import InvalidInput, suggest_nearest
@@ -104,18 +109,7 @@ _MODULE_NAME = re.compile(r"[A-Za-z0-9_.]{1,256}")
 def export_peft(
     adapter: Adapter, architecture: Architecture, folder: Path, *, base_name: str
 ) -> None:
-    """Write one adapter as a PEFT folder.
-
-    Args:
-        adapter: The adapter.
-        architecture: The architecture of its base.
-        folder: A folder that does not exist yet or is empty.
-        base_name: The base for PEFT to load: a hub name or a path.
-
-    Raises:
-        AdapterError: The adapter does not fit the architecture.
-        InvalidInput: The folder is not empty or cannot be written.
-    """
+    """Write one adapter as a PEFT folder; PEFT loads the base by ``base_name``."""
     source = f"layer {adapter.manifest.layer}"
     check_adapter(adapter, source=source, architecture=architecture)
     manifest = adapter.manifest
@@ -164,10 +158,6 @@ def import_peft(folder: Path, architecture: Architecture, *, layer: str, base: s
 
     LoRA and rsLoRA can be imported, also with ``rank_pattern`` and ``alpha_pattern``. A folder that
     this package exported keeps its recipe, signals and parents.
-
-    Raises:
-        AdapterError: A file is damaged or cannot be represented.
-        InvalidId: ``layer`` is not the name of a layer.
     """
     check_layer_name(layer)
     path = folder / TENSOR_FILE
@@ -412,11 +402,7 @@ class AdapterConfig:
 
 
 def read_config(data: bytes, *, source: str) -> AdapterConfig:
-    """Read the bytes of an ``adapter_config.json``.
-
-    Raises:
-        AdapterError: The file is damaged, or has an option that cannot be represented.
-    """
+    """Read the bytes of an ``adapter_config.json``."""
     from peft import LoraConfig
 
     config = parse_json(data, source=source, what="the config")

@@ -65,11 +65,7 @@ class PublishedAdapter:
 
 
 def build_published_adapter(stack: AdapterStack, base: Base) -> PublishedAdapter:
-    """Return the files of a stack of rank 1 or more, padded to a rank that vLLM accepts.
-
-    Raises:
-        AdapterError: The rank is too large, or a layer's weight makes its numbers too large.
-    """
+    """Return the files of a stack of rank 1 or more, padded to a rank that vLLM accepts."""
     rank = next((rank for rank in _RANKS if rank >= stack.rank), None)
     if rank is None:
         raise format_error(
@@ -241,11 +237,7 @@ def _holds(path: Path, folder: PublishedAdapter) -> bool:
 
 
 def read_published_adapter(place: Path, digest: str, name: str) -> bytes:
-    """Return a file of the folder with this digest, in the subfolder of any process.
-
-    Raises:
-        NotFound: There is no such folder or file.
-    """
+    """Return a file of the folder with this digest, in the subfolder of any process."""
     if _DIGEST.fullmatch(digest) and name in FILES:
         for path in sorted(place.glob(f"*/{digest}/{name}")):
             # Another process may remove it at any time.

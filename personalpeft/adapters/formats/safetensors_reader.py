@@ -37,11 +37,7 @@ class Tensors:
 
 
 def read_tensors(data: bytes, *, source: str) -> Tensors:
-    """Read the tensors in a file's bytes; BF16 is converted to float32.
-
-    Raises:
-        AdapterError: The bytes are not a valid safetensors file of floating-point tensors.
-    """
+    """Read the tensors in a file's bytes; BF16 is converted to float32."""
     metadata = _check_header(data, source)
     try:
         tensors = deserialize(data)  # type: ignore[no-untyped-call]  # the library has no types

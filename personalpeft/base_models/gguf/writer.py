@@ -40,16 +40,8 @@ def write_gguf(
 ) -> None:
     """Write the base's own weights, or others under the same names.
 
-    Args:
-        base: The base.
-        names: Its names in GGUF.
-        path: The file.
-        weights: Called twice, for the header and the data; gives the same both times.
-        for_others: Whether programs will tokenize texts by the file.
-
-    Raises:
-        WeightsError: llama.cpp would compute something else.
-        OSError: The file cannot be written.
+    ``weights`` is called twice and must give the same: the header comes before the data.
+    ``for_others``: programs will tokenize texts by the file.
     """
     from gguf import GGUFWriter
 
