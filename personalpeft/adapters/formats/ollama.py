@@ -35,8 +35,8 @@ class _Frame:
     after: dict[str, str]
 
     def render(self, messages: Sequence[Message]) -> str:
-        said = (f"{self.before[m.role]}{m.content}{self.after[m.role]}" for m in messages)
-        return "".join(said) + self.before["assistant"]
+        texts = (f"{self.before[m.role]}{m.content}{self.after[m.role]}" for m in messages)
+        return "".join(texts) + self.before["assistant"]
 
 
 def build_modelfile(base: Base, weights: str) -> str:
@@ -58,19 +58,19 @@ def build_modelfile(base: Base, weights: str) -> str:
 
 def _frame(base: Base) -> _Frame | None:
     """Return the text around messages, or None if it depends on more than their roles."""
-    said = {role: f"<<{role}>>" for role in _ROLES}
+    marks = {role: f"<<{role}>>" for role in _ROLES}
     try:
-        text = render_chat(base, [Message(role, said[role]) for role in _SHAPES[1]])
-        begin, rest = text.split(said["system"])
-        middle, between, last = rest.split(said["user"])
-        to_reply, after_reply = between.split(said["assistant"])
+        text = render_chat(base, [Message(role, marks[role]) for role in _SHAPES[1]])
+        begin, rest = text.split(marks["system"])
+        middle, between, last = rest.split(marks["user"])
+        to_reply, after_reply = between.split(marks["assistant"])
         if any(mark in text for mark in _QUOTES):
             return None
         frame = _split_template(base, begin, middle, to_reply, after_reply)
         if (
             last == to_reply
             and frame is not None
-            and all(_holds(base, frame, shape) for shape in _SHAPES)
+            and all(_renders_as(base, frame, shape) for shape in _SHAPES)
         ):
             return frame
     except (ValueError, CardError, InvalidInput):
@@ -100,7 +100,7 @@ def _part(piece: str, end: str) -> tuple[str, str]:
     return piece[:at], piece[at:]
 
 
-def _holds(base: Base, frame: _Frame, roles: Sequence[Role]) -> bool:
+def _renders_as(base: Base, frame: _Frame, roles: Sequence[Role]) -> bool:
     messages = [Message(role, f"message {number}") for number, role in enumerate(roles)]
     return frame.render(messages) == render_chat(base, messages)
 
@@ -111,7 +111,8 @@ def _escape_go_template(frame: _Frame) -> str:
     A dash inside the braces would remove the line breaks beside them.
     """
     cases = [
-        f'{{{{ {word} eq .Role "{role}" }}}}{frame.before[role]}{{{{ .Content }}}}{frame.after[role]}'
+        f'{{{{ {word} eq .Role "{role}" }}}}'
+        + f"{frame.before[role]}{{{{ .Content }}}}{frame.after[role]}"
         for word, role in zip(("if", "else if", "else if"), _ROLES, strict=True)
     ]
     return (

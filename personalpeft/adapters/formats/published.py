@@ -94,28 +94,28 @@ def compute_digest(files: Mapping[str, bytes]) -> str:
 class PublishedAdapterFolder:
     """The folders of one process below a path that several processes share.
 
-    Each process has a subfolder ``own``, whose name begins with its host name and a dot. A process
-    that died leaves its subfolder to another one on the same host, since locks may not be visible
-    on other hosts. Methods raise ``OSError``.
+    Each process has a subfolder ``process``, whose name begins with its host name and a dot.
+    Processes on the same host remove the subfolder of a dead one, since other hosts may not see its
+    lock. Methods raise ``OSError``.
     """
 
-    def __init__(self, place: Path, own: str) -> None:
-        self.place, self.own = place, own
-        self._kept: set[str] = set()
-        place.mkdir(parents=True, exist_ok=True, mode=0o700)
+    def __init__(self, root: Path, process: str) -> None:
+        self.root, self.process = root, process
+        self._retained: set[str] = set()
+        root.mkdir(parents=True, exist_ok=True, mode=0o700)
         # Use the mode of the shared path: a server may run as another system user.
-        self._mode = place.stat().st_mode & 0o777
+        self._mode = root.stat().st_mode & 0o777
         # Released by the system when the process ends.
-        self._lock = FileLock(self._lock_of(own))
+        self._lock = FileLock(self._lock_of(process))
         self._lock.acquire(timeout=0)
-        self._part(own).mkdir()
-        self._part(own).chmod(self._mode)
+        self._subfolder(process).mkdir()
+        self._subfolder(process).chmod(self._mode)
 
     def put(self, folder: PublishedAdapter) -> Path:
         """Write a folder unless it exists, and return its path."""
-        path = self._part(self.own) / folder.digest
+        path = self._subfolder(self.process) / folder.digest
         if not path.is_dir():
-            new = Path(tempfile.mkdtemp(prefix=".", dir=self._part(self.own)))
+            new = Path(tempfile.mkdtemp(prefix=".", dir=self._subfolder(self.process)))
             try:
                 _write(folder, new, self._mode)
                 new.rename(path)
@@ -128,22 +128,22 @@ class PublishedAdapterFolder:
 
     def remove(self, digest: str) -> None:
         """Remove a folder if it exists."""
-        shutil.rmtree(self._part(self.own) / digest, ignore_errors=True)
+        shutil.rmtree(self._subfolder(self.process) / digest, ignore_errors=True)
 
     def incomplete(self) -> tuple[str, ...]:
         """Return the subfolders of dead processes of this host."""
-        here = self.own.partition(".")[0]
-        others = (lock.name.removesuffix(_LOCK) for lock in self.place.glob(f"{here}.*{_LOCK}"))
-        return tuple(own for own in others if own != self.own and self._is_gone(own))
+        here = self.process.partition(".")[0]
+        others = (lock.name.removesuffix(_LOCK) for lock in self.root.glob(f"{here}.*{_LOCK}"))
+        return tuple(each for each in others if each != self.process and self._is_dead(each))
 
-    def sweep(self, own: str) -> None:
+    def sweep(self, process: str) -> None:
         """Remove the subfolder of a dead process."""
-        shutil.rmtree(self._part(own), ignore_errors=True)
-        self._lock_of(own).unlink(missing_ok=True)
+        shutil.rmtree(self._subfolder(process), ignore_errors=True)
+        self._lock_of(process).unlink(missing_ok=True)
 
     def keep(self, digest: str) -> None:
         """Leave a folder for another process to remove, since a server may still read it."""
-        self._kept.add(digest)
+        self._retained.add(digest)
 
     def close(self) -> None:
         """Remove all folders but those of ``keep``. Can be called twice."""
@@ -151,25 +151,25 @@ class PublishedAdapterFolder:
             return
         # The shared path may have been cleared.
         with suppress(FileNotFoundError):
-            for path in self._part(self.own).iterdir():
-                if path.name not in self._kept:
+            for path in self._subfolder(self.process).iterdir():
+                if path.name not in self._retained:
                     self.remove(path.name)
-        if not self._kept:
-            self.sweep(self.own)
+        if not self._retained:
+            self.sweep(self.process)
         self._lock.release()
 
-    def _is_gone(self, own: str) -> bool:
+    def _is_dead(self, process: str) -> bool:
         try:
-            with FileLock(self._lock_of(own)).acquire(timeout=0):
+            with FileLock(self._lock_of(process)).acquire(timeout=0):
                 return True
         except (Timeout, OSError):
             return False
 
-    def _part(self, own: str) -> Path:
-        return self.place / own
+    def _subfolder(self, process: str) -> Path:
+        return self.root / process
 
-    def _lock_of(self, own: str) -> Path:
-        return self.place / f"{own}{_LOCK}"
+    def _lock_of(self, process: str) -> Path:
+        return self.root / f"{process}{_LOCK}"
 
 
 class PublishedSubfolder:
@@ -185,18 +185,18 @@ class PublishedSubfolder:
         self._temporary = path.with_name(f".{path.name}")
 
     @classmethod
-    def below(cls, place: Path, key: str) -> PublishedSubfolder:
+    def below(cls, root: Path, key: str) -> PublishedSubfolder:
         """Return the subfolder of a key, creating it if needed."""
-        place.mkdir(parents=True, exist_ok=True, mode=0o700)
-        part = cls(place / f"published_{key}")
-        part.path.mkdir(exist_ok=True)
-        part.path.chmod(place.stat().st_mode & 0o777)
-        return part
+        root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        subfolder = cls(root / f"published_{key}")
+        subfolder.path.mkdir(exist_ok=True)
+        subfolder.path.chmod(root.stat().st_mode & 0o777)
+        return subfolder
 
     def put(self, folder: PublishedAdapter) -> bool:
         """Write a folder unless it exists with these bytes; return whether it was written."""
         path = self.path / folder.digest
-        if _holds(path, folder):
+        if _is_copy(path, folder):
             return False
         self.sweep()
         self._temporary.mkdir(mode=0o700)
@@ -229,17 +229,17 @@ def _write(folder: PublishedAdapter, new: Path, mode: int) -> None:
     new.chmod(mode)
 
 
-def _holds(path: Path, folder: PublishedAdapter) -> bool:
+def _is_copy(path: Path, folder: PublishedAdapter) -> bool:
     try:
         return all((path / name).read_bytes() == data for name, data in folder.files.items())
     except OSError:
         return False
 
 
-def read_published_adapter(place: Path, digest: str, name: str) -> bytes:
+def read_published_adapter(root: Path, digest: str, name: str) -> bytes:
     """Return a file of the folder with this digest, in the subfolder of any process."""
     if _DIGEST.fullmatch(digest) and name in FILES:
-        for path in sorted(place.glob(f"*/{digest}/{name}")):
+        for path in sorted(root.glob(f"*/{digest}/{name}")):
             # Another process may remove it at any time.
             with suppress(FileNotFoundError):
                 return path.read_bytes()

@@ -243,7 +243,7 @@ class AdapterRegistry:
     async def _check_with_trial_name(self, base_name: str, path: str) -> None:
         """Check the base under a name that no sequence uses, then register the neutral stack."""
         bare = self.bare_base
-        trial = f"{bare.folder.name}:trial:{self._folders.own}"
+        trial = f"{bare.folder.name}:trial:{self._folders.process}"
         try:
             await self._client.load_adapter(trial, path)
             await self._check.compare_logprobs(base_name, trial)
@@ -292,7 +292,7 @@ class AdapterRegistry:
 
     def _make_registration(self, folder: PublishedAdapter, stack: AdapterStack) -> Registration:
         # A server that resolves names knows a stack by its digest alone.
-        name = folder.name if self._settings.resolves else f"{folder.name}:{self._folders.own}"
+        name = folder.name if self._settings.resolves else f"{folder.name}:{self._folders.process}"
         return Registration(name, folder, stack)
 
     def _lock(self, name: str) -> asyncio.Lock:
@@ -303,7 +303,7 @@ class AdapterRegistry:
 
     async def _write_folder(self, folder: PublishedAdapter) -> str:
         """Write a stack's folder, and return its path as the server sees it."""
-        place = self._folders.place
+        place = self._folders.root
         try:
             path = await asyncio.to_thread(self._folders.put, folder)
         except OSError as error:

@@ -32,7 +32,7 @@ from personalpeft.adapters.merge import write_merged_folder, write_merged_gguf
 from personalpeft.adapters.types import Adapter
 from personalpeft.backends.base import Backend
 from personalpeft.backends.llamacpp.tokenizer_check import check_tokenizer
-from personalpeft.base_models.gguf import tokenizer as base_tokenizer
+from personalpeft.base_models.gguf import writer as gguf_writer
 from personalpeft.base_models.gguf.tensor_names import GgufNames, gguf_names
 from personalpeft.base_models.resolve import resolve_base
 from personalpeft.base_models.types import Base, ModelCard, Source
@@ -319,7 +319,7 @@ def with_digits_apart(tokenizer: Any) -> None:
 
 
 def split_by_a_pattern(name: str, tokenizer: Any) -> None:
-    (pattern,) = (pattern for pattern, known in base_tokenizer._PATTERNS.items() if known == name)
+    (pattern,) = (pattern for pattern, known in gguf_writer._PATTERNS.items() if known == name)
     parts = pre_tokenizers.Split(Regex(pattern), "isolated")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [parts, pre_tokenizers.ByteLevel(False, use_regex=False)]

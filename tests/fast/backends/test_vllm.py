@@ -154,7 +154,7 @@ def test_two_programs_on_one_server_do_not_take_from_each_other(
     assert said(two, "key") == whole
     one.close()
     assert said(two, "key") == whole
-    assert not any(name.endswith(one._registry._folders.own) for name in double.known)
+    assert not any(name.endswith(one._registry._folders.process) for name in double.known)
 
 
 def test_what_a_killed_program_left_behind_goes_when_the_next_one_opens(
@@ -186,8 +186,8 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert set(double.known) == {backend._registry.bare_base.name}
     assert not any(path.exists() for path in left)
     assert sorted(path.name for path in (cache / "served").iterdir()) == [
-        backend._registry._folders.own,
-        f"{backend._registry._folders.own}.lock",
+        backend._registry._folders.process,
+        f"{backend._registry._folders.process}.lock",
     ]
 
 
