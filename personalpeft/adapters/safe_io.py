@@ -74,6 +74,16 @@ def parse_json(data: bytes | str, *, source: str, what: str, depth: int = DEPTH_
     return value
 
 
+def parse_object(
+    data: bytes | str, *, source: str, what: str, depth: int = DEPTH_LIMIT
+) -> dict[str, Any]:
+    """Parse a strict JSON object; see ``parse_json``."""
+    value = parse_json(data, source=source, what=what, depth=depth)
+    if not isinstance(value, dict):
+        raise format_error(source, f"{what} is not a JSON object.")
+    return value
+
+
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     unique: dict[str, Any] = {}
     for key, value in pairs:

@@ -67,6 +67,19 @@ def shorten(digest: str) -> str:
     return ascii(digest.removeprefix("sha256:")[:12])[1:-1]
 
 
+def projection_size(name: str, architecture: Architecture, source: str) -> tuple[int, int]:
+    """Return the inputs and outputs of a projection of the base."""
+    if name not in architecture.projections:
+        raise format_error(
+            source,
+            f"adapts {name}, which the base ({architecture.model_type}) does not have.",
+            hint=suggest_nearest(
+                name, architecture.projections, what="projection that can be adapted"
+            ),
+        )
+    return architecture.projections[name]
+
+
 def _check_pairs(
     pairs: Mapping[str, LoRAWeights], source: str, *, numbers: bool
 ) -> tuple[int, int]:
@@ -114,16 +127,7 @@ def _check_architecture(
     pairs: Mapping[str, LoRAWeights], blocks: int, architecture: Architecture, source: str
 ) -> None:
     for name, pair in pairs.items():
-        if name not in architecture.projections:
-            hint = suggest_nearest(
-                name, architecture.projections, what="projection that can be adapted"
-            )
-            raise format_error(
-                source,
-                f"adapts {name}, which the base ({architecture.model_type}) does not have.",
-                hint=hint,
-            )
-        inputs, outputs = architecture.projections[name]
+        inputs, outputs = projection_size(name, architecture, source)
         if (pair.a.shape[2], pair.b.shape[1]) != (inputs, outputs):
             raise format_error(
                 source,

@@ -20,7 +20,7 @@ from personalpeft.adapters.manifest import (
     check_format,
     manifest_from_json,
 )
-from personalpeft.adapters.safe_io import format_error, parse_json, safe_repr
+from personalpeft.adapters.safe_io import format_error, parse_object, safe_repr
 from personalpeft.adapters.types import Adapter, LoRAWeights, Manifest
 from personalpeft.adapters.validate import check_adapter
 from personalpeft.types import Architecture, canonical_json
@@ -96,9 +96,7 @@ def _manifest(tensors: Tensors, source: str) -> Manifest:
             f"has no manifest, or more than one (found {safe_repr(sorted(tensors.metadata))}).",
             hint=hint,
         )
-    about = parse_json(tensors.metadata[METADATA_KEY], source=source, what="the manifest")
-    if not isinstance(about, dict):
-        raise format_error(source, "the manifest is not a JSON object.")
+    about = parse_object(tensors.metadata[METADATA_KEY], source=source, what="the manifest")
     # Check the version first: a newer format may have other keys, and is not damaged.
     check_format(about.get("format"), source=source, what="the file")
     if about.keys() != {"format", "manifest"}:

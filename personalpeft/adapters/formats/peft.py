@@ -19,9 +19,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, cast
 
 import numpy as np
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from safetensors.numpy import save
 
 from personalpeft.adapters.compose import compose, concatenate
@@ -35,14 +36,14 @@ from personalpeft.adapters.manifest import (
 )
 from personalpeft.adapters.safe_io import (
     format_error,
-    parse_json,
+    parse_object,
     read_file,
     safe_repr,
     write_folder_atomically,
 )
 from personalpeft.adapters.types import Adapter, LoRAWeights, Manifest, Matrix
-from personalpeft.adapters.validate import check_adapter, shorten
-from personalpeft.errors import InvalidInput, suggest_nearest
+from personalpeft.adapters.validate import check_adapter, projection_size, shorten
+from personalpeft.errors import InvalidInput
 from personalpeft.ids import check_layer_name
 from personalpeft.types import Architecture, canonical_digest, canonical_json
 
@@ -99,11 +100,41 @@ _WRITTEN = re.findall(
     target_modules bias fan_in_fan_out use_rslora use_dora modules_to_save
     """,
 )
-# PiSSA, OLoRA, LoftQ, CorDA and LoRA-GA change the weights of the base that the adapter belongs to.
-_INITS_THAT_KEEP_THE_BASE = (None, True, False, "gaussian", "eva", "orthogonal")
+_RANK_HINT = f"Ranks go from 1 to {RANK_LIMIT}."
+_HINTS = {
+    "task_type": "Only adapters of language models can be imported.",
+    "init_lora_weights": "It changes the weights of the base. Save the adapter with PEFT's "
+    "path_initial_model_for_weight_conversion as plain LoRA.",
+    "r": _RANK_HINT,
+    "rank_pattern": _RANK_HINT,
+    "lora_alpha": "Give a number above 0.",
+    "alpha_pattern": "Give numbers above 0.",
+    "use_rslora": "Give true or false.",
+    "pattern_key": "Name modules in full or by their last part, such as self_attn.q_proj.",
+}
 
 # PEFT reads the keys of patterns as regular expressions. Names alone cannot take exponential time.
-_MODULE_NAME = re.compile(r"[A-Za-z0-9_.]{1,256}")
+_ModuleName: TypeAlias = Annotated[str, Field(pattern="^[A-Za-z0-9_.]{1,256}$")]
+_Rank: TypeAlias = Annotated[int, Field(ge=1, le=RANK_LIMIT)]
+_Alpha: TypeAlias = Annotated[float, Field(gt=0, lt=1e30)]
+_OrEmpty = BeforeValidator(lambda value: value or {})
+
+
+class _LoraFields(BaseModel):
+    """The options of a config that an import reads."""
+
+    model_config = ConfigDict(strict=True)
+
+    peft_type: Literal["LORA"]
+    task_type: Literal["CAUSAL_LM"] | None = None
+    bias: Literal["none"] = "none"
+    # PiSSA, OLoRA, LoftQ, CorDA and LoRA-GA change the weights of the base.
+    init_lora_weights: Literal[True, False, "gaussian", "eva", "orthogonal"] | None = None
+    r: _Rank
+    lora_alpha: _Alpha
+    use_rslora: bool = False
+    rank_pattern: Annotated[dict[_ModuleName, _Rank], _OrEmpty] = {}
+    alpha_pattern: Annotated[dict[_ModuleName, _Alpha], _OrEmpty] = {}
 
 
 def export_peft(
@@ -213,22 +244,13 @@ def _join(
         if match is None:
             raise _describe_unpaired_tensor(name, architecture, source)
         block, projection, half = int(match[1]), match[2], match[3]
-        if projection not in architecture.projections:
-            hint = suggest_nearest(
-                projection, architecture.projections, what="projection that can be adapted"
-            )
-            raise format_error(
-                source,
-                f"adapts {projection}, which the base does not have or does not adapt.",
-                hint=hint,
-            )
+        inputs, outputs = projection_size(projection, architecture, source)
         if block >= architecture.blocks:
             raise format_error(
                 source,
                 f"adapts block {block}; the base has {architecture.blocks}.",
                 hint=_ANOTHER_BASE,
             )
-        inputs, outputs = architecture.projections[projection]
         rank = config.rank_of(modules[name])
         shape = (rank, inputs) if half == "A" else (outputs, rank)
         if array.shape != shape:
@@ -282,14 +304,14 @@ def _describe_unpaired_tensor(name: str, architecture: Architecture, source: str
     hint = (
         "Only LoRA on the projections of the base's blocks is taken; train it again on those alone."
     )
-    if "embed" in name or "lm_head" in name:
-        return format_error(
-            source, f"adapts the embeddings or the output head ({safe_repr(name)}).", hint=hint
-        )
-    if "lora_magnitude_vector" in name:
-        return format_error(source, f"is DoRA ({safe_repr(name)}).", hint=hint)
-    if name.endswith("bias"):
-        return format_error(source, f"holds a bias ({safe_repr(name)}).", hint=hint)
+    reasons = {
+        "adapts the embeddings or the output head": "embed" in name or "lm_head" in name,
+        "is DoRA": "lora_magnitude_vector" in name,
+        "holds a bias": name.endswith("bias"),
+    }
+    for what, applies in reasons.items():
+        if applies:
+            return format_error(source, f"{what} ({safe_repr(name)}).", hint=hint)
     return format_error(
         source,
         f"{safe_repr(name)} is not a LoRA matrix of a projection in {architecture.block_path}.",
@@ -313,11 +335,9 @@ def _provenance(
     if not path.exists():
         return new
     source = str(path)
-    about = parse_json(
+    about = parse_object(
         read_file(path, limit=_PROVENANCE_LIMIT), source=source, what="the provenance"
     )
-    if not isinstance(about, dict):
-        raise format_error(source, "the provenance is not a JSON object.")
     check_format(about.get("format"), source=source, what="the provenance")
     if about.get("tensors") != digest:
         hint = f"Delete {PROVENANCE_FILE} to import the folder as one of unknown origin."
@@ -405,42 +425,32 @@ def read_config(data: bytes, *, source: str) -> AdapterConfig:
     """Read the bytes of an ``adapter_config.json``."""
     from peft import LoraConfig
 
-    config = parse_json(data, source=source, what="the config")
-    if not isinstance(config, dict):
-        raise format_error(source, "the config is not a JSON object.")
-    _check_kind(config, source)
+    config = parse_object(data, source=source, what="the config")
+    try:
+        fields = _LoraFields.model_validate(config)
+    except ValidationError as error:
+        first = error.errors()[0]
+        value = None if first["type"] == "missing" else first["input"]
+        path = [str(part) for part in first["loc"] if part != "[key]"]
+        raise format_error(
+            source,
+            f"{' of '.join(path[:2])} is {safe_repr(value)}.",
+            hint=_HINTS.get("pattern_key" if "[key]" in first["loc"] else path[0], _PLAIN_ONLY),
+        ) from None
     for key, value in config.items():
         known = key in _READ or key in _WITHOUT_EFFECT
         if not known and value not in (None, False, [], {}, ""):
             raise format_error(source, f"uses {_NAMES.get(key, safe_repr(key))}.", hint=_PLAIN_ONLY)
-    use_rslora = config.get("use_rslora", False)
-    if not isinstance(use_rslora, bool):
-        raise format_error(
-            source, f"use_rslora must be true or false, got {safe_repr(use_rslora)}."
-        )
-    _check_rank("r", config.get("r"), source)
-    _check_alpha("lora_alpha", config.get("lora_alpha"), source)
-    patterns: dict[str, Any] = {}
-    for key, check in (("rank_pattern", _check_rank), ("alpha_pattern", _check_alpha)):
-        patterns[key] = config.get(key) or {}
-        if not isinstance(patterns[key], dict):
-            raise format_error(source, f"{key} must be an object, got {safe_repr(patterns[key])}.")
-        for name, value in patterns[key].items():
-            if _MODULE_NAME.fullmatch(name) is None:
-                raise format_error(
-                    source,
-                    f"{key} has the regular expression {safe_repr(name)}.",
-                    hint="Name modules in full or by their last part, such as self_attn.q_proj.",
-                )
-            check(f"{key} of {name}", value, source)
     return AdapterConfig(
         LoraConfig(
             task_type="CAUSAL_LM",
             base_model_name_or_path=str(config.get("base_model_name_or_path") or ""),
-            r=config["r"],
-            lora_alpha=config["lora_alpha"],
-            use_rslora=use_rslora,
-            **patterns,
+            r=fields.r,
+            # Typed as int, but PEFT only divides by it.
+            lora_alpha=cast(int, fields.lora_alpha),
+            use_rslora=fields.use_rslora,
+            rank_pattern=fields.rank_pattern,
+            alpha_pattern=cast(dict[str, int], fields.alpha_pattern),
         )
     )
 
@@ -467,41 +477,3 @@ def build_config(
     )
     fields = config.to_dict() | {"target_modules": sorted(targets)}  # type: ignore[no-untyped-call]
     return {key: fields[key] for key in _WRITTEN}
-
-
-def _check_rank(name: str, value: Any, source: str) -> None:
-    if type(value) is not int or not 1 <= value <= RANK_LIMIT:
-        raise format_error(
-            source, f"{name} is {safe_repr(value)}.", hint=f"Ranks go from 1 to {RANK_LIMIT}."
-        )
-
-
-def _check_alpha(name: str, value: Any, source: str) -> None:
-    if type(value) not in (int, float) or not 0 < value < 1e30:
-        raise format_error(source, f"{name} is {safe_repr(value)}.", hint="Give a number above 0.")
-
-
-def _check_kind(config: dict[str, Any], source: str) -> None:
-    if config.get("peft_type") != "LORA":
-        raise format_error(
-            source,
-            f"peft_type must be LORA, got {safe_repr(config.get('peft_type'))}.",
-            hint=_PLAIN_ONLY,
-        )
-    if config.get("task_type") not in (None, "CAUSAL_LM"):
-        raise format_error(
-            source,
-            f"task_type must be CAUSAL_LM, got {safe_repr(config['task_type'])}.",
-            hint="Only adapters of language models can be imported.",
-        )
-    if config.get("bias", "none") != "none":
-        raise format_error(
-            source, f"bias must be none, got {safe_repr(config['bias'])}.", hint=_PLAIN_ONLY
-        )
-    init = config.get("init_lora_weights")
-    if not any(init is known or init == known for known in _INITS_THAT_KEEP_THE_BASE):
-        raise format_error(
-            source,
-            f"init_lora_weights is {safe_repr(init)}, which changes the weights of the base.",
-            hint="Save it with PEFT's path_initial_model_for_weight_conversion as plain LoRA.",
-        )

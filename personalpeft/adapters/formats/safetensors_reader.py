@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, deserialize
 
-from personalpeft.adapters.safe_io import format_error, parse_json, safe_repr
+from personalpeft.adapters.safe_io import format_error, parse_object, safe_repr
 from personalpeft.adapters.types import Matrix
 
 HEADER_LIMIT = 2**20
@@ -56,9 +56,7 @@ def _check_header(data: bytes, source: str) -> dict[str, str]:
     text = data[_LENGTH_BYTES : _LENGTH_BYTES + length]
     if len(text) < length or len(data) < _LENGTH_BYTES:
         raise format_error(source, f"ends within its header, after {len(data)} bytes.")
-    header = parse_json(text, source=source, what="the header")
-    if not isinstance(header, dict):
-        raise format_error(source, "the header is not a JSON object.")
+    header = parse_object(text, source=source, what="the header")
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise format_error(source, "__metadata__ is not an object of strings.")
