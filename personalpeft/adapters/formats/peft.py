@@ -236,7 +236,7 @@ def _join(
         re.escape(f"{_PREFIX}.{architecture.block_path}")
         + r"\.(0|[1-9][0-9]{0,5})\.(.+)\.lora_([AB])\.weight"
     )
-    found: dict[tuple[str, str], dict[int, Matrix]] = {}
+    halves: dict[tuple[str, str], dict[int, Matrix]] = {}
     modules = {name: match[1] for name in arrays if (match := _HALF.fullmatch(name)) is not None}
     largest = max((config.rank_of(module) for module in modules.values()), default=config.lora.r)
     for name, array in arrays.items():
@@ -265,11 +265,11 @@ def _join(
         if rank < largest:
             padding = (0, largest - rank)
             array = np.pad(array, (padding, (0, 0)) if half == "A" else ((0, 0), padding))
-        found.setdefault((projection, half), {})[block] = array
+        halves.setdefault((projection, half), {})[block] = array
     pairs = {}
-    for projection in sorted({projection for projection, _ in found}):
+    for projection in sorted({projection for projection, _ in halves}):
         a, b = (
-            _stacked(found.get((projection, half), {}), projection, half, architecture, source)
+            _stacked(halves.get((projection, half), {}), projection, half, architecture, source)
             for half in "AB"
         )
         pairs[projection] = LoRAWeights(a, b)
@@ -345,15 +345,15 @@ def _provenance(
             source, f"tells of other tensors than those in {TENSOR_FILE}.", hint=hint
         )
     if about.keys() == {"format", "tensors", "manifest"}:
-        kept = manifest_from_json(about["manifest"], source=source)
-        if not math.isclose(kept.scaling, config.scaling, rel_tol=1e-6):
+        manifest = manifest_from_json(about["manifest"], source=source)
+        if not math.isclose(manifest.scaling, config.scaling, rel_tol=1e-6):
             raise format_error(
-                source, f"says scaling {kept.scaling}, {CONFIG_FILE} says {config.scaling}."
+                source, f"says scaling {manifest.scaling}, {CONFIG_FILE} says {config.scaling}."
             )
-        return replace(kept, layer=layer)
+        return replace(manifest, layer=layer)
     if about.keys() == {"format", "tensors", "stack"} and isinstance(about["stack"], list):
-        kept_layers = [_stack_layer(part, base, source) for part in about["stack"]]
-        signals = canonical_digest([part.signals for part in kept_layers])
+        layers = [_stack_layer(part, base, source) for part in about["stack"]]
+        signals = canonical_digest([part.signals for part in layers])
         return replace(new, recipe={**origin, "stack": about["stack"]}, signals=signals)
     raise format_error(source, f"the provenance has the keys {safe_repr(sorted(about))}.")
 
