@@ -34,15 +34,15 @@ from personalpeft_app.commands.inspect_cmds import (
     users,
     why,
 )
-from personalpeft_app.commands.learn import learn, rollback, scope, weigh
+from personalpeft_app.commands.learn import learn, rollback, scope, set_weight
 from personalpeft_app.commands.maintenance import completion, demo, doctor, gc, path, verify
 from personalpeft_app.commands.practice import practice
 from personalpeft_app.commands.publish import publish
 from personalpeft_app.commands.report import report
 from personalpeft_app.commands.serve import serve, token
 from personalpeft_app.commands.tui import tui
-from personalpeft_app.error_output import STOPPED, USAGE, reported, tell
-from personalpeft_app.options import Common, Group, common_options
+from personalpeft_app.error_output import STOPPED, USAGE, error_boundary, print_error
+from personalpeft_app.options import GlobalOptions, Group, global_options
 
 PROGRAM = "personalpeft"
 
@@ -66,17 +66,19 @@ class Cli(Group):
         except click.UsageError as error:
             command = error.ctx.command_path if error.ctx else PROGRAM
             hint = f"Run: {command} --help"
-            code = tell(error.format_message(), hint, kind="Usage", code=USAGE, as_data=as_data)
+            code = print_error(
+                error.format_message(), hint, kind="Usage", code=USAGE, as_data=as_data
+            )
         except click.ClickException as error:
-            code = tell(
+            code = print_error(
                 error.format_message(), "", kind="Usage", code=error.exit_code, as_data=as_data
             )
         except click.Abort:
-            code = tell("Stopped.", "", kind="Cancelled", code=STOPPED, as_data=as_data)
+            code = print_error("Stopped.", "", kind="Cancelled", code=STOPPED, as_data=as_data)
         sys.exit(code if isinstance(code, int) else 0)
 
     def invoke(self, ctx: click.Context) -> Any:
-        with reported(lambda: ctx.ensure_object(Common)):
+        with error_boundary(lambda: ctx.ensure_object(GlobalOptions)):
             return super().invoke(ctx)
 
 
@@ -93,7 +95,7 @@ class Cli(Group):
     ),
 )
 @click.version_option(None, "--version", package_name=PROGRAM, message="%(prog)s %(version)s")
-@common_options
+@global_options
 def cli() -> None:
     """A model of your own: ask it, correct it, let it learn from that, and take back whatever you do not like.
 
@@ -103,7 +105,7 @@ def cli() -> None:
 
 cli.add_section("Talk", (ask, chat, tui, demo))
 cli.add_section("Feedback", (feedback, compare, teach, remember, retract))
-cli.add_section("Learn", (learn, daemon, practice, rollback, weigh, scope, forget))
+cli.add_section("Learn", (learn, daemon, practice, rollback, set_weight, scope, forget))
 cli.add_section("Look", (stack, revisions, report, turns, lessons, why, memory, users, models))
 cli.add_section(
     "Move", (export, import_, export_peft, import_peft, export_gguf, import_gguf, export_merged)

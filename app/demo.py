@@ -17,9 +17,9 @@ import click
 from personalpeft.types import Verdict
 from personalpeft_app import session
 from personalpeft_app.bench.people import LESSONS, STYLES, UNSEEN
-from personalpeft_app.commands.learn import study
-from personalpeft_app.options import Common
-from personalpeft_app.output import note, printable, show
+from personalpeft_app.commands.learn import run_learn
+from personalpeft_app.options import GlobalOptions
+from personalpeft_app.output import emit, info, printable
 from personalpeft_app.progress import Display
 
 if TYPE_CHECKING:
@@ -52,23 +52,23 @@ class Findings:
     seconds: float = 0.0
 
 
-def run(common: Common, *, keep: bool) -> None:
+def run(common: GlobalOptions, *, keep: bool) -> None:
     """Shows it all on stdout. Leaves with exit code 1 where a rollback did not bring the old answers back."""
     began = time.monotonic()
     with ExitStack() as at_the_end:
         home = Path(tempfile.mkdtemp(prefix="personalpeft-demo-"))
         if not keep:
             at_the_end.callback(shutil.rmtree, home, ignore_errors=True)
-        note(
+        info(
             common,
             f"The demo has a home of its own, {home}, which {'is kept' if keep else 'is deleted at the end'}.",
         )
         display = Display(common)
         own = replace(common, home=str(home), user=_PERSON, base=_base(common))
-        with session.user(own, "make", display) as user:
+        with session.open_user(own, "make", display) as user:
             found = _Show(common, user, display, Findings(home)).perform()
         found.seconds = round(time.monotonic() - began, 1)
-    show(
+    emit(
         common,
         found,
         f"\nDone in {found.seconds:.0f} seconds{f'; the home is {home}' if keep else ''}.",
@@ -77,17 +77,19 @@ def run(common: Common, *, keep: bool) -> None:
         raise click.exceptions.Exit(1)
 
 
-def _base(common: Common) -> str:
+def _base(common: GlobalOptions) -> str:
     """The base's name; for a card of the person's own, its path, since the demo's home does not have it."""
     name = common.base_name()
-    card = common.places()[0] / "models" / f"{name}.toml"
+    card = common.paths()[0] / "models" / f"{name}.toml"
     return str(card) if card.is_file() else name
 
 
 class _Show:
     """The acts of the demo, each on what the ones before it left."""
 
-    def __init__(self, common: Common, user: User, display: Display, found: Findings) -> None:
+    def __init__(
+        self, common: GlobalOptions, user: User, display: Display, found: Findings
+    ) -> None:
         self._common = common
         self._user = user
         self._display = display
@@ -137,7 +139,7 @@ class _Show:
 
     def _learn(self) -> None:
         self._title("3. It learns from them, and a gate judges the result")
-        report = study(self._common, self._user, self._display)
+        report = run_learn(self._common, self._user, self._display)
         self._found.report = report.as_json()
         self._say(str(report))
         if report.verdict is not Verdict.PROMOTED:

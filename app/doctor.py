@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from personalpeft.errors import InvalidInput, MissingPackage, PersonalPeftError, get_error_codes
 from personalpeft_app import session
-from personalpeft_app.options import Common
+from personalpeft_app.options import GlobalOptions
 from personalpeft_app.progress import Display
 
 if TYPE_CHECKING:
@@ -27,50 +27,50 @@ _FEW_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckResult:
     """One thing that was looked at: how it is, and for a wrong one what to do and the exit code it is worth."""
 
     name: str
-    said: str
-    fine: bool = True
+    message: str
+    ok: bool = True
     hint: str = ""
     exit_code: int = 0
 
 
-def examine(common: Common, display: Display, *, load: bool) -> tuple[Finding, ...]:
+def run_checks(common: GlobalOptions, display: Display, *, load: bool) -> tuple[CheckResult, ...]:
     """All checks, in the order in which one would look. ``load`` also prepares and loads the base. Changes nothing but
     the cache, and that only with ``load``.
     """
-    return tuple(_checks(common, display, load))
+    return tuple(_list_checks(common, display, load))
 
 
-def _checks(common: Common, display: Display, load: bool) -> Iterator[Finding]:
-    yield Finding(
+def _list_checks(common: GlobalOptions, display: Display, load: bool) -> Iterator[CheckResult]:
+    yield CheckResult(
         "python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     )
     for package in ("personalpeft", "torch", "transformers", "llama-cpp-python"):
-        yield _checked(package, partial(_version, package))
-    yield _checked("sqlite", _sqlite)
+        yield _run_check(package, partial(_version, package))
+    yield _run_check("sqlite", _sqlite)
     if common.backend != "fake":
         display("Looking at the processor", 0.0)
-        yield _checked("device", lambda: _device(common))
-    yield _checked("home", lambda: _home(common))
-    yield _checked("cache", lambda: _cache(common))
+        yield _run_check("device", lambda: _device(common))
+    yield _run_check("home", lambda: _home(common))
+    yield _run_check("cache", lambda: _cache(common))
     if common.backend != "fake":
-        yield _checked("base", lambda: _base(common, display))
-        yield _checked("retrieval model", _retrieval)
+        yield _run_check("base", lambda: _base(common, display))
+        yield _run_check("retrieval model", _retrieval)
     if load:
         yield from _model(common, display)
-    home, cache = common.places()
+    home, cache = common.paths()
     for name, place in (("disk of the home", home), ("disk of the cache", cache)):
         yield _disk(name, place)
 
 
-def _checked(name: str, check: Callable[[], str]) -> Finding:
+def _run_check(name: str, check: Callable[[], str]) -> CheckResult:
     try:
-        return Finding(name, check())
+        return CheckResult(name, check())
     except PersonalPeftError as error:
-        return Finding(name, error.message, False, error.hint, get_error_codes(error).exit_code)
+        return CheckResult(name, error.message, False, error.hint, get_error_codes(error).exit_code)
 
 
 def _version(package: str) -> str:
@@ -92,7 +92,7 @@ def _sqlite() -> str:
     return f"{sqlite3.sqlite_version}, journal {JOURNAL_MODE} ({why})"
 
 
-def _device(common: Common) -> str:
+def _device(common: GlobalOptions) -> str:
     if common.backend == "llamacpp":
         return f"the processor; {_features(common)}"
     if common.backend == "vllm":
@@ -106,12 +106,12 @@ def _device(common: Common) -> str:
     return choose_device().reason
 
 
-def _features(common: Common) -> str:
+def _features(common: GlobalOptions) -> str:
     """Which of the processor's features llama.cpp uses, where that was tried for the base's own file."""
     from personalpeft.backends.llamacpp.cpu_probe import read_cached_result
     from personalpeft.base_models.gguf.file import source_gguf_file
 
-    _, cache = common.places()
+    _, cache = common.paths()
     file = source_gguf_file(_card(common))
     found = None if file is None else read_cached_result(file, cache)
     if found is None:
@@ -133,11 +133,11 @@ def _vllm() -> str:
     return server.url
 
 
-def _home(common: Common) -> str:
-    home, _ = common.places()
+def _home(common: GlobalOptions) -> str:
+    home, _ = common.paths()
     if not home.exists():
         return f"{home} is not there yet; the first question makes it"
-    with session.opened(common, "change") as runtime:
+    with session.open_runtime(common, "change") as runtime:
         (users, turns), problems = _count(runtime), runtime.verify()
     if problems:
         first = problems[0]
@@ -162,8 +162,8 @@ def _count(runtime: Runtime) -> tuple[int, int]:
     return users, turns
 
 
-def _cache(common: Common) -> str:
-    _, cache = common.places()
+def _cache(common: GlobalOptions) -> str:
+    _, cache = common.paths()
     prepared = [
         path for path in (cache / "bases").glob("*") if path.is_dir() and ".tmp-" not in path.name
     ]
@@ -174,7 +174,7 @@ def _cache(common: Common) -> str:
     )
 
 
-def _base(common: Common, display: Display) -> str:
+def _base(common: GlobalOptions, display: Display) -> str:
     from personalpeft.base_models.files import (
         check_digest,
         folder_digest,
@@ -200,10 +200,10 @@ def _base(common: Common, display: Display) -> str:
     return f"{card.name}, {'from the hub' if source.kind == 'hub' else 'made from a seed'} when it is first needed"
 
 
-def _card(common: Common) -> ModelCard:
+def _card(common: GlobalOptions) -> ModelCard:
     from personalpeft.base_models.registry import find_card
 
-    home, _ = common.places()
+    home, _ = common.paths()
     return find_card(common.base_name(), cards=[home / "models"])
 
 
@@ -222,35 +222,35 @@ def _retrieval() -> str:
     return f"{MiniLM.name} is here"
 
 
-def _model(common: Common, display: Display) -> Iterator[Finding]:
+def _model(common: GlobalOptions, display: Display) -> Iterator[CheckResult]:
     """Load the base, and ask it the same things in different company."""
     import tempfile
 
-    from personalpeft_app.options import Common as Options
+    from personalpeft_app.options import GlobalOptions as Options
 
     # In a home of its own, so that looking at the model makes no home.
     with tempfile.TemporaryDirectory() as folder:
-        home, _ = common.places()
+        home, _ = common.paths()
         base = common.base_name()
         own = home / "models" / f"{base}.toml"
         options = Options(
             home=folder, base=str(own) if own.is_file() else base, backend=common.backend
         )
         try:
-            with session.opened(options, "make", display) as runtime:
+            with session.open_runtime(options, "make", display) as runtime:
                 engine = runtime.engine()
-                yield Finding(
+                yield CheckResult(
                     "model", f"{engine.backend.description}, base {runtime.base().digest[:12]}"
                 )
                 display("Asking the same things in different company", 0.0)
                 yield _batch_invariance(engine)
         except PersonalPeftError as error:
-            yield Finding(
+            yield CheckResult(
                 "model", error.message, False, error.hint, get_error_codes(error).exit_code
             )
 
 
-def _batch_invariance(engine: Engine) -> Finding:
+def _batch_invariance(engine: Engine) -> CheckResult:
     import random
 
     from personalpeft.backends.batch_invariance import BatchInvariance, describe
@@ -258,11 +258,11 @@ def _batch_invariance(engine: Engine) -> Finding:
 
     name, promised = "batch invariance", engine.backend.batch_invariance
     if promised is not BatchInvariance.HOLDS:
-        return Finding(name, describe(promised))
+        return CheckResult(name, describe(promised))
     report = check_batch_invariance(engine, random.Random(0))
     if not report.differing:
-        return Finding(name, f"{describe(promised)} ({report.replies} replies compared)")
-    return Finding(
+        return CheckResult(name, f"{describe(promised)} ({report.replies} replies compared)")
+    return CheckResult(
         name,
         f"{report.differing} of {report.replies} replies changed with the batch or the cache",
         False,
@@ -271,10 +271,10 @@ def _batch_invariance(engine: Engine) -> Finding:
     )
 
 
-def _disk(name: str, place: Path) -> Finding:
+def _disk(name: str, place: Path) -> CheckResult:
     there = next(folder for folder in (place, *place.parents) if folder.exists())
     free = shutil.disk_usage(there).free
     said = f"{free / (1 << 30):.1f} GiB free"
     if free < _FEW_BYTES:
-        return Finding(name, said, False, f"Free some space on the disk of {there}.", 7)
-    return Finding(name, said)
+        return CheckResult(name, said, False, f"Free some space on the disk of {there}.", 7)
+    return CheckResult(name, said)

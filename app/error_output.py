@@ -14,8 +14,8 @@ from pathlib import Path
 import click
 
 from personalpeft.errors import PersonalPeftError, format_origin, get_error_codes, get_error_type
-from personalpeft_app.options import Common
-from personalpeft_app.output import as_json, printable, styled
+from personalpeft_app.options import GlobalOptions
+from personalpeft_app.output import format_json, printable, supports_style
 
 USAGE = 2
 BUG = 70
@@ -24,20 +24,20 @@ BROKEN_PIPE = 141
 
 
 @contextmanager
-def reported(common: Callable[[], Common]) -> Iterator[None]:
+def error_boundary(common: Callable[[], GlobalOptions]) -> Iterator[None]:
     """Reports whatever is raised inside and leaves with its exit code; click's own exceptions pass."""
     try:
         yield
         sys.stdout.flush()
     except PersonalPeftError as error:
-        raise click.exceptions.Exit(report(error, as_data=common().json)) from error
+        raise click.exceptions.Exit(report_error(error, as_data=common().json)) from error
     except BrokenPipeError as error:
         # The reader has gone. What is still buffered must go nowhere, or the interpreter complains of it when it ends.
         with Path(os.devnull).open("w") as nowhere:
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
         raise click.exceptions.Exit(BROKEN_PIPE) from error
     except KeyboardInterrupt as error:
-        tell("Stopped.", "", kind="Cancelled", code=STOPPED, as_data=common().json)
+        print_error("Stopped.", "", kind="Cancelled", code=STOPPED, as_data=common().json)
         raise click.exceptions.Exit(STOPPED) from error
     except (click.ClickException, click.exceptions.Exit, click.Abort):
         raise
@@ -47,27 +47,27 @@ def reported(common: Callable[[], Common]) -> Iterator[None]:
         raise click.exceptions.Exit(_report_bug(bug, common())) from bug
 
 
-def report(error: PersonalPeftError, *, as_data: bool) -> int:
+def report_error(error: PersonalPeftError, *, as_data: bool) -> int:
     """Says on stderr what went wrong and what to do about it; gives the exit code."""
     code = get_error_codes(error).exit_code
-    return tell(
+    return print_error(
         error.message, error.hint, kind=get_error_type(error).__name__, code=code, as_data=as_data
     )
 
 
-def tell(message: str, hint: str, *, kind: str, code: int, as_data: bool) -> int:
+def print_error(message: str, hint: str, *, kind: str, code: int, as_data: bool) -> int:
     """An error on stderr, as two lines or as JSON; gives back the code."""
     if as_data:
         said = {"error": {"kind": kind, "message": message, "hint": hint, "exit_code": code}}
-        click.echo(as_json(said, indent=None), err=True)
+        click.echo(format_json(said, indent=None), err=True)
         return code
-    click.echo(f"{styled('error:', fg='red', bold=True)} {printable(message)}", err=True)
+    click.echo(f"{supports_style('error:', fg='red', bold=True)} {printable(message)}", err=True)
     if hint:
-        click.echo(f"{styled('hint:', fg='cyan')} {printable(hint)}", err=True)
+        click.echo(f"{supports_style('hint:', fg='cyan')} {printable(hint)}", err=True)
     return code
 
 
-def bug_error(bug: Exception, common: Common) -> PersonalPeftError:
+def wrap_bug(bug: Exception, common: GlobalOptions) -> PersonalPeftError:
     """A mistake of our own as an error that can be shown; its details are in a file that the hint names."""
     what = " ".join(str(bug).split())[:300]
     message = f"This is a bug in personalpeft: {type(bug).__name__}{': ' + what if what else ''}"
@@ -80,17 +80,17 @@ def bug_error(bug: Exception, common: Common) -> PersonalPeftError:
     return PersonalPeftError(message, hint=where)
 
 
-def _report_bug(bug: Exception, common: Common) -> int:
-    error = bug_error(bug, common)
-    return tell(error.message, error.hint, kind="Bug", code=BUG, as_data=common.json)
+def _report_bug(bug: Exception, common: GlobalOptions) -> int:
+    error = wrap_bug(bug, common)
+    return print_error(error.message, error.hint, kind="Bug", code=BUG, as_data=common.json)
 
 
-def _write_log(bug: Exception, common: Common) -> Path | None:
+def _write_log(bug: Exception, common: GlobalOptions) -> Path | None:
     """Write the details to a new file that only this user can read.
 
     The name has a random part and an existing file or link is never followed: the last resort is a folder that all users share.
     """
-    own = common.places()[1] / "logs"
+    own = common.paths()[1] / "logs"
     for folder in (own, Path(tempfile.gettempdir())):
         try:
             if folder is own:

@@ -24,7 +24,7 @@ Decorator: TypeAlias = Callable[[Callable[..., Any]], click.Command]
 
 
 @dataclass
-class Common:
+class GlobalOptions:
     """The options of every command. What was said after the command's name wins over what was said before it."""
 
     user: str | None = None
@@ -44,7 +44,7 @@ class Common:
         """Which base is meant: ``--base``, else PERSONALPEFT_BASE, else the default."""
         return self.base or os.environ.get(BASE) or personalpeft.DEFAULT_BASE
 
-    def places(self) -> tuple[Path, Path]:
+    def paths(self) -> tuple[Path, Path]:
         """The home and the cache, of which neither need exist."""
         from personalpeft.settings import resolve
 
@@ -52,7 +52,7 @@ class Common:
         return settings.home, settings.cache
 
 
-class _CommonOption(click.Option):
+class _GlobalOption(click.Option):
     """An option of every command, which help lists apart from the command's own."""
 
 
@@ -117,7 +117,7 @@ class Group(click.Group):
         _format_examples(self.examples, formatter)
 
 
-def common_options(function: Function) -> Function:
+def global_options(function: Function) -> Function:
     """Adds the options of every command; their values go to the context's ``Common``."""
     for option in reversed(
         (
@@ -156,7 +156,7 @@ def command(name: str, *, examples: Sequence[str]) -> Decorator:
 
     def decorate(function: Callable[..., Any]) -> click.Command:
         made: click.Command = click.command(name, cls=Command, examples=examples)(
-            common_options(click.pass_obj(function))
+            global_options(click.pass_obj(function))
         )
         return made
 
@@ -167,7 +167,7 @@ def _common(*names: str, **attributes: Any) -> Callable[[Function], Function]:
     # Eager, so that a mistake in another option is already reported as --json asks.
     return click.option(
         *names,
-        cls=_CommonOption,
+        cls=_GlobalOption,
         expose_value=False,
         is_eager=True,
         callback=_note,
@@ -177,7 +177,7 @@ def _common(*names: str, **attributes: Any) -> Callable[[Function], Function]:
 
 
 def _note(ctx: click.Context, option: click.Parameter, value: Any) -> None:
-    common = ctx.ensure_object(Common)
+    common = ctx.ensure_object(GlobalOptions)
     if value is not None and option.name is not None:
         setattr(common, option.name, value)
 
@@ -203,7 +203,7 @@ def _format_options(
         record = parameter.get_help_record(ctx)
         # Arguments are explained in the text above: their names alone say nothing.
         if record is not None and isinstance(parameter, click.Option):
-            (common if isinstance(parameter, _CommonOption) else own).append(record)
+            (common if isinstance(parameter, _GlobalOption) else own).append(record)
     if own:
         with formatter.section("Options"):
             formatter.write_dl(own)

@@ -18,7 +18,7 @@ from typing import Any
 import click
 
 from personalpeft.formatting import to_json
-from personalpeft_app.options import Common
+from personalpeft_app.options import GlobalOptions
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _CONTROL_IN_JSON = re.compile(r"[\x7f-\x9f]")
@@ -29,16 +29,16 @@ def printable(text: str) -> str:
     return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text.replace("\r\n", "\n"))
 
 
-def as_json(value: Any, *, indent: int | None = 2) -> str:
+def format_json(value: Any, *, indent: int | None = 2) -> str:
     """JSON that a terminal shows as it is."""
     text = json.dumps(to_json(value), ensure_ascii=False, indent=indent, allow_nan=False)
     return _CONTROL_IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
-def show(common: Common, data: Any, text: str) -> None:
+def emit(common: GlobalOptions, data: Any, text: str) -> None:
     """Prints data: as JSON where asked for, else as text. An empty text prints nothing."""
     if common.json:
-        click.echo(as_json(data))
+        click.echo(format_json(data))
     elif text:
         click.echo(printable(text))
 
@@ -48,35 +48,35 @@ def write(text: str) -> None:
     click.echo(printable(text), nl=False)
 
 
-def note(common: Common, text: str) -> None:
+def info(common: GlobalOptions, text: str) -> None:
     """A line for the person, on stderr, that a program does not need."""
     if not common.quiet and not common.json:
-        click.echo(styled(printable(text), dim=True), err=True)
+        click.echo(supports_style(printable(text), dim=True), err=True)
 
 
-def styled(text: str, **style: Any) -> str:
+def supports_style(text: str, **style: Any) -> str:
     """The text in a style, where stderr is a terminal and NO_COLOR is not set."""
-    return click.style(text, **style) if colours() else text
+    return click.style(text, **style) if supports_color() else text
 
 
-def colours() -> bool:
+def supports_color() -> bool:
     """Whether stderr may be coloured."""
     return (
         sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     )
 
 
-def one_line(text: str) -> str:
+def to_one_line(text: str) -> str:
     """A text on one line."""
     return " ".join(text.split())
 
 
-def moment(at: datetime) -> str:
+def format_time(at: datetime) -> str:
     """A moment in the time of this place, to the minute."""
     return at.astimezone().strftime("%Y-%m-%d %H:%M")
 
 
-def table(
+def format_table(
     headings: Sequence[str], rows: Sequence[Sequence[str]], *, flexible: Sequence[int] = ()
 ) -> str:
     """Columns under headings. On a terminal that is too narrow the ``flexible`` columns are cut; empty without rows."""
@@ -84,7 +84,7 @@ def table(
         return ""
     from rich.cells import cell_len, set_cell_size
 
-    grid = [[one_line(printable(cell)) for cell in row] for row in (headings, *rows)]
+    grid = [[to_one_line(printable(cell)) for cell in row] for row in (headings, *rows)]
     widths = [max(cell_len(row[column]) for row in grid) for column in range(len(headings))]
     if sys.stdout.isatty():
         over = sum(widths) + 2 * (len(widths) - 1) - shutil.get_terminal_size().columns

@@ -19,7 +19,7 @@ _PART = 2**20
 _HINT = f"Send a zip of {CONFIG_FILE} and {TENSOR_FILE}, with no folder around them."
 
 
-def packed(folder: Path, archive: Path) -> None:
+def zip_adapter(folder: Path, archive: Path) -> None:
     """Writes those of the files that are there into a new archive. Tensors do not shrink, so nothing is compressed. Raises
     ``AdapterError`` for a file that cannot be read.
     """
@@ -35,7 +35,7 @@ def packed(folder: Path, archive: Path) -> None:
                 ) from error
 
 
-def unpacked(archive: Path, folder: Path) -> None:
+def unzip_adapter(archive: Path, folder: Path) -> None:
     """Writes the files of an archive that a stranger made into a folder that is there. Raises ``AdapterError``."""
     try:
         with zipfile.ZipFile(archive) as given:

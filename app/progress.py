@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Self
 
 import click
 
-from personalpeft_app.options import Common
-from personalpeft_app.output import colours
+from personalpeft_app.options import GlobalOptions
+from personalpeft_app.output import supports_color
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -25,7 +25,7 @@ class Display:
     It can be entered again and again. Leaving it takes the bar away, so that what is printed next stands on a clean line.
     """
 
-    def __init__(self, common: Common) -> None:
+    def __init__(self, common: GlobalOptions) -> None:
         self._terminal = sys.stderr.isatty()
         # A program that asked for JSON may read stderr too, and finds nothing there but an error.
         self._shown = not common.quiet and (self._terminal or not common.json)
@@ -99,7 +99,7 @@ class Display:
         with self._turn:
             if not self._open:
                 return
-            console = Console(stderr=True, no_color=not colours())
+            console = Console(stderr=True, no_color=not supports_color())
             columns = (
                 SpinnerColumn(),
                 TextColumn("{task.description}", markup=False),

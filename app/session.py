@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from personalpeft_app.options import Common
-from personalpeft_app.output import note
+from personalpeft_app.options import GlobalOptions
+from personalpeft_app.output import info
 from personalpeft_app.progress import Display
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ Mode: TypeAlias = Literal["read", "change", "make"]
 
 
 @contextmanager
-def opened(
-    common: Common,
+def open_runtime(
+    common: GlobalOptions,
     mode: Mode,
     display: Callable[[str, float], None] | None = None,
     serving: Serving | None = None,
@@ -33,7 +33,7 @@ def opened(
     import personalpeft
     from personalpeft.store.home import DATABASE
 
-    home, _ = common.places()
+    home, _ = common.paths()
     there = (home / DATABASE).exists()
     with personalpeft.open(
         home,
@@ -49,19 +49,19 @@ def opened(
 
 
 @contextmanager
-def user(common: Common, mode: Mode, display: Display | None = None) -> Iterator[User]:
+def open_user(common: GlobalOptions, mode: Mode, display: Display | None = None) -> Iterator[User]:
     """The user that the options name; made on first use with "make" alone."""
     from personalpeft.ids import check_user_id
 
     name = check_user_id(common.user_id())
-    with opened(common, mode, display) as runtime:
+    with open_runtime(common, mode, display) as runtime:
         opened_user = runtime.user(name, create=mode == "make")
-        told = _tell(common, opened_user, set())
+        told = _report_withdrawn(common, opened_user, set())
         yield opened_user
-        _tell(common, opened_user, told)
+        _report_withdrawn(common, opened_user, told)
 
 
-def _tell(common: Common, user: User, told: set[HeadMove]) -> set[HeadMove]:
+def _report_withdrawn(common: GlobalOptions, user: User, told: set[HeadMove]) -> set[HeadMove]:
     """Says what was withdrawn since the last turn, but for what was told already; gives all of it."""
     if common.json or common.quiet:
         return told
@@ -73,7 +73,7 @@ def _tell(common: Common, user: User, told: set[HeadMove]) -> set[HeadMove]:
             (each.reason for each in user.revisions(move.layer) if each.id == move.before), ""
         )
         back = move.after or "the bare base"
-        note(
+        info(
             common,
             f"{move.layer}: {move.before} was live on probation and is no longer ({reason}); {back} answers again.",
         )

@@ -12,7 +12,7 @@ from types import FrameType
 
 @contextmanager
 def interruptible(
-    asked: Callable[[], None] = lambda: None, number: signal.Signals = signal.SIGINT
+    stop_requested: Callable[[], None] = lambda: None, number: signal.Signals = signal.SIGINT
 ) -> Iterator[Callable[[], bool]]:
     """Gives the question whether Ctrl-C was pressed (or the signal ``number`` came); ``asked`` is called at the first, and the
     second raises ``KeyboardInterrupt``.
@@ -26,7 +26,7 @@ def interruptible(
         if pressed:
             raise KeyboardInterrupt
         pressed = True
-        asked()
+        stop_requested()
 
     before = signal.getsignal(number)
     if before is signal.SIG_IGN:

@@ -11,7 +11,7 @@ from personalpeft.errors import InvalidInput
 STDIN = "-"
 
 
-def given(text: str | None, *, what: str) -> str:
+def read_argument(text: str | None, *, what: str) -> str:
     """The text itself; what comes over stdin for ``-``, or for no text at all where something is piped in."""
     if text is not None and text != STDIN:
         return text
@@ -25,7 +25,7 @@ def given(text: str | None, *, what: str) -> str:
         ) from error
 
 
-def edited(text: str) -> str:
+def open_editor(text: str) -> str:
     """The text as it comes back from the editor. Raises ``InvalidInput`` where it was not saved."""
     after = click.edit(text, require_save=True, extension=".txt")
     if after is None:

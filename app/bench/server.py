@@ -22,7 +22,7 @@ from pathlib import Path
 import personalpeft
 from personalpeft import Runtime
 from personalpeft_app.bench.figures import Spread, ratio, spread, taking_turns
-from personalpeft_app.http.concurrency import places_for
+from personalpeft_app.http.concurrency import limiter_of
 from personalpeft_app.http.server import make_app
 from personalpeft_app.http.wsgi_server import Server
 
@@ -211,7 +211,7 @@ def _name(number: int) -> str:
 def _serving(runtime: Runtime) -> Iterator[tuple[str, int, str]]:
     """Where the server listens, and a secret of administration."""
     runtime.api_keys.ensure_admin_key()
-    places = places_for(runtime)
+    places = limiter_of(runtime)
     server = Server(make_app(runtime, places=places), places, host="127.0.0.1", port=0)
     thread = threading.Thread(target=lambda: server.run(grace=1, close=lambda: None))
     thread.start()

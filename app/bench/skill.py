@@ -17,9 +17,8 @@ from dataclasses import dataclass
 
 import personalpeft
 from personalpeft import LearnReport, User
-from personalpeft.learning.rl.config import RLConfig
-from personalpeft.learning.rl.rollouts import PASS_THRESHOLD
-from personalpeft.learning.rl.tasks import is_eval_task
+from personalpeft.learning.rl.rollouts import PASS_THRESHOLD, is_eval_task
+from personalpeft.learning.train.config import RLConfig
 from personalpeft.plugins import Task
 from personalpeft.verifiers.reasoning_gym import ReasoningGym
 

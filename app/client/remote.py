@@ -18,12 +18,10 @@ from personalpeft.deprecation import RenamedAttributes
 from personalpeft.erasure import ForgetReport
 from personalpeft.errors import InvalidInput
 from personalpeft.learning.activity_summary import ActivitySummary
-from personalpeft.learning.options import Condition, no_progress, not_cancelled
-from personalpeft.learning.progress import TrainingStatus
+from personalpeft.learning.options import Condition, TrainingStatus, no_progress, not_cancelled
 from personalpeft.learning.report import LearnReport
-from personalpeft.learning.status import SignalStatus
+from personalpeft.learning.status import Pending, SignalStatus
 from personalpeft.learning.train.config import Start
-from personalpeft.learning.triggers import Pending
 from personalpeft.memory.types import Item
 from personalpeft.provenance import Provenance
 from personalpeft.store.types import UserSummary
@@ -39,11 +37,11 @@ from personalpeft.types import (
     Turn,
 )
 from personalpeft_app.client.comparing import Comparison
-from personalpeft_app.client.streaming import RemoteStream, broken_off, follow
-from personalpeft_app.client.transport import Line
+from personalpeft_app.client.streaming import RemoteStream, connection_lost, follow
+from personalpeft_app.client.transport import Transport
 from personalpeft_app.http.api_v1 import operations as do
 from personalpeft_app.http.api_v1 import schemas as v
-from personalpeft_app.peft_archive import packed, unpacked
+from personalpeft_app.peft_archive import unzip_adapter, zip_adapter
 
 _PAGE = 1000
 
@@ -54,7 +52,7 @@ class RemoteUser(
 ):
     """One user of a server; made by ``Client.user``. Each method as the one of its name of ``personalpeft.User``."""
 
-    def __init__(self, user_id: str, line: Line) -> None:
+    def __init__(self, user_id: str, line: Transport) -> None:
         self.id = user_id
         self._line = line
 
@@ -120,7 +118,7 @@ class RemoteUser(
         source: str = USER_SOURCE,
     ) -> str:
         body = v.FeedbackBody(rating, edit, prefer, comment, reward, source)
-        said: v.Said = self._call(do.FEEDBACK, body, turn=_turn(reply))
+        said: v.SignalCreated = self._call(do.FEEDBACK, body, turn=_turn(reply))
         return said.signal
 
     def observe(self, reply: Reply | Turn | str, seen: str) -> str | None:
@@ -130,7 +128,7 @@ class RemoteUser(
     def teach(
         self, prompt: str, answer: str, *, skill: str | None = None, source: str = USER_SOURCE
     ) -> str:
-        said: v.Said = self._call(do.TEACH, v.TeachBody(prompt, answer, skill, source))
+        said: v.SignalCreated = self._call(do.TEACH, v.TeachBody(prompt, answer, skill, source))
         return said.signal
 
     def remember(
@@ -141,7 +139,7 @@ class RemoteUser(
         answer: str | None = None,
         source: str = USER_SOURCE,
     ) -> str:
-        said: v.Said = self._call(
+        said: v.SignalCreated = self._call(
             do.REMEMBER, v.RememberBody(text, tuple(questions), answer, source)
         )
         return said.signal
@@ -220,7 +218,7 @@ class RemoteUser(
             self._call(do.FORGET, v.ForgetBody(_turn(item), rebuild, dry_run)), progress, cancelled
         )
         if job.forgotten is None:
-            raise broken_off("a forgetting")
+            raise connection_lost("a forgetting")
         return job.forgotten
 
     def pending(self) -> Pending:
@@ -334,7 +332,7 @@ class RemoteUser(
             self._line.download(do.EXPORT_PEFT, v.PeftQuery(layer), archive, user=self.id)
             try:
                 target.mkdir(parents=True, exist_ok=True)
-                unpacked(archive, target)
+                unzip_adapter(archive, target)
             except OSError as error:
                 why = error.strerror or error
                 raise InvalidInput(
@@ -346,7 +344,7 @@ class RemoteUser(
         """As ``User.import_peft``, of a folder that lies here."""
         with TemporaryDirectory(prefix="personal-") as beside:
             archive = Path(beside) / "peft.zip"
-            packed(Path(folder).expanduser(), archive)
+            zip_adapter(Path(folder).expanduser(), archive)
             data = archive.read_bytes()
         revision: Revision = self._line.call(
             do.IMPORT_PEFT, data, v.PeftImportQuery(layer), user=self.id
@@ -390,7 +388,7 @@ class RemoteUser(
     def _learned(self, job: v.Job, progress: Progress, cancelled: Condition) -> LearnReport:
         job = self._followed(job, progress, cancelled)
         if job.report is None:
-            raise broken_off("a learn")
+            raise connection_lost("a learn")
         return job.report
 
     def _followed(self, job: v.Job, progress: Progress, cancelled: Condition) -> v.Job:

@@ -15,8 +15,8 @@ from personalpeft.learning.train.config import Start
 from personalpeft.store.types import GarbageReport, Problem, UserSummary
 from personalpeft.types import Progress
 from personalpeft_app.client.remote import RemoteUser
-from personalpeft_app.client.streaming import broken_off, follow
-from personalpeft_app.client.transport import Line
+from personalpeft_app.client.streaming import connection_lost, follow
+from personalpeft_app.client.transport import Transport
 from personalpeft_app.http.api_v1 import operations as do
 from personalpeft_app.http.api_v1 import schemas as v
 
@@ -25,7 +25,7 @@ def connect(url: str, token: str, *, timeout: float = 600.0) -> Client:
     """A client of the server at ``http://HOST:PORT``. Asks nothing yet. ``timeout`` is how many seconds a silence may last. Raises
     ``InvalidInput`` for an address or token that cannot be one.
     """
-    return Client(Line(url, token, timeout))
+    return Client(Transport(url, token, timeout))
 
 
 class Client(
@@ -34,7 +34,7 @@ class Client(
 ):
     """A server; made by ``connect``. Safe to use from several threads."""
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: Transport) -> None:
         self._line = line
 
     def user(self, user_id: str, *, create: bool = True) -> RemoteUser:
@@ -43,9 +43,9 @@ class Client(
         self._line.call(do.MAKE_USER if create else do.SUMMARY, user=user_id)
         return RemoteUser(user_id, self._line)
 
-    def holder(self) -> v.Holder:
+    def whoami(self) -> v.Holder:
         """Whose the token is that this client was made with, and the base that answers."""
-        found: v.Holder = self._line.call(do.HOLDER)
+        found: v.Holder = self._line.call(do.WHOAMI)
         return found
 
     def import_user(self, file: str | Path, *, as_user: str | None = None) -> ImportSummary:
@@ -86,7 +86,7 @@ class Client(
         )
         job = follow(self._line, self._line.call(do.LEARN_MANY, body), progress, cancelled)
         if not job.over:
-            raise broken_off("a learn")
+            raise connection_lost("a learn")
         return job.reports
 
     def read_published_file(self, digest: str, file: str) -> bytes:

@@ -14,7 +14,7 @@ from personalpeft.chat.reply import Reply
 from personalpeft.errors import Busy, NotFound, PersonalPeftError
 from personalpeft.learning.options import Condition
 from personalpeft.types import Progress
-from personalpeft_app.client.transport import Line, Unreachable, error_of
+from personalpeft_app.client.transport import Transport, Unreachable, error_of
 from personalpeft_app.http.api_v1 import operations as do
 from personalpeft_app.http.api_v1 import schemas as v
 
@@ -25,7 +25,7 @@ class RemoteStream(Iterator[str]):
     """As ``personalpeft.Stream``: iterate for pieces of text, then read ``reply``."""
 
     def __init__(
-        self, line: Line, user: str, body: v.ChatBody, cancelled: Condition | None
+        self, line: Transport, user: str, body: v.ChatBody, cancelled: Condition | None
     ) -> None:
         self._line, self._user = line, user
         self._cancelled = cancelled
@@ -40,13 +40,13 @@ class RemoteStream(Iterator[str]):
     def __next__(self) -> str:
         for event in self._events:
             match event:
-                case v.Begun(name):
+                case v.StreamStarted(name):
                     self._name = name
-                case v.Piece(text):
+                case v.StreamText(text):
                     if not self._stopped:
                         self._look()
                         return text
-                case v.Ended(reply):
+                case v.StreamFinished(reply):
                     self._reply = reply
             self._look()
         if self._reply is None and not self._stopped:
@@ -83,7 +83,7 @@ class RemoteStream(Iterator[str]):
             self._line.call(do.STOP, user=self._user, stream=self._name)
 
 
-def follow(line: Line, job: v.Job, progress: Progress, cancelled: Condition) -> v.Job:
+def follow(line: Transport, job: v.Job, progress: Progress, cancelled: Condition) -> v.Job:
     """The job as it is when it is over. Raises the error that it ended in."""
     stopping = False
     where = {"job": job.id} if job.user is None else {"job": job.id, "user": job.user}
@@ -110,7 +110,7 @@ def follow(line: Line, job: v.Job, progress: Progress, cancelled: Condition) -> 
 
 
 def _changes(
-    line: Line, job: v.Job, watch: do.Operation, where: Mapping[str, str]
+    line: Transport, job: v.Job, watch: do.Operation, where: Mapping[str, str]
 ) -> Generator[v.Job | None, None, None]:
     """Yield the job as it changes. Asks for it every second where the server has no stream free."""
     try:
@@ -122,7 +122,7 @@ def _changes(
             time.sleep(0 if job.over else _POLL_SECONDS)
 
 
-def broken_off(what: str) -> Unreachable:
+def connection_lost(what: str) -> Unreachable:
     """The error for a job of which the server said no more."""
     return Unreachable(
         f"The server went away in the middle of {what}.", hint="The next learn goes on from there."

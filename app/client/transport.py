@@ -19,7 +19,7 @@ from urllib.parse import quote, urlencode, urlsplit
 from personalpeft.errors import ERROR_CODES, Busy, InvalidInput, NotFound, PersonalPeftError
 from personalpeft_app.http.api_v1.operations import PARAMETERS, PERSONAL, PREFIX, Operation
 from personalpeft_app.http.api_v1.schemas import Fault, Page, Refusal
-from personalpeft_app.http.api_v1.serialization import give, take
+from personalpeft_app.http.api_v1.serialization import from_json, to_json
 
 
 class NotAllowed(PersonalPeftError, PermissionError):
@@ -47,7 +47,7 @@ _BY_STATUS: Mapping[int, type[PersonalPeftError]] = {
 }
 
 
-class Line:
+class Transport:
     """Where the server is, and the token. Safe to use from several threads: each request has a connection of its own."""
 
     def __init__(self, url: str, token: str, timeout: float) -> None:
@@ -163,7 +163,7 @@ class Line:
         if body is None:
             return None, headers
         try:
-            data = json.dumps(give(body), allow_nan=False).encode()
+            data = json.dumps(to_json(body), allow_nan=False).encode()
         except (TypeError, ValueError) as error:
             raise InvalidInput(
                 "This cannot be sent as JSON.", hint="Give text, numbers and lists."
@@ -212,14 +212,14 @@ def _read(response: HTTPResponse) -> bytes:
 
 def _target(operation: Operation, query: Any, path: Mapping[str, str]) -> str:
     # Checked here too: what the grammar does not allow could lead to another route.
-    checked = {name: take(PARAMETERS[name][0], value, name) for name, value in path.items()}
+    checked = {name: from_json(PARAMETERS[name][0], value, name) for name, value in path.items()}
     target = PREFIX + operation.path.format(
         **{name: quote(value, safe="") for name, value in checked.items()}
     )
     asked = (
         {}
         if query is None
-        else {name: value for name, value in give(query).items() if value is not None}
+        else {name: value for name, value in to_json(query).items() if value is not None}
     )
     words = {
         name: str(value).lower() if isinstance(value, bool) else value
@@ -230,7 +230,7 @@ def _target(operation: Operation, query: Any, path: Mapping[str, str]) -> str:
 
 def _value(kind: Any, found: Any) -> Any:
     try:
-        return take(kind, found, "The answer", strict=False)
+        return from_json(kind, found, "The answer", strict=False)
     except InvalidInput as error:
         raise Unreachable(
             f"The server answers something else: {error}", hint="Is it of the same version?"
@@ -257,7 +257,7 @@ def error_of(told: Fault, status: int = 0, again: str | None = None) -> Personal
 
 def _fail(status: int, data: bytes, again: str | None) -> NoReturn:
     try:
-        told = take(Refusal, json.loads(data), strict=False).error
+        told = from_json(Refusal, json.loads(data), strict=False).error
     except ValueError as error:
         raise Unreachable(
             f"What answers there says {status}, and nothing of ours.", hint="Look at the address."

@@ -8,11 +8,11 @@ import click
 
 from personalpeft_app import session
 from personalpeft_app.error_output import STOPPED
-from personalpeft_app.options import Common, command
-from personalpeft_app.output import note, show, write
+from personalpeft_app.options import GlobalOptions, command
+from personalpeft_app.output import emit, info, write
 from personalpeft_app.progress import Display
 from personalpeft_app.signals import interruptible
-from personalpeft_app.text_input import given
+from personalpeft_app.text_input import read_argument
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from personalpeft.chat.validation import Prompt
 
 
-def speak(
-    common: Common,
+def print_reply(
+    common: GlobalOptions,
     user: User,
     prompt: Prompt,
     display: Display,
@@ -33,7 +33,7 @@ def speak(
     """Prints a reply while it is written, unless ``quietly``; Ctrl-C ends it and keeps what came as a cancelled turn."""
     with interruptible() as cancelled:
         with display:
-            stream = _begun(user, prompt, cancelled, asked)
+            stream = _start_stream(user, prompt, cancelled, asked)
         try:
             for piece in stream:
                 if not quietly:
@@ -45,7 +45,7 @@ def speak(
     return stream.reply
 
 
-def _begun(
+def _start_stream(
     user: User, prompt: Prompt, cancelled: Callable[[], bool], asked: dict[str, Any]
 ) -> Stream:
     stream = user.stream(prompt, cancelled=cancelled, **asked)
@@ -99,7 +99,7 @@ def _begun(
 )
 @click.option("--bare", is_flag=True, help="Ask the base as it came: no layers and no memory.")
 def ask(
-    common: Common,
+    common: GlobalOptions,
     prompt: str | None,
     temperature: float | None,
     top_p: float | None,
@@ -120,11 +120,11 @@ def ask(
 
     if bare and layers:
         raise click.UsageError("--bare attaches no layer, so --layer cannot be given with it.")
-    text = given(prompt, what="prompt")
+    text = read_argument(prompt, what="prompt")
     check_prompt(text)
     display = Display(common)
-    with session.user(common, "make", display) as user:
-        reply = speak(
+    with session.open_user(common, "make", display) as user:
+        reply = print_reply(
             common,
             user,
             text,
@@ -138,10 +138,10 @@ def ask(
             memory=not (no_memory or bare),
             layers=[] if bare else list(layers) or None,
         )
-    show(common, reply, "")
+    emit(common, reply, "")
     if reply.finish_reason == "cancelled":
-        note(common, f"Stopped; what came is kept as {reply.turn_id}.")
+        info(common, f"Stopped; what came is kept as {reply.turn_id}.")
         raise click.exceptions.Exit(STOPPED)
     answered = ", ".join(entry.revision for entry in reply.stack.entries) or "the bare base"
     cut = " · cut at --max-tokens" if reply.finish_reason == "length" else ""
-    note(common, f"{reply.turn_id} · {answered}{cut}")
+    info(common, f"{reply.turn_id} · {answered}{cut}")

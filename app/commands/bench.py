@@ -16,8 +16,8 @@ from personalpeft_app.bench.facts import MOST
 from personalpeft_app.commands.bench_engines import bench_engines
 from personalpeft_app.commands.bench_learning import bench_gate, bench_learn, bench_prefeval
 from personalpeft_app.commands.bench_skill import bench_skill
-from personalpeft_app.options import Common, Function, Group, command, common_options
-from personalpeft_app.output import note, show, table
+from personalpeft_app.options import Function, GlobalOptions, Group, command, global_options
+from personalpeft_app.output import emit, format_table, info
 from personalpeft_app.progress import Display
 
 
@@ -26,7 +26,7 @@ from personalpeft_app.progress import Display
     cls=Group,
     examples=("personalpeft bench style", "personalpeft bench catalog --users 10000 --json"),
 )
-@common_options
+@global_options
 def bench() -> None:
     """Measure on this machine what the documentation promises.
 
@@ -40,7 +40,7 @@ def bench() -> None:
 @click.option(
     "--only", multiple=True, metavar="STYLE", help="One style; may be given more than once."
 )
-def bench_style(common: Common, only: tuple[str, ...]) -> None:
+def bench_style(common: GlobalOptions, only: tuple[str, ...]) -> None:
     """A dozen edits, one learn: what changed, and what did not.
 
     Twelve edits in each of some styles, one learn each; then how many unseen answers are in the style, what became of
@@ -59,7 +59,7 @@ def bench_style(common: Common, only: tuple[str, ...]) -> None:
         [known[name] for name in only] or list(STYLES),
         base=common.base_name(),
         backend=common.backend or "torch",
-        say=lambda text: note(common, text),
+        say=lambda text: info(common, text),
     )
     rows = [
         (
@@ -82,7 +82,7 @@ def bench_style(common: Common, only: tuple[str, ...]) -> None:
         if found.peak_mb is not None
         else "peak memory: unknown here"
     )
-    show(common, found, "\n".join((table(heads, rows), "", first, with_facts, peak)))
+    emit(common, found, "\n".join((format_table(heads, rows), "", first, with_facts, peak)))
 
 
 @command(
@@ -92,7 +92,7 @@ def bench_style(common: Common, only: tuple[str, ...]) -> None:
 @click.option(
     "--users", type=click.IntRange(100), default=1_000_000, show_default=True, help="How many."
 )
-def bench_catalog(common: Common, users: int) -> None:
+def bench_catalog(common: GlobalOptions, users: int) -> None:
     """A home with a million users: resolve, list, publish, collect.
 
     Every user has a revision at least. Then in fresh processes: opening, resolving stacks of random users, listing, and
@@ -134,7 +134,9 @@ def bench_catalog(common: Common, users: int) -> None:
             f"{found.rss_mb_at_1_percent or 'unknown'}",
         ),
     ]
-    show(common, found, table(("WHAT", f"{found.users:,} USERS", "1 PER CENT OF THEM"), rows))
+    emit(
+        common, found, format_table(("WHAT", f"{found.users:,} USERS", "1 PER CENT OF THEM"), rows)
+    )
 
 
 def _ms(value: float | None) -> str:
@@ -179,7 +181,7 @@ def _keep(function: Function) -> Function:
 @click.option(
     "--without-vllm", is_flag=True, help="Leave vLLM out, whatever PERSONALPEFT_BENCH_VLLM names."
 )
-def bench_serve(common: Common, repeat: int, tokens: int, without_vllm: bool) -> None:
+def bench_serve(common: GlobalOptions, repeat: int, tokens: int, without_vllm: bool) -> None:
     """Sixteen users at once, beside PEFT and vLLM.
 
     Tokens a second of one row and of sixteen, with a different adapter of rank 8 for each and without, greedy; in turns with
@@ -204,14 +206,14 @@ def bench_serve(common: Common, repeat: int, tokens: int, without_vllm: bool) ->
     short = (
         "" if found.own_complete else "\nSome replies of ours ended early; only their tokens count."
     )
-    show(common, found, f"{table(_HEADS, rows)}\n\n{about}{short}")
+    emit(common, found, f"{format_table(_HEADS, rows)}\n\n{about}{short}")
 
 
 @command(
     "attach", examples=("personalpeft bench attach", "personalpeft bench attach --repeat 20 --json")
 )
 @_repeat(9)
-def bench_attach(common: Common, repeat: int) -> None:
+def bench_attach(common: GlobalOptions, repeat: int) -> None:
     """From an adapter's file into a slot, beside PEFT.
 
     Rank 8 on all linear layers, files in the page cache; from the file and from host memory. Takes about a minute.
@@ -224,13 +226,13 @@ def bench_attach(common: Common, repeat: int) -> None:
         *_lines(found.milliseconds, found.spread, "ms"),
         *_lines(found.ratios, found.spread, "times"),
     ]
-    show(common, found, table(_HEADS, rows))
+    emit(common, found, format_table(_HEADS, rows))
 
 
 @command("busy", examples=("personalpeft bench busy", "personalpeft bench busy --repeat 5 --json"))
 @_repeat(3)
 @_tokens(64)
-def bench_busy(common: Common, repeat: int, tokens: int) -> None:
+def bench_busy(common: GlobalOptions, repeat: int, tokens: int) -> None:
     """A chat and a learn beside other programs that compute.
 
     Beside none, beside one, and beside one on every core. Takes about two minutes.
@@ -243,7 +245,7 @@ def bench_busy(common: Common, repeat: int, tokens: int) -> None:
         *_lines(found.rates, found.spread, "a second"),
         *_lines(found.ratios, found.spread, "times"),
     ]
-    show(common, found, table(_HEADS, rows))
+    emit(common, found, format_table(_HEADS, rows))
 
 
 @command(
@@ -252,7 +254,7 @@ def bench_busy(common: Common, repeat: int, tokens: int) -> None:
 )
 @_repeat(3)
 @_tokens(128)
-def bench_publish(common: Common, repeat: int, tokens: int) -> None:
+def bench_publish(common: GlobalOptions, repeat: int, tokens: int) -> None:
     """What others notice when a revision goes live.
 
     Fifteen users are answered while revisions of a sixteenth are published and loaded: the time between two tokens,
@@ -266,7 +268,7 @@ def bench_publish(common: Common, repeat: int, tokens: int) -> None:
     )
     ratios = {**found.ratios, "merged_vs_adapter_handoff": found.merged_vs_adapter_handoff}
     rows = [*_lines(found.milliseconds, found.spread, "ms"), *_lines(ratios, found.spread, "times")]
-    show(common, found, f"{table(_HEADS, rows)}\n\n{found.published} publications")
+    emit(common, found, f"{format_table(_HEADS, rows)}\n\n{found.published} publications")
 
 
 @command(
@@ -276,7 +278,7 @@ def bench_publish(common: Common, repeat: int, tokens: int) -> None:
 @click.option("--users", type=click.IntRange(2), default=1000, show_default=True, help="How many.")
 @_repeat(3)
 @_tokens(64)
-def bench_wave(common: Common, users: int, repeat: int, tokens: int) -> None:
+def bench_wave(common: GlobalOptions, users: int, repeat: int, tokens: int) -> None:
     """A thousand users at once, more than memory holds.
 
     One request each, each with an adapter of their own; then the same load with adapters that are in slots already. Takes
@@ -296,7 +298,7 @@ def bench_wave(common: Common, users: int, repeat: int, tokens: int) -> None:
         *_lines(found.ratios, found.spread, "times"),
     ]
     loads = f"a wave reads {found.read_from_disk} stacks from disk and {found.read_from_host} from host memory"
-    show(common, found, f"{table(_HEADS, rows)}\n\n{found.users} users; {loads}")
+    emit(common, found, f"{format_table(_HEADS, rows)}\n\n{found.users} users; {loads}")
 
 
 @command(
@@ -326,7 +328,7 @@ def bench_wave(common: Common, users: int, repeat: int, tokens: int) -> None:
 )
 @_keep
 def bench_sweep(
-    common: Common, only: tuple[str, ...], styles: tuple[str, ...], seeds: int, keep: Path
+    common: GlobalOptions, only: tuple[str, ...], styles: tuple[str, ...], seeds: int, keep: Path
 ) -> None:
     """What each number of the learning recipe does.
 
@@ -368,7 +370,7 @@ def bench_sweep(
         "HELD BACK",
         "LEARN S",
     )
-    show(common, found, table(heads, rows))
+    emit(common, found, format_table(heads, rows))
 
 
 @command(
@@ -401,7 +403,7 @@ def bench_sweep(
 )
 @_keep
 def bench_capacity(
-    common: Common, counts: tuple[int, ...], ranks: tuple[int, ...], seeds: int, keep: Path
+    common: GlobalOptions, counts: tuple[int, ...], ranks: tuple[int, ...], seeds: int, keep: Path
 ) -> None:
     """How many facts a memory layer holds.
 
@@ -444,7 +446,7 @@ def bench_capacity(
         "KL",
         "LEARN S",
     )
-    show(common, found, table(heads, rows))
+    emit(common, found, format_table(heads, rows))
 
 
 @command("page", examples=("personalpeft bench page", "personalpeft bench page --repeat 20 --json"))
@@ -456,7 +458,7 @@ def bench_capacity(
     show_default=True,
     help="How often.",
 )
-def bench_page(common: Common, repetitions: int) -> None:
+def bench_page(common: GlobalOptions, repetitions: int) -> None:
     """How soon a browser shows the web page, on loopback.
 
     First paint, and when the last conversation can be read, with nothing kept and with the page's files kept. Needs the
@@ -472,10 +474,12 @@ def bench_page(common: Common, repetitions: int) -> None:
         ("ready, nothing kept", str(found.ready_cold_ms)),
         ("ready, files kept", str(found.ready_warm_ms)),
     ]
-    show(
+    emit(
         common,
         found,
-        "\n".join((table(("WHAT", "MS (LEAST TO MOST)"), rows), f"{found.bytes:,} bytes in all")),
+        "\n".join(
+            (format_table(("WHAT", "MS (LEAST TO MOST)"), rows), f"{found.bytes:,} bytes in all")
+        ),
     )
 
 
@@ -498,7 +502,7 @@ def bench_page(common: Common, repetitions: int) -> None:
     show_default=True,
     help="Length of a reply.",
 )
-def bench_server(common: Common, repetitions: int, tokens: int) -> None:
+def bench_server(common: GlobalOptions, repetitions: int, tokens: int) -> None:
     """What a reply costs more over HTTP than in the library.
 
     Time to the first token of one stream, tokens a second of sixteen, side by side; and how soon /healthz answers meanwhile.
@@ -521,7 +525,7 @@ def bench_server(common: Common, repetitions: int, tokens: int) -> None:
         ("16 streams, server over library", str(found.rate_ratio), ""),
         ("healthz meanwhile", str(found.healthz_ms), "ms"),
     ]
-    show(common, found, table(("WHAT", "MEDIAN (LEAST TO MOST)", ""), rows))
+    emit(common, found, format_table(("WHAT", "MEDIAN (LEAST TO MOST)", ""), rows))
 
 
 def _median(figures: Iterable[float | None]) -> str:
@@ -543,13 +547,13 @@ def _lines(
             yield key, f"{figure:.4g}", f"{least:.4g} to {most:.4g}", unit
 
 
-def _need_torch(common: Common) -> None:
+def _need_torch(common: GlobalOptions) -> None:
     if common.backend not in (None, "torch"):
         raise click.BadParameter("this measures the torch backend.", param_hint="--backend")
 
 
-def _say(common: Common) -> Callable[[str], None]:
-    return lambda text: note(common, text)
+def _say(common: GlobalOptions) -> Callable[[str], None]:
+    return lambda text: info(common, text)
 
 
 bench.add_section(

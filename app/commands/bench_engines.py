@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from personalpeft_app.options import Common, command
-from personalpeft_app.output import note, show, table
+from personalpeft_app.options import GlobalOptions, command
+from personalpeft_app.output import emit, format_table, info
 
 if TYPE_CHECKING:
     from personalpeft_app.bench.engines_asked import Agreement
@@ -40,7 +40,7 @@ _NO_VLLM = "vLLM was not run: it takes part where PERSONALPEFT_BENCH_VLLM names 
 @click.option(
     "--without-vllm", is_flag=True, help="Leave vLLM out, whatever PERSONALPEFT_BENCH_VLLM names."
 )
-def bench_engines(common: Common, repetitions: int, tokens: int, without_vllm: bool) -> None:
+def bench_engines(common: GlobalOptions, repetitions: int, tokens: int, without_vllm: bool) -> None:
     """llama.cpp and vLLM, beside themselves without us and beside torch.
 
     llama.cpp: what a layer costs, what a switch of user costs, and the memory of a process that chats without torch. vLLM,
@@ -55,7 +55,7 @@ def bench_engines(common: Common, repetitions: int, tokens: int, without_vllm: b
         repetitions=repetitions,
         tokens=tokens,
         with_vllm=not without_vllm,
-        say=lambda text: note(common, text),
+        say=lambda text: info(common, text),
     )
     rows = [
         *((f"tokens a second, {key}", str(each)) for key, each in found.tokens_per_second.items()),
@@ -75,8 +75,8 @@ def bench_engines(common: Common, repetitions: int, tokens: int, without_vllm: b
     rows += [
         (f"vLLM: {what}", figure) for what, figure in (_fleet(found.fleet) if found.fleet else ())
     ]
-    shown = table(("WHAT", "MEDIAN (LEAST TO MOST)"), rows)
-    show(common, found, shown if found.vllm else f"{shown}\n\n{_NO_VLLM}")
+    shown = format_table(("WHAT", "MEDIAN (LEAST TO MOST)"), rows)
+    emit(common, found, shown if found.vllm else f"{shown}\n\n{_NO_VLLM}")
 
 
 def _vllm(figures: VllmFigures) -> Iterator[tuple[str, str]]:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import click
 
-from personalpeft_app.options import Common, Function, command
-from personalpeft_app.output import note, show, table
+from personalpeft_app.options import Function, GlobalOptions, command
+from personalpeft_app.output import emit, format_table, info
 from personalpeft_app.progress import Display
 
 _ALL = 40
@@ -65,7 +65,7 @@ def _seed(function: Function) -> Function:
 )
 @_keep
 def bench_learn(
-    common: Common,
+    common: GlobalOptions,
     people: tuple[str, ...],
     nights: int,
     seed: int,
@@ -131,7 +131,7 @@ def bench_learn(
         *(f"  not live: {reason}" for reason in found.refused),
     ]
     heads = (f"{len(found.people)} PEOPLE", *(each.upper() for each in contestants))
-    show(common, found, "\n".join((table(heads, rows), "", *more)))
+    emit(common, found, "\n".join((format_table(heads, rows), "", *more)))
 
 
 @command(
@@ -157,7 +157,7 @@ def bench_learn(
 )
 @_seed
 @_keep
-def bench_gate(common: Common, bad: int, good: int, seed: int, keep: Path | None) -> None:
+def bench_gate(common: GlobalOptions, bad: int, good: int, seed: int, keep: Path | None) -> None:
     """Which bad updates become live, which good ones do not.
 
     Forty bad batches (contradicting, garbage, flipped preferences, instructions to leak or to obey somebody else) and forty
@@ -187,10 +187,10 @@ def bench_gate(common: Common, bad: int, good: int, seed: int, keep: Path | None
         for case in found.cases
     ]
     told = f"{found.bad_accepted} of {found.bad} bad ones became live, {found.good_refused} of {found.good} good ones did not"
-    show(
+    emit(
         common,
         found,
-        f"{table(('KIND', 'BATCH', 'LIVE', 'S', 'WHY'), rows, flexible=(4,))}\n\n{told}",
+        f"{format_table(('KIND', 'BATCH', 'LIVE', 'S', 'WHY'), rows, flexible=(4,))}\n\n{told}",
     )
 
 
@@ -202,7 +202,7 @@ def bench_gate(common: Common, bad: int, good: int, seed: int, keep: Path | None
     required=True,
     help="PrefEval's multiple-choice topics, a .json file each.",
 )
-def bench_prefeval(common: Common, data: Path) -> None:
+def bench_prefeval(common: GlobalOptions, data: Path) -> None:
     """Does a base choose what keeps to a preference?
 
     The share of PrefEval's questions for which the option that keeps to a preference is the likeliest of four: without the
@@ -217,7 +217,7 @@ def bench_prefeval(common: Common, data: Path) -> None:
     ways = list(found.accuracy)
     topics = [*found.asked, "all"]
     rows = [(topic, *(_percent(found.accuracy[way][topic]) for way in ways)) for topic in topics]
-    show(common, found, table(("TOPIC", *(way.upper() for way in ways)), rows))
+    emit(common, found, format_table(("TOPIC", *(way.upper() for way in ways)), rows))
 
 
 @contextmanager
@@ -230,8 +230,8 @@ def _kept(folder: Path | None) -> Iterator[Path]:
         yield Path(work)
 
 
-def _say(common: Common, display: Display) -> Callable[[str], None]:
-    return display.say if not common.json else lambda text: note(common, text)
+def _say(common: GlobalOptions, display: Display) -> Callable[[str], None]:
+    return display.say if not common.json else lambda text: info(common, text)
 
 
 def _percent(share: float | None) -> str:

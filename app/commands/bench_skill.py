@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from personalpeft_app.options import Common, command
-from personalpeft_app.output import note, show, table
+from personalpeft_app.options import GlobalOptions, command
+from personalpeft_app.output import emit, format_table, info
 
 if TYPE_CHECKING:
     from personalpeft_app.bench.skill import Rate
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     metavar="N",
     help="Rounds of each half of the practice. By default those of the base's drill.",
 )
-def bench_skill(common: Common, family: str | None, unseen: int, rounds: int | None) -> None:
+def bench_skill(common: GlobalOptions, family: str | None, unseen: int, rounds: int | None) -> None:
     """Thirty demonstrations of a skill, then practice.
 
     The share of unseen tasks that is answered right by the base, after the demonstrations, after rejection sampling and
@@ -52,7 +52,7 @@ def bench_skill(common: Common, family: str | None, unseen: int, rounds: int | N
         backend=common.backend or "torch",
         unseen=unseen,
         rounds=rounds,
-        say=lambda text: note(common, text),
+        say=lambda text: info(common, text),
     )
     rows = [("base", *_shown(found.before), "", "", "")]
     rows += [
@@ -61,7 +61,7 @@ def bench_skill(common: Common, family: str | None, unseen: int, rounds: int | N
     ]
     heads = ("AFTER", "PASSED", "95 %", "ATTACHED", "VERDICT", "STEPS", "SECONDS")
     gained = f"{found.points_shown:+g} points by demonstrations, {found.points_practised:+g} more by practice"
-    show(common, found, f"{table(heads, rows)}\n\n{gained}")
+    emit(common, found, f"{format_table(heads, rows)}\n\n{gained}")
 
 
 def _shown(rate: Rate) -> tuple[str, str, str]:

@@ -19,11 +19,11 @@ from personalpeft.errors import (
     suggest_nearest,
 )
 from personalpeft_app import session
-from personalpeft_app.commands.ask import speak
-from personalpeft_app.commands.learn import study
-from personalpeft_app.error_output import report
-from personalpeft_app.options import Common, command
-from personalpeft_app.output import note, show
+from personalpeft_app.commands.ask import print_reply
+from personalpeft_app.commands.learn import run_learn
+from personalpeft_app.error_output import report_error
+from personalpeft_app.options import GlobalOptions, command
+from personalpeft_app.output import emit, info
 from personalpeft_app.progress import Display
 
 if TYPE_CHECKING:
@@ -47,29 +47,31 @@ _HELP = """\
 class Conversation:
     """What was said so far, and the reply that feedback is about."""
 
-    common: Common
+    common: GlobalOptions
     user: User
     display: Display
     messages: list[dict[str, str]] = field(default_factory=list)
     last: Reply | None = None
 
-    def say(self, text: str) -> None:
+    def read_command(self, text: str) -> None:
         """Asks, in the light of what was said before; a conversation that is too long loses its beginning."""
         asked = [*self.messages, {"role": "user", "content": text}]
         while True:
             try:
-                reply = speak(self.common, self.user, asked, self.display, quietly=self.common.json)
+                reply = print_reply(
+                    self.common, self.user, asked, self.display, quietly=self.common.json
+                )
                 break
             except PromptTooLong:
                 if len(asked) < 3:
                     raise
                 asked = asked[2:]
-                note(
+                info(
                     self.common,
                     "The conversation is too long for the base; its beginning is left out from here on.",
                 )
         if self.common.json:
-            show(self.common, reply, "")
+            emit(self.common, reply, "")
         self.last = reply
         self.messages = (
             [*asked, {"role": "assistant", "content": reply.text}]
@@ -77,9 +79,9 @@ class Conversation:
             else asked[:-1]
         )
         if reply.finish_reason == "cancelled":
-            note(self.common, "Stopped.")
+            info(self.common, "Stopped.")
 
-    def do(self, line: str) -> None:
+    def run(self, line: str) -> None:
         """Does what a line with a slash says. Raises ``NotFound`` for a command that is not there, ``EOFError`` to leave."""
         name, _, rest = line[1:].partition(" ")
         actions: dict[str, Callable[[str], None]] = {
@@ -92,7 +94,7 @@ class Conversation:
             "learn": self._learn,
             "why": self._why,
             "new": self._new,
-            "help": lambda rest: note(self.common, _HELP),
+            "help": lambda rest: info(self.common, _HELP),
             "quit": _quit,
         }
         if name not in actions:
@@ -109,29 +111,29 @@ class Conversation:
 
     def _feedback(self, **said: Any) -> None:
         signal = self.user.feedback(self._reply(), **said)
-        note(self.common, f"Kept as {signal}.")
+        info(self.common, f"Kept as {signal}.")
 
     def _edited(self) -> str:
         return _read("edit> ", prefill=" ".join(self._reply().text.split("\n")))
 
     def _remember(self, rest: str) -> None:
-        note(self.common, f"Kept as {self.user.remember(_text(rest, '/remember'))}.")
+        info(self.common, f"Kept as {self.user.remember(_text(rest, '/remember'))}.")
 
     def _learn(self, rest: str) -> None:
-        learned = study(self.common, self.user, self.display)
-        show(self.common, learned.as_json(), str(learned))
+        learned = run_learn(self.common, self.user, self.display)
+        emit(self.common, learned.as_json(), str(learned))
 
     def _why(self, rest: str) -> None:
         account = self.user.why(self._reply())
-        show(self.common, account.as_json(), str(account))
+        emit(self.common, account.as_json(), str(account))
 
     def _new(self, rest: str) -> None:
         self.messages, self.last = [], None
-        note(self.common, "A new conversation.")
+        info(self.common, "A new conversation.")
 
 
 @command("chat", examples=("personalpeft chat", "personalpeft chat --user ada"))
-def chat(common: Common) -> None:
+def chat(common: GlobalOptions) -> None:
     """Talk, line by line.
 
     The conversation is kept in mind, and /help lists what else a line can do.
@@ -139,23 +141,23 @@ def chat(common: Common) -> None:
     Ctrl-C stops a reply and not the chat; Ctrl-D or /quit leaves.
     """
     display = Display(common)
-    with session.user(common, "make", display) as user:
+    with session.open_user(common, "make", display) as user:
         if _is_terminal():
-            note(common, f"You are {user.id}. /help lists what else you can do; Ctrl-D leaves.")
+            info(common, f"You are {user.id}. /help lists what else you can do; Ctrl-D leaves.")
         conversation = Conversation(common, user, display)
         while True:
             try:
                 line = _read(_PROMPT).strip()
                 if line.startswith("/"):
-                    conversation.do(line)
+                    conversation.run(line)
                 elif line:
-                    conversation.say(line)
+                    conversation.read_command(line)
             except EOFError:
                 break
             except KeyboardInterrupt:
-                note(common, "\nCtrl-D or /quit leaves.")
+                info(common, "\nCtrl-D or /quit leaves.")
             except PersonalPeftError as error:
-                report(error, as_data=common.json)
+                report_error(error, as_data=common.json)
 
 
 def _read(prompt: str, prefill: str = "") -> str:

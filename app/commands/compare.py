@@ -9,11 +9,11 @@ import click
 
 from personalpeft.formatting import to_json
 from personalpeft_app import session
-from personalpeft_app.options import Common, command
-from personalpeft_app.output import note, printable, show
+from personalpeft_app.options import GlobalOptions, command
+from personalpeft_app.output import emit, info, printable
 from personalpeft_app.progress import Display
 from personalpeft_app.signals import interruptible
-from personalpeft_app.text_input import given
+from personalpeft_app.text_input import read_argument
 
 if TYPE_CHECKING:
     from personalpeft.chat.compare import Comparison, LabeledComparison
@@ -44,7 +44,7 @@ NEITHER = "neither"
     help="Choose without being asked; NAME is as --json says it.",
 )
 def compare(
-    common: Common,
+    common: GlobalOptions,
     prompt: str,
     a: str,
     b: str,
@@ -64,9 +64,9 @@ def compare(
     A program asks twice, since the same revisions give the same answers: first with --json alone, then with --choose and
     the name of one.
     """
-    prompt = given(prompt, what="prompt")
+    prompt = read_argument(prompt, what="prompt")
     display = Display(common)
-    with session.user(common, "change", display) as user:
+    with session.open_user(common, "change", display) as user:
         with interruptible() as cancelled, display:
             comparison = user.compare(
                 prompt,
@@ -84,12 +84,14 @@ def compare(
             )
         choice = None if choose in (None, NEITHER) else comparison.choose(choose)
     data = {**comparison.as_json(), "choice": to_json(choice)}
-    show(common, data, str(comparison) if choose is None else _said(comparison, choice))
+    emit(
+        common, data, str(comparison) if choose is None else _format_comparison(comparison, choice)
+    )
     if comparison.same:
-        note(common, "Both say the same; there is nothing to choose.")
+        info(common, "Both say the same; there is nothing to choose.")
 
 
-def _said(comparison: Comparison, choice: LabeledComparison | None) -> str:
+def _format_comparison(comparison: Comparison, choice: LabeledComparison | None) -> str:
     whose = " and ".join(
         f"{number} is {each.revision}" for number, each in enumerate(comparison.answers, 1)
     )

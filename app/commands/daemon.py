@@ -13,15 +13,15 @@ import click
 
 from personalpeft.errors import Busy, PersonalPeftError
 from personalpeft_app import session
-from personalpeft_app.options import Common, Group, command, common_options
-from personalpeft_app.output import as_json, note, printable, show, table
+from personalpeft_app.options import GlobalOptions, Group, command, global_options
+from personalpeft_app.output import emit, format_json, format_table, info, printable
 from personalpeft_app.signals import interruptible
 
 if TYPE_CHECKING:
     from personalpeft import Runtime
-    from personalpeft.learning.progress import TrainingStatus
-    from personalpeft_app.daemon.journal import Line
-    from personalpeft_app.daemon.policy import Chore, Coming, Learn
+    from personalpeft.learning.options import TrainingStatus
+    from personalpeft_app.daemon.journal import LogEntry
+    from personalpeft_app.daemon.policy import LearnUser, Task, Upcoming
 
 _LOOK = 5.0
 _SHOWN = 12
@@ -39,7 +39,7 @@ _SHOWN = 12
         "personalpeft daemon install --print > ~/.config/systemd/user/personalpeft.service",
     ),
 )
-@common_options
+@global_options
 def daemon() -> None:
     """Learn when the moment is right.
 
@@ -52,30 +52,30 @@ def daemon() -> None:
 @command(
     "run", examples=("personalpeft daemon run", "personalpeft daemon run --json >> daemon.log")
 )
-def run(common: Common) -> None:
+def run(common: GlobalOptions) -> None:
     """Look after the home until stopped.
 
     Prints a line for each thing that it did. Ctrl-C or SIGTERM ends it between two steps; what was done is kept. Where
     another daemon looks after the same home, it waits until that one has ended.
     """
-    from personalpeft_app.daemon.poll_loop import Ticking
-    from personalpeft_app.daemon.probes import go_last
+    from personalpeft_app.daemon.poll_loop import PollLoop
+    from personalpeft_app.daemon.probes import lower_priority
     from personalpeft_app.daemon.settings import read
-    from personalpeft_app.daemon.worker import Keeper
+    from personalpeft_app.daemon.worker import Worker
 
     stopping = threading.Event()
-    settings = read(common.places()[0])
+    settings = read(common.paths()[0])
     with (
         interruptible(stopping.set),
         interruptible(stopping.set, SIGTERM),
-        session.opened(common, "make") as runtime,
+        session.open_runtime(common, "make") as runtime,
     ):
         lease = _our_turn(common, runtime, stopping)
         if lease is None:
             return
         with lease:
-            go_last()
-            keeper = Keeper(
+            lower_priority()
+            keeper = Worker(
                 runtime,
                 lambda: _learning(common),
                 tell=lambda line: _tell(common, line),
@@ -86,7 +86,7 @@ def run(common: Common) -> None:
             def work() -> None:
                 nonlocal said
                 try:
-                    keeper.round()
+                    keeper.run_once()
                     said = ""
                 except PersonalPeftError as error:
                     # The home itself: a full disk, a folder that went away. It may come back, so it is only said.
@@ -97,13 +97,13 @@ def run(common: Common) -> None:
                             err=True,
                         )
 
-            note(common, f"Looking after {runtime.settings.home}; Ctrl-C ends it.")
-            Ticking(work, settings.every).run(stopping)
-    note(common, "Ended.")
+            info(common, f"Looking after {runtime.settings.home}; Ctrl-C ends it.")
+            PollLoop(work, settings.every).run(stopping)
+    info(common, "Ended.")
 
 
 @command("once", examples=("personalpeft daemon once", "personalpeft daemon once --json"))
-def once(common: Common) -> None:
+def once(common: GlobalOptions) -> None:
     """Do what is due now, and end.
 
     For a scheduler of your own. What hinders a learn (people who ask, a battery, heat) hinders this one too.
@@ -111,42 +111,42 @@ def once(common: Common) -> None:
     """
     from personalpeft_app.daemon.journal import TASK
     from personalpeft_app.daemon.settings import read
-    from personalpeft_app.daemon.worker import Keeper
+    from personalpeft_app.daemon.worker import Worker
 
-    done: list[Line] = []
+    done: list[LogEntry] = []
     stopping = threading.Event()
-    read(common.places()[0])  # A mistake in them is told before anything is done.
+    read(common.paths()[0])  # A mistake in them is told before anything is done.
     with (
         interruptible(stopping.set),
         interruptible(stopping.set, SIGTERM),
         _learning(common) as runtime,
         runtime.maintenance.exclusive(TASK),
     ):
-        keeper = Keeper(
+        keeper = Worker(
             runtime, lambda: _learning(common), tell=done.append, stopping=stopping.is_set
         )
-        decision = keeper.round()
-    show(common, {"did": done, "next": decision.coming}, "\n".join(map(_line, done)))
+        decision = keeper.run_once()
+    emit(common, {"did": done, "next": decision.upcoming}, "\n".join(map(_line, done)))
     if not done:
-        note(common, "Nothing was due.")
-    _note_next(common, decision.coming)
+        info(common, "Nothing was due.")
+    _note_next(common, decision.upcoming)
 
 
 @command("status", examples=("personalpeft daemon status", "personalpeft daemon status --json"))
-def status(common: Common) -> None:
+def status(common: GlobalOptions) -> None:
     """Say what was done, and what comes next and why.
 
     Also from beside a daemon that runs. Changes nothing.
     """
     from personalpeft_app.daemon.journal import TASK
     from personalpeft_app.daemon.settings import read
-    from personalpeft_app.daemon.worker import Keeper
+    from personalpeft_app.daemon.worker import Worker
 
-    read(common.places()[0])  # A mistake in them is told before anything is done.
-    with session.opened(common, "read") as runtime:
-        keeper = Keeper(runtime, lambda: _learning(common))
-        decision, holder = keeper.outlook(), runtime.maintenance.holder(TASK)
-        begun, spent, lines = keeper.journal.begun, keeper.spent, keeper.journal.lines
+    read(common.paths()[0])  # A mistake in them is told before anything is done.
+    with session.open_runtime(common, "read") as runtime:
+        keeper = Worker(runtime, lambda: _learning(common))
+        decision, holder = keeper.preview(), runtime.maintenance.holder(TASK)
+        begun, spent, lines = keeper.journal.started, keeper.spent, keeper.journal.entries
         # Of who was cut off with the process that did it nothing is under way.
         doing = (
             {user: runtime.user(user, create=False).training_status() for user in begun}
@@ -155,13 +155,13 @@ def status(common: Common) -> None:
         )
     now = "; ".join(
         f"{user} learns{_how_far(learning)}" for user, learning in doing.items()
-    ) or _act(decision.act)
+    ) or _act(decision.action)
     data = {
         "running": holder,
         "learning": list(doing),
         "underway": doing,
-        "due": decision.act,
-        "next": decision.coming,
+        "due": decision.action,
+        "next": decision.upcoming,
         "spent_today": round(spent, 1),
         "did": lines,
     }
@@ -170,35 +170,35 @@ def status(common: Common) -> None:
         f"now      {now}",
         f"today    {spent / 60:.1f} minutes of learning",
     ]
-    coming = table(
-        ("NEXT", "WHEN", "WHY"), [_next(each) for each in decision.coming], flexible=(2,)
+    coming = format_table(
+        ("NEXT", "WHEN", "WHY"), [_next(each) for each in decision.upcoming], flexible=(2,)
     )
     text += ["", coming] if coming else []
     text += ["", *map(_line, lines[-_SHOWN:])] if lines else []
-    show(common, data, "\n".join(text))
+    emit(common, data, "\n".join(text))
 
 
 @command("report", examples=("personalpeft daemon report", "personalpeft daemon report --json"))
-def report(common: Common) -> None:
+def report(common: GlobalOptions) -> None:
     """Say what was learned in the night.
 
     The last morning report, of all users of the home: each learn with all that it was learned from, answers before and
     after, scores and seconds, what was refused and why, and how to undo each. Any other while: personalpeft report --since.
     """
-    from personalpeft_app.daemon.daily_report import digests
+    from personalpeft_app.daemon.daily_report import summarize_users
     from personalpeft_app.daemon.journal import TASK, from_text
 
-    with session.opened(common, "read") as runtime:
-        period = from_text(runtime.maintenance.read_note(TASK)).morning
-        found = digests(runtime, period) if period else []
+    with session.open_runtime(common, "read") as runtime:
+        period = from_text(runtime.maintenance.read_note(TASK)).last_report
+        found = summarize_users(runtime, period) if period else []
     data = {
         "since": period.since if period else None,
         "until": period.until if period else None,
         "users": [each.as_json() for each in found],
     }
-    show(common, data, "\n\n".join(each.in_full() for each in found))
+    emit(common, data, "\n\n".join(each.in_full() for each in found))
     if not found:
-        note(
+        info(
             common,
             "There is no morning report yet: it is made daily by a daemon, where there is something to say.",
         )
@@ -218,7 +218,7 @@ def report(common: Common) -> None:
     type=click.Choice(["systemd", "launchd"]),
     help="Whose file.  [default: launchd on macOS, else systemd]",
 )
-def install(common: Common, printed: bool, system: str | None) -> None:
+def install(common: GlobalOptions, printed: bool, system: str | None) -> None:
     """Print what starts the daemon with your session.
 
     A systemd user unit or a launchd agent, with the home and the base as they are now. Changes nothing by itself: save what
@@ -231,7 +231,7 @@ def install(common: Common, printed: bool, system: str | None) -> None:
         raise click.UsageError(
             "It only prints the file: add --print, and save it where its first lines say."
         )
-    home, cache = common.places()
+    home, cache = common.paths()
     words = [
         sys.executable,
         "-m",
@@ -246,19 +246,19 @@ def install(common: Common, printed: bool, system: str | None) -> None:
     system = system or ("launchd" if sys.platform == "darwin" else "systemd")
     make = units.launchd if system == "launchd" else units.systemd
     text = make([*words, "daemon", "run"], environment)
-    show(common, {"as": system, "file": text}, text.rstrip("\n"))
+    emit(common, {"as": system, "file": text}, text.rstrip("\n"))
 
 
 daemon.add_section("Run", (run, once))
 daemon.add_section("Look", (report, status, install))
 
 
-def _learning(common: Common) -> AbstractContextManager[Runtime]:
-    return session.opened(common, "change")
+def _learning(common: GlobalOptions) -> AbstractContextManager[Runtime]:
+    return session.open_runtime(common, "change")
 
 
 def _our_turn(
-    common: Common, runtime: Runtime, stopping: threading.Event
+    common: GlobalOptions, runtime: Runtime, stopping: threading.Event
 ) -> AbstractContextManager[None] | None:
     """The lease of the home, held, once whoever had it has let go; None where this process is to end first."""
     from contextlib import ExitStack
@@ -273,7 +273,7 @@ def _our_turn(
         except Busy as error:
             if not said:
                 said = True
-                note(
+                info(
                     common,
                     f"Another daemon looks after this home, so this one waits. {error.message}",
                 )
@@ -283,25 +283,25 @@ def _our_turn(
     return None
 
 
-def _tell(common: Common, line: Line) -> None:
-    click.echo(as_json(line, indent=None) if common.json else printable(_line(line)))
+def _tell(common: GlobalOptions, line: LogEntry) -> None:
+    click.echo(format_json(line, indent=None) if common.json else printable(_line(line)))
 
 
-def _line(line: Line) -> str:
+def _line(line: LogEntry) -> str:
     whom = f" {line.user}" if line.user else ""
     took = f" ({line.seconds:g} s)" if line.seconds >= 1 else ""
-    return f"{line.at}  {line.what}{whom}: {line.said}{took}"
+    return f"{line.at}  {line.kind}{whom}: {line.message}{took}"
 
 
-def _act(act: Learn | Chore | None) -> str:
-    from personalpeft_app.daemon.policy import Learn
+def _act(act: LearnUser | Task | None) -> str:
+    from personalpeft_app.daemon.policy import LearnUser
 
     if act is None:
         return "nothing is due"
     return (
-        f"{act.user} is to learn: {act.because}"
-        if isinstance(act, Learn)
-        else f"{act.kind} is due: {act.because}"
+        f"{act.user} is to learn: {act.reason}"
+        if isinstance(act, LearnUser)
+        else f"{act.kind} is due: {act.reason}"
     )
 
 
@@ -312,12 +312,12 @@ def _how_far(learning: TrainingStatus | None) -> str:
     return f" ({learning.layer}: {learning.stage.lower()}{steps})"
 
 
-def _next(coming: Coming) -> tuple[str, str, str]:
+def _next(coming: Upcoming) -> tuple[str, str, str]:
     when = coming.at.astimezone().strftime("%Y-%m-%d %H:%M") if coming.at else "when it can"
-    return str(coming.what), when, coming.because
+    return str(coming.action), when, coming.reason
 
 
-def _note_next(common: Common, coming: tuple[Coming, ...]) -> None:
+def _note_next(common: GlobalOptions, coming: tuple[Upcoming, ...]) -> None:
     if coming:
         what, when, why = _next(coming[0])
-        note(common, f"Next: {what}, {when} ({why}).")
+        info(common, f"Next: {what}, {when} ({why}).")

@@ -9,10 +9,10 @@ import click
 from personalpeft.errors import InvalidInput
 from personalpeft.learning.report import excerpt, signal_text
 from personalpeft_app import session
-from personalpeft_app.options import Common, command
-from personalpeft_app.output import note, show
-from personalpeft_app.pending_removals import to_unlearn, unlearned_later
-from personalpeft_app.text_input import edited, given
+from personalpeft_app.options import GlobalOptions, command
+from personalpeft_app.output import emit, info
+from personalpeft_app.pending_removals import describe_removals, pending_removals
+from personalpeft_app.text_input import open_editor, read_argument
 
 if TYPE_CHECKING:
     from personalpeft.learning.status import SignalStatus
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     help="How good it was, from -1 to 1: a thumb of that size.",
 )
 def feedback(
-    common: Common,
+    common: GlobalOptions,
     turn: str,
     rating: int | None,
     edit: str | None,
@@ -62,23 +62,23 @@ def feedback(
     """
     if editor and edit is not None:
         raise click.UsageError("Give either --edit or --editor.")
-    edit = edit if edit is None else given(edit, what="edit")
-    prefer = prefer if prefer is None else given(prefer, what="preferred text")
-    comment = comment if comment is None else given(comment, what="comment")
-    with session.user(common, "change") as user:
+    edit = edit if edit is None else read_argument(edit, what="edit")
+    prefer = prefer if prefer is None else read_argument(prefer, what="preferred text")
+    comment = comment if comment is None else read_argument(comment, what="comment")
+    with session.open_user(common, "change") as user:
         about = user.turn(turn)
         if editor:
-            edit = edited(about.reply)
+            edit = open_editor(about.reply)
         signal = user.feedback(
             about, rating=rating, edit=edit, prefer=prefer, comment=comment, reward=reward
         )
         # None where another program has said otherwise of the same turn meanwhile.
         account = next((each for each in user.lessons() if each.signal.id == signal), None)
-    show(common, {"signal": signal, "turn": about.id, "user": user.id}, signal)
-    note(common, f"Kept, about {about.id}. {_becomes(account) if account else ''}".rstrip())
+    emit(common, {"signal": signal, "turn": about.id, "user": user.id}, signal)
+    info(common, f"Kept, about {about.id}. {_describe_use(account) if account else ''}".rstrip())
 
 
-def _becomes(account: SignalStatus) -> str:
+def _describe_use(account: SignalStatus) -> str:
     if account.place == "profile":
         return "It acts from the next question on."
     if account.pinned:
@@ -100,7 +100,7 @@ def _becomes(account: SignalStatus) -> str:
 @click.option(
     "--skill", metavar="NAME", help="Learn it as a skill of its own.  [default: the style]"
 )
-def teach(common: Common, prompt: str, answer: str, skill: str | None) -> None:
+def teach(common: GlobalOptions, prompt: str, answer: str, skill: str | None) -> None:
     """Show the ANSWER that you want to a PROMPT.
 
     Prints the id under which it is kept.
@@ -112,13 +112,13 @@ def teach(common: Common, prompt: str, answer: str, skill: str | None) -> None:
 
     if prompt == answer == "-":
         raise click.UsageError("Only one of PROMPT and ANSWER can come from stdin.")
-    prompt = check_text(given(prompt, what="prompt"), what="prompt")
-    answer = check_text(given(answer, what="answer"), what="answer")
+    prompt = check_text(read_argument(prompt, what="prompt"), what="prompt")
+    answer = check_text(read_argument(answer, what="answer"), what="answer")
     layer = "style" if skill is None else check_layer_name(f"skill.{skill}")
-    with session.user(common, "make") as user:
+    with session.open_user(common, "make") as user:
         signal = user.teach(prompt, answer, skill=skill)
-    show(common, {"signal": signal, "user": user.id, "layer": layer}, signal)
-    note(
+    emit(common, {"signal": signal, "user": user.id, "layer": layer}, signal)
+    info(
         common,
         f"Kept for {layer}; personalpeft learn{'' if skill is None else f' --layer {layer}'} takes it in.",
     )
@@ -136,7 +136,9 @@ def teach(common: Common, prompt: str, answer: str, skill: str | None) -> None:
     "--question", "questions", multiple=True, help="A question that it answers; may be given again."
 )
 @click.option("--answer", help="The short answer to those questions.")
-def remember(common: Common, text: str, questions: tuple[str, ...], answer: str | None) -> None:
+def remember(
+    common: GlobalOptions, text: str, questions: tuple[str, ...], answer: str | None
+) -> None:
     """Keep a fact for the next questions.
 
     It is looked up from the next question on. Prints its id.
@@ -147,14 +149,14 @@ def remember(common: Common, text: str, questions: tuple[str, ...], answer: str 
 
     if answer is not None and not questions:
         raise InvalidInput("There is an answer and no question.", hint="Give --question too.")
-    text = check_item_text(given(text, what="fact"), what="fact")
+    text = check_item_text(read_argument(text, what="fact"), what="fact")
     questions = tuple(check_item_text(question, what="question") for question in questions)
     answer = answer if answer is None else check_item_text(answer, what="answer")
-    with session.user(common, "make") as user:
+    with session.open_user(common, "make") as user:
         signal = user.remember(text, questions=questions, answer=answer)
-    show(common, {"signal": signal, "user": user.id}, signal)
+    emit(common, {"signal": signal, "user": user.id}, signal)
     learned = ", and the next learn takes it in" if answer else ""
-    note(common, f"Kept. It acts from the next question on{learned}.")
+    info(common, f"Kept. It acts from the next question on{learned}.")
 
 
 @command(
@@ -165,7 +167,7 @@ def remember(common: Common, text: str, questions: tuple[str, ...], answer: str 
     ),
 )
 @click.argument("signals", nargs=-1, required=True, metavar="ID...")
-def retract(common: Common, signals: tuple[str, ...]) -> None:
+def retract(common: GlobalOptions, signals: tuple[str, ...]) -> None:
     """Take back feedback of any kind: a thumb, an edit, a rule, a fact.
 
     ID is what feedback printed and lessons lists, or the beginning of it. Of several, all are taken back or none. Prints the
@@ -174,14 +176,14 @@ def retract(common: Common, signals: tuple[str, ...]) -> None:
     It counts no more, and the next learn builds without it what has learned of it. What it superseded stays off. The ledger
     keeps that it was said. To destroy it: personalpeft forget
     """
-    with session.user(common, "change") as user:
-        before = to_unlearn(user)
+    with session.open_user(common, "change") as user:
+        before = pending_removals(user)
         taken = user.retract(*signals)
-        later = unlearned_later(user, before)
-    show(common, {"retracted": taken, "user": user.id}, "\n".join(signal.id for signal in taken))
+        later = describe_removals(user, before)
+    emit(common, {"retracted": taken, "user": user.id}, "\n".join(signal.id for signal in taken))
     for signal in taken:
-        note(
+        info(
             common, f'Taken back: the {signal.kind} {signal.id}, "{excerpt(signal_text(signal))}".'
         )
     if later:
-        note(common, later)
+        info(common, later)

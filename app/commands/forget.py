@@ -7,8 +7,8 @@ import sys
 import click
 
 from personalpeft_app import session
-from personalpeft_app.options import Common, command
-from personalpeft_app.output import show
+from personalpeft_app.options import GlobalOptions, command
+from personalpeft_app.output import emit
 from personalpeft_app.progress import Display
 from personalpeft_app.signals import interruptible
 
@@ -25,7 +25,7 @@ from personalpeft_app.signals import interruptible
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
 @click.option("--later", is_flag=True, help="Destroy now; the next learn builds what is missing.")
 @click.option("--yes", is_flag=True, help="Do not ask first.")
-def forget(common: Common, item: str, dry_run: bool, later: bool, yes: bool) -> None:
+def forget(common: GlobalOptions, item: str, dry_run: bool, later: bool, yes: bool) -> None:
     """Destroy a turn, a fact, a rule or other feedback, for good.
 
     ITEM is its id, as turns, lessons and memory list it, the beginning of one, or "last" for the newest turn. Its words go from
@@ -35,7 +35,7 @@ def forget(common: Common, item: str, dry_run: bool, later: bool, yes: bool) -> 
     On a terminal it shows what would go and asks. Ctrl-C while it builds stops the building alone.
     """
     display = Display(common)
-    with session.user(common, "read" if dry_run else "change", display) as user:
+    with session.open_user(common, "read" if dry_run else "change", display) as user:
         if not (dry_run or yes):
             if common.json or not sys.stdin.isatty():
                 raise click.UsageError(
@@ -51,4 +51,4 @@ def forget(common: Common, item: str, dry_run: bool, later: bool, yes: bool) -> 
             report = user.forget(
                 item, rebuild=not later, dry_run=dry_run, progress=display, cancelled=cancelled
             )
-    show(common, report, str(report))
+    emit(common, report, str(report))

@@ -11,8 +11,8 @@ import click
 
 from personalpeft.formatting import pluralize
 from personalpeft_app import session
-from personalpeft_app.options import Common, command
-from personalpeft_app.output import note, show
+from personalpeft_app.options import GlobalOptions, command
+from personalpeft_app.output import emit, info
 from personalpeft_app.progress import Display
 
 if TYPE_CHECKING:
@@ -33,18 +33,18 @@ if TYPE_CHECKING:
 @click.option(
     "--no-adapters", is_flag=True, help="Leave out what was built; it can be learned again."
 )
-def export(common: Common, file: str, no_adapters: bool) -> None:
+def export(common: GlobalOptions, file: str, no_adapters: bool) -> None:
     """Write all of a user into one FILE.
 
     What was said and answered, the revisions with their reports, and the adapters. FILE must not be there yet. It is not
     encrypted: whoever has it has everything that was ever said.
     """
-    with session.user(common, "read") as user:
+    with session.open_user(common, "read") as user:
         written = user.export(file, adapters=not no_adapters)
-    show(common, written, str(written.path))
-    note(
+    emit(common, written, str(written.path))
+    info(
         common,
-        f"{_what(written)}, {pluralize(written.adapters, 'adapter')}; {written.bytes:,} bytes. To take it in: personalpeft import",
+        f"{_count_contents(written)}, {pluralize(written.adapters, 'adapter')}; {written.bytes:,} bytes. To take it in: personalpeft import",
     )
 
 
@@ -54,25 +54,25 @@ def export(common: Common, file: str, no_adapters: bool) -> None:
 )
 @click.argument("file")
 @click.option("--as", "as_user", metavar="ID", help="Under this name.  [default: that of the file]")
-def import_(common: Common, file: str, as_user: str | None) -> None:
+def import_(common: GlobalOptions, file: str, as_user: str | None) -> None:
     """Take in the user of a FILE that export wrote.
 
     There must be nobody of that name yet. What was built comes along, and is live at once, where it was built on the base
     that is open; else the next learn builds it from what was said.
     """
     display = Display(common)
-    with session.opened(common, "make", display) as runtime, display:
+    with session.open_runtime(common, "make", display) as runtime, display:
         taken = runtime.import_user(file, as_user=as_user)
-    show(common, taken, taken.user)
-    note(common, f"{_what(taken)} came in.")
+    emit(common, taken, taken.user)
+    info(common, f"{_count_contents(taken)} came in.")
     if taken.left_out:
-        note(
+        info(
             common,
             f"{pluralize(taken.left_out, 'revision')} did not: {taken.why}. Next: personalpeft learn --user {taken.user}",
         )
 
 
-def _what(of: ExportSummary | ImportSummary) -> str:
+def _count_contents(of: ExportSummary | ImportSummary) -> str:
     return ", ".join(
         (
             pluralize(of.turns, "turn"),
@@ -102,12 +102,12 @@ _as_layer = click.option(
 )
 @click.argument("folder")
 @_one_layer
-def export_peft(common: Common, folder: str, layer: str | None) -> None:
+def export_peft(common: GlobalOptions, folder: str, layer: str | None) -> None:
     """Write what is live as an adapter that PEFT loads.
 
     FOLDER must be empty or not there.
     """
-    _write(common, "folder", lambda user: user.export_peft(folder, layer=layer))
+    _export_to(common, "folder", lambda user: user.export_peft(folder, layer=layer))
 
 
 @command(
@@ -119,12 +119,12 @@ def export_peft(common: Common, folder: str, layer: str | None) -> None:
 )
 @click.argument("folder")
 @_as_layer
-def import_peft(common: Common, folder: str, layer: str) -> None:
+def import_peft(common: GlobalOptions, folder: str, layer: str) -> None:
     """Take a PEFT adapter in, and make it live.
 
     What is in FOLDER becomes a revision of a layer. It is not judged: naming it is your own word. To take it back: personalpeft rollback
     """
-    _take(common, layer, lambda user: user.import_peft(folder, layer=layer))
+    _import_layer(common, layer, lambda user: user.import_peft(folder, layer=layer))
 
 
 @command(
@@ -136,23 +136,23 @@ def import_peft(common: Common, folder: str, layer: str) -> None:
 )
 @click.argument("file")
 @_one_layer
-def export_gguf(common: Common, file: str, layer: str | None) -> None:
+def export_gguf(common: GlobalOptions, file: str, layer: str | None) -> None:
     """Write what is live as an adapter that llama.cpp loads.
 
     It goes with the base's GGUF file. FILE must not be there yet.
     """
-    _write(common, "file", lambda user: user.export_gguf(file, layer=layer))
+    _export_to(common, "file", lambda user: user.export_gguf(file, layer=layer))
 
 
 @command("import-gguf", examples=("personalpeft import-gguf adapter.gguf --layer skill.email",))
 @click.argument("file")
 @_as_layer
-def import_gguf(common: Common, file: str, layer: str) -> None:
+def import_gguf(common: GlobalOptions, file: str, layer: str) -> None:
     """Take a GGUF adapter in, and make it live.
 
     What is in FILE becomes a revision of a layer. It is not judged: naming it is your own word. To take it back: personalpeft rollback
     """
-    _take(common, layer, lambda user: user.import_gguf(file, layer=layer))
+    _import_layer(common, layer, lambda user: user.import_gguf(file, layer=layer))
 
 
 @command(
@@ -170,34 +170,34 @@ def import_gguf(common: Common, file: str, layer: str) -> None:
     show_default=True,
     help="safetensors for transformers; gguf for llama.cpp, with a Modelfile for Ollama.",
 )
-def export_merged(common: Common, folder: str, form: MergedForm) -> None:
+def export_merged(common: GlobalOptions, folder: str, form: MergedForm) -> None:
     """Write the base with what is live in its weights.
 
     A model for programs that know of no layers, as large as the base. FOLDER must be empty or not there.
     """
-    target = _write(common, "folder", lambda user: user.export_merged(folder, form=form))
+    target = _export_to(common, "folder", lambda user: user.export_merged(folder, form=form))
     if form == "gguf":
         modelfile = shlex.quote(str(target / "Modelfile"))
-        note(common, f"For Ollama: ollama create {common.user_id()} -f {modelfile}")
+        info(common, f"For Ollama: ollama create {common.user_id()} -f {modelfile}")
 
 
-def _write(common: Common, what: str, write: Callable[[User], Path]) -> Path:
+def _export_to(common: GlobalOptions, what: str, write: Callable[[User], Path]) -> Path:
     """Has the user that is meant write something, and says where ``what`` was written lies."""
     display = Display(common)
-    with session.user(common, "read", display) as user, display:
+    with session.open_user(common, "read", display) as user, display:
         target = write(user)
-    show(common, {what: target, "user": user.id}, str(target))
+    emit(common, {what: target, "user": user.id}, str(target))
     return target
 
 
-def _take(common: Common, layer: str, take: Callable[[User], Revision]) -> None:
+def _import_layer(common: GlobalOptions, layer: str, take: Callable[[User], Revision]) -> None:
     """Has the user that is meant take something in as a layer, and says what it became."""
     from personalpeft.ids import check_layer_name
 
     # Before anybody is made who then has nothing.
     check_layer_name(layer)
     display = Display(common)
-    with session.user(common, "make", display) as user, display:
+    with session.open_user(common, "make", display) as user, display:
         revision = take(user)
-    show(common, revision, revision.id)
-    note(common, f"Live for {user.id}. To take it back: personalpeft rollback {layer}")
+    emit(common, revision, revision.id)
+    info(common, f"Live for {user.id}. To take it back: personalpeft rollback {layer}")

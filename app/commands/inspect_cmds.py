@@ -10,9 +10,9 @@ import click
 from personalpeft.formatting import to_json
 from personalpeft.learning.report import signal_text
 from personalpeft_app import session
-from personalpeft_app.options import Common, Group, command, common_options
-from personalpeft_app.output import moment, note, one_line, show, table
-from personalpeft_app.pending_removals import to_unlearn, unlearned_later
+from personalpeft_app.options import GlobalOptions, Group, command, global_options
+from personalpeft_app.output import emit, format_table, format_time, info, to_one_line
+from personalpeft_app.pending_removals import describe_removals, pending_removals
 
 if TYPE_CHECKING:
     from personalpeft.base_models.types import ModelCard
@@ -26,14 +26,14 @@ _ANEW = {
 
 
 @command("stack", examples=("personalpeft stack", "personalpeft stack --user ada --json"))
-def stack(common: Common) -> None:
+def stack(common: GlobalOptions) -> None:
     """Show the layers that answer.
 
     Each with what is live in it, its weight, when it is attached, and its verdict.
 
     The lowest layer comes first. To change one: personalpeft rollback, personalpeft weigh, personalpeft scope.
     """
-    with session.user(common, "read") as user:
+    with session.open_user(common, "read") as user:
         layers = user.layers()
         built = {revision.id: revision for revision in user.revisions()}
         news = {each.layer: _ANEW[each.kind] for each in user.pending().news if each.kind in _ANEW}
@@ -48,28 +48,28 @@ def stack(common: Common) -> None:
                 f"{layer.weight:g}",
                 layer.scope,
                 _verdict(head) if head else "",
-                moment(head.at) if head else "",
+                format_time(head.at) if head else "",
                 head.reason if head else "",
             )
         )
     headings = ("LAYER", "LIVE", "WEIGHT", "ATTACHED", "VERDICT", "BUILT", "REASON")
-    show(common, {"user": user.id, "layers": data}, table(headings, rows, flexible=(6,)))
+    emit(common, {"user": user.id, "layers": data}, format_table(headings, rows, flexible=(6,)))
     if not layers:
-        note(common, f"{user.id} has no layer yet: the bare base answers.")
+        info(common, f"{user.id} has no layer yet: the bare base answers.")
     for name, what in news.items():
-        note(common, f"{name} {what}.")
+        info(common, f"{name} {what}.")
 
 
 @command(
     "revisions", examples=("personalpeft revisions", "personalpeft revisions --layer style --json")
 )
 @click.option("--layer", help="Only of this layer.  [default: all]")
-def revisions(common: Common, layer: str | None) -> None:
+def revisions(common: GlobalOptions, layer: str | None) -> None:
     """List everything that was ever built.
 
     Oldest first, refused revisions too; '*' marks what is live.
     """
-    with session.user(common, "read") as user:
+    with session.open_user(common, "read") as user:
         found = user.revisions(layer)
         live = {each.head for each in user.layers()}
     rows = [
@@ -77,7 +77,7 @@ def revisions(common: Common, layer: str | None) -> None:
             "*" if each.id in live else "",
             each.id,
             _verdict(each),
-            moment(each.at),
+            format_time(each.at),
             str(sum(role == "train" for role in each.signals.values())),
             each.parent or "nothing",
             each.reason,
@@ -86,9 +86,9 @@ def revisions(common: Common, layer: str | None) -> None:
     ]
     headings = ("", "REVISION", "VERDICT", "BUILT", "LESSONS", "ON", "REASON")
     data = [{**to_json(each), "live": each.id in live} for each in found]
-    show(common, {"user": user.id, "revisions": data}, table(headings, rows, flexible=(6,)))
+    emit(common, {"user": user.id, "revisions": data}, format_table(headings, rows, flexible=(6,)))
     if not found:
-        note(
+        info(
             common, f"Nothing was built for {user.id} yet. Give feedback, then: personalpeft learn"
         )
 
@@ -97,12 +97,12 @@ def revisions(common: Common, layer: str | None) -> None:
 @click.option(
     "-n", "limit", type=click.IntRange(1), default=10, show_default=True, help="How many."
 )
-def turns(common: Common, limit: int) -> None:
+def turns(common: GlobalOptions, limit: int) -> None:
     """List the last questions and replies.
 
     Newest first, with their ids and what you said about them.
     """
-    with session.user(common, "read") as user:
+    with session.open_user(common, "read") as user:
         found = user.turns(limit)
         signals = user.signals()
     data, rows = [], []
@@ -111,27 +111,27 @@ def turns(common: Common, limit: int) -> None:
         kinds = ", ".join(f"{kind}" for kind in Counter(str(signal.kind) for signal in said))
         asked = turn.messages[-1].content
         data.append({**to_json(turn), "signals": to_json(said)})
-        rows.append((turn.id, moment(turn.at), kinds or "-", asked, turn.reply))
+        rows.append((turn.id, format_time(turn.at), kinds or "-", asked, turn.reply))
     headings = ("TURN", "WHEN", "FEEDBACK", "PROMPT", "REPLY")
-    show(common, {"user": user.id, "turns": data}, table(headings, rows, flexible=(3, 4)))
+    emit(common, {"user": user.id, "turns": data}, format_table(headings, rows, flexible=(3, 4)))
     if not found:
-        note(common, f"{user.id} has no turn yet.")
+        info(common, f"{user.id} has no turn yet.")
 
 
 @command("lessons", examples=("personalpeft lessons", "personalpeft lessons --all --json"))
 @click.option("--all", "everything", is_flag=True, help="Also what was superseded or taken back.")
-def lessons(common: Common, everything: bool) -> None:
+def lessons(common: GlobalOptions, everything: bool) -> None:
     """Say where each signal went, and why.
 
     Oldest first: who gave it, what it is, where it went, what became of it, and in which revision.
     """
-    with session.user(common, "read") as user:
+    with session.open_user(common, "read") as user:
         found = user.lessons(current=not everything)
     rows = [
         (
             each.signal.id,
-            moment(each.signal.at),
-            _giver(each.signal),
+            format_time(each.signal.at),
+            _format_source(each.signal),
             str(each.signal.kind),
             each.layer or each.place,
             each.use,
@@ -145,23 +145,23 @@ def lessons(common: Common, everything: bool) -> None:
     data = [
         {**to_json(each), "use": each.use, "why": each.why, "pinned": each.pinned} for each in found
     ]
-    show(common, {"user": user.id, "lessons": data}, table(headings, rows, flexible=(7, 8)))
+    emit(common, {"user": user.id, "lessons": data}, format_table(headings, rows, flexible=(7, 8)))
     if not found:
-        note(common, f"{user.id} has given no feedback yet.")
+        info(common, f"{user.id} has given no feedback yet.")
 
 
 @command("why", examples=("personalpeft why", "personalpeft why t_01m7yhn42w --json"))
 @click.argument("turn", default="last", metavar="[TURN|last]")
-def why(common: Common, turn: str) -> None:
+def why(common: GlobalOptions, turn: str) -> None:
     """Say why a reply was as it was.
 
     Names the revisions that answered, the feedback that each was built from, and the rules and facts in the prompt.
 
     TURN is an id that ask or turns showed, or the beginning of one.  [default: last]
     """
-    with session.user(common, "read") as user:
+    with session.open_user(common, "read") as user:
         account = user.why(turn)
-    show(common, account.as_json(), str(account))
+    emit(common, account.as_json(), str(account))
 
 
 @click.group(
@@ -174,7 +174,7 @@ def why(common: Common, turn: str) -> None:
         "personalpeft memory remove s_01m7yhn42w",
     ),
 )
-@common_options
+@global_options
 @click.pass_context
 def memory(ctx: click.Context) -> None:
     """List, edit or remove rules and facts.
@@ -182,11 +182,11 @@ def memory(ctx: click.Context) -> None:
     Without a command it lists them.
     """
     if ctx.invoked_subcommand is None:
-        _list(ctx.ensure_object(Common))
+        _list(ctx.ensure_object(GlobalOptions))
 
 
 @command("list", examples=("personalpeft memory list", "personalpeft memory list --json"))
-def memory_list(common: Common) -> None:
+def memory_list(common: GlobalOptions) -> None:
     """List the rules and facts that act now, oldest first."""
     _list(common)
 
@@ -208,24 +208,24 @@ def memory_list(common: Common) -> None:
 )
 @click.option("--answer", help="The short answer, to the old questions where none is given.")
 def memory_edit(
-    common: Common, item: str, text: str, questions: tuple[str, ...], answer: str | None
+    common: GlobalOptions, item: str, text: str, questions: tuple[str, ...], answer: str | None
 ) -> None:
     """Say a rule or fact anew. ITEM is its id or the beginning of it; prints the new id."""
-    with session.user(common, "change") as user:
+    with session.open_user(common, "change") as user:
         new = user.edit_item(item, text, questions=questions or None, answer=answer)
-    show(common, new, new.id)
+    emit(common, new, new.id)
 
 
 @command("remove", examples=("personalpeft memory remove s_01m7yhn42w",))
 @click.argument("item")
-def memory_remove(common: Common, item: str) -> None:
+def memory_remove(common: GlobalOptions, item: str) -> None:
     """Switch a rule or fact off. ITEM is its id or the beginning of it. The ledger keeps that it was there."""
-    with session.user(common, "change") as user:
-        before = to_unlearn(user)
+    with session.open_user(common, "change") as user:
+        before = pending_removals(user)
         user.remove_item(item)
-        later = unlearned_later(user, before)
-    show(common, {"removed": item, "user": user.id}, "")
-    note(common, f"Removed. {later}".rstrip())
+        later = describe_removals(user, before)
+    emit(common, {"removed": item, "user": user.id}, "")
+    info(common, f"Removed. {later}".rstrip())
 
 
 memory.add_section("Commands", (memory_list, memory_edit, memory_remove))
@@ -236,73 +236,73 @@ memory.add_section("Commands", (memory_list, memory_edit, memory_remove))
 )
 @click.option("--after", metavar="ID", help="Only those whose id sorts after this one.")
 @click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="How many.")
-def users(common: Common, after: str | None, limit: int) -> None:
+def users(common: GlobalOptions, after: str | None, limit: int) -> None:
     """List who is in this home.
 
     In order of id: since when, and how much there is of them. Says when there are more than were asked for; in JSON
     "next" is then the id to go on after.
     """
-    with session.opened(common, "read") as runtime:
+    with session.open_runtime(common, "read") as runtime:
         found = runtime.users(after=after, limit=limit)
         more = len(found) == limit and bool(runtime.users(after=found[-1].id, limit=1))
     rows = [
-        (each.id, moment(each.since), str(each.turns), str(each.signals), str(each.revisions))
+        (each.id, format_time(each.since), str(each.turns), str(each.signals), str(each.revisions))
         for each in found
     ]
     data = {"users": found, "next": found[-1].id if more else None}
-    show(common, data, table(("USER", "SINCE", "TURNS", "SIGNALS", "REVISIONS"), rows))
+    emit(common, data, format_table(("USER", "SINCE", "TURNS", "SIGNALS", "REVISIONS"), rows))
     if more:
-        note(common, f"There are more: personalpeft users --after {found[-1].id}")
+        info(common, f"There are more: personalpeft users --after {found[-1].id}")
     elif not found:
-        note(
+        info(
             common,
             f"There is nobody after {after}." if after else "There is nobody in this home yet.",
         )
 
 
 @command("models", examples=("personalpeft models", "personalpeft models --json"))
-def models(common: Common) -> None:
+def models(common: GlobalOptions) -> None:
     """List the bases that --base can name.
 
     Those that ship, and your own cards in the folder that 'personalpeft path models' names. '*' marks the one in use.
     """
     from personalpeft.base_models.registry import all_cards
 
-    home, _ = common.places()
+    home, _ = common.paths()
     cards = all_cards([home / "models"])
     rows = [
         (
             "*" if card.name == common.base_name() else "",
             card.name,
-            _whereabouts(card),
+            _format_location(card),
             str(card.context),
             card.licence,
-            one_line(f"{card.title}. {card.note}"),
+            to_one_line(f"{card.title}. {card.note}"),
         )
         for card in cards
     ]
-    data = [{**to_json(card), "weights": _whereabouts(card)} for card in cards]
-    show(
+    data = [{**to_json(card), "weights": _format_location(card)} for card in cards]
+    emit(
         common,
         {"models": data},
-        table(("", "BASE", "WEIGHTS", "CONTEXT", "LICENCE", "ABOUT"), rows, flexible=(5,)),
+        format_table(("", "BASE", "WEIGHTS", "CONTEXT", "LICENCE", "ABOUT"), rows, flexible=(5,)),
     )
 
 
-def _list(common: Common) -> None:
-    with session.user(common, "read") as user:
+def _list(common: GlobalOptions) -> None:
+    with session.open_user(common, "read") as user:
         items = user.items()
-    rows = [(item.id, item.kind, moment(item.at), item.text) for item in items]
-    show(
+    rows = [(item.id, item.kind, format_time(item.at), item.text) for item in items]
+    emit(
         common,
         {"user": user.id, "items": items},
-        table(("ITEM", "KIND", "SINCE", "TEXT"), rows, flexible=(3,)),
+        format_table(("ITEM", "KIND", "SINCE", "TEXT"), rows, flexible=(3,)),
     )
     if not items:
-        note(common, f"{user.id} has no rules and facts yet.")
+        info(common, f"{user.id} has no rules and facts yet.")
 
 
-def _giver(signal: Signal) -> str:
+def _format_source(signal: Signal) -> str:
     how = signal.payload.get("how")
     return f"{signal.source} ({how})" if how else signal.source
 
@@ -311,7 +311,7 @@ def _verdict(revision: Revision) -> str:
     return f"{revision.verdict}{', on probation' if revision.probation else ''}"
 
 
-def _whereabouts(card: ModelCard) -> str:
+def _format_location(card: ModelCard) -> str:
     from personalpeft.base_models.files import folder_files, package_files
     from personalpeft.errors import WeightsError
 

@@ -11,8 +11,8 @@ import click
 from personalpeft.errors import ERROR_CODES, Cancelled
 from personalpeft.types import Scope
 from personalpeft_app import session
-from personalpeft_app.options import Common, command
-from personalpeft_app.output import note, show
+from personalpeft_app.options import GlobalOptions, command
+from personalpeft_app.output import emit, info
 from personalpeft_app.progress import Display
 from personalpeft_app.signals import interruptible
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 BASE = "base"
 
 
-def study(
-    common: Common, user: User, display: Display, layer: str | None = None, **asked: Any
+def run_learn(
+    common: GlobalOptions, user: User, display: Display, layer: str | None = None, **asked: Any
 ) -> LearnReport:
     """Learns with a bar on stderr. The first Ctrl-C stops after the step that is running and keeps what was done."""
-    with studying(display) as cancelled:
+    with report_learn_errors(display) as cancelled:
         return user.learn(layer, progress=display, cancelled=cancelled, **asked)
 
 
 @contextmanager
-def studying(display: Display) -> Iterator[Callable[[], bool]]:
+def report_learn_errors(display: Display) -> Iterator[Callable[[], bool]]:
     """Shows the bar while it trains, and asks for a stop after the step that is running with the first Ctrl-C."""
 
     def stopping() -> None:
@@ -84,7 +84,7 @@ def studying(display: Display) -> Iterator[Callable[[], bool]]:
     help="Make the result live although it may be refused; that is recorded.",
 )
 def learn(
-    common: Common,
+    common: GlobalOptions,
     layer: str | None,
     also: tuple[str, ...],
     everybody: bool,
@@ -107,19 +107,22 @@ def learn(
     display = Display(common)
     asked["start"] = "nothing" if from_nothing else "auto"
     if not (also or everybody):
-        with session.user(common, "change", display) as user:
-            report = study(common, user, display, layer, **asked)
-        show(common, report.as_json(), str(report))
+        with session.open_user(common, "change", display) as user:
+            report = run_learn(common, user, display, layer, **asked)
+        emit(common, report.as_json(), str(report))
         return
-    with session.opened(common, "change", display) as runtime, studying(display) as cancelled:
+    with (
+        session.open_runtime(common, "change", display) as runtime,
+        report_learn_errors(display) as cancelled,
+    ):
         users = _everybody(runtime) if everybody else list(dict.fromkeys((common.user_id(), *also)))
         reports = runtime.learn_many(users, layer, progress=display, cancelled=cancelled, **asked)
         was_stopped = cancelled()
     # Of everybody in a home, those who have nothing new are many and of no interest.
     told = [report for report in reports if not (everybody and report.error == "NothingToLearn")]
-    show(common, [report.as_json() for report in told], "\n\n".join(map(str, told)))
+    emit(common, [report.as_json() for report in told], "\n\n".join(map(str, told)))
     if everybody and not told:
-        note(common, "Nobody has anything new to learn.")
+        info(common, "Nobody has anything new to learn.")
     if was_stopped:
         raise Cancelled(
             "Stopped; what is reported as learned stays.", hint="The next learn goes on from there."
@@ -150,29 +153,29 @@ def _everybody(runtime: Runtime) -> list[str]:
     metavar="REVISION|base",
     help="A revision, the beginning of its id, or 'base' for none.  [default: the one before]",
 )
-def rollback(common: Common, layer: str, to: str | None) -> None:
+def rollback(common: GlobalOptions, layer: str, to: str | None) -> None:
     """Make an earlier revision of LAYER live.
 
     By default the one before the last change. Rolling back twice therefore undoes the rollback. Prints what is live now.
     """
     display = Display(common)
-    with session.user(common, "change", display) as user, display:
+    with session.open_user(common, "change", display) as user, display:
         move = user.rollback(layer, "previous" if to is None else None if to == BASE else to)
-    show(common, move, move.after or BASE)
-    note(common, f"{layer}: {move.before or 'the bare base'} -> {move.after or 'the bare base'}")
+    emit(common, move, move.after or BASE)
+    info(common, f"{layer}: {move.before or 'the bare base'} -> {move.after or 'the bare base'}")
 
 
 @command("weigh", examples=("personalpeft weigh style 0.5", "personalpeft weigh style 1"))
 @click.argument("layer")
 @click.argument("weight", type=float)
-def weigh(common: Common, layer: str, weight: float) -> None:
+def set_weight(common: GlobalOptions, layer: str, weight: float) -> None:
     """Add LAYER more or less strongly from now on.
 
     WEIGHT goes from -2 to 2: 1 is the layer as it was learned, 0 leaves it out. Write a negative one after '--'.
     """
-    with session.user(common, "change") as user:
+    with session.open_user(common, "change") as user:
         user.set_weight(layer, weight)
-    show(common, {"user": user.id, "layer": layer, "weight": weight}, f"{layer} {weight:g}")
+    emit(common, {"user": user.id, "layer": layer, "weight": weight}, f"{layer} {weight:g}")
 
 
 @command(
@@ -180,12 +183,12 @@ def weigh(common: Common, layer: str, weight: float) -> None:
 )
 @click.argument("layer")
 @click.argument("when", type=click.Choice(get_args(Scope)))
-def scope(common: Common, layer: str, when: Scope) -> None:
+def scope(common: GlobalOptions, layer: str, when: Scope) -> None:
     """Say WHEN a layer answers from now on.
 
     'always': every question. 'near': questions that are near the lessons that it was built from. 'never': none.
     A style always answers before you say so, a skill and the memory where a question is near.
     """
-    with session.user(common, "change") as user:
+    with session.open_user(common, "change") as user:
         user.scope(layer, when)
-    show(common, {"user": user.id, "layer": layer, "scope": when}, f"{layer} {when}")
+    emit(common, {"user": user.id, "layer": layer, "scope": when}, f"{layer} {when}")

@@ -7,9 +7,9 @@ from typing import Any
 import click
 
 from personalpeft_app import session
-from personalpeft_app.commands.learn import studying
-from personalpeft_app.options import Common, command
-from personalpeft_app.output import show
+from personalpeft_app.commands.learn import report_learn_errors
+from personalpeft_app.options import GlobalOptions, command
+from personalpeft_app.output import emit
 from personalpeft_app.progress import Display
 
 
@@ -46,7 +46,7 @@ from personalpeft_app.progress import Display
     is_flag=True,
     help="Make the result live although it may be refused; that is recorded.",
 )
-def practice(common: Common, skill: str, **asked: Any) -> None:
+def practice(common: GlobalOptions, skill: str, **asked: Any) -> None:
     """Have SKILL try tasks, and make what is right likelier.
 
     Teach it some answers and learn them first, so that it gets some right by itself. The result is judged on tasks that
@@ -55,6 +55,9 @@ def practice(common: Common, skill: str, **asked: Any) -> None:
     running step and keeps what was done for the same practice.
     """
     display = Display(common)
-    with session.user(common, "change", display) as user, studying(display) as cancelled:
+    with (
+        session.open_user(common, "change", display) as user,
+        report_learn_errors(display) as cancelled,
+    ):
         report = user.practice(skill, progress=display, cancelled=cancelled, **asked)
-    show(common, report.as_json(), str(report))
+    emit(common, report.as_json(), str(report))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 
 from personalpeft_app import session
-from personalpeft_app.options import Common, command
-from personalpeft_app.output import note, show, table
+from personalpeft_app.options import GlobalOptions, command
+from personalpeft_app.output import emit, format_table, info
 from personalpeft_app.progress import Display
 
 
@@ -24,7 +24,7 @@ from personalpeft_app.progress import Display
     metavar="FOLDER",
     help="Below this folder.  [default: where a server of this home finds it]",
 )
-def publish(common: Common, users: tuple[str, ...], to: str | None) -> None:
+def publish(common: GlobalOptions, users: tuple[str, ...], to: str | None) -> None:
     """Put what is live where vLLM servers elsewhere find it by name.
 
     Of each USER (or --user), or of everybody. Prints the names, personalpeft:DIGEST, which such a server with our plugin takes for a model
@@ -35,8 +35,8 @@ def publish(common: Common, users: tuple[str, ...], to: str | None) -> None:
     """
     asked = users or ((common.user,) if common.user else None)
     display = Display(common)
-    with session.opened(common, "change", display) as runtime, display:
+    with session.open_runtime(common, "change", display) as runtime, display:
         done = runtime.publish(asked, to=to, progress=display)
     rows = [(each.user, each.name or f"nothing: {each.reason}") for each in done.stacks]
-    show(common, done, table(("USER", "NAME"), rows))
-    note(common, f"{done.folder}: {done.written} written, {done.taken} taken away.")
+    emit(common, done, format_table(("USER", "NAME"), rows))
+    info(common, f"{done.folder}: {done.written} written, {done.taken} taken away.")

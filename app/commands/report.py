@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from personalpeft_app import session
-from personalpeft_app.options import Common, command
-from personalpeft_app.output import note, show
+from personalpeft_app.options import GlobalOptions, command
+from personalpeft_app.output import emit, info
 
 if TYPE_CHECKING:
     from personalpeft import Runtime
@@ -61,24 +61,24 @@ class _Since(click.ParamType):
 @click.option(
     "--everyone", is_flag=True, help="All users of the home of whom there is something to say."
 )
-def report(common: Common, since: timedelta | datetime, everyone: bool) -> None:
+def report(common: GlobalOptions, since: timedelta | datetime, everyone: bool) -> None:
     """Sum up what was learned.
 
     Each learn with its verdict and reason, from which feedback, an answer before and after, and how to undo it; what was
     refused or withdrawn and why; what is live.
     """
     if everyone:
-        with session.opened(common, "read") as runtime:
+        with session.open_runtime(common, "read") as runtime:
             digests = [
                 runtime.user(name, create=False).activity_summary(since) for name in _names(runtime)
             ]
         digests = [each for each in digests if not each.is_empty]
     else:
-        with session.user(common, "read") as user:
+        with session.open_user(common, "read") as user:
             digests = [user.activity_summary(since)]
-    show(common, {"users": [each.as_json() for each in digests]}, "\n\n".join(map(str, digests)))
+    emit(common, {"users": [each.as_json() for each in digests]}, "\n\n".join(map(str, digests)))
     if not digests:
-        note(common, "Nobody said or learned anything in this while.")
+        info(common, "Nobody said or learned anything in this while.")
 
 
 def _names(runtime: Runtime) -> Iterator[str]:

@@ -11,8 +11,8 @@ import click
 
 from personalpeft.errors import InvalidInput, NotFound
 from personalpeft_app import session
-from personalpeft_app.options import Common, Group, command, common_options
-from personalpeft_app.output import note, show, table
+from personalpeft_app.options import GlobalOptions, Group, command, global_options
+from personalpeft_app.output import emit, format_table, info
 from personalpeft_app.progress import Display
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ _EVERYWHERE = "0.0.0.0"
     help="Seconds to end in.",
 )
 def serve(
-    common: Common,
+    common: GlobalOptions,
     port: int,
     host: str | None,
     public: bool,
@@ -104,8 +104,8 @@ def serve(
     """
     from personalpeft import Serving
     from personalpeft.store.api_keys import ADMIN_KEY_FILE
-    from personalpeft_app.http.api_v1.routes import OwnApi
-    from personalpeft_app.http.concurrency import places_for
+    from personalpeft_app.http.api_v1.routes import ApiV1
+    from personalpeft_app.http.concurrency import limiter_of
     from personalpeft_app.http.server import make_app
     from personalpeft_app.http.wsgi_server import Server, stopping_on_signals
     from personalpeft_app.web import page
@@ -116,18 +116,18 @@ def serve(
         raise InvalidInput(
             f"Other machines could reach {address}.", hint="Say --public if they shall."
         )
-    if public and not (common.places()[0] / ADMIN_KEY_FILE).exists():
+    if public and not (common.paths()[0] / ADMIN_KEY_FILE).exists():
         raise NotFound(
             "There is no token yet, so nothing is served to other machines.",
             hint="Run: personalpeft token first",
         )
     serving = Serving(max_batch=rows, max_queue=waiting)
     display = Display(common)
-    with session.opened(common, "make", display, serving, observing) as runtime:
+    with session.open_runtime(common, "make", display, serving, observing) as runtime:
         made = runtime.api_keys.ensure_admin_key()
-        own = OwnApi(runtime)
+        own = ApiV1(runtime)
         codes = SignInCodes(runtime.api_keys)
-        places = places_for(runtime)
+        places = limiter_of(runtime)
         app = make_app(
             runtime,
             owner=common.user_id(),
@@ -141,20 +141,20 @@ def serve(
             runtime.engine()
         _log(common)
         url = f"http://{f'[{address}]' if ':' in address else address}:{server.port}"
-        show(
+        emit(
             common,
             {"url": url, "token_file": runtime.api_keys.admin_key_file, "token_made": made},
             url,
         )
         sys.stdout.flush()
-        note(
+        info(
             common,
             f"The token {'was made and ' if made else ''}lies in {runtime.api_keys.admin_key_file}. Ctrl-C stops.",
         )
         # Where what is said here is kept, as a service's is, a secret has no place.
         if sys.stderr.isatty():
             link = _link(url, address, codes.issue(common.user_id()))
-            note(
+            info(
                 common,
                 f"The page, signed in as {common.user_id()}, once and within {SECONDS // 60} minutes: {link}",
             )
@@ -165,7 +165,7 @@ def serve(
 
         with stopping_on_signals(server.stop):
             server.run(grace=grace, close=close)
-    note(common, "Stopped.")
+    info(common, "Stopped.")
 
 
 def _link(url: str, address: str, code: str) -> str:
@@ -182,7 +182,7 @@ def _is_loopback(address: str) -> bool:
         return False
 
 
-def _log(common: Common) -> None:
+def _log(common: GlobalOptions) -> None:
     """The access log and what went wrong, on stderr."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(message)s"))
@@ -207,7 +207,7 @@ def _log(common: Common) -> None:
         "personalpeft token revoke 5f0c",
     ),
 )
-@common_options
+@global_options
 @click.pass_context
 def token(ctx: click.Context) -> None:
     """List, make or revoke what lets somebody ask.
@@ -215,11 +215,11 @@ def token(ctx: click.Context) -> None:
     Without a command it lists them.
     """
     if ctx.invoked_subcommand is None:
-        _list(ctx.ensure_object(Common))
+        _list(ctx.ensure_object(GlobalOptions))
 
 
 @command("list", examples=("personalpeft token list", "personalpeft token list --json"))
-def token_list(common: Common) -> None:
+def token_list(common: GlobalOptions) -> None:
     """List the tokens by their ids, oldest first."""
     _list(common)
 
@@ -231,15 +231,15 @@ def token_list(common: Common) -> None:
         'curl -H "Authorization: Bearer $(cat $(personalpeft token first))" ...',
     ),
 )
-def token_first(common: Common) -> None:
+def token_first(common: GlobalOptions) -> None:
     """Print where the first token of administration lies.
 
     Makes it where there is none.
     """
-    with session.opened(common, "make") as runtime:
+    with session.open_runtime(common, "make") as runtime:
         made = runtime.api_keys.ensure_admin_key()
         where = runtime.api_keys.admin_key_file
-    show(common, {"token_file": where, "token_made": made}, str(where))
+    emit(common, {"token_file": where, "token_made": made}, str(where))
 
 
 @command(
@@ -256,7 +256,7 @@ def token_first(common: Common) -> None:
     is_flag=True,
     help="One that fetches stacks and nothing else, for vLLM servers elsewhere.",
 )
-def token_make(common: Common, administration: bool, worker: bool) -> None:
+def token_create(common: GlobalOptions, administration: bool, worker: bool) -> None:
     """Make a token of one user and print it.
 
     It is shown this once; only a digest of it is kept. Its holder may see and change what is that user's, and nothing else.
@@ -265,39 +265,39 @@ def token_make(common: Common, administration: bool, worker: bool) -> None:
         raise InvalidInput(
             "A token is of administration or of a worker.", hint="Give one of the two."
         )
-    with session.opened(common, "make") as runtime:
+    with session.open_runtime(common, "make") as runtime:
         made, secret = runtime.api_keys.create(
             None if administration or worker else common.user_id(), worker=worker
         )
-    show(common, {"id": made.id, "user": made.user, "worker": made.worker, "token": secret}, secret)
-    note(common, f"Its id is {made.id}: {_whose(made)}.")
+    emit(common, {"id": made.id, "user": made.user, "worker": made.worker, "token": secret}, secret)
+    info(common, f"Its id is {made.id}: {_format_owner(made)}.")
 
 
 @command("revoke", examples=("personalpeft token revoke 5f0c",))
 @click.argument("token_id", metavar="ID")
-def token_revoke(common: Common, token_id: str) -> None:
+def token_revoke(common: GlobalOptions, token_id: str) -> None:
     """End a token. ID is its id or the beginning of it. A running server refuses it from the next request on."""
-    with session.opened(common, "change") as runtime:
+    with session.open_runtime(common, "change") as runtime:
         ended = runtime.api_keys.revoke(token_id)
-    show(common, ended, "")
-    note(common, f"{ended.id} is nobody's now.")
+    emit(common, ended, "")
+    info(common, f"{ended.id} is nobody's now.")
 
 
-token.add_section("Commands", (token_list, token_first, token_make, token_revoke))
+token.add_section("Commands", (token_list, token_first, token_create, token_revoke))
 
 
-def _whose(token: ApiKey) -> str:
+def _format_owner(token: ApiKey) -> str:
     return token.user or ("a worker" if token.worker else "administration")
 
 
-def _list(common: Common) -> None:
-    with session.opened(common, "read") as runtime:
+def _list(common: GlobalOptions) -> None:
+    with session.open_runtime(common, "read") as runtime:
         known, first = runtime.api_keys.list_keys(), runtime.api_keys.admin_key_file
         there = first.exists()
-    rows = [(each.id, _whose(each), each.at) for each in known]
+    rows = [(each.id, _format_owner(each), each.at) for each in known]
     data = {"tokens": known, "token_file": first if there else None}
-    show(common, data, table(("TOKEN", "WHOSE", "SINCE"), rows))
-    note(
+    emit(common, data, format_table(("TOKEN", "WHOSE", "SINCE"), rows))
+    info(
         common,
         f"The first, of administration, {'lies in' if there else 'is made at the first start, in'} {first}.",
     )

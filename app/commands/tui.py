@@ -9,13 +9,13 @@ import click
 
 from personalpeft.errors import PersonalPeftError
 from personalpeft_app import session
-from personalpeft_app.error_output import bug_error
-from personalpeft_app.options import Common, command
+from personalpeft_app.error_output import wrap_bug
+from personalpeft_app.options import GlobalOptions, command
 from personalpeft_app.output import printable
 
 
 @command("tui", examples=("personalpeft tui", "personalpeft tui --user ada"))
-def tui(common: Common) -> None:
+def tui(common: GlobalOptions) -> None:
     """Talk, with the whole terminal.
 
     Conversations, thumbs, edits in place, what was learned and why, all by keyboard or mouse. F1 lists the keys.
@@ -30,15 +30,15 @@ def tui(common: Common) -> None:
             "This needs a terminal that can be drawn on. Elsewhere: personalpeft chat"
         )
     from personalpeft_app.tui.app import Tui
-    from personalpeft_app.tui.user_session import Desk, Job
+    from personalpeft_app.tui.user_session import TaskHandle, UserSession
 
-    loading = Job()
+    loading = TaskHandle()
 
     def bug(error: Exception) -> PersonalPeftError:
-        return bug_error(error, common)
+        return wrap_bug(error, common)
 
-    with session.opened(common, "make", loading.progress) as runtime:
-        app = Tui(Desk(runtime, runtime.user(common.user_id())), loading, bug)
+    with session.open_runtime(common, "make", loading.progress) as runtime:
+        app = Tui(UserSession(runtime, runtime.user(common.user_id())), loading, bug)
         app.run()
     for text in app.unsent:
         click.echo(f"Not sent: {printable(text)}", err=True)

@@ -14,31 +14,31 @@ from datetime import datetime, timedelta
 from personalpeft import NotFound, Runtime
 from personalpeft.formatting import pluralize
 from personalpeft.learning.activity_summary import ActivitySummary
-from personalpeft_app.daemon.backlog import users
+from personalpeft_app.daemon.backlog import list_users
 
 _FIRST = timedelta(days=1)
 
 
 @dataclass(frozen=True, slots=True)
-class Period:
+class ReportWindow:
     """What came after ``since``, up to ``until``."""
 
     since: datetime
     until: datetime
 
 
-def after(last: Period | None, now: datetime) -> Period:
+def next_window(last: ReportWindow | None, now: datetime) -> ReportWindow:
     """The period that follows another, until now; the last day where there was none, or where a clock that was set back says
     that it is still to come.
     """
     follows = last is not None and last.until <= now
-    return Period(last.until if last is not None and follows else now - _FIRST, now)
+    return ReportWindow(last.until if last is not None and follows else now - _FIRST, now)
 
 
-def digests(runtime: Runtime, period: Period) -> list[ActivitySummary]:
+def summarize_users(runtime: Runtime, period: ReportWindow) -> list[ActivitySummary]:
     """The report: one summary for each user of whom there is something to say, by id."""
     found: list[ActivitySummary] = []
-    for each in users(runtime):
+    for each in list_users(runtime):
         if each.turns or each.signals or each.revisions:
             with suppress(NotFound):  # Gone since the page was read.
                 found.append(
@@ -47,12 +47,12 @@ def digests(runtime: Runtime, period: Period) -> list[ActivitySummary]:
     return [digest for digest in found if not digest.is_empty]
 
 
-def in_a_line(report: Sequence[ActivitySummary]) -> str:
+def format_line(report: Sequence[ActivitySummary]) -> str:
     """What it comes to, without a word of anybody's; empty where there is nothing to say."""
-    return "; ".join(map(_told, report))
+    return "; ".join(map(_format_summary, report))
 
 
-def _told(digest: ActivitySummary) -> str:
+def _format_summary(digest: ActivitySummary) -> str:
     ends = ", ".join(
         f"{report.layer} {report.event if report.event != 'learn' else report.verdict}"
         for report in digest.reports

@@ -7,34 +7,36 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from personalpeft import Busy, Runtime
-from personalpeft_app.daemon.backlog import users
-from personalpeft_app.daemon.daily_report import Period, digests, in_a_line
-from personalpeft_app.daemon.policy import Kind
+from personalpeft_app.daemon.backlog import list_users
+from personalpeft_app.daemon.daily_report import ReportWindow, format_line, summarize_users
+from personalpeft_app.daemon.policy import TaskKind
 from personalpeft_app.daemon.settings import Settings
 
 _LOGS = timedelta(days=30)
 
 
-def do(kind: Kind, runtime: Runtime, settings: Settings, now: datetime, reported: Period) -> str:
+def run_task(
+    kind: TaskKind, runtime: Runtime, settings: Settings, now: datetime, reported: ReportWindow
+) -> str:
     """Does a chore; ``reported`` is what a report is to be about. Raises what the runtime raises."""
     match kind:
-        case Kind.PROBATION:
+        case TaskKind.PROBATION:
             return _probation(runtime)
-        case Kind.BACKUP:
+        case TaskKind.BACKUP:
             return _backup(runtime, settings)
-        case Kind.COLLECT:
+        case TaskKind.COLLECT:
             found = runtime.collect_garbage()
             taken = found.blobs + found.parts + found.sessions
             return f"{taken} files that nothing needs, {found.bytes:,} bytes" if taken else ""
-        case Kind.CLEAN:
+        case TaskKind.CLEAN:
             return _clean(runtime.settings.cache, now)
-        case Kind.REPORT:
+        case TaskKind.REPORT:
             return _report(runtime, reported)
 
 
 def _probation(runtime: Runtime) -> str:
     ended = []
-    for summary in users(runtime):
+    for summary in list_users(runtime):
         if summary.revisions:
             with suppress(Busy):  # Whoever learns looks too.
                 ended += runtime.user(summary.id, create=False).review()
@@ -63,6 +65,6 @@ def _clean(cache: Path, now: datetime) -> str:
     return f"{taken} old logs" if taken else ""
 
 
-def _report(runtime: Runtime, period: Period) -> str:
-    told = in_a_line(digests(runtime, period))
+def _report(runtime: Runtime, period: ReportWindow) -> str:
+    told = format_line(summarize_users(runtime, period))
     return f"{told}. Read it: personalpeft daemon report" if told else ""

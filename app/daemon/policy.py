@@ -28,7 +28,7 @@ _GUESS = 60.0
 _LEAST = 1.0
 
 
-class Kind(StrEnum):
+class TaskKind(StrEnum):
     """What is done beside learning, in this order."""
 
     PROBATION = "probation"
@@ -39,7 +39,7 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Person:
+class Backlog:
     """What the ledger says of one user: ``lessons`` that no learn has considered, the oldest from ``since``; whether a learn
     that its budget ended ``goes_on``; ``learned``: when a learn last said something; ``seconds`` that the last learns took
     on average (None: there was none).
@@ -48,89 +48,91 @@ class Person:
     id: str
     lessons: int
     since: datetime | None = None
-    goes_on: bool = False
+    unfinished: bool = False
     learned: datetime | None = None
     seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class HostState:
     """How things are: ``now`` in UTC, the ``zone`` of the person's day; what the machine says (None: it does not): on
     ``mains``, the share of its processors that ``others`` use, its ``temperature``; when a person was last ``served``.
     """
 
     now: datetime
     zone: tzinfo
-    mains: bool | None = None
-    others: float | None = None
+    on_ac_power: bool | None = None
+    other_cpu_load: float | None = None
     temperature: float | None = None
     served: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
+class History:
     """What was done already: ``spent`` seconds of learning today, and for which moment each chore was last done."""
 
     spent: float = 0.0
-    chores: Mapping[Kind, str] = field(default_factory=dict)
+    tasks: Mapping[TaskKind, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class Learn:
+class LearnUser:
     """Have a user learn, for at most so many ``seconds`` of training."""
 
     user: str
     seconds: float
-    because: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Chore:
+class Task:
     """Do a chore, for the moment that ``key`` names."""
 
-    kind: Kind
+    kind: TaskKind
     key: str
-    because: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Coming:
+class Upcoming:
     """What comes next; ``at`` is None where no clock tells when."""
 
-    what: str
+    action: str
     at: datetime | None
-    because: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
     """``act`` is what to do now; None: nothing. ``coming`` is what comes next, the soonest first."""
 
-    act: Learn | Chore | None
-    coming: tuple[Coming, ...] = ()
+    action: LearnUser | Task | None
+    upcoming: tuple[Upcoming, ...] = ()
 
 
-def decide(settings: Settings, moment: Moment, people: Sequence[Person], past: Past) -> Decision:
+def plan(
+    settings: Settings, moment: HostState, people: Sequence[Backlog], past: History
+) -> Decision:
     """What to do now. After it was done, ask again with the facts as they are then."""
     due = sorted(
         ((person, why) for person in people if (why := _due(settings, moment, person))),
-        key=lambda each: (not each[0].goes_on, -worth(moment, each[0]), each[0].id),
+        key=lambda each: (not each[0].unfinished, -priority(moment, each[0]), each[0].id),
     )
-    hindered = _hindered(settings, moment, past)
+    hindered = _blocked_by(settings, moment, past)
     if due and hindered is None:
         (person, why), *others = due
-        coming = _coming(
+        coming = _upcoming(
             settings, moment, [each for each in people if each != person], others, hindered
         )
         return Decision(
-            Learn(person.id, max(_LEAST, settings.budget * 60 - past.spent), why), coming
+            LearnUser(person.id, max(_LEAST, settings.budget * 60 - past.spent), why), coming
         )
-    chore = _chore(settings, moment, past)
-    coming = _coming(settings, moment, people, due, hindered)
-    return Decision(None if _is_talking(moment, QUIET) else chore, coming)
+    chore = _due_task(settings, moment, past)
+    coming = _upcoming(settings, moment, people, due, hindered)
+    return Decision(None if _is_serving(moment, QUIET) else chore, coming)
 
 
-def worth(moment: Moment, person: Person) -> float:
+def priority(moment: HostState, person: Backlog) -> float:
     """Lessons for each second that learning them is expected to take, times one more for each day that the oldest has waited:
     so whoever learns slowly has their turn too.
     """
@@ -138,7 +140,7 @@ def worth(moment: Moment, person: Person) -> float:
     return person.lessons * (1 + waited / timedelta(days=1)) / max(person.seconds or _GUESS, 1.0)
 
 
-def last_moment(at: time, now: datetime, zone: tzinfo) -> datetime:
+def last_occurrence(at: time, now: datetime, zone: tzinfo) -> datetime:
     """The last moment, until now, at which it was that time of day."""
     today = now.astimezone(zone).date()
     # Tomorrow too: where clocks are set back over midnight, the later of two moments can have the earlier date.
@@ -146,7 +148,7 @@ def last_moment(at: time, now: datetime, zone: tzinfo) -> datetime:
     return max(moment for moment in moments if moment <= now)
 
 
-def next_moment(at: time, now: datetime, zone: tzinfo) -> datetime:
+def next_occurrence(at: time, now: datetime, zone: tzinfo) -> datetime:
     """The next moment, after now, at which it is that time of day."""
     today = now.astimezone(zone).date()
     moments = [_on(today + timedelta(days=days), at, zone) for days in (-1, 0, 1, 2)]
@@ -158,19 +160,19 @@ def _on(day: date, at: time, zone: tzinfo) -> datetime:
     return datetime.combine(day, at, zone).replace(fold=0).astimezone(UTC)
 
 
-def _due(settings: Settings, moment: Moment, person: Person) -> str:
+def _due(settings: Settings, moment: HostState, person: Backlog) -> str:
     """Why somebody should learn, if the moment were right; empty where they should not."""
-    if person.goes_on:
+    if person.unfinished:
         return "a learn that ran out of its time goes on"
     if person.lessons >= settings.signals:
         return f"{pluralize(person.lessons, 'new lesson')}, and {settings.signals} are enough"
     at = time_of_day(settings.at)
     if person.lessons < 1 or at is None:
         return ""
-    last = last_moment(at, moment.now, moment.zone)
+    last = last_occurrence(at, moment.now, moment.zone)
     # What has a date that is still to come was said before a clock was set back: it was there at that time of day.
     was_there = person.since is None or person.since <= last or person.since > moment.now
-    once = person.learned is None or last_moment(at, person.learned, moment.zone) != last
+    once = person.learned is None or last_occurrence(at, person.learned, moment.zone) != last
     return (
         f"{pluralize(person.lessons, 'new lesson')}, and it was {settings.at}"
         if was_there and once
@@ -178,91 +180,95 @@ def _due(settings: Settings, moment: Moment, person: Person) -> str:
     )
 
 
-def _hindered(settings: Settings, moment: Moment, past: Past) -> Coming | None:
+def _blocked_by(settings: Settings, moment: HostState, past: History) -> Upcoming | None:
     """What keeps everybody from learning now, and until when."""
-    if settings.mains and moment.mains is False:
-        return Coming("learning", None, "waits for mains power")
+    if settings.mains and moment.on_ac_power is False:
+        return Upcoming("learning", None, "waits for mains power")
     if moment.temperature is not None and moment.temperature >= settings.temperature:
         why = f"waits until it is cooler ({moment.temperature:.0f} °C of {settings.temperature:g})"
-        return Coming("learning", None, why)
+        return Upcoming("learning", None, why)
     idle = max(timedelta(minutes=settings.idle), QUIET)
-    if moment.served is not None and _is_talking(moment, idle):
-        return Coming(
+    if moment.served is not None and _is_serving(moment, idle):
+        return Upcoming(
             "learning",
             moment.served + idle,
             f"waits until nobody has asked anything for {_minutes(idle)}",
         )
-    if moment.others is not None and moment.others > settings.load:
-        why = f"waits until others use less of the processors ({moment.others:.0%} of {settings.load:.0%})"
-        return Coming("learning", None, why)
+    if moment.other_cpu_load is not None and moment.other_cpu_load > settings.load:
+        why = f"waits until others use less of the processors ({moment.other_cpu_load:.0%} of {settings.load:.0%})"
+        return Upcoming("learning", None, why)
     if past.spent + _LEAST > settings.budget * 60:
         why = f"the {settings.budget:g} minutes of today are used up"
-        return Coming("learning", next_moment(time(0), moment.now, moment.zone), why)
+        return Upcoming("learning", next_occurrence(time(0), moment.now, moment.zone), why)
     return None
 
 
-def _is_talking(moment: Moment, within: timedelta) -> bool:
+def _is_serving(moment: HostState, within: timedelta) -> bool:
     # The distance, not the order: after a clock was set back, what was a minute ago has a date that is still to come.
     return moment.served is not None and abs(moment.now - moment.served) < within
 
 
-def _chore(settings: Settings, moment: Moment, past: Past) -> Chore | None:
-    for kind in Kind:
-        found = _moment_of(settings, moment, kind)
+def _due_task(settings: Settings, moment: HostState, past: History) -> Task | None:
+    for kind in TaskKind:
+        found = _next_time_of(settings, moment, kind)
         if found is None:
             continue
         last, because = found
-        if past.chores.get(kind) != (key := last.isoformat()):
-            return Chore(kind, key, because)
+        if past.tasks.get(kind) != (key := last.isoformat()):
+            return Task(kind, key, because)
     return None
 
 
-def _moment_of(settings: Settings, moment: Moment, kind: Kind) -> tuple[datetime, str] | None:
+def _next_time_of(
+    settings: Settings, moment: HostState, kind: TaskKind
+) -> tuple[datetime, str] | None:
     """The last moment at which a chore was to be done, and when that is, in words; None: it is switched off."""
-    if kind is Kind.PROBATION:
+    if kind is TaskKind.PROBATION:
         return moment.now.replace(minute=0, second=0, microsecond=0), "every hour"
-    if kind is Kind.BACKUP and not settings.backup:
+    if kind is TaskKind.BACKUP and not settings.backup:
         return None
-    at = time_of_day(settings.morning if kind is Kind.REPORT else settings.at or "03:00")
+    at = time_of_day(settings.morning if kind is TaskKind.REPORT else settings.at or "03:00")
     if at is None:
         return None
-    return last_moment(at, moment.now, moment.zone), f"every day at {at:%H:%M}"
+    return last_occurrence(at, moment.now, moment.zone), f"every day at {at:%H:%M}"
 
 
-def _coming(
+def _upcoming(
     settings: Settings,
-    moment: Moment,
-    people: Sequence[Person],
-    due: Sequence[tuple[Person, str]],
-    hindered: Coming | None,
-) -> tuple[Coming, ...]:
-    found: list[Coming] = []
+    moment: HostState,
+    people: Sequence[Backlog],
+    due: Sequence[tuple[Backlog, str]],
+    hindered: Upcoming | None,
+) -> tuple[Upcoming, ...]:
+    found: list[Upcoming] = []
     for person, why in due:
         until, because = (
-            (None, why) if hindered is None else (hindered.at, f"{why}; {hindered.because}")
+            (None, why) if hindered is None else (hindered.at, f"{why}; {hindered.reason}")
         )
-        found.append(Coming(f"{person.id} learns", until, because))
+        found.append(Upcoming(f"{person.id} learns", until, because))
     at, waiting = time_of_day(settings.at), {person.id for person, _ in due}
     for person in people:
         if person.lessons and person.id not in waiting:
             missing = f"{pluralize(person.lessons, 'new lesson')} of the {settings.signals} that are enough at any time"
             found.append(
-                Coming(
+                Upcoming(
                     f"{person.id} learns",
-                    next_moment(at, moment.now, moment.zone) if at else None,
+                    next_occurrence(at, moment.now, moment.zone) if at else None,
                     missing,
                 )
             )
-    for kind in Kind:
-        when = time_of_day(settings.morning if kind is Kind.REPORT else settings.at or "03:00")
+    for kind in TaskKind:
+        when = time_of_day(settings.morning if kind is TaskKind.REPORT else settings.at or "03:00")
         if (
-            kind is not Kind.PROBATION
+            kind is not TaskKind.PROBATION
             and when is not None
-            and (kind is not Kind.BACKUP or settings.backup)
+            and (kind is not TaskKind.BACKUP or settings.backup)
         ):
             found.append(
-                Coming(
-                    kind, next_moment(when, moment.now, moment.zone), f"every day at {when:%H:%M}"
+                Upcoming(
+                    kind,
+                    next_occurrence(when, moment.now, moment.zone),
+                    f"every day at {when:%H:%M}",
                 )
             )
     far = datetime.max.replace(tzinfo=UTC)

@@ -28,7 +28,7 @@ _log = logging.getLogger(f"{__name__}.scheduler")
 _log.setLevel(logging.ERROR)
 
 
-class Ticking:
+class PollLoop:
     """Calls ``work`` at once and then every so many seconds, in a thread of its own. ``timer`` never goes back."""
 
     def __init__(

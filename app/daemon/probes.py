@@ -23,11 +23,11 @@ _LOOK = 0.3
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class Probe:
     """See ``deciding.Moment``."""
 
-    mains: bool | None = None
-    others: float | None = None
+    on_ac_power: bool | None = None
+    other_cpu_load: float | None = None
     temperature: float | None = None
 
 
@@ -39,11 +39,11 @@ class Machine:
         self._before: tuple[float, float] | None = None
         self._others: float | None = None
 
-    def read(self) -> Reading:
+    def read(self) -> Probe:
         """All of it. The first time this takes a moment, since how busy a machine is shows over a while."""
-        return Reading(self.mains(), self.others(), self.temperature())
+        return Probe(self.on_ac_power(), self.other_cpu_load(), self.temperature())
 
-    def mains(self) -> bool | None:
+    def on_ac_power(self) -> bool | None:
         """Whether it runs on mains power; None where there is no battery, or nothing is known of one."""
         import psutil
 
@@ -70,7 +70,7 @@ class Machine:
             )
         return None
 
-    def others(self) -> float | None:
+    def other_cpu_load(self) -> float | None:
         """The share (0 to 1) of all processors that others than this process used since the last time, a second ago or more:
         what a learn itself takes is no reason not to learn.
         """
@@ -96,7 +96,7 @@ class Machine:
         )
 
 
-def go_last() -> None:
+def lower_priority() -> None:
     """Lets all others on this machine go first from now on."""
     import psutil
 

@@ -52,7 +52,7 @@ class Settings:
             _check(field.name, getattr(self, field.name), field.default)
         for name in ("at", "morning"):
             if getattr(self, name) and not _TIME.fullmatch(getattr(self, name)):
-                raise _wrong(
+                raise _invalid(
                     name, getattr(self, name), 'Give a time of day as "03:00", or "" for never.'
                 )
         self.time_zone()
@@ -66,7 +66,7 @@ class Settings:
         try:
             return ZoneInfo(self.zone)
         except (ZoneInfoNotFoundError, ValueError, OSError) as error:
-            raise _wrong(
+            raise _invalid(
                 "zone", self.zone, 'Give a name as "Europe/Berlin", or "" for the system\'s.'
             ) from error
 
@@ -109,18 +109,18 @@ def read(home: Path) -> Settings:
 def _check(name: str, value: Any, default: Any) -> None:
     if isinstance(default, bool):
         if not isinstance(value, bool):
-            raise _wrong(name, value, "Give true or false.")
+            raise _invalid(name, value, "Give true or false.")
     elif isinstance(default, str):
         if not isinstance(value, str):
-            raise _wrong(name, value, "Give a text in quotes.")
+            raise _invalid(name, value, "Give a text in quotes.")
     else:
         whole = isinstance(default, int)
         if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
-            raise _wrong(name, value, f"Give a {'whole ' if whole else ''}number.")
+            raise _invalid(name, value, f"Give a {'whole ' if whole else ''}number.")
         # Not a number is not less than anything either.
         if not _LOWEST[name] <= value < 1e9:
-            raise _wrong(name, value, f"Give a number from {_LOWEST[name]} on.")
+            raise _invalid(name, value, f"Give a number from {_LOWEST[name]} on.")
 
 
-def _wrong(name: str, value: Any, hint: str) -> InvalidInput:
+def _invalid(name: str, value: Any, hint: str) -> InvalidInput:
     return InvalidInput(f"{FILE}: {name} in [{TABLE}] cannot be {ascii(value)[:80]}.", hint=hint)

@@ -22,19 +22,19 @@ from personalpeft import Busy, Cancelled, LearnReport, NothingToLearn, PersonalP
 from personalpeft.clock import SYSTEM, Clock
 from personalpeft.errors import format_origin
 from personalpeft_app.daemon import daily_report, maintenance
-from personalpeft_app.daemon.backlog import Known, people_of, person_of
-from personalpeft_app.daemon.journal import MOST_KILLS, TASK, Journal, Line, from_text
+from personalpeft_app.daemon.backlog import BacklogCache, backlog_of, backlogs
+from personalpeft_app.daemon.journal import MOST_KILLS, TASK, Journal, LogEntry, from_text
 from personalpeft_app.daemon.policy import (
     QUIET,
-    Chore,
     Decision,
-    Kind,
-    Learn,
-    Moment,
-    Past,
-    decide,
+    History,
+    HostState,
+    LearnUser,
+    Task,
+    TaskKind,
+    plan,
 )
-from personalpeft_app.daemon.probes import Machine, Reading
+from personalpeft_app.daemon.probes import Machine, Probe
 from personalpeft_app.daemon.settings import Settings, read
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ _GLANCE = 5.0
 _NOTE = 15.0
 
 
-class Keeper:
+class Worker:
     """Looks after the home of an open runtime. ``learning`` opens another on the same home for a while of learning, so that no
     model stays in memory between; ``tell`` hears each thing that was done; ``stopping`` says that the process is to end.
     """
@@ -56,10 +56,10 @@ class Keeper:
         runtime: Runtime,
         learning: Opening,
         *,
-        tell: Callable[[Line], None] = lambda line: None,
+        tell: Callable[[LogEntry], None] = lambda line: None,
         stopping: Callable[[], bool] = lambda: False,
         clock: Clock = SYSTEM,
-        sensors: Callable[[], Reading] | None = None,
+        sensors: Callable[[], Probe] | None = None,
         zone: tzinfo | None = None,
     ) -> None:
         self._runtime = runtime
@@ -69,34 +69,34 @@ class Keeper:
         self._clock = clock
         self._sensors = sensors or Machine().read
         self._zone = zone
-        self._known = Known()
+        self._known = BacklogCache()
         self._settings = Settings()
         self._settings_fault = ""
         # Who is just learning elsewhere is not asked again in the same round.
         self._elsewhere: set[str] = set()
         self.journal = from_text(runtime.maintenance.read_note(TASK))
 
-    def round(self) -> Decision:
+    def run_once(self) -> Decision:
         """Does what is due, until nothing is or the process is to end; what comes next. Raises what the home itself raises, as
         ``HomeError`` on a full disk.
         """
         self._elsewhere.clear()
         self._read_settings()
-        self._own_up()
+        self._report_interrupted()
         with ExitStack() as open_while_learning:
             learning: Runtime | None = None
             while True:
                 decision = self._decide()
-                if decision.act is None or self._stopping():
+                if decision.action is None or self._stopping():
                     return decision
-                if isinstance(decision.act, Chore):
-                    self._do(decision.act)
+                if isinstance(decision.action, Task):
+                    self._do(decision.action)
                     continue
                 if learning is None:
                     learning = open_while_learning.enter_context(self._learning())
-                self._learn(learning, decision.act)
+                self._learn(learning, decision.action)
 
-    def outlook(self) -> Decision:
+    def preview(self) -> Decision:
         """What is to be done now, and what comes next; does nothing, so that a home that is read-only will do. Raises
         ``InvalidInput`` for settings that cannot be.
         """
@@ -109,23 +109,23 @@ class Keeper:
         return self.journal.spent.get(self._day(), 0.0)
 
     def _decide(self) -> Decision:
-        people = people_of(self._known.look(self._runtime), self.journal.tried)
-        moment = self._moment()
-        past = Past(self.spent, self.journal.chores)
-        return decide(
+        people = backlogs(self._known.read(self._runtime), self.journal.attempts)
+        moment = self._host_state()
+        past = History(self.spent, self.journal.tasks)
+        return plan(
             self._settings,
             moment,
             [each for each in people if each.id not in self._elsewhere],
             past,
         )
 
-    def _moment(self) -> Moment:
+    def _host_state(self) -> HostState:
         reading = self._sensors()
-        return Moment(
+        return HostState(
             self._clock.now(),
             self._zone or self._settings.time_zone(),
-            reading.mains,
-            reading.others,
+            reading.on_ac_power,
+            reading.other_cpu_load,
             reading.temperature,
             self._runtime.maintenance.last_activity(),
         )
@@ -141,25 +141,25 @@ class Keeper:
             fault = f"{error.message} {error.hint}"
             if fault != self._settings_fault:
                 self._settings_fault = fault
-                self._note(self.journal, "settings", fault)
+                self._log(self.journal, "settings", fault)
 
-    def _own_up(self) -> None:
+    def _report_interrupted(self) -> None:
         """Gives up what was cut off again and again with the process that did it."""
-        for user, begun in self.journal.begun.items():
+        for user, begun in self.journal.started.items():
             if begun.times >= MOST_KILLS:
                 said = f"was cut off {begun.times} times; it is tried again when something new has come"
-                journal = self.journal.in_vain(
-                    user, (*self.journal.tried.get(user, ()), *begun.keys)
+                journal = self.journal.futile(
+                    user, (*self.journal.attempts.get(user, ()), *begun.keys)
                 )
-                self._note(journal.ended(user), "learn", said, user=user)
+                self._log(journal.finish(user), "learn", said, user=user)
 
-    def _learn(self, runtime: Runtime, learn: Learn) -> None:
+    def _learn(self, runtime: Runtime, learn: LearnUser) -> None:
         user, upkeep = learn.user, self._runtime.maintenance
-        tried = self.journal.tried.get(user, ())
-        _, news = person_of(runtime.user(user, create=False).pending(), tried)
+        tried = self.journal.attempts.get(user, ())
+        _, news = backlog_of(runtime.user(user, create=False).pending(), tried)
         keys = tuple(each.key for each in news)
-        again = user in self.journal.begun
-        self._keep(self.journal.trying(user, keys))
+        again = user in self.journal.started
+        self._save_journal(self.journal.start(user, keys))
         began, day = self._clock.timer(), self._day()
         until_now, glance, looked, hot, unplugged = 0.0, self._clock.timer(), 0.0, False, False
 
@@ -174,10 +174,10 @@ class Keeper:
                 reading.temperature is not None
                 and reading.temperature >= self._settings.temperature
             )
-            unplugged = self._settings.mains and reading.mains is False
+            unplugged = self._settings.mains and reading.on_ac_power is False
             if at - glance >= _NOTE:
                 # So that a kill does not give the time back that was used.
-                self._keep(self.journal.used(day, at - began - until_now))
+                self._save_journal(self.journal.add_time(day, at - began - until_now))
                 until_now, glance = at - began, at
 
         def cancelled() -> bool:
@@ -215,45 +215,45 @@ class Keeper:
             said, left = f"failed: {type(error).__name__}; the log has the details", (*tried, *keys)
         seconds = self._clock.timer() - began
         self._known.forget(user)
-        journal = self.journal.used(day, seconds - until_now).ended(user)
+        journal = self.journal.add_time(day, seconds - until_now).finish(user)
         if left != tried:
             # Only what is still pending after it: what the ledger tells need not be remembered beside it.
             still = {each.key for each in self._runtime.user(user, create=False).pending().news}
             left = tuple(key for key in left if key in still)
-        self._note(
-            journal.in_vain(user, left),
+        self._log(
+            journal.futile(user, left),
             "learn",
-            f"{learn.because}: {said}",
+            f"{learn.reason}: {said}",
             user=user,
             seconds=seconds,
         )
 
-    def _do(self, chore: Chore) -> None:
+    def _do(self, chore: Task) -> None:
         began, now = self._clock.timer(), self._clock.now()
-        period = daily_report.after(self.journal.morning, now)
+        period = daily_report.next_window(self.journal.last_report, now)
         try:
-            said = maintenance.do(chore.kind, self._runtime, self._settings, now, period)
-            reported = bool(said) and chore.kind is Kind.REPORT
+            said = maintenance.run_task(chore.kind, self._runtime, self._settings, now, period)
+            reported = bool(said) and chore.kind is TaskKind.REPORT
         except PersonalPeftError as error:
             said, reported = f"failed: {error.message} {error.hint}", False
         except Exception as error:  # noqa: BLE001 - the next round goes on
             log.error("a chore failed: %s", format_origin(error))
             said, reported = f"failed: {type(error).__name__}; the log has the details", False
-        journal = self.journal.did(chore.kind, chore.key)
+        journal = self.journal.record_task(chore.kind, chore.key)
         if reported:
-            journal = journal.reported(period)
+            journal = journal.record_report(period)
         if said:
-            self._note(journal, chore.kind, said, seconds=self._clock.timer() - began)
+            self._log(journal, chore.kind, said, seconds=self._clock.timer() - began)
         else:
-            self._keep(journal)
+            self._save_journal(journal)
 
-    def _note(
+    def _log(
         self, journal: Journal, what: str, said: str, *, user: str = "", seconds: float = 0.0
     ) -> None:
-        self._keep(journal.said(self._clock.now(), what, said, user=user, seconds=seconds))
-        self._tell(self.journal.lines[-1])
+        self._save_journal(journal.log(self._clock.now(), what, said, user=user, seconds=seconds))
+        self._tell(self.journal.entries[-1])
 
-    def _keep(self, journal: Journal) -> None:
+    def _save_journal(self, journal: Journal) -> None:
         # First in memory: where the disk is full, this process still knows what it did.
         self.journal = journal
         self._runtime.maintenance.write_note(TASK, journal.as_text())

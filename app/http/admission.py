@@ -57,7 +57,7 @@ class BodyAdmission:
     def caller(self, headers: Mapping[str, str]) -> Caller | None:
         """Return the caller that the headers name, None without a valid token."""
         try:
-            return security.caller_of(
+            return security.authenticate(
                 self._tokens, headers.get("AUTHORIZATION", ""), headers.get("X_API_KEY", "")
             )
         except PersonalPeftError:
@@ -70,7 +70,9 @@ class BodyAdmission:
         """Reserve room for a body of ``size`` bytes, or return why it is refused."""
         if caller is None:
             return Unauthorized(security.NO_TOKEN)
-        if size > validation.LARGEST and (refusal := self._refused_file(caller, method, path, size)):
+        if size > validation.LARGEST and (
+            refusal := self._refused_file(caller, method, path, size)
+        ):
             return refusal
         with self._lock:
             own = self._held.get(caller.token, 0) + size
@@ -100,7 +102,7 @@ class BodyAdmission:
         if not validation.is_for_files(self._app.view_functions[endpoint]):
             return _too_large(validation.LARGEST)
         user = names.get("user")
-        if not (caller.is_administration if user is None else caller.may_act_for(user)):
+        if not (caller.is_admin if user is None else caller.may_act_for(user)):
             return Forbidden("This token may not send files here.")
         return _too_large(validation.LARGEST_FILE) if size > validation.LARGEST_FILE else None
 

@@ -14,10 +14,10 @@ from personalpeft import Reply
 from personalpeft.base_models.tool_calls import Said
 from personalpeft.types import ToolCall
 from personalpeft_app.http import generation, tools, validation
-from personalpeft_app.http.error_responses import Unsupported
-from personalpeft_app.http.generation import Asked
+from personalpeft_app.http.error_responses import InvalidParameter
+from personalpeft_app.http.generation import Generation
 from personalpeft_app.http.models import Models
-from personalpeft_app.http.tools import Offer
+from personalpeft_app.http.tools import ToolOptions
 from personalpeft_app.http.validation import Body
 
 _KNOWN = ("model", "messages", "system", "tools", "tool_choice")
@@ -35,15 +35,17 @@ def blueprint(models: Models) -> Blueprint:
     @made.post("/v1/messages")
     def messages() -> Response:
         body = validation.read_object()
-        validation.only(body, known=(*_KNOWN, *_SAMPLING), ignored=_IGNORED, neutral=_NEUTRAL)
+        validation.check_names(
+            body, known=(*_KNOWN, *_SAMPLING), ignored=_IGNORED, neutral=_NEUTRAL
+        )
         how = generation.sampling(body, stop="stop_sequences", hottest=1.0)
         if how["max_tokens"] is None:
-            raise Unsupported("max_tokens is missing.", "max_tokens")
+            raise InvalidParameter("max_tokens is missing.", "max_tokens")
         said = _said(models, body)
         offer = _offer(models, body)
-        stream = validation.flag(body, "stream")
+        stream = validation.read_bool(body, "stream")
         model = models.named(generation.model_name(body))
-        asked = Asked(model, [said], **offer.asked(how))
+        asked = Generation(model, [said], **offer.asked(how))
         head = {
             "id": f"msg_{secrets.token_hex(12)}",
             "type": "message",
@@ -51,8 +53,10 @@ def blueprint(models: Models) -> Blueprint:
             "model": model.name,
         }
         if stream:
-            return generation.sent(
-                asked, _events(asked, head, offer), lambda said: generation.event(said, "error")
+            return generation.sse_response(
+                asked,
+                _events(asked, head, offer),
+                lambda said: generation.format_event(said, "error"),
             )
         (reply,) = asked.replies()
         written = offer.read(reply)
@@ -64,19 +68,19 @@ def blueprint(models: Models) -> Blueprint:
             "output_tokens": reply.usage.completion_tokens,
         }
         whole = {**head, "content": content, **_end(offer, reply, calls), "usage": usage}
-        response = jsonify({**whole, "personalpeft": generation.about(model, reply)})
+        response = jsonify({**whole, "personalpeft": generation.metadata(model, reply)})
         response.headers.update(generation.headers(model, reply.stack.digest, reply.turn_id))
         return response
 
     @made.post("/v1/messages/count_tokens")
     def count() -> Response:
         body = validation.read_object()
-        validation.only(body, known=_KNOWN, ignored=_IGNORED, neutral=_NEUTRAL)
+        validation.check_names(body, known=_KNOWN, ignored=_IGNORED, neutral=_NEUTRAL)
         said, offer = _said(models, body), _offer(models, body)
         model = models.named(generation.model_name(body))
         # A stream that nobody reads asks nothing of the model.
         unread = model.user.stream(
-            said, tools=offer.tools, must_call=offer.must, max_tokens=1, **model.asked
+            said, tools=offer.tools, must_call=offer.required, max_tokens=1, **model.asked
         )
         return jsonify({"input_tokens": unread.prompt_tokens})
 
@@ -93,14 +97,14 @@ def _said(models: Models, body: Body) -> list[dict[str, Any]]:
     return [{"role": "system", "content": generation.text_of(system, "system", ("text",))}, *said]
 
 
-def _offer(models: Models, body: Body) -> Offer:
+def _offer(models: Models, body: Body) -> ToolOptions:
     choice, alone = tools.anthropic_choice(body)
     return tools.offered(
         models, body, tools.anthropic_tools(body.get("tools")), choice, alone=alone
     )
 
 
-def _end(offer: Offer, reply: Reply, calls: Sequence[ToolCall]) -> dict[str, str | None]:
+def _end(offer: ToolOptions, reply: Reply, calls: Sequence[ToolCall]) -> dict[str, str | None]:
     """Why it ended, in Anthropic's words."""
     if stop := offer.stop_of(reply):
         return {"stop_reason": "stop_sequence", "stop_sequence": stop}
@@ -108,9 +112,9 @@ def _end(offer: Offer, reply: Reply, calls: Sequence[ToolCall]) -> dict[str, str
     return {"stop_reason": ended, "stop_sequence": None}
 
 
-def _events(asked: Asked, head: dict[str, Any], offer: Offer) -> Iterator[str]:
+def _events(asked: Generation, head: dict[str, Any], offer: ToolOptions) -> Iterator[str]:
     def event(kind: str, **more: Any) -> str:
-        return generation.event({"type": kind, **more}, kind)
+        return generation.format_event({"type": kind, **more}, kind)
 
     (stream,) = asked.streams
     # Asked for before anything is said, so that what keeps the first piece away has a status of its own.
@@ -122,7 +126,7 @@ def _events(asked: Asked, head: dict[str, Any], offer: Offer) -> Iterator[str]:
     for said in (said for each in chain(first, stream) for said in reading.push(each)):
         for kind, more in blocks.add(said):
             yield event(kind, **more)
-    reply, rest = generation.whole(stream), reading.finish()
+    reply, rest = generation.read_all(stream), reading.finish()
     offer.check(reply, [*blocks.calls, *tools.calls_of(rest)])
     for kind, more in chain(*map(blocks.add, rest), blocks.end()):
         yield event(kind, **more)
@@ -132,7 +136,10 @@ def _events(asked: Asked, head: dict[str, Any], offer: Offer) -> Iterator[str]:
     }
     ended = _end(offer, reply, blocks.calls)
     yield event(
-        "message_delta", delta=ended, usage=usage, personalpeft=generation.about(asked.model, reply)
+        "message_delta",
+        delta=ended,
+        usage=usage,
+        personalpeft=generation.metadata(asked.model, reply),
     )
     yield event("message_stop")
 

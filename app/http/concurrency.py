@@ -15,7 +15,7 @@ from personalpeft import Runtime
 _AGAIN = 5
 
 
-class Places:
+class ConcurrencyLimiter:
     """How many requests may be worked on at once, and how many are. Once ``stopping`` is set there are none left."""
 
     def __init__(self, count: int) -> None:
@@ -25,11 +25,11 @@ class Places:
         self._turn = threading.Lock()
 
     @property
-    def taken(self) -> int:
+    def in_use(self) -> int:
         """How many are taken now."""
         return self._taken
 
-    def take(self) -> bool:
+    def acquire(self) -> bool:
         """Takes one; False where none is left."""
         with self._turn:
             if self._taken >= self.count:
@@ -37,7 +37,7 @@ class Places:
             self._taken += 1
             return True
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """Ends a ``take``."""
         with self._turn:
             self._taken -= 1
@@ -68,15 +68,15 @@ class StreamLimiter:
                     del self._open[token]
 
 
-def job_streams_for(runtime: Runtime) -> StreamLimiter:
+def stream_limiter_of(runtime: Runtime) -> StreamLimiter:
     """Return the limit of streams of jobs: half of the places in all, an eighth for one token, one at least."""
     total = max(1, _count(runtime) // 2)
     return StreamLimiter(total, max(1, total // 4))
 
 
-def places_for(runtime: Runtime) -> Places:
+def limiter_of(runtime: Runtime) -> ConcurrencyLimiter:
     """As many as may be answered or wait at once: what is beyond that the engine would refuse too."""
-    return Places(_count(runtime))
+    return ConcurrencyLimiter(_count(runtime))
 
 
 def _count(runtime: Runtime) -> int:

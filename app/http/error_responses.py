@@ -56,7 +56,7 @@ _ANTHROPIC = {
 }
 
 
-class Unsupported(HTTPException):
+class InvalidParameter(HTTPException):
     """A request asks for something that this route does not do; ``param`` names it."""
 
     code = 400
@@ -72,36 +72,36 @@ class UnknownModel(HTTPException):
     code = 404
 
 
-def handle(app: Flask, places: Iterable[Path]) -> None:
+def install_error_handlers(app: Flask, places: Iterable[Path]) -> None:
     """Has the app answer every error. ``places`` are the folders whose paths no body may hold."""
     hidden = app.extensions[_HIDDEN] = [str(place) for place in places]
 
     def ours(error: PersonalPeftError) -> Response:
-        return answer(*told(error, hidden), error)
+        return error_response(*describe_error(error, hidden), error)
 
     def of_http(error: HTTPException) -> Response:
-        response = answer(error.code or 500, error.description or error.name, "", error)
+        response = error_response(error.code or 500, error.description or error.name, "", error)
         for name, value in error.get_headers():
             if name not in ("Content-Type", "Content-Length"):
                 response.headers.setdefault(name, value)
         return response
 
     def bug(error: Exception) -> Response:
-        return answer(*_told_of_bug(error, str(request.url_rule or "no route")), error)
+        return error_response(*_told_of_bug(error, str(request.url_rule or "no route")), error)
 
     app.register_error_handler(PersonalPeftError, ours)
     app.register_error_handler(HTTPException, of_http)
     app.register_error_handler(Exception, bug)
 
 
-def teller() -> Callable[[Exception], dict[str, Any]]:
+def error_formatter() -> Callable[[Exception], dict[str, Any]]:
     """What makes a body of an error after this request's answer has begun, when Flask no longer knows of it."""
     path, rule, hidden = request.path, str(request.url_rule), current_app.extensions[_HIDDEN]
 
     def say(error: Exception) -> dict[str, Any]:
         ours = isinstance(error, PersonalPeftError)
-        status, message, hint = told(error, hidden) if ours else _told_of_bug(error, rule)
-        return body(status, message, hint, error, path)
+        status, message, hint = describe_error(error, hidden) if ours else _told_of_bug(error, rule)
+        return error_body(status, message, hint, error, path)
 
     return say
 
@@ -116,7 +116,7 @@ def bug_message(bug: BaseException) -> str:
     return f"This is a bug in personalpeft; its log has the details under the id {error_id(bug)}."
 
 
-def told(error: PersonalPeftError, hidden: Iterable[str] = ()) -> tuple[int, str, str]:
+def describe_error(error: PersonalPeftError, hidden: Iterable[str] = ()) -> tuple[int, str, str]:
     """Status, message and hint of an error of ours, as a caller may hear it."""
     status = get_error_codes(error).http_status
     if isinstance(error, _TOLD_TO_THE_LOG):
@@ -145,9 +145,9 @@ def told(error: PersonalPeftError, hidden: Iterable[str] = ()) -> tuple[int, str
     return status, message, hint
 
 
-def answer(status: int, message: str, hint: str, error: Exception) -> Response:
+def error_response(status: int, message: str, hint: str, error: Exception) -> Response:
     """The response that says so."""
-    response = jsonify(body(status, message, hint, error, request.path))
+    response = jsonify(error_body(status, message, hint, error, request.path))
     response.status_code = status
     if status == 401:
         response.headers["WWW-Authenticate"] = 'Bearer realm="personalpeft"'
@@ -157,7 +157,7 @@ def answer(status: int, message: str, hint: str, error: Exception) -> Response:
     return response
 
 
-def body(status: int, message: str, hint: str, error: Exception, path: str) -> dict[str, Any]:
+def error_body(status: int, message: str, hint: str, error: Exception, path: str) -> dict[str, Any]:
     """An error as the clients of that path read it."""
     kind = _kind(status, error)
     if path.startswith("/v1/messages"):

@@ -17,7 +17,7 @@ from flask import Response, request
 
 from personalpeft import Reply, ServingFailed, Stream
 from personalpeft_app.http import error_responses, validation
-from personalpeft_app.http.error_responses import Unsupported
+from personalpeft_app.http.error_responses import InvalidParameter
 from personalpeft_app.http.models import Model
 from personalpeft_app.http.tools import about_tools
 from personalpeft_app.http.validation import Body
@@ -30,21 +30,21 @@ def sampling(
     body: Body, *, length: str = "max_tokens", stop: str = "stop", hottest: float = 2.0
 ) -> dict[str, Any]:
     """The fields of sampling that every dialect has, as ``User.stream`` takes them. Without a seed one is drawn."""
-    seed = validation.whole(body, "seed", least=0, most=2**62)
+    seed = validation.read_int(body, "seed", least=0, most=2**62)
     asked = {
-        "temperature": validation.number(body, "temperature", least=0, most=hottest),
-        "top_p": validation.number(body, "top_p", least=1e-6, most=1),
-        "max_tokens": validation.whole(body, length, least=1, most=MOST_TOKENS),
-        "stop": validation.texts(body, stop, most=16),
+        "temperature": validation.read_float(body, "temperature", least=0, most=hottest),
+        "top_p": validation.read_float(body, "top_p", least=1e-6, most=1),
+        "max_tokens": validation.read_int(body, length, least=1, most=MOST_TOKENS),
+        "stop": validation.read_texts(body, stop, most=16),
     }
     return {**asked, "seed": secrets.randbits(32) if seed is None else seed}
 
 
 def model_name(body: Body) -> str:
     """What the request calls its model."""
-    name = validation.text(body, "model", longest=256)
+    name = validation.read_text(body, "model", longest=256)
     if not name:
-        raise Unsupported("model is missing. GET /v1/models lists what can be asked.", "model")
+        raise InvalidParameter("model is missing. GET /v1/models lists what can be asked.", "model")
     return name
 
 
@@ -55,15 +55,17 @@ def messages(
     are the types of the parts that are text, ``roles`` what the roles are here.
     """
     if not isinstance(listed, list) or not 0 < len(listed) <= _MOST_MESSAGES:
-        raise Unsupported(f"{where} must be a list of messages.", where)
+        raise InvalidParameter(f"{where} must be a list of messages.", where)
     found: list[dict[str, Any]] = []
     for number, each in enumerate(listed):
         place = f"{where}[{number}]"
         role = each.get("role") if isinstance(each, dict) else None
         if not isinstance(role, str) or role not in roles:
-            raise Unsupported(f"{place}.role must be one of {', '.join(roles)}.", f"{place}.role")
+            raise InvalidParameter(
+                f"{place}.role must be one of {', '.join(roles)}.", f"{place}.role"
+            )
         if each.get("function_call"):
-            raise Unsupported(
+            raise InvalidParameter(
                 f"{place}.function_call: give tool_calls in its place.", f"{place}.function_call"
             )
         said = about_tools(each, place)
@@ -79,7 +81,7 @@ def text_of(content: Any, where: str, kinds: Sequence[str]) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list) or len(content) > _MOST_MESSAGES:
-        raise Unsupported(f"{where} must be a text or a list of parts.", where)
+        raise InvalidParameter(f"{where} must be a text or a list of parts.", where)
     said = []
     for number, part in enumerate(content):
         fits = (
@@ -88,7 +90,7 @@ def text_of(content: Any, where: str, kinds: Sequence[str]) -> str:
             and isinstance(part.get("text"), str)
         )
         if not fits:
-            raise Unsupported(
+            raise InvalidParameter(
                 f"{where}[{number}]: only parts of type {kinds[0]} can be read.",
                 f"{where}[{number}]",
             )
@@ -96,7 +98,7 @@ def text_of(content: Any, where: str, kinds: Sequence[str]) -> str:
     return "".join(said)
 
 
-class Asked:
+class Generation:
     """The replies of one request, begun side by side. Close it, or read all of it."""
 
     def __init__(self, model: Model, prompts: Sequence[Any], **how: Any) -> None:
@@ -124,7 +126,7 @@ class Asked:
             for stream in self.streams:
                 for _ in stream:
                     pass
-            return [whole(stream) for stream in self.streams]
+            return [read_all(stream) for stream in self.streams]
         finally:
             self.close()
 
@@ -134,7 +136,7 @@ class Asked:
             stream.close()
 
 
-def whole(stream: Stream) -> Reply:
+def read_all(stream: Stream) -> Reply:
     """The reply of a stream that was read to its end. Raises ``ServingFailed`` where something else ended it."""
     reply = stream.reply
     if reply.finish_reason == "cancelled":
@@ -142,7 +144,7 @@ def whole(stream: Stream) -> Reply:
     return reply
 
 
-def about(model: Model, reply: Reply) -> dict[str, Any]:
+def metadata(model: Model, reply: Reply) -> dict[str, Any]:
     """What feedback on this reply needs, in every body that carries one."""
     return {
         "turn": reply.turn_id,
@@ -158,7 +160,9 @@ def headers(model: Model, stack: str, turn: str = "") -> dict[str, str]:
     return {**said, "X-PersonalPeft-Turn": turn} if turn else said
 
 
-def sent(asked: Asked, events: Iterator[str], fault: Callable[[dict[str, Any]], str]) -> Response:
+def sse_response(
+    asked: Generation, events: Iterator[str], fault: Callable[[dict[str, Any]], str]
+) -> Response:
     """A response of server-sent events. The first is made here: what keeps it away is an error like any other; ``fault`` is
     the event that tells of one that comes later.
     """
@@ -168,7 +172,7 @@ def sent(asked: Asked, events: Iterator[str], fault: Callable[[dict[str, Any]], 
         asked.close()
         raise
 
-    say = error_responses.teller()
+    say = error_responses.error_formatter()
 
     def written() -> Iterator[str]:
         try:
@@ -187,7 +191,7 @@ def sent(asked: Asked, events: Iterator[str], fault: Callable[[dict[str, Any]], 
     return response
 
 
-def event(value: Any, name: str = "") -> str:
+def format_event(value: Any, name: str = "") -> str:
     """One server-sent event."""
     data = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
     return f"event: {name}\ndata: {data}\n\n" if name else f"data: {data}\n\n"

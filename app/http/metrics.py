@@ -23,13 +23,13 @@ from prometheus_client.registry import Collector
 
 from personalpeft import Runtime
 from personalpeft.engine.metrics import COUNTERS, GAUGES, HISTOGRAMS
-from personalpeft_app.http.concurrency import Places
-from personalpeft_app.http.security import administration
+from personalpeft_app.http.concurrency import ConcurrencyLimiter
+from personalpeft_app.http.security import require_admin
 
 _PREFIX = "personalpeft:"
 
 
-def blueprint(runtime: Runtime, places: Places) -> Blueprint:
+def blueprint(runtime: Runtime, places: ConcurrencyLimiter) -> Blueprint:
     """The route, for administration: what everybody together does is nobody's own business."""
     made = Blueprint("metrics", __name__)
     registry = CollectorRegistry()
@@ -37,7 +37,7 @@ def blueprint(runtime: Runtime, places: Places) -> Blueprint:
 
     @made.get("/metrics")
     def metrics() -> Response:
-        administration()
+        require_admin()
         return Response(generate_latest(registry), content_type=CONTENT_TYPE_LATEST)
 
     return made
@@ -46,7 +46,7 @@ def blueprint(runtime: Runtime, places: Places) -> Blueprint:
 class _Serving(Collector):
     """Reads the engine's numbers when asked for them."""
 
-    def __init__(self, runtime: Runtime, places: Places) -> None:
+    def __init__(self, runtime: Runtime, places: ConcurrencyLimiter) -> None:
         self._runtime = runtime
         self._places = places
 
@@ -61,7 +61,7 @@ class _Serving(Collector):
         yield GaugeMetricFamily(
             _PREFIX + "http_requests_running",
             "requests that are being answered",
-            self._places.taken,
+            self._places.in_use,
         )
         yield GaugeMetricFamily(
             _PREFIX + "http_requests_most", "requests that may be", self._places.count

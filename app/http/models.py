@@ -15,7 +15,7 @@ from personalpeft import Runtime, User
 from personalpeft.base_models.chat_template import supports_tools
 from personalpeft.errors import InvalidId, NotFound
 from personalpeft.ids import USER_ID, check_user_id
-from personalpeft_app.http.error_responses import UnknownModel, Unsupported
+from personalpeft_app.http.error_responses import InvalidParameter, UnknownModel
 from personalpeft_app.http.security import caller
 
 _LONGEST = 256
@@ -68,7 +68,7 @@ class Models:
         found = list(islice(self._names(after, limit + 1), limit + 1))
         return found[:limit], len(found) > limit
 
-    def made(self, model: Model) -> int:
+    def create_user(self, model: Model) -> int:
         """Return the Unix time of a model's making, 0 for the base."""
         revision = model.asked.get("revision")
         if revision is not None:
@@ -87,7 +87,7 @@ class Models:
         return supports_tools(self._runtime.base())
 
     @property
-    def usual_stops(self) -> tuple[str, ...]:
+    def default_stops(self) -> tuple[str, ...]:
         """The stop strings of a reply where a request names none."""
         return self._runtime.base().card.sampling.stop
 
@@ -124,7 +124,7 @@ class Models:
 
     def _revisions_after(self, user: str, revision: str) -> Iterator[tuple[str, int]]:
         """Yield the revisions of a user after ``revision``, or all of them where it is empty."""
-        refusal = Unsupported(
+        refusal = InvalidParameter(
             "after names no model here. Begin again with the first page.", "after"
         )
         try:

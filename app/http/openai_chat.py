@@ -17,10 +17,10 @@ from personalpeft.base_models.tool_calls import Said
 from personalpeft.chat.reply import LikelyToken, TokenLogprob
 from personalpeft.types import MAX_TOP_LOGPROBS, ToolCall
 from personalpeft_app.http import generation, tools, validation
-from personalpeft_app.http.error_responses import Unsupported
-from personalpeft_app.http.generation import Asked
+from personalpeft_app.http.error_responses import InvalidParameter
+from personalpeft_app.http.generation import Generation
 from personalpeft_app.http.models import Models
-from personalpeft_app.http.tools import Offer
+from personalpeft_app.http.tools import ToolOptions
 from personalpeft_app.http.validation import Body
 
 _ROLES = {
@@ -77,19 +77,19 @@ def blueprint(models: Models) -> Blueprint:
     @made.post("/v1/chat/completions")
     def chat() -> Response:
         body = validation.read_object()
-        validation.only(body, known=_CHAT, ignored=IGNORED, neutral=_CHAT_NEUTRAL)
+        validation.check_names(body, known=_CHAT, ignored=IGNORED, neutral=_CHAT_NEUTRAL)
         length = (
             "max_tokens" if body.get("max_completion_tokens") is None else "max_completion_tokens"
         )
         how = generation.sampling(body, length=length)
         said = generation.messages(body.get("messages"), "messages", ("text",), _ROLES)
-        how["logprobs"] = validation.flag(body, "logprobs")
+        how["logprobs"] = validation.read_bool(body, "logprobs")
         how["top_logprobs"] = (
-            validation.whole(body, "top_logprobs", least=0, most=MAX_TOP_LOGPROBS) or 0
+            validation.read_int(body, "top_logprobs", least=0, most=MAX_TOP_LOGPROBS) or 0
         )
         if how["top_logprobs"] and not how["logprobs"]:
-            raise Unsupported("top_logprobs goes with logprobs.", "top_logprobs")
-        alone = not validation.flag(body, "parallel_tool_calls", True)
+            raise InvalidParameter("top_logprobs goes with logprobs.", "top_logprobs")
+        alone = not validation.read_bool(body, "parallel_tool_calls", True)
         offer = tools.offered(
             models, body, body.get("tools"), tools.openai_choice(body), alone=alone
         )
@@ -99,14 +99,14 @@ def blueprint(models: Models) -> Blueprint:
     def completion() -> Response:
         body = validation.read_object()
         known = (*_SAMPLING, "prompt", "logprobs")
-        validation.only(body, known=known, ignored=IGNORED, neutral=_COMPLETION_NEUTRAL)
+        validation.check_names(body, known=known, ignored=IGNORED, neutral=_COMPLETION_NEUTRAL)
         how = generation.sampling(body)
         how["max_tokens"] = how["max_tokens"] or _COMPLETION_TOKENS
-        likely = validation.whole(body, "logprobs", least=0, most=MAX_TOP_LOGPROBS)
+        likely = validation.read_int(body, "logprobs", least=0, most=MAX_TOP_LOGPROBS)
         how |= {"logprobs": likely is not None, "top_logprobs": likely or 0}
-        prompts = validation.texts(body, "prompt", most=_MOST_REPLIES, longest=100_000)
+        prompts = validation.read_texts(body, "prompt", most=_MOST_REPLIES, longest=100_000)
         if not prompts:
-            raise Unsupported("prompt is missing.", "prompt")
+            raise InvalidParameter("prompt is missing.", "prompt")
         return _answer(models, body, prompts, {**how, "template": False}, _Completion())
 
     return made
@@ -117,7 +117,7 @@ class _Chat:
 
     prefix, whole, piece = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, offer: Offer) -> None:
+    def __init__(self, offer: ToolOptions) -> None:
         self.offer = offer
 
     def choice(self, reply: Reply, logprobs: bool) -> dict[str, Any]:
@@ -145,14 +145,14 @@ class _Chat:
         return {"delta": {"content": said} if said else {}}
 
     def logprobs(self, tokens: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
-        return {"content": likely(tokens), "refusal": None}
+        return {"content": format_logprobs(tokens), "refusal": None}
 
 
 class _Completion:
     """How a completion names its parts."""
 
     prefix, whole, piece = "cmpl", "text_completion", "text_completion"
-    offer = Offer()
+    offer = ToolOptions()
 
     def choice(self, reply: Reply, logprobs: bool) -> dict[str, Any]:
         known = self.logprobs(reply.logprobs, 0) if logprobs else None
@@ -189,13 +189,13 @@ def _answer(
     how: dict[str, Any],
     form: _Chat | _Completion,
 ) -> Response:
-    count = validation.whole(body, "n", least=1, most=_MOST_REPLIES) or 1
+    count = validation.read_int(body, "n", least=1, most=_MOST_REPLIES) or 1
     if count * len(prompts) > _MOST_REPLIES:
-        raise Unsupported(f"n: at most {_MOST_REPLIES} replies can be asked for at once.", "n")
-    stream = validation.flag(body, "stream")
+        raise InvalidParameter(f"n: at most {_MOST_REPLIES} replies can be asked for at once.", "n")
+    stream = validation.read_bool(body, "stream")
     usage = _wants_usage(body, stream)
     model = models.named(generation.model_name(body))
-    asked = Asked(model, [prompt for prompt in prompts for _ in range(count)], **how)
+    asked = Generation(model, [prompt for prompt in prompts for _ in range(count)], **how)
     head = {
         "id": f"{form.prefix}-{secrets.token_hex(12)}",
         "created": int(time.time()),
@@ -203,12 +203,12 @@ def _answer(
     }
     if stream:
         events = _events(asked, {**head, "object": form.piece}, form, how["logprobs"], usage)
-        return generation.sent(asked, events, generation.event)
+        return generation.sse_response(asked, events, generation.format_event)
     replies = asked.replies()
     choices = [
         {"index": n, **form.choice(reply, how["logprobs"])} for n, reply in enumerate(replies)
     ]
-    told = [generation.about(model, reply) for reply in replies]
+    told = [generation.metadata(model, reply) for reply in replies]
     said = {**head, "object": form.whole, "choices": choices, "usage": _usage(replies)}
     response = jsonify(
         {**said, "personalpeft": {**told[0], "turns": [each["turn"] for each in told]}}
@@ -217,7 +217,7 @@ def _answer(
     return response
 
 
-class _Written:
+class _StreamCursor:
     """How far one reply of a stream was written."""
 
     def __init__(self, stream: Stream, form: _Chat | _Completion, logprobs: bool) -> None:
@@ -240,38 +240,38 @@ class _Written:
 
 
 def _events(
-    asked: Asked, head: dict[str, Any], form: _Chat | _Completion, logprobs: bool, usage: bool
+    asked: Generation, head: dict[str, Any], form: _Chat | _Completion, logprobs: bool, usage: bool
 ) -> Iterator[str]:
     def chunk(number: int, choice: dict[str, Any], finish: str | None = None, **more: Any) -> str:
         made = {**head, "choices": [{"index": number, **choice, "finish_reason": finish}], **more}
-        return generation.event({**made, "usage": None} if usage else made)
+        return generation.format_event({**made, "usage": None} if usage else made)
 
     replies = []
     for number, stream in enumerate(asked.streams):
         begun = False
         reading = form.offer.reader()
-        written = _Written(stream, form, logprobs)
+        written = _StreamCursor(stream, form, logprobs)
         for piece in stream:
             if not begun and (opening := form.opening()):
                 yield chunk(number, opening)
             begun = True
             for said in reading.push(piece):
                 yield chunk(number, written.delta(said))
-        reply, rest = generation.whole(stream), reading.finish()
+        reply, rest = generation.read_all(stream), reading.finish()
         form.offer.check(reply, [*written.calls, *tools.calls_of(rest)])
         for said in rest:
             yield chunk(number, written.delta(said))
         replies.append(reply)
         finish = _finish(reply, called=bool(written.calls))
         yield chunk(
-            number, written.delta(""), finish, personalpeft=generation.about(asked.model, reply)
+            number, written.delta(""), finish, personalpeft=generation.metadata(asked.model, reply)
         )
     if usage:
-        yield generation.event({**head, "choices": [], "usage": _usage(replies)})
-    yield generation.event("[DONE]")
+        yield generation.format_event({**head, "choices": [], "usage": _usage(replies)})
+    yield generation.format_event("[DONE]")
 
 
-def likely(tokens: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
+def format_logprobs(tokens: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
     """How likely each token was, and what else might have stood there."""
     return [
         {**_token(each), "top_logprobs": [_token(other) for other in each.top]} for each in tokens
@@ -291,10 +291,10 @@ def _wants_usage(body: Body, stream: bool) -> bool:
     if options is None:
         return False
     if not stream or not isinstance(options, dict):
-        raise Unsupported("stream_options goes with stream.", "stream_options")
+        raise InvalidParameter("stream_options goes with stream.", "stream_options")
     # Nothing is hidden from who might measure lengths of a stream that only they read.
-    validation.only(options, known=("include_usage",), ignored=("include_obfuscation",))
-    return validation.flag(options, "include_usage")
+    validation.check_names(options, known=("include_usage",), ignored=("include_obfuscation",))
+    return validation.read_bool(options, "include_usage")
 
 
 def _usage(replies: Sequence[Reply]) -> dict[str, int]:

@@ -16,11 +16,11 @@ from personalpeft.base_models.tool_calls import Said
 from personalpeft.chat.reply import TokenLogprob
 from personalpeft.types import MAX_TOP_LOGPROBS, ToolCall
 from personalpeft_app.http import generation, tools, validation
-from personalpeft_app.http.error_responses import Unsupported
-from personalpeft_app.http.generation import Asked
+from personalpeft_app.http.error_responses import InvalidParameter
+from personalpeft_app.http.generation import Generation
 from personalpeft_app.http.models import Models
-from personalpeft_app.http.openai_chat import IGNORED, likely
-from personalpeft_app.http.tools import Offer
+from personalpeft_app.http.openai_chat import IGNORED, format_logprobs
+from personalpeft_app.http.tools import ToolOptions
 from personalpeft_app.http.validation import Body
 
 _KNOWN = (
@@ -45,27 +45,29 @@ def blueprint(models: Models) -> Blueprint:
     @made.post("/v1/responses")
     def responses() -> Response:
         body = validation.read_object()
-        validation.only(body, known=_KNOWN, ignored=(*IGNORED, "stream_options"), neutral=_NEUTRAL)
+        validation.check_names(
+            body, known=_KNOWN, ignored=(*IGNORED, "stream_options"), neutral=_NEUTRAL
+        )
         how = generation.sampling(body, length="max_output_tokens")
         said = tools.checked(models, _said(body), "input")
-        alone = not validation.flag(body, "parallel_tool_calls", True)
+        alone = not validation.read_bool(body, "parallel_tool_calls", True)
         choice = tools.openai_choice(body, flat=True)
         offer = tools.offered(
             models, body, tools.flat_tools(body.get("tools")), choice, alone=alone
         )
         how |= _likely(body, offer)
-        stream = validation.flag(body, "stream")
+        stream = validation.read_bool(body, "stream")
         model = models.named(generation.model_name(body))
-        asked = Asked(model, [said], **offer.asked(how))
+        asked = Generation(model, [said], **offer.asked(how))
         shape = _Shape(body, model.name)
         if stream:
-            return generation.sent(asked, _events(asked, shape, offer), _fault)
+            return generation.sse_response(asked, _events(asked, shape, offer), _fault)
         (reply,) = asked.replies()
         output = _Output()
         for said in offer.read(reply):
             list(output.add(said, reply.logprobs))
         list(output.end(reply))
-        whole = {**shape.ended(reply, output), "personalpeft": generation.about(model, reply)}
+        whole = {**shape.ended(reply, output), "personalpeft": generation.metadata(model, reply)}
         response = jsonify(whole)
         response.headers.update(generation.headers(model, reply.stack.digest, reply.turn_id))
         return response
@@ -73,19 +75,19 @@ def blueprint(models: Models) -> Blueprint:
     return made
 
 
-def _likely(body: Body, offer: Offer) -> dict[str, Any]:
+def _likely(body: Body, offer: ToolOptions) -> dict[str, Any]:
     """What is asked of log-probs. Raises ``Unsupported``."""
-    top = validation.whole(body, "top_logprobs", least=0, most=MAX_TOP_LOGPROBS) or 0
-    wanted = validation.texts(body, "include", most=1) if body.get("include") else ()
+    top = validation.read_int(body, "top_logprobs", least=0, most=MAX_TOP_LOGPROBS) or 0
+    wanted = validation.read_texts(body, "include", most=1) if body.get("include") else ()
     if wanted not in ((), (_LOGPROBS,)):
-        raise Unsupported(f"include can be {_LOGPROBS}.", "include")
+        raise InvalidParameter(f"include can be {_LOGPROBS}.", "include")
     if wanted and offer.tools:
         # Which of the tokens are text and which are calls shows only when the reply is read.
-        raise Unsupported(
+        raise InvalidParameter(
             "include: log-probs are not told of a reply that may call tools.", "include"
         )
     if top and not wanted:
-        raise Unsupported(f"top_logprobs goes with include {_LOGPROBS}.", "top_logprobs")
+        raise InvalidParameter(f"top_logprobs goes with include {_LOGPROBS}.", "top_logprobs")
     return {"logprobs": bool(wanted), "top_logprobs": top}
 
 
@@ -97,7 +99,7 @@ def _said(body: Body) -> list[dict[str, Any]]:
         items = given if isinstance(given, list) else []
         listed = [_message(item, f"input[{number}]") for number, item in enumerate(items)]
         messages = _joined(generation.messages(listed, "input", _PARTS, {**_ROLES, "tool": "tool"}))
-    first = validation.text(body, "instructions")
+    first = validation.read_text(body, "instructions")
     return [{"role": "system", "content": first}, *messages] if first else messages
 
 
@@ -114,7 +116,7 @@ def _message(item: Any, place: str) -> Any:
         return {"role": "assistant", "tool_calls": [call]}
     if kind == "function_call_output":
         return {"role": "tool", "content": item.get("output"), "tool_call_id": item.get("call_id")}
-    raise Unsupported(
+    raise InvalidParameter(
         f"{place}: only messages, function calls and their outputs can be read.", place
     )
 
@@ -148,7 +150,7 @@ class _Shape:
             "temperature": body.get("temperature"),
             "top_p": body.get("top_p"),
             "metadata": {},
-            "parallel_tool_calls": validation.flag(body, "parallel_tool_calls", True),
+            "parallel_tool_calls": validation.read_bool(body, "parallel_tool_calls", True),
             "previous_response_id": None,
             "store": False,
             "text": {"format": {"type": "text"}},
@@ -215,7 +217,7 @@ class _Output:
             item = {**self._message("in_progress"), "content": []}
             yield "response.output_item.added", {"output_index": len(self.items), "item": item}
             yield "response.content_part.added", {**self._place, "part": _part("", [])}
-        known = likely(tokens)
+        known = format_logprobs(tokens)
         self._text.append(said)
         self._likely += known
         if said or known:
@@ -283,13 +285,13 @@ def _part(text: str, likely: list[dict[str, Any]]) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": likely}
 
 
-def _events(asked: Asked, shape: _Shape, offer: Offer) -> Iterator[str]:
+def _events(asked: Generation, shape: _Shape, offer: ToolOptions) -> Iterator[str]:
     count = 0
 
     def event(kind: str, **more: Any) -> str:
         nonlocal count
         count += 1
-        return generation.event({"type": kind, "sequence_number": count - 1, **more}, kind)
+        return generation.format_event({"type": kind, "sequence_number": count - 1, **more}, kind)
 
     (stream,) = asked.streams
     # Asked for before anything is said, so that what keeps the first piece away has a status of its own.
@@ -302,7 +304,7 @@ def _events(asked: Asked, shape: _Shape, offer: Offer) -> Iterator[str]:
         told += len(tokens)
         for kind, more in output.add(said, tokens):
             yield event(kind, **more)
-    reply, rest = generation.whole(stream), reading.finish()
+    reply, rest = generation.read_all(stream), reading.finish()
     offer.check(reply, [*output.calls, *tools.calls_of(rest)])
     # The last tokens may have made no text.
     rest = rest or ([""] if told < len(reply.logprobs) else [])
@@ -313,7 +315,10 @@ def _events(asked: Asked, shape: _Shape, offer: Offer) -> Iterator[str]:
     kind = "response.incomplete" if reply.finish_reason == "length" else "response.completed"
     yield event(
         kind,
-        response={**shape.ended(reply, output), "personalpeft": generation.about(asked.model, reply)},
+        response={
+            **shape.ended(reply, output),
+            "personalpeft": generation.metadata(asked.model, reply),
+        },
     )
 
 
@@ -325,4 +330,4 @@ def _fault(said: dict[str, Any]) -> str:
         "message": error["message"],
         "param": error["param"],
     }
-    return generation.event({**flat, "sequence_number": 0}, "error")
+    return generation.format_event({**flat, "sequence_number": 0}, "error")

@@ -10,7 +10,7 @@ from flask import Blueprint, Response, jsonify, request
 
 from personalpeft import Runtime
 from personalpeft_app.http import generation, validation
-from personalpeft_app.http.error_responses import UnknownModel, Unsupported
+from personalpeft_app.http.error_responses import InvalidParameter, UnknownModel
 from personalpeft_app.http.models import Models
 
 _MOST_TEXTS = 256
@@ -37,22 +37,22 @@ def blueprint(runtime: Runtime, models: Models) -> Blueprint:
         if name == runtime.embedder:
             return jsonify(_model(name, 0))
         model = models.named(name)
-        return jsonify(_model(model.name, models.made(model)))
+        return jsonify(_model(model.name, models.create_user(model)))
 
     @made.post("/v1/embeddings")
     def embeddings() -> Response:
         body = validation.read_object()
-        validation.only(body, known=("model", "input", "encoding_format"), ignored=("user",))
-        form = validation.text(body, "encoding_format") or "float"
+        validation.check_names(body, known=("model", "input", "encoding_format"), ignored=("user",))
+        form = validation.read_text(body, "encoding_format") or "float"
         if form not in ("float", "base64"):
-            raise Unsupported("encoding_format must be float or base64.", "encoding_format")
+            raise InvalidParameter("encoding_format must be float or base64.", "encoding_format")
         if generation.model_name(body) != runtime.embedder:
             raise UnknownModel(
                 f"Texts become vectors by the model {runtime.embedder} here, and by no other."
             )
-        texts = validation.texts(body, "input", most=_MOST_TEXTS, longest=100_000)
+        texts = validation.read_texts(body, "input", most=_MOST_TEXTS, longest=100_000)
         if not texts:
-            raise Unsupported("input is missing.", "input")
+            raise InvalidParameter("input is missing.", "input")
         found = runtime.embed(texts)
         data = [
             {
@@ -73,10 +73,12 @@ def blueprint(runtime: Runtime, models: Models) -> Blueprint:
 def _paging() -> tuple[str | None, int]:
     """Return the name to begin after and the length of a page, as either client asks for them."""
     if "before_id" in request.args:
-        raise Unsupported("before_id is not supported; pages go forward, by after.", "before_id")
+        raise InvalidParameter(
+            "before_id is not supported; pages go forward, by after.", "before_id"
+        )
     limit = request.args.get("limit", str(_PAGE))
     if not re.fullmatch("[0-9]{1,4}", limit) or not 1 <= int(limit) <= _LONGEST_PAGE:
-        raise Unsupported(f"limit must be a whole number from 1 to {_LONGEST_PAGE}.", "limit")
+        raise InvalidParameter(f"limit must be a whole number from 1 to {_LONGEST_PAGE}.", "limit")
     return request.args.get("after", request.args.get("after_id")), int(limit)
 
 

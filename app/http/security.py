@@ -48,12 +48,12 @@ class Caller:
     worker: bool = False
 
     @property
-    def is_administration(self) -> bool:
+    def is_admin(self) -> bool:
         return self.user is None and not self.worker
 
     def may_act_for(self, user: str) -> bool:
         """Whether this caller may see and change what is that user's."""
-        return self.is_administration or self.user == user
+        return self.is_admin or self.user == user
 
 
 def caller() -> Caller:
@@ -62,14 +62,14 @@ def caller() -> Caller:
     return found
 
 
-def caller_of(tokens: ApiKeys, authorization: str, api_key: str) -> Caller | None:
+def authenticate(tokens: ApiKeys, authorization: str, api_key: str) -> Caller | None:
     """Return the caller whose token these two headers carry, None where it is not valid. Raises ``HomeError``."""
     kind, _, secret = authorization.partition(" ")
     token = tokens.authenticate((secret if kind.lower() == "bearer" else api_key).strip())
     return None if token is None else Caller(token.id, token.user, token.worker)
 
 
-def acting_for(user: str) -> str:
+def require_user(user: str) -> str:
     """The id itself, if it is one and the caller may act for that user. Raises ``InvalidId``, ``Forbidden``."""
     check_user_id(user)
     if not caller().may_act_for(user):
@@ -77,19 +77,19 @@ def acting_for(user: str) -> str:
     return user
 
 
-def administration() -> None:
+def require_admin() -> None:
     """Raises ``Forbidden`` for a token of one user."""
-    if not caller().is_administration:
+    if not caller().is_admin:
         raise Forbidden("This needs a token of administration.")
 
 
-def for_anybody(view: View) -> View:
+def public(view: View) -> View:
     """Marks a view that needs no token, since nothing of anybody is in what it answers."""
     setattr(view, _OPEN, True)
     return view
 
 
-def for_workers(view: View) -> View:
+def allow_workers(view: View) -> View:
     """Marks a view that a worker's token is for."""
     setattr(view, _WORKERS, True)
     return view
@@ -100,7 +100,7 @@ def is_open() -> bool:
     return _is_marked(_OPEN)
 
 
-def guard(app: Flask, tokens: ApiKeys, names: Collection[str] = ()) -> None:
+def install_auth(app: Flask, tokens: ApiKeys, names: Collection[str] = ()) -> None:
     """Has every request of the app checked. ``names`` are the host names that we answer to besides localhost and addresses."""
     known = {name.lower() for name in names} | {"localhost"}
 
@@ -113,7 +113,7 @@ def guard(app: Flask, tokens: ApiKeys, names: Collection[str] = ()) -> None:
             raise Forbidden("Pages of another origin may not ask this server.")
         if is_open():
             return
-        found = caller_of(
+        found = authenticate(
             tokens, request.headers.get("Authorization", ""), request.headers.get("X-Api-Key", "")
         )
         if found is None:

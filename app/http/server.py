@@ -27,7 +27,7 @@ from personalpeft_app.http import (
     security,
     validation,
 )
-from personalpeft_app.http.concurrency import Places, places_for
+from personalpeft_app.http.concurrency import ConcurrencyLimiter, limiter_of
 from personalpeft_app.http.models import Models
 
 access = logging.getLogger("personalpeft.access")
@@ -54,7 +54,7 @@ def make_app(
     *,
     owner: str | None = None,
     names: Collection[str] = (),
-    places: Places | None = None,
+    places: ConcurrencyLimiter | None = None,
     more: Sequence[Blueprint] = (),
 ) -> Flask:
     """The app over an open runtime, which stays the caller's to close.
@@ -64,17 +64,19 @@ def make_app(
     lets wait); ``more`` are further blueprints, which get the checks of ``security``.
     """
     app = _App("personalpeft", static_folder=None)
-    app.config.update(MAX_CONTENT_LENGTH=validation.LARGEST, MAX_FORM_MEMORY_SIZE=validation.LARGEST)
+    app.config.update(
+        MAX_CONTENT_LENGTH=validation.LARGEST, MAX_FORM_MEMORY_SIZE=validation.LARGEST
+    )
     app.url_map.strict_slashes = False
     app.json.sort_keys = False
     app.extensions["personalpeft"] = runtime
-    security.guard(app, runtime.api_keys, names)
-    error_responses.handle(app, (runtime.settings.home, runtime.settings.cache))
+    security.install_auth(app, runtime.api_keys, names)
+    error_responses.install_error_handlers(app, (runtime.settings.home, runtime.settings.cache))
 
-    places = places or places_for(runtime)
+    places = places or limiter_of(runtime)
 
     @app.get("/healthz")
-    @security.for_anybody
+    @security.public
     def healthz() -> tuple[Response, int]:
         stopping = places.stopping.is_set()
         return jsonify({"status": "stopping" if stopping else "ok"}), 503 if stopping else 200
@@ -93,7 +95,7 @@ def make_app(
     return app
 
 
-def _admit(app: Flask, places: Places) -> None:
+def _admit(app: Flask, places: ConcurrencyLimiter) -> None:
     """Counts what is being worked on, refuses what is too much, and logs each request without what was said in it."""
 
     def take() -> None:
@@ -102,7 +104,7 @@ def _admit(app: Flask, places: Places) -> None:
             return
         if places.stopping.is_set():
             raise ServiceUnavailable("The server is stopping.", retry_after=_AGAIN)
-        if not places.take():
+        if not places.acquire():
             raise TooManyRequests(
                 "More is asked at once than this server takes.", retry_after=_AGAIN
             )
@@ -115,7 +117,7 @@ def _admit(app: Flask, places: Places) -> None:
 
         def over() -> None:
             if place:
-                places.give_back()
+                places.release()
             took = 0.0 if begun is None else time.monotonic() - begun
             access.info("%s %s %d %.0f ms", method, rule, response.status_code, 1000 * took)
 

@@ -18,7 +18,7 @@ from personalpeft.chat.validation import Tool, check_prompt, check_tools
 from personalpeft.errors import InvalidInput
 from personalpeft.types import ToolCall
 from personalpeft_app.http import validation
-from personalpeft_app.http.error_responses import Unsupported
+from personalpeft_app.http.error_responses import InvalidParameter
 from personalpeft_app.http.models import Models
 from personalpeft_app.http.validation import Body
 
@@ -29,25 +29,25 @@ _ONE_ALONE = "tool_choice must be {}, or name one of the tools."
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class ToolOptions:
     """The tools of a request, none where they are switched off; whether one ``must`` be called, or which; ``alone``: a reply ends with
     its first call, or as ``usual`` where the request names no stop strings.
     """
 
     tools: tuple[Tool, ...] = ()
-    must: bool | str = False
-    alone: bool = False
-    usual: tuple[str, ...] = ()
+    required: bool | str = False
+    single: bool = False
+    default_parser: tuple[str, ...] = ()
 
     def asked(self, how: Mapping[str, Any]) -> dict[str, Any]:
         """How to ask, with all of this in it."""
         # Any stop string stands in place of the usual ones.
-        stop = (*(how["stop"] or self.usual), CALL_ENDS) if self.alone else how["stop"]
-        return {**how, "tools": self.tools, "must_call": self.must, "stop": stop}
+        stop = (*(how["stop"] or self.default_parser), CALL_ENDS) if self.single else how["stop"]
+        return {**how, "tools": self.tools, "must_call": self.required, "stop": stop}
 
-    def reader(self) -> CallReader | Plain:
+    def reader(self) -> CallReader | NullToolParser:
         """What tells calls from text in a reply; all is text where no tool was offered."""
-        return CallReader() if self.tools else Plain()
+        return CallReader() if self.tools else NullToolParser()
 
     def read(self, reply: Reply) -> list[Said]:
         """A whole reply as its text and calls. Raises as ``check``."""
@@ -61,12 +61,12 @@ class Offer:
         call, but not be made to go on as one.
         """
         wanted = (
-            {self.must}
-            if isinstance(self.must, str)
+            {self.required}
+            if isinstance(self.required, str)
             else {tool["function"]["name"] for tool in self.tools}
         )
         if (
-            self.must
+            self.required
             and reply.finish_reason == "stop"
             and not any(call.name in wanted for call in calls)
         ):
@@ -77,7 +77,7 @@ class Offer:
 
     def stop_of(self, reply: Reply) -> str:
         """The stop string of the request that ended a reply, empty where none did."""
-        return "" if self.alone and reply.stop == CALL_ENDS else reply.stop
+        return "" if self.single and reply.stop == CALL_ENDS else reply.stop
 
 
 def calls_of(said: Iterable[Said]) -> list[ToolCall]:
@@ -92,29 +92,29 @@ def text_of(said: Iterable[Said]) -> str:
 
 def offered(
     models: Models, body: Body, listed: Any, choice: Choice, *, alone: bool = False
-) -> Offer:
+) -> ToolOptions:
     """What a request offers; ``listed`` are its tools as OpenAI's chats have them. Raises ``Unsupported``."""
     if not body.get("tools"):
         if choice:
-            raise Unsupported("tool_choice: there are no tools to choose from.", "tool_choice")
-        return Offer()
+            raise InvalidParameter("tool_choice: there are no tools to choose from.", "tool_choice")
+        return ToolOptions()
     if not models.take_tools:
-        raise Unsupported("tools: the chat template of this base knows no tools.", "tools")
+        raise InvalidParameter("tools: the chat template of this base knows no tools.", "tools")
     try:
         tools = check_tools(listed)
     except InvalidInput as error:
-        raise Unsupported(f"tools: {error}", "tools") from error
+        raise InvalidParameter(f"tools: {error}", "tools") from error
     for number, tool in enumerate(tools):
         if tool["function"].get("strict"):
             place = f"tools[{number}].strict"
-            raise Unsupported(
+            raise InvalidParameter(
                 f"{place}: nothing sees to it that arguments fit their schema.", place
             )
     if choice is None:
-        return Offer()
+        return ToolOptions()
     if isinstance(choice, str) and choice not in (tool["function"]["name"] for tool in tools):
-        raise Unsupported("tool_choice names none of the tools.", "tool_choice")
-    return Offer(tools, choice, alone, models.usual_stops)
+        raise InvalidParameter("tool_choice names none of the tools.", "tool_choice")
+    return ToolOptions(tools, choice, alone, models.default_stops)
 
 
 def checked(
@@ -123,11 +123,13 @@ def checked(
     """The messages, if what they say of tools can be read. Raises ``Unsupported``, which names ``where`` they stand."""
     if any(message["role"] == "tool" or "tool_calls" in message for message in messages):
         if not models.take_tools:
-            raise Unsupported(f"{where}: the chat template of this base knows no tools.", where)
+            raise InvalidParameter(
+                f"{where}: the chat template of this base knows no tools.", where
+            )
         try:
             check_prompt(messages)
         except InvalidInput as error:
-            raise Unsupported(f"{where}: {error}", where) from error
+            raise InvalidParameter(f"{where}: {error}", where) from error
     return messages
 
 
@@ -143,13 +145,13 @@ def openai_choice(body: Body, *, flat: bool = False) -> Choice:
         about = choice if flat else choice.get("function")
         if isinstance(about, dict) and isinstance(about.get("name"), str):
             return str(about["name"])
-    raise Unsupported(_ONE_ALONE.format("auto, none or required"), "tool_choice")
+    raise InvalidParameter(_ONE_ALONE.format("auto, none or required"), "tool_choice")
 
 
 def about_tools(each: Mapping[str, Any], place: str) -> dict[str, Any]:
     """What a message of OpenAI's chats says of tools. Raises ``Unsupported``."""
     if each["role"] == "tool" and not isinstance(each.get("tool_call_id"), str):
-        raise Unsupported(f"{place}.tool_call_id is missing.", f"{place}.tool_call_id")
+        raise InvalidParameter(f"{place}.tool_call_id is missing.", f"{place}.tool_call_id")
     return {key: each[key] for key in ("tool_calls", "tool_call_id") if each.get(key)}
 
 
@@ -177,10 +179,10 @@ def anthropic_choice(body: Body) -> tuple[Choice, bool]:
     kinds: dict[Any, Choice] = {"auto": False, "none": None, "any": True}
     kind = choice.get("type") if isinstance(choice, dict) else None
     if isinstance(kind, str) and kind in kinds:
-        return kinds[kind], validation.flag(choice, "disable_parallel_tool_use")
+        return kinds[kind], validation.read_bool(choice, "disable_parallel_tool_use")
     if kind == "tool" and isinstance(choice.get("name"), str):
-        return choice["name"], validation.flag(choice, "disable_parallel_tool_use")
-    raise Unsupported(_ONE_ALONE.format("of type auto, none or any"), "tool_choice")
+        return choice["name"], validation.read_bool(choice, "disable_parallel_tool_use")
+    raise InvalidParameter(_ONE_ALONE.format("of type auto, none or any"), "tool_choice")
 
 
 def anthropic_messages(listed: Any) -> Any:
@@ -200,7 +202,7 @@ def anthropic_call(call: ToolCall) -> dict[str, Any]:
     }
 
 
-class Plain:
+class NullToolParser:
     """A reader that finds no calls."""
 
     def push(self, text: str) -> Sequence[Said]:
@@ -217,7 +219,7 @@ def _tools(listed: Any, kind: str, schema: str) -> Any:
     made = []
     for number, each in enumerate(listed):
         if not isinstance(each, dict) or each.get("type", kind) != kind:
-            raise Unsupported(
+            raise InvalidParameter(
                 f"tools[{number}]: only tools of one's own can be offered.", f"tools[{number}]"
             )
         about = {

@@ -14,7 +14,7 @@ from typing import Any, Never, TypeAlias, TypeVar
 from flask import request
 from werkzeug.exceptions import BadRequest, UnsupportedMediaType
 
-from personalpeft_app.http.error_responses import Unsupported
+from personalpeft_app.http.error_responses import InvalidParameter
 
 Body: TypeAlias = Mapping[str, Any]
 T = TypeVar("T")
@@ -55,7 +55,7 @@ def read_object() -> Body:
     return found
 
 
-def only(
+def check_names(
     body: Body,
     *,
     known: Collection[str],
@@ -72,13 +72,13 @@ def only(
         if name in neutral and _same(value, neutral[name]):
             continue
         shown = ascii(name)[1:-1][:_LONGEST_NAME]
-        raise Unsupported(
+        raise InvalidParameter(
             f"The parameter {shown} is not supported{' with this value' if name in neutral else ''}.",
             shown,
         )
 
 
-def text(body: Body, name: str, *, longest: int = 100_000) -> str | None:
+def read_text(body: Body, name: str, *, longest: int = 100_000) -> str | None:
     """A string, None where it is not there."""
     return _kind(
         body,
@@ -90,13 +90,13 @@ def text(body: Body, name: str, *, longest: int = 100_000) -> str | None:
     )
 
 
-def flag(body: Body, name: str, default: bool = False) -> bool:
+def read_bool(body: Body, name: str, default: bool = False) -> bool:
     """A boolean."""
     found = _kind(body, name, bool, "true or false")
     return default if found is None else found
 
 
-def whole(body: Body, name: str, *, least: int, most: int) -> int | None:
+def read_int(body: Body, name: str, *, least: int, most: int) -> int | None:
     """A whole number within bounds, None where it is not there."""
     return _kind(
         body,
@@ -108,17 +108,17 @@ def whole(body: Body, name: str, *, least: int, most: int) -> int | None:
     )
 
 
-def number(body: Body, name: str, *, least: float, most: float) -> float | None:
+def read_float(body: Body, name: str, *, least: float, most: float) -> float | None:
     """A number within bounds, None where it is not there."""
     found = body.get(name)
     if found is None:
         return None
     if isinstance(found, bool) or not isinstance(found, int | float) or not least <= found <= most:
-        raise Unsupported(f"{name} must be a number from {least:g} to {most:g}.", name)
+        raise InvalidParameter(f"{name} must be a number from {least:g} to {most:g}.", name)
     return float(found)
 
 
-def texts(body: Body, name: str, *, most: int, longest: int = 1000) -> tuple[str, ...]:
+def read_texts(body: Body, name: str, *, most: int, longest: int = 1000) -> tuple[str, ...]:
     """A list of texts that are not empty, or one alone; empty where it is not there."""
     found = body.get(name)
     if found is None:
@@ -128,7 +128,7 @@ def texts(body: Body, name: str, *, most: int, longest: int = 1000) -> tuple[str
         isinstance(each, str) and 0 < len(each) <= longest for each in listed
     )
     if not fits or len(listed) > most:
-        raise Unsupported(
+        raise InvalidParameter(
             f"{name} must be a text, or up to {most} of them, each of 1 to {longest} characters.",
             name,
         )
@@ -147,7 +147,7 @@ def _kind(
         or (kind is not bool and isinstance(found, bool))
         or (fits and not fits(found))
     ):
-        raise Unsupported(
+        raise InvalidParameter(
             f"{name} must be {wanted}{' of ' + bounds if bounds and kind is str else ' ' + bounds if bounds else ''}.",
             name,
         )

@@ -24,7 +24,7 @@ from waitress.task import ThreadedTaskDispatcher
 from personalpeft.errors import InvalidInput, format_origin
 from personalpeft_app.http import validation
 from personalpeft_app.http.admission import BodyAdmission, channel_class
-from personalpeft_app.http.concurrency import Places
+from personalpeft_app.http.concurrency import ConcurrencyLimiter
 
 # Threads besides those of the places: for /healthz, and for saying no to what finds no place.
 _SPARE = 4
@@ -62,7 +62,7 @@ def _address(host: str, port: int) -> str:
 class Server:
     """An app on a socket. Made listening; ``run`` answers until ``stop`` is called from another thread or a signal handler."""
 
-    def __init__(self, app: Flask, places: Places, *, host: str, port: int) -> None:
+    def __init__(self, app: Flask, places: ConcurrencyLimiter, *, host: str, port: int) -> None:
         self._places = places
         self._sockets: dict[int, Any] = {}
         self._dispatcher = ThreadedTaskDispatcher()
@@ -89,7 +89,7 @@ class Server:
                 f"Nothing can listen on {host}:{port}: {error.strerror or error}.",
                 hint="Another program may be listening there; choose another --port.",
             ) from error
-        admission = BodyAdmission(app, app.extensions["personalpeft"].tokens)
+        admission = BodyAdmission(app, app.extensions["personalpeft"].api_keys)
         for each in self._sockets.values():
             if isinstance(each, BaseWSGIServer):
                 each.channel_class = channel_class(admission)
@@ -117,10 +117,10 @@ class Server:
                 each for each in self._sockets.values() if getattr(each, "accepting", False)
             ]:
                 wasyncore.dispatcher.close(each)
-            self._turn_until(lambda: not self._places.taken, grace)
+            self._turn_until(lambda: not self._places.in_use, grace)
         finally:
             close()
-            self._turn_until(lambda: not self._places.taken and not self._unsent(), _LAST)
+            self._turn_until(lambda: not self._places.in_use and not self._unsent(), _LAST)
             self._dispatcher.shutdown()
             wasyncore.close_all(self._sockets, ignore_all=True)
 

@@ -19,15 +19,15 @@ from textual.screen import Screen
 from textual.widgets import Static
 
 from personalpeft_app.tui import theme, views
-from personalpeft_app.tui.background_tasks import Bug, Threads
-from personalpeft_app.tui.conversation_pane import Middle
+from personalpeft_app.tui.background_tasks import BackgroundTasks, Bug
+from personalpeft_app.tui.conversation_pane import ConversationPane
 from personalpeft_app.tui.dialogs import keys_help
-from personalpeft_app.tui.key_input import Keyboard
+from personalpeft_app.tui.key_input import OrderedKeyInput
 from personalpeft_app.tui.keys import COMMANDS
-from personalpeft_app.tui.model_pane import Panel
-from personalpeft_app.tui.notifier import Telling
+from personalpeft_app.tui.model_pane import ModelPane
+from personalpeft_app.tui.notifier import Notifier
 from personalpeft_app.tui.sidebar import Conversations
-from personalpeft_app.tui.user_session import Desk, Job
+from personalpeft_app.tui.user_session import TaskHandle, UserSession
 
 # How often the screen looks at what is going on, in seconds: often enough to read along, seldom enough for a slow line.
 _LOOK = 1 / 12
@@ -36,7 +36,7 @@ _WATCH = 2.0
 _HINTS = "[@click=app.keys]F1 help[/]  [@click=app.command_palette]^P commands[/]"
 
 
-class Tui(Keyboard):
+class Tui(OrderedKeyInput):
     """One user's model in a terminal. ``loading`` hears how far the loading of the model is; ``bug`` makes an error that can
     be shown of one that should not be. Afterwards ``unsent`` is all that was typed and that the ledger does not have, and
     ``broken`` the mistake of our own that ended it, if one did.
@@ -63,7 +63,7 @@ class Tui(Keyboard):
         Binding("ctrl+c", "interrupt", "Stop", show=False),
     ]
 
-    def __init__(self, desk: Desk, loading: Job, bug: Bug) -> None:
+    def __init__(self, desk: UserSession, loading: TaskHandle, bug: Bug) -> None:
         no_colour = bool(os.environ.get("NO_COLOR"))
         # Without this Textual would still send greys, which are colours to a terminal.
         super().__init__(ansi_color=True if no_colour else None)
@@ -74,11 +74,11 @@ class Tui(Keyboard):
         self.unsent: list[str] = []
         self.broken: Exception | None = None
         self._user = desk.user.id
-        self._telling = Telling(self)
-        threads = Threads(self, bug)
+        self._telling = Notifier(self)
+        threads = BackgroundTasks(self, bug)
         self._conversations = Conversations()
-        self._middle = Middle(desk, threads, self._telling)
-        self._panel = Panel(desk, threads, self._telling, loading)
+        self._middle = ConversationPane(desk, threads, self._telling)
+        self._panel = ModelPane(desk, threads, self._telling, loading)
 
     # The parts, and what leads from one to another
 
@@ -123,19 +123,19 @@ class Tui(Keyboard):
             views.status(self._user, studying.standing, studying.going)
         )
 
-    def on_middle_changed(self) -> None:
+    def on_conversation_pane_changed(self) -> None:
         middle = self._middle
         self._conversations.show(middle.speaking.talks.values(), middle.at)
         self._panel.about(middle.talk, middle.selected)
 
-    def on_middle_grew(self) -> None:
+    def on_conversation_pane_grew(self) -> None:
         self._panel.studying.look()
 
-    def on_panel_changed(self) -> None:
+    def on_model_pane_changed(self) -> None:
         self._foot()
         self._middle.draw()
 
-    def on_panel_forgot(self, event: Panel.Forgot) -> None:
+    def on_model_pane_forgot(self, event: ModelPane.Forgot) -> None:
         middle = self._middle
         middle.speaking.forget(event.report.turns, event.report.emptied)
         self._panel.about(middle.talk, middle.selected, anew=True)
@@ -181,7 +181,7 @@ class Tui(Keyboard):
         self._make_room(self._conversations)
         self._panel.open(tab)
 
-    def _make_room(self, other: Conversations | Panel) -> None:
+    def _make_room(self, other: Conversations | ModelPane) -> None:
         if self.screen.has_class("-narrow"):
             other.display = False
 

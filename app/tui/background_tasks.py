@@ -16,7 +16,7 @@ Failed = Callable[[PersonalPeftError], None]
 Bug = Callable[[Exception], PersonalPeftError]
 
 
-class Threads:
+class BackgroundTasks:
     """Runs work beside an app. Invariant: whatever becomes of it arrives in the screen's thread, once, as a value or as an
     error with a message; ``bug`` makes one of a mistake of our own.
     """
@@ -25,7 +25,7 @@ class Threads:
         self._app = app
         self._bug = bug
 
-    def do(self, work: Callable[[], T], then: Callable[[T], None], failed: Failed) -> None:
+    def run(self, work: Callable[[], T], then: Callable[[T], None], failed: Failed) -> None:
         """Has a thread do the work, and calls one of the other two when it is done."""
         self._app.run_worker(partial(self._run, work, then, failed), thread=True)
 

@@ -14,10 +14,15 @@ from functools import partial
 from typing import Protocol
 
 from personalpeft.errors import PersonalPeftError
-from personalpeft_app.tui.background_tasks import Threads
-from personalpeft_app.tui.conversation import Exchange, Talk
-from personalpeft_app.tui.notifier import Telling
-from personalpeft_app.tui.user_session import Desk, Job, Written, told
+from personalpeft_app.tui.background_tasks import BackgroundTasks
+from personalpeft_app.tui.conversation import Conversation, Exchange
+from personalpeft_app.tui.notifier import Notifier
+from personalpeft_app.tui.user_session import (
+    CompletedReply,
+    TaskHandle,
+    UserSession,
+    describe_error,
+)
 
 
 class Listener(Protocol):
@@ -26,7 +31,7 @@ class Listener(Protocol):
     def talk_changed(self, key: str) -> None:
         """A conversation is not as it was."""
 
-    def talk_written(self, key: str, written: Written) -> None:
+    def talk_written(self, key: str, written: CompletedReply) -> None:
         """A reply is there."""
 
     def talks_remembered(self) -> None:
@@ -36,20 +41,22 @@ class Listener(Protocol):
         """A question is to go back to where it was typed; false where that cannot be."""
 
 
-class Speaking:
+class ChatController:
     """See above. ``talks`` are in the order in which they were last spoken in, the newest first."""
 
-    def __init__(self, desk: Desk, threads: Threads, telling: Telling, listener: Listener) -> None:
+    def __init__(
+        self, desk: UserSession, threads: BackgroundTasks, telling: Notifier, listener: Listener
+    ) -> None:
         self._desk = desk
         self._threads = threads
         self._telling = telling
         self._listener = listener
         self._looking = False
         self._numbers = itertools.count(1)
-        self._jobs: dict[str, tuple[int, Job]] = {}
+        self._jobs: dict[str, tuple[int, TaskHandle]] = {}
         # What stood where something is being tried again.
         self._stood: dict[tuple[str, int], Exchange] = {}
-        self.talks: dict[str, Talk] = {}
+        self.talks: dict[str, Conversation] = {}
 
     @property
     def busy(self) -> bool:
@@ -62,20 +69,20 @@ class Speaking:
             if not talk.exchanges:
                 return key
         key = f"new-{next(self._numbers)}"
-        self.talks = {key: Talk(key), **self.talks}
+        self.talks = {key: Conversation(key), **self.talks}
         return key
 
     def recall(self) -> None:
         """Has what the ledger knows of conversations looked up."""
-        self._threads.do(self._desk.talks, self._recalled, self._telling.wrong)
+        self._threads.run(self._desk.talks, self._recalled, self._telling.wrong)
 
     def watch(self) -> None:
         """Has a look at what other programs did with the same user, unless one is under way or a reply is being written."""
         if not self.busy and not self._looking:
             self._looking = True
-            self._threads.do(self._desk.talks, self._recalled, self._not_recalled)
+            self._threads.run(self._desk.talks, self._recalled, self._not_recalled)
 
-    def _recalled(self, talks: tuple[Talk, ...] | None) -> None:
+    def _recalled(self, talks: tuple[Conversation, ...] | None) -> None:
         self._looking = False
         if talks is None:
             return
@@ -90,7 +97,7 @@ class Speaking:
         # Whatever one does next says so; a message every other second helps nobody.
         self._looking = False
 
-    def _take_over(self, talks: Iterable[Talk]) -> None:
+    def _take_over(self, talks: Iterable[Conversation]) -> None:
         """One in which something waits stays as it is."""
         places = {
             each.turn: key
@@ -171,10 +178,10 @@ class Speaking:
         talk = self.talks[key]
         exchange = talk.next()
         if exchange is not None:
-            job = Job()
+            job = TaskHandle()
             self._jobs[key] = exchange.number, job
             self._set(talk.change(exchange.number, status="writing"))
-            self._threads.do(
+            self._threads.run(
                 partial(self._desk.write, talk.messages(exchange.number), job),
                 partial(self._written, key, exchange.number),
                 partial(self._failed, key, exchange.number),
@@ -182,7 +189,7 @@ class Speaking:
         else:
             self._listener.talk_changed(key)
 
-    def _written(self, key: str, number: int, written: Written) -> None:
+    def _written(self, key: str, number: int, written: CompletedReply) -> None:
         del self._jobs[key]
         self._stood.pop((key, number), None)
         reply = written.reply
@@ -203,10 +210,10 @@ class Speaking:
         elif self._listener.talk_given_back(key, talk[number].asked):
             self._set(talk.without(number))
         else:
-            self._set(talk.change(number, status="failed", problem=told(error)))
+            self._set(talk.change(number, status="failed", problem=describe_error(error)))
         self._telling.wrong(error)
         self._go_on(key)
 
-    def _set(self, talk: Talk) -> None:
+    def _set(self, talk: Conversation) -> None:
         self.talks[talk.key] = talk
         self._listener.talk_changed(talk.key)

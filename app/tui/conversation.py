@@ -44,7 +44,7 @@ class Exchange:
 
 
 @dataclass(frozen=True, slots=True)
-class Talk:
+class Conversation:
     """One conversation, named by ``key``. ``at`` is when it was last spoken in, None before the ledger has any of it."""
 
     key: str
@@ -69,36 +69,36 @@ class Talk:
         """Whether there is an exchange of that number."""
         return any(each.number == number for each in self.exchanges)
 
-    def ask(self, text: str) -> Talk:
+    def ask(self, text: str) -> Conversation:
         """With one more question, which waits."""
         number = max((each.number for each in self.exchanges), default=-1) + 1
         return replace(self, exchanges=(*self.exchanges, Exchange(number, text)))
 
-    def without(self, number: int) -> Talk:
+    def without(self, number: int) -> Conversation:
         """As if that had never been asked."""
         return replace(
             self, exchanges=tuple(each for each in self.exchanges if each.number != number)
         )
 
-    def change(self, number: int, **changes: Any) -> Talk:
+    def change(self, number: int, **changes: Any) -> Conversation:
         """With something else about one exchange; as it is where that has gone meanwhile."""
         return self._each(lambda each: each.number == number, lambda each: replace(each, **changes))
 
-    def change_turn(self, turn: str, **changes: Any) -> Talk:
+    def change_turn(self, turn: str, **changes: Any) -> Conversation:
         """As ``change``, of the exchange that the ledger knows by that id."""
         return self._each(lambda each: each.turn == turn, lambda each: replace(each, **changes))
 
-    def put(self, exchange: Exchange) -> Talk:
+    def put(self, exchange: Exchange) -> Conversation:
         """With an exchange in the place of the one of its number."""
         return self._each(lambda each: each.number == exchange.number, lambda each: exchange)
 
-    def again(self, number: int) -> Talk:
+    def again(self, number: int) -> Conversation:
         """With the question of an exchange waiting anew, in its place and with nothing said about it."""
         return self._each(
             lambda each: each.number == number, lambda each: Exchange(each.number, each.asked)
         )
 
-    def catch_up(self, found: Talk) -> Talk:
+    def catch_up(self, found: Conversation) -> Conversation:
         """With what the ledger knows of the same conversation: what was said about its replies, and what follows the last turn
         that both have.
         """
@@ -114,7 +114,7 @@ class Talk:
         numbered = [replace(each, number=first + n) for n, each in enumerate(new)]
         return replace(self, exchanges=(*own[: shared[-1] + 1], *numbered, *rest), at=found.at)
 
-    def forget(self, turns: Collection[str], emptied: Collection[str]) -> Talk:
+    def forget(self, turns: Collection[str], emptied: Collection[str]) -> Conversation:
         """Without turns that were destroyed, and with nothing in place of replies that were."""
         left = (each for each in self.exchanges if each.turn not in turns)
         return replace(
@@ -152,7 +152,7 @@ class Talk:
 
     def _each(
         self, which: Callable[[Exchange], bool], change: Callable[[Exchange], Exchange]
-    ) -> Talk:
+    ) -> Conversation:
         return replace(
             self, exchanges=tuple(change(each) if which(each) else each for each in self.exchanges)
         )
@@ -164,7 +164,7 @@ def _said_of(own: Exchange, found: Exchange | None) -> Exchange:
     return replace(own, rating=found.rating, edited=found.edited, comments=found.comments)
 
 
-def shorter(messages: list[dict[str, str]]) -> list[dict[str, str]] | None:
+def shorten(messages: list[dict[str, str]]) -> list[dict[str, str]] | None:
     """The messages without the oldest question and reply; None where there is but the last question."""
     system = [each for each in messages if each["role"] == "system"]
     rest = messages[len(system) :]

@@ -12,20 +12,20 @@ from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.message import Message
 
-from personalpeft_app.tui.background_tasks import Threads
-from personalpeft_app.tui.feedback_controller import Replying
+from personalpeft_app.tui.background_tasks import BackgroundTasks
+from personalpeft_app.tui.chat_controller import ChatController
 from personalpeft_app.tui.composer import Composer, Mode
-from personalpeft_app.tui.conversation import Exchange, Talk
-from personalpeft_app.tui.dialogs import Links
+from personalpeft_app.tui.conversation import Conversation, Exchange
+from personalpeft_app.tui.dialogs import LinkPicker
 from personalpeft_app.tui.exchange import ExchangeView
-from personalpeft_app.tui.chat_controller import Speaking
+from personalpeft_app.tui.feedback_controller import FeedbackController
 from personalpeft_app.tui.markdown import links
-from personalpeft_app.tui.notifier import Telling
+from personalpeft_app.tui.notifier import Notifier
 from personalpeft_app.tui.transcript import Transcript
-from personalpeft_app.tui.user_session import Desk, Written
+from personalpeft_app.tui.user_session import CompletedReply, UserSession
 
 
-class Middle(Vertical):
+class ConversationPane(Vertical):
     """See above. What it does to a reply it does to the selected one of the conversation that is shown."""
 
     class Changed(Message):
@@ -34,10 +34,10 @@ class Middle(Vertical):
     class Grew(Message):
         """The ledger has something more, which may change how the model stands."""
 
-    def __init__(self, desk: Desk, threads: Threads, telling: Telling) -> None:
+    def __init__(self, desk: UserSession, threads: BackgroundTasks, telling: Notifier) -> None:
         super().__init__(id="middle")
-        self.speaking = Speaking(desk, threads, telling, self)
-        self.replying = Replying(desk.user, threads, telling, self.speaking, self)
+        self.speaking = ChatController(desk, threads, telling, self)
+        self.replying = FeedbackController(desk.user, threads, telling, self.speaking, self)
         self.at = self.speaking.begin()
         self._desk = desk
         self._threads = threads
@@ -49,7 +49,7 @@ class Middle(Vertical):
         yield Composer()
 
     @property
-    def talk(self) -> Talk:
+    def talk(self) -> Conversation:
         """The conversation that is shown."""
         return self.speaking.talks[self.at]
 
@@ -95,7 +95,7 @@ class Middle(Vertical):
         else:
             self.post_message(self.Changed())
 
-    def talk_written(self, key: str, written: Written) -> None:
+    def talk_written(self, key: str, written: CompletedReply) -> None:
         if written.left_out:
             self._telling.note(
                 "The conversation is too long for the base; its beginning is left out from here on."
@@ -149,7 +149,7 @@ class Middle(Vertical):
             case "remember":
                 note = "Remembered; it is looked up from the next question on."
                 work = partial(self._desk.user.remember, event.text)
-                self._threads.do(work, lambda _: self._kept(event, note), self._telling.wrong)
+                self._threads.run(work, lambda _: self._kept(event, note), self._telling.wrong)
             case "comment":
                 note = "Kept; it is a rule from the next question on."
                 self.replying.comment(event.key, event.text, partial(self._kept, event, note))
@@ -249,4 +249,4 @@ class Middle(Vertical):
             if address is not None:
                 self.app.open_url(address)
 
-        self.app.push_screen(Links(addresses), open_it)
+        self.app.push_screen(LinkPicker(addresses), open_it)

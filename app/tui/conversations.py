@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from personalpeft.types import Message, Signal, SignalKind, Turn
-from personalpeft_app.tui.conversation import Exchange, Talk
+from personalpeft_app.tui.conversation import Conversation, Exchange
 
 
 @dataclass(slots=True)
@@ -25,7 +25,7 @@ class _Place:
     first: str
 
 
-def conversations(turns: Iterable[Turn], signals: Sequence[Signal]) -> tuple[Talk, ...]:
+def conversations(turns: Iterable[Turn], signals: Sequence[Signal]) -> tuple[Conversation, ...]:
     """Every conversation of a user, the one that was spoken in last first; each along its newest replies, so that one that
     was asked for again stands where the old one stood. ``turns`` and ``signals`` may come in any order.
     """
@@ -80,7 +80,7 @@ def _asked(messages: Sequence[Message]) -> list[str]:
     return [message.content for message in messages if message.role == "user"]
 
 
-def _talk(place: _Place, said: dict[str, list[Signal]]) -> Talk:
+def _talk(place: _Place, said: dict[str, list[Signal]]) -> Conversation:
     turns: list[Turn] = []
     at: _Place | None = place
     while at is not None:
@@ -89,7 +89,7 @@ def _talk(place: _Place, said: dict[str, list[Signal]]) -> Talk:
     turns.reverse()
     system = tuple(message for message in turns[-1].messages if message.role == "system")
     exchanges = tuple(_exchange(n, turn, said.get(turn.id, ())) for n, turn in enumerate(turns))
-    return Talk(place.first, exchanges, system, turns[-1].at)
+    return Conversation(place.first, exchanges, system, turns[-1].at)
 
 
 def _exchange(number: int, turn: Turn, said: Iterable[Signal]) -> Exchange:

@@ -17,13 +17,13 @@ from textual.widgets.option_list import Option
 from personalpeft_app.output import printable
 from personalpeft_app.tui.keys import KEYS
 from personalpeft_app.tui.markdown import rendered
-from personalpeft_app.tui.width_aware_static import Flowing
+from personalpeft_app.tui.width_aware_static import WidthAwareStatic
 
 if TYPE_CHECKING:
     from personalpeft.chat.compare import Comparison, LabeledComparison
 
 
-class Reading(ModalScreen[None]):
+class TextDialog(ModalScreen[None]):
     """A text with a title; any of the usual keys closes it."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,f1,enter", "dismiss", "Close")]
@@ -40,7 +40,7 @@ class Reading(ModalScreen[None]):
             yield Static(self._text, markup=False)
 
 
-def keys_help() -> Reading:
+def keys_help() -> TextDialog:
     """The help on F1."""
     widest = max(len(key.press) for keys in KEYS.values() for key in keys)
     parts: list[tuple[str, str]] = []
@@ -49,10 +49,10 @@ def keys_help() -> Reading:
         for key in keys:
             parts += [(f"  {key.press:<{widest}}  ", "$primary"), (f"{key.does}\n", "")]
         parts.append(("\n", ""))
-    return Reading("Keys", Content.assemble(*parts[:-1]))
+    return TextDialog("Keys", Content.assemble(*parts[:-1]))
 
 
-class Links(ModalScreen[str | None]):
+class LinkPicker(ModalScreen[str | None]):
     """The addresses that a reply links to, whole, one of which a person may want opened; nothing is opened before."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q", "dismiss", "Close")]
@@ -76,7 +76,7 @@ class Links(ModalScreen[str | None]):
         self.dismiss(self._addresses[event.option_index])
 
 
-class Sure(ModalScreen[bool]):
+class ConfirmDialog(ModalScreen[bool]):
     """Something that cannot be undone, with all that it would do; true where a person wants it all the same."""
 
     AUTO_FOCUS = "#no"
@@ -103,7 +103,7 @@ class Sure(ModalScreen[bool]):
         self.dismiss(event.button.id == "yes")
 
 
-class Comparing(ModalScreen[None]):
+class BlindCompareDialog(ModalScreen[None]):
     """Two answers, in an order drawn by chance. Whose they are is said once one of them was chosen."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -135,7 +135,7 @@ class Comparing(ModalScreen[None]):
                 for number, answer in enumerate(self._comparison.answers, 1):
                     with VerticalScroll(classes="answer", id=f"answer-{number}") as box:
                         box.border_title = str(number)
-                        yield Flowing(partial(rendered, answer.text))
+                        yield WidthAwareStatic(partial(rendered, answer.text))
             with Horizontal(id="choices"):
                 yield Button("1 is better", id="choose-1", compact=True)
                 yield Button("2 is better", id="choose-2", compact=True)

@@ -16,7 +16,7 @@ from textual.widgets import Static, TextArea
 from personalpeft_app.tui import views
 from personalpeft_app.tui.conversation import Exchange
 from personalpeft_app.tui.markdown import links
-from personalpeft_app.tui.width_aware_static import Flowing
+from personalpeft_app.tui.width_aware_static import WidthAwareStatic
 
 _SAYING = (
     "[@click=app.good][b $primary]+[/] good[/]  [@click=app.bad][b $primary]-[/] bad[/]  "
@@ -68,7 +68,7 @@ class ExchangeView(Vertical):
         with Horizontal(classes="question"):
             yield Static("›", classes="hook")
             yield Static(classes="asked", markup=False)
-        yield Flowing(classes="reply")
+        yield WidthAwareStatic(classes="reply")
         yield Static(classes="marks", markup=False)
         yield Static(classes="actions")
 
@@ -81,7 +81,7 @@ class ExchangeView(Vertical):
         asked, marks, actions = (
             self.query_one(f".{name}", Static) for name in ("asked", "marks", "actions")
         )
-        reply = self.query_one(Flowing)
+        reply = self.query_one(WidthAwareStatic)
         asked.update(views.asked(exchange))
         reply.show(partial(views.reply, exchange, loaded=loaded))
         said = views.marks(exchange)

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from personalpeft_app.tui.background_tasks import Threads
+from personalpeft_app.tui.background_tasks import BackgroundTasks
+from personalpeft_app.tui.chat_controller import ChatController
 from personalpeft_app.tui.conversation import Exchange
-from personalpeft_app.tui.chat_controller import Speaking
-from personalpeft_app.tui.notifier import Telling
+from personalpeft_app.tui.notifier import Notifier
 
 if TYPE_CHECKING:
     from personalpeft import User
@@ -34,11 +34,16 @@ class Listener(Protocol):
         """The ledger has what was typed into the open editor, which is closed now."""
 
 
-class Replying:
+class FeedbackController:
     """See above. A conversation is named by its key; what is asked of it is about the selected reply."""
 
     def __init__(
-        self, user: User, threads: Threads, telling: Telling, speaking: Speaking, listener: Listener
+        self,
+        user: User,
+        threads: BackgroundTasks,
+        telling: Notifier,
+        speaking: ChatController,
+        listener: Listener,
     ) -> None:
         self._user = user
         self._threads = threads
@@ -174,4 +179,4 @@ class Replying:
         return [typed.strip() for turn, typed in self._edits.items() if typed != texts.get(turn)]
 
     def _do(self, work: Callable[[], object], then: Callable[[object], None]) -> None:
-        self._threads.do(work, then, self._telling.wrong)
+        self._threads.run(work, then, self._telling.wrong)

@@ -21,7 +21,7 @@ class Row:
     id: str | None = None
 
 
-class Said(OptionList):
+class ForgettableList(OptionList):
     """Rows of which those with an id can be chosen."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("d,delete", "forget", "Forget")]

@@ -20,10 +20,10 @@ from textual.widget import Widget
 _PATIENCE = 2.0
 
 
-class Keyboard(App[None]):
+class OrderedKeyInput(App[None]):
     """An app that takes its keys so."""
 
-    class Passed(Message, namespace="keyboard"):
+    class Passed(Message, namespace="key_input"):
         """Goes behind a key, through the same queues, and so arrives when nothing more comes of it."""
 
         def __init__(self, number: int) -> None:
@@ -47,7 +47,7 @@ class Keyboard(App[None]):
         else:
             await super().on_event(event)
 
-    def on_keyboard_passed(self, event: Passed) -> None:
+    def on_key_input_passed(self, event: Passed) -> None:
         event.stop()
         # Whoever wants the focus has asked for it by now, and gets it before this is done.
         self.call_later(self._passed, event.number)

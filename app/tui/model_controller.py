@@ -11,9 +11,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from personalpeft.errors import NothingToLearn, PersonalPeftError
-from personalpeft_app.tui.background_tasks import Threads
-from personalpeft_app.tui.notifier import Telling
-from personalpeft_app.tui.user_session import Desk, Job, Standing, told
+from personalpeft_app.tui.background_tasks import BackgroundTasks
+from personalpeft_app.tui.notifier import Notifier
+from personalpeft_app.tui.user_session import ModelState, TaskHandle, UserSession, describe_error
 
 if TYPE_CHECKING:
     from textual.content import Content
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class Listener(Protocol):
     """What hears of it, in the screen's thread."""
 
-    def model_stands(self, standing: Standing) -> None:
+    def model_stands(self, standing: ModelState) -> None:
         """How things are now."""
 
     def model_changed(self) -> None:
@@ -46,11 +46,16 @@ class Listener(Protocol):
         """Something was destroyed."""
 
 
-class Studying:
+class ModelController:
     """See above. ``loading``, ``learning``, ``comparing`` and ``forgetting`` are there while that goes on here."""
 
     def __init__(
-        self, desk: Desk, threads: Threads, telling: Telling, listener: Listener, loading: Job
+        self,
+        desk: UserSession,
+        threads: BackgroundTasks,
+        telling: Notifier,
+        listener: Listener,
+        loading: TaskHandle,
     ) -> None:
         self._desk = desk
         self._user = desk.user
@@ -58,16 +63,16 @@ class Studying:
         self._telling = telling
         self._listener = listener
         self._withdrawn: int | None = None
-        self.standing = Standing()
-        self.loading: Job | None = loading
-        self.learning: Job | None = None
-        self.comparing: Job | None = None
-        self.forgetting: Job | None = None
+        self.standing = ModelState()
+        self.loading: TaskHandle | None = loading
+        self.learning: TaskHandle | None = None
+        self.comparing: TaskHandle | None = None
+        self.forgetting: TaskHandle | None = None
         self._elsewhere: TrainingStatus | None = None
         self._looking = False
 
     @property
-    def jobs(self) -> Iterable[Job]:
+    def jobs(self) -> Iterable[TaskHandle]:
         """All that goes on."""
         return [
             job
@@ -94,7 +99,7 @@ class Studying:
         """Has a look at what other programs learn, unless one is under way."""
         if not self._looking and not self._leased:
             self._looking = True
-            self._threads.do(self._user.learning, self._seen, self._not_seen)
+            self._threads.run(self._user.training_status, self._seen, self._not_seen)
 
     def _seen(self, learning: TrainingStatus | None) -> None:
         self._looking = False
@@ -110,11 +115,11 @@ class Studying:
 
     def load(self) -> None:
         """Loads the model."""
-        self._threads.do(self._desk.load, lambda _: self._loaded(), self._not_loaded)
+        self._threads.run(self._desk.load, lambda _: self._loaded(), self._not_loaded)
 
     def look(self) -> None:
         """Looks how things are."""
-        self._threads.do(self._desk.look, self._stands, self._telling.wrong)
+        self._threads.run(self._desk.look, self._stands, self._telling.wrong)
 
     def learn(self) -> None:
         """Learns; where that goes on already, asks it to stop."""
@@ -122,9 +127,9 @@ class Studying:
             self.learning.stop()
             self._telling.note("Learning stops after this step; the next learn goes on from there.")
             return
-        job = self.learning = Job()
+        job = self.learning = TaskHandle()
         job.progress("Learning", 0.0)
-        self._threads.do(partial(self._desk.learn, job), self._learned, self._not_learned)
+        self._threads.run(partial(self._desk.learn, job), self._learned, self._not_learned)
 
     def compare(
         self, messages: list[dict[str, str]], layer: str | None, revision: str | None
@@ -138,9 +143,9 @@ class Studying:
         heads = {each.name: each.head or "base" for each in self.standing.layers}
         layer = layer or next(iter(heads), "style")
         other = "previous" if revision in (None, heads.get(layer)) else revision
-        job = self.comparing = Job()
+        job = self.comparing = TaskHandle()
         job.progress("Both are answering", 0.0)
-        self._threads.do(
+        self._threads.run(
             partial(self._desk.compare, messages, other, layer, job),
             self._compared,
             self._not_compared,
@@ -170,24 +175,24 @@ class Studying:
             failed()
             self._telling.wrong(error)
 
-        self._threads.do(partial(comparison.choose, number), chosen, not_chosen)
+        self._threads.run(partial(comparison.choose, number), chosen, not_chosen)
 
     def roll_back(self, layer: str, to: str | None) -> None:
         """Makes a revision live; "previous" undoes the last change, None is the bare base."""
         if any(each.name == layer and each.head == to for each in self.standing.layers):
             self._telling.note(f"{layer}: {to or 'the bare base'} is live already.")
             return
-        self._threads.do(partial(self._user.rollback, layer, to), self._moved, self._telling.wrong)
+        self._threads.run(partial(self._user.rollback, layer, to), self._moved, self._telling.wrong)
 
     def weigh(self, layer: str, weight: float) -> None:
         """Turns a layer's weight."""
-        self._threads.do(
+        self._threads.run(
             partial(self._user.set_weight, layer, weight), lambda _: self.look(), self._wrong
         )
 
     def explain(self, turn: str, then: Callable[[Provenance], None]) -> None:
         """Why a reply was as it was."""
-        self._threads.do(partial(self._user.why, turn), then, self._telling.wrong)
+        self._threads.run(partial(self._user.why, turn), then, self._telling.wrong)
 
     def would_forget(self, item: str, what: Content) -> None:
         """Finds out what would go with something; nothing is changed. ``what`` it is, in words."""
@@ -195,15 +200,15 @@ class Studying:
             self._telling.note("Something is being forgotten; one after another.")
             return
         work = partial(self._user.forget, item, dry_run=True)
-        self._threads.do(
+        self._threads.run(
             work, partial(self._listener.model_would_forget, item, what), self._telling.wrong
         )
 
     def forget(self, item: str) -> None:
         """Destroys something for good, and has built anew what is missing then."""
-        job = self.forgetting = Job()
+        job = self.forgetting = TaskHandle()
         job.progress("Forgetting", 0.0)
-        self._threads.do(partial(self._desk.forget, item, job), self._forgot, self._not_forgotten)
+        self._threads.run(partial(self._desk.forget, item, job), self._forgot, self._not_forgotten)
 
     def _forgot(self, report: ForgetReport) -> None:
         self.forgetting = None
@@ -223,7 +228,7 @@ class Studying:
         self._loaded()
         self._telling.wrong(error)
 
-    def _stands(self, standing: Standing) -> None:
+    def _stands(self, standing: ModelState) -> None:
         for move in () if self._withdrawn is None else standing.withdrawn[self._withdrawn :]:
             back = move.after or "the bare base"
             self._telling.note(
@@ -240,7 +245,7 @@ class Studying:
     def _not_learned(self, error: PersonalPeftError) -> None:
         self.learning = None
         if isinstance(error, NothingToLearn):
-            self._telling.note(told(error))
+            self._telling.note(describe_error(error))
             self.look()
         else:
             self._wrong(error)

@@ -16,14 +16,14 @@ from textual.widgets import Static, TabbedContent, TabPane
 
 from personalpeft_app.output import printable
 from personalpeft_app.tui import views
-from personalpeft_app.tui.background_tasks import Threads
-from personalpeft_app.tui.conversation import Exchange, Talk
-from personalpeft_app.tui.dialogs import Comparing, Reading, Sure
-from personalpeft_app.tui.forgettable_list import Said
-from personalpeft_app.tui.model_controller import Studying
-from personalpeft_app.tui.notifier import Telling
+from personalpeft_app.tui.background_tasks import BackgroundTasks
+from personalpeft_app.tui.conversation import Conversation, Exchange
+from personalpeft_app.tui.dialogs import BlindCompareDialog, ConfirmDialog, TextDialog
+from personalpeft_app.tui.forgettable_list import ForgettableList
+from personalpeft_app.tui.model_controller import ModelController
+from personalpeft_app.tui.notifier import Notifier
 from personalpeft_app.tui.revisions import Revisions
-from personalpeft_app.tui.user_session import Desk, Job, Standing
+from personalpeft_app.tui.user_session import ModelState, TaskHandle, UserSession
 from personalpeft_app.tui.weight_control import Weight
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from personalpeft.erasure import ForgetReport
 
 
-class Panel(Vertical):
+class ModelPane(Vertical):
     """All of it, under tabs. ``loading`` hears how far the loading of the model is."""
 
     # Reached where what has the focus has no use for them: the tabs, and a weight.
@@ -51,11 +51,13 @@ class Panel(Vertical):
             super().__init__()
             self.report = report
 
-    def __init__(self, desk: Desk, threads: Threads, telling: Telling, loading: Job) -> None:
+    def __init__(
+        self, desk: UserSession, threads: BackgroundTasks, telling: Notifier, loading: TaskHandle
+    ) -> None:
         super().__init__()
-        self.studying = Studying(desk, threads, telling, self, loading)
+        self.studying = ModelController(desk, threads, telling, self, loading)
         self._telling = telling
-        self._talk = Talk("")
+        self._talk = Conversation("")
         self._selected: Exchange | None = None
         # The turn that Why is about.
         self._explained: str | None = None
@@ -72,13 +74,13 @@ class Panel(Vertical):
             with TabPane("Report", id="report-tab"), VerticalScroll():
                 yield Static(id="report", markup=False)
             with TabPane("Why", id="why-tab"):
-                yield Said("why")
+                yield ForgettableList("why")
                 yield Static(_FORGETTING, classes="forgetting")
             with TabPane("Memory", id="memory-tab"):
-                yield Said("memory")
+                yield ForgettableList("memory")
                 yield Static(_FORGETTING, classes="forgetting")
 
-    async def show(self, standing: Standing) -> None:
+    async def show(self, standing: ModelState) -> None:
         """What is so now; nothing once the program closes, as it may where a learn ends at that moment."""
         if not self.is_attached:
             return
@@ -97,7 +99,7 @@ class Panel(Vertical):
         self.query_one(Revisions).show(standing)
         self.query_one("#changing").display = bool(standing.revisions)
         self.query_one("#report", Static).update(views.report(standing.report))
-        self.query_one("#memory", Said).show(views.memory(standing.items))
+        self.query_one("#memory", ForgettableList).show(views.memory(standing.items))
 
     # Tabs
 
@@ -124,7 +126,7 @@ class Panel(Vertical):
 
     # Why
 
-    def about(self, talk: Talk, selected: Exchange | None, *, anew: bool = False) -> None:
+    def about(self, talk: Conversation, selected: Exchange | None, *, anew: bool = False) -> None:
         """The conversation that is shown, and what is selected in it; ``anew``: why it was so may have changed."""
         self._talk, self._selected = talk, selected
         if anew or self._turn != self._explained:
@@ -139,18 +141,18 @@ class Panel(Vertical):
             return
         turn = self._explained = self._turn
         if turn is None:
-            self.query_one("#why", Said).show(views.why(None))
+            self.query_one("#why", ForgettableList).show(views.why(None))
         else:
             self.studying.explain(turn, partial(self._account, turn))
 
     def _account(self, turn: str, account: Provenance) -> None:
         # Another reply may have been selected meanwhile.
         if turn == self._explained:
-            self.query_one("#why", Said).show(views.why(account))
+            self.query_one("#why", ForgettableList).show(views.why(account))
 
     # What Studying says
 
-    def model_stands(self, standing: Standing) -> None:
+    def model_stands(self, standing: ModelState) -> None:
         self.call_next(self.show, standing)
         self.post_message(self.Changed())
 
@@ -166,7 +168,7 @@ class Panel(Vertical):
         def choose(number: int) -> None:
             self.studying.choose(comparison, number, screen.tell, screen.try_again)
 
-        screen = Comparing(comparison, choose)
+        screen = BlindCompareDialog(comparison, choose)
         self.app.push_screen(screen)
 
     def model_would_forget(self, item: str, what: Content, report: ForgetReport) -> None:
@@ -174,14 +176,14 @@ class Panel(Vertical):
             if forget:
                 self.studying.forget(item)
 
-        sheet = Sure(
+        sheet = ConfirmDialog(
             "Forget this for good?", views.would_forget(what, report), "forget it", "keep it"
         )
         self.app.push_screen(sheet, sure)
 
     def model_forgot(self, report: ForgetReport) -> None:
         self.post_message(self.Forgot(report))
-        self.app.push_screen(Reading("Forgotten", Content(printable(str(report)))))
+        self.app.push_screen(TextDialog("Forgotten", Content(printable(str(report)))))
 
     # What a person wants
 
@@ -194,7 +196,7 @@ class Panel(Vertical):
         else:
             self.studying.roll_back(event.layer, event.revision)
 
-    def on_said_forget(self, event: Said.Forget) -> None:
+    def on_forgettable_list_forget(self, event: ForgettableList.Forget) -> None:
         self.studying.would_forget(event.item, event.text)
 
     def compare(self, layer: str | None = None, revision: str | None = None) -> None:
@@ -220,7 +222,7 @@ class Panel(Vertical):
         if report is None:
             self._telling.note("There is no report yet.")
         else:
-            self.app.push_screen(Reading("The last report", Content(printable(str(report)))))
+            self.app.push_screen(TextDialog("The last report", Content(printable(str(report)))))
 
 
 _TURNING = "[$secondary][b $primary]← →[/] turn a weight, [b $primary]1[/] as learned, [b $primary]0[/] without[/]"

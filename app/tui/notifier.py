@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _NOTE, _WRONG = 4, 10
 
 
-class Telling:
+class Notifier:
     """Lines over the screen of an app."""
 
     def __init__(self, app: App[None]) -> None:

@@ -12,7 +12,7 @@ from textual.widgets.option_list import Option
 
 from personalpeft_app.tui import views
 from personalpeft_app.tui.markdown import DIM
-from personalpeft_app.tui.user_session import Standing
+from personalpeft_app.tui.user_session import ModelState
 
 if TYPE_CHECKING:
     from personalpeft.types import Revision
@@ -39,7 +39,7 @@ class Revisions(OptionList):
         super().__init__(id="revisions", compact=True)
         self._rows: list[tuple[str, Revision | None]] = []
 
-    def show(self, standing: Standing) -> None:
+    def show(self, standing: ModelState) -> None:
         """What is so now; the highlighted row stays where it was."""
         heads = {layer.name: layer.head for layer in standing.layers}
         largest = max((abs(views.gain(each) or 0.0) for each in standing.revisions), default=0.0)

@@ -12,8 +12,8 @@ from textual.widgets import OptionList
 from textual.widgets.option_list import Option
 
 from personalpeft.learning.report import excerpt
-from personalpeft_app.output import moment, printable
-from personalpeft_app.tui.conversation import Talk
+from personalpeft_app.output import format_time, printable
+from personalpeft_app.tui.conversation import Conversation
 from personalpeft_app.tui.markdown import DIM
 
 _WIDTH = 22
@@ -38,7 +38,7 @@ class Conversations(OptionList):
         super().__init__(id="conversations", compact=True)
         self._shown: list[tuple[str, Content]] = []
 
-    def show(self, talks: Iterable[Talk], at: str) -> None:
+    def show(self, talks: Iterable[Conversation], at: str) -> None:
         """All of them; ``at`` is the key of the one that is shown."""
         shown = [(talk.key, _row(talk, here=talk.key == at)) for talk in talks]
         if shown == self._shown:
@@ -53,10 +53,10 @@ class Conversations(OptionList):
         self.post_message(self.Picked(self._shown[event.option_index][0]))
 
 
-def _row(talk: Talk, *, here: bool) -> Content:
+def _row(talk: Conversation, *, here: bool) -> Content:
     last = talk.last
     going = last is not None and not last.over
-    when = moment(talk.at)[5:] if talk.at else ""
+    when = format_time(talk.at)[5:] if talk.at else ""
     below = "writing …" if going else f"{when} · {len(talk.exchanges)}" if when else ""
     title = excerpt(printable(talk.title), _WIDTH)
     return Content.assemble(

@@ -10,7 +10,7 @@ from textual.containers import VerticalScroll
 from textual.content import Content
 from textual.widgets import Static
 
-from personalpeft_app.tui.conversation import Talk
+from personalpeft_app.tui.conversation import Conversation
 from personalpeft_app.tui.exchange import ExchangeView, ReplyEditor
 
 
@@ -39,7 +39,7 @@ class Transcript(VerticalScroll):
         yield Static(id="welcome")
 
     async def show(
-        self, talk: Talk, *, selected: int | None, loaded: bool, drafts: dict[int, str]
+        self, talk: Conversation, *, selected: int | None, loaded: bool, drafts: dict[int, str]
     ) -> None:
         """Shows a conversation. ``drafts`` are the edits that are open, by number."""
         views_now = {view.number: view for view in self.query(ExchangeView)}

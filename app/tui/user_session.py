@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from personalpeft.errors import BaseMismatch, Cancelled, NotFound, PersonalPeftError, PromptTooLong
 from personalpeft.learning.outcomes import MoveCause, SignalUse
 from personalpeft.learning.report import LearnReport, from_json
-from personalpeft.learning.triggers import TriggerKind
-from personalpeft_app.tui.conversation import Talk, shorter
+from personalpeft.learning.status import TriggerKind
+from personalpeft_app.tui.conversation import Conversation, shorten
 from personalpeft_app.tui.conversations import conversations
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ _LOOK = 0.05
 _REMEMBERED, _SINCE = 2000, 200
 
 
-class Job:
+class TaskHandle:
     """Something that is going on: how far it is, and the wish that it ends."""
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class CompletedReply:
     """A reply, when the ledger took it in, and how many of the oldest exchanges the model was not told of for want of room."""
 
     reply: Reply
@@ -64,7 +64,7 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class ModelState:
     """How things are with a user's model: ``stack`` is the digest of what is live, None while the base is not known;
     ``fresh`` counts what the next learn would go by: signals, and layers that are to be built anew; ``problem`` says why
     the stack cannot answer; ``items`` are the rules and facts that act.
@@ -80,7 +80,7 @@ class Standing:
     items: tuple[Item, ...] = ()
 
 
-class Desk:
+class UserSession:
     """One user's model at work. Every method may take long and is for a thread of its own."""
 
     def __init__(self, runtime: Runtime, user: User) -> None:
@@ -101,7 +101,7 @@ class Desk:
         finally:
             self._tried.set()
 
-    def write(self, messages: Sequence[dict[str, str]], job: Job) -> Written:
+    def write(self, messages: Sequence[dict[str, str]], job: TaskHandle) -> CompletedReply:
         """A reply, its text so far in ``job.text``. A conversation that is too long loses its beginning. Raises ``Cancelled``
         where it was stopped before the first piece, and as ``User.stream``.
         """
@@ -112,14 +112,14 @@ class Desk:
         while True:
             try:
                 reply = self._stream(heard, job)
-                return Written(reply, self.user.turn(reply).at, left_out)
+                return CompletedReply(reply, self.user.turn(reply).at, left_out)
             except PromptTooLong:
-                less = shorter(heard)
+                less = shorten(heard)
                 if less is None:
                     raise
                 heard, left_out = less, left_out + 1
 
-    def _stream(self, heard: list[dict[str, str]], job: Job) -> Reply:
+    def _stream(self, heard: list[dict[str, str]], job: TaskHandle) -> Reply:
         stream = self.user.stream(heard, cancelled=job.cancelled)
         try:
             for piece in stream:
@@ -131,19 +131,19 @@ class Desk:
         except NotFound:
             raise Cancelled("Stopped before the reply began.") from None
 
-    def learn(self, job: Job) -> LearnReport:
+    def learn(self, job: TaskHandle) -> LearnReport:
         """Learns from all that is new. Raises as ``User.learn``."""
         return self.user.learn(progress=job.progress, cancelled=job.cancelled)
 
     def compare(
-        self, messages: Sequence[dict[str, str]], revision: str, layer: str, job: Job
+        self, messages: Sequence[dict[str, str]], revision: str, layer: str, job: TaskHandle
     ) -> Comparison:
         """What is live and another revision ("previous", "base" or an id) on the same prompt. Raises as ``User.compare``."""
         return self.user.compare(
             list(messages), "live", revision, layer=layer, cancelled=job.cancelled
         )
 
-    def look(self) -> Standing:
+    def look(self) -> ModelState:
         """How things are now. Does not wait for the model."""
         user = self.user
         reports = user.reports()
@@ -152,11 +152,11 @@ class Desk:
             try:
                 stack = user.stack().digest
             except BaseMismatch as error:
-                problem = told(error)
+                problem = describe_error(error)
             except PersonalPeftError:
                 # The base is not there. Loading it has said so already.
                 stack = None
-        return Standing(
+        return ModelState(
             user.layers(),
             user.revisions(),
             from_json(reports[-1]) if reports else None,
@@ -171,7 +171,7 @@ class Desk:
             user.items(),
         )
 
-    def talks(self) -> tuple[Talk, ...] | None:
+    def talks(self) -> tuple[Conversation, ...] | None:
         """The newest conversations, where anything has changed since the last time; None where nothing has. What other
         programs do with the same user shows so.
         """
@@ -186,11 +186,11 @@ class Desk:
         """The next look at ``talks`` finds them changed."""
         self._known = () if self._known is not None else None
 
-    def forget(self, item: str, job: Job) -> ForgetReport:
+    def forget(self, item: str, job: TaskHandle) -> ForgetReport:
         """Destroys one thing that was said. Raises as ``User.forget``."""
         return self.user.forget(item, progress=job.progress, cancelled=job.cancelled)
 
 
-def told(error: PersonalPeftError) -> str:
+def describe_error(error: PersonalPeftError) -> str:
     """What went wrong and the way out, as one text."""
     return f"{error.message}\n{error.hint}".strip()

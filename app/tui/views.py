@@ -12,11 +12,11 @@ from textual.content import Content
 from personalpeft.formatting import pluralize
 from personalpeft.learning.report import excerpt, signal_text
 from personalpeft.types import Verdict
-from personalpeft_app.output import moment, printable
+from personalpeft_app.output import format_time, printable
 from personalpeft_app.tui.conversation import Exchange
 from personalpeft_app.tui.forgettable_list import Row
 from personalpeft_app.tui.markdown import DIM, rendered
-from personalpeft_app.tui.user_session import Standing
+from personalpeft_app.tui.user_session import ModelState
 
 if TYPE_CHECKING:
     from personalpeft import LearnReport, Provenance
@@ -78,7 +78,7 @@ def marks(exchange: Exchange) -> Content:
     return Content("   ").join(Content.assemble(part) for part in parts)
 
 
-def status(user: str, standing: Standing, going: Sequence[tuple[str, float]]) -> Content:
+def status(user: str, standing: ModelState, going: Sequence[tuple[str, float]]) -> Content:
     """The footer's left: who answers, what goes on now and how far it is, and how much there is to learn."""
     stack = (
         "…"
@@ -143,7 +143,9 @@ def revision(each: Revision, *, live: bool, largest: float, width: int) -> Conte
         figure = f" {won:+.2f}"
         filled = bar(abs(won) / largest if largest else 0.0, width - 3 - len(figure) - 13)
         second = [("  ", ""), (filled or "╸", colour), (figure, "" if won > 0 else "$error")]
-    last = ("  on probation", "$warning") if each.probation else (f"  {moment(each.at)[5:]}", DIM)
+    last = (
+        ("  on probation", "$warning") if each.probation else (f"  {format_time(each.at)[5:]}", DIM)
+    )
     return Content.assemble(*first, "\n", *second, last)
 
 
@@ -170,7 +172,10 @@ def report(last: LearnReport | None) -> Content:
             ", on probation" if last.probation else ", accepted by you" if last.accepted else "",
             "$warning",
         ),
-        (f"\n{moment(last.at)} · {pluralize(last.steps, 'step')} · {last.seconds:.0f} s\n", DIM),
+        (
+            f"\n{format_time(last.at)} · {pluralize(last.steps, 'step')} · {last.seconds:.0f} s\n",
+            DIM,
+        ),
         (f"\n{printable(last.reason)}\n", ""),
     ]
     for use in dict.fromkeys(source.use for source in last.sources):
@@ -219,7 +224,7 @@ def memory(items: Sequence[Item]) -> list[Row]:
         own = [each for each in reversed(items) if each.kind == kind]
         if own:
             rows.append(_heading(title, "", "", first=not rows))
-            rows += [_said(moment(each.at)[5:10], each.text, each.id) for each in own]
+            rows += [_said(format_time(each.at)[5:10], each.text, each.id) for each in own]
     return rows or [
         Row(Content.assemble(("Nothing yet. F4 tells a fact, c on a reply a rule.", DIM)))
     ]

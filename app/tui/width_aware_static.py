@@ -11,7 +11,7 @@ from textual.widgets import Static
 _UNTIL_KNOWN = 72
 
 
-class Flowing(Static):
+class WidthAwareStatic(Static):
     """Shows what ``lines`` makes of a width in cells, anew whenever that changes."""
 
     def __init__(

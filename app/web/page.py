@@ -79,7 +79,7 @@ def blueprint(codes: SignInCodes | None = None) -> Blueprint:
         return response
 
     @made.get("/", provide_automatic_options=False)
-    @security.for_anybody
+    @security.public
     def page() -> Response | BaseResponse:
         if not request.environ["PATH_INFO"]:
             # Mounted, and asked for without the slash: the files would be looked for beside it.
@@ -87,7 +87,7 @@ def blueprint(codes: SignInCodes | None = None) -> Blueprint:
         return answer(_FIRST, first, _AGAIN)
 
     @made.get("/web/<of>/<name>", provide_automatic_options=False)
-    @security.for_anybody
+    @security.public
     def part(of: str, name: str) -> Response:
         if of != version or name not in found:
             raise NotFound("There is no such file.")
@@ -96,7 +96,7 @@ def blueprint(codes: SignInCodes | None = None) -> Blueprint:
     if codes is not None:
         # In a header, since the server keeps no body of a caller without a token.
         @made.post("/web/session", provide_automatic_options=False)
-        @security.for_anybody
+        @security.public
         def session() -> Response:
             given = request.authorization
             secret = codes.redeem(given.token or "") if given is not None else None

@@ -19,7 +19,7 @@ MOST_COMPARISONS = 1024
 MOST_OF_ONE = 32
 
 
-class Desk:
+class EphemeralState:
     """The streams and comparisons of one server."""
 
     def __init__(self, clock: Clock) -> None:
@@ -48,7 +48,7 @@ class Desk:
             stop.set()
         return stop is not None
 
-    def keep(self, user: str, comparison: Comparison) -> str:
+    def add_comparison(self, user: str, comparison: Comparison) -> str:
         """Keeps a comparison of a user; its id."""
         name = self._id("c")
         with self._turn:
@@ -60,7 +60,7 @@ class Desk:
             self._comparisons[user, name] = comparison
         return name
 
-    def comparison(self, user: str, name: str) -> Comparison:
+    def take_comparison(self, user: str, name: str) -> Comparison:
         """One of a user. Raises ``NotFound``."""
         with self._turn:
             found = self._comparisons.get((user, name))

@@ -19,10 +19,9 @@ from personalpeft.chat.compare import LabeledComparison
 from personalpeft.chat.reply import Reply
 from personalpeft.errors import AdapterError, InvalidInput, PersonalFileError
 from personalpeft.learning.activity_summary import ActivitySummary
-from personalpeft.learning.progress import TrainingStatus
+from personalpeft.learning.options import TrainingStatus
 from personalpeft.learning.report import LearnReport
-from personalpeft.learning.status import SignalStatus
-from personalpeft.learning.triggers import Pending
+from personalpeft.learning.status import Pending, SignalStatus
 from personalpeft.memory.types import Item
 from personalpeft.provenance import Provenance
 from personalpeft.store.types import GarbageReport, Problem, UserSummary
@@ -32,72 +31,72 @@ from personalpeft_app.http.api_v1 import schemas as v
 from personalpeft_app.http.api_v1.jobs import Asking
 from personalpeft_app.http.api_v1.operations import OPERATIONS
 from personalpeft_app.http.api_v1.paging import by_id, page, page_by_number
-from personalpeft_app.http.api_v1.request_context import Call
+from personalpeft_app.http.api_v1.request_context import RequestContext
 from personalpeft_app.http.security import caller
-from personalpeft_app.peft_archive import packed, unpacked
+from personalpeft_app.peft_archive import unzip_adapter, zip_adapter
 
 
-def holder(call: Call) -> v.Holder:
+def whoami(call: RequestContext) -> v.Holder:
     return v.Holder(caller().user, call.runtime.base().card.title)
 
 
-def users(call: Call) -> v.Page[UserSummary]:
+def users(call: RequestContext) -> v.Page[UserSummary]:
     limit = call.query.limit
     found = call.runtime.users(after=call.query.after, limit=limit)
     return v.Page(found, found[-1].id if len(found) == limit else None)
 
 
-def make_user(call: Call) -> UserSummary:
+def make_user(call: RequestContext) -> UserSummary:
     return call.user.summary()
 
 
-def summary(call: Call) -> UserSummary:
+def summary(call: RequestContext) -> UserSummary:
     return call.user.summary()
 
 
-def chat(call: Call) -> Reply:
-    return call.user.chat(call.body.prompt, cancelled=call.gone, **_asked(call.body))
+def chat(call: RequestContext) -> Reply:
+    return call.user.chat(call.body.prompt, cancelled=call.is_disconnected, **_asked(call.body))
 
 
-def stream(call: Call) -> Iterator[v.Begun | v.Piece | v.Ended]:
-    with call.desk.stream(call.user.id) as (name, stop):
-        over = partial(_either, stop.is_set, call.gone)
+def stream(call: RequestContext) -> Iterator[v.StreamStarted | v.StreamText | v.StreamFinished]:
+    with call.ephemeral.stream(call.user.id) as (name, stop):
+        over = partial(_either, stop.is_set, call.is_disconnected)
         reply = call.user.stream(call.body.prompt, cancelled=over, **_asked(call.body))
         try:
             # The first piece is asked for before anything is answered: what keeps it away is then an answer of its own, with a status.
             first = next(reply, None)
-            yield v.Begun(name)
+            yield v.StreamStarted(name)
             if first is not None:
-                yield v.Piece(first)
+                yield v.StreamText(first)
             for piece in reply:
-                yield v.Piece(piece)
-            yield v.Ended(reply.reply)
+                yield v.StreamText(piece)
+            yield v.StreamFinished(reply.reply)
         finally:
             reply.close()
 
 
-def stop(call: Call) -> v.Stopped:
-    return v.Stopped(call.desk.stop(call.user.id, call.path["stream"]))
+def stop(call: RequestContext) -> v.StreamStopped:
+    return v.StreamStopped(call.ephemeral.stop(call.user.id, call.path["stream"]))
 
 
-def turns(call: Call) -> v.Page[Turn]:
+def turns(call: RequestContext) -> v.Page[Turn]:
     # One more than is asked for says whether there is another page; the ledger brings no others.
     found = call.user.turns(call.query.limit + 1, before=call.query.after)
     part = found[: call.query.limit]
     return v.Page(part, part[-1].id if len(found) > len(part) else None)
 
 
-def turn(call: Call) -> Turn:
+def turn(call: RequestContext) -> Turn:
     return call.user.turn(call.path["turn"])
 
 
-def why(call: Call) -> Provenance:
+def why(call: RequestContext) -> Provenance:
     return call.user.why(call.path["turn"])
 
 
-def feedback(call: Call) -> v.Said:
+def feedback(call: RequestContext) -> v.SignalCreated:
     said = call.body
-    return v.Said(
+    return v.SignalCreated(
         call.user.feedback(
             call.path["turn"],
             rating=said.rating,
@@ -110,100 +109,102 @@ def feedback(call: Call) -> v.Said:
     )
 
 
-def observe(call: Call) -> v.Observed:
+def observe(call: RequestContext) -> v.Observed:
     return v.Observed(call.user.observe(call.path["turn"], call.body.seen))
 
 
-def teach(call: Call) -> v.Said:
+def teach(call: RequestContext) -> v.SignalCreated:
     body = call.body
-    return v.Said(call.user.teach(body.prompt, body.answer, skill=body.skill, source=body.source))
+    return v.SignalCreated(
+        call.user.teach(body.prompt, body.answer, skill=body.skill, source=body.source)
+    )
 
 
-def remember(call: Call) -> v.Said:
+def remember(call: RequestContext) -> v.SignalCreated:
     body = call.body
-    return v.Said(
+    return v.SignalCreated(
         call.user.remember(
             body.text, questions=body.questions, answer=body.answer, source=body.source
         )
     )
 
 
-def retract(call: Call) -> tuple[Signal, ...]:
+def retract(call: RequestContext) -> tuple[Signal, ...]:
     return call.user.retract(*call.body.signals)
 
 
-def signals(call: Call) -> v.Page[Signal]:
+def signals(call: RequestContext) -> v.Page[Signal]:
     return page(call.user.signals(current=call.query.current), call.query, by_id)
 
 
-def lessons(call: Call) -> v.Page[SignalStatus]:
+def lessons(call: RequestContext) -> v.Page[SignalStatus]:
     return page(
         call.user.lessons(current=call.query.current), call.query, lambda account: account.signal.id
     )
 
 
-def items(call: Call) -> v.Page[Item]:
+def items(call: RequestContext) -> v.Page[Item]:
     return page(call.user.items(), call.query, by_id)
 
 
-def edit_item(call: Call) -> Item:
+def edit_item(call: RequestContext) -> Item:
     body = call.body
     return call.user.edit_item(
         call.path["item"], body.text, questions=body.questions, answer=body.answer
     )
 
 
-def remove_item(call: Call) -> None:
+def remove_item(call: RequestContext) -> None:
     call.user.remove_item(call.path["item"])
 
 
-def pending(call: Call) -> Pending:
+def pending(call: RequestContext) -> Pending:
     return call.user.pending()
 
 
-def learning(call: Call) -> TrainingStatus | None:
+def learning(call: RequestContext) -> TrainingStatus | None:
     return call.user.training_status()
 
 
-def review(call: Call) -> tuple[LearnReport, ...]:
+def review(call: RequestContext) -> tuple[LearnReport, ...]:
     return call.user.review()
 
 
-def stack(call: Call) -> Stack:
+def stack(call: RequestContext) -> Stack:
     return call.user.stack()
 
 
-def layers(call: Call) -> v.Page[Layer]:
+def layers(call: RequestContext) -> v.Page[Layer]:
     return page(call.user.layers(), call.query, lambda layer: layer.name)
 
 
-def weigh(call: Call) -> Layer:
+def weigh(call: RequestContext) -> Layer:
     call.user.set_weight(call.path["layer"], call.body.weight)
     return _layer(call)
 
 
-def scope(call: Call) -> Layer:
+def scope(call: RequestContext) -> Layer:
     call.user.scope(call.path["layer"], call.body.scope)
     return _layer(call)
 
 
-def rollback(call: Call) -> HeadMove:
+def rollback(call: RequestContext) -> HeadMove:
     return call.user.rollback(call.path["layer"], call.body.to)
 
 
-def revisions(call: Call) -> v.Page[Revision]:
+def revisions(call: RequestContext) -> v.Page[Revision]:
     return page(call.user.revisions(call.query.layer), call.query, by_id)
 
 
-def history(call: Call) -> v.Page[HeadMove]:
+def history(call: RequestContext) -> v.Page[HeadMove]:
     return page_by_number(call.user.history(call.query.layer), call.query)
 
 
-def reports(call: Call) -> v.Page[Json]:
+def reports(call: RequestContext) -> v.Page[Json]:
     return page_by_number(call.user.reports(), call.query)
 
 
-def digest(call: Call) -> ActivitySummary:
+def digest(call: RequestContext) -> ActivitySummary:
     since, seconds = call.query.since, call.query.seconds
     if since is not None and seconds is not None:
         raise InvalidInput("Both since and seconds are given.", hint="Give one of them.")
@@ -211,7 +212,7 @@ def digest(call: Call) -> ActivitySummary:
     return call.user.activity_summary(begin, call.query.until)
 
 
-def compare(call: Call) -> v.BlindComparison:
+def compare(call: RequestContext) -> v.BlindComparison:
     body = call.body
     found = call.user.compare(
         body.prompt,
@@ -220,20 +221,24 @@ def compare(call: Call) -> v.BlindComparison:
         layer=body.layer,
         max_tokens=body.max_tokens,
         memory=body.memory,
-        cancelled=call.gone,
+        cancelled=call.is_disconnected,
     )
     answers = tuple(
         v.BlindAnswer(number, each.name, each.text) for number, each in enumerate(found.answers, 1)
     )
-    return v.BlindComparison(call.desk.keep(call.user.id, found), found.prompt, answers, found.same)
+    return v.BlindComparison(
+        call.ephemeral.add_comparison(call.user.id, found), found.prompt, answers, found.same
+    )
 
 
-def choose(call: Call) -> LabeledComparison:
-    return call.desk.comparison(call.user.id, call.path["comparison"]).choose(call.body.which)
+def choose(call: RequestContext) -> LabeledComparison:
+    return call.ephemeral.take_comparison(call.user.id, call.path["comparison"]).choose(
+        call.body.which
+    )
 
 
 @contextmanager
-def export(call: Call) -> Iterator[ExportSummary]:
+def export(call: RequestContext) -> Iterator[ExportSummary]:
     """The file lives as long as the context."""
     with TemporaryDirectory(prefix="personal-") as folder:
         yield call.user.export(
@@ -241,7 +246,7 @@ def export(call: Call) -> Iterator[ExportSummary]:
         )
 
 
-def import_user(call: Call) -> ImportSummary:
+def import_user(call: RequestContext) -> ImportSummary:
     try:
         return call.runtime.import_user(call.body, as_user=call.query.as_user)
     except PersonalFileError as error:
@@ -252,29 +257,29 @@ def import_user(call: Call) -> ImportSummary:
 
 
 @contextmanager
-def export_peft(call: Call) -> Iterator[v.Packed]:
+def export_peft(call: RequestContext) -> Iterator[v.PackedFile]:
     """As ``export``."""
     with TemporaryDirectory(prefix="personal-") as folder:
         archive = Path(folder) / f"{call.user.id}.zip"
-        packed(call.user.export_peft(Path(folder) / "peft", layer=call.query.layer), archive)
-        yield v.Packed(archive, archive.stat().st_size)
+        zip_adapter(call.user.export_peft(Path(folder) / "peft", layer=call.query.layer), archive)
+        yield v.PackedFile(archive, archive.stat().st_size)
 
 
-def import_peft(call: Call) -> Revision:
+def import_peft(call: RequestContext) -> Revision:
     with TemporaryDirectory(prefix="personal-") as folder:
-        unpacked(call.body, Path(folder))
+        unzip_adapter(call.body, Path(folder))
         return call.user.import_peft(folder, layer=call.query.layer)
 
 
 @contextmanager
-def export_gguf(call: Call) -> Iterator[v.Packed]:
+def export_gguf(call: RequestContext) -> Iterator[v.PackedFile]:
     """As ``export``."""
     with TemporaryDirectory(prefix="personal-") as folder:
         file = call.user.export_gguf(Path(folder) / f"{call.user.id}.gguf", layer=call.query.layer)
-        yield v.Packed(file, file.stat().st_size)
+        yield v.PackedFile(file, file.stat().st_size)
 
 
-def import_gguf(call: Call) -> Revision:
+def import_gguf(call: RequestContext) -> Revision:
     try:
         return call.user.import_gguf(call.body, layer=call.query.layer)
     except AdapterError as error:
@@ -283,20 +288,22 @@ def import_gguf(call: Call) -> Revision:
         ) from error
 
 
-def served(call: Call) -> bytes:
+def served(call: RequestContext) -> bytes:
     return call.runtime.read_published_file(call.path["digest"], call.path["file"])
 
 
-def verify(call: Call) -> tuple[Problem, ...]:
+def verify(call: RequestContext) -> tuple[Problem, ...]:
     return call.runtime.verify()
 
 
-def collect(call: Call) -> GarbageReport:
+def collect(call: RequestContext) -> GarbageReport:
     return call.runtime.collect_garbage(dry_run=call.query.dry_run)
 
 
 _BY_NAME = {**globals(), **vars(job_handlers)}
-ACTS: Mapping[str, Callable[[Call], Any]] = {each.name: _BY_NAME[each.name] for each in OPERATIONS}
+ACTS: Mapping[str, Callable[[RequestContext], Any]] = {
+    each.name: _BY_NAME[each.name] for each in OPERATIONS
+}
 
 
 def _asked(body: v.ChatBody) -> dict[str, Any]:
@@ -322,5 +329,5 @@ def _either(one: Asking, other: Asking) -> bool:
     return one() or other()
 
 
-def _layer(call: Call) -> Layer:
+def _layer(call: RequestContext) -> Layer:
     return next(layer for layer in call.user.layers() if layer.name == call.path["layer"])

@@ -14,7 +14,7 @@ from personalpeft.learning.report import LearnReport
 from personalpeft_app.http.api_v1 import schemas as v
 from personalpeft_app.http.api_v1.jobs import Asking, Progress
 from personalpeft_app.http.api_v1.paging import by_id, page
-from personalpeft_app.http.api_v1.request_context import Call
+from personalpeft_app.http.api_v1.request_context import RequestContext
 from personalpeft_app.http.security import caller
 
 # How long a stream of events may be silent, in seconds: a proxy or a client would take a longer silence for the end, and a reader who has
@@ -22,7 +22,7 @@ from personalpeft_app.http.security import caller
 PATIENCE = 1.0
 
 
-def learn(call: Call) -> v.Job:
+def learn(call: RequestContext) -> v.Job:
     user, body = call.user, call.body
 
     def work(progress: Progress, cancelled: Asking) -> LearnReport:
@@ -31,7 +31,7 @@ def learn(call: Call) -> v.Job:
     return call.jobs.begin(user.id, "learn", work)
 
 
-def learn_many(call: Call) -> v.Job:
+def learn_many(call: RequestContext) -> v.Job:
     runtime, body = call.runtime, call.body
 
     def work(progress: Progress, cancelled: Asking) -> tuple[LearnReport, ...]:
@@ -42,7 +42,7 @@ def learn_many(call: Call) -> v.Job:
     return call.jobs.begin(None, "learn_many", work, users=body.users)
 
 
-def practice(call: Call) -> v.Job:
+def practice(call: RequestContext) -> v.Job:
     user, body = call.user, call.body
 
     def work(progress: Progress, cancelled: Asking) -> LearnReport:
@@ -63,7 +63,7 @@ def practice(call: Call) -> v.Job:
     return call.jobs.begin(user.id, "practice", work)
 
 
-def forget(call: Call) -> v.Job:
+def forget(call: RequestContext) -> v.Job:
     user, body = call.user, call.body
 
     def work(progress: Progress, cancelled: Asking) -> ForgetReport:
@@ -77,45 +77,45 @@ def forget(call: Call) -> v.Job:
         if not body.dry_run:
             # What this server remembers of its own may hold the words too.
             call.jobs.forget(user.id)
-            call.desk.forget(user.id)
+            call.ephemeral.forget(user.id)
         return report
 
     return call.jobs.begin(user.id, "forget", work)
 
 
-def jobs(call: Call) -> v.Page[v.Job]:
+def jobs(call: RequestContext) -> v.Page[v.Job]:
     return page(call.jobs.of(call.user.id), call.query, by_id)
 
 
-def job(call: Call) -> v.Job:
+def job(call: RequestContext) -> v.Job:
     return call.jobs.get(call.user.id, call.path["job"])
 
 
-def follow(call: Call) -> Iterator[v.Job | None]:
+def follow(call: RequestContext) -> Iterator[v.Job | None]:
     return _watched(call, call.user.id)
 
 
-def cancel(call: Call) -> v.Job:
+def cancel(call: RequestContext) -> v.Job:
     return call.jobs.cancel(call.user.id, call.path["job"])
 
 
-def every_job(call: Call) -> v.Page[v.Job]:
+def every_job(call: RequestContext) -> v.Page[v.Job]:
     return page(call.jobs.of(None), call.query, by_id)
 
 
-def any_job(call: Call) -> v.Job:
+def any_job(call: RequestContext) -> v.Job:
     return call.jobs.get(None, call.path["job"])
 
 
-def follow_any(call: Call) -> Iterator[v.Job | None]:
+def follow_any(call: RequestContext) -> Iterator[v.Job | None]:
     return _watched(call, None)
 
 
-def cancel_any(call: Call) -> v.Job:
+def cancel_any(call: RequestContext) -> v.Job:
     return call.jobs.cancel(None, call.path["job"])
 
 
-def _watched(call: Call, user: str | None) -> Iterator[v.Job | None]:
+def _watched(call: RequestContext, user: str | None) -> Iterator[v.Job | None]:
     with call.job_streams.stream(caller().token):
         yield from call.jobs.watch(user, call.path["job"], PATIENCE)
 

@@ -166,7 +166,7 @@ class Jobs:
             error, state = bug_fault(bug), "failed"
         with self._changed:
             over = replace(
-                entry.job, state=state, ended=self._clock.now(), error=error, **_told(came)
+                entry.job, state=state, ended=self._clock.now(), error=error, **_format_error(came)
             )
             self._change(entry, over)
 
@@ -198,7 +198,7 @@ def bug_fault(bug: Exception) -> Fault:
     return Fault("Bug", bug_message(bug))
 
 
-def _told(came: Came | None) -> dict[str, Any]:
+def _format_error(came: Came | None) -> dict[str, Any]:
     """The field of a job that holds what came of it."""
     match came:
         case LearnReport():

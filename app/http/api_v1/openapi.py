@@ -14,7 +14,7 @@ from personalpeft_app.http.api_v1.operations import (
     Operation,
 )
 from personalpeft_app.http.api_v1.schemas import Refusal
-from personalpeft_app.http.api_v1.serialization import fields_of, give, schema_of, schemas
+from personalpeft_app.http.api_v1.serialization import fields_of, schema_of, schemas, to_json
 
 # What a server says before or beside the table: no token, another's data, too large, not JSON, too many at once.
 GUARDED = {
@@ -169,7 +169,7 @@ def _in_query(query: type) -> Iterator[dict[str, Any]]:
         if schema.get("anyOf", [{}])[-1] == {"type": "null"}:
             schema = schema["anyOf"][0]
         if default is not None:
-            schema = {**schema, "default": give(default)}
+            schema = {**schema, "default": to_json(default)}
         yield {"name": name, "in": "query", "required": needed, "schema": schema}
 
 

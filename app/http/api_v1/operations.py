@@ -34,10 +34,9 @@ from personalpeft.errors import (
     WeightsError,
 )
 from personalpeft.learning.activity_summary import ActivitySummary
-from personalpeft.learning.progress import TrainingStatus
+from personalpeft.learning.options import TrainingStatus
 from personalpeft.learning.report import LearnReport
-from personalpeft.learning.status import SignalStatus
-from personalpeft.learning.triggers import Pending
+from personalpeft.learning.status import Pending, SignalStatus
 from personalpeft.memory.types import Item
 from personalpeft.provenance import Provenance
 from personalpeft.store.types import GarbageReport, Problem, UserSummary
@@ -87,7 +86,7 @@ class Operation:
     text: str
     answer: Any = None
     body: type | None = None
-    query: type = v.Nothing
+    query: type = v.Empty
     status: int = 200
     paged: bool = False
     events: Mapping[str, type] = field(default_factory=dict)
@@ -108,8 +107,8 @@ class Operation:
 _USER, _TURN, _LAYER = "/users/{user}", "/users/{user}/turns/{turn}", "/users/{user}/layers/{layer}"
 _JOB = "/jobs/{job}"
 
-HOLDER = Operation(
-    "holder", "GET", "/token", "Users", "Whose the token of this request is, and the base that answers.", v.Holder,
+WHOAMI = Operation(
+    "whoami", "GET", "/token", "Users", "Whose the token of this request is, and the base that answers.", v.Holder,
     errors=(*ANY, WeightsError, MissingPackage),
 )  # fmt: skip
 USERS = Operation(
@@ -133,11 +132,11 @@ STREAM = Operation(
     "As chat, in pieces. What goes wrong after the first piece is an event too; a client that goes away stops the reply, and what "
     "came is kept as a cancelled turn.",
     body=v.ChatBody, makes_user=True, errors=TALKING,
-    events={"begun": v.Begun, "piece": v.Piece, "ended": v.Ended, "error": v.Refusal},
+    events={"begun": v.StreamStarted, "piece": v.StreamText, "ended": v.StreamFinished, "error": v.Refusal},
 )  # fmt: skip
 STOP = Operation(
     "stop", "DELETE", f"{_USER}/streams/{{stream}}", "Talk",
-    "Stops a streamed reply. The stream then ends with the turn as far as it came, so that feedback can follow.", v.Stopped,
+    "Stops a streamed reply. The stream then ends with the turn as far as it came, so that feedback can follow.", v.StreamStopped,
 )  # fmt: skip
 
 TURNS = Operation(
@@ -151,7 +150,7 @@ WHY = Operation(
 
 FEEDBACK = Operation(
     "feedback", "POST", f"{_TURN}/feedback", "Say", "Says one thing about a reply; it is durable when this answers.",
-    v.Said, v.FeedbackBody, status=201,
+    v.SignalCreated, v.FeedbackBody, status=201,
 )  # fmt: skip
 OBSERVE = Operation(
     "observe", "POST", f"{_TURN}/observe", "Say", "Tells what the app saw; kept only where the server was opened so.",
@@ -159,11 +158,11 @@ OBSERVE = Operation(
 )  # fmt: skip
 TEACH = Operation(
     "teach", "POST", f"{_USER}/teach", "Say", "Shows the answer that is wanted to a prompt.",
-    v.Said, v.TeachBody, status=201, makes_user=True,
+    v.SignalCreated, v.TeachBody, status=201, makes_user=True,
 )  # fmt: skip
 REMEMBER = Operation(
     "remember", "POST", f"{_USER}/remember", "Say", "Keeps a fact, which is looked up from the next turn on.",
-    v.Said, v.RememberBody, status=201, makes_user=True,
+    v.SignalCreated, v.RememberBody, status=201, makes_user=True,
 )  # fmt: skip
 RETRACT = Operation(
     "retract", "POST", f"{_USER}/retractions", "Say",

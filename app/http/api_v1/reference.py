@@ -9,7 +9,7 @@ from typing import Any
 
 from personalpeft_app.http.api_v1.openapi import statuses
 from personalpeft_app.http.api_v1.operations import OPERATIONS, PERSONAL, PREFIX, Operation
-from personalpeft_app.http.api_v1.serialization import fields_of, give, schema_of
+from personalpeft_app.http.api_v1.serialization import fields_of, schema_of, to_json
 
 _HEAD = """\
 # Our own API
@@ -112,7 +112,7 @@ def _one(operation: Operation) -> Iterator[str]:
     if rows:
         yield from ("| field | in | | default |", "| --- | --- | --- | --- |")
     for name, kind, needed, default, where in rows:
-        said = "must be given" if needed else f"`{json.dumps(give(default))}`"
+        said = "must be given" if needed else f"`{json.dumps(to_json(default))}`"
         yield f"| `{name}` | {where} | {_words(schema_of(kind))} | {said} |"
     if rows:
         yield ""

@@ -7,30 +7,30 @@ from dataclasses import dataclass
 from typing import Any
 
 from personalpeft import Runtime, User
-from personalpeft_app.http.api_v1.ephemeral_state import Desk
+from personalpeft_app.http.api_v1.ephemeral_state import EphemeralState
 from personalpeft_app.http.api_v1.jobs import Asking, Jobs
 from personalpeft_app.http.concurrency import StreamLimiter
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class RequestContext:
     """One request, let in and checked. ``person`` is None where the path names nobody; ``gone`` says whether the
     client went away, so that nothing is written for nobody.
     """
 
     runtime: Runtime
     jobs: Jobs
-    desk: Desk
+    ephemeral: EphemeralState
     job_streams: StreamLimiter
-    person: User | None
+    user_id: User | None
     path: Mapping[str, str]
     query: Any
     body: Any
-    gone: Asking
+    is_disconnected: Asking
 
     @property
     def user(self) -> User:
         """Whose model it is about; only for operations whose path names somebody."""
-        if self.person is None:
+        if self.user_id is None:
             raise LookupError("the path of this operation names nobody")
-        return self.person
+        return self.user_id

@@ -26,7 +26,7 @@ from personalpeft.errors import InvalidInput, PersonalPeftError, format_origin, 
 from personalpeft.learning.options import not_cancelled
 from personalpeft_app.http import error_responses, security, validation
 from personalpeft_app.http.api_v1 import schemas as v
-from personalpeft_app.http.api_v1.ephemeral_state import Desk
+from personalpeft_app.http.api_v1.ephemeral_state import EphemeralState
 from personalpeft_app.http.api_v1.handlers import ACTS
 from personalpeft_app.http.api_v1.jobs import Jobs, bug_fault
 from personalpeft_app.http.api_v1.openapi import document
@@ -37,22 +37,22 @@ from personalpeft_app.http.api_v1.operations import (
     PREFIX,
     Operation,
 )
-from personalpeft_app.http.api_v1.request_context import Call
-from personalpeft_app.http.api_v1.serialization import fields_of, give, take, unions
-from personalpeft_app.http.concurrency import job_streams_for
+from personalpeft_app.http.api_v1.request_context import RequestContext
+from personalpeft_app.http.api_v1.serialization import fields_of, from_json, to_json, unions
+from personalpeft_app.http.concurrency import stream_limiter_of
 
 _TRUTH = {"true": True, "false": False}
 
 
-class OwnApi:
+class ApiV1:
     """Our own API over one open runtime: ``blueprint`` for ``server.make_app``; ``close`` it before the runtime."""
 
     def __init__(self, runtime: Runtime, *, clock: Clock = SYSTEM) -> None:
         self._runtime = runtime
         self._hidden = (str(runtime.settings.home), str(runtime.settings.cache))
         self.jobs = Jobs(clock, self._told)
-        self._desk = Desk(clock)
-        self._job_streams = job_streams_for(runtime)
+        self._desk = EphemeralState(clock)
+        self._job_streams = stream_limiter_of(runtime)
         self.blueprint = Blueprint("own", __name__, url_prefix=PREFIX)
         for operation in OPERATIONS:
             self.blueprint.add_url_rule(
@@ -74,15 +74,17 @@ class OwnApi:
     def _view(self, operation: Operation) -> Callable[..., Response]:
         def view(**path: str) -> Response:
             if operation.everybody and not (operation.workers and security.caller().worker):
-                security.administration()
+                security.require_admin()
             if "user" in path:
-                security.acting_for(path["user"])
-            checked = {name: take(PARAMETERS[name][0], value, name) for name, value in path.items()}
+                security.require_user(path["user"])
+            checked = {
+                name: from_json(PARAMETERS[name][0], value, name) for name, value in path.items()
+            }
             query = _query(operation)
             if operation.upload:
                 with _uploaded(operation) as file:
                     done = ACTS[operation.name](self._call(operation, checked, query, file))
-                return _json(give(done), operation.status)
+                return _json(to_json(done), operation.status)
             call = self._call(operation, checked, query, _body(operation))
             done = ACTS[operation.name](call)
             if operation.events:
@@ -93,7 +95,7 @@ class OwnApi:
                 return Response(status=operation.status)
             if operation.answer is bytes:
                 return _same_for_ever(done)
-            response = _json(give(done), operation.status)
+            response = _json(to_json(done), operation.status)
             if isinstance(done, v.Job) and operation.status == 202:
                 whose = "" if done.user is None else f"/users/{done.user}"
                 response.headers["Location"] = f"{PREFIX}{whose}/jobs/{done.id}"
@@ -101,9 +103,11 @@ class OwnApi:
 
         if operation.upload:
             validation.for_files(view)
-        return security.for_workers(view) if operation.workers else view
+        return security.allow_workers(view) if operation.workers else view
 
-    def _call(self, operation: Operation, path: Mapping[str, str], query: Any, body: Any) -> Call:
+    def _call(
+        self, operation: Operation, path: Mapping[str, str], query: Any, body: Any
+    ) -> RequestContext:
         person = (
             self._runtime.user(path["user"], create=operation.makes_user)
             if "user" in path
@@ -111,7 +115,7 @@ class OwnApi:
         )
         # Only a real server knows who has gone.
         gone = request.environ.get("waitress.client_disconnected", not_cancelled)
-        return Call(
+        return RequestContext(
             self._runtime, self.jobs, self._desk, self._job_streams, person, path, query, body, gone
         )
 
@@ -138,7 +142,7 @@ class OwnApi:
         return response
 
     def _told(self, error: PersonalPeftError) -> v.Fault:
-        _, message, hint = error_responses.told(error, self._hidden)
+        _, message, hint = error_responses.describe_error(error, self._hidden)
         return v.Fault(get_error_type(error).__name__, message, hint)
 
 
@@ -161,11 +165,11 @@ def _uploaded(operation: Operation) -> Generator[Path, None, None]:
         yield path
 
 
-def _file(made: AbstractContextManager[ExportSummary | v.Packed]) -> Response:
+def _file(made: AbstractContextManager[ExportSummary | v.PackedFile]) -> Response:
     with ExitStack() as stack:
         exported = stack.enter_context(made)
         response = send_file(exported.path, mimetype=PERSONAL, as_attachment=True)
-        told = give(exported) | {"path": exported.path.name}
+        told = to_json(exported) | {"path": exported.path.name}
         response.headers["X-Personalpeft-Exported"] = json.dumps(told)
         # The file is there until the last byte of it is out.
         response.call_on_close(stack.pop_all().close)
@@ -184,7 +188,7 @@ def _body(operation: Operation) -> Any:
         return None
     needed = any(needed for _, _, needed, _ in fields_of(operation.body))
     given: Mapping[str, Any] = validation.read_object() if needed or request.get_data() else {}
-    return take(operation.body, given)
+    return from_json(operation.body, given)
 
 
 def _query(operation: Operation) -> Any:
@@ -197,7 +201,7 @@ def _query(operation: Operation) -> Any:
                 f"{ascii(name)[:80]} is given {len(values)} times.", hint="Give it once."
             )
         given[name] = _read(kinds[name], values[0]) if name in kinds else values[0]
-    return take(operation.query, given, "The query")
+    return from_json(operation.query, given, "The query")
 
 
 def _read(kind: Any, text: str) -> Any:
@@ -222,4 +226,4 @@ def _json(value: Any, status: int) -> Response:
 
 def _event(name: str, value: Any) -> str:
     # JSON has no line ends of its own, so one line of data holds it.
-    return f"event: {name}\ndata: {json.dumps(give(value), allow_nan=False)}\n\n"
+    return f"event: {name}\ndata: {json.dumps(to_json(value), allow_nan=False)}\n\n"

@@ -215,7 +215,7 @@ class ScopeBody:
 
 
 @dataclass(frozen=True, slots=True)
-class Nothing:
+class Empty:
     """No parameters."""
 
 
@@ -319,7 +319,7 @@ class Holder:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class SignalCreated:
     """The id of the signal that was kept."""
 
     signal: str
@@ -333,7 +333,7 @@ class Observed:
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
+class PackedFile:
     """A file that goes out: what it is called and how large it is."""
 
     path: Path
@@ -387,28 +387,28 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class StreamStarted:
     """The first event of a streamed reply: the name by which it can be stopped."""
 
     stream: str
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class StreamText:
     """A piece of a reply's text."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class StreamFinished:
     """The last event of a streamed reply: all of it, with its turn id and stack."""
 
     reply: Reply
 
 
 @dataclass(frozen=True, slots=True)
-class Stopped:
+class StreamStopped:
     """Whether there was something to stop."""
 
     stopped: bool

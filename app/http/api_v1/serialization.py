@@ -69,21 +69,21 @@ class Many:
     least: int = 0
 
 
-def give(value: Any) -> Any:
+def to_json(value: Any) -> Any:
     """A value as what JSON knows: fields as keys, with what it says of itself; moments in ISO 8601."""
     if is_dataclass(value) and not isinstance(value, type):
         told = TOLD.get(type(value), {})
-        return {name: give(getattr(value, name)) for name in (*_hints(type(value)), *told)}
+        return {name: to_json(getattr(value, name)) for name in (*_hints(type(value)), *told)}
     if isinstance(value, Mapping):
-        return {str(key): give(each) for key, each in value.items()}
+        return {str(key): to_json(each) for key, each in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [give(each) for each in value]
+        return [to_json(each) for each in value]
     if isinstance(value, datetime):
         return value.isoformat()
     return value.value if isinstance(value, Enum) else value
 
 
-def take(kind: Any, value: Any, where: str = "The body", *, strict: bool = True) -> Any:
+def from_json(kind: Any, value: Any, where: str = "The body", *, strict: bool = True) -> Any:
     """The value of a type that JSON stands for. Strict is for what a stranger sent: bounds are checked and keys that are not
     known refused. Otherwise they are left out, so that an older client reads a newer server. Raises ``InvalidInput``.
     """
@@ -91,19 +91,19 @@ def take(kind: Any, value: Any, where: str = "The body", *, strict: bool = True)
     if plain is Any:
         return value
     if _is_union(plain):
-        return _take_one_of(get_args(plain), value, where, strict)
+        return _read_union(get_args(plain), value, where, strict)
     if not _fits(plain, value):
         raise InvalidInput(f"{where} is {_what(value)}.", hint=f"Give {_wanted(plain)}.")
     if is_dataclass(plain):
-        return _take_fields(cast(type, plain), value, where, strict)
+        return _read_fields(cast(type, plain), value, where, strict)
     origin = get_origin(plain) or plain
     if origin is Literal:
         return next(each for each in get_args(plain) if each == value)
     if origin is tuple:
-        return _take_many(plain, bounds, value, where, strict)
+        return _read_list(plain, bounds, value, where, strict)
     if origin is Mapping:
         return {
-            key: take(get_args(plain)[1], each, f"{where}: {key}", strict=strict)
+            key: from_json(get_args(plain)[1], each, f"{where}: {key}", strict=strict)
             for key, each in value.items()
         }
     if isinstance(plain, type) and issubclass(plain, Enum):
@@ -185,18 +185,18 @@ _SCHEMAS: Mapping[Any, Mapping[str, Any]] = {
 }
 
 
-def _take_one_of(kinds: Sequence[Any], value: Any, where: str, strict: bool) -> Any:
+def _read_union(kinds: Sequence[Any], value: Any, where: str, strict: bool) -> Any:
     fitting = [kind for kind in kinds if _fits(_unwrapped(kind)[0], value)]
     others = [kind for kind in kinds if kind is not types.NoneType]
     if fitting:
-        return take(fitting[0], value, where, strict=strict)
+        return from_json(fitting[0], value, where, strict=strict)
     if len(others) == 1:
-        return take(others[0], value, where, strict=strict)
+        return from_json(others[0], value, where, strict=strict)
     wanted = " or ".join(_wanted(_unwrapped(kind)[0]) for kind in others)
     raise InvalidInput(f"{where} is {_what(value)}.", hint=f"Give {wanted}.")
 
 
-def _take_fields(kind: type, value: Mapping[str, Any], where: str, strict: bool) -> Any:
+def _read_fields(kind: type, value: Mapping[str, Any], where: str, strict: bool) -> Any:
     hints = _hints(kind)
     if strict and (unknown := sorted(value.keys() - hints.keys())):
         raise InvalidInput(
@@ -210,14 +210,14 @@ def _take_fields(kind: type, value: Mapping[str, Any], where: str, strict: bool)
             hint=f"Give {_wanted(_unwrapped(hints[missing[0]])[0])}.",
         )
     given = {
-        name: take(hint, value[name], _at(where, name), strict=strict)
+        name: from_json(hint, value[name], _at(where, name), strict=strict)
         for name, hint in hints.items()
         if name in value
     }
     return kind(**given)
 
 
-def _take_many(
+def _read_list(
     kind: Any, bounds: Any, value: Sequence[Any], where: str, strict: bool
 ) -> tuple[Any, ...]:
     limits = bounds if isinstance(bounds, Many) else Many()
@@ -228,7 +228,8 @@ def _take_many(
         )
     inner = get_args(kind)[0]
     return tuple(
-        take(inner, each, f"{where}[{number}]", strict=strict) for number, each in enumerate(value)
+        from_json(inner, each, f"{where}[{number}]", strict=strict)
+        for number, each in enumerate(value)
     )
 
 
@@ -322,7 +323,7 @@ def _schema_of_fields(kind: type, *, sent: bool) -> dict[str, Any]:
     for name, hint, needed, default in fields_of(kind):
         properties[name] = schema_of(hint)
         if sent and not needed and default is not None and not properties[name].get("$ref"):
-            properties[name]["default"] = give(default)
+            properties[name]["default"] = to_json(default)
     told = (
         {}
         if sent

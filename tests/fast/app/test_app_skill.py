@@ -11,7 +11,7 @@ from app_makers import Place
 from hypothesis import given
 from hypothesis import strategies as st
 
-from personalpeft.learning.rl.tasks import is_eval_task
+from personalpeft.learning.rl.rollouts import is_eval_task
 from personalpeft.verifiers.reasoning_gym import ReasoningGym
 from personalpeft_app.bench.skill import DEMONSTRATIONS, FAMILY, _drawn, interval
 

@@ -16,11 +16,11 @@ from personalpeft.clock import Clock
 from personalpeft.learning.activity_summary import ActivitySummary
 from personalpeft.learning.report import LearnReport, from_json
 from personalpeft_app.daemon import journal
-from personalpeft_app.daemon.daily_report import digests
-from personalpeft_app.daemon.journal import TASK, Line
+from personalpeft_app.daemon.daily_report import summarize_users
+from personalpeft_app.daemon.journal import TASK, LogEntry
 from personalpeft_app.daemon.policy import Decision
-from personalpeft_app.daemon.probes import Reading
-from personalpeft_app.daemon.worker import Keeper
+from personalpeft_app.daemon.probes import Probe
+from personalpeft_app.daemon.worker import Worker
 
 BERLIN = ZoneInfo("Europe/Berlin")
 
@@ -40,13 +40,13 @@ class World:
     wall: datetime = field(default_factory=lambda: at("2026-01-14 12:00"))
     seconds: float = 0.0
     pace: float = 0.0
-    reading: Reading = field(
-        default_factory=lambda: Reading(mains=True, others=0.0, temperature=40.0)
+    reading: Probe = field(
+        default_factory=lambda: Probe(on_ac_power=True, other_cpu_load=0.0, temperature=40.0)
     )
-    told: list[Line] = field(default_factory=list)
+    told: list[LogEntry] = field(default_factory=list)
     while_learning: Callable[[], None] = lambda: None
     stopping: bool = False
-    _keeper: Keeper | None = None
+    _keeper: Worker | None = None
     _runtime: Runtime | None = None
     _drawn: int = 0
     _learning: bool = False
@@ -119,7 +119,7 @@ class World:
             self._runtime = personalpeft.open(
                 self.home, base="fake", backend="fake", clock=self.clock
             )
-            self._keeper = Keeper(
+            self._keeper = Worker(
                 self._runtime,
                 self.opened,
                 tell=self.told.append,
@@ -128,7 +128,7 @@ class World:
                 sensors=self._sense,
             )
         try:
-            return self._keeper.round()
+            return self._keeper.run_once()
         except BaseException:
             self.dies()
             raise
@@ -145,7 +145,7 @@ class World:
             self.pass_(minutes=every)
             self.round()
 
-    def _sense(self) -> Reading:
+    def _sense(self) -> Probe:
         self.while_learning()
         return self.reading
 
@@ -155,7 +155,7 @@ class World:
 
     @property
     def is_learning(self) -> bool:
-        return self._keeper is not None and bool(self._keeper.journal.begun)
+        return self._keeper is not None and bool(self._keeper.journal.started)
 
     def forget_journal(self, text: str | None = None) -> None:
         """Loses the journal, or has it hold something else."""
@@ -179,8 +179,8 @@ class World:
     def morning(self) -> list[ActivitySummary]:
         """What the daemon's last report says, as it is read now."""
         with personalpeft.open(self.home, base="fake", backend="fake", clock=self.clock) as runtime:
-            period = journal.from_text(runtime.maintenance.read_note(TASK)).morning
-            return digests(runtime, period) if period else []
+            period = journal.from_text(runtime.maintenance.read_note(TASK)).last_report
+            return summarize_users(runtime, period) if period else []
 
     def pending(self, user: str = "ada") -> int:
         with personalpeft.open(self.home, base="fake", backend="fake") as runtime:

@@ -21,7 +21,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def lines(world: World, what: str) -> list[str]:
-    return [line.said for line in world.told if line.what == what]
+    return [line.message for line in world.told if line.kind == what]
 
 
 def test_a_probation_that_feedback_decided_while_another_learned_is_ended_within_the_hour(

@@ -12,20 +12,20 @@ from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from personalpeft_app.daemon.daily_report import Period
+from personalpeft_app.daemon.daily_report import ReportWindow
 from personalpeft_app.daemon.journal import Journal, from_text
 from personalpeft_app.daemon.policy import (
     QUIET,
-    Chore,
-    Kind,
-    Learn,
-    Moment,
-    Past,
-    Person,
-    decide,
-    last_moment,
-    next_moment,
-    worth,
+    Backlog,
+    History,
+    HostState,
+    LearnUser,
+    Task,
+    TaskKind,
+    last_occurrence,
+    next_occurrence,
+    plan,
+    priority,
 )
 from personalpeft_app.daemon.settings import Settings
 
@@ -39,7 +39,7 @@ class Home:
 
     now: datetime = NOON
     reading: dict[str, object] = field(
-        default_factory=lambda: {"mains": True, "others": 0.0, "temperature": 40.0}
+        default_factory=lambda: {"on_ac_power": True, "other_cpu_load": 0.0, "temperature": 40.0}
     )
     served: datetime | None = None
     lessons: dict[str, list[datetime]] = field(default_factory=lambda: {"ada": [], "bo": []})
@@ -54,12 +54,12 @@ class Home:
         self.served = self.now
         self.lessons[user] += [self.now] * count
 
-    def moment(self) -> Moment:
-        return Moment(self.now, BERLIN, served=self.served, **self.reading)  # type: ignore[arg-type]
+    def moment(self) -> HostState:
+        return HostState(self.now, BERLIN, served=self.served, **self.reading)  # type: ignore[arg-type]
 
-    def people(self) -> list[Person]:
+    def people(self) -> list[Backlog]:
         return [
-            Person(
+            Backlog(
                 user,
                 len(said),
                 min(said, default=None),
@@ -74,19 +74,19 @@ class Home:
 
     def round(self) -> None:
         for _ in range(20):
-            decision = decide(
-                SETTINGS, self.moment(), self.people(), Past(self.spent(), self.journal.chores)
+            decision = plan(
+                SETTINGS, self.moment(), self.people(), History(self.spent(), self.journal.tasks)
             )
-            if decision.act is None:
+            if decision.action is None:
                 return
-            if isinstance(decision.act, Chore):
-                self.journal = self.journal.did(decision.act.kind, decision.act.key)
+            if isinstance(decision.action, Task):
+                self.journal = self.journal.record_task(decision.action.kind, decision.action.key)
                 continue
-            self.learn(decision.act)
+            self.learn(decision.action)
         pytest.fail("it does not come to an end")
 
-    def learn(self, learn: Learn) -> None:
-        assert self.reading["mains"] is not False
+    def learn(self, learn: LearnUser) -> None:
+        assert self.reading["on_ac_power"] is not False
         assert self.served is None or abs(self.now - self.served) >= timedelta(
             minutes=SETTINGS.idle
         )
@@ -96,7 +96,7 @@ class Home:
         self.considered += len(self.lessons[learn.user])
         self.lessons[learn.user] = []
         self.learned[learn.user] = self.now
-        self.journal = self.journal.used(f"{self.now.astimezone(BERLIN):%Y-%m-%d}", 30.0)
+        self.journal = self.journal.add_time(f"{self.now.astimezone(BERLIN):%Y-%m-%d}", 30.0)
 
 
 SPANS = st.integers(-60 * 24 * 400, 60 * 24 * 400).map(lambda minutes: timedelta(minutes=minutes))
@@ -104,8 +104,8 @@ EVENTS = st.one_of(
     st.tuples(st.just("say"), st.sampled_from(["ada", "bo"]), st.integers(1, 12)),
     st.tuples(st.just("pass"), st.integers(1, 60 * 30)),
     st.tuples(st.just("jump"), SPANS),
-    st.tuples(st.just("mains"), st.booleans()),
-    st.tuples(st.just("others"), st.floats(0, 1)),
+    st.tuples(st.just("on_ac_power"), st.booleans()),
+    st.tuples(st.just("other_cpu_load"), st.floats(0, 1)),
     st.tuples(st.just("temperature"), st.floats(20, 110)),
     st.tuples(st.just("restart")),
     st.tuples(st.just("round")),
@@ -132,7 +132,7 @@ def test_no_history_learns_twice_for_one_reason_or_forgets_one(
                 home.round()
             case (str(name), value):
                 home.reading[name] = value
-    home.reading = {"mains": True, "others": 0.0, "temperature": None}
+    home.reading = {"on_ac_power": True, "other_cpu_load": 0.0, "temperature": None}
     # Two quiet days by a clock that goes right: whatever was said is learned, each once.
     for _ in range(2 * 24):
         home.now += timedelta(minutes=60)
@@ -166,51 +166,53 @@ def test_a_time_of_day_comes_once_a_day_everywhere(
     day: datetime, within: timedelta, when: time, zone: str
 ) -> None:
     there, now = ZoneInfo(zone), day + within
-    last, following = last_moment(when, now, there), next_moment(when, now, there)
+    last, following = last_occurrence(when, now, there), next_occurrence(when, now, there)
     assert last <= now < following
     assert timedelta(hours=20) < following - last < timedelta(hours=28)
     # It is the same for as long as the next has not come: nothing is due again in between.
-    assert last_moment(when, following - timedelta(microseconds=1), there) == last
-    assert last_moment(when, following, there) == following
+    assert last_occurrence(when, following - timedelta(microseconds=1), there) == last
+    assert last_occurrence(when, following, there) == following
 
 
 def test_where_an_hour_comes_twice_the_first_counts_and_where_it_does_not_come_the_one_after() -> (
     None
 ):
-    autumn = last_moment(time(2, 30), at("2026-10-25 12:00"), BERLIN)
+    autumn = last_occurrence(time(2, 30), at("2026-10-25 12:00"), BERLIN)
     assert autumn == datetime(2026, 10, 25, 0, 30, tzinfo=UTC)
-    spring = last_moment(time(2, 30), at("2026-03-29 12:00"), BERLIN)
+    spring = last_occurrence(time(2, 30), at("2026-03-29 12:00"), BERLIN)
     assert spring == datetime(2026, 3, 29, 1, 30, tzinfo=UTC)
 
 
 def acts(
-    people: list[Person], how_set: Settings = SETTINGS, past: Past | None = None, **how: object
-) -> Learn | Chore | None:
-    moment = replace(Moment(NOON, BERLIN), **how)  # type: ignore[arg-type]
-    done = past or Past()
-    return decide(how_set, moment, people, done).act
+    people: list[Backlog], how_set: Settings = SETTINGS, past: History | None = None, **how: object
+) -> LearnUser | Task | None:
+    moment = replace(HostState(NOON, BERLIN), **how)  # type: ignore[arg-type]
+    done = past or History()
+    return plan(how_set, moment, people, done).action
 
 
 def test_whoever_gains_most_a_second_learns_first_and_nobody_waits_for_ever() -> None:
-    quick = Person("quick", 9, NOON, seconds=10.0)
-    slow = Person("slow", 9, NOON, seconds=100.0)
-    much = Person("much", 30, NOON, seconds=30.0)
-    begun = Person("begun", 0, goes_on=True)
+    quick = Backlog("quick", 9, NOON, seconds=10.0)
+    slow = Backlog("slow", 9, NOON, seconds=100.0)
+    much = Backlog("much", 30, NOON, seconds=30.0)
+    begun = Backlog("begun", 0, unfinished=True)
     for people in ([quick, slow, much], [much, slow, quick]):
         act = acts(people)
-        assert isinstance(act, Learn)
+        assert isinstance(act, LearnUser)
         assert act.user == "much"
-    assert acts([much, begun]) == Learn("begun", 3600.0, "a learn that ran out of its time goes on")
-    moment = Moment(NOON + timedelta(days=30), BERLIN)
-    assert worth(moment, slow) > worth(moment, replace(much, since=moment.now))
+    assert acts([much, begun]) == LearnUser(
+        "begun", 3600.0, "a learn that ran out of its time goes on"
+    )
+    moment = HostState(NOON + timedelta(days=30), BERLIN)
+    assert priority(moment, slow) > priority(moment, replace(much, since=moment.now))
 
 
 @pytest.mark.parametrize(
     ("how", "why"),
     [
-        ({"mains": False}, "mains"),
+        ({"on_ac_power": False}, "mains"),
         ({"temperature": 99.0}, "cooler"),
-        ({"others": 0.9}, "processors"),
+        ({"other_cpu_load": 0.9}, "processors"),
         ({"served": NOON - timedelta(minutes=1)}, "asked"),
         ({"served": NOON + timedelta(minutes=1)}, "asked"),
     ],
@@ -218,58 +220,59 @@ def test_whoever_gains_most_a_second_learns_first_and_nobody_waits_for_ever() ->
 def test_what_hinders_a_learn_is_said_and_no_sensor_hinders_none(
     how: dict[str, object], why: str
 ) -> None:
-    people = [Person("ada", 9, NOON)]
-    assert isinstance(acts(people), Learn)
-    moment = replace(Moment(NOON, BERLIN), **how)  # type: ignore[arg-type]
-    done = dict.fromkeys(Kind, "")
-    for _ in Kind:
-        act = decide(SETTINGS, moment, people, Past(chores=done)).act
+    people = [Backlog("ada", 9, NOON)]
+    assert isinstance(acts(people), LearnUser)
+    moment = replace(HostState(NOON, BERLIN), **how)  # type: ignore[arg-type]
+    done = dict.fromkeys(TaskKind, "")
+    for _ in TaskKind:
+        act = plan(SETTINGS, moment, people, History(tasks=done)).action
         if act is None:
             break
-        assert isinstance(act, Chore)
+        assert isinstance(act, Task)
         done[act.kind] = act.key
-    decision = decide(SETTINGS, moment, people, Past(chores=done))
-    assert decision.act is None
-    (said,) = [each for each in decision.coming if each.what == "ada learns"]
-    assert why in said.because
+    decision = plan(SETTINGS, moment, people, History(tasks=done))
+    assert decision.action is None
+    (said,) = [each for each in decision.upcoming if each.action == "ada learns"]
+    assert why in said.reason
 
 
 def test_chores_wait_while_somebody_is_answered_and_are_done_once_for_each_moment() -> None:
     assert acts([], served=NOON - timedelta(seconds=1)) is None
     assert acts([], served=NOON - QUIET) is not None
-    done: dict[Kind, str] = {}
-    while isinstance(act := acts([], past=Past(chores=done)), Chore):
+    done: dict[TaskKind, str] = {}
+    while isinstance(act := acts([], past=History(tasks=done)), Task):
         assert act.kind not in done
         done[act.kind] = act.key
-    assert set(done) == set(Kind)
+    assert set(done) == set(TaskKind)
     later = [
-        acts([], past=Past(chores=done), now=NOON + timedelta(minutes=minutes))
+        acts([], past=History(tasks=done), now=NOON + timedelta(minutes=minutes))
         for minutes in (1, 59, 61)
     ]
-    assert [isinstance(act, Chore) for act in later] == [False, False, True]
-    assert isinstance(later[2], Chore)
-    assert later[2].kind is Kind.PROBATION
+    assert [isinstance(act, Task) for act in later] == [False, False, True]
+    assert isinstance(later[2], Task)
+    assert later[2].kind is TaskKind.PROBATION
 
 
 def test_what_is_switched_off_is_not_done() -> None:
     without = Settings(zone="Europe/Berlin", backup="", morning="", at="")
-    done: dict[Kind, str] = {}
-    while isinstance(act := acts([], without, Past(chores=done)), Chore):
+    done: dict[TaskKind, str] = {}
+    while isinstance(act := acts([], without, History(tasks=done)), Task):
         done[act.kind] = act.key
-    assert set(done) == {Kind.PROBATION, Kind.COLLECT, Kind.CLEAN}
-    assert not isinstance(acts([Person("ada", 7, NOON - timedelta(days=9))], without), Learn)
+    assert set(done) == {TaskKind.PROBATION, TaskKind.COLLECT, TaskKind.CLEAN}
+    assert not isinstance(acts([Backlog("ada", 7, NOON - timedelta(days=9))], without), LearnUser)
 
 
 KEYS = st.lists(st.text(max_size=20), max_size=300).map(tuple)
 STEPS = st.one_of(
-    st.tuples(st.just("trying"), st.text(max_size=9), KEYS),
-    st.tuples(st.just("in_vain"), st.text(max_size=9), KEYS),
-    st.tuples(st.just("ended"), st.text(max_size=9)),
-    st.tuples(st.just("used"), st.dates().map(str), st.floats(0, 1e6)),
+    st.tuples(st.just("start"), st.text(max_size=9), KEYS),
+    st.tuples(st.just("futile"), st.text(max_size=9), KEYS),
+    st.tuples(st.just("finish"), st.text(max_size=9)),
+    st.tuples(st.just("add_time"), st.dates().map(str), st.floats(0, 1e6)),
     st.tuples(
-        st.just("reported"), st.datetimes(timezones=st.just(UTC)).map(lambda at: Period(at, at))
+        st.just("record_report"),
+        st.datetimes(timezones=st.just(UTC)).map(lambda at: ReportWindow(at, at)),
     ),
-    st.tuples(st.just("did"), st.sampled_from(Kind), st.text(max_size=30)),
+    st.tuples(st.just("record_task"), st.sampled_from(TaskKind), st.text(max_size=30)),
 )
 
 
@@ -278,7 +281,7 @@ def test_a_journal_comes_back_as_it_was(steps: list[tuple[object, ...]]) -> None
     journal = Journal()
     for name, *rest in steps:
         journal = getattr(journal, str(name))(*rest)
-        journal = journal.said(NOON, str(name), "x" * 500)
+        journal = journal.log(NOON, str(name), "x" * 500)
     assert from_text(journal.as_text()) == journal
 
 
@@ -286,8 +289,8 @@ def test_a_journal_is_bounded_however_long_it_is_kept() -> None:
     journal = Journal()
     for number in range(300):
         user, keys = f"user-{number}", tuple(f"s_{number:013}{each:013}" for each in range(2500))
-        journal = journal.trying(user, keys).in_vain(user, keys).used(str(number), 1.0)
-        journal = journal.said(NOON, "learn", "y" * 1000, user=user)
+        journal = journal.start(user, keys).futile(user, keys).add_time(str(number), 1.0)
+        journal = journal.log(NOON, "learn", "y" * 1000, user=user)
     assert len(journal.as_text()) < 4 << 20
     assert from_text(journal.as_text()) == journal
 
@@ -300,8 +303,8 @@ def test_a_journal_that_cannot_be_read_is_an_empty_one(text: str | None) -> None
 
 
 def test_a_learn_that_is_cut_off_is_counted_for_as_long_as_nothing_new_came() -> None:
-    journal = Journal().trying("ada", ("a",)).trying("ada", ("a",))
-    assert journal.begun["ada"].times == 2
-    assert journal.trying("bo", ("x",)).begun["ada"].times == 2
-    assert journal.trying("ada", ("a", "b")).begun["ada"].times == 1
-    assert journal.ended("ada").trying("ada", ("a",)).begun["ada"].times == 1
+    journal = Journal().start("ada", ("a",)).start("ada", ("a",))
+    assert journal.started["ada"].times == 2
+    assert journal.start("bo", ("x",)).started["ada"].times == 2
+    assert journal.start("ada", ("a", "b")).started["ada"].times == 1
+    assert journal.finish("ada").start("ada", ("a",)).started["ada"].times == 1

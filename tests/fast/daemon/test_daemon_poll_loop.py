@@ -11,7 +11,7 @@ from apscheduler.schedulers import base as scheduling
 from apscheduler.triggers import interval
 
 from personalpeft_app.daemon import poll_loop
-from personalpeft_app.daemon.poll_loop import Ticking
+from personalpeft_app.daemon.poll_loop import PollLoop
 from personalpeft_app.daemon.probes import Machine
 
 
@@ -39,7 +39,7 @@ def test_a_clock_that_is_set_back_keeps_nobody_waiting(monkeypatch: pytest.Monke
             third.set()
 
     thread = threading.Thread(
-        target=Ticking(work, 0.2).run, args=(stopping,), kwargs={"look": 0.05}, daemon=True
+        target=PollLoop(work, 0.2).run, args=(stopping,), kwargs={"look": 0.05}, daemon=True
     )
     thread.start()
     came = third.wait(20)
@@ -63,7 +63,7 @@ def test_one_round_at_a_time_and_the_last_is_waited_for_without_a_word(
         running -= 1
 
     thread = threading.Thread(
-        target=Ticking(work, 0.05).run, args=(stopping,), kwargs={"look": 0.02}, daemon=True
+        target=PollLoop(work, 0.05).run, args=(stopping,), kwargs={"look": 0.02}, daemon=True
     )
     thread.start()
     until(begun)
@@ -75,8 +75,8 @@ def test_one_round_at_a_time_and_the_last_is_waited_for_without_a_word(
 
 def test_a_machine_says_what_it_can() -> None:
     reading = Machine().read()
-    assert reading.mains in (None, True, False)
-    assert reading.others is None or 0 <= reading.others <= 1
+    assert reading.on_ac_power in (None, True, False)
+    assert reading.other_cpu_load is None or 0 <= reading.other_cpu_load <= 1
     assert reading.temperature is None or reading.temperature > 0
 
 
@@ -87,6 +87,6 @@ def test_what_this_process_does_itself_is_not_counted_as_others(
     machine = Machine(lambda: at)
     monkeypatch.setattr(machine, "_busy", lambda: 5.0)
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
-    machine.others()
+    machine.other_cpu_load()
     at = 10.0
-    assert machine.others() == 0.0
+    assert machine.other_cpu_load() == 0.0

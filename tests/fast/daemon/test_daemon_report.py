@@ -16,7 +16,7 @@ from personalpeft.learning.gate.gate import Judgement
 from personalpeft.learning.outcomes import text_reason
 from personalpeft.types import Verdict
 from personalpeft_app.cli import cli
-from personalpeft_app.daemon.daily_report import Period, after
+from personalpeft_app.daemon.daily_report import ReportWindow, next_window
 
 
 def command(world: World, *words: str) -> str:
@@ -64,10 +64,10 @@ def test_the_morning_has_everybody_since_the_last_one_with_reasons_and_the_way_b
     data = json.loads(command(world, "daemon", "report", "--json"))
     assert [each["user"] for each in data["users"]] == ["bo"]
     assert data["users"][0]["reports"][0]["sources"]
-    line = next(line for line in reversed(world.told) if line.what == "report")
-    assert "Ahoy" not in line.said
+    line = next(line for line in reversed(world.told) if line.kind == "report")
+    assert "Ahoy" not in line.message
     # ada's was in the report before that one.
-    assert any("ada: 9 turns, 9 signals, style promoted" in line.said for line in world.told)
+    assert any("ada: 9 turns, 9 signals, style promoted" in line.message for line in world.told)
 
 
 def test_the_way_back_in_an_old_report_is_the_one_that_leads_back_now(world: World) -> None:
@@ -123,7 +123,7 @@ def test_status_says_what_it_did_what_comes_next_and_why(world: World) -> None:
     assert "3 new lessons, and it was 02:30" in told
     assert "every day at 02:30" in told
     data = json.loads(command(world, "daemon", "status", "--json"))
-    assert [line["user"] for line in data["did"] if line["what"] == "learn"] == ["ada"]
+    assert [line["user"] for line in data["did"] if line["kind"] == "learn"] == ["ada"]
     assert data["running"] is None
 
 
@@ -134,9 +134,9 @@ MOMENTS = st.datetimes(datetime(2000, 1, 1), datetime(2100, 1, 1), timezones=st.
 def test_reports_follow_each_other_without_a_gap_whatever_the_clock_says(
     moments: list[datetime],
 ) -> None:
-    last: Period | None = None
+    last: ReportWindow | None = None
     for now in moments:
-        period = after(last, now)
+        period = next_window(last, now)
         assert period.until == now
         assert period.since < now or (last is not None and period.since == now == last.until)
         if last is not None and last.until <= now:

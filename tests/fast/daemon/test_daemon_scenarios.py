@@ -124,12 +124,12 @@ def the_daemon_starts_after_everything_was_said(world: World) -> None:
 
 
 def on_battery_until_the_plug_is_in(world: World) -> None:
-    world.sees(mains=False)
+    world.sees(on_ac_power=False)
     world.say(9)
     world.goes_on(hours=30)
     assert world.learns() == 0
-    assert any("mains" in each.because for each in world.round().coming)
-    world.sees(mains=True)
+    assert any("mains" in each.reason for each in world.round().upcoming)
+    world.sees(on_ac_power=True)
     world.goes_on(hours=1)
 
 
@@ -140,15 +140,15 @@ def the_plug_is_pulled_in_the_middle(world: World) -> None:
 
     def pull() -> None:
         if world.is_learning:
-            world.sees(mains=False)
+            world.sees(on_ac_power=False)
 
     world.while_learning = pull
     world.round()
     assert world.learns() == 0
-    assert "plug was pulled" in world.told[-1].said
+    assert "plug was pulled" in world.told[-1].message
     world.goes_on(hours=5)
     world.while_learning = lambda: None
-    world.sees(mains=True)
+    world.sees(on_ac_power=True)
     world.goes_on(hours=5)
 
 
@@ -180,11 +180,11 @@ def hot_in_the_middle_and_cool_again(world: World) -> None:
 
 
 def others_need_the_machine(world: World) -> None:
-    world.sees(others=0.9)
+    world.sees(other_cpu_load=0.9)
     world.say(9)
     world.goes_on(hours=3)
     assert world.learns() == 0
-    world.sees(others=0.1)
+    world.sees(other_cpu_load=0.1)
     world.goes_on(hours=3)
 
 
@@ -193,7 +193,7 @@ def a_person_is_still_talking(world: World) -> None:
     for _ in range(5):
         world.pass_(minutes=4)
         world.say(1)
-        assert world.round().act is None
+        assert world.round().action is None
     assert world.learns() == 0
     world.goes_on(hours=1)
 
@@ -224,7 +224,7 @@ def the_budget_of_a_day_is_too_small(world: World) -> None:
     world.pace = 1.0
     world.round()
     assert world.learns() == 0
-    assert "used up" in str(world.round().coming)
+    assert "used up" in str(world.round().upcoming)
     for _ in range(30):
         world.goes_on(hours=24, every=240)
         if world.learns():
@@ -321,9 +321,9 @@ def the_settings_are_broken_in_between(world: World) -> None:
     world.goes_on(hours=1)
     (world.home / "config.toml").write_text("[daemon]\nsignal = 3\n")
     world.goes_on(hours=30)
-    faults = [line for line in world.told if line.what == "settings"]
+    faults = [line for line in world.told if line.kind == "settings"]
     assert len(faults) == 1
-    assert "signals" in faults[0].said
+    assert "signals" in faults[0].message
 
 
 def killed_when(stage: str) -> Callable[[World], None]:
@@ -345,7 +345,7 @@ def killed_when(stage: str) -> Callable[[World], None]:
                 world.round()
         assert world.learns() == 0
         world.goes_on(hours=48)
-        assert any("cut off" in line.said for line in world.told)
+        assert any("cut off" in line.message for line in world.told)
 
     return story
 
@@ -424,6 +424,6 @@ def test_what_a_head_that_somebody_moved_put_off_is_learned_later(
     monkeypatch.setattr(pipeline, "train", go_back)
     world.goes_on(hours=24)
     assert len(moved) == 1
-    assert any("meanwhile the base was made live" in line.said for line in world.told)
+    assert any("meanwhile the base was made live" in line.message for line in world.told)
     world.goes_on(hours=48)
     assert world.pending() == 0

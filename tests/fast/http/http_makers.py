@@ -15,7 +15,7 @@ from werkzeug.test import TestResponse
 
 from personalpeft import Runtime
 from personalpeft.backends.fake import FakeBackend
-from personalpeft_app.http.concurrency import Places, places_for
+from personalpeft_app.http.concurrency import ConcurrencyLimiter, limiter_of
 from personalpeft_app.http.server import make_app
 from personalpeft_app.http.wsgi_server import Server
 
@@ -58,7 +58,7 @@ class Served:
     runtime: Runtime
     url: str
     secret: str
-    places: Places
+    places: ConcurrencyLimiter
     server: Server
 
     def of(self, user: str) -> str:
@@ -73,7 +73,7 @@ class Served:
 def served(runtime: Runtime, *, grace: float = 5, **more: Any) -> Iterator[Served]:
     """The app on a free port, in a thread of this process."""
     runtime.api_keys.ensure_admin_key()
-    places = places_for(runtime)
+    places = limiter_of(runtime)
     server = Server(
         make_app(runtime, owner="ada", places=places, **more), places, host="127.0.0.1", port=0
     )

@@ -23,21 +23,21 @@ from personalpeft_app.http.api_v1 import reference
 from personalpeft_app.http.api_v1.ephemeral_state import MOST_OF_ONE
 from personalpeft_app.http.api_v1.handlers import ACTS
 from personalpeft_app.http.api_v1.operations import OPERATIONS, PREFIX
-from personalpeft_app.http.api_v1.routes import OwnApi
+from personalpeft_app.http.api_v1.routes import ApiV1
 from personalpeft_app.http.server import make_app
 
 ADA = f"{PREFIX}/users/ada"
 
 
 @pytest.fixture
-def api(runtime: Runtime) -> Iterator[OwnApi]:
-    api = OwnApi(runtime)
+def api(runtime: Runtime) -> Iterator[ApiV1]:
+    api = ApiV1(runtime)
     yield api
     api.close()
 
 
 @pytest.fixture
-def app(runtime: Runtime, api: OwnApi) -> Flask:
+def app(runtime: Runtime, api: ApiV1) -> Flask:
     return make_app(runtime, more=[api.blueprint])
 
 
@@ -118,7 +118,7 @@ def test_a_users_token_opens_nothing_of_another(
     for operation in OPERATIONS:
         path = PREFIX + operation.path.replace("{user}", "ada").replace("{", "").replace("}", "")
         answer = bob.ask(operation.method, path, json={})
-        if operation.name == "holder":
+        if operation.name == "whoami":
             assert answer.get_json()["user"] == "bob"
         else:
             assert answer.status_code == 403, path

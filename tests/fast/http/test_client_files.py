@@ -16,12 +16,12 @@ from http_makers import Served, served, wait_for
 
 from personalpeft import InvalidInput, Runtime
 from personalpeft_app.client import Unreachable, connect
-from personalpeft_app.http.api_v1.routes import OwnApi
+from personalpeft_app.http.api_v1.routes import ApiV1
 
 
 @pytest.fixture
 def site(runtime: Runtime) -> Iterator[Served]:
-    with closing(OwnApi(runtime)) as api, served(runtime, more=[api.blueprint]) as site:
+    with closing(ApiV1(runtime)) as api, served(runtime, more=[api.blueprint]) as site:
         # Large enough that a part of it is written before the last bytes come.
         for _ in range(100):
             runtime.user("ada").remember(os.urandom(900).hex())

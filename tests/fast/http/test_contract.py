@@ -40,13 +40,13 @@ from personalpeft.learning.options import LearnOptions
 from personalpeft.learning.rl.trainer import RLTrainer
 from personalpeft.types import SignalKind
 from personalpeft_app.client import Client, NotAllowed, RemoteUser, Unreachable, connect
-from personalpeft_app.http.api_v1.routes import OwnApi
-from personalpeft_app.peft_archive import unpacked
+from personalpeft_app.http.api_v1.routes import ApiV1
+from personalpeft_app.peft_archive import unzip_adapter
 
 
 @pytest.fixture
 def site(runtime: Runtime) -> Iterator[Served]:
-    api = OwnApi(runtime)
+    api = ApiV1(runtime)
     with served(runtime, more=[api.blueprint]) as site:
         yield site
         api.close()
@@ -95,10 +95,10 @@ def test_a_token_says_whose_it_is(site: Served, client: Client, runtime: Runtime
     for secret in (site.secret, site.of("ada")):
         known = runtime.api_keys.authenticate(secret)
         assert known is not None
-        told = connect(site.url, secret).holder()
+        told = connect(site.url, secret).whoami()
         assert (told.user, told.base) == (known.user, base)
     with pytest.raises(NotAllowed):
-        connect(site.url, "pp_wrong").holder()
+        connect(site.url, "pp_wrong").whoami()
 
 
 def test_users_come_in_pages(opened: Any) -> None:
@@ -436,7 +436,7 @@ def test_a_stack_goes_out_and_comes_in_as_a_gguf_file(tiny_base: Base, tmp_path:
     assert tiny_base.architecture.model_type == "llama"
     with (
         personalpeft.open(tmp_path / "home", quick_card(tmp_path)) as runtime,
-        closing(OwnApi(runtime)) as api,
+        closing(ApiV1(runtime)) as api,
         served(runtime, more=[api.blueprint]) as site,
     ):
         ada, bob = (connect(site.url, site.secret).user(name) for name in ("ada", "bob"))
@@ -461,7 +461,7 @@ def test_a_stack_goes_out_and_comes_in_as_a_gguf_file(tiny_base: Base, tmp_path:
 def test_a_base_without_a_form_in_gguf_says_so(opened: Any, ada: Any, tmp_path: Path) -> None:
     correct(ada)
     ada.learn()
-    with pytest.raises(InvalidInput, match="fake model"):
+    with pytest.raises(InvalidInput):
         ada.export_gguf(tmp_path / "ada.gguf")
     assert not (tmp_path / "ada.gguf").exists()
 
@@ -503,7 +503,7 @@ def test_an_archive_decides_nothing_about_where_it_is_unpacked(
             archive.writestr(name, "{}")
     (tmp_path / "into").mkdir()
     with pytest.raises(AdapterError):
-        unpacked(tmp_path / "sent.zip", tmp_path / "into")
+        unzip_adapter(tmp_path / "sent.zip", tmp_path / "into")
     assert list((tmp_path / "into").iterdir()) == []
     assert sorted(path.name for path in tmp_path.iterdir()) == ["into", "sent.zip"]
 
@@ -521,7 +521,7 @@ def test_a_home_is_looked_after_by_administration_alone(
     assert str(runtime.settings.home) not in f"{problem}"
     assert opened.collect_garbage(dry_run=True) == runtime.collect_garbage(dry_run=True)
     mine = connect(site.url, site.of("ada"))
-    for forbidden in (mine.verify, mine.collect):
+    for forbidden in (mine.verify, mine.collect_garbage):
         with pytest.raises(NotAllowed):
             forbidden()
 

@@ -16,7 +16,7 @@ from http_makers import Served, served, wait_for
 from personalpeft import Runtime
 from personalpeft_app.client import NotAllowed, connect
 from personalpeft_app.http import validation
-from personalpeft_app.http.api_v1.routes import OwnApi
+from personalpeft_app.http.api_v1.routes import ApiV1
 
 MIB = 2**20
 CHAT = "/v1/chat/completions"
@@ -25,7 +25,7 @@ IMPORT = "/api/v1/import"
 
 @pytest.fixture
 def site(runtime: Runtime) -> Iterator[Served]:
-    with closing(OwnApi(runtime)) as api, served(runtime, more=[api.blueprint]) as site:
+    with closing(ApiV1(runtime)) as api, served(runtime, more=[api.blueprint]) as site:
         runtime.user("ada")
         yield site
 

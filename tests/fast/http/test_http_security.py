@@ -20,7 +20,7 @@ from http_makers import Caller, served
 import personalpeft
 from personalpeft import HomeError, NotFound, Runtime
 from personalpeft_app.http import security, validation
-from personalpeft_app.http.concurrency import Places
+from personalpeft_app.http.concurrency import ConcurrencyLimiter
 from personalpeft_app.http.server import make_app
 
 
@@ -29,11 +29,11 @@ def _probe() -> Blueprint:
 
     @blueprint.get("/probe/<user>")
     def of_one(user: str) -> object:
-        return jsonify(user=security.acting_for(user), caller=security.caller().user)
+        return jsonify(user=security.require_user(user), caller=security.caller().user)
 
     @blueprint.get("/probe")
     def everybody() -> object:
-        security.administration()
+        security.require_admin()
         return jsonify(ok=True)
 
     @blueprint.post("/probe")
@@ -199,16 +199,16 @@ def test_what_a_plugin_or_a_file_says_and_what_breaks_a_response_is_in_no_log(
 def test_more_than_there_are_places_for_is_refused_and_healthz_is_not(
     runtime: Runtime, admin: Caller
 ) -> None:
-    places = Places(1)
+    places = ConcurrencyLimiter(1)
     full = replace(admin, app=make_app(runtime, places=places, more=[_probe()]))
-    assert places.take()
+    assert places.acquire()
     got = full.get("/probe")
     assert got.status_code == 429
     assert int(got.headers["Retry-After"]) >= 1
     assert full.get("/healthz").status_code == 200
-    places.give_back()
+    places.release()
     assert [full.get("/probe").status_code for _ in range(3)] == [200] * 3
-    assert places.taken == 0
+    assert places.in_use == 0
 
 
 def test_the_access_log_names_no_user_and_no_content(

@@ -19,8 +19,8 @@ from prometheus_client.parser import text_string_to_metric_families
 import personalpeft
 from personalpeft import NothingToLearn, Runtime, Serving
 from personalpeft_app.client import connect
-from personalpeft_app.http.api_v1.routes import OwnApi
-from personalpeft_app.http.concurrency import Places
+from personalpeft_app.http.api_v1.routes import ApiV1
+from personalpeft_app.http.concurrency import ConcurrencyLimiter
 from personalpeft_app.http.server import make_app
 from personalpeft_app.http.wsgi_server import Server
 
@@ -66,7 +66,7 @@ def streams(site: Served, count: int) -> Iterator[list[http.client.HTTPResponse]
     for number, thread in enumerate(threads, 1):
         thread.start()
         # Who is there already has a row before the next comes: else more might wait than may.
-        wait_for(lambda: site.places.taken == number and site.running == min(number, 2))  # noqa: B023
+        wait_for(lambda: site.places.in_use == number and site.running == min(number, 2))  # noqa: B023
     try:
         yield opened
     finally:
@@ -108,7 +108,7 @@ def test_a_client_that_goes_away_frees_its_row_and_what_it_saw_is_kept(
             connection.sock.close()
             connection.close()
             gone = time.monotonic()
-            wait_for(lambda: site.running == 0 and site.places.taken == 0)
+            wait_for(lambda: site.running == 0 and site.places.in_use == 0)
             # One step, and what it takes to hear of it.
             assert time.monotonic() - gone < 0.35
         turns = runtime.user("ada").turns()
@@ -133,7 +133,7 @@ def test_a_client_of_our_own_api_that_goes_away_frees_its_rows(
         )
     ada.learn()
     Slow(monkeypatch, 0.1)
-    api = OwnApi(runtime)
+    api = ApiV1(runtime)
     with served(runtime, more=[api.blueprint]) as site:
         connection = http.client.HTTPConnection(site.url.removeprefix("http://"), timeout=20)
         headers = {"Authorization": f"Bearer {site.secret}", "Content-Type": "application/json"}
@@ -142,7 +142,7 @@ def test_a_client_of_our_own_api_that_goes_away_frees_its_rows(
         connection.sock.close()
         connection.close()
         gone = time.monotonic()
-        wait_for(lambda: site.running == 0 and site.places.taken == 0)
+        wait_for(lambda: site.running == 0 and site.places.in_use == 0)
         # Far from the end of what was asked for, which takes half a second at least.
         assert time.monotonic() - gone < 0.35
         api.close()
@@ -200,7 +200,7 @@ def test_streams_of_jobs_leave_places_for_others_and_one_token_has_a_share_of_th
 
     monkeypatch.setattr(Runtime, "learn_many", until_stopped)
     with (
-        closing(OwnApi(runtime)) as api,
+        closing(ApiV1(runtime)) as api,
         served(runtime, more=[api.blueprint]) as site,
         ExitStack() as opened,
     ):
@@ -257,7 +257,7 @@ def test_metrics_have_names_of_vllm_and_no_user_in_them(runtime: Runtime) -> Non
 
 def test_a_port_that_is_taken_is_said_so(runtime: Runtime) -> None:
     with served(runtime) as site, pytest.raises(personalpeft.InvalidInput, match="listen"):
-        Server(make_app(runtime), Places(1), host="127.0.0.1", port=site.server.port)
+        Server(make_app(runtime), ConcurrencyLimiter(1), host="127.0.0.1", port=site.server.port)
 
 
 def test_a_name_with_addresses_of_both_families_is_served_at_one(
@@ -269,7 +269,7 @@ def test_a_name_with_addresses_of_both_families_is_served_at_one(
         return [six, four] if host == "localhost" else [four]
 
     monkeypatch.setattr(socket, "getaddrinfo", both)
-    server = Server(make_app(runtime), Places(1), host="localhost", port=0)
+    server = Server(make_app(runtime), ConcurrencyLimiter(1), host="localhost", port=0)
     stopped = threading.Thread(target=lambda: server.run(grace=1, close=runtime.close))
     stopped.start()
     try:

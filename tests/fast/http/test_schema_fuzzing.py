@@ -23,7 +23,7 @@ from schemathesis.checks import (
 import personalpeft
 from personalpeft import Runtime
 from personalpeft_app.http.api_v1.operations import OPERATIONS, PREFIX, Operation
-from personalpeft_app.http.api_v1.routes import OwnApi
+from personalpeft_app.http.api_v1.routes import ApiV1
 from personalpeft_app.http.server import make_app
 
 MODES = (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
@@ -51,7 +51,7 @@ def runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runtime]:
 
 @pytest.fixture(scope="module")
 def app(runtime: Runtime) -> Iterator[Flask]:
-    api = OwnApi(runtime)
+    api = ApiV1(runtime)
     yield make_app(runtime, more=[api.blueprint])
     api.close()
 

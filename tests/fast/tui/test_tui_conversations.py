@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from personalpeft.types import Message, Sampling, Signal, SignalKind, Stack, Turn, Usage
-from personalpeft_app.tui.conversation import Talk, shorter
+from personalpeft_app.tui.conversation import Conversation, shorten
 from personalpeft_app.tui.conversations import conversations
 
 _START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -37,7 +37,7 @@ class Ledger:
         self.signals.append(Signal(f"s_{len(self.signals):04}", "ada", kind, at, payload, turn.id))
 
     @property
-    def talks(self) -> tuple[Talk, ...]:
+    def talks(self) -> tuple[Conversation, ...]:
         return conversations(self.turns, self.signals)
 
 
@@ -124,5 +124,5 @@ def test_what_was_said_about_a_reply_is_known_again() -> None:
 
 def test_what_is_left_out_of_a_long_conversation_is_its_oldest_part() -> None:
     told = [{"role": "system", "content": "s"}, _user("1"), _model("2"), _user("3")]
-    assert shorter(told) == [{"role": "system", "content": "s"}, _user("3")]
-    assert shorter([_user("3")]) is None
+    assert shorten(told) == [{"role": "system", "content": "s"}, _user("3")]
+    assert shorten([_user("3")]) is None

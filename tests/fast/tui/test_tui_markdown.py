@@ -13,10 +13,10 @@ from tui_makers import Seat, sit_down
 
 from personalpeft import Runtime
 from personalpeft.backends.fake import FakeBackend
-from personalpeft_app.tui.dialogs import Links
+from personalpeft_app.tui.dialogs import LinkPicker
 from personalpeft_app.tui.exchange import ExchangeView
 from personalpeft_app.tui.markdown import links, rendered
-from personalpeft_app.tui.width_aware_static import Flowing
+from personalpeft_app.tui.width_aware_static import WidthAwareStatic
 
 _PIECES = st.sampled_from(
     [
@@ -121,9 +121,9 @@ def test_a_link_is_opened_only_after_its_address_was_shown_whole(
         await seat.sees(address)
         await seat.press("escape")
         assert not opened
-        reply = seat.app.query_one(ExchangeView).query_one(Flowing)
+        reply = seat.app.query_one(ExchangeView).query_one(WidthAwareStatic)
         await seat.pilot.click(reply, offset=(4, 0))
-        await seat.until(lambda: isinstance(seat.app.screen, Links), "the question")
+        await seat.until(lambda: isinstance(seat.app.screen, LinkPicker), "the question")
         assert not opened
         await seat.press("enter")
         assert opened == [address]

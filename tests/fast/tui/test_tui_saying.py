@@ -10,7 +10,7 @@ from personalpeft import Runtime, User
 from personalpeft.errors import HomeError
 from personalpeft.types import SignalKind
 from personalpeft_app.tui.composer import Composer
-from personalpeft_app.tui.model_pane import Panel
+from personalpeft_app.tui.model_pane import ModelPane
 from personalpeft_app.tui.revisions import Revisions
 from personalpeft_app.tui.weight_control import Weight
 
@@ -84,7 +84,7 @@ def test_an_edit_that_changes_nothing_says_so_and_stays_open(runtime: Runtime) -
         await seat.ask("one")
         await seat.edit()
         await seat.press("ctrl+s")
-        await seat.hears("That is the reply as it is.")
+        await seat.hears("the same as the reply")
         assert "keep it so" in seat.screen
 
     sit_down(runtime, play)
@@ -248,6 +248,6 @@ def test_the_side_panel_shows_revisions_with_what_they_gained(learned: Runtime) 
         assert "━" in str(seat.app.query_one(Revisions).get_option_at_index(0).prompt)
         seat.app.action_open("report")
         await seat.sees("held back to judge by")
-        assert seat.app.query_one(Panel).tab == "report"
+        assert seat.app.query_one(ModelPane).tab == "report"
 
     sit_down(learned, play, size=(120, 40))

@@ -12,8 +12,8 @@ import personalpeft
 from personalpeft import Runtime, TrainingStatus, User
 from personalpeft.errors import HomeError
 from personalpeft_app.tui import app as screen
-from personalpeft_app.tui.forgettable_list import Said
-from personalpeft_app.tui.user_session import Standing
+from personalpeft_app.tui.forgettable_list import ForgettableList
+from personalpeft_app.tui.user_session import ModelState
 
 pytestmark = pytest.mark.exhaustive
 
@@ -84,7 +84,7 @@ def test_a_fact_is_forgotten_from_the_panel_once_one_is_sure(runtime: Runtime) -
     async def play(seat: Seat) -> None:
         seat.app.action_open("memory")
         await seat.sees("I live in Ghent.")
-        seat.app.query_one("#memory", Said).focus()
+        seat.app.query_one("#memory", ForgettableList).focus()
         await seat.want_forgotten()
         await seat.press("escape")
         assert len(ada.items()) == 2
@@ -111,7 +111,7 @@ def test_an_edit_that_a_reply_was_built_from_is_forgotten_from_why(learned: Runt
         await seat.ask("something new")
         await seat.press("up", "w")
         await seat.sees("edit: Ahoy! Answer 0.")
-        said = seat.app.query_one("#why", Said)
+        said = seat.app.query_one("#why", ForgettableList)
         said.focus()
         await seat.press("down", "d")
         await seat.sees("Destroyed for good: 1 signal, 1 revision.")
@@ -131,7 +131,7 @@ def test_a_conversation_whose_turn_is_forgotten_loses_it(runtime: Runtime) -> No
         await seat.ask("a secret")
         await seat.press("up", "w")
         await seat.sees("this reply")
-        seat.app.query_one("#why", Said).focus()
+        seat.app.query_one("#why", ForgettableList).focus()
         await seat.want_forgotten()
         await seat.press("y")
         await seat.sees("FORGOTTEN")
@@ -159,7 +159,7 @@ def test_what_cannot_be_forgotten_is_a_message_and_changes_nothing(
     async def play(seat: Seat) -> None:
         seat.app.action_open("memory")
         await seat.sees("Biscuit")
-        seat.app.query_one("#memory", Said).focus()
+        seat.app.query_one("#memory", ForgettableList).focus()
         await seat.want_forgotten()
         await seat.press("y")
         await seat.hears("The disk is full.")
@@ -175,7 +175,7 @@ def test_a_learn_of_another_program_is_in_the_footer_with_how_far_it_is(
     now: list[TrainingStatus | None] = [
         TrainingStatus("style", "Learning", 3, 12, datetime(2026, 1, 1, tzinfo=UTC))
     ]
-    monkeypatch.setattr(User, "learning", lambda self: now[0])
+    monkeypatch.setattr(User, "training_status", lambda self: now[0])
 
     async def play(seat: Seat) -> None:
         await seat.sees("Elsewhere: Learning style ━━······  25%")
@@ -215,7 +215,7 @@ def test_what_ends_while_the_program_closes_is_shown_nowhere_and_breaks_nothing(
 
     async def play(seat: Seat) -> None:
         panel = seat.app._panel
-        standing = Standing(layers=ada.layers(), revisions=ada.revisions())
+        standing = ModelState(layers=ada.layers(), revisions=ada.revisions())
         await panel.remove()
         await panel.show(standing)
 

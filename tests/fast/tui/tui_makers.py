@@ -19,7 +19,7 @@ from personalpeft.backends.fake import FakeBackend
 from personalpeft.errors import PersonalPeftError
 from personalpeft_app.tui.app import Tui
 from personalpeft_app.tui.composer import Composer
-from personalpeft_app.tui.user_session import Desk, Job
+from personalpeft_app.tui.user_session import TaskHandle, UserSession
 
 
 class Bug(PersonalPeftError):
@@ -123,7 +123,7 @@ def sit_down(
     """Opens ada's chat at a size in cells, does what ``play`` does, and closes it. ``load`` is called before loading; ``bugs``
     says that the play is about one.
     """
-    desk = Desk(runtime, runtime.user("ada"))
+    desk = UserSession(runtime, runtime.user("ada"))
     if load is not None:
         plain = desk._runtime.engine
 
@@ -133,7 +133,7 @@ def sit_down(
                 return plain()
 
         desk._runtime = _Loading()  # type: ignore[assignment]
-    app = Tui(desk, Job(), _bug)
+    app = Tui(desk, TaskHandle(), _bug)
     heard: list[str] = []
     notify = app.notify
 

@@ -97,11 +97,11 @@ def test_the_page_works_under_a_path_of_another_app(app: Flask) -> None:
 def test_the_page_is_there_while_everything_else_is_refused_for_too_much_work(
     runtime: Runtime,
 ) -> None:
-    from personalpeft_app.http.concurrency import Places
+    from personalpeft_app.http.concurrency import ConcurrencyLimiter
 
-    places = Places(1)
+    places = ConcurrencyLimiter(1)
     full = administration(runtime, make_app(runtime, places=places, more=with_page(runtime)[1]))
-    assert places.take()
+    assert places.acquire()
     assert full.get("/api/v1/token").status_code == 429
     assert full.get("/").status_code == 200
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from web_makers import Site, Visit
 
-from personalpeft_app.http.api_v1.serialization import give
+from personalpeft_app.http.api_v1.serialization import to_json
 from personalpeft_app.tui.conversations import conversations
 
 _CHANGES = """async ([path, count]) => {
@@ -271,5 +271,5 @@ def test_conversations_are_the_same_here_and_in_the_terminal(site: Site, visit: 
         for talk in talks
     ]
     visit.come()
-    asked = [_module(visit, "threads.js"), give(ada.turns()), give(ada.signals())]
+    asked = [_module(visit, "threads.js"), to_json(ada.turns()), to_json(ada.signals())]
     assert visit.page.evaluate(_THREADS, asked) == expected

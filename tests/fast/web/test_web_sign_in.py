@@ -15,7 +15,7 @@ import personalpeft
 from personalpeft import Runtime
 from personalpeft.clock import Clock
 from personalpeft.errors import InvalidId
-from personalpeft_app.http.api_v1.routes import OwnApi
+from personalpeft_app.http.api_v1.routes import ApiV1
 from personalpeft_app.http.server import make_app
 from personalpeft_app.web import page
 from personalpeft_app.web.sign_in import SECONDS, SignInCodes
@@ -31,7 +31,7 @@ class Signing:
     def __post_init__(self) -> None:
         self.codes = SignInCodes(self.runtime.api_keys, Clock(timer=lambda: self.passed[0]))
         self.app: Flask = make_app(
-            self.runtime, more=[OwnApi(self.runtime).blueprint, page.blueprint(self.codes)]
+            self.runtime, more=[ApiV1(self.runtime).blueprint, page.blueprint(self.codes)]
         )
 
     def redeem(self, code: str | None, **headers: str) -> TestResponse:

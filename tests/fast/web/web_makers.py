@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, P
 
 from personalpeft import Runtime
 from personalpeft_app.bench.page import BROWSERS
-from personalpeft_app.http.api_v1.routes import OwnApi
+from personalpeft_app.http.api_v1.routes import ApiV1
 from personalpeft_app.web import page as web
 from personalpeft_app.web.sign_in import SignInCodes
 
@@ -124,9 +124,9 @@ def visiting(browser: Browser, site: Site, **how: Any) -> Iterator[Visit]:
         context.close()
 
 
-def with_page(runtime: Runtime, codes: SignInCodes | None = None) -> tuple[OwnApi, Any]:
+def with_page(runtime: Runtime, codes: SignInCodes | None = None) -> tuple[ApiV1, Any]:
     """Our own API and the page, as the command ``serve`` puts them beside each other."""
-    own = OwnApi(runtime)
+    own = ApiV1(runtime)
     return own, (own.blueprint, web.blueprint(codes))
 
 
