@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum, auto
 from typing import Any, Self
 
-from personalpeft.types import Json, Verdict
+from personalpeft.types import Verdict
 
 
 class LearnOutcome(StrEnum):
@@ -310,10 +310,6 @@ class Reason:
         is_one = self.data.get("count") == 1
         number = {"s": "" if is_one else "s", "were": "was" if is_one else "were"}
         return self.code.text.format(**{**number, **self.data})
-
-    def as_json(self) -> Json:
-        """Return the reason as plain data."""
-        return {"code": str(self.code), "data": dict(self.data)}
 
 
 Reasons = tuple[Reason, ...]

@@ -20,11 +20,9 @@ from personalpeft.backends.base import Session
 from personalpeft.engine.completion_cache import Completions
 from personalpeft.engine.engine import Request
 from personalpeft.errors import PersonalPeftError
-from personalpeft.learning.data.assignment import Lesson, lessons_for
+from personalpeft.learning.data.assignment import Lesson
 from personalpeft.learning.data.batching import build_batches
-from personalpeft.learning.data.filters import estimate_session_mb, find_leak
-from personalpeft.learning.data.style import find_style_conflict
-from personalpeft.learning.evaluate.completion_cache import BASE_SAMPLING
+from personalpeft.learning.data.filters import estimate_session_mb, find_unsafe_lessons
 from personalpeft.learning.evaluate.evaluation import (
     EvalJob,
     EvalResult,
@@ -32,10 +30,16 @@ from personalpeft.learning.evaluate.evaluation import (
     evaluate,
     make_eval_job,
 )
-from personalpeft.learning.evaluate.probes import load_general_prompts
-from personalpeft.learning.evaluate.rule_gain import MAX_RULE_LESSONS, MAX_RULES
-from personalpeft.learning.gate.eval_history import eval_history
-from personalpeft.learning.gate.gate import Evidence, Judgement, Margins, judge, override
+from personalpeft.learning.evaluate.measures import MAX_RULE_LESSONS, MAX_RULES
+from personalpeft.learning.evaluate.probes import BASE_SAMPLING, load_general_prompts
+from personalpeft.learning.gate.gate import (
+    Evidence,
+    Judgement,
+    Margins,
+    eval_history,
+    judge,
+    override,
+)
 from personalpeft.learning.gate.probation import refuse_withdrawn
 from personalpeft.learning.options import LearnOptions, publish_status
 from personalpeft.learning.outcomes import (
@@ -102,11 +106,7 @@ class TrainingPipeline:
             self._build_group(group, results)
         return results
 
-    def _build_stages(
-        self,
-        jobs: Mapping[str, BuildJob],
-        results: dict[str, BuildResult],
-    ) -> None:
+    def _build_stages(self, jobs: Mapping[str, BuildJob], results: dict[str, BuildResult]) -> None:
         """Run the stages for a group. An error is the result of its user, who leaves the group."""
 
         def show(stage: str, done: float) -> None:
@@ -331,7 +331,11 @@ class TrainingPipeline:
         )
         judgement = refuse_withdrawn(store, plan.user, candidate.entry.revision, judgement)
         is_promoted = judgement.verdict is Verdict.PROMOTED
-        problem = self._find_unsafe_lessons(plan) if is_promoted else None
+        problem = (
+            find_unsafe_lessons(store, plan.user, plan.layer, plan.assignments, plan.new_lessons)
+            if is_promoted
+            else None
+        )
         if problem is not None:
             judgement = Judgement(Verdict.REFUSED, (problem,))
         # The user accepts what they asked for, and not a rebuild that follows from it.
@@ -342,30 +346,6 @@ class TrainingPipeline:
         if head is not None and has_practice_since(store, head, plan.parent):
             reasons = (*reasons, Reason(ReasonCode.PRACTICE_NOT_INCLUDED))
         return replace(judgement, reasons=reasons)
-
-    def _find_unsafe_lessons(self, plan: Plan) -> Reason | None:
-        """Return why the lessons must not become the style of all replies, or None."""
-        if plan.layer == "memory":
-            return None
-        catalog = self.services.store.catalog
-        new = plan.new_lessons
-        moves = catalog.head_moves(plan.user)
-        accepted = {move.after for move in moves if move.cause == MoveCause.ACCEPTED}
-        leak = find_leak(
-            lessons_for(plan.assignments, plan.layer),
-            [each.signal for each in plan.assignments if each.place is Placement.MEMORY],
-            new={lesson.signal for lesson in new},
-            accepted={
-                signal
-                for each in catalog.revisions(plan.user)
-                if each.layer == plan.layer and each.id in accepted
-                for signal in each.signals
-            },
-        )
-        if leak:
-            return reason(ReasonCode.UNSAFE_LESSONS, detail=leak)
-        conflict = find_style_conflict([lesson.prompt_response for lesson in new])
-        return reason(ReasonCode.MIXED_STYLES, detail=conflict) if conflict else None
 
     # publish
 
@@ -393,9 +373,7 @@ class TrainingPipeline:
     # groups
 
     def _groups(
-        self,
-        jobs: Mapping[str, BuildJob],
-        results: dict[str, BuildResult],
+        self, jobs: Mapping[str, BuildJob], results: dict[str, BuildResult]
     ) -> Sequence[Mapping[str, BuildJob]]:
         """Return groups whose sessions fit into the memory budget. Report jobs that never do."""
         budget, groups, size = self.options.memory or inf, list[dict[str, BuildJob]](), inf
@@ -404,25 +382,21 @@ class TrainingPipeline:
             user: estimate_session_mb(job.plan.recipe, architecture) for user, job in jobs.items()
         }
 
-        def refuse(user: str, job: BuildJob) -> LearnReport:
+        def check(user: str, job: BuildJob) -> BuildJob | LearnReport:
+            if needed[user] <= budget:
+                return job
             why = reason(ReasonCode.MEMORY_BUDGET, needed=needed[user], allowed=budget)
             return report_of(self.services, job, LearnOutcome.UNFINISHED, why)
 
-        too_large = {user: job for user, job in jobs.items() if needed[user] > budget}
-        _map_users(refuse, too_large, results)
-        for user in [user for user in jobs if user not in too_large]:
+        for user, job in _map_users(check, jobs, results).items():
             if size + needed[user] > budget or not groups:
                 groups.append({})
                 size = 0.0
-            groups[-1][user] = jobs[user]
+            groups[-1][user] = job
             size += needed[user]
         return groups
 
-    def _build_group(
-        self,
-        jobs: Mapping[str, BuildJob],
-        results: dict[str, BuildResult],
-    ) -> None:
+    def _build_group(self, jobs: Mapping[str, BuildJob], results: dict[str, BuildResult]) -> None:
         """Build a group. After an unexpected error, build one by one to find whose error it is."""
         try:
             self._build_stages(jobs, results)

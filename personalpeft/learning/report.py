@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from personalpeft.formatting import pluralize
+from personalpeft.formatting import pluralize, to_json
 from personalpeft.learning.gate.gate import CONFIRMATION_E_VALUE
 from personalpeft.learning.outcomes import (
     LearnOutcome,
@@ -60,6 +60,10 @@ class Source:
     def why(self) -> str:
         """The reason in words."""
         return str(self.reason)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the source as plain data, with its texts beside its codes."""
+        return {**to_json(self), "use": self.use, "why": self.why}
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,20 +135,8 @@ class LearnReport:
 
     def as_json(self) -> dict[str, Any]:
         """Return the report as plain data, with its texts beside its codes."""
-        data = asdict(replace(self, above=()))
-        sources = [
-            {**source, "use": each.use, "why": each.why}
-            for each, source in zip(self.sources, data["sources"], strict=True)
-        ]
-        views = {name: getattr(self, name) for name in ("reason", "dry_run", "moved", "event")}
-        return {
-            **data,
-            **views,
-            "verdict": str(self.verdict),
-            "at": self.at.isoformat(),
-            "sources": sources,
-            "above": [report.as_json() for report in self.above],
-        }
+        views = ("reason", "dry_run", "moved", "event", "verdict")
+        return {**to_json(self), **{name: to_json(getattr(self, name)) for name in views}}
 
     def __str__(self) -> str:
         return "\n\n".join(

@@ -77,7 +77,12 @@ def list_signal_status(store: Store, user: str, *, current: bool) -> tuple[Signa
     """Return the status of each signal, oldest first. Raises ``NotFound``."""
     assignments = load_assignments(store, user)
     builds = _Builds(store, user, assignments)
-    status = {each.signal.id: _status_of(each, builds) for each in assignments}
+    status = {
+        each.signal.id: SignalStatus(
+            each.signal, each.place, each.layer, each.reason, *_use_of(each, builds)
+        )
+        for each in assignments
+    }
     if current:
         return tuple(status.values())
     signals = store.ledger.signals(user, current=False)
@@ -117,13 +122,6 @@ class _Builds:
             self.excluded = frozenset(
                 each.signal for each in report.sources if each.use_code is SignalUse.NO_CAPACITY
             )
-
-
-def _status_of(assignment: Assignment, builds: _Builds) -> SignalStatus:
-    use, revision = _use_of(assignment, builds)
-    return SignalStatus(
-        assignment.signal, assignment.place, assignment.layer, assignment.reason, use, revision
-    )
 
 
 def _use_of(assignment: Assignment, builds: _Builds) -> tuple[SignalUse, str | None]:

@@ -23,8 +23,8 @@ from personalpeft.learning.train.losses import (
     SFTLoss,
     build_lesson_losses,
     encode_continuation,
+    make_kl_regularizer,
 )
-from personalpeft.learning.train.regularizer import make_kl_regularizer
 from personalpeft.types import Message, SignalKind
 
 T = TypeVar("T")

@@ -15,8 +15,11 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from personalpeft.learning.data.assignment import Lesson
+from personalpeft.learning.data.assignment import Assignment, Lesson, lessons_for
+from personalpeft.learning.data.style import find_style_conflict
+from personalpeft.learning.outcomes import MoveCause, Placement, Reason, ReasonCode, reason
 from personalpeft.learning.train.config import TrainingConfig
+from personalpeft.store.store import Store
 from personalpeft.types import Architecture, Signal
 
 RECOMMENDED_TOKENS_PER_PARAMETER = 1e-3
@@ -86,6 +89,35 @@ _MIN_SHARE = 0.5
 _MIN_LESSONS = 3
 _MIN_FACT_LENGTH = 4
 _ADDRESS = re.compile(r"https?://\S+|www\.\S+|[\w.+-]+@[\w-]+\.[\w.]+|\+\d[\d /-]{7,}\d")
+
+
+def find_unsafe_lessons(
+    store: Store,
+    user: str,
+    layer: str,
+    assignments: Sequence[Assignment],
+    new: Sequence[Lesson],
+) -> Reason | None:
+    """Return why ``new`` lessons must not become the style of all replies, or None."""
+    if layer == "memory":
+        return None
+    moves = store.catalog.head_moves(user)
+    accepted = {move.after for move in moves if move.cause == MoveCause.ACCEPTED}
+    leak = find_leak(
+        lessons_for(assignments, layer),
+        [each.signal for each in assignments if each.place is Placement.MEMORY],
+        new={lesson.signal for lesson in new},
+        accepted={
+            signal
+            for each in store.catalog.revisions(user)
+            if each.layer == layer and each.id in accepted
+            for signal in each.signals
+        },
+    )
+    if leak:
+        return reason(ReasonCode.UNSAFE_LESSONS, detail=leak)
+    conflict = find_style_conflict([lesson.prompt_response for lesson in new])
+    return reason(ReasonCode.MIXED_STYLES, detail=conflict) if conflict else None
 
 
 def find_leak(

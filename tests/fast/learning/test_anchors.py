@@ -15,7 +15,7 @@ from personalpeft.learning.data.style import (
     ResponseTemplate,
     infer_template,
 )
-from personalpeft.learning.train.regularizer import make_kl_regularizer
+from personalpeft.learning.train.losses import make_kl_regularizer
 from personalpeft.types import Message
 
 QUESTION = [Message("user", "What is the capital of Canada?")]

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from personalpeft.errors import CardError
-from personalpeft.learning.evaluate.text_quality import TextQuality
+from personalpeft.learning.evaluate.measures import TextQuality
 from personalpeft.learning.gate.gate import (
     CONFIRMATION_E_VALUE,
     TIE_MARGIN,

@@ -9,17 +9,18 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from personalpeft.learning.gate.eval_history import EvalHistory, eval_history
 from personalpeft.learning.gate.gate import (
     CONFIRMATION_E_VALUE,
     IMPROVED_FACTOR,
     NO_PROBE_RESULTS,
     REGRESSED_FACTOR,
     BaseProbeResults,
+    EvalHistory,
     EvalItem,
     Evidence,
     Margins,
     ProbeResults,
+    eval_history,
     judge,
 )
 from personalpeft.types import Revision, Verdict

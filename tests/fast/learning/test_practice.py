@@ -21,7 +21,7 @@ from personalpeft.backends.base import SequenceState
 from personalpeft.backends.fake import FakeBackend, _FakeSession
 from personalpeft.backends.torch.training.session import TorchSession
 from personalpeft.engine.engine import Engine
-from personalpeft.learning.rl.tasks import derive_seed
+from personalpeft.learning.rl.rollouts import derive_seed
 from personalpeft.plugins import Attempt, Task
 from personalpeft.store.integrity import verify
 from personalpeft.types import Verdict

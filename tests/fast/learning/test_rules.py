@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from runtime_makers import ask, correct
 
 from personalpeft import User
-from personalpeft.learning.evaluate.rule_gain import RuleGain, internalized_rules
+from personalpeft.learning.evaluate.measures import RuleGain, internalized_rules
 
 
 def comment(ada: User, text: str = "Begin each answer with Ahoy!") -> str:

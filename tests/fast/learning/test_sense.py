@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from personalpeft.learning.data.style import PromptResponse
-from personalpeft.learning.evaluate.text_quality import NOT_MEASURED, measure_text_quality
+from personalpeft.learning.evaluate.measures import NOT_MEASURED, measure_text_quality
 
 THINGS = ("eggs", "rice", "bread", "beans", "fish", "soup", "corn", "cake")
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from personalpeft.backends.base import Backend, Continuation
 from personalpeft.learning.rl.advantages import MIN_SPREAD, PolicyGradientLoss, compute_advantages
-from personalpeft.learning.rl.config import RLConfig
 from personalpeft.learning.rl.loop import rejection_sampling
-from personalpeft.learning.rl.tasks import TaskPosterior, select_tasks
+from personalpeft.learning.rl.rollouts import TaskPosterior, select_tasks
+from personalpeft.learning.train.config import RLConfig
 from personalpeft.plugins import Task
 
 REWARDS = st.lists(st.floats(0, 1), min_size=1, max_size=9)

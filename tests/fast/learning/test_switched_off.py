@@ -14,7 +14,7 @@ from test_practice import Judge
 from personalpeft import LearnReport, User
 from personalpeft.learning.data.assignment import lessons_for, load_assignments
 from personalpeft.learning.plan import Plan
-from personalpeft.learning.rl.tasks import derive_seed
+from personalpeft.learning.rl.rollouts import derive_seed
 
 
 @pytest.fixture

@@ -18,13 +18,12 @@ from hypothesis import strategies as st
 
 from personalpeft.backends.base import Backend, Session
 from personalpeft.errors import Cancelled, CardError
-from personalpeft.learning.rl.config import RLConfig
 from personalpeft.learning.train.checkpoint import (
     CheckpointStore,
     encode_checkpoint,
     restore_checkpoint,
 )
-from personalpeft.learning.train.config import TrainingConfig, load_training_configs
+from personalpeft.learning.train.config import RLConfig, TrainingConfig, load_training_configs
 from personalpeft.learning.train.loop import LoopControl, TrainJob, TrainResult, train
 
 STEPS = 13
