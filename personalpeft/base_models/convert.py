@@ -20,7 +20,7 @@ CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _JOINED = "joined.gguf"
 
 
-def convert_gguf(parts: Sequence[Path], into: Path, report: Callable[[str, float], None]) -> None:
+def convert_gguf(parts: Sequence[Path], into: Path, report: Callable[[str, float], None]) -> Path:
     """Dequantise a GGUF file in parts to bf16 safetensors, with config, tokenizer and template."""
     import torch
     from gguf import GGUFReader
@@ -48,6 +48,7 @@ def convert_gguf(parts: Sequence[Path], into: Path, report: Callable[[str, float
         report("Saving the weights", 0.0)
         model.save_pretrained(str(into), max_shard_size="1TB")
     (into / _JOINED).unlink(missing_ok=True)
+    return into
 
 
 def _set_pre_tokenizer(tokenizer: Any, splitting: str | None) -> None:
@@ -103,7 +104,7 @@ def _bars_to(report: Callable[[str, float], None]) -> Iterator[None]:
         reader.tqdm = original_tqdm
 
 
-def make_random_model(seed: int, shape: Mapping[ShapeKey, int], context: int, into: Path) -> None:
+def make_random_model(seed: int, shape: Mapping[ShapeKey, int], context: int, into: Path) -> Path:
     """Make a tiny fp32 Llama whose tokens are bytes and ``CONTROL_TOKENS``.
 
     Weights depend on ``seed`` and ``shape`` alone: one generator draws them in the order of names.
@@ -141,6 +142,7 @@ def make_random_model(seed: int, shape: Mapping[ShapeKey, int], context: int, in
         for name, size in sorted(sizes.items())
     }
     save_file(weights, into / "model.safetensors", metadata={"format": "pt"})
+    return into
 
 
 def _byte_tokenizer() -> Any:

@@ -104,7 +104,7 @@ def resolve_base(card: ModelCard, *, cache: Path, progress: Progress | None = No
         for path in folder.iterdir()
         if path.suffix in (".json", ".jinja") and path.name not in digests and path.is_file()
     }
-    entry = _entry(card, canonical_digest([weights, settings]), cache, report, None, model=folder)
+    entry = _entry(card, canonical_digest([weights, settings]), cache, report, lambda into: folder)
     return _base(card, folder, entry.facts, weights, digests["tokenizer.json"])
 
 
@@ -162,13 +162,11 @@ def _entry(
     key: str,
     cache: Path,
     report: Progress,
-    make: Callable[[Path], None] | None,
-    *,
-    model: Path | None = None,
+    make: Callable[[Path], Path],
 ) -> _Entry:
     """Return a source's entry; make it if it is missing or changed.
 
-    ``model`` is the folder of the model if ``make`` does not convert it.
+    ``make`` may write files into a new entry, and returns the model's folder.
     """
     folder = cache / "bases" / f"{key[:16]}-{RECIPE}.{FACTS}"
     with _cache_errors(card, cache):
@@ -181,7 +179,7 @@ def _entry(
         if entry is None:
             with _locked(folder, report):
                 entry = _read_entry(folder, key) or _make_entry(
-                    card, key, folder, report, make, model, origin
+                    card, key, folder, report, make, origin
                 )
         _remove_superseded(folder, origin)
         return entry
@@ -192,8 +190,7 @@ def _make_entry(
     key: str,
     folder: Path,
     report: Progress,
-    make: Callable[[Path], None] | None,
-    model: Path | None,
+    make: Callable[[Path], Path],
     origin: str | None,
 ) -> _Entry:
     _remove_leftovers(folder)
@@ -203,9 +200,7 @@ def _make_entry(
         )
     fresh = _temporary_folder(folder)
     report(f"Preparing {card.name}", 0.0)
-    if make is not None:
-        make(fresh)
-    facts = inspect_model(model or fresh)
+    facts = inspect_model(make(fresh))
     files = {path.name: hash_files([path]) for path in sorted(fresh.iterdir())}
     content = {"source": key, "origin": origin, "files": files, "facts": to_json(facts)}
     sealed = {**content, "seal": canonical_digest(content)}

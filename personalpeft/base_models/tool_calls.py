@@ -85,10 +85,10 @@ class CallReader:
 
     def _certain(self) -> str:
         """Take all but what may be the start of a mark, with white space before it."""
-        mark_start = next(
+        overlap = next(
             (n for n in range(len(_OPEN) - 1, 0, -1) if self._pending.endswith(_OPEN[:n])), 0
         )
-        ready = self._pending[: len(self._pending) - mark_start].rstrip()
+        ready = self._pending[: len(self._pending) - overlap].rstrip()
         self._pending = self._pending[len(ready) :]
         return ready
 

@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from personalpeft.adapters.compose import as_single_lora, in_half
+from personalpeft.adapters.formats.safetensors_reader import to_array
 from personalpeft.adapters.safe_io import format_error, read_file, safe_repr
 from personalpeft.adapters.types import Adapter, AdapterStack, LoRAWeights, Manifest, Matrix
 from personalpeft.adapters.validate import check_adapter
@@ -230,7 +231,12 @@ def read_gguf(data: bytes, *, source: str) -> GgufTensors:
         raise format_error(source, f"has an alignment of {safe_repr(alignment)}.")
     begin = -(-cursor.at // alignment) * alignment
     _check_layout(entries, len(data) - begin, source)
-    return GgufTensors(metadata, {entry.name: _array(data, begin, entry) for entry in entries})
+    arrays = {}
+    for entry in entries:
+        offset = begin + entry.begin
+        # A slice copies, since the offset may not be aligned.
+        arrays[entry.name] = to_array(data[offset : offset + entry.size], entry.kind, entry.shape)
+    return GgufTensors(metadata, arrays)
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,16 +335,3 @@ def _check_layout(entries: list[_Entry], available: int, source: str) -> None:
             raise format_error(
                 source, f"tensor {safe_repr(entry.name)} ends beyond the end of the file."
             )
-
-
-def _array(data: bytes, start: int, entry: _Entry) -> Matrix:
-    count, offset = math.prod(entry.shape), start + entry.begin
-    if entry.kind == "BF16":
-        flat: Matrix = (
-            np.frombuffer(data, "<u2", count, offset).astype(np.uint32) << np.uint32(16)
-        ).view(np.float32)
-    else:
-        flat = np.frombuffer(data, "<f4" if entry.kind == "F32" else "<f2", count, offset).copy()
-    array = flat.reshape(entry.shape)
-    array.flags.writeable = False
-    return array

@@ -9,7 +9,7 @@ Invariants: memory is bounded by the size of the file, and arrays are read-only.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,7 +43,10 @@ def read_tensors(data: bytes, *, source: str) -> Tensors:
         tensors = deserialize(data)  # type: ignore[no-untyped-call]  # the library has no types
     except SafetensorError as error:
         raise format_error(source, f"is not a valid safetensors file ({error}).") from error
-    return Tensors(metadata, {name: _to_array(tensor) for name, tensor in tensors})
+    arrays = {
+        name: to_array(tensor["data"], tensor["dtype"], tensor["shape"]) for name, tensor in tensors
+    }
+    return Tensors(metadata, arrays)
 
 
 def _check_header(data: bytes, source: str) -> dict[str, str]:
@@ -88,11 +91,12 @@ def _check_tensor(name: str, tensor: Any, source: str) -> None:
         raise format_error(source, f"tensor {name} has the shape {safe_repr(shape)}.")
 
 
-def _to_array(tensor: Mapping[str, Any]) -> Matrix:
-    flat = np.frombuffer(tensor["data"], _DTYPES[tensor["dtype"]])
-    if tensor["dtype"] == "BF16":
+def to_array(data: bytes, dtype: str, shape: Sequence[int]) -> Matrix:
+    """Return little-endian F32, F16 or BF16 numbers as a read-only array; BF16 as float32."""
+    flat = np.frombuffer(data, _DTYPES[dtype])
+    if dtype == "BF16":
         # A bfloat16 is the upper half of a float32.
         flat = (flat.astype(np.uint32) << np.uint32(16)).view(np.float32)
-    array: Matrix = flat.reshape(tensor["shape"])
+    array: Matrix = flat.reshape(shape)
     array.flags.writeable = False
     return array
