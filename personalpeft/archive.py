@@ -30,7 +30,7 @@ from personalpeft.base_models.types import Base
 from personalpeft.errors import AdapterError, InvalidInput, PersonalFileError, PersonalPeftError
 from personalpeft.formatting import to_json
 from personalpeft.ids import check_layer_name, check_user_id
-from personalpeft.learning.gate.eval_history import eval_history
+from personalpeft.learning.gate.gate import eval_history
 from personalpeft.learning.report import from_json
 from personalpeft.learning.train.config import TrainingConfig
 from personalpeft.store.store import Store

@@ -27,8 +27,7 @@ from personalpeft.engine.completion_cache import CompletionCache
 from personalpeft.engine.engine import Engine
 from personalpeft.errors import InvalidInput, NotFound, suggest_nearest
 from personalpeft.ids import check_layer_name, check_user_id
-from personalpeft.learning.evaluate.completion_cache import open_completion_cache
-from personalpeft.learning.evaluate.probes import general_prompts
+from personalpeft.learning.evaluate.probes import general_prompts, open_completion_cache
 from personalpeft.learning.learner import Learner
 from personalpeft.learning.options import LearnOptions, no_progress, not_cancelled
 from personalpeft.learning.report import LearnReport

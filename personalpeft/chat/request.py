@@ -12,7 +12,7 @@ from personalpeft.chat.validation import uses_tools
 from personalpeft.engine.engine import Request
 from personalpeft.errors import InvalidInput
 from personalpeft.learning.data.facts import memorized
-from personalpeft.learning.evaluate.rule_gain import internalized_rules
+from personalpeft.learning.evaluate.measures import internalized_rules
 from personalpeft.services import Services
 from personalpeft.stacks import live_stack, select_layers, stack_with_head
 from personalpeft.types import Message, Sampling, Stack

@@ -17,17 +17,30 @@ from personalpeft.engine.engine import Engine, Request
 from personalpeft.errors import PersonalPeftError
 from personalpeft.learning.data.assignment import Lesson
 from personalpeft.learning.data.style import PromptResponse
-from personalpeft.learning.evaluate.completion_cache import BASE_SAMPLING, PROBE_SAMPLING
-from personalpeft.learning.evaluate.probes import is_degenerate, load_general_prompts
-from personalpeft.learning.evaluate.rule_gain import RuleGain, logprob_gain
-from personalpeft.learning.evaluate.text_quality import TextQuality, measure_text_quality
-from personalpeft.learning.gate.eval_history import EvalHistory
-from personalpeft.learning.gate.gate import BaseProbeResults, EvalItem, Evidence, ProbeResults
+from personalpeft.learning.evaluate.measures import (
+    RuleGain,
+    TextQuality,
+    logprob_gain,
+    measure_text_quality,
+)
+from personalpeft.learning.evaluate.probes import (
+    BASE_SAMPLING,
+    MAX_REPLY_TOKENS,
+    PROBE_SAMPLING,
+    is_degenerate,
+    load_general_prompts,
+)
+from personalpeft.learning.gate.gate import (
+    BaseProbeResults,
+    EvalHistory,
+    EvalItem,
+    Evidence,
+    ProbeResults,
+)
 from personalpeft.learning.options import Condition, not_cancelled, wait_while
 from personalpeft.learning.report import Example
 from personalpeft.learning.train.loop import cancelled_error
 from personalpeft.learning.train.losses import encode_continuation, template_span
-from personalpeft.learning.train.regularizer import MAX_REPLY_TOKENS
 from personalpeft.types import Message, Sampling, SignalKind, Stack
 
 _EXAMPLE_SAMPLING = Sampling(max_tokens=40)

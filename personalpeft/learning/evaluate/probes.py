@@ -1,4 +1,4 @@
-"""The general prompts that ship with the package.
+"""The general prompts that ship with the package, and the cache of their completions.
 
 Regularizer prompts are held to while training, regression probes are asked afterwards, and
 unanswerable prompts ask for what no user has stated.
@@ -12,6 +12,22 @@ import tomllib
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from pathlib import Path
+
+from personalpeft.engine.completion_cache import CompletionCache
+from personalpeft.engine.engine import Engine
+from personalpeft.learning.train.config import BUILD_FORMAT
+from personalpeft.types import Sampling, canonical_digest
+
+MAX_REPLY_TOKENS = 24
+"""Limit of a reply to a general prompt."""
+
+BASE_SAMPLING = Sampling(max_tokens=MAX_REPLY_TOKENS)
+"""How the bare base completes general prompts, and what a candidate is compared with."""
+
+PROBE_SAMPLING = Sampling(max_tokens=2 * MAX_REPLY_TOKENS)
+"""How a layer completes general prompts. A learned style may repeat the question before it answers,
+and an answer that is cut off before it comes would count as wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,3 +99,17 @@ def is_degenerate(reply: str) -> bool:
         return True
     trigrams = [tuple(words[i : i + 3]) for i in range(len(words) - 2)]
     return len(trigrams) >= 9 and len(set(trigrams)) <= len(trigrams) // 3
+
+
+def open_completion_cache(engine: Engine, folder: Path) -> CompletionCache:
+    """Return the cache of general prompts for an engine, stored below ``folder``.
+
+    The file name is a digest of everything that decides the base's completions.
+    """
+    generic, backend = load_general_prompts(), engine.backend
+    name = canonical_digest(
+        [BUILD_FORMAT, backend.base.digest, backend.name, backend.description, generic.digest]
+    )
+    return CompletionCache(
+        engine, general_prompts(), BASE_SAMPLING, folder / "spoken" / f"{name[:32]}.json"
+    )

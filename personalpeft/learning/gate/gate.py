@@ -5,7 +5,7 @@ from the live stack to the candidate, and regressed where it falls by as much. I
 regressed items multiply an e-value (Shafer 2021, "Testing by betting") by 1.5 and by 0.5. From
 ``CONFIRMATION_E_VALUE`` on a promotion is final. Below it, a candidate whose own items come to more
 than ``PROBATION_E_VALUE`` goes live on probation, and its successors continue with its e-value
-(``eval_history.py``).
+(``EvalHistory``).
 
 Invariant: harm is counted in total as well as against the live stack: from the probes that the base
 answers, and from the best that an older item ever was. Many learns that each do a little harm are
@@ -19,8 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar
 
-from personalpeft.learning.evaluate.rule_gain import RuleGain
-from personalpeft.learning.evaluate.text_quality import NOT_MEASURED, TextQuality
+from personalpeft.learning.evaluate.measures import NOT_MEASURED, RuleGain, TextQuality
 from personalpeft.learning.outcomes import (
     Reason,
     ReasonCode,
@@ -29,7 +28,7 @@ from personalpeft.learning.outcomes import (
     render_reasons,
 )
 from personalpeft.learning.train.config import CardConfig, Fraction, Number
-from personalpeft.types import Json, Verdict, canonical_digest
+from personalpeft.types import Json, Revision, Verdict, canonical_digest
 
 TIE_MARGIN = 0.02
 CONFIRMATION_E_VALUE = 20.0
@@ -61,13 +60,7 @@ class Margins(CardConfig):
 def load_margins(card: str, overrides: Json, *, random: bool = False) -> Margins:
     """Return the margins for a base: the defaults, changed by its card's ``[gate]`` table.
 
-    Args:
-        card: Name of the card, for errors.
-        overrides: The ``[gate]`` table.
-        random: Whether the base knows no language, so that text quality cannot be measured.
-
-    Raises:
-        CardError: A key is unknown or a value out of range.
+    A ``random`` base knows no language, so text quality cannot be measured.
     """
     defaults = {"min_pmi": 0.0, "min_word_order_gap": 0.0} if random else {}
     return Margins(**{**defaults, **Margins.read_table(card, "gate", overrides)})
@@ -163,27 +156,15 @@ class ProbeResults:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Everything that was measured of a candidate.
+    """Everything that was measured of a candidate."""
 
-    Args:
-        target: Held-out lessons of this layer that no candidate of its history spent yet.
-        retention: Everything that was held out before, of all layers.
-        trained_examples: New lessons that were trained on. They decide where the target does not.
-        probes: Answers to the general probes.
-        kl: Mean KL from the base on the probes, in nats a token.
-        prior_e_value: The e-value that the candidate's history brings.
-        spent_items: The items that ``prior_e_value`` was won with.
-        text_quality: Quality of the new lessons.
-        rule_gains: By rule, what it explains of the held-out answers.
-    """
-
-    target: tuple[EvalItem, ...]
-    retention: tuple[EvalItem, ...]
-    trained_examples: tuple[EvalItem, ...]
+    target: tuple[EvalItem, ...]  # held-out lessons of the layer that its history did not spend
+    retention: tuple[EvalItem, ...]  # everything that was held out before, of all layers
+    trained_examples: tuple[EvalItem, ...]  # decide where the target does not
     probes: ProbeResults
-    kl: float
-    prior_e_value: float = 1.0
-    spent_items: frozenset[str] = frozenset()
+    kl: float  # mean KL from the base on the probes, in nats a token
+    prior_e_value: float = 1.0  # of the candidate's history
+    spent_items: frozenset[str] = frozenset()  # the items that ``prior_e_value`` was won with
     text_quality: TextQuality = NOT_MEASURED
     rule_gains: Mapping[str, RuleGain] = field(default_factory=dict)
 
@@ -260,12 +241,8 @@ def judge(
 ) -> Judgement:
     """Judge harm first, then the quality of the lessons, then benefit and amount of evidence.
 
-    Args:
-        evidence: What was measured.
-        margins: How much harm is allowed.
-        removes_lessons: The build leaves retracted lessons out. That is its benefit, so it may
-            know the rest a little less well than the live stack.
-        has_new_lessons: It was also trained on lessons that the live stack was not.
+    A build that ``removes_lessons`` leaves retracted ones out. That is its benefit, so it may know
+    the rest a little less well than the live stack. ``has_new_lessons``: it also learned new ones.
     """
     harm = _find_harm(evidence, margins, check_regressions=not removes_lessons)
     if problem := harm or _find_bad_text(evidence.text_quality, margins):
@@ -393,3 +370,74 @@ def _summarize(items: Sequence[EvalItem], *, is_retention: bool = False) -> dict
 def _round(value: float) -> float | None:
     """Return a figure as it is stored; None where it is not finite, which JSON cannot hold."""
     return round(value, 4) if math.isfinite(value) else None
+
+
+@dataclass(frozen=True, slots=True)
+class EvalHistory:
+    """What a candidate inherits from the live revisions: their evidence, and what it may not undo.
+
+    A candidate is compared with the live stack, whose head was compared with the one before it, and
+    so on. The e-values along this chain multiply. If no step made an unseen lesson likelier, the
+    product reaches ``CONFIRMATION_E_VALUE`` in at most one chain of twenty, however often one looks
+    (Ville 1939). Three rules keep that true:
+
+    - Only lessons that were never trained on count.
+    - A lesson counts once in a chain, when it first improved or regressed. Later it is retention.
+    - An e-value that reached the threshold is spent: the next candidate starts with 1.
+
+    A rollback starts another chain, on which the same lessons count again.
+
+    ``prior_e_value`` and ``spent_items`` are as in ``Evidence``. ``base``, ``last`` and ``best``
+    are log-probs per token of held-out items: under the bare base, when the newest live revision
+    was judged, and the highest ever. ``base_probes`` are the base's answers to the probes.
+    """
+
+    prior_e_value: float = 1.0
+    spent_items: frozenset[str] = frozenset()
+    base: Mapping[str, float] = field(default_factory=dict)
+    last: Mapping[str, float] = field(default_factory=dict)
+    best: Mapping[str, float] = field(default_factory=dict)
+    base_probes: BaseProbeResults = NO_PROBE_RESULTS
+
+    def baseline(self, item: str, live: float) -> float | None:
+        """Return the best log-prob that a candidate must not undo, or None.
+
+        Where the ``live`` log-prob is below the one at the last judgement, no learn caused that:
+        the user rolled back, or lowered a layer's weight. No candidate has to make up for it.
+        """
+        last = self.last.get(item)
+        return None if last is not None and live < last - TIE_MARGIN else self.best.get(item)
+
+
+def eval_history(heads: Sequence[Revision], layer: str) -> EvalHistory:
+    """Return what a candidate for ``layer`` inherits from the live heads of all layers."""
+    base: dict[str, float] = {}
+    last: dict[str, float] = {}
+    best: dict[str, float] = {}
+    base_probes = NO_PROBE_RESULTS
+    # Each revision was judged by the items of all layers and took over the best of those before
+    # it, so the newest that scored an item decides.
+    for head in sorted(heads, key=lambda head: head.at):
+        # Users who made a refused revision live accepted its losses: the baseline is what is left.
+        is_accepted = head.verdict is Verdict.REFUSED
+        probes = head.scores.get("canaries", {})
+        if of_base := probes.get("base"):
+            right = probes["kept_of_base"] if is_accepted else of_base["right"]
+            base_probes = BaseProbeResults(of_base["questions"], tuple(right), of_base["broken"])
+        for item, scores in head.scores.get("pins", {}).items():
+            reached = scores.get("after" if is_accepted else "best")
+            for known, value in (
+                (base, scores.get("base")),
+                (last, scores.get("after")),
+                (best, reached),
+            ):
+                if value is not None:
+                    known[item] = value
+    own = next((head for head in heads if head.layer == layer), None)
+    if own is None:
+        return EvalHistory(base=base, last=last, best=best, base_probes=base_probes)
+    # Revisions of early versions do not store what was spent; they were judged by all their items.
+    held_out = [signal for signal, role in own.signals.items() if role == "pinned"]
+    spent = frozenset(own.scores.get("counted", held_out))
+    e_value = float(own.scores.get("bet", 1.0)) if own.probation else 1.0
+    return EvalHistory(e_value, spent, base, last, best, base_probes)

@@ -13,8 +13,8 @@ from statistics import fmean, median
 from typing import Any
 
 from personalpeft.backends.base import Continuation, ModelOutputs
-from personalpeft.learning.rl.config import RLConfig
 from personalpeft.learning.rl.rollouts import RolloutGroup
+from personalpeft.learning.train.config import RLConfig
 from personalpeft.learning.train.losses import BaseLoss
 from personalpeft.plugins import RIGHT, CheckedRewardShaper
 

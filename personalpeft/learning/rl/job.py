@@ -15,11 +15,15 @@ from pydantic import TypeAdapter
 from personalpeft.backends.base import Continuation
 from personalpeft.errors import InvalidInput
 from personalpeft.learning.rl.advantages import PolicyGradientLoss
-from personalpeft.learning.rl.config import RLConfig
-from personalpeft.learning.rl.rollouts import RolloutGroup
-from personalpeft.learning.rl.tasks import UNSEEN, TaskPosterior, derive_seed, is_eval_task
+from personalpeft.learning.rl.rollouts import (
+    UNSEEN,
+    RolloutGroup,
+    TaskPosterior,
+    derive_seed,
+    is_eval_task,
+)
 from personalpeft.learning.staleness import replace_layer
-from personalpeft.learning.train.config import BUILD_FORMAT, TrainingConfig
+from personalpeft.learning.train.config import BUILD_FORMAT, RLConfig, TrainingConfig
 from personalpeft.learning.train.losses import SFTLoss
 from personalpeft.plugins import CheckedRewardShaper, CheckedVerifier, Task
 from personalpeft.types import Revision, Stack, StackEntry, canonical_digest

@@ -27,15 +27,21 @@ from personalpeft.learning.gate.gate import EvalItem
 from personalpeft.learning.options import LearnOptions
 from personalpeft.learning.report import Example
 from personalpeft.learning.rl.advantages import policy_gradient_step
-from personalpeft.learning.rl.config import RLConfig
 from personalpeft.learning.rl.job import Batch, RLJob, RLState
-from personalpeft.learning.rl.rollouts import RESUME_HINT, Rollout, RolloutGroup, sample_rollouts
-from personalpeft.learning.rl.tasks import derive_seed, select_tasks
+from personalpeft.learning.rl.rollouts import (
+    RESUME_HINT,
+    Rollout,
+    RolloutGroup,
+    derive_seed,
+    sample_rollouts,
+    select_tasks,
+)
 from personalpeft.learning.train.checkpoint import (
     CheckpointStore,
     encode_checkpoint,
     restore_checkpoint,
 )
+from personalpeft.learning.train.config import RLConfig
 from personalpeft.learning.train.loop import LoopControl
 from personalpeft.learning.train.losses import SFTLoss
 from personalpeft.plugins import Task

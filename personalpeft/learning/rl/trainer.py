@@ -18,11 +18,11 @@ from personalpeft.learning.data.assignment import Lesson, load_assignments
 from personalpeft.learning.data.filters import estimate_session_mb
 from personalpeft.learning.evaluate.evaluation import EvalSet, evaluate, make_eval_job
 from personalpeft.learning.evaluate.probes import load_general_prompts
-from personalpeft.learning.gate.eval_history import eval_history
 from personalpeft.learning.gate.gate import (
     EvalItem,
     Evidence,
     Margins,
+    eval_history,
     judge,
     load_margins,
     override,
@@ -38,7 +38,6 @@ from personalpeft.learning.publish import (
     publish_candidate,
 )
 from personalpeft.learning.report import LearnReport
-from personalpeft.learning.rl.config import RLConfig
 from personalpeft.learning.rl.job import RLJob, RLState, draw_tasks
 from personalpeft.learning.rl.loop import (
     RLLoop,
@@ -49,7 +48,7 @@ from personalpeft.learning.rl.loop import (
 from personalpeft.learning.rl.rollouts import RESUME_HINT
 from personalpeft.learning.staleness import live_revision, stack_below, trained_on
 from personalpeft.learning.train.checkpoint import CheckpointStore
-from personalpeft.learning.train.config import TrainingConfig, load_training_configs
+from personalpeft.learning.train.config import RLConfig, TrainingConfig, load_training_configs
 from personalpeft.learning.train.loop import make_loop_control
 from personalpeft.plugins import CheckedRewardShaper, CheckedVerifier
 from personalpeft.services import Services

@@ -7,8 +7,10 @@ losses make each lesson count the same, however long its answer is.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from typing import Any, ClassVar
 
 from personalpeft.backends.base import Backend, Continuation, Loss, ModelOutputs
@@ -19,6 +21,9 @@ from personalpeft.types import Message
 
 MAX_CONTRAST_TOKENS = 16
 """A reply that only serves as a contrast is read up to here: its end may well hold true things."""
+
+_MIN_SHARED = 3
+_SENTENCE = re.compile(r"\s*\S.*?[.!?](?=\s|$)", re.DOTALL)
 
 
 class BaseLoss:
@@ -278,3 +283,53 @@ def _token_weights(
     weights = (weights + [1.0] * tokens)[:tokens]
     total = max(1.0, tokens - (1 - config.template_weight) * (opening + closing))
     return tuple(weight / total for weight in weights)
+
+
+def make_kl_regularizer(
+    backend: Backend,
+    messages: Sequence[Message],
+    reply: str,
+    template: ResponseTemplate,
+    weight: float,
+    *,
+    below: ResponseTemplate = NO_TEMPLATE,
+    from_the_first: bool = False,
+) -> KLRegularizer | None:
+    """Return the regularizer for the first sentence of a reply, None if too little is shared.
+
+    Args:
+        backend: renders and encodes the texts.
+        messages: the general prompt.
+        reply: what the stack below replies to it.
+        template: the lessons' template.
+        weight: weight of the loss.
+        below: template of the stack below; its opening is not taken for a sentence.
+        from_the_first: whether the first token is held too if there is no template.
+    """
+    request = messages[-1].content
+    opening = below.for_request(request).opening
+    sentence = _SENTENCE.match(reply, len(opening) if reply.startswith(opening) else 0)
+    if sentence is None:
+        return None
+    text = reply[: sentence.end()]
+    reference = backend.encode(text)
+    student = backend.encode(template.apply(text, request))
+    if template.closing:
+        student += backend.end_of_turn
+    run = SequenceMatcher(None, student, reference, autojunk=False).find_longest_match()
+    student_start, reference_start, length = run.a, run.b, run.size
+    if template == NO_TEMPLATE and not from_the_first:
+        # The lessons may begin alike without a literal template, so the first token is left free.
+        student_start, reference_start, length = 1, 1, length - 1
+    if template.letters == "own" and length < _MIN_SHARED:
+        return None
+    prompt = backend.render(messages)
+    return KLRegularizer(
+        student=Continuation(prompt, student),
+        reference=Continuation(prompt, reference),
+        student_start=student_start,
+        reference_start=reference_start,
+        length=length,
+        learn_rest=template != NO_TEMPLATE,
+        weight=weight,
+    )

@@ -1,8 +1,9 @@
-"""Measure under the bare base whether new lessons are meaningful text that fits their requests.
+"""Measure new lessons and rules by log-probs: is a text meaningful, does a layer follow a rule.
 
-Meaningless text might as well be different: it is as likely after any other request, and its words
-are as likely in any other order. So each reply is compared with itself elsewhere. For meaningful
-text both differences are far above zero, in every language that the base knows a little of.
+Text quality. Meaningless text might as well be different: it is as likely after any other request,
+and its words are as likely in any other order. So each reply is compared with itself elsewhere,
+under the bare base. For meaningful text both differences are far above zero, in every language that
+the base knows a little of.
 
 - ``pmi``: how much likelier replies are after their own request than after others' (pointwise
   mutual information, estimated among the lessons as in van den Oord et al. 2018, "Representation
@@ -14,17 +15,23 @@ text both differences are far above zero, in every language that the base knows 
 The first two are in nats a token. On the default base, with four to twelve lessons, meaningful text
 has 0.34 to 2.6 and 2.1 to 5.5, meaningless text at most 0.03 or at most 0.6. A base without
 language cannot measure them (``gate.load_margins``).
+
+Rules. A rule stands in every prompt from the next turn on. Once a layer follows it without, the
+rule in the prompt does harm: the layer was trained without it, so it moves the model away from what
+it was regularised to. The gain of a rule is what held-out replies become likelier by with the rule
+in the prompt, in nats a token. A rule is internalized where it has a gain under the bare base, and
+under the layer at most a quarter of that. A rule without a gain stays.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from personalpeft.learning.data.style import PromptResponse
 from personalpeft.memory.conflicts import normalize
-from personalpeft.types import Json
+from personalpeft.types import Json, Revision
 
 _MIN_LESSONS, _MAX_LESSONS = 4, 12
 _MIN_WORDS = 5
@@ -92,3 +99,31 @@ def _shuffle(text: str) -> str:
     # Seeded by the words alone, so that the same lesson always has the same score.
     random.Random(text).shuffle(words)
     return " ".join(words)
+
+
+MIN_GAIN = 0.05
+MAX_REMAINING_SHARE = 0.25
+MAX_RULES, MAX_RULE_LESSONS = 3, 6
+
+
+@dataclass(frozen=True, slots=True)
+class RuleGain:
+    """The gain of one rule under the bare base and under the layer. The field names are stored."""
+
+    base: float
+    layer: float
+
+    @property
+    def internalized(self) -> bool:
+        return self.base >= MIN_GAIN and self.layer <= MAX_REMAINING_SHARE * self.base
+
+
+def logprob_gain(plain: Mapping[str, float], with_rule: Mapping[str, float]) -> float:
+    """Return the mean gain in log-prob per token of the same lessons by a rule in the prompt."""
+    return round(sum(with_rule[key] - plain[key] for key in plain) / len(plain), 4)
+
+
+def internalized_rules(style: Revision) -> frozenset[str]:
+    """Return the rules that a style revision had internalized when it was judged."""
+    gains = {rule: RuleGain(**gain) for rule, gain in style.scores.get("rules", {}).items()}
+    return frozenset(rule for rule, gain in gains.items() if gain.internalized)
