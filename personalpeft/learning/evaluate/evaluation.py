@@ -8,7 +8,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from personalpeft.backends.base import Backend, Continuation, Score
 from personalpeft.chat.routing import AdapterRouter
@@ -55,27 +55,15 @@ _MAX_WAIT = 5.0
 
 @dataclass(frozen=True, slots=True)
 class EvalSet:
-    """The lessons that a candidate is measured on.
+    """The lessons that a candidate is measured on."""
 
-    Args:
-        target: Held-out lessons of the layer that no candidate of its history spent.
-        retention: Lessons of the layer that were held out before this build.
-        other_layers: Held-out lessons of all other layers.
-        trained_examples: Lessons of this build, in place of an empty target.
-        base_completions: The bare base's completions of the probes.
-        new_examples: Lessons that arrived since the last learn.
-        rule_lessons: Lessons to measure rules by.
-        lessons_by_rule: The same with each rule in the prompt.
-        history: What the candidate inherits.
-    """
-
-    target: tuple[Lesson, ...]
-    retention: tuple[Lesson, ...]
-    other_layers: tuple[Lesson, ...]
-    trained_examples: tuple[Lesson, ...]
-    base_completions: Completions
-    new_examples: tuple[Lesson, ...] = ()
-    rule_lessons: tuple[Lesson, ...] = ()
+    target: tuple[Lesson, ...]  # held out in this layer, and not spent by its history
+    retention: tuple[Lesson, ...]  # held out in this layer before this build
+    other_layers: tuple[Lesson, ...]  # held out in all other layers
+    trained_examples: tuple[Lesson, ...]  # of this build, in place of an empty target
+    base_completions: Completions  # of the probes
+    new_examples: tuple[Lesson, ...] = ()  # arrived since the last learn
+    rule_lessons: tuple[Lesson, ...] = ()  # measure rules
     lessons_by_rule: Mapping[str, tuple[Lesson, ...]] = field(default_factory=dict)
     history: EvalHistory = field(default_factory=EvalHistory)
 
@@ -101,10 +89,6 @@ class EffectiveStack:
     stack: Stack
     parts: Mapping[str, Stack]
 
-    def for_prompt(self, prompt: str) -> Stack:
-        """Return the stack that answers a prompt."""
-        return self.parts[prompt]
-
     def for_layer(self, lesson: Lesson) -> Stack:
         """Return the stack for a lesson of the layer itself."""
         part = self.parts[lesson.messages[-1].content].entries
@@ -126,13 +110,7 @@ def effective_stack(
 ) -> EffectiveStack:
     """Return how a stack answers some prompts.
 
-    Args:
-        router: Decides which layers are attached.
-        user: Owner of the stack.
-        layer: The layer that is evaluated.
-        stack: The whole stack.
-        prompts: The prompts.
-        built_from: By layer, the signals of a revision that is not in the catalog yet.
+    ``built_from``: by layer, the signals of a revision that is not in the catalog yet.
     """
     prompts = list(dict.fromkeys(prompts))
     parts = router.select_each(user, stack, prompts, built_from)
@@ -164,7 +142,7 @@ class EvalJob:
 
     def _requests(self, side: EffectiveStack) -> Iterator[Request]:
         for probe in load_general_prompts().probes:
-            stack, messages = side.for_prompt(probe.question), (Message("user", probe.question),)
+            stack, messages = side.parts[probe.question], (Message("user", probe.question),)
             sampling = BASE_SAMPLING if stack.is_bare else PROBE_SAMPLING
             yield Request(self.user, messages, stack, sampling, background=True)
         for lesson in self.displayed_lessons:
@@ -203,19 +181,6 @@ EvalResult: TypeAlias = tuple[Evidence, tuple[Example, ...]]
 """The evidence, and examples for the report."""
 
 
-class Scorer(Protocol):
-    """What scores continuations: an ``Engine``, or one that is throttled."""
-
-    @property
-    def backend(self) -> Backend:
-        """The backend that tokenizes."""
-
-    def score(
-        self, items: Sequence[Continuation], stack: Stack, *, kl: bool = False
-    ) -> tuple[Score, ...]:
-        """As ``Engine.score``."""
-
-
 @dataclass(frozen=True, slots=True)
 class ThrottledScorer:
     """Scores in turns with users who chat, since the model does one thing at a time."""
@@ -236,6 +201,10 @@ class ThrottledScorer:
         return self.engine.score(items, stack, kl=kl)
 
 
+Scorer: TypeAlias = Engine | ThrottledScorer
+"""What scores continuations."""
+
+
 def evaluate(
     engine: Engine,
     completions: CompletionCache,
@@ -244,22 +213,10 @@ def evaluate(
     cancelled: Condition,
     paused: Condition = not_cancelled,
 ) -> dict[str, EvalResult | PersonalPeftError]:
-    """Measure the candidates of several users.
+    """Measure the candidates of several users; return the result or the error of each.
 
-    All replies are generated in one batch. Scoring gives way to users who chat.
-
-    Args:
-        engine: Where it runs.
-        completions: Cache of general completions.
-        jobs: The candidates by user.
-        cancelled: Whether the caller wants to stop.
-        paused: Whether the caller wants to pause.
-
-    Returns:
-        By user the result, or the error of that user's stacks.
-
-    Raises:
-        Cancelled: The caller stopped.
+    All replies are generated in one batch. Scoring gives way to users who chat. Raises
+    ``Cancelled`` when the caller stops.
     """
     requests = {user: job.requests() for user, job in jobs.items()}
     replies = completions.complete_for_users(requests, cancelled=cancelled, paused=paused)
@@ -395,7 +352,7 @@ def _kl_from_base(engine: Scorer, job: EvalJob) -> Iterator[float]:
     for messages, reply in job.eval_set.base_completions:
         if reply:
             item = encode_continuation(engine.backend, messages, reply, MAX_REPLY_TOKENS)
-            by_stack.setdefault(job.candidate.for_prompt(messages[-1].content), []).append(item)
+            by_stack.setdefault(job.candidate.parts[messages[-1].content], []).append(item)
     for stack, items in by_stack.items():
         yield from (score.kl or 0.0 for score in engine.score(items, stack, kl=True))
 
@@ -444,12 +401,7 @@ def _score_items(
 ) -> tuple[EvalItem, ...]:
     """Score lessons under both stacks, and under the base where its scores are not known.
 
-    Args:
-        engine: Where it runs.
-        job: The two stacks and the history.
-        lessons: What is scored.
-        against_base: Whether scores under the base are needed.
-        is_own: Whether the lessons are of the layer that is evaluated.
+    ``is_own``: the lessons are of the layer that is evaluated.
     """
     live, candidate, history = job.live, job.candidate, job.eval_set.history
     before = answer_logprobs(engine, lessons, live.for_layer if is_own else live.for_other_layer)

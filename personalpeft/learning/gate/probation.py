@@ -58,10 +58,8 @@ def sequential_test(
 ) -> ProbationResult | None:
     """Return the end of a probation, or None while it goes on.
 
-    Args:
-        before: Feedback on replies from before the revision was live.
-        since: Feedback on the revision's own replies, oldest first.
-        e_value: The e-value of the revision's lessons.
+    ``before`` is feedback from before the revision was live, ``since`` on its own replies, oldest
+    first, and ``e_value`` that of its lessons.
     """
     kinds = (FeedbackOutcome.DISLIKED, FeedbackOutcome.CORRECTED)
     # After each reply, so that the result does not depend on when one looks.
@@ -98,11 +96,7 @@ def withdrawal_e_value(
 def review_probation_locked(
     store: Store, user: str, now: Callable[[], datetime]
 ) -> tuple[LearnReport, ...]:
-    """Review probations under the user's learn lease.
-
-    Raises:
-        Busy: A learn is running, which reviews them itself.
-    """
+    """Review probations under the user's learn lease. Raises ``Busy`` while a learn runs."""
     if not _heads_on_probation(store, user):
         return ()
     with store.leases.acquire(f"learn-{user}"):

@@ -56,8 +56,7 @@ class PolicyGradientLoss(BaseLoss):
 def compute_advantages(rewards: Sequence[Mapping[str, float]]) -> tuple[float, ...]:
     """Return the advantage of each reply of a group; all are 0 if no reward tells them apart.
 
-    Args:
-        rewards: of each reply by name; all replies have the same names.
+    All replies have rewards of the same names.
     """
     if not rewards:
         return ()

@@ -109,12 +109,7 @@ class RLJob:
 def draw_tasks(
     layer: str, config: RLConfig, verifier: CheckedVerifier, head: Revision | None
 ) -> tuple[tuple[Task, ...], tuple[Task, ...]]:
-    """Return tasks to practise and others for the gate; other ones once the head has changed.
-
-    Raises:
-        InvalidInput: the verifier has too few tasks.
-        PluginError: the verifier failed.
-    """
+    """Return tasks to practise and others for the gate; other ones once the head has changed."""
     seed = derive_seed("tasks", config.seed, layer, head.digest if head else None)
     tasks = verifier.tasks(seed, 4 * max(config.num_train_tasks, config.num_eval_tasks))
     held_out = tuple(filter(is_eval_task, tasks))[: config.num_eval_tasks]

@@ -68,11 +68,6 @@ class RLLoop:
         """Practise until the rounds are done, a budget is spent or no task teaches anything more.
 
         At least one round is sampled and one of its steps made, whatever the budget.
-
-        Raises:
-            Cancelled: the caller cancelled; what was done is in the checkpoint.
-            ServingFailed: the model failed.
-            PluginError: the verifier or the reward shaper failed.
         """
         self._inputs = self.job.inputs()
         progress = restore_checkpoint(self.checkpoints.load(), self.session, self._inputs)

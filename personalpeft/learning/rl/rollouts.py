@@ -149,19 +149,7 @@ def sample_rollouts(
 ) -> tuple[RolloutGroup, ...]:
     """Return the replies to each task, each with a seed of its own, so that none depends on others.
 
-    Args:
-        engine: the serving engine; chats go first.
-        user: owner of the replies.
-        stack: what replies.
-        tasks: the prompts.
-        verifier: gives the rewards.
-        sampling: temperature, length, and the seed that those of the replies derive from.
-        num_generations: replies to each task.
-        cancelled: asked between steps of the engine.
-        paused: likewise.
-
-    Raises:
-        Cancelled, PluginError, PromptTooLong.
+    Chats of users go first. Raises ``Cancelled``, ``PluginError`` or ``PromptTooLong``.
     """
     # The first reply to every task before any second one, whose prompt is then cached.
     order = [(task, number) for number in range(num_generations) for task in tasks]

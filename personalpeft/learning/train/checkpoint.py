@@ -44,13 +44,7 @@ class CheckpointStore:
 
 
 def encode_checkpoint(state: SessionState, inputs: str, progress: Any) -> bytes:
-    """Return the file's bytes.
-
-    Args:
-        state: what ``Session.state`` gave.
-        inputs: digest of all that the build depends on.
-        progress: how far the build is, as JSON data.
-    """
+    """Return the file's bytes; ``inputs`` is the digest of all that the build depends on."""
     arrays = {name: np.atleast_1d(array) for name, array in state.items()}
     text = json.dumps(progress)
     metadata = {"progress": text, "digest": _digest(inputs, text, arrays)}

@@ -62,13 +62,7 @@ class CardConfig(BaseModel):
     def read_table(cls, card: str, table: str, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields that a table of a card sets, checked, by field name.
 
-        Args:
-            card: name of the card, for errors.
-            table: name of the table, for errors.
-            values: content of the table. Deprecated keys are accepted with a warning.
-
-        Raises:
-            CardError: for an unknown key or a value out of range.
+        Deprecated keys are accepted with a warning. Raises ``CardError`` for any other mistake.
         """
         renamed = {stored: name for name, stored in cls.STORED_NAMES.items()}
         for key in renamed.keys() & values.keys():
@@ -221,15 +215,10 @@ def load_training_configs(
 ) -> TrainingConfigs:
     """Return the configurations for a base.
 
-    Args:
-        card: name of the base's card, for errors.
-        overrides: its ``[learning]`` table, for all layers. ``[learning.memory]`` and the like
-            override it for one kind of layer.
-        projections: the base's linear modules, name -> (inputs, outputs). ``target_modules`` may
-            name one by path, by last name or by part of the path ("mlp"); the default is all.
-
-    Raises:
-        CardError: for an unknown key, a value out of range or an unknown module.
+    ``overrides`` is the ``[learning]`` table of its card, for all layers; ``[learning.memory]`` and
+    the like override it for one kind. ``projections`` are the base's linear modules, name ->
+    (inputs, outputs). ``target_modules`` may name one by path, by last name or by part of the path
+    ("mlp"); the default is all. Raises ``CardError``.
     """
     common = {key: value for key, value in overrides.items() if key not in _LAYER_DEFAULTS}
     shared = _read_table(card, "learning", common, projections)

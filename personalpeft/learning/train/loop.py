@@ -125,16 +125,8 @@ def train(
 ) -> dict[str, TrainResult | PersonalPeftError]:
     """Train each job to its end or to the end of a budget, but at least one step.
 
-    Args:
-        jobs: by the name of its user.
-        advance: makes one step of several sessions.
-        control: budgets, pausing and cancelling.
-
-    Returns:
-        A result for each job, or the error that concerns it alone.
-
-    Raises:
-        Cancelled: when the caller cancels; all steps made are in the checkpoints.
+    Returns a result for each job, or the error that concerns it alone. Raises ``Cancelled`` when
+    the caller cancels; all steps are in the checkpoints then.
     """
     results: dict[str, TrainResult | PersonalPeftError] = {}
     try:

@@ -202,11 +202,7 @@ def build_lesson_losses(
 ) -> Iterator[Loss]:
     """Yield the losses of one step's lessons: SFT, then context distillation, then DPO.
 
-    Args:
-        lessons: the batch.
-        backend: renders and encodes the texts.
-        config: lengths and weights.
-        template: what the answers share, whether they teach it or the layer below does.
+    ``template`` is what the answers share, whether they teach it or the layer below does.
     """
     share = len(lessons)
 
@@ -295,16 +291,15 @@ def make_kl_regularizer(
     below: ResponseTemplate = NO_TEMPLATE,
     from_the_first: bool = False,
 ) -> KLRegularizer | None:
-    """Return the regularizer for the first sentence of a reply, None if too little is shared.
+    """Return the KL regularizer for the first sentence of a reply, None if too little is shared.
 
-    Args:
-        backend: renders and encodes the texts.
-        messages: the general prompt.
-        reply: what the stack below replies to it.
-        template: the lessons' template.
-        weight: weight of the loss.
-        below: template of the stack below; its opening is not taken for a sentence.
-        from_the_first: whether the first token is held too if there is no template.
+    A layer that has learned to open with "- " may go on with "- Italy is a country" where the stack
+    below says that the capital is Rome. So the reply is put into the lessons' ``template``: the
+    trained stack is held to the plain reply's distribution where the tokens agree, and learns the
+    rest. A first sentence alone ends in a closing before a small base rambles on.
+
+    ``below`` is the template of the stack below; its opening is not taken for a sentence.
+    ``from_the_first``: the first token is held too if there is no template.
     """
     request = messages[-1].content
     opening = below.for_request(request).opening

@@ -11,7 +11,7 @@ import pytest
 import personalpeft
 from personalpeft import Runtime
 from personalpeft.learning.data.style import PromptResponse
-from personalpeft.learning.evaluate.text_quality import TextQuality, measure_text_quality
+from personalpeft.learning.evaluate.measures import TextQuality, measure_text_quality
 from personalpeft.learning.gate.gate import Margins
 from personalpeft.learning.train.losses import encode_continuation
 from personalpeft.types import Message, Stack
