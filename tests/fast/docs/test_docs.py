@@ -16,9 +16,8 @@ import personalpeft
 from personalpeft.errors import ERROR_CODES
 from personalpeft.learning.gate.gate import CONFIRMATION_E_VALUE, TIE_MARGIN, Margins
 from personalpeft.learning.rl.advantages import MIN_SPREAD
-from personalpeft.learning.rl.config import RLConfig
-from personalpeft.learning.rl.tasks import DECAY, HOPELESS_RATE, SOLVED_RATE
-from personalpeft.learning.train.config import TrainingConfig
+from personalpeft.learning.rl.rollouts import DECAY, HOPELESS_RATE, SOLVED_RATE
+from personalpeft.learning.train.config import RLConfig, TrainingConfig
 from personalpeft.plugins import Plugins
 from personalpeft_app.http.concurrency import places_for
 from personalpeft_app.http.server import make_app
