@@ -93,6 +93,7 @@ class Cli(Group):
         "personalpeft learn",
         "personalpeft rollback style",
     ),
+    renamed={"weigh": "set-weight"},
 )
 @click.version_option(None, "--version", package_name=PROGRAM, message="%(prog)s %(version)s")
 @global_options

@@ -1,12 +1,12 @@
-"""What every command shares: the options that are taken before and after the command's name, and how help looks.
+"""Options that every command takes, before or after its name, and the layout of help.
 
-Importing this imports nothing but click, so that help comes at once.
+Imports nothing but click, so that help is shown at once.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -25,7 +25,7 @@ Decorator: TypeAlias = Callable[[Callable[..., Any]], click.Command]
 
 @dataclass
 class GlobalOptions:
-    """The options of every command. What was said after the command's name wins over what was said before it."""
+    """The options of every command. A value after the command's name overrides one before it."""
 
     user: str | None = None
     home: str | None = None
@@ -35,17 +35,17 @@ class GlobalOptions:
     quiet: bool = False
 
     def user_id(self) -> str:
-        """Who is meant: ``--user``, else PERSONALPEFT_USER, else the login name where that can be an id, else "me"."""
+        """Return ``--user``, else PERSONALPEFT_USER, else the login name if it is an id, else "me"."""
         if self.user is not None:
             return self.user
         return os.environ.get(USER) or _login_name() or "me"
 
     def base_name(self) -> str:
-        """Which base is meant: ``--base``, else PERSONALPEFT_BASE, else the default."""
+        """Return ``--base``, else PERSONALPEFT_BASE, else the default."""
         return self.base or os.environ.get(BASE) or personalpeft.DEFAULT_BASE
 
     def paths(self) -> tuple[Path, Path]:
-        """The home and the cache, of which neither need exist."""
+        """Return the home and the cache. Neither need exist."""
         from personalpeft.settings import resolve
 
         settings = resolve(self.home, os.environ)
@@ -57,11 +57,34 @@ class _GlobalOption(click.Option):
 
 
 class Command(click.Command):
-    """A command whose help ends with examples."""
+    """A command whose help ends with examples.
 
-    def __init__(self, *args: Any, examples: Sequence[str] = (), **kwargs: Any) -> None:
+    Args:
+        examples: Command lines to show at the end of the help.
+        renamed: Former names of options and what they are called now. They work for one release,
+            with a warning.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        examples: Sequence[str] = (),
+        renamed: Mapping[str, str] | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
         self.examples = tuple(examples)
+        self.renamed = dict(renamed or {})
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, [self._current(each) for each in args])
+
+    def _current(self, argument: str) -> str:
+        name, equals, value = argument.partition("=")
+        if name not in self.renamed:
+            return argument
+        _warn_renamed(name, self.renamed[name])
+        return self.renamed[name] + equals + value
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         _format_options(self, ctx, formatter)
@@ -75,9 +98,16 @@ class Group(click.Group):
 
     command_class = Command
 
-    def __init__(self, *args: Any, examples: Sequence[str] = (), **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        examples: Sequence[str] = (),
+        renamed: Mapping[str, str] | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
         self.examples = tuple(examples)
+        self.renamed = dict(renamed or {})
         self._sections: dict[str, list[str]] = {}
 
     def add_section(self, title: str, commands: Sequence[click.Command]) -> None:
@@ -92,6 +122,9 @@ class Group(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] in self.renamed:
+            _warn_renamed(args[0], self.renamed[args[0]])
+            args = [self.renamed[args[0]], *args[1:]]
         if args and not args[0].startswith("-") and args[0] not in self.commands:
             hint = suggest_nearest(args[0], self.commands, what="command")
             raise click.UsageError(f"There is no command {args[0]!a}. {hint}", ctx)
@@ -118,7 +151,7 @@ class Group(click.Group):
 
 
 def global_options(function: Function) -> Function:
-    """Adds the options of every command; their values go to the context's ``Common``."""
+    """Add the options of every command. Their values go to the context's ``GlobalOptions``."""
     for option in reversed(
         (
             _common(
@@ -151,11 +184,13 @@ def global_options(function: Function) -> Function:
     return function
 
 
-def command(name: str, *, examples: Sequence[str]) -> Decorator:
-    """Makes a command of a function whose first argument is the ``Common`` options."""
+def command(
+    name: str, *, examples: Sequence[str], renamed: Mapping[str, str] | None = None
+) -> Decorator:
+    """Make a command of a function whose first argument is the global options."""
 
     def decorate(function: Callable[..., Any]) -> click.Command:
-        made: click.Command = click.command(name, cls=Command, examples=examples)(
+        made: click.Command = click.command(name, cls=Command, examples=examples, renamed=renamed)(
             global_options(click.pass_obj(function))
         )
         return made
@@ -180,6 +215,10 @@ def _note(ctx: click.Context, option: click.Parameter, value: Any) -> None:
     common = ctx.ensure_object(GlobalOptions)
     if value is not None and option.name is not None:
         setattr(common, option.name, value)
+
+
+def _warn_renamed(old: str, new: str) -> None:
+    click.echo(f"{old} is now called {new}; the old name goes with the next release.", err=True)
 
 
 def _login_name() -> str | None:

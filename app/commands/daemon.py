@@ -35,9 +35,10 @@ _SHOWN = 12
         "personalpeft daemon run",
         "personalpeft daemon status",
         "personalpeft daemon report",
-        "personalpeft daemon once --json",
+        "personalpeft daemon run-once --json",
         "personalpeft daemon install --print > ~/.config/systemd/user/personalpeft.service",
     ),
+    renamed={"once": "run-once"},
 )
 @global_options
 def daemon() -> None:
@@ -102,7 +103,10 @@ def run(common: GlobalOptions) -> None:
     info(common, "Ended.")
 
 
-@command("once", examples=("personalpeft daemon once", "personalpeft daemon once --json"))
+@command(
+    "run-once",
+    examples=("personalpeft daemon run-once", "personalpeft daemon run-once --json"),
+)
 def once(common: GlobalOptions) -> None:
     """Do what is due now, and end.
 

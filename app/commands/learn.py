@@ -48,16 +48,18 @@ def report_learn_errors(display: Display) -> Iterator[Callable[[], bool]]:
         "personalpeft learn",
         "personalpeft learn --layer skill.email --seconds 60",
         "personalpeft learn --from-nothing --accept",
-        "personalpeft learn --user ada --also bo --also cy",
+        "personalpeft learn --user ada --users bo --users cy",
         "personalpeft learn --all --json",
     ),
+    renamed={"--also": "--users"},
 )
 @click.option(
     "--layer",
     help="What to learn: style, memory or skill.NAME.  [default: all that has something new]",
 )
 @click.option(
-    "--also",
+    "--users",
+    "others",
     multiple=True,
     metavar="ID",
     help="Somebody who learns in the same go; can be repeated.",
@@ -86,7 +88,7 @@ def report_learn_errors(display: Display) -> Iterator[Callable[[], bool]]:
 def learn(
     common: GlobalOptions,
     layer: str | None,
-    also: tuple[str, ...],
+    others: tuple[str, ...],
     everybody: bool,
     from_nothing: bool,
     **asked: Any,
@@ -97,7 +99,7 @@ def learn(
     on a layer that has changed is judged again. Prints a report.
     A result that is not better is refused, which is no error: nothing changes then. Ctrl-C stops after the
     running step and keeps what was done for the next learn.
-    With --also or --all several users learn in one go, which is quicker than one after another. What one of them cannot
+    With --users or --all several users learn in one go, which is quicker than one after another. What one of them cannot
     do is said in their report and fails nobody else; --json then prints a list.
     """
     from personalpeft.ids import check_layer_name
@@ -106,7 +108,7 @@ def learn(
         check_layer_name(layer)
     display = Display(common)
     asked["start"] = "nothing" if from_nothing else "auto"
-    if not (also or everybody):
+    if not (others or everybody):
         with session.open_user(common, "change", display) as user:
             report = run_learn(common, user, display, layer, **asked)
         emit(common, report.as_json(), str(report))
@@ -115,7 +117,9 @@ def learn(
         session.open_runtime(common, "change", display) as runtime,
         report_learn_errors(display) as cancelled,
     ):
-        users = _everybody(runtime) if everybody else list(dict.fromkeys((common.user_id(), *also)))
+        users = (
+            _everybody(runtime) if everybody else list(dict.fromkeys((common.user_id(), *others)))
+        )
         reports = runtime.learn_many(users, layer, progress=display, cancelled=cancelled, **asked)
         was_stopped = cancelled()
     # Of everybody in a home, those who have nothing new are many and of no interest.
@@ -165,7 +169,9 @@ def rollback(common: GlobalOptions, layer: str, to: str | None) -> None:
     info(common, f"{layer}: {move.before or 'the bare base'} -> {move.after or 'the bare base'}")
 
 
-@command("weigh", examples=("personalpeft weigh style 0.5", "personalpeft weigh style 1"))
+@command(
+    "set-weight", examples=("personalpeft set-weight style 0.5", "personalpeft set-weight style 1")
+)
 @click.argument("layer")
 @click.argument("weight", type=float)
 def set_weight(common: GlobalOptions, layer: str, weight: float) -> None:

@@ -30,6 +30,11 @@ _EVERYWHERE = "0.0.0.0"
         "personalpeft serve --port 8080 --json",
         "personalpeft serve --public --name models.home",
     ),
+    renamed={
+        "--rows": "--max-batch",
+        "--waiting": "--max-queue",
+        "--observing": "--implicit-feedback",
+    },
 )
 @click.option(
     "--port",
@@ -54,21 +59,21 @@ _EVERYWHERE = "0.0.0.0"
     help="A host name to answer to; may be given again.",
 )
 @click.option(
-    "--rows",
+    "--max-batch",
     type=click.IntRange(1, 256),
     default=16,
     show_default=True,
     help="Replies written at once.",
 )
 @click.option(
-    "--waiting",
+    "--max-queue",
     type=click.IntRange(1, 512),
     default=48,
     show_default=True,
     help="Requests that may wait.",
 )
 @click.option(
-    "--observing",
+    "--implicit-feedback",
     type=click.Choice(["off", "kept", "learned"]),
     default="off",
     show_default=True,
@@ -87,9 +92,9 @@ def serve(
     host: str | None,
     public: bool,
     names: tuple[str, ...],
-    rows: int,
-    waiting: int,
-    observing: Observing,
+    max_batch: int,
+    max_queue: int,
+    implicit_feedback: Observing,
     grace: float,
 ) -> None:
     """Answer over HTTP.
@@ -121,9 +126,9 @@ def serve(
             "There is no token yet, so nothing is served to other machines.",
             hint="Run: personalpeft token first",
         )
-    serving = Serving(max_batch=rows, max_queue=waiting)
+    serving = Serving(max_batch=max_batch, max_queue=max_queue)
     display = Display(common)
-    with session.open_runtime(common, "make", display, serving, observing) as runtime:
+    with session.open_runtime(common, "make", display, serving, implicit_feedback) as runtime:
         made = runtime.api_keys.ensure_admin_key()
         own = ApiV1(runtime)
         codes = SignInCodes(runtime.api_keys)
@@ -203,7 +208,7 @@ def _log(common: GlobalOptions) -> None:
     examples=(
         "personalpeft token",
         "personalpeft token make --user ada",
-        "personalpeft token make --administration",
+        "personalpeft token make --admin",
         "personalpeft token revoke 5f0c",
     ),
 )
@@ -246,28 +251,29 @@ def token_first(common: GlobalOptions) -> None:
     "make",
     examples=(
         "personalpeft token make --user ada",
-        "personalpeft token make --administration --json",
+        "personalpeft token make --admin --json",
         "personalpeft token make --worker",
     ),
+    renamed={"--administration": "--admin"},
 )
-@click.option("--administration", is_flag=True, help="One that may do everything for everybody.")
+@click.option("--admin", is_flag=True, help="One that may do everything for everybody.")
 @click.option(
     "--worker",
     is_flag=True,
     help="One that fetches stacks and nothing else, for vLLM servers elsewhere.",
 )
-def token_create(common: GlobalOptions, administration: bool, worker: bool) -> None:
+def token_create(common: GlobalOptions, admin: bool, worker: bool) -> None:
     """Make a token of one user and print it.
 
     It is shown this once; only a digest of it is kept. Its holder may see and change what is that user's, and nothing else.
     """
-    if administration and worker:
+    if admin and worker:
         raise InvalidInput(
-            "A token is of administration or of a worker.", hint="Give one of the two."
+            "A token is of an administrator or of a worker.", hint="Give one of the two."
         )
     with session.open_runtime(common, "make") as runtime:
         made, secret = runtime.api_keys.create(
-            None if administration or worker else common.user_id(), worker=worker
+            None if admin or worker else common.user_id(), worker=worker
         )
     emit(common, {"id": made.id, "user": made.user, "worker": made.worker, "token": secret}, secret)
     info(common, f"Its id is {made.id}: {_format_owner(made)}.")

@@ -24,10 +24,10 @@ import personalpeft
 from personalpeft import Runtime, clock
 from personalpeft.backends.fake import FakeBackend
 from personalpeft_app.cli import cli
-from personalpeft_app.http.api_v1.routes import OwnApi
-from personalpeft_app.http.concurrency import places_for
-from personalpeft_app.http.wsgi_server import Server
+from personalpeft_app.http.api_v1.routes import ApiV1
+from personalpeft_app.http.concurrency import limiter_of
 from personalpeft_app.http.server import make_app
+from personalpeft_app.http.wsgi_server import Server
 
 HERE = Path(__file__).parent
 _WIDTH = 100
@@ -98,7 +98,7 @@ def _http(home: Path) -> str:
     runtime = personalpeft.open(home, backend="fake")
     _teach(runtime, "ada", 7)
     runtime.api_keys.ensure_admin_key()
-    own, places = OwnApi(runtime), places_for(runtime)
+    own, places = ApiV1(runtime), limiter_of(runtime)
     server = Server(
         make_app(runtime, places=places, more=[own.blueprint]), places, host="127.0.0.1", port=0
     )
@@ -125,7 +125,7 @@ def _daemon(home: Path) -> str:
     # Whatever this machine is about, and however it is powered.
     (home / "config.toml").write_text("[daemon]\nload = 1\nmains = false\ntemperature = 999\n")
     seen = []
-    for words in ("daemon once", "daemon status", "daemon report"):
+    for words in ("daemon run-once", "daemon status", "daemon report"):
         told = CliRunner().invoke(cli, ["--home", str(home), "--backend", "fake", *words.split()])
         if told.exit_code:
             raise SystemExit(told.output)

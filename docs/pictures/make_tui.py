@@ -27,9 +27,9 @@ import personalpeft
 from personalpeft import Runtime
 from personalpeft.errors import PersonalPeftError
 from personalpeft_app.tui.app import Tui
-from personalpeft_app.tui.forgettable_list import Said
-from personalpeft_app.tui.dialogs import Comparing, Sure
-from personalpeft_app.tui.user_session import Desk, Job
+from personalpeft_app.tui.dialogs import BlindCompareDialog, ConfirmDialog
+from personalpeft_app.tui.forgettable_list import ForgettableList
+from personalpeft_app.tui.user_session import TaskHandle, UserSession
 
 HERE = Path(__file__).parent
 _QUESTIONS = (
@@ -87,7 +87,7 @@ async def _draw(
     over: type[Screen[Any]] = Screen,
 ) -> None:
     """``over`` is what comes over the conversation then."""
-    app = Tui(Desk(runtime, runtime.user("ada")), Job(), _bug)
+    app = Tui(UserSession(runtime, runtime.user("ada")), TaskHandle(), _bug)
     async with app.run_test(size=size) as pilot:
         while app._panel.studying.loading is not None or app._panel.studying.standing.stack is None:
             await pilot.pause(0.05)
@@ -110,7 +110,7 @@ async def _draw(
 
 def _forget(app: Tui) -> None:
     app.action_open("memory")
-    memory = app.query_one("#memory", Said)
+    memory = app.query_one("#memory", ForgettableList)
     memory.focus()
     memory.action_forget()
 
@@ -142,7 +142,7 @@ def main() -> None:
             again = ("f2", "down", "enter", "up")
             long = ("f2", "down", "down", "down", "enter", "up")
             await _draw(runtime, "tui-reply", (80, 24), lambda app: None, *long)
-            await _draw(runtime, "tui-forget", (110, 30), _forget, *long, over=Sure)
+            await _draw(runtime, "tui-forget", (110, 30), _forget, *long, over=ConfirmDialog)
             await _draw(runtime, "tui-edit", (80, 24), lambda app: app.action_edit_reply(), *again)
             await _draw(runtime, "tui-why", (110, 30), lambda app: app.action_why(), *again)
             await _draw(
@@ -151,7 +151,7 @@ def main() -> None:
                 (80, 24),
                 lambda app: app.action_compare(),
                 *again,
-                over=Comparing,
+                over=BlindCompareDialog,
             )
 
         asyncio.run(draw())

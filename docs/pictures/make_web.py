@@ -19,10 +19,10 @@ import personalpeft
 from personalpeft import Runtime
 from personalpeft.backends import fake
 from personalpeft_app.bench.page import browser_of
-from personalpeft_app.http.api_v1.routes import OwnApi
-from personalpeft_app.http.concurrency import places_for
-from personalpeft_app.http.wsgi_server import Server
+from personalpeft_app.http.api_v1.routes import ApiV1
+from personalpeft_app.http.concurrency import limiter_of
 from personalpeft_app.http.server import make_app
+from personalpeft_app.http.wsgi_server import Server
 from personalpeft_app.web import page as web
 
 HERE = Path(__file__).parent
@@ -184,7 +184,7 @@ def main() -> None:
     ):
         runtime.api_keys.ensure_admin_key()
         _live(runtime, as_taught)
-        own, places = OwnApi(runtime), places_for(runtime)
+        own, places = ApiV1(runtime), limiter_of(runtime)
         app = make_app(runtime, places=places, more=[own.blueprint, web.blueprint()])
         server = Server(app, places, host="127.0.0.1", port=0)
         thread = threading.Thread(target=lambda: server.run(grace=1, close=own.close))

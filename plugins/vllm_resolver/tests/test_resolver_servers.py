@@ -18,10 +18,10 @@ from resolver_makers import TOKEN, answering, cache, file_of, held, learned, ok,
 import personalpeft
 from personalpeft import Runtime
 from personalpeft.adapters.formats.published import PublishedAdapterFolder
-from personalpeft_app.http.api_v1.routes import OwnApi
-from personalpeft_app.http.concurrency import places_for
-from personalpeft_app.http.wsgi_server import Server
+from personalpeft_app.http.api_v1.routes import ApiV1
+from personalpeft_app.http.concurrency import limiter_of
 from personalpeft_app.http.server import make_app
+from personalpeft_app.http.wsgi_server import Server
 from personalpeft_vllm_resolver.settings import read_settings
 
 MADE = stack()
@@ -36,7 +36,7 @@ def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runtime
 
 @pytest.fixture
 def url(runtime: Runtime) -> Iterator[str]:
-    api, places = OwnApi(runtime), places_for(runtime)
+    api, places = ApiV1(runtime), limiter_of(runtime)
     server = Server(
         make_app(runtime, more=[api.blueprint], places=places), places, host="127.0.0.1", port=0
     )

@@ -317,9 +317,9 @@ def test_a_learn_is_reported_shown_weighed_and_taken_back(taught: Place) -> None
         or report["revision"] in taught.run("revisions").stdout
     )
 
-    assert taught.run("weigh", "style", "0").stdout == "style 0\n"
+    assert taught.run("set-weight", "style", "0").stdout == "style 0\n"
     assert taught.run(*ask).stdout == before
-    taught.run("weigh", "style", "1")
+    taught.run("set-weight", "style", "1")
 
     assert taught.run("rollback", "style").stdout == "base\n"
     assert taught.run(*ask).stdout == before
@@ -340,7 +340,7 @@ def test_several_users_learn_in_one_go_and_what_one_cannot_do_is_said_in_their_r
             == 0
         )
     assert taught.run("ask", "hi", "-q", "--user", "cy").exit_code == 0
-    together = taught.run("learn", "--also", "bob", "--also", "cy", "--json")
+    together = taught.run("learn", "--users", "bob", "--users", "cy", "--json")
     assert together.exit_code == 0
     reports = json.loads(together.stdout)
     assert [(each["user"], each["verdict"], each["error"]) for each in reports] == [
@@ -348,7 +348,7 @@ def test_several_users_learn_in_one_go_and_what_one_cannot_do_is_said_in_their_r
         ("bob", "promoted", ""),
         ("cy", "abstained", "NothingToLearn"),
     ]
-    assert "cy: NOT LEARNED" in taught.run("learn", "--also", "cy").stdout
+    assert "cy: NOT LEARNED" in taught.run("learn", "--users", "cy").stdout
 
 
 def test_all_users_of_a_home_learn_in_one_go_and_those_with_nothing_new_are_not_listed(
@@ -519,3 +519,22 @@ def test_the_catalog_benchmark_measures_a_home_of_its_own(place: Place) -> None:
     assert "resolve, p99, ms" in place.run("bench", "catalog", "--users", "100").stdout
     assert not place.home.exists()
     assert place.run("bench", "catalog", "--users", "1").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (["weigh", "style", "0.5"], ["set-weight", "style", "0.5"]),
+        (["learn", "--also=bob", "--dry-run"], ["learn", "--users=bob", "--dry-run"]),
+        (["token", "make", "--administration"], ["token", "make", "--admin"]),
+    ],
+)
+def test_former_names_of_commands_and_options_work_for_one_release_and_warn(
+    learned: Place, old: list[str], new: list[str]
+) -> None:
+    before, now = learned.run(*old), learned.run(*new)
+    assert before.exit_code == now.exit_code == 0
+    assert "next release" in before.stderr
+    assert "next release" not in now.stderr
+    assert len(before.stdout.splitlines()) == len(now.stdout.splitlines())
+    assert old[0] not in learned.run("--help").stdout.split() or old[0] == new[0]

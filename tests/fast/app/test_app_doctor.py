@@ -24,18 +24,18 @@ def found(place: Place, *args: str) -> tuple[int, dict[str, Any]]:
 def test_which_features_llamacpp_uses_is_said_once_that_was_tried(place: Place) -> None:
     code, before = found(place, "--base", _REAL)
     assert code == 0
-    assert "is tried when the model is first loaded" in before["device"]["said"]
+    assert "is tried when the model is first loaded" in before["device"]["message"]
     file = source_gguf_file(find_card(_REAL))
     assert file is not None
     tried = probe_cpu(file, place.cache)
-    assert tried.reason in found(place, "--base", _REAL)[1]["device"]["said"]
+    assert tried.reason in found(place, "--base", _REAL)[1]["device"]["message"]
 
 
 def test_loading_says_what_serves_with_which_features_and_makes_no_home(place: Place) -> None:
     code, said = found(place, "--load", "--base", "tiny-random")
     assert code == 0, said
     (note,) = (place.cache / "llamacpp").iterdir()
-    model = said["model"]["said"]
+    model = said["model"]["message"]
     assert model.startswith("llama.cpp on the processor, threads: ")
     assert json.loads(note.read_text("utf-8"))["why"] in model
     assert not place.home.exists()
@@ -45,5 +45,5 @@ def test_loading_says_what_serves_with_which_features_and_makes_no_home(place: P
     )
     assert (
         "since that was written here"
-        in found(place, "--load", "--base", "tiny-random")[1]["model"]["said"]
+        in found(place, "--load", "--base", "tiny-random")[1]["model"]["message"]
     )

@@ -103,13 +103,13 @@ def test_other_machines_are_let_in_by_name_alone(
 
 def test_tokens_are_made_listed_and_revoked(place: Place) -> None:
     secret = place.run("token", "make", "--user", "ada").stdout.strip()
-    everything = place.run("token", "make", "--administration").stdout.strip()
+    everything = place.run("token", "make", "--admin").stdout.strip()
     listed = place.run("token", "--json")
     tokens = json.loads(listed.stdout)["tokens"]
     assert [token["user"] for token in tokens] == ["ada", None]
     assert secret not in listed.output
     assert everything not in listed.output
-    assert place.run("token", "make", "--worker", "--administration").exit_code == 2
+    assert place.run("token", "make", "--worker", "--admin").exit_code == 2
     assert place.run("token", "make", "--worker").exit_code == 0
     worker = json.loads(place.run("token", "--json").stdout)["tokens"][-1]
     assert (worker["user"], worker["worker"]) == (None, True)

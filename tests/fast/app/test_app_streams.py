@@ -43,7 +43,7 @@ def test_quiet_says_nothing_but_data(place: Place) -> None:
         ["remember", "My dog is called Biscuit."],
         ["learn", "--dry-run", "--from-nothing"],
         ["rollback", "style"],
-        ["weigh", "style", "0.5"],
+        ["set-weight", "style", "0.5"],
         ["stack"],
         ["revisions"],
         ["turns"],

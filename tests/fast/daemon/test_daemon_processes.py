@@ -163,12 +163,12 @@ def _text(path: Path) -> str:
 )
 def test_a_kill_at_any_moment_costs_a_step_and_no_second_learn(home: Home, moment: str) -> None:
     home.say(9)
-    child = home.spawn("daemon", "once", slowly=0.05)
+    child = home.spawn("daemon", "run-once", slowly=0.05)
     wait_for(lambda: MOMENTS[moment](home.path) or child.poll() is not None, moment)
     child.kill()
     ended(child)
     for _ in range(2):
-        again = home.spawn("daemon", "once", "--json")
+        again = home.spawn("daemon", "run-once", "--json")
         out, said = ended(again)
         assert again.returncode == 0, said
     (revision,) = home.learns()
@@ -180,7 +180,7 @@ def test_of_two_daemons_one_acts_and_the_other_waits_and_says_so(home: Home) -> 
     home.say(9)
     first = home.spawn("daemon", "run", slowly=0.05)
     wait_for(lambda: "keys" in _text(home.path / "notes/daemon.json"), "a learn")
-    once = home.spawn("daemon", "once")
+    once = home.spawn("daemon", "run-once")
     _, refused = ended(once)
     assert once.returncode == 6
     assert f"process {first.pid}" in refused
@@ -230,7 +230,7 @@ def test_a_signal_ends_it_between_two_steps_and_the_next_goes_on(
     assert child.returncode == 0, said
     assert "stopped between two steps" in out
     assert home.learns() == []
-    out, _ = ended(home.spawn("daemon", "once"))
+    out, _ = ended(home.spawn("daemon", "run-once"))
     assert "promoted" in out
     assert len(home.learns()) == 1
 
@@ -241,7 +241,7 @@ def test_a_server_beside_it_answers_with_the_new_revision_within_a_second(home: 
     assert server.stdout is not None
     assert server.stdout.readline().split()[1] == "base"
     # Somebody is being answered all the time, so that the daemon waits, and says for what.
-    _, said = ended(home.spawn("daemon", "once"))
+    _, said = ended(home.spawn("daemon", "run-once"))
     assert "nobody has asked anything" in said
     assert home.learns() == []
     # The same home and another process that learns.
@@ -298,7 +298,7 @@ def test_a_server_and_a_daemon_that_are_killed_on_one_home_serve_what_was_learne
 @pytest.mark.exhaustive
 def test_a_home_that_is_not_there_is_told(tmp_path: Path) -> None:
     home = Home(tmp_path / "nowhere")
-    for words in (("daemon", "once"), ("daemon", "status")):
+    for words in (("daemon", "run-once"), ("daemon", "status")):
         child = home.spawn(*words)
         out, said = ended(child)
         assert (child.returncode, out) == (7, "")
@@ -318,7 +318,7 @@ def test_what_an_app_saw_is_learned_where_that_app_had_it_so(
     home.is_quiet()
     due, said = ended(home.spawn("daemon", "status", "--json"))
     assert ("ada" in str(json.loads(due)["due"])) == bool(learns), said
-    ended(home.spawn("daemon", "once"))
+    ended(home.spawn("daemon", "run-once"))
     assert len(home.learns()) == learns
 
 
@@ -335,7 +335,7 @@ def test_what_was_taken_back_is_a_reason_to_learn(home: Home) -> None:
     settings.write_text(settings.read_text() + "signals = 1\n")
     due, said = ended(home.spawn("daemon", "status", "--json"))
     assert "ada" in str(json.loads(due)["due"]), said
-    ended(home.spawn("daemon", "once"))
+    ended(home.spawn("daemon", "run-once"))
     with personalpeft.open(home.path, base="fake", backend="fake") as runtime:
         assert runtime.user("ada").stack().entries == ()
     due, said = ended(home.spawn("daemon", "status", "--json"))
@@ -346,7 +346,7 @@ def test_what_was_taken_back_is_a_reason_to_learn(home: Home) -> None:
 def test_broken_settings_are_told_before_anything_is_done(home: Home) -> None:
     home.say(1)
     (home.path / "config.toml").write_text("[daemon]\nidel = 3\n")
-    for words in (("daemon", "run"), ("daemon", "once"), ("daemon", "status")):
+    for words in (("daemon", "run"), ("daemon", "run-once"), ("daemon", "status")):
         child = home.spawn(*words)
         out, said = ended(child)
         assert (child.returncode, out) == (2, "")

@@ -19,7 +19,7 @@ from personalpeft.learning.rl.advantages import MIN_SPREAD
 from personalpeft.learning.rl.rollouts import DECAY, HOPELESS_RATE, SOLVED_RATE
 from personalpeft.learning.train.config import RLConfig, TrainingConfig
 from personalpeft.plugins import Plugins
-from personalpeft_app.http.concurrency import places_for
+from personalpeft_app.http.concurrency import limiter_of
 from personalpeft_app.http.server import make_app
 from personalpeft_app.http.wsgi_server import Server
 
@@ -82,7 +82,7 @@ def test_the_clients_of_the_http_page_run_as_printed(
     runtime, shop = names["runtime"], names["shop"]
     assert shop.test_client().get("/greeting/ada").status_code == 200
     assert shop.test_client().get("/model/v1/models").status_code == 401
-    places = places_for(runtime)
+    places = limiter_of(runtime)
     server = Server(make_app(runtime, places=places), places, host="127.0.0.1", port=0)
     thread = threading.Thread(target=lambda: server.run(grace=5, close=runtime.close))
     thread.start()
