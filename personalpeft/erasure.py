@@ -160,7 +160,7 @@ def forget(
     # Under the lease, since a running learn would write again what is being erased.
     with store.leases.acquire(f"learn-{user}"), unpublishing(services, user) as unpublish:
         erased = erase(store, user, removal)
-        services.forget(user)
+        services.drop_user_caches(user)
     progress("Destroying", 1.0)
     rebuilt: list[LearnReport] = []
     waiting: dict[str, str] = {}

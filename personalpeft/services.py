@@ -68,12 +68,12 @@ class LazyModel:
         if engine is not None:
             engine.preload(stack)
 
-    def forget(self, user: str) -> None:
+    def drop_user_caches(self, user: str) -> None:
         """Drop what is cached in memory for a user."""
         with self._lock:
             engine, completions = self._engine, self._completions
         if completions is not None:
-            completions.forget(user)
+            completions.evict_user(user)
         if engine is not None:
             engine.clear_caches()
 
@@ -122,7 +122,7 @@ class Services:
         """Return the messages as the base reads them with one rule or fact in the prompt."""
         return self.memory.render_with_item(user, item, messages, system=self.base.card.system)
 
-    def forget(self, user: str) -> None:
+    def drop_user_caches(self, user: str) -> None:
         """Drop what is cached in memory for a user."""
-        self.router.forget(user)
-        self.model.forget(user)
+        self.router.evict_user(user)
+        self.model.drop_user_caches(user)

@@ -137,7 +137,7 @@ class _Ruled:
         self._store.catalog.ensure_user(user)
         self._store.ledger.add_signal(user, SignalKind.COMMENT, {"text": choice.preference})
         card = self._model.base.card
-        return self._memory.recall(
+        return self._memory.add_to_prompt(
             user,
             (Message("user", choice.question),),
             budget_tokens=card.context // _BUDGET_SHARE,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _GGUF = "model.gguf"
-_LEFT_OUT = (".safetensors", ".safetensors.index.json")
+_SKIPPED_SUFFIXES = (".safetensors", ".safetensors.index.json")
 
 
 def write_merged_folder(base: Base, stack: AdapterStack, folder: Path) -> None:
@@ -36,7 +36,7 @@ def write_merged_folder(base: Base, stack: AdapterStack, folder: Path) -> None:
         for file in sorted(base.folder.iterdir()):
             if (
                 file.suffix in (".json", ".jinja")
-                and not file.name.endswith(_LEFT_OUT)
+                and not file.name.endswith(_SKIPPED_SUFFIXES)
                 and file.name != "base.json"
             ):
                 shutil.copyfile(file, new / file.name)
@@ -44,7 +44,9 @@ def write_merged_folder(base: Base, stack: AdapterStack, folder: Path) -> None:
         (new / "chat_template.jinja").write_text(base.template, "utf-8")
         try:
             save_file(
-                dict(_weights(base, stack)), new / "model.safetensors", metadata={"format": "pt"}
+                dict(_merged_weights(base, stack)),
+                new / "model.safetensors",
+                metadata={"format": "pt"},
             )
         except SafetensorError as error:
             # The library does not raise an OSError for a full disk.
@@ -57,12 +59,12 @@ def write_merged_gguf(
     """Write ``model.gguf`` and a Modelfile for Ollama; ``check`` may refuse the GGUF file."""
     names = gguf_names(base)
     with write_folder_atomically(folder) as new:
-        write_gguf(base, names, new / _GGUF, partial(_weights, base, stack), for_others=True)
+        write_gguf(base, names, new / _GGUF, partial(_merged_weights, base, stack), for_others=True)
         check(new / _GGUF)
         (new / "Modelfile").write_text(build_modelfile(base, _GGUF), "utf-8")
 
 
-def _weights(base: Base, stack: AdapterStack) -> Iterator[tuple[str, Tensor]]:
+def _merged_weights(base: Base, stack: AdapterStack) -> Iterator[tuple[str, Tensor]]:
     import torch
 
     pairs = concatenate(stack)

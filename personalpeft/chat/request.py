@@ -125,7 +125,7 @@ def augment_prompt(
     exclude = memorized(revision(whole["memory"])) if "memory" in whole else frozenset[str]()
     exclude |= internalized_rules(revision(whole["style"])) if "style" in whole else frozenset()
     backend = services.engine.backend
-    recall = services.memory.recall(
+    recall = services.memory.add_to_prompt(
         user,
         messages,
         budget_tokens=backend.base.card.context // _MEMORY_SHARE,

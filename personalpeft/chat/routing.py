@@ -113,7 +113,7 @@ class AdapterRouter:
             for q in questions
         )
 
-    def forget(self, user: str) -> None:
+    def evict_user(self, user: str) -> None:
         """Drop the cached regions of a user's layers."""
         with self._lock:
             for key in [key for key in self._regions if key[0] == user]:

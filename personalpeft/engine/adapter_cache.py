@@ -66,7 +66,7 @@ class AdapterCache:
             reserved[key] = None
         return tuple(reserved)
 
-    def assign(self, reserved: tuple[str, ...]) -> list[SlotAssignment]:
+    def allocate(self, reserved: tuple[str, ...]) -> list[SlotAssignment]:
         """Assign slots to reserved keys that have none, while a slot is free or can be evicted.
 
         Each assigned key is loading until ``mark_ready`` or ``remove``.

@@ -130,7 +130,7 @@ class CompletionCache:
             outcomes.update(alone)
         return outcomes
 
-    def forget(self, user: str) -> None:
+    def evict_user(self, user: str) -> None:
         """Drop the completions of a user's stacks."""
         with self._lock:
             for key in [key for key in self._entries if key[0] == user]:

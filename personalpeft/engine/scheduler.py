@@ -71,7 +71,7 @@ class Scheduler:
                     yield each.adapter_key
 
         reserved = self.adapters.reserve(wanted())
-        assigned = self.adapters.assign(reserved)
+        assigned = self.adapters.allocate(reserved)
         for each in assigned:
             self._set_status(each.key, RequestStatus.WAITING, RequestStatus.LOADING)
         return reserved, [(each, stacks[each.key]) for each in assigned]

@@ -123,11 +123,11 @@ def summarize_activity(
         reports=tuple(report for report in reports if within(report.at)),
         moves=tuple(move for move in store.catalog.head_moves(user) if within(move.at)),
         live=live,
-        under=tuple(each for head in live.values() for each in _replaced(head, reports)),
+        under=tuple(each for head in live.values() for each in _replaced_heads(head, reports)),
     )
 
 
-def _replaced(head: str | None, reports: Sequence[LearnReport]) -> Iterator[str]:
+def _replaced_heads(head: str | None, reports: Sequence[LearnReport]) -> Iterator[str]:
     """Yield what a head replaced, and what that replaced, as far as learns did so."""
     before = {
         report.revision: report.before

@@ -317,7 +317,7 @@ class TrainingPipeline:
 
     # gate
 
-    def _gate(self, plan: Plan, candidate: Candidate, evidence: Evidence) -> Judgement:
+    def _judge_candidate(self, plan: Plan, candidate: Candidate, evidence: Evidence) -> Judgement:
         """Return the verdict on a candidate, with all that speaks for or against it."""
         store = self.services.store
         head = live_revision(store, plan.user, plan.layer, plan.live)
@@ -353,7 +353,7 @@ class TrainingPipeline:
         self, job: BuildJob, candidate: Candidate, result: EvalResult
     ) -> LearnReport:
         evidence, examples = result
-        judgement = self._gate(job.plan, candidate, evidence)
+        judgement = self._judge_candidate(job.plan, candidate, evidence)
         report = report_of(
             self.services,
             job,

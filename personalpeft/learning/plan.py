@@ -17,7 +17,7 @@ from personalpeft.learning.data.assignment import (
     Lesson,
     lessons_for,
     load_assignments,
-    rejected_lessons_for,
+    undesirable_lessons_for,
 )
 from personalpeft.learning.data.facts import paraphrases_digest
 from personalpeft.learning.data.filters import LayerCapacity, fit_lessons
@@ -76,7 +76,7 @@ class Plan:
     parent: Revision | None
     live: Stack
     below: Stack
-    rejected_examples: tuple[Lesson, ...] = ()
+    undesirable_examples: tuple[Lesson, ...] = ()
     excluded: frozenset[str] = frozenset()
     capacity: LayerCapacity | None = None
     rebuild_reason: Reason | None = None
@@ -135,7 +135,7 @@ class Plan:
     def lessons_digest(self) -> str:
         """Digest of what is trained on, by content: equal words give it in any home."""
         parts = [self.new_examples, self.replay]
-        parts += [self.rejected_examples] if self.rejected_examples else []
+        parts += [self.undesirable_examples] if self.undesirable_examples else []
         return canonical_digest([[_content(lesson) for lesson in part] for part in parts])
 
     @property
@@ -162,7 +162,7 @@ class Plan:
         """The role of each signal of the build, "train" or "pinned". They are stored."""
         # A signal with a probe is trained on, in this build or in an ancestor.
         held_out = {lesson.signal: "pinned" for lesson in self.holdout if not lesson.is_probe}
-        trained = (*self.replay, *self.new_examples, *self.rejected_examples)
+        trained = (*self.replay, *self.new_examples, *self.undesirable_examples)
         return held_out | {lesson.signal: "train" for lesson in trained}
 
 
@@ -191,7 +191,7 @@ def build_plan(
     considered = catalog.used_signals(user, layer)
     held_out = inherited_holdout(store, user, assignments, set(catalog.holdout(user, layer)))
     rejected = tuple(
-        each for each in rejected_lessons_for(assignments, layer) if each.signal not in held_out
+        each for each in undesirable_lessons_for(assignments, layer) if each.signal not in held_out
     )
     below = stack_below(store, user, live, layer)
     template = _template_below(assignments, below)
@@ -250,7 +250,7 @@ def build_plan(
         parent=parent,
         live=live,
         below=below,
-        rejected_examples=rejected,
+        undesirable_examples=rejected,
         excluded=frozenset(excluded),
         capacity=capacity,
         retracted=retracted_signals(store, user, head, assignments)

@@ -250,7 +250,7 @@ def failed_report(services: Services, user: str, layer: str, error: Exception) -
 
 def _list_sources(store: Store, plan: Plan, use_of_new: SignalUse) -> tuple[Source, ...]:
     """Return the use of each signal; that of those that this build trains on is given."""
-    examples = (*plan.new_examples, *plan.rejected_examples)
+    examples = (*plan.new_examples, *plan.undesirable_examples)
     new = {each.signal for each in examples} - trained_on(store, plan.parent)
     held_out = {lesson.signal for lesson in plan.holdout}
     is_pending = use_of_new is SignalUse.PENDING

@@ -22,7 +22,7 @@ from personalpeft.learning.data.assignment import (
     Assignment,
     Lesson,
     lessons_for,
-    rejected_lessons_for,
+    undesirable_lessons_for,
 )
 from personalpeft.learning.evaluate.evaluation import (
     EffectiveStack,
@@ -186,7 +186,7 @@ def replacement_for(
     built = {each.id: each for each in store.catalog.revisions(head.user, layer=head.layer)}
     lessons = {
         lesson.signal
-        for select in (lessons_for, rejected_lessons_for)
+        for select in (lessons_for, undesirable_lessons_for)
         for lesson in select(assignments, head.layer)
     }
     replacement = None

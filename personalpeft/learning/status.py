@@ -16,7 +16,7 @@ from personalpeft.learning.data.assignment import (
     Assignment,
     lessons_for,
     load_assignments,
-    rejected_lessons_for,
+    undesirable_lessons_for,
 )
 from personalpeft.learning.outcomes import (
     OUTSIDE_LAYER_USES,
@@ -235,7 +235,7 @@ def _lesson_triggers(
     if unfinished:
         considered |= _layer_signals(unfinished)
     built = store.catalog.used_signals(user, layer)
-    lessons = (*lessons_for(assignments, layer), *rejected_lessons_for(assignments, layer))
+    lessons = (*lessons_for(assignments, layer), *undesirable_lessons_for(assignments, layer))
     waiting = {lesson.signal for lesson in lessons} - built
     for each in assignments:
         if each.signal.id in waiting - considered:

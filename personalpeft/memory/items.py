@@ -19,7 +19,7 @@ import numpy as np
 from personalpeft.chat.validation import check_text
 from personalpeft.errors import Busy, HomeError, InvalidInput, NotFound
 from personalpeft.memory.conflicts import superseded_facts
-from personalpeft.memory.types import Embedder, Item, ItemKind, Recall, Vectors
+from personalpeft.memory.types import AugmentedPrompt, Embedder, Item, ItemKind, Vectors
 from personalpeft.types import Message, Signal, SignalKind
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ class Memory:
         """Retract an item; the ledger keeps it. Raises ``NotFound``."""
         self._ledger.retract(user, self._signal(user, item_id).id)
 
-    def recall(
+    def add_to_prompt(
         self,
         user: str,
         messages: Sequence[Message],
@@ -161,7 +161,7 @@ class Memory:
         count_tokens: Callable[[str], int],
         system: str | None = None,
         exclude: Collection[str] = (),
-    ) -> Recall:
+    ) -> AugmentedPrompt:
         """Add the user's rules and the relevant facts to the system message.
 
         Rules come first; when the budget is short, newer rules are preferred. At most ``MAX_FACTS``
@@ -188,7 +188,7 @@ class Memory:
         facts = [fact for fact in facts if fact.id not in hidden]
 
         def fits(rules: Sequence[Signal], facts: Sequence[Signal]) -> bool:
-            return count_tokens("\n\n" + _block(rules, facts)) <= budget_tokens
+            return count_tokens("\n\n" + _format_items(rules, facts)) <= budget_tokens
 
         chosen_rules: list[Signal] = []
         misses = 0
@@ -205,10 +205,10 @@ class Memory:
             if fits(chosen_rules, [*chosen_facts, fact]):
                 chosen_facts.append(fact)
         if not chosen_rules and not chosen_facts:
-            return Recall(tuple(messages), ())
-        text = _block(chosen_rules, chosen_facts)
+            return AugmentedPrompt(tuple(messages), ())
+        text = _format_items(chosen_rules, chosen_facts)
         ids = tuple(signal.id for signal in (*chosen_rules, *chosen_facts))
-        return Recall(_with_system_text(messages, text, system), ids)
+        return AugmentedPrompt(_with_system_text(messages, text, system), ids)
 
     def render_with_item(
         self, user: str, item_id: str, messages: Sequence[Message], *, system: str | None = None
@@ -216,7 +216,7 @@ class Memory:
         """Return the messages with one item added as ``recall`` adds it. Raises ``NotFound``."""
         item = self._signal(user, item_id)
         is_rule = item.kind is SignalKind.COMMENT
-        block = _block([item] if is_rule else [], [] if is_rule else [item])
+        block = _format_items([item] if is_rule else [], [] if is_rule else [item])
         return _with_system_text(messages, block, system)
 
     def similarity(self, vectors: Vectors, messages: Sequence[Message]) -> float:
@@ -314,7 +314,7 @@ def _line(signal: Signal) -> str:
     return '"' + " ".join(text.split()).replace('"', "'") + '"'
 
 
-def _block(rules: Sequence[Signal], facts: Sequence[Signal]) -> str:
+def _format_items(rules: Sequence[Signal], facts: Sequence[Signal]) -> str:
     blocks = []
     if rules:
         blocks.append("\n".join([_RULES_HEADING, *(f"- {_line(rule)}" for rule in rules)]))

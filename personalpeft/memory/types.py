@@ -27,7 +27,7 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
-class Recall:
+class AugmentedPrompt:
     """The messages as the base reads them, and the ids of the items that were added to them."""
 
     messages: tuple[Message, ...]

@@ -38,7 +38,7 @@ _LOG_LEVELS = {2: logging.DEBUG, 3: logging.DEBUG, 4: logging.ERROR}
 _TYPE_F32, _FLASH_ATTN_DISABLED = 0, 0
 
 # The only sequence in a context.
-_SEQUENCE = 0
+_SEQ_ID = 0
 
 # A model keeps a list of its adapters, which the library does not lock.
 _adapters_lock = threading.Lock()
@@ -175,7 +175,7 @@ class Context:
         self._memory = lib.llama_get_memory(self._context)
         self._batch = lib.llama_batch_init(params.n_batch, 0, 1)
         try:
-            self._use(adapter)
+            self._set_lora(adapter)
         except RuntimeError:
             self.close()
             raise
@@ -183,7 +183,7 @@ class Context:
     def set_adapter(self, adapter: LoraAdapter | None) -> None:
         """Replace the adapter and drop what was computed with the previous one."""
         self.clear()
-        self._use(adapter)
+        self._set_lora(adapter)
 
     def decode(self, tokens: Sequence[BatchToken]) -> Logits:
         """Return the logits ``[needed, vocabulary]`` after the tokens that need them, in order.
@@ -203,7 +203,7 @@ class Context:
             batch.token[index] = token.token
             batch.pos[index] = token.position
             batch.n_seq_id[index] = 1
-            batch.seq_id[index][0] = _SEQUENCE
+            batch.seq_id[index][0] = _SEQ_ID
             batch.logits[index] = token.needs_logits
         if code := _library().llama_decode(self._context, batch):
             raise RuntimeError(f"llama_decode failed ({code})")
@@ -215,24 +215,24 @@ class Context:
 
     def truncate(self, length: int) -> bool:
         """Keep the first tokens only. Return False if this model cannot, and drop all then."""
-        if _library().llama_memory_seq_rm(self._memory, _SEQUENCE, length, -1):
+        if _library().llama_memory_seq_rm(self._memory, _SEQ_ID, length, -1):
             return True
-        _library().llama_memory_seq_rm(self._memory, _SEQUENCE, -1, -1)
+        _library().llama_memory_seq_rm(self._memory, _SEQ_ID, -1, -1)
         return False
 
     def get_state(self) -> bytes:
         """Return the keys and values, for a context of the same model and adapter."""
         lib = _library()
-        size = lib.llama_state_seq_get_size(self._context, _SEQUENCE)
+        size = lib.llama_state_seq_get_size(self._context, _SEQ_ID)
         buffer = (ctypes.c_uint8 * size)()
-        if lib.llama_state_seq_get_data(self._context, buffer, size, _SEQUENCE) != size:
+        if lib.llama_state_seq_get_data(self._context, buffer, size, _SEQ_ID) != size:
             raise RuntimeError("llama_state_seq_get_data failed")
         return bytes(buffer)
 
     def set_state(self, state: bytes) -> None:
         """Load what ``get_state`` returned. Raises ``RuntimeError`` if it does not fit."""
         buffer = (ctypes.c_uint8 * len(state)).from_buffer_copy(state)
-        if not _library().llama_state_seq_set_data(self._context, buffer, len(state), _SEQUENCE):
+        if not _library().llama_state_seq_set_data(self._context, buffer, len(state), _SEQ_ID):
             raise RuntimeError("llama_state_seq_set_data failed")
 
     def clear(self) -> None:
@@ -246,7 +246,7 @@ class Context:
             _library().llama_batch_free(self._batch)
             _library().llama_free(context)
 
-    def _use(self, adapter: LoraAdapter | None) -> None:
+    def _set_lora(self, adapter: LoraAdapter | None) -> None:
         lib = _library()
         adapters = [] if adapter is None else [adapter.pointer]
         pointers = (lib.llama_adapter_lora_p_ctypes * 1)(*adapters)

@@ -28,8 +28,12 @@ from personalpeft.backends.torch.lora_bank import LoRABank, StagedWeights
 from personalpeft.backends.torch.model_runner import DeviceChoice, ModelRunner, choose_device
 from personalpeft.backends.torch.openmp import release_threads
 from personalpeft.backends.torch.ops import choose_ops
-from personalpeft.backends.torch.ops.base import BLOCK
-from personalpeft.backends.torch.training.logprobs import ReferenceReader, chunks, read_hidden
+from personalpeft.backends.torch.ops.base import KV_BLOCK_SIZE
+from personalpeft.backends.torch.training.logprobs import (
+    ReferenceReader,
+    group_by_tokens,
+    read_hidden,
+)
 from personalpeft.backends.torch.training.reference_cache import ReferenceCache
 from personalpeft.backends.torch.training.session import FrozenBelow, TorchSession, advance
 from personalpeft.base_models.types import Base
@@ -94,7 +98,7 @@ class TorchBackend(TextMixin):
             device=where.device,
             kernels=kernels,
         )
-        self.max_length = min(blocks * BLOCK, base.card.context)
+        self.max_length = min(blocks * KV_BLOCK_SIZE, base.card.context)
         self._batch = Batch(self._model, self._tokenizer, self._bank, pool, blocks, rows=self.rows)
         release_threads()  # The threads that loaded the model.
 
@@ -121,7 +125,7 @@ class TorchBackend(TextMixin):
         self._batch.remove(number)
 
     def clear_cache(self) -> None:
-        self._batch.forget()
+        self._batch.clear_cache()
 
     def occupancy(self) -> Occupancy:
         return self._batch.occupancy()
@@ -134,9 +138,9 @@ class TorchBackend(TextMixin):
         self, items: Sequence[Continuation], stack: str | None, *, kl: bool = False
     ) -> tuple[Score, ...]:
         scores = []
-        for chunk in chunks(items, _SCORE_TOKENS):
+        for chunk in group_by_tokens(items, _SCORE_TOKENS):
             with torch.inference_mode():
-                with self._model.exclusive(self._bank.uniform(stack)):
+                with self._model.exclusive(self._bank.single_adapter_lora(stack)):
                     outputs = read_hidden(self._model, chunk)
                 if kl:
                     with self._model.exclusive():
@@ -159,7 +163,7 @@ class TorchBackend(TextMixin):
         key = spec.base_key
         frozen_below = FrozenBelow(
             self._bank.attachment_id(key),
-            self._bank.uniform(key),
+            self._bank.single_adapter_lora(key),
             self._bank.fused_weights(key),
             self._references,
         )
@@ -194,4 +198,4 @@ def _blocks(model: ModelRunner, rows: int) -> int:
         )
     share = _MEMORY_SHARE.get(where.device.type, _MEMORY_SHARE["cpu"])
     fits = int(memory * share) // bytes_per_token(config, where.dtype)
-    return max(1, min(model.base.card.context + rows * _TOKENS_A_ROW, fits) // BLOCK)
+    return max(1, min(model.base.card.context + rows * _TOKENS_A_ROW, fits) // KV_BLOCK_SIZE)

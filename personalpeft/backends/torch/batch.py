@@ -25,7 +25,7 @@ from personalpeft.backends.torch.kv_cache import ForwardContext, PagedKVCache
 from personalpeft.backends.torch.lora_bank import LoRABank
 from personalpeft.backends.torch.model_runner import ModelRunner
 from personalpeft.backends.torch.openmp import release_threads
-from personalpeft.backends.torch.ops.base import BLOCK, AttentionMetadata, PrefillChunk
+from personalpeft.backends.torch.ops.base import KV_BLOCK_SIZE, AttentionMetadata, PrefillChunk
 from personalpeft.backends.torch.sampling import TorchSampler, compute_logprobs, sample_tokens
 
 # Prompt tokens in one step beside rows that are being decoded, and when there are none: the first
@@ -36,7 +36,7 @@ _PROMPT_TOKENS_ALONE = {"cpu": 1024, "cuda": 2048}
 
 
 @dataclass(slots=True)
-class _Sequence:
+class _Row:
     """A running sequence, with what it has on the device.
 
     Attributes:
@@ -78,14 +78,14 @@ class Batch:
         self._model, self._text, self._bank, self._pool = model, text, bank, pool
         self._max_rows = rows
         self._blocks = BlockManager(blocks)
-        self._running: dict[int, _Sequence] = {}
+        self._running: dict[int, _Row] = {}
         self._numbers = itertools.count()
         self._reused = 0
 
     def admit(self, sequence: SequenceState) -> int | None:
         """See ``Backend.admit``."""
         longest = len(sequence.prompt_tokens) + sequence.sampling.max_tokens
-        limit = self._blocks.num_blocks * BLOCK
+        limit = self._blocks.num_blocks * KV_BLOCK_SIZE
         if longest > limit:
             raise ValueError(f"a sequence must have at most {limit} tokens, got {longest}")
         if len(self._running) >= self._max_rows:
@@ -93,7 +93,7 @@ class Batch:
         slot = self._bank.slot_of(sequence.adapter_key)
         # At least the last token is read again, since the next token comes from it.
         hashes = list(prefix_hashes(self._model.base.digest, sequence, sequence.token_ids[:-1]))
-        count = -(-len(sequence.token_ids) // BLOCK)
+        count = -(-len(sequence.token_ids) // KV_BLOCK_SIZE)
         # With a spare block for each other row, a new row is not removed again at once.
         allocated = self._blocks.allocate(count, hashes[1:], spare=len(self._running))
         if allocated is None:
@@ -102,8 +102,8 @@ class Batch:
         number = next(self._numbers)
         if sequence.sampler is None:
             sequence.sampler = TorchSampler(sequence.sampling)
-            self._reused += found * BLOCK
-        self._running[number] = _Sequence(
+            self._reused += found * KV_BLOCK_SIZE
+        self._running[number] = _Row(
             number=number,
             sequence=sequence,
             tokens=sequence.token_ids,
@@ -111,7 +111,7 @@ class Batch:
             slot=slot,
             blocks=blocks,
             table=self._table(blocks),
-            num_read=found * BLOCK,
+            num_read=found * KV_BLOCK_SIZE,
             num_hashed=found,
             hash_=hashes[found],
         )
@@ -121,7 +121,7 @@ class Batch:
         """See ``Backend.step``."""
         decoding = [row for row in self._running.values() if row.pending == 1]
         for row in decoding:
-            if len(row.tokens) > len(row.blocks) * BLOCK:
+            if len(row.tokens) > len(row.blocks) * KV_BLOCK_SIZE:
                 if not self._blocks.append(row.blocks):
                     raise OutOfBlocks
                 row.table = self._table(row.blocks)
@@ -161,8 +161,8 @@ class Batch:
         """Return whether a row of the batch uses a stack."""
         return any(row.sequence.adapter_key == stack for row in self._running.values())
 
-    def forget(self) -> None:
-        """See ``Backend.forget``."""
+    def clear_cache(self) -> None:
+        """See ``Backend.clear_cache``."""
         dirty = torch.tensor(
             self._blocks.clear_cache(), dtype=torch.long, device=self._pool.keys.device
         )
@@ -174,9 +174,9 @@ class Batch:
         blocks = self._blocks
         return Occupancy(
             len(self._running),
-            blocks.num_used * BLOCK,
-            blocks.num_cached * BLOCK,
-            blocks.num_blocks * BLOCK,
+            blocks.num_used * KV_BLOCK_SIZE,
+            blocks.num_cached * KV_BLOCK_SIZE,
+            blocks.num_blocks * KV_BLOCK_SIZE,
             self._reused,
         )
 
@@ -184,7 +184,7 @@ class Batch:
         """See ``Backend.check_integrity``."""
         self._blocks.check_integrity([row.blocks for row in self._running.values()])
 
-    def _choose_prompts(self, *, beside_decoding: bool) -> list[tuple[_Sequence, int]]:
+    def _choose_prompts(self, *, beside_decoding: bool) -> list[tuple[_Row, int]]:
         """Return the prompts to read in this step, oldest first, and how many tokens of each."""
         budgets = _PROMPT_TOKENS_BESIDE_DECODING if beside_decoding else _PROMPT_TOKENS_ALONE
         budget = budgets.get(self._model.where.device.type, budgets["cpu"])
@@ -200,7 +200,7 @@ class Batch:
         return torch.tensor(blocks, dtype=torch.int32, device=self._model.where.device)
 
     def _forward(
-        self, decoding: Sequence[_Sequence], reading: Sequence[tuple[_Sequence, int]]
+        self, decoding: Sequence[_Row], reading: Sequence[tuple[_Row, int]]
     ) -> torch.Tensor:
         """Return the logits after each decoded token, then after the last token of each prompt."""
         tokens: list[int] = []
@@ -213,7 +213,7 @@ class Batch:
             tokens += row.tokens[row.num_read : row.num_read + count]
             positions += range(row.num_read, row.num_read + count)
             writes += (
-                row.blocks[p // BLOCK] * BLOCK + p % BLOCK
+                row.blocks[p // KV_BLOCK_SIZE] * KV_BLOCK_SIZE + p % KV_BLOCK_SIZE
                 for p in range(row.num_read, row.num_read + count)
             )
             slots += [row.slot] * count
@@ -237,15 +237,15 @@ class Batch:
             positions,
             reads,
             ForwardContext(self._pool, metadata, chunks),
-            self._bank.batched(torch.tensor(slots, dtype=torch.int32).to(device))
+            self._bank.batched_lora(torch.tensor(slots, dtype=torch.int32).to(device))
             if any(slots)
             else None,
         )
 
-    def _advance(self, row: _Sequence, count: int) -> None:
+    def _advance(self, row: _Row, count: int) -> None:
         row.num_read += count
-        while (row.num_hashed + 1) * BLOCK <= row.num_read:
-            begin = row.num_hashed * BLOCK
-            row.hash_ = block_hash(row.hash_, row.tokens[begin : begin + BLOCK])
+        while (row.num_hashed + 1) * KV_BLOCK_SIZE <= row.num_read:
+            begin = row.num_hashed * KV_BLOCK_SIZE
+            row.hash_ = block_hash(row.hash_, row.tokens[begin : begin + KV_BLOCK_SIZE])
             self._blocks.cache(row.blocks[row.num_hashed], row.hash_)
             row.num_hashed += 1

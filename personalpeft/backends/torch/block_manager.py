@@ -17,7 +17,7 @@ from itertools import accumulate
 import numpy as np
 
 from personalpeft.backends.base import SequenceState
-from personalpeft.backends.torch.ops.base import BLOCK
+from personalpeft.backends.torch.ops.base import KV_BLOCK_SIZE
 from personalpeft.types import canonical_digest
 
 
@@ -32,8 +32,8 @@ def prefix_hashes(base: str, sequence: SequenceState, tokens: Sequence[int]) -> 
     The base's digest covers weights, tokenizer and chat template.
     """
     root = bytes.fromhex(canonical_digest([sequence.owner, base, sequence.adapter_key]))
-    full = range(0, len(tokens) - BLOCK + 1, BLOCK)
-    return accumulate((tokens[at : at + BLOCK] for at in full), block_hash, initial=root)
+    full = range(0, len(tokens) - KV_BLOCK_SIZE + 1, KV_BLOCK_SIZE)
+    return accumulate((tokens[at : at + KV_BLOCK_SIZE] for at in full), block_hash, initial=root)
 
 
 class BlockManager:

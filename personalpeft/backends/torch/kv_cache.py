@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from personalpeft.backends.torch.lora_bank import lazy_zeros
-from personalpeft.backends.torch.ops.base import BLOCK, AttentionMetadata, Ops, PrefillChunk
+from personalpeft.backends.torch.ops.base import KV_BLOCK_SIZE, AttentionMetadata, Ops, PrefillChunk
 
 
 class PagedKVCache:
@@ -34,8 +34,8 @@ class PagedKVCache:
         self.kernels = kernels
         self.layers = text.num_hidden_layers
         shape = (self.layers, blocks, heads)
-        self.keys = lazy_zeros((*shape, dim, BLOCK), dtype, device)
-        self.values = lazy_zeros((*shape, BLOCK, dim), dtype, device)
+        self.keys = lazy_zeros((*shape, dim, KV_BLOCK_SIZE), dtype, device)
+        self.values = lazy_zeros((*shape, KV_BLOCK_SIZE, dim), dtype, device)
 
 
 def bytes_per_token(config: Any, dtype: torch.dtype) -> int:

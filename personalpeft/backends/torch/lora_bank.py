@@ -47,7 +47,7 @@ class StagedWeights:
         return sum(t.nbytes for t in (*self.a, *self.b))
 
 
-class UniformLoRA:
+class SingleAdapterLoRA:
     """One adapter for all rows, differentiable.
 
     For each group and block ``a`` is ``[sections * rank, inputs]``. For each section ``b`` is
@@ -205,14 +205,14 @@ class LoRABank:
             if self._slot_of.keys() != self._attachment_ids.keys():
                 raise RuntimeError("keys with a slot must be those with an attachment id")
 
-    def batched(self, slots: Tensor) -> BatchedLoRA:
+    def batched_lora(self, slots: Tensor) -> BatchedLoRA:
         """Return the adapters of a pass whose tokens have these slots (int32 ``[tokens]``)."""
         with self._lock:
             return BatchedLoRA(
                 self._kernels, LoRAMapping(slots, self._ranks), self._stacked_weights
             )
 
-    def uniform(self, key: str | None) -> ActiveLoRA | None:
+    def single_adapter_lora(self, key: str | None) -> ActiveLoRA | None:
         """Return a copy of one stack for all rows; None for the bare base. Raises ``KeyError``."""
         if key is None:
             return None
@@ -233,7 +233,7 @@ class LoRABank:
                         for begin, end in group.sections
                     ]
                 )
-        return UniformLoRA(a, b, self._groups)
+        return SingleAdapterLoRA(a, b, self._groups)
 
     def attachment_id(self, key: str | None) -> int:
         """Return the id of this attachment, 0 for the bare base. Ids are never reused, keys may be.

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from personalpeft.backends.torch.row_counts import (
+from personalpeft.backends.torch.batch_invariant_matmul import (
     PLAIN,
     ProductChooser,
     ProductKind,

@@ -18,6 +18,12 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from personalpeft.backends.torch.batch_invariant_matmul import (
+    ProductChooser,
+    ProductKind,
+    ProductShape,
+    is_usable,
+)
 from personalpeft.backends.torch.kv_cache import ForwardContext, paged_attention_forward
 from personalpeft.backends.torch.lora_layers import (
     ActiveLoRA,
@@ -28,12 +34,6 @@ from personalpeft.backends.torch.lora_layers import (
 from personalpeft.backends.torch.openmp import limit_threads, release_threads
 from personalpeft.backends.torch.ops import Ops
 from personalpeft.backends.torch.processor import usable_cores
-from personalpeft.backends.torch.row_counts import (
-    ProductChooser,
-    ProductKind,
-    ProductShape,
-    is_usable,
-)
 from personalpeft.backends.torch.thread_governor import ThreadGovernor, thread_counts
 from personalpeft.backends.torch.training.fused_modules import install_fused_modules, to_segments
 from personalpeft.backends.torch.training.packing import PackedSequence

@@ -121,7 +121,7 @@ class Transport:
             response = await _read_all(await self._send(method, path, body, patience, timeout))
         except httpx2.TransportError as error:
             raise self._transport_error(error) from error
-        return self._check_access(response) if required else response
+        return self._check_auth(response) if required else response
 
     @asynccontextmanager
     async def stream_events(
@@ -136,7 +136,7 @@ class Transport:
             if response.status_code == httpx2.codes.OK:
                 yield self._parse_events(response)
             else:
-                yield self._check_access(_parse(response.status_code, await response.aread()))
+                yield self._check_auth(_parse(response.status_code, await response.aread()))
         except httpx2.SSEError as error:
             raise self._invalid_response() from error
         except httpx2.TransportError as error:
@@ -189,7 +189,7 @@ class Transport:
                 except ValueError as error:
                     raise self._invalid_response() from error
         if not done:
-            raise ConnectionLost(f"{self._name} broke off during a reply.", hint=_LOG_HINT)
+            raise ConnectionLost(f"{self._server_label} broke off during a reply.", hint=_LOG_HINT)
 
     async def _shutdown(self) -> None:
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
@@ -199,26 +199,26 @@ class Transport:
         await self._client.aclose()
 
     @property
-    def _name(self) -> str:
+    def _server_label(self) -> str:
         return f"The vLLM server at {self.server.url}"
 
-    def _check_access(self, response: Response) -> Response:
+    def _check_auth(self, response: Response) -> Response:
         if response.status in (401, 403):
             token = "this token" if self.server.token else "requests without a token"
             raise ServingFailed(
-                f"{self._name} does not accept {token}.",
+                f"{self._server_label} does not accept {token}.",
                 hint="Set PERSONALPEFT_VLLM_TOKEN to the server's --api-key.",
             )
         return response
 
     def _temporary_failure(self, response: Response) -> ServingFailed:
         return ServingFailed(
-            f"{self._name} is not available: {response.message}", hint="Try again later."
+            f"{self._server_label} is not available: {response.message}", hint="Try again later."
         )
 
     def _invalid_response(self) -> ServingFailed:
         return ServingFailed(
-            f"{self._name} sent an invalid response.",
+            f"{self._server_label} sent an invalid response.",
             hint="Check whether another program listens at this address.",
         )
 
@@ -226,22 +226,23 @@ class Transport:
         cause = error.__cause__ or error.__context__
         if isinstance(cause, ssl.SSLError) or "certificate" in str(error).casefold():
             return ServingFailed(
-                f"{self._name} has a certificate that is not trusted.",
+                f"{self._server_label} has a certificate that is not trusted.",
                 hint="Set PERSONALPEFT_VLLM_CA to the certificate that signed the server's.",
             )
         if isinstance(error, httpx2.ReadTimeout):
             return ServingFailed(
-                f"{self._name} sent nothing for {self.server.timeout:g} s.",
+                f"{self._server_label} sent nothing for {self.server.timeout:g} s.",
                 hint="See its log, or set a longer PERSONALPEFT_VLLM_TIMEOUT.",
             )
         if isinstance(error, httpx2.ConnectTimeout):
             # Not Unreachable: a busy server still has what it loaded.
             return ServingFailed(
-                f"{self._name} cannot be reached within {_CONNECT_SECONDS:g} s.", hint=_START_HINT
+                f"{self._server_label} cannot be reached within {_CONNECT_SECONDS:g} s.",
+                hint=_START_HINT,
             )
         if isinstance(error, httpx2.ConnectError):
-            return Unreachable(f"{self._name} cannot be reached.", hint=_START_HINT)
-        return ConnectionLost(f"{self._name} broke off: {error}.", hint=_LOG_HINT)
+            return Unreachable(f"{self._server_label} cannot be reached.", hint=_START_HINT)
+        return ConnectionLost(f"{self._server_label} broke off: {error}.", hint=_LOG_HINT)
 
 
 async def _read_all(response: httpx2.Response) -> Response:

@@ -1,4 +1,4 @@
-"""The write policy: which signals become lessons, and of which layer.
+"""Turn signals into training examples: the write policy, which assigns each signal to a layer.
 
 Each current signal has exactly one assignment, with its reason; docs/ledger.md has the table.
 Invariants:
@@ -25,7 +25,7 @@ from personalpeft.learning.data.facts import (
     MIN_CLEAR_REWARD,
     fact_questions,
     helpful_turns,
-    is_ambiguous,
+    is_ambiguous_reward,
 )
 from personalpeft.learning.data.style import (
     NO_TEMPLATE,
@@ -185,7 +185,7 @@ def lessons_for(assignments: Sequence[Assignment], layer: str) -> tuple[Lesson, 
     )
 
 
-def rejected_lessons_for(assignments: Sequence[Assignment], layer: str) -> tuple[Lesson, ...]:
+def undesirable_lessons_for(assignments: Sequence[Assignment], layer: str) -> tuple[Lesson, ...]:
     """Return a layer's lessons that only have a rejected reply, oldest first."""
     return tuple(
         each.lesson
@@ -215,7 +215,9 @@ def _is_trainable(signal: Signal) -> bool:
 
 def _strongest_by_turn(signals: Sequence[Signal]) -> Mapping[str, Signal]:
     def strength(signal: Signal) -> tuple[bool, int]:
-        return signal.source == USER_SOURCE, 0 if is_ambiguous(signal) else _STRENGTH[signal.kind]
+        return signal.source == USER_SOURCE, 0 if is_ambiguous_reward(signal) else _STRENGTH[
+            signal.kind
+        ]
 
     best: dict[str, Signal] = {}
     for signal in signals:
@@ -306,7 +308,7 @@ def _assign_rating(signal: Signal, turn: Turn) -> Assignment:
     """Assign a rating or reward: its value weighs the reply as one to give again, or to avoid."""
     if not turn.reply.strip():
         return _unused(signal, ReasonCode.EMPTY_REPLY)
-    if is_ambiguous(signal):
+    if is_ambiguous_reward(signal):
         return _unused(signal, ReasonCode.UNCLEAR_REWARD, limit=MIN_CLEAR_REWARD)
     value: float = signal.payload["value"]
     is_users = signal.source == USER_SOURCE

@@ -62,8 +62,8 @@ def build_batches(
     regularizer_queue = _EpochSampler([each for each in regularizers if each is not None], rng)
     unanswerable_queue = _EpochSampler(_build_refusals(plan, backend), rng)
     # Without disliked replies none of the liked may be drawn: each draw changes later batches.
-    liked_queue = _EpochSampler(liked if plan.rejected_examples else [], rng)
-    disliked_queue = _EpochSampler(plan.rejected_examples, rng)
+    liked_queue = _EpochSampler(liked if plan.undesirable_examples else [], rng)
+    disliked_queue = _EpochSampler(plan.undesirable_examples, rng)
     replayed = 0
     if plan.new_examples and plan.replay:
         replayed = round(config.batch_size * config.replay_ratio)

@@ -143,7 +143,7 @@ def helpful_turns(
     feedback: dict[str, list[Signal]] = {}
     for signal in signals:
         counts = signal.source == USER_SOURCE or rating_value(signal) < 0
-        if signal.turn is not None and counts and not is_ambiguous(signal):
+        if signal.turn is not None and counts and not is_ambiguous_reward(signal):
             feedback.setdefault(signal.turn, []).append(signal)
     helpful: dict[str, list[Turn]] = {}
     for number, turn in enumerate(turns, 1):
@@ -209,12 +209,12 @@ def _fill(template: str, question: str) -> str:
 
 def rating_value(signal: Signal) -> float:
     """Return how much a reply was liked, negative if disliked, 0 if the signal does not say."""
-    if signal.kind not in (SignalKind.RATING, SignalKind.REWARD) or is_ambiguous(signal):
+    if signal.kind not in (SignalKind.RATING, SignalKind.REWARD) or is_ambiguous_reward(signal):
         return 0.0
     value: float = signal.payload["value"]
     return value
 
 
-def is_ambiguous(signal: Signal) -> bool:
+def is_ambiguous_reward(signal: Signal) -> bool:
     """Return whether a signal is a reward too near to 0."""
     return signal.kind is SignalKind.REWARD and abs(signal.payload["value"]) < MIN_CLEAR_REWARD

@@ -11,7 +11,7 @@ from triton.runtime import driver
 
 from personalpeft.backends.torch.ops import triton_kernels
 from personalpeft.backends.torch.ops.base import (
-    BLOCK,
+    KV_BLOCK_SIZE,
     AttentionMetadata,
     LoRAMapping,
     PrefillChunk,
@@ -56,7 +56,11 @@ def main() -> None:
     ints = torch.zeros(tokens, dtype=torch.int32)
     shelf = StackedLoRAWeights(zeros(3, 2, 24, 576), zeros(3, 2, 8, 960), (576, 768, 960))
     kernels.apply_lora(zeros(tokens, 576), zeros(tokens, 960), LoRAMapping(ints, ints), shelf, 1)
-    keys, values, q = zeros(64, 3, dim, BLOCK), zeros(64, 3, BLOCK, dim), zeros(tokens, 9, dim)
+    keys, values, q = (
+        zeros(64, 3, dim, KV_BLOCK_SIZE),
+        zeros(64, 3, KV_BLOCK_SIZE, dim),
+        zeros(tokens, 9, dim),
+    )
     places = AttentionMetadata(ints.long(), torch.zeros(tokens, 20, dtype=torch.int32), ints)
     kernels.write_kv(zeros(tokens, 3, dim), zeros(tokens, 3, dim), keys, values, places)
     for window, softcap in ((0, 0.0), (512, 50.0)):

@@ -19,7 +19,7 @@ from hypothesis.stateful import (
 
 from personalpeft.backends.base import SequenceState
 from personalpeft.backends.torch.block_manager import BlockManager, prefix_hashes
-from personalpeft.backends.torch.ops.base import BLOCK
+from personalpeft.backends.torch.ops.base import KV_BLOCK_SIZE
 from personalpeft.types import Sampling
 
 COUNT = 12
@@ -51,7 +51,7 @@ class Sharing(RuleBasedStateMachine):
         more=st.integers(0, 2),
     )
     def admit(self, owner: str, prompt: list[int], more: int) -> tuple[list[int], list[bytes]]:
-        names = names_of(row([token for token in prompt for _ in range(BLOCK)], owner))
+        names = names_of(row([token for token in prompt for _ in range(KV_BLOCK_SIZE)], owner))
         taken = self.blocks.allocate(len(names) + more, names)
         if taken is None:
             assert len(names) + more > COUNT - self.blocks.num_used
@@ -100,7 +100,7 @@ class Sharing(RuleBasedStateMachine):
 TestSharing = Sharing.TestCase
 TestSharing.settings = examples(60, stateful_step_count=40)
 
-TOKENS = st.lists(st.integers(0, 3), min_size=2 * BLOCK, max_size=2 * BLOCK)
+TOKENS = st.lists(st.integers(0, 3), min_size=2 * KV_BLOCK_SIZE, max_size=2 * KV_BLOCK_SIZE)
 
 
 @given(
@@ -123,14 +123,14 @@ def test_a_name_is_shared_only_by_the_same_owner_base_stack_and_tokens(
     one, other = (names_of(row(t, owner, stack), base) for t, owner, stack, base in (first, second))
     assert (one[1] == other[1]) == (first == second)
     assert (one[0] == other[0]) == (
-        (first[0][:BLOCK], *first[1:]) == (second[0][:BLOCK], *second[1:])
+        (first[0][:KV_BLOCK_SIZE], *first[1:]) == (second[0][:KV_BLOCK_SIZE], *second[1:])
     )
     assert one[0] != one[1]
 
 
 def test_what_was_left_is_found_again_until_the_room_is_needed() -> None:
     blocks = BlockManager(4)
-    names = names_of(row(range(3 * BLOCK)))
+    names = names_of(row(range(3 * KV_BLOCK_SIZE)))
     taken, found = blocks.allocate(3, names) or ([], -1)
     assert found == 0
     for block, name in zip(taken, names, strict=True):
@@ -164,14 +164,16 @@ def test_a_row_that_does_not_fit_changes_nothing() -> None:
     assert blocks.allocate(3, []) is not None
 
 
-@pytest.mark.parametrize("tokens", [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK])
+@pytest.mark.parametrize(
+    "tokens", [0, 1, KV_BLOCK_SIZE - 1, KV_BLOCK_SIZE, KV_BLOCK_SIZE + 1, 3 * KV_BLOCK_SIZE]
+)
 def test_only_whole_blocks_have_names(tokens: int) -> None:
-    assert len(names_of(row(range(tokens)))) == tokens // BLOCK
+    assert len(names_of(row(range(tokens)))) == tokens // KV_BLOCK_SIZE
 
 
 def test_what_is_forgotten_is_found_by_nobody_and_what_is_in_use_stays() -> None:
     blocks = BlockManager(COUNT)
-    left, held = row(range(2 * BLOCK)), row(range(BLOCK), owner="bo")
+    left, held = row(range(2 * KV_BLOCK_SIZE)), row(range(KV_BLOCK_SIZE), owner="bo")
     taken, _ = blocks.allocate(3, names_of(left)) or ([], 0)
     kept, _ = blocks.allocate(1, names_of(held)) or ([], 0)
     for block, name in zip(taken, names_of(left), strict=False):

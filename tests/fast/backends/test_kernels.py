@@ -22,7 +22,7 @@ from torch import Tensor
 
 from personalpeft.backends.torch.ops import choose_ops
 from personalpeft.backends.torch.ops.base import (
-    BLOCK,
+    KV_BLOCK_SIZE,
     AttentionMetadata,
     LoRAMapping,
     Ops,
@@ -155,11 +155,14 @@ class Rows:
         _, kv_heads, dim = self.rows[0][0].shape
         size, dtype = int(self.table.max()) + 1, self.rows[0][0].dtype
         # What other rows and former ones left behind is larger than anything that is there by right.
-        keys = torch.full((size, kv_heads, dim, BLOCK), 50.0, dtype=dtype)
-        values = torch.full((size, kv_heads, BLOCK, dim), 50.0, dtype=dtype)
+        keys = torch.full((size, kv_heads, dim, KV_BLOCK_SIZE), 50.0, dtype=dtype)
+        values = torch.full((size, kv_heads, KV_BLOCK_SIZE, dim), 50.0, dtype=dtype)
         for row, (k, v) in enumerate(self.rows):
             spots = torch.arange(len(k))
-            writes = self.table[row][spots // BLOCK].long() * BLOCK + spots % BLOCK
+            writes = (
+                self.table[row][spots // KV_BLOCK_SIZE].long() * KV_BLOCK_SIZE
+                + spots % KV_BLOCK_SIZE
+            )
             PLAIN.write_kv(k, v, keys, values, AttentionMetadata(writes, writes, writes))
         return keys.to(device), values.to(device)
 
@@ -168,7 +171,7 @@ class Rows:
     ) -> Tensor:
         """What the last tokens of some rows attend to, in a pass without the others."""
         lengths, keys_values = self.lengths[rows], self.pool(device)
-        table = self.table[rows, : -(-int(lengths.max()) // BLOCK)].contiguous()
+        table = self.table[rows, : -(-int(lengths.max()) // KV_BLOCK_SIZE)].contiguous()
         places = AttentionMetadata(
             torch.tensor([0], device=device), table.to(device), lengths.to(device)
         )
@@ -210,11 +213,13 @@ def batches(draw: st.DrawFn) -> Rows:
     )
     # Long ones too, which a GPU reads in parts.
     lengths = draw(
-        st.lists(st.integers(1, 3 * BLOCK + 5) | st.integers(250, 290), min_size=1, max_size=4)
+        st.lists(
+            st.integers(1, 3 * KV_BLOCK_SIZE + 5) | st.integers(250, 290), min_size=1, max_size=4
+        )
     )
     heads, kv_heads = draw(st.sampled_from([(1, 1), (4, 2), (9, 3)]))
     dim = draw(st.sampled_from([8, 12, 64]))
-    longest = -(-max(lengths) // BLOCK)
+    longest = -(-max(lengths) // KV_BLOCK_SIZE)
     blocks = torch.randperm(len(lengths) * longest, generator=chance, dtype=torch.int32) + 1
     rows = [tuple(random(chance, n, kv_heads, dim, dtype=dtype) for _ in "kv") for n in lengths]
     return Rows(
@@ -261,11 +266,11 @@ def test_keys_and_values_lie_in_their_places_and_nowhere_else(
 ) -> None:
     chance = torch.Generator().manual_seed(seed)
     k, v = (random(chance, tokens, heads, dim, dtype=dtype) for _ in "kv")
-    writes = torch.randperm(3 * BLOCK, generator=chance)[:tokens]
+    writes = torch.randperm(3 * KV_BLOCK_SIZE, generator=chance)[:tokens]
     pools = []
     for kernels, device in ((PLAIN, torch.device("cpu")), (fast.of[dtype], fast.device)):
-        keys = torch.full((3, heads, dim, BLOCK), 7.0, dtype=dtype, device=device)
-        values = torch.full((3, heads, BLOCK, dim), 7.0, dtype=dtype, device=device)
+        keys = torch.full((3, heads, dim, KV_BLOCK_SIZE), 7.0, dtype=dtype, device=device)
+        values = torch.full((3, heads, KV_BLOCK_SIZE, dim), 7.0, dtype=dtype, device=device)
         there = writes.to(device)
         kernels.write_kv(
             k.to(device), v.to(device), keys, values, AttentionMetadata(there, there, there)

@@ -17,7 +17,7 @@ from personalpeft.learning.data.assignment import (
     Assignment,
     assign,
     lessons_for,
-    rejected_lessons_for,
+    undesirable_lessons_for,
 )
 from personalpeft.types import Message, Sampling, Signal, SignalKind, Stack, Turn, Usage
 
@@ -414,23 +414,23 @@ def _thumbs(up: int, down: int) -> tuple[list[Signal], Any]:
 
 def test_thumbs_down_are_learned_from_where_there_are_enough_of_both_kinds() -> None:
     few = assign(*_thumbs(MIN_THUMBS, MIN_THUMBS - 1))
-    assert rejected_lessons_for(few, "style") == ()
+    assert undesirable_lessons_for(few, "style") == ()
     assert f"{MIN_THUMBS} and {MIN_THUMBS - 1} now" in few[-1].why
     enough = assign(*_thumbs(MIN_THUMBS, MIN_THUMBS))
     assert (
-        len(rejected_lessons_for(enough, "style"))
+        len(undesirable_lessons_for(enough, "style"))
         == len(lessons_for(enough, "style"))
         == MIN_THUMBS
     )
     assert {
-        (lesson.chosen, lesson.rejected) for lesson in rejected_lessons_for(enough, "style")
+        (lesson.chosen, lesson.rejected) for lesson in undesirable_lessons_for(enough, "style")
     } == {("", "Boil it.")}
 
 
 def test_a_thumb_that_an_edit_explains_is_not_counted_among_the_thumbs() -> None:
     said, of = _thumbs(MIN_THUMBS, MIN_THUMBS)
     explained = assign([*said, edit(99, on=said[-1].turn or "")], of)
-    assert rejected_lessons_for(explained, "style") == ()
+    assert undesirable_lessons_for(explained, "style") == ()
 
 
 def test_the_page_on_the_ledger_has_the_policy_of_the_code() -> None:

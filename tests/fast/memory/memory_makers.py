@@ -10,7 +10,7 @@ from pathlib import Path
 
 from personalpeft.memory.embedder import HashEmbedder
 from personalpeft.memory.items import Memory
-from personalpeft.memory.types import Embedder, Recall, Vectors
+from personalpeft.memory.types import Embedder, AugmentedPrompt, Vectors
 from personalpeft.store.home import open_store
 from personalpeft.store.store import Store
 from personalpeft.types import Message, Signal, SignalKind
@@ -46,7 +46,9 @@ class Home:
     def rule(self, user: str, text: str) -> Signal:
         return self.store.ledger.add_signal(user, SignalKind.COMMENT, {"text": text})
 
-    def ask(self, user: str, *said: str, budget: int = 10_000, system: str | None = None) -> Recall:
+    def ask(
+        self, user: str, *said: str, budget: int = 10_000, system: str | None = None
+    ) -> AugmentedPrompt:
         return self.recall(
             user, [Message("user", text) for text in said], budget=budget, system=system
         )
@@ -58,8 +60,8 @@ class Home:
         *,
         budget: int = 10_000,
         system: str | None = None,
-    ) -> Recall:
-        return self.memory.recall(
+    ) -> AugmentedPrompt:
+        return self.memory.add_to_prompt(
             user, messages, budget_tokens=budget, count_tokens=words, system=system
         )
 
@@ -82,5 +84,5 @@ def words(text: str) -> int:
     return len(text.split())
 
 
-def prompt(recall: Recall) -> str:
+def prompt(recall: AugmentedPrompt) -> str:
     return "\n".join(message.content for message in recall.messages)

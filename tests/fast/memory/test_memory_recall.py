@@ -94,7 +94,7 @@ def test_what_is_added_keeps_the_budget_and_the_marks_for_any_texts(
             home.fact("ada", text) for text in facts
         ]
         messages = (Message("system", "S"), Message("user", said))
-        recall = home.memory.recall("ada", messages, budget_tokens=budget, count_tokens=len)
+        recall = home.memory.add_to_prompt("ada", messages, budget_tokens=budget, count_tokens=len)
         added = recall.messages[0].content.removeprefix("S")
         assert recall.messages[1:] == messages[1:]
         assert set(recall.item_ids) <= {signal.id for signal in signals}
@@ -138,7 +138,7 @@ def test_thousands_of_rules_do_not_make_thousands_of_counts(home: Home) -> None:
         counted.append(text)
         return words(text)
 
-    recall = home.memory.recall(
+    recall = home.memory.add_to_prompt(
         "ada", [Message("user", "hi")], budget_tokens=60, count_tokens=count
     )
     assert recall.item_ids

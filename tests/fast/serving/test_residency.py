@@ -29,7 +29,7 @@ class Comparison(RuleBasedStateMachine):
         claims = self.slots.reserve(iter(wanted))
         assert list(claims) == list(dict.fromkeys(wanted))[:SLOTS]
         for given_, key in zip(
-            self.slots.assign(claims), [c for c in claims if c not in self.uses], strict=False
+            self.slots.allocate(claims), [c for c in claims if c not in self.uses], strict=False
         ):
             assert given_.key == key
             idle = [

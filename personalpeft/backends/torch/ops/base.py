@@ -18,7 +18,7 @@ from personalpeft.adapters.types import Matrix
 from personalpeft.backends.torch.ops.training_ops import TrainingOps
 
 # Tokens in a block of the key-value cache.
-BLOCK = 32
+KV_BLOCK_SIZE = 32
 # Tokens of one row in a tile of attention.
 _TILE = 8
 
@@ -82,7 +82,7 @@ class AttentionMetadata:
     """Where a pass reads and writes keys and values.
 
     Attributes:
-        write_slots: Each token's slot in the cache, ``block * BLOCK + offset``, int64 ``[T]``.
+        write_slots: Each token's slot in the cache, ``block * KV_BLOCK_SIZE + offset``, int64 ``[T]``.
         block_table: The blocks of each decoded token's row, int32 ``[n, max_blocks]``.
         lengths: How many tokens each decoded token sees, int32 ``[n]``. The first n tokens of the
             pass are the decoded ones.
@@ -151,8 +151,8 @@ class Ops(Protocol):
         Args:
             k: ``[T, heads, dim]``.
             v: ``[T, heads, dim]``.
-            keys: ``[blocks, heads, dim, BLOCK]``.
-            values: ``[blocks, heads, BLOCK, dim]``.
+            keys: ``[blocks, heads, dim, KV_BLOCK_SIZE]``.
+            values: ``[blocks, heads, KV_BLOCK_SIZE, dim]``.
             metadata: Each token's slot.
         """
         ...
@@ -172,8 +172,8 @@ class Ops(Protocol):
 
         Args:
             q: ``[n, heads, dim]``, of the decoded tokens.
-            keys: ``[blocks, kv_heads, dim, BLOCK]``.
-            values: ``[blocks, kv_heads, BLOCK, dim]``.
+            keys: ``[blocks, kv_heads, dim, KV_BLOCK_SIZE]``.
+            values: ``[blocks, kv_heads, KV_BLOCK_SIZE, dim]``.
             metadata: Where each row's keys and values are.
             scaling: Factor of the scores.
             softcap: Limit of the scores (Gemma 2, section 2); 0 for none.

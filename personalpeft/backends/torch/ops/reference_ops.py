@@ -9,7 +9,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from personalpeft.adapters.types import Matrix
 from personalpeft.backends.torch.ops.base import (
-    BLOCK,
+    KV_BLOCK_SIZE,
     AttentionMetadata,
     LoRAMapping,
     PrefillChunk,
@@ -45,7 +45,7 @@ class ReferenceOps:
     def write_kv(
         self, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, metadata: AttentionMetadata
     ) -> None:
-        block, offset = metadata.write_slots // BLOCK, metadata.write_slots % BLOCK
+        block, offset = metadata.write_slots // KV_BLOCK_SIZE, metadata.write_slots % KV_BLOCK_SIZE
         keys[block, :, :, offset] = k
         values[block, :, offset] = v
 
@@ -101,7 +101,7 @@ class ReferenceOps:
 
 def gather_kv(keys: Tensor, values: Tensor, blocks: Tensor, length: int) -> tuple[Tensor, Tensor]:
     """Return copies of a row's first ``length`` keys and values, ``[length, heads, dim]`` each."""
-    used = blocks[: -(-length // BLOCK)].long()
+    used = blocks[: -(-length // KV_BLOCK_SIZE)].long()
     k = keys[used].permute(0, 3, 1, 2).flatten(0, 1)
     v = values[used].permute(0, 2, 1, 3).flatten(0, 1)
     return k[:length], v[:length]

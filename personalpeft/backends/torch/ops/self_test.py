@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from personalpeft.backends.torch.ops.base import (
-    BLOCK,
+    KV_BLOCK_SIZE,
     AttentionMetadata,
     LoRAMapping,
     Ops,
@@ -73,16 +73,18 @@ def _check_serving(kernels: Ops, dtype: torch.dtype) -> Iterator[tuple[str, Tens
     adapted = mapping.slots > 0
     yield "apply_lora", outputs[0][adapted], outputs[1][adapted]
 
-    count, heads, kv_heads, dim = BLOCK + 9, 4, 2, 16
+    count, heads, kv_heads, dim = KV_BLOCK_SIZE + 9, 4, 2, 16
     q, k, v = (torch.randn(count, n, dim, dtype=dtype) for n in (heads, kv_heads, kv_heads))
     blocks = torch.tensor([2, 1], dtype=torch.int32)
-    slots = torch.tensor([int(blocks[t // BLOCK]) * BLOCK + t % BLOCK for t in range(count)])
+    slots = torch.tensor(
+        [int(blocks[t // KV_BLOCK_SIZE]) * KV_BLOCK_SIZE + t % KV_BLOCK_SIZE for t in range(count)]
+    )
     metadata = AttentionMetadata(slots, blocks[None], torch.tensor([count], dtype=torch.int32))
     caches = []
     for each in (kernels, reference):
         keys, values = (
-            torch.zeros(3, kv_heads, dim, BLOCK, dtype=dtype),
-            torch.zeros(3, kv_heads, BLOCK, dim, dtype=dtype),
+            torch.zeros(3, kv_heads, dim, KV_BLOCK_SIZE, dtype=dtype),
+            torch.zeros(3, kv_heads, KV_BLOCK_SIZE, dim, dtype=dtype),
         )
         each.write_kv(k, v, keys, values, metadata)
         caches.append((keys, values))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from personalpeft.backends.torch.ops import triton_kernels
 from personalpeft.backends.torch.ops.base import (
-    BLOCK,
+    KV_BLOCK_SIZE,
     AttentionMetadata,
     LoRAMapping,
     PrefillChunk,
@@ -96,7 +96,15 @@ class TritonOps(ReferenceOps):
         write_size = min(_WRITE_SIZE, triton.next_power_of_2(heads * dim))
         grid = (tokens, triton.cdiv(heads * dim, write_size))
         triton_kernels.write_kv[grid](
-            k, v, keys, values, metadata.write_slots, heads, dim, BLOCK=BLOCK, WRITE_SIZE=write_size
+            k,
+            v,
+            keys,
+            values,
+            metadata.write_slots,
+            heads,
+            dim,
+            BLOCK=KV_BLOCK_SIZE,
+            WRITE_SIZE=write_size,
         )
 
     def paged_attention(
@@ -144,7 +152,7 @@ class TritonOps(ReferenceOps):
                 splits,
                 DIM=dim,
                 WIDTH=_width(dim),
-                SPAN=_SPLIT_BLOCKS * BLOCK,
+                SPAN=_SPLIT_BLOCKS * KV_BLOCK_SIZE,
             )
         return out
 
@@ -269,7 +277,7 @@ def _launch_attention(
         else max(_MIN_TILE, triton.next_power_of_2(group)),
         DIM=dim,
         WIDTH=_width(dim),
-        BLOCK=BLOCK,
+        BLOCK=KV_BLOCK_SIZE,
         SPLIT_BLOCKS=0 if query_tokens else _SPLIT_BLOCKS,
         SOFTCAP=softcap > 0,
         PRECISION=_precision(q),

@@ -29,7 +29,7 @@ class _HasLogits(Protocol):
 
 
 @dataclass(frozen=True)
-class TensorOutputs:
+class PolicyOutputs:
     """Outputs for one continuation, from logits ``[n, vocabulary]``; log-probs are float32."""
 
     logits: Tensor
@@ -49,7 +49,7 @@ class TensorOutputs:
 
 
 @dataclass(frozen=True, eq=False)
-class ReferenceLogprobs:
+class ReferenceOutputs:
     """Outputs of the stack below for one continuation.
 
     It keeps the hidden states: the logits are a hundred times as large, and computed from them with
@@ -81,7 +81,7 @@ class ReferenceLogprobs:
 class TokenReference:
     """A reference's token log-probs, for losses that need no distribution."""
 
-    def __init__(self, reference: ReferenceLogprobs) -> None:
+    def __init__(self, reference: ReferenceOutputs) -> None:
         self.token_logp = reference.token_logp
 
     @property
@@ -95,7 +95,7 @@ class TokenReference:
 
 
 def _kl_between(
-    own: TensorOutputs | ReferenceLogprobs,
+    own: PolicyOutputs | ReferenceOutputs,
     run: slice,
     reference: ModelOutputs,
     reference_run: slice,
@@ -114,13 +114,13 @@ class ReferenceReader:
     def __init__(self, model: ModelRunner, generic: ReferenceCache) -> None:
         self._model = model
         self._cache = generic
-        self._known: WeakValueDictionary[tuple[int, Continuation], ReferenceLogprobs] = (
+        self._known: WeakValueDictionary[tuple[int, Continuation], ReferenceOutputs] = (
             WeakValueDictionary()
         )
 
     def read(
         self, items: Mapping[Continuation, bool], stack: int, active: ActiveLoRA | None
-    ) -> dict[Continuation, ReferenceLogprobs]:
+    ) -> dict[Continuation, ReferenceOutputs]:
         """Return the reference outputs of continuations.
 
         Args:
@@ -135,7 +135,7 @@ class ReferenceReader:
                 if reference is None:
                     hidden = self._hidden(item, persistent=generic and active is None)
                     tokens = torch.tensor(item.completion, device=hidden.device)
-                    reference = self._known[stack, item] = ReferenceLogprobs(
+                    reference = self._known[stack, item] = ReferenceOutputs(
                         hidden, tokens, self._model
                     )
                 found[item] = reference
@@ -151,23 +151,23 @@ class ReferenceReader:
         return hidden.to(self._model.where.device)
 
 
-def read_hidden(model: ModelRunner, items: Sequence[Continuation]) -> list[TensorOutputs]:
+def read_hidden(model: ModelRunner, items: Sequence[Continuation]) -> list[PolicyOutputs]:
     """Return the outputs of each continuation, in one pass. The caller holds the model's lock."""
     return split_outputs(model, items, model.hidden(pack(items)))
 
 
 def split_outputs(
     model: ModelRunner, items: Sequence[Continuation], hidden: Tensor
-) -> list[TensorOutputs]:
+) -> list[PolicyOutputs]:
     """Return the outputs of each continuation, from the hidden states of all."""
     logits = torch.split(model.logits(hidden), [len(item.completion) for item in items])
     return [
-        TensorOutputs(own, torch.tensor(item.completion, device=own.device), model)
+        PolicyOutputs(own, torch.tensor(item.completion, device=own.device), model)
         for item, own in zip(items, logits, strict=True)
     ]
 
 
-def chunks(items: Sequence[Continuation], tokens: int) -> list[list[Continuation]]:
+def group_by_tokens(items: Sequence[Continuation], tokens: int) -> list[list[Continuation]]:
     """Split continuations into groups of about ``tokens`` tokens, in order."""
     groups: list[list[Continuation]] = []
     size = tokens

@@ -20,9 +20,9 @@ from personalpeft.backends.base import Continuation, Loss, SessionSpec
 from personalpeft.backends.torch.lora_layers import ActiveLoRA, group_projections
 from personalpeft.backends.torch.model_runner import ModelRunner
 from personalpeft.backends.torch.training.logprobs import (
-    ReferenceLogprobs,
+    PolicyOutputs,
+    ReferenceOutputs,
     ReferenceReader,
-    TensorOutputs,
     TokenReference,
     split_outputs,
 )
@@ -69,7 +69,7 @@ class TorchSession:
             weight_decay=spec.weight_decay,
             fused=model.where.device.type in {"cpu", "cuda"},
         )
-        self._references: dict[Continuation, ReferenceLogprobs] = {}
+        self._references: dict[Continuation, ReferenceOutputs] = {}
         self._open = True
         model.open_session()
 
@@ -101,7 +101,7 @@ class TorchSession:
             self._model.where.dtype,
         )
 
-    def loss(self, terms: Sequence[Loss], outputs: Mapping[Continuation, TensorOutputs]) -> Tensor:
+    def loss(self, terms: Sequence[Loss], outputs: Mapping[Continuation, PolicyOutputs]) -> Tensor:
         """Return the sum of the terms' losses."""
         losses = []
         for term in terms:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from personalpeft.backends.torch.ops.reference_ops import ReferenceOps
 from personalpeft.backends.torch.ops.self_test import find_wrong_kernel
-from personalpeft.backends.torch.row_counts import (
+from personalpeft.backends.torch.batch_invariant_matmul import (
     ProductChooser,
     ProductKind,
     ProductShape,
