@@ -1,4 +1,4 @@
-"""In and out: a user's stack as other programs read it, and an adapter of theirs as a revision."""
+"""Export a user's stack for other programs, and import their adapters as revisions."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from personalpeft.store.store import Store
 from personalpeft.types import Revision, Stack, StackEntry
 
 MergedForm: TypeAlias = Literal["safetensors", "gguf"]
-"""What a base with a stack in it is written as: for transformers, or for llama.cpp and Ollama."""
+"""The format of a merged model: for transformers, or for llama.cpp and Ollama."""
 
 
 def export_peft_folder(
     engine: Engine, entries: Sequence[StackEntry], folder: Path, *, whole: bool
 ) -> Path:
-    """Writes a whole stack as one LoRA, or the first entry as it was learned; the folder that was written."""
+    """Write a whole stack as one LoRA, or its first entry alone. Return the folder."""
     target = folder.expanduser().absolute()
     base = engine.backend.base
     parts = [(engine.read_adapter(entry.digest), entry.weight) for entry in entries]
@@ -44,15 +44,13 @@ def export_peft_folder(
 
 
 def export_gguf(engine: Engine, entries: Sequence[StackEntry], file: Path) -> Path:
-    """Writes a stack as a GGUF LoRA; the file that was written."""
+    """Write a stack as a GGUF LoRA and return the file."""
     target = file.expanduser().absolute()
     base = engine.backend.base
     names = _names(base)
     stack = compose([(engine.read_adapter(entry.digest), entry.weight) for entry in entries])
     if target.exists():
-        raise InvalidInput(
-            f"{target} is there already.", hint="Name a file that does not exist yet."
-        )
+        raise InvalidInput(f"{target} already exists.", hint="Name a file that does not exist yet.")
     try:
         with TemporaryDirectory(prefix=".personalpeft-", dir=target.parent) as folder:
             part = Path(folder, target.name)
@@ -69,10 +67,11 @@ def export_gguf(engine: Engine, entries: Sequence[StackEntry], file: Path) -> Pa
 def export_merged(
     engine: Engine, entries: Sequence[StackEntry], folder: Path, form: MergedForm
 ) -> Path:
-    """Writes the base with a stack in its weights; the folder that was written."""
+    """Merge a stack into the base's weights, write them, and return the folder."""
     if form not in get_args(MergedForm):
         raise InvalidInput(
-            f"form cannot be {form!a}.", hint=f"Give one of {', '.join(get_args(MergedForm))}."
+            f"form must be one of {', '.join(get_args(MergedForm))}, got {form!a}.",
+            hint="safetensors is for transformers, gguf for llama.cpp.",
         )
     target = folder.expanduser().absolute()
     base = engine.backend.base
@@ -87,26 +86,26 @@ def export_merged(
 def import_peft_folder(
     store: Store, base: Base, clock: Clock, user: str, live: Stack, folder: Path, layer: str
 ) -> Revision:
-    """Records a PEFT folder as a revision of a layer, not judged, and makes it the head."""
-    began = clock.timer()
+    """Record a PEFT folder as a revision of a layer and make it live, without a judgement."""
+    started = clock.timer()
     adapter = import_peft(
         folder.expanduser().absolute(), base.architecture, layer=layer, base=base.digest
     )
-    return _import(store, adapter, clock, began, user, live)
+    return _import(store, adapter, clock, started, user, live)
 
 
 def import_gguf(
     store: Store, base: Base, clock: Clock, user: str, live: Stack, file: Path, layer: str
 ) -> Revision:
-    """Records a GGUF LoRA as a revision of a layer, not judged, and makes it the head."""
-    began = clock.timer()
+    """Record a GGUF LoRA as a revision of a layer and make it live, without a judgement."""
+    started = clock.timer()
     target, names = file.expanduser().absolute(), _names(base)
     adapter = import_gguf_lora(target, base.architecture, names, layer=layer, base=base.digest)
-    return _import(store, adapter, clock, began, user, live)
+    return _import(store, adapter, clock, started, user, live)
 
 
 def _names(base: Base) -> GgufNames:
-    """Whoever asks for what this base has not is told so; nothing is wrong with its weights."""
+    """Return the base's tensor names in GGUF. A base without them is invalid input here."""
     try:
         return gguf_names(base)
     except WeightsError as error:
@@ -114,12 +113,12 @@ def _names(base: Base) -> GgufNames:
 
 
 def _import(
-    store: Store, adapter: Adapter, clock: Clock, began: float, user: str, live: Stack
+    store: Store, adapter: Adapter, clock: Clock, started: float, user: str, live: Stack
 ) -> Revision:
     manifest = adapter.manifest
     blob = pack(adapter)
     digest = store.blobs.put(blob)
-    # A learn on top of it has to know its shape, which a foreign recipe does not say in our words.
+    # A learn on top of it reads the shape from these keys, which a foreign recipe lacks.
     shape = {
         "rank": manifest.rank,
         "alpha": manifest.scaling * manifest.rank,
@@ -134,7 +133,7 @@ def _import(
         reason="imported by name, not judged",
         at=clock.now(),
         below=stack_below(store, user, live, manifest.layer).entries,
-        seconds=clock.timer() - began,
+        seconds=clock.timer() - started,
     )
     store.catalog.add_revision(
         revision, blob, {"imported": revision.id}, promote=True, cause="import"

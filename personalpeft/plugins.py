@@ -1,12 +1,13 @@
-"""What others may add from outside: verifiers, which set tasks and judge what a model tried, and shapings of rewards.
+"""Plugins: verifiers, which set tasks and judge replies, and shapings of rewards.
 
-A plugin is a distribution of its own that imports only this package and declares an entry point. In the group
-``personalpeft.verifiers`` it names something to call with a family (text, "" where none was asked for) that gives a
-``Verifier``; in ``personalpeft.shapings`` something to call without arguments that gives a ``Shaping``. What ships comes
-in through the same door. Both can also be given as objects.
+A plugin is a distribution of its own that imports only this package and declares an entry point.
+In the group ``personalpeft.verifiers`` it names a factory that takes a family (text, may be empty)
+and returns a ``Verifier``. In ``personalpeft.shapings`` it names a factory without arguments that
+returns a ``Shaping``. The plugins that ship use the same entry points. Both can be passed as
+objects, too.
 
-Invariants: nothing of a plugin is imported before it is asked for by name; what it gives back is checked; whatever it
-raises leaves as a ``PluginError`` that names it, but for this package's own errors, which pass.
+Invariants: a plugin is imported only when its name is used. Its results are checked. What it raises
+becomes a ``PluginError`` that names it, except this package's own errors.
 """
 
 from __future__ import annotations
@@ -30,8 +31,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One thing to try: ``id`` names it among the tasks of its verifier and family, ``prompt`` is what the model is
-    asked, ``about`` is plain data that the verifier needs to judge a reply.
+    """One task.
+
+    Attributes:
+        id: Unique among the tasks of its verifier and family.
+        prompt: The question to the model.
+        about: Plain data that the verifier needs to judge a reply.
     """
 
     id: str
@@ -41,21 +46,25 @@ class Task:
 
 @runtime_checkable
 class Verifier(Protocol):
-    """Sets tasks, and says how good a reply to one is. Neither may depend on time or chance."""
+    """Sets tasks and judges replies. Neither may depend on time or chance."""
 
     def tasks(self, seed: int, count: int) -> Sequence[Task]:
-        """Up to ``count`` tasks; fewer where there are no more. The same seed gives the same tasks."""
+        """Return up to ``count`` tasks. The same seed gives the same tasks."""
         ...
 
     def verify(self, task: Task, reply: str) -> float | Mapping[str, float]:
-        """How good a reply is, from 0 to 1, where 1 is right; or several such numbers by name, one called "right"."""
+        """Return a reward from 0 to 1, where 1 is right, or several by name, one called "right"."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One reply of a group that answers the same task: how right it was, whether that counts as passed, and its length as
-    a share (0 to 1) of the longest that is allowed.
+    """One reply of a group that answers the same task.
+
+    Attributes:
+        reward: The reward, from 0 to 1.
+        passed: Whether the reward counts as solved.
+        length: The length as a share (0 to 1) of the longest that is allowed.
     """
 
     reward: float
@@ -65,16 +74,19 @@ class Attempt:
 
 @runtime_checkable
 class Shaping(Protocol):
-    """Turns how right the replies of a group were into what they are to be rewarded with."""
+    """Turns the rewards of a group's replies into the rewards that are trained on."""
 
     @property
     def train_on_solved(self) -> bool:
-        """Whether solved tasks are sampled too, because the shaped rewards of their replies differ."""
+        """Whether solved tasks are sampled too: shaped rewards of their replies differ."""
         ...
 
     def shape(self, attempts: Sequence[Attempt], pass_rate: float) -> Sequence[float]:
-        """One finite reward for each attempt of a group of which a share of ``pass_rate`` (0 to 1) passed. Equal rewards
-        for all mean that there is nothing to learn from the group.
+        """Return one finite reward for each attempt. Equal rewards teach nothing.
+
+        Args:
+            attempts: The replies of one group.
+            pass_rate: The share (0 to 1) of them that passed.
         """
         ...
 
@@ -91,37 +103,48 @@ class _EarlierShaping(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Plugins:
-    """The plugins that may be loaded: all that are installed, or only those whose names are ``allowed``."""
+    """The plugins that may be loaded: all installed ones, or only the ``allowed`` names."""
 
     allowed: tuple[str, ...] | None = None
 
     def names(self, group: str) -> tuple[str, ...]:
-        """What there is in a group and may be loaded, by name."""
-        found = {entry.name for entry in entry_points(group=group)}
-        return tuple(sorted(found if self.allowed is None else found & set(self.allowed)))
+        """Return the names in a group that may be loaded."""
+        names = {entry.name for entry in entry_points(group=group)}
+        return tuple(sorted(names if self.allowed is None else names & set(self.allowed)))
 
-    def verifier(self, given: str | Verifier, family: str = "") -> CheckedVerifier:
-        """A verifier by name, made for a family; or the one that is given. Raises ``NotFound``, ``PluginError``."""
-        if isinstance(given, str):
-            made = self._made(VERIFIERS, "verifier", given, lambda factory: factory(family))
-            return CheckedVerifier(given, family, _resolve_name(made, Verifier, "verifier", given))
-        return CheckedVerifier(
-            _name_of(given), family, _resolve_name(given, Verifier, "verifier", _name_of(given))
+    def verifier(self, verifier: str | Verifier, family: str = "") -> CheckedVerifier:
+        """Return a verifier by name, created for a family, or the one that is passed.
+
+        Raises:
+            NotFound: No plugin of this name may be loaded.
+            PluginError: It cannot be loaded, or is no verifier.
+        """
+        name, loaded = self._resolve(
+            VERIFIERS, "verifier", verifier, Verifier, lambda factory: factory(family)
         )
+        return CheckedVerifier(name, family, loaded)
 
-    def shaping(self, given: str | Shaping) -> CheckedRewardShaper:
-        """A shaping by name, or the one that is given. Raises ``NotFound``, ``PluginError``."""
-        if isinstance(given, str):
-            made = self._made(SHAPINGS, "shaping", given, lambda factory: factory())
-            return CheckedRewardShaper(
-                given, _resolve_name(made, Shaping | _EarlierShaping, "shaping", given)
+    def shaping(self, shaping: str | Shaping) -> CheckedRewardShaper:
+        """Return a shaping by name, or the one that is passed. Raises as ``verifier``."""
+        name, loaded = self._resolve(
+            SHAPINGS, "shaping", shaping, Shaping | _EarlierShaping, lambda factory: factory()
+        )
+        return CheckedRewardShaper(name, loaded)
+
+    def _resolve(
+        self, group: str, kind: str, plugin: Any, protocol: Any, create: Callable[[Any], Any]
+    ) -> tuple[str, Any]:
+        """Return a plugin's name and the plugin, loaded if it is given by its name."""
+        name = plugin if isinstance(plugin, str) else _qualified_name(plugin)
+        if isinstance(plugin, str):
+            plugin = self._load(group, kind, name, create)
+        if not isinstance(plugin, protocol):
+            raise _plugin_error(
+                kind, name, f"is a {type(plugin).__name__} and lacks a part of a {kind}"
             )
-        return CheckedRewardShaper(
-            _name_of(given),
-            _resolve_name(given, Shaping | _EarlierShaping, "shaping", _name_of(given)),
-        )
+        return name, plugin
 
-    def _made(self, group: str, kind: str, name: str, make: Callable[[Any], Any]) -> Any:
+    def _load(self, group: str, kind: str, name: str, create: Callable[[Any], Any]) -> Any:
         if name not in self.names(group):
             installed = any(entry.name == name for entry in entry_points(group=group))
             hint = (
@@ -133,7 +156,7 @@ class Plugins:
                 f"There is no {kind} called {name!a}{' that may be loaded' if installed else ''}.",
                 hint=hint,
             )
-        # One distribution can be found twice, by way of its source folder; two with one name are another matter.
+        # A distribution may be listed twice, through its source folder. Two values are two plugins.
         entries: dict[str, EntryPoint] = {
             entry.value: entry for entry in entry_points(group=group) if entry.name == name
         }
@@ -143,54 +166,54 @@ class Plugins:
                 hint="Uninstall all but one.",
             )
         (entry,) = entries.values()
-        return _guarded(kind, name, "be loaded", lambda: make(entry.load()))
+        return _call_plugin(kind, name, "be loaded", lambda: create(entry.load()))
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedVerifier:
-    """A verifier whose answers are checked. ``name`` and ``family`` say in a revision's recipe which it was."""
+    """A verifier with checked results. A revision's recipe stores ``name`` and ``family``."""
 
     name: str
     family: str
     verifier: Verifier
 
     def tasks(self, seed: int, count: int) -> tuple[Task, ...]:
-        """Different tasks, ``count`` at most. Raises ``PluginError``."""
-        given = _guarded(
+        """Return distinct tasks, at most ``count``. Raises ``PluginError``."""
+        tasks = _call_plugin(
             "verifier", self.name, "set tasks", lambda: list(self.verifier.tasks(seed, count))
         )
-        for task in given:
+        for task in tasks:
             if (
                 not isinstance(task, Task)
                 or not isinstance(task.prompt, str)
                 or not task.prompt.strip()
             ):
-                raise _plugin_error("verifier", self.name, f"gave {task!r:.80} for a task")
-        return tuple({task.prompt: task for task in given}.values())[:count]
+                raise _plugin_error("verifier", self.name, f"returned {task!r:.80} as a task")
+        return tuple({task.prompt: task for task in tasks}.values())[:count]
 
     def verify(self, task: Task, reply: str) -> Mapping[str, float]:
-        """The rewards of a reply by name, "right" among them. Raises ``PluginError``."""
-        said = _guarded(
+        """Return the rewards of a reply by name, "right" among them. Raises ``PluginError``."""
+        result = _call_plugin(
             "verifier",
             self.name,
             f"judge a reply to {task.id}",
             lambda: self.verifier.verify(task, reply),
         )
-        rewards = dict(said) if isinstance(said, Mapping) else {RIGHT: said}
+        rewards = dict(result) if isinstance(result, Mapping) else {RIGHT: result}
         if RIGHT not in rewards or not all(
             _is_number(value) and 0 <= value <= 1 for value in rewards.values()
         ):
             raise _plugin_error(
                 "verifier",
                 self.name,
-                f"said {said!r:.80} of a reply, which is not a number from 0 to 1",
+                f"returned {result!r:.80} for a reply; a number from 0 to 1 is needed",
             )
         return {name: float(value) for name, value in rewards.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedRewardShaper:
-    """A shaping whose answers are checked."""
+    """A shaping with checked results."""
 
     name: str
     shaping: Shaping | _EarlierShaping
@@ -204,43 +227,34 @@ class CheckedRewardShaper:
         return bool(self.shaping.mastered)
 
     def shape(self, attempts: Sequence[Attempt], pass_rate: float) -> tuple[float, ...]:
-        """One reward an attempt. Raises ``PluginError``."""
-        given = _guarded(
+        """Return one reward for each attempt. Raises ``PluginError``."""
+        rewards = _call_plugin(
             "shaping", self.name, "shape", lambda: tuple(self.shaping.shape(attempts, pass_rate))
         )
-        if len(given) != len(attempts) or not all(_is_number(value) for value in given):
+        if len(rewards) != len(attempts) or not all(_is_number(value) for value in rewards):
             raise _plugin_error(
-                "shaping", self.name, f"gave {given!r:.80} for {len(attempts)} attempts"
+                "shaping", self.name, f"returned {rewards!r:.80} for {len(attempts)} attempts"
             )
-        return tuple(float(value) for value in given)
+        return tuple(float(value) for value in rewards)
 
 
-def _guarded(kind: str, name: str, what: str, act: Callable[[], T]) -> T:
+def _call_plugin(kind: str, name: str, action: str, function: Callable[[], T]) -> T:
     try:
-        return act()
+        return function()
     except PersonalPeftError:
         raise
-    except (
-        Exception
-    ) as error:  # whatever a plugin raises, it is said as the plugin's and not as ours
+    except Exception as error:  # A plugin may raise anything.
+        text = " ".join(str(error).split())[:200]
         raise PluginError(
-            f"The {kind} {name} could not {what}: {type(error).__name__}: {' '.join(str(error).split())[:200]}",
-            hint="That is a fault of the plugin, or of what it was given; nothing has changed here.",
+            f"The {kind} {name} could not {action}: {type(error).__name__}: {text}",
+            hint="Report it to the plugin's authors. Nothing was changed.",
         ) from error
 
 
-def _resolve_name(made: Any, protocol: Any, kind: str, name: str) -> Any:
-    if not isinstance(made, protocol):
-        raise _plugin_error(
-            kind, name, f"is a {type(made).__name__}, which has not all that a {kind} has"
-        )
-    return made
-
-
-def _plugin_error(kind: str, name: str, what: str) -> PluginError:
+def _plugin_error(kind: str, name: str, problem: str) -> PluginError:
     return PluginError(
-        f"The {kind} {name} {what}.",
-        hint="That is a fault of the plugin; nothing has changed here.",
+        f"The {kind} {name} {problem}.",
+        hint="Report it to the plugin's authors. Nothing was changed.",
     )
 
 
@@ -248,5 +262,5 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
 
 
-def _name_of(given: object) -> str:
-    return f"{type(given).__module__}.{type(given).__qualname__}"
+def _qualified_name(plugin: object) -> str:
+    return f"{type(plugin).__module__}.{type(plugin).__qualname__}"

@@ -1,8 +1,8 @@
-"""What is live, put where servers elsewhere find it by name, whoever is served here now.
+"""Publish live stacks to a folder or bucket, where other servers find them by name.
 
-Invariants: what is published on a base holds one stack for each user who was ever published to that place and had one then: what was
-live when they were published last. Publishing what is there writes nothing. What a user has published is written down in the home
-before it lies anywhere, so that a forgetting knows of it whatever was killed meanwhile.
+Invariants: for each user who was ever published to a place, it holds the stack that was live at
+their last publication, if there was one. Publishing an unchanged stack writes nothing. A record in
+the home is written before any file, so that an erasure finds all files even after a kill.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from personalpeft.store.types import UserSummary
 from personalpeft.types import Progress
 
 _STAGE = "Publishing"
-# Seconds: who has a turn needs it for one user's files alone.
-_PATIENCE, _LOOK = 30.0, 0.02
+# Seconds to wait for a user's lock, which is held while one user's files are written.
+_LOCK_SECONDS, _POLL_SECONDS = 30.0, 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedStack:
-    """What is published of a user: the name that servers elsewhere find their stack by, or None and why there is none."""
+    """The name under which servers find a user's stack, or None and the reason."""
 
     user: str
     name: str | None
@@ -53,8 +53,13 @@ class PublishedStack:
 
 @dataclass(frozen=True, slots=True)
 class PublishReport:
-    """What lies in ``folder`` now of those who were asked for: a folder for each stack, called by its digest. ``written`` of them
-    were not there before, and ``taken`` others were taken away.
+    """The result of a publication.
+
+    Attributes:
+        folder: It holds a folder for each stack, named by its digest.
+        stacks: The stack of each user.
+        written: How many stacks are new in the folder.
+        taken: How many stacks were removed from it.
     """
 
     folder: Path
@@ -65,115 +70,120 @@ class PublishReport:
 
 @dataclass(frozen=True, slots=True)
 class PublicationRecord:
-    """Of one user in one part: the digest of what is published, and of what may lie there besides."""
+    """A user's publications in one folder, as digests: the current one, and obsolete files."""
 
-    now: str | None
-    old: frozenset[str] = frozenset()
+    current: str | None
+    obsolete: frozenset[str] = frozenset()
 
-    def holding(self, digest: str | None) -> PublicationRecord:
-        return PublicationRecord(digest, (self.old | {self.now or ""}) - {digest or "", ""})
+    def updated(self, digest: str | None) -> PublicationRecord:
+        """Return the record with another current digest."""
+        obsolete = (self.obsolete | {self.current or ""}) - {digest or "", ""}
+        return PublicationRecord(digest, obsolete)
+
+
+_NO_RECORD = PublicationRecord(None)
 
 
 def publish(
     services: Services,
-    read: Callable[[str], Adapter],
+    read_adapter: Callable[[str], Adapter],
     place: Path,
     users: Sequence[str] | None,
     progress: Progress,
 ) -> PublishReport:
-    """As ``Runtime.publish``, below a place; ``read`` brings an adapter by the digest of its packed file."""
+    """See ``Runtime.publish``. ``read_adapter`` reads an adapter by its packed file's digest."""
     store = services.store
-    asked = _users_with_layers(store) if users is None else _checked(store, users)
-    base = services.base.digest
-    said: list[PublishedStack] = []
+    user_ids = _users_with_layers(store) if users is None else _check_users(store, users)
+    stacks_published: list[PublishedStack] = []
     written = 0
     with store.maintenance.exclusive("publish"), _folder_errors(place):
-        # A worker has one base, and can do nothing with what was built on another.
-        part = PublishedSubfolder.below(place, f"{_key(services)}_{base[:12]}")
-        part.sweep()
-        for number, user in enumerate(asked):
-            progress(_STAGE, number / len(asked))
+        # A server has one base, and cannot use stacks of another.
+        folder = PublishedSubfolder.below(place, f"{_key(services)}_{services.base.digest[:12]}")
+        folder.sweep()
+        for number, user in enumerate(user_ids):
+            progress(_STAGE, number / len(user_ids))
             with _publish_lock(store, user):
-                folder, reason = _made(services, read, user)
-                _write_record(
-                    store,
-                    user,
-                    part,
-                    _read_record(store, user, part).holding(folder.digest if folder else None),
-                )
-                written += folder is not None and part.put(folder)
-            if folder or users is not None:
-                said.append(PublishedStack(user, folder.name if folder else None, reason))
-        taken = _remove_old_stack(store, part, asked)
+                adapter, reason = _build_adapter(services, read_adapter, user)
+                record = _read_record(store, user, folder)
+                digest = adapter.digest if adapter else None
+                _write_record(store, user, folder, record.updated(digest))
+                written += adapter is not None and folder.put(adapter)
+            if adapter or users is not None:
+                name = adapter.name if adapter else None
+                stacks_published.append(PublishedStack(user, name, reason))
+        removed = _remove_obsolete_of_users(store, folder, user_ids)
     progress(_STAGE, 1.0)
-    return PublishReport(part.path, tuple(said), written, taken)
+    return PublishReport(folder.path, tuple(stacks_published), written, removed)
 
 
 @contextmanager
 def unpublishing(services: Services, user: str) -> Iterator[Callable[[], None]]:
-    """Inside, nothing of a user is published by anybody; what is given takes away all that was, wherever that can be reached. What
-    cannot stays written down, and goes with the next publishing there.
+    """Block publications of a user, and yield a function that removes all there are.
+
+    What cannot be reached stays recorded, and is removed by the next publication there.
     """
     with _publish_lock(services.store, user):
-        yield partial(_withdraw, services.store, user)
+        yield partial(_unpublish, services.store, user)
 
 
-def _withdraw(store: Store, user: str) -> None:
-    for path, noted in _read_records(store, user).items():
-        part = PublishedSubfolder(Path(path))
-        _write_record(store, user, part, noted.holding(None))
+def _unpublish(store: Store, user: str) -> None:
+    for path, record in _read_records(store, user).items():
+        folder = PublishedSubfolder(Path(path))
+        _write_record(store, user, folder, record.updated(None))
         with suppress(OSError):
-            _remove_stack(store, user, part, _held(store, part))
-            # Of a publishing that was killed; one that runs needs it.
+            _remove_obsolete(store, user, folder, _current_digests(store, folder))
+            # Partial files of a killed publication. A running one needs them.
             with suppress(Busy), store.maintenance.exclusive("publish"):
-                part.sweep()
+                folder.sweep()
 
 
-def _made(
-    services: Services, read: Callable[[str], Adapter], user: str
+def _build_adapter(
+    services: Services, read_adapter: Callable[[str], Adapter], user: str
 ) -> tuple[PublishedAdapter | None, str]:
-    """What is live of a user as a folder; None, and why, where there is nothing that others could serve."""
+    """Return a user's live stack as one adapter, or None and the reason why there is none."""
     try:
         stack = stacks.enabled_stack(services, user)
         if stack.is_bare:
             return None, "nothing is live"
-        layers = [
-            (read(entry.digest), entry.weight) for entry in stack.entries if entry.weight != 0
-        ]
+        layers = [(read_adapter(each.digest), each.weight) for each in stack.entries if each.weight]
         return build_published_adapter(compose(layers), services.base), ""
     except (AdapterError, BaseMismatch, Damaged) as error:
         return None, error.message
 
 
-def _remove_old_stack(store: Store, part: PublishedSubfolder, users: Sequence[str]) -> int:
-    """Takes away what these users have no more; how many folders that were."""
-    having = [user for user in users if _read_record(store, user, part).old]
-    held = _held(store, part) if having else frozenset()
-    taken = 0
-    for user in having:
+def _remove_obsolete_of_users(
+    store: Store, folder: PublishedSubfolder, users: Sequence[str]
+) -> int:
+    """Remove the obsolete stacks of users. Return how many there were."""
+    affected = [user for user in users if _read_record(store, user, folder).obsolete]
+    current = _current_digests(store, folder) if affected else frozenset()
+    removed = 0
+    for user in affected:
         with _publish_lock(store, user):
-            taken += _remove_stack(store, user, part, held)
-    return taken
+            removed += _remove_obsolete(store, user, folder, current)
+    return removed
 
 
-def _remove_stack(store: Store, user: str, part: PublishedSubfolder, held: frozenset[str]) -> int:
-    """Takes away what is noted as a user's of old, but for what is held; how many folders that were. Raises ``OSError``."""
-    noted = _read_record(store, user, part)
-    for digest in (gone := sorted(noted.old - held)):
-        part.remove(digest)
-    _write_record(store, user, part, PublicationRecord(noted.now))
-    return len(gone)
+def _remove_obsolete(
+    store: Store, user: str, folder: PublishedSubfolder, current: frozenset[str]
+) -> int:
+    """Remove a user's obsolete stacks that are nobody's current one. Return how many."""
+    record = _read_record(store, user, folder)
+    removed = sorted(record.obsolete - current)
+    for digest in removed:
+        folder.remove(digest)
+    _write_record(store, user, folder, PublicationRecord(record.current))
+    return len(removed)
 
 
-def _held(store: Store, part: PublishedSubfolder) -> frozenset[str]:
-    """What is somebody's now. Two may have the same, where one was taken in from the other's file."""
-    return frozenset(
-        now for user in _all_users(store) if (now := _read_record(store, user.id, part).now)
-    )
+def _current_digests(store: Store, folder: PublishedSubfolder) -> frozenset[str]:
+    """Return all users' current digests. An imported user may have the same as its original."""
+    records = (_read_record(store, user.id, folder) for user in _all_users(store))
+    return frozenset(record.current for record in records if record.current)
 
 
 def _key(services: Services) -> str:
-    """What this home's parts are called by, drawn once."""
+    """Return the random name of this home's folders, drawn once."""
     upkeep = services.store.maintenance
     key = upkeep.read_note("published")
     if key is None:
@@ -182,35 +192,36 @@ def _key(services: Services) -> str:
     return key
 
 
-def _read_record(store: Store, user: str, part: PublishedSubfolder) -> PublicationRecord:
-    return _read_records(store, user).get(str(part.path), PublicationRecord(None))
+def _read_record(store: Store, user: str, folder: PublishedSubfolder) -> PublicationRecord:
+    return _read_records(store, user).get(str(folder.path), _NO_RECORD)
 
 
 def _read_records(store: Store, user: str) -> dict[str, PublicationRecord]:
-    """What a user has published, by the path of the part; nothing where the note cannot be read."""
+    """Return a user's records by the folder's path; none if the note cannot be read."""
     try:
-        said = json.loads(store.maintenance.read_note(f"published-{user}") or "{}")
+        stored = json.loads(store.maintenance.read_note(f"published-{user}") or "{}")
         return {
             path: PublicationRecord(each["now"], frozenset(each["old"]))
-            for path, each in said.items()
+            for path, each in stored.items()
         }
     except (ValueError, TypeError, KeyError, AttributeError):
         return {}
 
 
 def _write_record(
-    store: Store, user: str, part: PublishedSubfolder, noted: PublicationRecord
+    store: Store, user: str, folder: PublishedSubfolder, record: PublicationRecord
 ) -> None:
-    known = _read_records(store, user)
-    if noted == known.get(str(part.path), PublicationRecord(None)):
+    records = _read_records(store, user)
+    path = str(folder.path)
+    if record == records.get(path, _NO_RECORD):
         return
-    known[str(part.path)] = noted
-    said = {
-        path: {"now": each.now, "old": sorted(each.old)}
-        for path, each in known.items()
-        if each != PublicationRecord(None)
+    records[path] = record
+    stored = {
+        path: {"now": each.current, "old": sorted(each.obsolete)}
+        for path, each in records.items()
+        if each != _NO_RECORD
     }
-    store.maintenance.write_note(f"published-{user}", json.dumps(said))
+    store.maintenance.write_note(f"published-{user}", json.dumps(stored))
 
 
 def _all_users(store: Store) -> Iterator[UserSummary]:
@@ -221,37 +232,38 @@ def _all_users(store: Store) -> Iterator[UserSummary]:
 
 
 def _users_with_layers(store: Store) -> tuple[str, ...]:
-    """Who may have something live, or published: of the others, who may be many, nothing is to be done."""
+    """Return the users who may have a live or published stack. All others are skipped."""
     return tuple(
         user.id for user in _all_users(store) if user.revisions or _read_records(store, user.id)
     )
 
 
-def _checked(store: Store, users: Sequence[str]) -> tuple[str, ...]:
+def _check_users(store: Store, users: Sequence[str]) -> tuple[str, ...]:
     if isinstance(users, str):
         raise InvalidInput(
-            f"{users!a} is no list of users.", hint="Give a list of ids, or None for everybody."
+            f"users must be a list of ids, got {users!a}.",
+            hint="Give a list, or None for all users.",
         )
-    asked = tuple(dict.fromkeys(users))
-    for user in asked:
+    user_ids = tuple(dict.fromkeys(users))
+    for user in user_ids:
         check_user_id(user)
         store.catalog.user(user)
-    return asked
+    return user_ids
 
 
 @contextmanager
 def _publish_lock(store: Store, user: str) -> Iterator[None]:
-    """One at a time, of all processes, has to do with what a user has published. Raises ``Busy``."""
-    ends = time.monotonic() + _PATIENCE
-    with ExitStack() as held:
+    """Hold a user's publication lock, which is one for all processes. Raises ``Busy``."""
+    deadline = time.monotonic() + _LOCK_SECONDS
+    with ExitStack() as lease:
         while True:
             try:
-                held.enter_context(store.leases.acquire(f"publish-{user}"))
+                lease.enter_context(store.leases.acquire(f"publish-{user}"))
                 break
             except Busy:
-                if time.monotonic() > ends:
+                if time.monotonic() > deadline:
                     raise
-                time.sleep(_LOOK)
+                time.sleep(_POLL_SECONDS)
         yield
 
 
@@ -264,5 +276,5 @@ def _folder_errors(place: Path) -> Iterator[None]:
     except OSError as error:
         raise InvalidInput(
             f"{place} cannot hold published stacks: {error.strerror or error}.",
-            hint="Make room there, or name another folder; what was published before is still there.",
+            hint="Make room there, or name another folder. Earlier publications are still there.",
         ) from error

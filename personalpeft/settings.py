@@ -82,7 +82,7 @@ class VllmServer:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Absolute paths of the home and the cache, allowed plugins (None: all), and the vLLM server."""
+    """Absolute paths of home and cache, allowed plugins (None: all), and the vLLM server."""
 
     home: Path
     cache: Path

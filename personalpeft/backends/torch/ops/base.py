@@ -82,7 +82,7 @@ class AttentionMetadata:
     """Where a pass reads and writes keys and values.
 
     Attributes:
-        write_slots: Each token's slot in the cache, ``block * KV_BLOCK_SIZE + offset``, int64 ``[T]``.
+        write_slots: Each token's slot, ``block * KV_BLOCK_SIZE + offset``, int64 ``[T]``.
         block_table: The blocks of each decoded token's row, int32 ``[n, max_blocks]``.
         lengths: How many tokens each decoded token sees, int32 ``[n]``. The first n tokens of the
             pass are the decoded ones.
