@@ -36,7 +36,7 @@ _PROMPT_TOKENS_ALONE = {"cpu": 1024, "cuda": 2048}
 
 
 @dataclass(slots=True)
-class _Row:
+class _RunningSequence:
     """A running sequence, with what it has on the device.
 
     Attributes:
@@ -78,7 +78,7 @@ class Batch:
         self._model, self._text, self._bank, self._pool = model, text, bank, pool
         self._max_rows = rows
         self._blocks = BlockManager(blocks)
-        self._running: dict[int, _Row] = {}
+        self._running: dict[int, _RunningSequence] = {}
         self._numbers = itertools.count()
         self._reused = 0
 
@@ -103,7 +103,7 @@ class Batch:
         if sequence.sampler is None:
             sequence.sampler = TorchSampler(sequence.sampling)
             self._reused += found * KV_BLOCK_SIZE
-        self._running[number] = _Row(
+        self._running[number] = _RunningSequence(
             number=number,
             sequence=sequence,
             tokens=sequence.token_ids,
@@ -184,7 +184,7 @@ class Batch:
         """See ``Backend.check_integrity``."""
         self._blocks.check_integrity([row.blocks for row in self._running.values()])
 
-    def _choose_prompts(self, *, beside_decoding: bool) -> list[tuple[_Row, int]]:
+    def _choose_prompts(self, *, beside_decoding: bool) -> list[tuple[_RunningSequence, int]]:
         """Return the prompts to read in this step, oldest first, and how many tokens of each."""
         budgets = _PROMPT_TOKENS_BESIDE_DECODING if beside_decoding else _PROMPT_TOKENS_ALONE
         budget = budgets.get(self._model.where.device.type, budgets["cpu"])
@@ -200,7 +200,7 @@ class Batch:
         return torch.tensor(blocks, dtype=torch.int32, device=self._model.where.device)
 
     def _forward(
-        self, decoding: Sequence[_Row], reading: Sequence[tuple[_Row, int]]
+        self, decoding: Sequence[_RunningSequence], reading: Sequence[tuple[_RunningSequence, int]]
     ) -> torch.Tensor:
         """Return the logits after each decoded token, then after the last token of each prompt."""
         tokens: list[int] = []
@@ -242,7 +242,7 @@ class Batch:
             else None,
         )
 
-    def _advance(self, row: _Row, count: int) -> None:
+    def _advance(self, row: _RunningSequence, count: int) -> None:
         row.num_read += count
         while (row.num_hashed + 1) * KV_BLOCK_SIZE <= row.num_read:
             begin = row.num_hashed * KV_BLOCK_SIZE
