@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import click
 
 from personalpeft_app.commands.ask import ask
-from personalpeft_app.commands.bench import bench
 from personalpeft_app.commands.chat import chat
 from personalpeft_app.commands.compare import compare
 from personalpeft_app.commands.daemon import daemon
@@ -104,6 +104,17 @@ def cli() -> None:
     """
 
 
+def _checkout_commands() -> tuple[click.Command, ...]:
+    """Return the benchmarks, which lie beside the tests of a checkout; none when installed."""
+    tests = Path(__file__).resolve().parents[1] / "tests"
+    if not (tests / "benchmarks" / "cli.py").is_file():
+        return ()
+    sys.path.append(str(tests))
+    from benchmarks.cli import bench
+
+    return (bench,)
+
+
 cli.add_section("Talk", (ask, chat, tui, demo))
 cli.add_section("Feedback", (feedback, compare, teach, remember, retract))
 cli.add_section("Learn", (learn, daemon, practice, rollback, set_weight, scope, forget))
@@ -112,7 +123,7 @@ cli.add_section(
     "Move", (export, import_, export_peft, import_peft, export_gguf, import_gguf, export_merged)
 )
 cli.add_section("Serve", (serve, token, publish))
-cli.add_section("Care", (doctor, verify, gc, path, bench, completion))
+cli.add_section("Care", (doctor, verify, gc, path, *_checkout_commands(), completion))
 
 
 def main() -> None:

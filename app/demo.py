@@ -16,11 +16,11 @@ import click
 
 from personalpeft.types import Verdict
 from personalpeft_app import session
-from personalpeft_app.bench.people import LESSONS, STYLES, UNSEEN
 from personalpeft_app.commands.learn import run_learn
 from personalpeft_app.options import GlobalOptions
 from personalpeft_app.output import emit, info, printable
 from personalpeft_app.progress import Display
+from personalpeft_app.styles import LESSONS, STYLES, UNSEEN
 
 if TYPE_CHECKING:
     from personalpeft import User

@@ -36,7 +36,7 @@ def tiny_base_for_vllm(cache: Path, *, seed: int = 9) -> Base:
 @contextmanager
 def running(base: Base, folder: Path, **more: Any) -> Iterator[VllmServer]:
     """A server on this base. Skips the test where there is none that can be started."""
-    from personalpeft_app.bench import vllm
+    from benchmarks import vllm
 
     python = vllm.python_with_vllm() or _MADE
     if not python.is_file():

@@ -44,7 +44,8 @@ def export(common: GlobalOptions, file: str, no_adapters: bool) -> None:
     emit(common, written, str(written.path))
     info(
         common,
-        f"{_count_contents(written)}, {pluralize(written.adapters, 'adapter')}; {written.bytes:,} bytes. To take it in: personalpeft import",
+        f"{_count_contents(written)}, {pluralize(written.adapters, 'adapter')}; "
+        f"{written.bytes:,} bytes. To import it: personalpeft import",
     )
 
 

@@ -16,9 +16,9 @@ from pace import steady
 from playwright.sync_api import Browser, Page, sync_playwright
 
 import personalpeft
+from benchmarks.page import browser_of
 from personalpeft import Runtime
 from personalpeft.backends import fake
-from personalpeft_app.bench.page import browser_of
 from personalpeft_app.http.api_v1.routes import ApiV1
 from personalpeft_app.http.concurrency import limiter_of
 from personalpeft_app.http.server import make_app

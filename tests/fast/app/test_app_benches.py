@@ -15,14 +15,14 @@ from typing import TypeAlias
 import pytest
 from app_makers import Place
 
+from benchmarks import publish, vllm
+from benchmarks.attach import bench_attach
+from benchmarks.figures import Spread, percentile, ratio, taking_turns
+from benchmarks.serve import bench_serve
+from benchmarks.server import bench_server
+from benchmarks.wave import bench_wave
 from personalpeft.errors import InvalidInput, ServingFailed
 from personalpeft.settings import Serving
-from personalpeft_app.bench import publish, vllm
-from personalpeft_app.bench.attach import bench_attach
-from personalpeft_app.bench.figures import Spread, percentile, ratio, taking_turns
-from personalpeft_app.bench.serve import bench_serve
-from personalpeft_app.bench.server import bench_server
-from personalpeft_app.bench.wave import bench_wave
 
 pytestmark = pytest.mark.exhaustive
 

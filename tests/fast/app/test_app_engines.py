@@ -17,11 +17,11 @@ import pytest
 from app_makers import Place
 from vllm_double import Double, doubled
 
+from benchmarks import engines, engines_fleet, engines_vllm, vllm
+from benchmarks.engines_asked import AGREE, PROMPTS, Said, agreement
+from benchmarks.fleet import Fleet
 from personalpeft.base_models.types import Base
 from personalpeft.errors import InvalidInput, ServingFailed
-from personalpeft_app.bench import engines, engines_fleet, engines_vllm, vllm
-from personalpeft_app.bench.engines_asked import AGREE, PROMPTS, Said, agreement
-from personalpeft_app.bench.fleet import Fleet
 
 pytestmark = pytest.mark.exhaustive
 

@@ -13,14 +13,14 @@ from app_makers import Place
 from runtime_makers import QUICK_CARD
 
 import personalpeft
+from benchmarks import learn_course, learn_together, learn_trainer
+from benchmarks.learn import Course, LearnBench, bench_learn
+from benchmarks.learn_batches import BAD, GOOD, batches, learned_of, say
+from benchmarks.learn_gate import PASTS, bench_gate
+from benchmarks.personas import chosen, people
+from benchmarks.result_cache import Keep
 from personalpeft.base_models.types import Base
 from personalpeft.errors import InvalidInput, ServingFailed
-from personalpeft_app.bench import learn_course, learn_together, learn_trainer
-from personalpeft_app.bench.keep import Keep
-from personalpeft_app.bench.learn import Course, LearnBench, bench_learn
-from personalpeft_app.bench.learn_batches import BAD, GOOD, batches, learned_of, say
-from personalpeft_app.bench.learn_gate import PASTS, bench_gate
-from personalpeft_app.bench.persons import chosen, people
 
 pytestmark = pytest.mark.exhaustive
 

@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
+from benchmarks.personas import General, Habit, Person, mentions, people, pools
 from personalpeft.learning.evaluate.probes import load_general_prompts
-from personalpeft_app.bench.persons import General, Habit, Person, mentions, people, pools
 
 pytestmark = pytest.mark.exhaustive
 

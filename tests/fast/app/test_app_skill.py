@@ -11,9 +11,9 @@ from app_makers import Place
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.skill import DEMONSTRATIONS, FAMILY, _drawn, interval
 from personalpeft.learning.rl.rollouts import is_eval_task
 from personalpeft.verifiers.reasoning_gym import ReasoningGym
-from personalpeft_app.bench.skill import DEMONSTRATIONS, FAMILY, _drawn, interval
 
 pytestmark = pytest.mark.exhaustive
 

@@ -16,14 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runtime_makers import QUICK_CARD
 
+from benchmarks import sweep
+from benchmarks.cards import write_card
+from benchmarks.facts import MOST, facts
+from benchmarks.result_cache import Keep
 from personalpeft.base_models.model_card import read_card
 from personalpeft.base_models.registry import all_cards, find_card
 from personalpeft.base_models.types import Base
 from personalpeft.errors import InvalidInput
-from personalpeft_app.bench import sweep
-from personalpeft_app.bench.cards import write_card
-from personalpeft_app.bench.facts import MOST, facts
-from personalpeft_app.bench.keep import Keep
 
 pytestmark = pytest.mark.exhaustive
 

@@ -12,8 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from personalpeft.backends.torch.ops.reference_ops import ReferenceOps
-from personalpeft.backends.torch.ops.self_test import find_wrong_kernel
 from personalpeft.backends.torch.batch_invariant_matmul import (
     ProductChooser,
     ProductKind,
@@ -22,6 +20,8 @@ from personalpeft.backends.torch.batch_invariant_matmul import (
     find_row_counts,
     is_usable,
 )
+from personalpeft.backends.torch.ops.reference_ops import ReferenceOps
+from personalpeft.backends.torch.ops.self_test import find_wrong_kernel
 
 INPUTS = 8
 X = torch.arange(256 * INPUTS, dtype=torch.float32).view(256, INPUTS)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from personalpeft_app.bench.sweep import SWEPT
+from benchmarks.sweep import SWEPT
 
 pytestmark = pytest.mark.exhaustive
 

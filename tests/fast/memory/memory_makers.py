@@ -10,7 +10,7 @@ from pathlib import Path
 
 from personalpeft.memory.embedder import HashEmbedder
 from personalpeft.memory.items import Memory
-from personalpeft.memory.types import Embedder, AugmentedPrompt, Vectors
+from personalpeft.memory.types import AugmentedPrompt, Embedder, Vectors
 from personalpeft.store.home import open_store
 from personalpeft.store.store import Store
 from personalpeft.types import Message, Signal, SignalKind

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.page import bench_page
 from personalpeft.errors import MissingPackage
-from personalpeft_app.bench.page import bench_page
 
 pytestmark = pytest.mark.exhaustive
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Playwright, expect
 
+from benchmarks.page import BROWSERS
 from personalpeft import Runtime
-from personalpeft_app.bench.page import BROWSERS
 from personalpeft_app.http.api_v1.routes import ApiV1
 from personalpeft_app.web import page as web
 from personalpeft_app.web.sign_in import SignInCodes

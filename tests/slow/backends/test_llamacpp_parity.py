@@ -15,6 +15,7 @@ from typing import TypeAlias
 import pytest
 from backend_makers import Writing, attach, composed, llamacpp_backend, row, torch_backend, written
 
+from benchmarks.engines_asked import AGREE, FIXED, PROMPTS
 from personalpeft.backends.base import Backend, Continuation, SequenceState
 from personalpeft.backends.llamacpp.backend import context_bytes
 from personalpeft.backends.llamacpp.binding import ContextParams, Model
@@ -25,7 +26,6 @@ from personalpeft.base_models.registry import find_card
 from personalpeft.base_models.resolve import resolve_base
 from personalpeft.base_models.types import Base, Source
 from personalpeft.types import Message, Sampling
-from personalpeft_app.bench.engines_asked import AGREE, FIXED, PROMPTS
 
 Reply: TypeAlias = tuple[tuple[int, ...], tuple[float, ...]]
 """Tokens and log-probs."""

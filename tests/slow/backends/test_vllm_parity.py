@@ -12,11 +12,11 @@ import pytest
 from backend_makers import attach, composed, row, torch_backend, written
 from vllm_maker import running, vllm_backend
 
+from benchmarks.engines_asked import AGREE, PROMPTS
 from personalpeft.backends.base import Backend, Continuation
 from personalpeft.base_models.registry import find_card
 from personalpeft.base_models.resolve import resolve_base
 from personalpeft.base_models.types import Base
-from personalpeft_app.bench.engines_asked import AGREE, PROMPTS
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm]
 

@@ -9,9 +9,9 @@ import pytest
 from backend_makers import attach, composed, row, written
 from vllm_maker import running, tiny_base_for_vllm, vllm_backend
 
+from benchmarks.vllm import free_port
 from personalpeft.base_models.types import Base
 from personalpeft.errors import BaseMismatch
-from personalpeft_app.bench.vllm import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm]
 

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 import personalpeft
+from benchmarks.learn_batches import batches
+from benchmarks.personas import people
 from personalpeft import Runtime
 from personalpeft.learning.data.style import PromptResponse
 from personalpeft.learning.evaluate.measures import TextQuality, measure_text_quality
 from personalpeft.learning.gate.gate import Margins
 from personalpeft.learning.train.losses import encode_continuation
 from personalpeft.types import Message, Stack
-from personalpeft_app.bench.learn_batches import batches
-from personalpeft_app.bench.persons import people
 
 pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 

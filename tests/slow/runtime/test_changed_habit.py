@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 import personalpeft
+from benchmarks.learn_course import chat_all
+from benchmarks.personas import pools
+from benchmarks.style import is_right
 from personalpeft import User
-from personalpeft_app.bench.learn_course import chat_all
-from personalpeft_app.bench.people import GENERAL, STYLES, UNSEEN, Style
-from personalpeft_app.bench.persons import pools
-from personalpeft_app.bench.style import is_right
+from personalpeft_app.styles import GENERAL, STYLES, UNSEEN, Style
 
 pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 

@@ -20,7 +20,7 @@ from personalpeft.adapters.compose import compose
 from personalpeft.backends.base import SequenceState
 from personalpeft.engine.engine import Request
 from personalpeft.types import Message, Sampling, Stack, Verdict
-from personalpeft_app.bench.people import GENERAL, LESSONS, STYLES, UNSEEN
+from personalpeft_app.styles import GENERAL, LESSONS, STYLES, UNSEEN
 
 pytestmark = pytest.mark.slow
 

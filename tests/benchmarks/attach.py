@@ -14,11 +14,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks import baselines
+from benchmarks.figures import ratio, spread, taking_turns
+from benchmarks.load_users import crowd
 from personalpeft.backends.base import StagedStack
 from personalpeft.types import Stack
-from personalpeft_app.bench import peers
-from personalpeft_app.bench.crowd import crowd
-from personalpeft_app.bench.figures import ratio, spread, taking_turns
 
 _ADAPTERS = 8
 _LOADS = 10
@@ -52,7 +52,7 @@ def bench_attach(base_name: str, *, repetitions: int, say: Callable[[str], None]
         folders = [people.peft_folder(number, Path(work)) for number in range(_ADAPTERS)]
         stacks = [people.stack(number) for number in range(_ADAPTERS)]
         say("loading the peer")
-        peft = peers.load_with_adapters(people.base.folder, folders[:1])
+        peft = baselines.load_with_adapters(people.base.folder, folders[:1])
 
         staged = {stack.digest: people.stage(stack) for stack in stacks}
 

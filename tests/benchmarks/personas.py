@@ -14,11 +14,11 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from personalpeft.errors import InvalidInput, suggest_nearest
-from personalpeft_app.bench.people import LESSONS, UNSEEN
+from personalpeft_app.styles import LESSONS, UNSEEN
 
 _POOLS = "pools"
 _SENTENCE = re.compile(r"(?<=[.!?])\s+")
@@ -112,7 +112,7 @@ class Pools:
 @cache
 def people() -> Mapping[str, Person]:
     """Everybody, by name."""
-    folder = resources.files("personalpeft_app.bench") / "persons"
+    folder = Path(__file__).with_name("personas")
     names = sorted(
         file.name.removesuffix(".toml") for file in folder.iterdir() if file.name.endswith(".toml")
     )
@@ -153,7 +153,7 @@ def _sentences(text: str) -> list[str]:
 
 
 def _read(name: str) -> dict[str, Any]:
-    file = resources.files("personalpeft_app.bench") / "persons" / f"{name}.toml"
+    file = Path(__file__).with_name("personas") / f"{name}.toml"
     return tomllib.loads(file.read_text("utf-8"))
 
 

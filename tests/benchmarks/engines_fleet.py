@@ -12,14 +12,14 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.engines_asked import first_token
+from benchmarks.engines_vllm import REQUESTS, STACKS, prepared, rate
+from benchmarks.figures import Spread, ratio, spread, taking_turns
+from benchmarks.fleet import Fleet, example, fleets
+from benchmarks.load_users import Crowd, crowd
 from personalpeft.engine.engine import Engine
 from personalpeft.settings import VllmServer
 from personalpeft.types import Stack
-from personalpeft_app.bench.crowd import Crowd, crowd
-from personalpeft_app.bench.engines_asked import first_token
-from personalpeft_app.bench.engines_vllm import REQUESTS, STACKS, prepared, rate
-from personalpeft_app.bench.figures import Spread, ratio, spread, taking_turns
-from personalpeft_app.bench.fleet import Fleet, example, fleets
 
 _REPLICAS = {"one": 1, "two": 2}
 # Replicas tell the router now and then what they have.

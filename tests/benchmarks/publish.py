@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
+from benchmarks import baselines
+from benchmarks.figures import Spread, percentile, ratio, spread, taking_turns
+from benchmarks.load_users import Crowd, build, crowd, name, question
 from personalpeft.engine.engine import Request
 from personalpeft.types import Sampling
-from personalpeft_app.bench import peers
-from personalpeft_app.bench.crowd import Crowd, build, crowd, name, question
-from personalpeft_app.bench.figures import Spread, percentile, ratio, spread, taking_turns
 
 _OTHERS = 15
 _PUBLICATIONS, _PAUSE = 20, 0.25
@@ -186,12 +186,12 @@ def _adapter_handoff(people: Crowd, seed: int, repetition: int) -> float:
 
 
 def _merged_handoff(people: Crowd, adapter: Path, work: Path, repetition: int) -> float:
-    model = peers.load_with_adapters(people.base.folder, [adapter])
+    model = baselines.load_with_adapters(people.base.folder, [adapter])
     prompt = people.engine.backend.render(question(_OTHERS, repetition))
     folder = work / "merged"
     began = time.perf_counter()
     model.merge_and_unload().save_pretrained(folder)
-    peers.generate(peers.load_plain(folder), [prompt], 1)
+    baselines.generate(baselines.load_plain(folder), [prompt], 1)
     taken = (time.perf_counter() - began) * 1000
     shutil.rmtree(folder)
     return taken

@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from benchmarks.figures import percentile, ratio, spread, taking_turns
+from benchmarks.load_users import crowd, name, question
 from personalpeft.engine.engine import Engine, Request
 from personalpeft.errors import InvalidInput
 from personalpeft.settings import Serving
 from personalpeft.types import Sampling, Stack
-from personalpeft_app.bench.crowd import crowd, name, question
-from personalpeft_app.bench.figures import percentile, ratio, spread, taking_turns
 
 _WARM_UP_USERS, _WARM_UP = 32, 4
 

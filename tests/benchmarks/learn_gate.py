@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import personalpeft
-from personalpeft_app.bench.keep import Figures, Keep
-from personalpeft_app.bench.learn_batches import BAD, GOOD, Batch, batches, in_words, learned_of
-from personalpeft_app.bench.learn_course import edits, facts_of, learn, tell
-from personalpeft_app.bench.persons import Person, people, pools
+from benchmarks.learn_batches import BAD, GOOD, Batch, batches, in_words, learned_of
+from benchmarks.learn_course import edits, facts_of, learn, tell
+from benchmarks.personas import Person, people, pools
+from benchmarks.result_cache import Figures, Keep
 
 PASTS = ("bruno", "dmitri", "hana")
 _SAID_BEFORE = 12

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import personalpeft
+from benchmarks.figures import Spread, spread
 from personalpeft import Runtime
 from personalpeft.errors import MissingPackage
-from personalpeft_app.bench.figures import Spread, spread
 from personalpeft_app.http.api_v1.routes import ApiV1
 from personalpeft_app.http.concurrency import limiter_of
 from personalpeft_app.http.server import make_app

@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import personalpeft
+from benchmarks.cards import write_card
+from benchmarks.facts import facts
+from benchmarks.result_cache import Keep
+from benchmarks.sweep import asked, general
 from personalpeft import User
 from personalpeft.base_models.registry import find_card
 from personalpeft.base_models.types import ModelCard
 from personalpeft.learning.train.config import TrainingConfig, load_training_configs
 from personalpeft.types import canonical_digest
-from personalpeft_app.bench.cards import write_card
-from personalpeft_app.bench.facts import facts
-from personalpeft_app.bench.keep import Keep
-from personalpeft_app.bench.sweep import asked, general
 
 _ANSWER = 24
 _USER = "bench"

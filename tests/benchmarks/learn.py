@@ -20,9 +20,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import personalpeft
-from personalpeft_app.bench.keep import Figures, Keep
-from personalpeft_app.bench.learn_batches import BAD, batches, in_words, learned_of
-from personalpeft_app.bench.learn_course import (
+from benchmarks.learn_batches import BAD, batches, in_words, learned_of
+from benchmarks.learn_course import (
     WAYS,
     Examinee,
     Interviewer,
@@ -32,9 +31,10 @@ from personalpeft_app.bench.learn_course import (
     known_to_base,
     live_through,
 )
-from personalpeft_app.bench.learn_together import APART, TOGETHER, compared
-from personalpeft_app.bench.learn_trainer import generic_texts, plainly
-from personalpeft_app.bench.persons import Person, people
+from benchmarks.learn_together import APART, TOGETHER, compared
+from benchmarks.learn_trainer import generic_texts, plainly
+from benchmarks.personas import Person, people
+from benchmarks.result_cache import Figures, Keep
 
 OURS = ("adapter", "both")
 TRAINER = "trainer"

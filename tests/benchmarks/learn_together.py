@@ -17,9 +17,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import personalpeft
+from benchmarks import child_environment
+from benchmarks.peak import peak_mb
+from benchmarks.personas import people, pools
 from personalpeft.errors import ServingFailed
-from personalpeft_app.bench.peak import peak_mb
-from personalpeft_app.bench.persons import people, pools
 
 _LESSONS = 12
 APART, TOGETHER = "apart", "together"
@@ -67,13 +68,15 @@ def _in_a_process(way: str, users: int, base: str, backend: str) -> Mapping[str,
     command = [
         sys.executable,
         "-m",
-        "personalpeft_app.bench.learn_together",
+        "benchmarks.learn_together",
         way,
         str(users),
         base,
         backend,
     ]
-    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    run = subprocess.run(
+        command, capture_output=True, text=True, check=False, env=child_environment()
+    )
     if run.returncode:
         last = run.stderr.strip().splitlines()[-1:] or ["it said nothing"]
         raise ServingFailed(

@@ -79,8 +79,8 @@ def bench_learn(
     that were never given, asked of the base, with rules and facts alone, with layers alone and with both. Takes ten to
     thirty minutes a person, by the processor, and the plain loop as much again.
     """
-    from personalpeft_app.bench import learn
-    from personalpeft_app.bench.persons import chosen
+    from benchmarks import learn
+    from benchmarks.personas import chosen
 
     backend = common.backend or "torch"
     timed = backend == "torch"
@@ -163,7 +163,7 @@ def bench_gate(common: GlobalOptions, bad: int, good: int, seed: int, keep: Path
     Forty bad batches (contradicting, garbage, flipped preferences, instructions to leak or to obey somebody else) and forty
     good ones, each learned after the same past. Fewer are of every kind, too. Takes about half a minute a batch.
     """
-    from personalpeft_app.bench import learn_gate
+    from benchmarks import learn_gate
 
     with _kept(keep) as folder, Display(common) as display:
         found = learn_gate.bench_gate(
@@ -208,7 +208,7 @@ def bench_prefeval(common: GlobalOptions, data: Path) -> None:
     The share of PrefEval's questions for which the option that keeps to a preference is the likeliest of four: without the
     preference, with it said before, and with it as a rule. Takes some minutes.
     """
-    from personalpeft_app.bench import prefeval
+    from benchmarks import prefeval
 
     with Display(common) as display:
         found = prefeval.bench_prefeval(

@@ -16,11 +16,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks import baselines, vllm
+from benchmarks.figures import Spread, ratio, spread, taking_turns
+from benchmarks.load_users import RANK, Crowd, crowd, name, question
 from personalpeft.backends.base import Backend, SequenceState, Tokens
 from personalpeft.types import Sampling
-from personalpeft_app.bench import peers, vllm
-from personalpeft_app.bench.crowd import RANK, Crowd, crowd, name, question
-from personalpeft_app.bench.figures import Spread, ratio, spread, taking_turns
 
 ROWS = 16
 _VLLM_ADAPTERS = 4
@@ -89,8 +89,8 @@ def bench_serve(
                 )
             )
         say("loading the peers")
-        plain = peers.load_plain(people.base.folder)
-        mixed = peers.load_with_adapters(people.base.folder, folders)
+        plain = baselines.load_plain(people.base.folder)
+        mixed = baselines.load_with_adapters(people.base.folder, folders)
         names = [folder.name for folder in folders]
         bandwidth: list[float] = []
 
@@ -108,20 +108,20 @@ def bench_serve(
             written = 0
             for adapter, prompt in zip(names, prompts[:_ONE_BY_ONE], strict=False):
                 mixed.set_adapter(adapter)
-                written += peers.generate(mixed, [prompt], count)
+                written += baselines.generate(mixed, [prompt], count)
             return written
 
         def first_alone(prompts: list[Tokens], count: int) -> int:
             mixed.set_adapter(names[0])
-            return peers.generate(mixed, prompts, count)
+            return baselines.generate(mixed, prompts, count)
 
         contestants: dict[str, Callable[[int, int], float]] = {
             "own_mixed_16": lambda repetition, count: own.write(ROWS, True, repetition, count),
             "peft_mixed_16": rate(
-                lambda p, count: peers.generate(mixed, p, count, adapter_names=names), ROWS
+                lambda p, count: baselines.generate(mixed, p, count, adapter_names=names), ROWS
             ),
             "own_base_16": lambda repetition, count: own.write(ROWS, False, repetition, count),
-            "generate_16": rate(lambda p, count: peers.generate(plain, p, count), ROWS),
+            "generate_16": rate(lambda p, count: baselines.generate(plain, p, count), ROWS),
             "own_mixed_1": lambda repetition, count: own.write(1, True, repetition, count),
             "peft_1": rate(first_alone, 1),
             "own_base_1": lambda repetition, count: own.write(1, False, repetition, count),
@@ -138,13 +138,13 @@ def bench_serve(
         own.written.clear()
 
         def memory(repetition: int) -> float:
-            bandwidth.append(peers.read_bandwidth())
+            bandwidth.append(baselines.read_bandwidth())
             return bandwidth[-1] / 1e9
 
         turns = {key: _with(run, tokens) for key, run in contestants.items()}
         figures = taking_turns({**turns, "memory_gb_per_second": memory}, repetitions, say)
         steps = [each.step for each in own.written["own_mixed_16"]]
-        floors = [(peers.bytes_of(plain) + own.adapter_bytes) / each for each in bandwidth]
+        floors = [(baselines.bytes_of(plain) + own.adapter_bytes) / each for each in bandwidth]
         complete = all(each.complete for runs in own.written.values() for each in runs)
     return _summary(
         base_name, repetitions, figures, ratio(steps, floors), statistics.median(steps), complete

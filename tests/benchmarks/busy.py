@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 import psutil
 
+from benchmarks.figures import ratio, spread, taking_turns
+from benchmarks.load_users import RANK, Crowd, crowd
 from personalpeft.backends.base import Continuation, SessionSpec
 from personalpeft.engine.engine import Request
 from personalpeft.learning.train.losses import SFTLoss
 from personalpeft.types import Message, Sampling
-from personalpeft_app.bench.crowd import RANK, Crowd, crowd
-from personalpeft_app.bench.figures import ratio, spread, taking_turns
 
 _STEPS = 4
 # Until the neighbours compute, and the engine has noticed that they do, or that they are gone.

@@ -14,12 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from personalpeft.backends.base import Continuation
-from personalpeft.engine.engine import Engine, Request
-from personalpeft.settings import Serving
-from personalpeft.types import Message, Sampling, Stack
-from personalpeft_app.bench.crowd import Crowd, crowd, name, question
-from personalpeft_app.bench.engines_asked import (
+from benchmarks.engines_asked import (
     FIXED,
     Agreement,
     agreement,
@@ -27,10 +22,15 @@ from personalpeft_app.bench.engines_asked import (
     prompts,
     said,
 )
-from personalpeft_app.bench.engines_fleet import FleetFigures, bench_fleet
-from personalpeft_app.bench.engines_vllm import VllmFigures, bench_vllm
-from personalpeft_app.bench.figures import Spread, spread, taking_turns
-from personalpeft_app.bench.vllm import python_with_vllm
+from benchmarks.engines_fleet import FleetFigures, bench_fleet
+from benchmarks.engines_vllm import VllmFigures, bench_vllm
+from benchmarks.figures import Spread, spread, taking_turns
+from benchmarks.load_users import Crowd, crowd, name, question
+from benchmarks.vllm import python_with_vllm
+from personalpeft.backends.base import Continuation
+from personalpeft.engine.engine import Engine, Request
+from personalpeft.settings import Serving
+from personalpeft.types import Message, Sampling, Stack
 
 _SWITCHES = 6
 # The conversation of the process whose memory is looked at: so many tokens of context, of which the last are the reply.
@@ -38,7 +38,7 @@ _CONTEXT, _REPLY = 2048, 64
 _CHAT = """
 import sys
 import personalpeft
-from personalpeft_app.bench.peak import peak_mb
+from benchmarks.peak import peak_mb
 home, base, user, most = sys.argv[1:]
 with personalpeft.open(home, base, "llamacpp") as runtime:
     user = runtime.user(user, create=False)

@@ -11,9 +11,9 @@ from personalpeft_app.options import GlobalOptions, command
 from personalpeft_app.output import emit, format_table, info
 
 if TYPE_CHECKING:
-    from personalpeft_app.bench.engines_asked import Agreement
-    from personalpeft_app.bench.engines_fleet import FleetFigures
-    from personalpeft_app.bench.engines_vllm import VllmFigures
+    from benchmarks.engines_asked import Agreement
+    from benchmarks.engines_fleet import FleetFigures
+    from benchmarks.engines_vllm import VllmFigures
 
 _NO_VLLM = "vLLM was not run: it takes part where PERSONALPEFT_BENCH_VLLM names a Python that has it (make vllm-env makes one)."
 
@@ -48,7 +48,7 @@ def bench_engines(common: GlobalOptions, repetitions: int, tokens: int, without_
     never seen, and what sixteen requests lose by going through us. Of both, whether they say what torch says. Where that
     Python has Ray too, two replicas against one. Takes some minutes with each.
     """
-    from personalpeft_app.bench import engines
+    from benchmarks import engines
 
     found = engines.bench_engines(
         common.base_name(),
@@ -97,7 +97,7 @@ def _fleet(figures: FleetFigures) -> Iterator[tuple[str, str]]:
 
 
 def _agreement(agreement: Mapping[str, Agreement]) -> Iterator[tuple[str, str]]:
-    from personalpeft_app.bench.engines_asked import AGREE
+    from benchmarks.engines_asked import AGREE
 
     for key, each in agreement.items():
         yield f"{AGREE} greedy tokens as on torch, {key}", f"{each.same} of {each.prompts} prompts"

@@ -1,6 +1,6 @@
 """Measuring what was promised, on this machine.
 
-A benchmark is one command here: its options, a call of the measuring code in ``personalpeft_app.bench``, and how its
+A benchmark is one command here: its options, a call of the measuring code in ``benchmarks``, and how its
 result is shown as text. ``--json`` prints the result itself, whose first key is ``bench``, the command's name.
 """
 
@@ -12,10 +12,10 @@ from pathlib import Path
 
 import click
 
-from personalpeft_app.bench.facts import MOST
-from personalpeft_app.commands.bench_engines import bench_engines
-from personalpeft_app.commands.bench_learning import bench_gate, bench_learn, bench_prefeval
-from personalpeft_app.commands.bench_skill import bench_skill
+from benchmarks.cli_engines import bench_engines
+from benchmarks.cli_learning import bench_gate, bench_learn, bench_prefeval
+from benchmarks.cli_skill import bench_skill
+from benchmarks.facts import MOST
 from personalpeft_app.options import Function, GlobalOptions, Group, command, global_options
 from personalpeft_app.output import emit, format_table, info
 from personalpeft_app.progress import Display
@@ -46,8 +46,8 @@ def bench_style(common: GlobalOptions, only: tuple[str, ...]) -> None:
     Twelve edits in each of some styles, one learn each; then how many unseen answers are in the style, what became of
     general answers, how long it took. Takes some minutes.
     """
-    from personalpeft_app.bench import style
-    from personalpeft_app.bench.people import STYLES
+    from benchmarks import style
+    from personalpeft_app.styles import STYLES
 
     known = {each.name: each for each in STYLES}
     unknown = [name for name in only if name not in known]
@@ -100,7 +100,7 @@ def bench_catalog(common: GlobalOptions, users: int) -> None:
 
     A million takes about five minutes and 3 GB of the temporary folder (TMPDIR).
     """
-    from personalpeft_app.bench import catalog
+    from benchmarks import catalog
 
     display = Display(common)
     with display:
@@ -189,7 +189,7 @@ def bench_serve(common: GlobalOptions, repeat: int, tokens: int, without_vllm: b
     vllm-env makes one). Takes about a minute a repetition.
     """
     _need_torch(common)
-    from personalpeft_app.bench import serve
+    from benchmarks import serve
 
     found = serve.bench_serve(
         common.base_name(),
@@ -219,7 +219,7 @@ def bench_attach(common: GlobalOptions, repeat: int) -> None:
     Rank 8 on all linear layers, files in the page cache; from the file and from host memory. Takes about a minute.
     """
     _need_torch(common)
-    from personalpeft_app.bench import attach
+    from benchmarks import attach
 
     found = attach.bench_attach(common.base_name(), repetitions=repeat, say=_say(common))
     rows = [
@@ -238,7 +238,7 @@ def bench_busy(common: GlobalOptions, repeat: int, tokens: int) -> None:
     Beside none, beside one, and beside one on every core. Takes about two minutes.
     """
     _need_torch(common)
-    from personalpeft_app.bench import busy
+    from benchmarks import busy
 
     found = busy.bench_busy(common.base_name(), repetitions=repeat, tokens=tokens, say=_say(common))
     rows = [
@@ -261,7 +261,7 @@ def bench_publish(common: GlobalOptions, repeat: int, tokens: int) -> None:
     against a quiet run. Then the way of an adapter to its first token, against merging and loading full weights.
     """
     _need_torch(common)
-    from personalpeft_app.bench import publish
+    from benchmarks import publish
 
     found = publish.bench_publish(
         common.base_name(), repetitions=repeat, tokens=tokens, say=_say(common)
@@ -285,7 +285,7 @@ def bench_wave(common: GlobalOptions, users: int, repeat: int, tokens: int) -> N
     some minutes a repetition, and 5 GB of the temporary folder (TMPDIR).
     """
     _need_torch(common)
-    from personalpeft_app.bench import wave
+    from benchmarks import wave
 
     found = wave.bench_wave(
         common.base_name(), users, repetitions=repeat, tokens=tokens, say=_say(common)
@@ -336,7 +336,7 @@ def bench_sweep(
     learn. Shown are medians over styles and seeds; * marks the default. A run takes about a minute; all of them, hours.
     """
     _need_torch(common)
-    from personalpeft_app.bench import sweep
+    from benchmarks import sweep
 
     found = sweep.bench_sweep(
         base=common.base_name(), only=only, styles=styles, seeds=seeds, keep=keep, say=_say(common)
@@ -411,7 +411,7 @@ def bench_capacity(
     with nothing looked up. A run takes minutes.
     """
     _need_torch(common)
-    from personalpeft_app.bench import capacity
+    from benchmarks import capacity
 
     found = capacity.bench_capacity(
         base=common.base_name(),
@@ -464,7 +464,7 @@ def bench_page(common: GlobalOptions, repetitions: int) -> None:
     First paint, and when the last conversation can be read, with nothing kept and with the page's files kept. Needs the
     package playwright and a Chromium.
     """
-    from personalpeft_app.bench import page
+    from benchmarks import page
 
     found = page.bench_page(repetitions=repetitions, say=_say(common))
     rows = [
@@ -507,7 +507,7 @@ def bench_server(common: GlobalOptions, repetitions: int, tokens: int) -> None:
 
     Time to the first token of one stream, tokens a second of sixteen, side by side; and how soon /healthz answers meanwhile.
     """
-    from personalpeft_app.bench import server
+    from benchmarks import server
 
     found = server.bench_server(
         common.base_name(),

@@ -10,7 +10,7 @@ from personalpeft_app.options import GlobalOptions, command
 from personalpeft_app.output import emit, format_table, info
 
 if TYPE_CHECKING:
-    from personalpeft_app.bench.skill import Rate
+    from benchmarks.skill import Rate
 
 
 @command(
@@ -44,7 +44,7 @@ def bench_skill(common: GlobalOptions, family: str | None, unseen: int, rounds: 
     The share of unseen tasks that is answered right by the base, after the demonstrations, after rejection sampling and
     after the policy gradient, each time the same tasks. Needs the package reasoning-gym. Takes some minutes.
     """
-    from personalpeft_app.bench import skill
+    from benchmarks import skill
 
     found = skill.bench_skill(
         family or skill.FAMILY,

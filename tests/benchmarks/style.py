@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import personalpeft
+from benchmarks.peak import peak_mb
 from personalpeft import User
-from personalpeft_app.bench.peak import peak_mb
-from personalpeft_app.bench.people import GENERAL, LESSONS, UNSEEN, Style
+from personalpeft_app.styles import GENERAL, LESSONS, UNSEEN, Style
 
 _LONG, _SHORT, _REPLY = 96, 48, 40
 _ROLLED_BACK = 3

@@ -23,10 +23,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from benchmarks.personas import Fact, Habit, Person, mentions, pools
 from personalpeft import Reply, User
 from personalpeft.errors import InvalidInput, NothingToLearn
 from personalpeft.learning.report import LearnReport
-from personalpeft_app.bench.persons import Fact, Habit, Person, mentions, pools
 
 NIGHTS = 8
 TOGETHER = 16

@@ -20,8 +20,8 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import personalpeft
+from benchmarks.figures import Spread, ratio, spread, taking_turns
 from personalpeft import Runtime
-from personalpeft_app.bench.figures import Spread, ratio, spread, taking_turns
 from personalpeft_app.http.concurrency import limiter_of
 from personalpeft_app.http.server import make_app
 from personalpeft_app.http.wsgi_server import Server

@@ -25,6 +25,8 @@ from pathlib import Path
 import numpy as np
 
 import personalpeft
+from benchmarks import child_environment
+from benchmarks.peak import peak_mb
 from personalpeft.adapters.formats.packed import pack
 from personalpeft.adapters.types import Adapter, LoRAWeights, Manifest
 from personalpeft.backends.fake import fake_base
@@ -35,7 +37,6 @@ from personalpeft.store.home import open_store
 from personalpeft.store.store import Store
 from personalpeft.store.types import NewRevision
 from personalpeft.types import StackEntry, canonical_digest
-from personalpeft_app.bench.peak import peak_mb
 
 _BATCH = 2000
 _FILES_A_LAYER = 64
@@ -217,8 +218,8 @@ def _collect(home: Path) -> tuple[int, float]:
 
 
 def _probe(home: Path, users: int) -> Probe:
-    command = [sys.executable, "-m", "personalpeft_app.bench.catalog", str(home), str(users)]
-    ran = subprocess.run(command, stdout=subprocess.PIPE, check=True)
+    command = [sys.executable, "-m", "benchmarks.catalog", str(home), str(users)]
+    ran = subprocess.run(command, stdout=subprocess.PIPE, check=True, env=child_environment())
     return Probe(**json.loads(ran.stdout))
 
 

@@ -21,15 +21,16 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import personalpeft
+from benchmarks.cards import write_card
+from benchmarks.result_cache import Keep
+from benchmarks.style import is_right
 from personalpeft import Reply, Runtime, User
 from personalpeft.base_models.registry import find_card
 from personalpeft.base_models.types import ModelCard
 from personalpeft.errors import InvalidInput, suggest_nearest
 from personalpeft.learning.train.config import TrainingConfig, load_training_configs
 from personalpeft.types import canonical_digest
-from personalpeft_app.bench.cards import write_card
-from personalpeft_app.bench.keep import Keep
-from personalpeft_app.bench.people import (
+from personalpeft_app.styles import (
     DRAFT,
     GENERAL,
     LESSONS,
@@ -39,7 +40,6 @@ from personalpeft_app.bench.people import (
     UNSEEN_MESSAGES,
     Style,
 )
-from personalpeft_app.bench.style import is_right
 
 Value: TypeAlias = float | str
 

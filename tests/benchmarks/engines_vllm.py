@@ -13,14 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import personalpeft
-from personalpeft.backends.base import Continuation
-from personalpeft.base_models.types import Base
-from personalpeft.engine.engine import Engine, Request
-from personalpeft.settings import VllmServer
-from personalpeft.types import Sampling, Stack
-from personalpeft_app.bench import vllm
-from personalpeft_app.bench.crowd import RANK, Crowd, crowd, question
-from personalpeft_app.bench.engines_asked import (
+from benchmarks import vllm
+from benchmarks.engines_asked import (
     Agreement,
     Said,
     agreement,
@@ -28,7 +22,13 @@ from personalpeft_app.bench.engines_asked import (
     prompts,
     said,
 )
-from personalpeft_app.bench.figures import Spread, ratio, spread, taking_turns
+from benchmarks.figures import Spread, ratio, spread, taking_turns
+from benchmarks.load_users import RANK, Crowd, crowd, question
+from personalpeft.backends.base import Continuation
+from personalpeft.base_models.types import Base
+from personalpeft.engine.engine import Engine, Request
+from personalpeft.settings import VllmServer
+from personalpeft.types import Sampling, Stack
 
 REQUESTS, STACKS = 16, 4
 """How many requests are written at once, and over how many stacks they are spread."""

@@ -7,10 +7,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from benchmarks.load_users import question
 from personalpeft.backends.base import Tokens
 from personalpeft.engine.engine import Engine, Request
 from personalpeft.types import Message, Sampling, Stack
-from personalpeft_app.bench.crowd import question
 
 AGREE = 32
 """How many of the first greedy tokens are compared."""

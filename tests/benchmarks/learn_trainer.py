@@ -22,12 +22,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.learn_course import LONG, TOGETHER, Ask, Examinee, Example, Night, Tally
+from benchmarks.personas import Person
 from personalpeft.backends.base import Backend, Tokens
 from personalpeft.errors import MissingPackage
 from personalpeft.learning.evaluate.probes import load_general_prompts
 from personalpeft.types import Message
-from personalpeft_app.bench.learn_course import LONG, TOGETHER, Ask, Examinee, Example, Night, Tally
-from personalpeft_app.bench.persons import Person
 
 _RANK, _ALPHA, _RATE = 8, 32, 5e-4
 _GENERIC, _LONGEST, _PAD, _IGNORED = 24, 256, 0, -100
@@ -83,7 +83,7 @@ class _Loop:
     """A model with one adapter that is trained on and on."""
 
     def __init__(self, folder: Path, backend: Backend, seed: int) -> None:
-        from personalpeft_app.bench.peers import load_plain
+        from benchmarks.baselines import load_plain
 
         try:
             from peft import LoraConfig, get_peft_model

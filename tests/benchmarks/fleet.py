@@ -15,8 +15,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.vllm import ended, free_port, sigterm_unwinds
 from personalpeft.errors import ServingFailed
-from personalpeft_app.bench.vllm import ended, free_port, sigterm_unwinds
 
 _START_SECONDS, _END_SECONDS = 900, 60
 

@@ -22,11 +22,11 @@ from dataclasses import dataclass
 from itertools import cycle
 from typing import Literal, TypeAlias
 
+from benchmarks.learn_course import Example, chat_all, learn
+from benchmarks.personas import Fact, Habit, Person, people, pools
 from personalpeft import User
 from personalpeft.errors import InvalidInput
 from personalpeft.learning.report import LearnReport
-from personalpeft_app.bench.learn_course import Example, chat_all, learn
-from personalpeft_app.bench.persons import Fact, Habit, Person, people, pools
 
 How: TypeAlias = Literal["edit", "prefer", "teach", "fact"]
 BAD = ("contradicting", "garbage", "flipped", "instructions")

@@ -1,1 +1,0 @@
-"""Benchmarks: what was promised, measured through the public surface."""

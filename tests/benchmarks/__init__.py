@@ -1,0 +1,15 @@
+"""Benchmarks: each module measures one thing, and ``cli`` has a command for each.
+
+They lie beside the tests, so they are part of a checkout and not of the installed package.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def child_environment() -> dict[str, str]:
+    """Return the environment of a child process that imports this package."""
+    paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
