@@ -14,6 +14,7 @@ from pathlib import Path
 import click
 
 from personalpeft.errors import PersonalPeftError, format_origin, get_error_codes, get_error_type
+from personalpeft.extras import extra_required
 from personalpeft_app.options import GlobalOptions
 from personalpeft_app.output import format_json, printable, supports_style
 
@@ -27,7 +28,8 @@ BROKEN_PIPE = 141
 def error_boundary(common: Callable[[], GlobalOptions]) -> Iterator[None]:
     """Reports whatever is raised inside and leaves with its exit code; click's own exceptions pass."""
     try:
-        yield
+        with extra_required():
+            yield
         sys.stdout.flush()
     except PersonalPeftError as error:
         raise click.exceptions.Exit(report_error(error, as_data=common().json)) from error

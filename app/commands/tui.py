@@ -22,6 +22,9 @@ def tui(common: GlobalOptions) -> None:
 
     The model is loaded behind the prompt; what you ask meanwhile waits for it.
     """
+    from personalpeft_app.tui.app import Tui
+    from personalpeft_app.tui.user_session import TaskHandle, UserSession
+
     if (
         not all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
         or os.environ.get("TERM") == "dumb"
@@ -29,9 +32,6 @@ def tui(common: GlobalOptions) -> None:
         raise click.UsageError(
             "This needs a terminal that can be drawn on. Elsewhere: personalpeft chat"
         )
-    from personalpeft_app.tui.app import Tui
-    from personalpeft_app.tui.user_session import TaskHandle, UserSession
-
     loading = TaskHandle()
 
     def bug(error: Exception) -> PersonalPeftError:

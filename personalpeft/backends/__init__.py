@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from personalpeft.errors import InvalidInput, NotFound, suggest_nearest
+from personalpeft.extras import extra_required
 
 if TYPE_CHECKING:
     from personalpeft.backends.base import Backend
@@ -45,17 +46,20 @@ def load_backend(
     Raises:
         NotFound: There is no backend of this name.
         InvalidInput: The backend is ``vllm``, and no server is set.
+        MissingPackage: The backend's package is not installed.
     """
     if name == "torch":
         from personalpeft.backends.torch.backend import TorchBackend
 
         return TorchBackend(base, slots=slots, rows=rows, cache=cache)
     if name == "llamacpp":
-        from personalpeft.backends.llamacpp.backend import LlamaCppBackend
+        with extra_required():
+            from personalpeft.backends.llamacpp.backend import LlamaCppBackend
 
-        return LlamaCppBackend(base, slots=slots, rows=rows, cache=cache)
+            return LlamaCppBackend(base, slots=slots, rows=rows, cache=cache)
     if name == "vllm":
-        from personalpeft.backends.vllm.backend import VllmBackend
+        with extra_required():
+            from personalpeft.backends.vllm.backend import VllmBackend
 
         if vllm is None:
             raise InvalidInput(

@@ -19,11 +19,11 @@ from resolver_makers import PLUGIN, PYTHON, card_for_vllm, random_stack, written
 from s3_maker import BUCKET, copy_to, has_s3, s3_server
 
 import personalpeft
+from benchmarks.fleet import Fleet, fleets
 from personalpeft import Runtime
 from personalpeft.base_models.registry import find_card
 from personalpeft.base_models.resolve import resolve_base
 from personalpeft.base_models.types import Base
-from personalpeft_app.bench.fleet import Fleet, fleets
 
 EXAMPLE = PLUGIN / "examples" / "ray_serve_llm.yaml"
 PEOPLE = 6

@@ -25,11 +25,11 @@ from resolver_makers import (
 )
 
 import personalpeft
+from benchmarks import vllm
 from personalpeft.adapters.formats.published import PublishedAdapterFolder
 from personalpeft.base_models.registry import find_card
 from personalpeft.base_models.resolve import resolve_base
 from personalpeft.base_models.types import Base
-from personalpeft_app.bench import vllm
 
 ASK = """
 import asyncio, json, os, sys, time

@@ -1,0 +1,35 @@
+"""Optional packages, and the extras of this distribution that install them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from personalpeft.errors import MissingPackage
+
+_EXTRAS: Mapping[str, str] = {
+    "llama_cpp": "llamacpp",
+    "httpx2": "vllm",
+    "flask": "serve",
+    "waitress": "serve",
+    "prometheus_client": "serve",
+    "textual": "tui",
+    "markdown_it": "tui",
+    "apscheduler": "daemon",
+    "tzlocal": "daemon",
+}
+
+
+@contextmanager
+def extra_required() -> Iterator[None]:
+    """Raise ``MissingPackage``, which names the extra, if an import inside finds no package."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        extra = _EXTRAS.get((error.name or "").partition(".")[0])
+        if extra is None:
+            raise
+        raise MissingPackage(
+            f"This needs the package {error.name}, which is not installed.",
+            hint=f"Install it: pip install 'personalpeft[{extra}]'",
+        ) from error
