@@ -33,6 +33,7 @@ VALUES = {
     "formatting",
     "serialization",
     "deprecation",
+    "extras",
 }
 
 
