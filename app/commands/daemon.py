@@ -61,11 +61,11 @@ def run(common: GlobalOptions) -> None:
     """
     from personalpeft_app.daemon.poll_loop import PollLoop
     from personalpeft_app.daemon.probes import lower_priority
-    from personalpeft_app.daemon.settings import read
+    from personalpeft_app.daemon.settings import read_settings
     from personalpeft_app.daemon.worker import Worker
 
     stopping = threading.Event()
-    settings = read(common.paths()[0])
+    settings = read_settings(common.paths()[0])
     with (
         interruptible(stopping.set),
         interruptible(stopping.set, SIGTERM),
@@ -99,7 +99,7 @@ def run(common: GlobalOptions) -> None:
                         )
 
             info(common, f"Looking after {runtime.settings.home}; Ctrl-C ends it.")
-            PollLoop(work, settings.every).run(stopping)
+            PollLoop(work, settings.poll_seconds).run(stopping)
     info(common, "Ended.")
 
 
@@ -114,12 +114,12 @@ def once(common: GlobalOptions) -> None:
     Ctrl-C or SIGTERM ends it between two steps.
     """
     from personalpeft_app.daemon.journal import TASK
-    from personalpeft_app.daemon.settings import read
+    from personalpeft_app.daemon.settings import read_settings
     from personalpeft_app.daemon.worker import Worker
 
     done: list[LogEntry] = []
     stopping = threading.Event()
-    read(common.paths()[0])  # A mistake in them is told before anything is done.
+    read_settings(common.paths()[0])  # A mistake in them is told before anything is done.
     with (
         interruptible(stopping.set),
         interruptible(stopping.set, SIGTERM),
@@ -143,10 +143,10 @@ def status(common: GlobalOptions) -> None:
     Also from beside a daemon that runs. Changes nothing.
     """
     from personalpeft_app.daemon.journal import TASK
-    from personalpeft_app.daemon.settings import read
+    from personalpeft_app.daemon.settings import read_settings
     from personalpeft_app.daemon.worker import Worker
 
-    read(common.paths()[0])  # A mistake in them is told before anything is done.
+    read_settings(common.paths()[0])  # A mistake in them is told before anything is done.
     with session.open_runtime(common, "read") as runtime:
         keeper = Worker(runtime, lambda: _learning(common))
         decision, holder = keeper.preview(), runtime.maintenance.holder(TASK)

@@ -118,7 +118,7 @@ def learn(
         report_learn_errors(display) as cancelled,
     ):
         users = (
-            _everybody(runtime) if everybody else list(dict.fromkeys((common.user_id(), *others)))
+            _all_users(runtime) if everybody else list(dict.fromkeys((common.user_id(), *others)))
         )
         reports = runtime.learn_many(users, layer, progress=display, cancelled=cancelled, **asked)
         was_stopped = cancelled()
@@ -136,7 +136,7 @@ def learn(
         raise kind("Nobody of those who were named has learned.", hint="Each report says why.")
 
 
-def _everybody(runtime: Runtime) -> list[str]:
+def _all_users(runtime: Runtime) -> list[str]:
     users: list[str] = []
     while page := runtime.users(after=users[-1] if users else None):
         users += [user.id for user in page]

@@ -45,7 +45,7 @@ def _probation(runtime: Runtime) -> str:
 
 def _backup(runtime: Runtime, settings: Settings) -> str:
     made = runtime.maintenance.back_up(
-        runtime.settings.home / Path(settings.backup).expanduser(), keep=settings.copies
+        runtime.settings.home / Path(settings.backup).expanduser(), keep=settings.backup_keep
     )
     missing = (
         f"; {len(made.missing)} files are missing or damaged: run verify" if made.missing else ""

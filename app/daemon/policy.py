@@ -164,9 +164,9 @@ def _due(settings: Settings, moment: HostState, person: Backlog) -> str:
     """Why somebody should learn, if the moment were right; empty where they should not."""
     if person.unfinished:
         return "a learn that ran out of its time goes on"
-    if person.lessons >= settings.signals:
-        return f"{pluralize(person.lessons, 'new lesson')}, and {settings.signals} are enough"
-    at = time_of_day(settings.at)
+    if person.lessons >= settings.min_signals:
+        return f"{pluralize(person.lessons, 'new lesson')}, and {settings.min_signals} are enough"
+    at = time_of_day(settings.learn_at)
     if person.lessons < 1 or at is None:
         return ""
     last = last_occurrence(at, moment.now, moment.zone)
@@ -174,7 +174,7 @@ def _due(settings: Settings, moment: HostState, person: Backlog) -> str:
     was_there = person.since is None or person.since <= last or person.since > moment.now
     once = person.learned is None or last_occurrence(at, person.learned, moment.zone) != last
     return (
-        f"{pluralize(person.lessons, 'new lesson')}, and it was {settings.at}"
+        f"{pluralize(person.lessons, 'new lesson')}, and it was {settings.learn_at}"
         if was_there and once
         else ""
     )
@@ -182,7 +182,7 @@ def _due(settings: Settings, moment: HostState, person: Backlog) -> str:
 
 def _blocked_by(settings: Settings, moment: HostState, past: History) -> Upcoming | None:
     """What keeps everybody from learning now, and until when."""
-    if settings.mains and moment.on_ac_power is False:
+    if settings.require_ac_power and moment.on_ac_power is False:
         return Upcoming("learning", None, "waits for mains power")
     if moment.temperature is not None and moment.temperature >= settings.temperature:
         why = f"waits until it is cooler ({moment.temperature:.0f} °C of {settings.temperature:g})"
@@ -227,7 +227,9 @@ def _next_time_of(
         return moment.now.replace(minute=0, second=0, microsecond=0), "every hour"
     if kind is TaskKind.BACKUP and not settings.backup:
         return None
-    at = time_of_day(settings.morning if kind is TaskKind.REPORT else settings.at or "03:00")
+    at = time_of_day(
+        settings.report_at if kind is TaskKind.REPORT else settings.learn_at or "03:00"
+    )
     if at is None:
         return None
     return last_occurrence(at, moment.now, moment.zone), f"every day at {at:%H:%M}"
@@ -246,10 +248,10 @@ def _upcoming(
             (None, why) if hindered is None else (hindered.at, f"{why}; {hindered.reason}")
         )
         found.append(Upcoming(f"{person.id} learns", until, because))
-    at, waiting = time_of_day(settings.at), {person.id for person, _ in due}
+    at, waiting = time_of_day(settings.learn_at), {person.id for person, _ in due}
     for person in people:
         if person.lessons and person.id not in waiting:
-            missing = f"{pluralize(person.lessons, 'new lesson')} of the {settings.signals} that are enough at any time"
+            missing = f"{pluralize(person.lessons, 'new lesson')} of the {settings.min_signals} that are enough at any time"
             found.append(
                 Upcoming(
                     f"{person.id} learns",
@@ -258,7 +260,9 @@ def _upcoming(
                 )
             )
     for kind in TaskKind:
-        when = time_of_day(settings.morning if kind is TaskKind.REPORT else settings.at or "03:00")
+        when = time_of_day(
+            settings.report_at if kind is TaskKind.REPORT else settings.learn_at or "03:00"
+        )
         if (
             kind is not TaskKind.PROBATION
             and when is not None

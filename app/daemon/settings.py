@@ -1,7 +1,8 @@
-"""What can be set of the daemon: the table ``[daemon]`` of ``config.toml`` in the home, each key with a default."""
+"""The daemon's settings: the table ``[daemon]`` of ``config.toml`` in the home."""
 
 from __future__ import annotations
 
+import logging
 import re
 import tomllib
 from dataclasses import dataclass, fields
@@ -12,45 +13,73 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from personalpeft.errors import HomeError, InvalidInput, suggest_nearest
 
+log = logging.getLogger(__name__)
+
 FILE = "config.toml"
 TABLE = "daemon"
 
 _TIME = re.compile(r"([01]\d|2[0-3]):([0-5]\d)")
 _LOWEST = {
-    "signals": 1,
+    "min_signals": 1,
     "load": 0,
     "temperature": 1,
     "idle": 0,
     "budget": 0,
-    "copies": 1,
-    "every": 1,
+    "backup_keep": 1,
+    "poll_seconds": 1,
+}
+
+
+# Former names of settings, which are read for one release.
+_RENAMED = {
+    "signals": "min_signals",
+    "at": "learn_at",
+    "morning": "report_at",
+    "mains": "require_ac_power",
+    "copies": "backup_keep",
+    "every": "poll_seconds",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """See docs/daemon.md for each. ``idle`` and ``budget`` are minutes, ``every`` seconds, ``temperature`` degrees Celsius,
-    ``load`` a share (0 to 1) of all processors; ``at`` and ``morning`` are times of day as "03:00", "" for never; ``zone`` is
-    a name as "Europe/Berlin", "" for the system's. Raises ``InvalidInput`` for a value that cannot be.
+    """The daemon's settings; docs/daemon.md explains each.
+
+    Attributes:
+        min_signals: New lessons of a user that are enough to learn at any time.
+        learn_at: Time of day, "03:00", at which fewer are enough; "" for never.
+        report_at: Time of day of the daily report; "" for never.
+        zone: Time zone, "Europe/Berlin"; "" for the system's.
+        require_ac_power: Whether a learn waits for mains power.
+        load: Share (0 to 1) of all processors that other programs may use.
+        temperature: Degrees Celsius above which a learn waits.
+        idle: Minutes without a reply before a learn starts.
+        budget: Minutes of learning a day.
+        backup: Folder of backups; "" for none.
+        backup_keep: How many backups are kept.
+        poll_seconds: Seconds between two looks at the home.
+
+    Raises:
+        InvalidInput: A value is out of range.
     """
 
-    signals: int = 8
-    at: str = "03:00"
-    morning: str = "07:00"
+    min_signals: int = 8
+    learn_at: str = "03:00"
+    report_at: str = "07:00"
     zone: str = ""
-    mains: bool = True
+    require_ac_power: bool = True
     load: float = 0.5
     temperature: float = 85.0
     idle: float = 5.0
     budget: float = 60.0
     backup: str = "backups"
-    copies: int = 7
-    every: float = 60.0
+    backup_keep: int = 7
+    poll_seconds: float = 60.0
 
     def __post_init__(self) -> None:
         for field in fields(self):
             _check(field.name, getattr(self, field.name), field.default)
-        for name in ("at", "morning"):
+        for name in ("learn_at", "report_at"):
             if getattr(self, name) and not _TIME.fullmatch(getattr(self, name)):
                 raise _invalid(
                     name, getattr(self, name), 'Give a time of day as "03:00", or "" for never.'
@@ -58,7 +87,7 @@ class Settings:
         self.time_zone()
 
     def time_zone(self) -> tzinfo:
-        """The zone of times of day: the system's, as it is now, where none was named."""
+        """Return the zone of times of day; the system's current one if none is set."""
         if not self.zone:
             import tzlocal
 
@@ -72,13 +101,16 @@ class Settings:
 
 
 def time_of_day(text: str) -> time | None:
-    """The time of day that a setting says; None: never."""
+    """Return a setting's time of day, None for never."""
     return time.fromisoformat(text) if text else None
 
 
-def read(home: Path) -> Settings:
-    """The settings of a home; the defaults where it has no such file or table. Raises ``InvalidInput`` naming the key,
-    ``HomeError``.
+def read_settings(home: Path) -> Settings:
+    """Return the settings of a home, the defaults without a file or table.
+
+    Raises:
+        InvalidInput: The file or a value is invalid; the message names the key.
+        HomeError: The file cannot be read.
     """
     try:
         text = (home / FILE).read_text("utf-8")
@@ -97,6 +129,10 @@ def read(home: Path) -> Settings:
     if not isinstance(table, dict):
         raise InvalidInput(f"{TABLE} in {FILE} is no table.", hint=f"Begin it with [{TABLE}].")
     known = [field.name for field in fields(Settings)]
+    for old, new in _RENAMED.items():
+        if old in table:
+            log.warning("%s: %s is now called %s; the old name goes next release", FILE, old, new)
+            table.setdefault(new, table.pop(old))
     for key in table:
         if key not in known:
             raise InvalidInput(

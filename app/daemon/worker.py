@@ -35,7 +35,7 @@ from personalpeft_app.daemon.policy import (
     plan,
 )
 from personalpeft_app.daemon.probes import Machine, Probe
-from personalpeft_app.daemon.settings import Settings, read
+from personalpeft_app.daemon.settings import Settings, read_settings
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ class Worker:
         """What is to be done now, and what comes next; does nothing, so that a home that is read-only will do. Raises
         ``InvalidInput`` for settings that cannot be.
         """
-        self._settings = read(self._runtime.settings.home)
+        self._settings = read_settings(self._runtime.settings.home)
         return self._decide()
 
     @property
@@ -135,7 +135,7 @@ class Worker:
 
     def _read_settings(self) -> None:
         try:
-            self._settings, self._settings_fault = read(self._runtime.settings.home), ""
+            self._settings, self._settings_fault = read_settings(self._runtime.settings.home), ""
         except PersonalPeftError as error:
             # Those from before hold on, or the defaults; it is said once, not every minute.
             fault = f"{error.message} {error.hint}"
@@ -174,7 +174,7 @@ class Worker:
                 reading.temperature is not None
                 and reading.temperature >= self._settings.temperature
             )
-            unplugged = self._settings.mains and reading.on_ac_power is False
+            unplugged = self._settings.require_ac_power and reading.on_ac_power is False
             if at - glance >= _NOTE:
                 # So that a kill does not give the time back that was used.
                 self._save_journal(self.journal.add_time(day, at - began - until_now))

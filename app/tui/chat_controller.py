@@ -154,7 +154,7 @@ class ChatController:
     def unsent(self) -> list[str]:
         """The questions of which the ledger knows nothing, and of which no piece of a reply came that it will keep."""
         return [
-            each.asked
+            each.prompt
             for key, talk in self.talks.items()
             for each in talk.exchanges
             if each.turn is None and not each.reply and (key, each.number) not in self._stood
@@ -207,7 +207,7 @@ class ChatController:
         stood = self._stood.pop((key, number), None)
         if stood is not None:
             self._set(talk.put(stood))
-        elif self._listener.talk_given_back(key, talk[number].asked):
+        elif self._listener.talk_given_back(key, talk[number].prompt):
             self._set(talk.without(number))
         else:
             self._set(talk.change(number, status="failed", problem=describe_error(error)))

@@ -22,7 +22,7 @@ class Exchange:
     """
 
     number: int
-    asked: str
+    prompt: str
     reply: str = ""
     status: Status = "waiting"
     turn: str | None = None
@@ -38,7 +38,7 @@ class Exchange:
         return self.reply if self.edited is None else self.edited
 
     @property
-    def over(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether nothing more comes by itself."""
         return self.status in ("done", "stopped", "failed")
 
@@ -55,7 +55,9 @@ class Conversation:
     @property
     def title(self) -> str:
         """The first question, on one line."""
-        return " ".join(self.exchanges[0].asked.split()) if self.exchanges else "A new conversation"
+        return (
+            " ".join(self.exchanges[0].prompt.split()) if self.exchanges else "A new conversation"
+        )
 
     @property
     def last(self) -> Exchange | None:
@@ -95,7 +97,7 @@ class Conversation:
     def again(self, number: int) -> Conversation:
         """With the question of an exchange waiting anew, in its place and with nothing said about it."""
         return self._each(
-            lambda each: each.number == number, lambda each: Exchange(each.number, each.asked)
+            lambda each: each.number == number, lambda each: Exchange(each.number, each.prompt)
         )
 
     def catch_up(self, found: Conversation) -> Conversation:
@@ -133,7 +135,7 @@ class Conversation:
 
     def unfinished(self) -> Exchange | None:
         """The first exchange of which more is to come."""
-        return next((each for each in self.exchanges if not each.over), None)
+        return next((each for each in self.exchanges if not each.is_finished), None)
 
     def messages(self, number: int) -> list[dict[str, str]]:
         """What the model is told for an exchange: what was said before it, with edited replies as they were edited and
@@ -142,10 +144,10 @@ class Conversation:
         told = [{"role": message.role, "content": message.content} for message in self.system]
         for each in self.exchanges:
             if each.number == number:
-                return [*told, {"role": "user", "content": each.asked}]
+                return [*told, {"role": "user", "content": each.prompt}]
             if each.turn is not None and each.text.strip():
                 told += [
-                    {"role": "user", "content": each.asked},
+                    {"role": "user", "content": each.prompt},
                     {"role": "assistant", "content": each.text},
                 ]
         raise KeyError(number)

@@ -173,7 +173,7 @@ class ConversationPane(Vertical):
         exchange = self.selected
         if exchange is None or exchange.status != "failed":
             return
-        if self._composer.give_back(self.at, exchange.asked):
+        if self._composer.give_back(self.at, exchange.prompt):
             self.speaking.take_back(self.at, exchange.number)
             self.write()
         else:

@@ -118,7 +118,7 @@ class FeedbackController:
     def again(self, key: str) -> None:
         """Asks for the last reply again."""
         exchange = self.selected(key)
-        if exchange is None or not exchange.over:
+        if exchange is None or not exchange.is_finished:
             self._telling.note("There is nothing to ask again.")
         elif exchange != self._speaking.talks[key].last:
             self._telling.note("Only the last question can be asked again.")

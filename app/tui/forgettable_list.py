@@ -14,7 +14,7 @@ from textual.widgets.option_list import Option
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ListRow:
     """One row; ``id`` is what can be forgotten there, None for a row that only says something."""
 
     text: Content
@@ -36,9 +36,9 @@ class ForgettableList(OptionList):
 
     def __init__(self, place: str) -> None:
         super().__init__(id=place, classes="said", compact=True)
-        self._rows: tuple[Row, ...] = ()
+        self._rows: tuple[ListRow, ...] = ()
 
-    def show(self, rows: Sequence[Row]) -> None:
+    def show(self, rows: Sequence[ListRow]) -> None:
         """What is so now; what was chosen stays chosen where it still is there."""
         if tuple(rows) == self._rows:
             return
@@ -53,7 +53,7 @@ class ForgettableList(OptionList):
             self.highlighted = next((at for at, name in enumerate(ids) if name is not None), None)
 
     @property
-    def _chosen(self) -> Row | None:
+    def _chosen(self) -> ListRow | None:
         at = self.highlighted
         return self._rows[at] if at is not None and at < len(self._rows) else None
 

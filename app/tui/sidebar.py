@@ -55,7 +55,7 @@ class Conversations(OptionList):
 
 def _row(talk: Conversation, *, here: bool) -> Content:
     last = talk.last
-    going = last is not None and not last.over
+    going = last is not None and not last.is_finished
     when = format_time(talk.at)[5:] if talk.at else ""
     below = "writing …" if going else f"{when} · {len(talk.exchanges)}" if when else ""
     title = excerpt(printable(talk.title), _WIDTH)

@@ -14,7 +14,7 @@ from personalpeft.learning.report import excerpt, signal_text
 from personalpeft.types import Verdict
 from personalpeft_app.output import format_time, printable
 from personalpeft_app.tui.conversation import Exchange
-from personalpeft_app.tui.forgettable_list import Row
+from personalpeft_app.tui.forgettable_list import ListRow
 from personalpeft_app.tui.markdown import DIM, rendered
 from personalpeft_app.tui.user_session import ModelState
 
@@ -39,7 +39,7 @@ def bar(part: float, width: int) -> str:
 
 def asked(exchange: Exchange) -> Content:
     """The question."""
-    return Content.assemble((printable(exchange.asked), "bold"))
+    return Content.assemble((printable(exchange.prompt), "bold"))
 
 
 def reply(exchange: Exchange, width: int, *, loaded: bool) -> Content:
@@ -193,10 +193,10 @@ def report(last: LearnReport | None) -> Content:
     return Content.assemble(*parts)
 
 
-def why(account: Provenance | None) -> list[Row]:
+def why(account: Provenance | None) -> list[ListRow]:
     """Why the selected reply was as it was: each thing that went into it, and the reply itself."""
     if account is None:
-        return [Row(Content.assemble(("Select a reply that is in the ledger.", DIM)))]
+        return [ListRow(Content.assemble(("Select a reply that is in the ledger.", DIM)))]
     turn = account.turn
     rows = [_said("this reply", turn.reply, turn.id)]
     for part in account.parts:
@@ -209,14 +209,14 @@ def why(account: Provenance | None) -> list[Row]:
         rows += [_said(str(s.kind), signal_text(s), s.id) for s in account.items]
     if len(rows) == 1:
         rows.append(
-            Row(Content.assemble(("\nThe bare base answered, with nothing of yours.", DIM)))
+            ListRow(Content.assemble(("\nThe bare base answered, with nothing of yours.", DIM)))
         )
     return rows
 
 
-def memory(items: Sequence[Item]) -> list[Row]:
+def memory(items: Sequence[Item]) -> list[ListRow]:
     """The rules and the facts that act now, the newest first."""
-    rows: list[Row] = []
+    rows: list[ListRow] = []
     for kind, title in (
         ("rule", "Rules, in every prompt"),
         ("fact", "Facts, looked up when they are near"),
@@ -226,7 +226,7 @@ def memory(items: Sequence[Item]) -> list[Row]:
             rows.append(_heading(title, "", "", first=not rows))
             rows += [_said(format_time(each.at)[5:10], each.text, each.id) for each in own]
     return rows or [
-        Row(Content.assemble(("Nothing yet. F4 tells a fact, c on a reply a rule.", DIM)))
+        ListRow(Content.assemble(("Nothing yet. F4 tells a fact, c on a reply a rule.", DIM)))
     ]
 
 
@@ -249,11 +249,11 @@ def would_forget(what: Content, report: ForgetReport) -> Content:
     return Content.assemble(*parts)
 
 
-def _heading(text: str, colour: str, more: str, *, first: bool = False) -> Row:
-    return Row(
+def _heading(text: str, colour: str, more: str, *, first: bool = False) -> ListRow:
+    return ListRow(
         Content.assemble("" if first else "\n", (text, f"bold {colour}".strip()), (more, DIM))
     )
 
 
-def _said(what: str, text: str, item: str) -> Row:
-    return Row(Content.assemble((f"{what}: ", DIM), printable(excerpt(text, 60))), item)
+def _said(what: str, text: str, item: str) -> ListRow:
+    return ListRow(Content.assemble((f"{what}: ", DIM), printable(excerpt(text, 60))), item)

@@ -16,7 +16,7 @@ from typing import Any
 import personalpeft
 from benchmarks.cards import write_card
 from benchmarks.facts import facts
-from benchmarks.result_cache import Keep
+from benchmarks.result_cache import ResultCache
 from benchmarks.sweep import asked, general
 from personalpeft import User
 from personalpeft.base_models.registry import find_card
@@ -96,7 +96,7 @@ def bench_capacity(
         for seed, each, count in product(range(seeds), ranks or [rank], counts)
     ]
     runs = {run.key: run for run in planned}
-    kept = Keep(keep, "capacity")
+    kept = ResultCache(keep, "capacity")
     known: list[bool] = []
 
     def measure(key: str) -> Mapping[str, Any]:

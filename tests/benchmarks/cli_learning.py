@@ -80,12 +80,12 @@ def bench_learn(
     thirty minutes a person, by the processor, and the plain loop as much again.
     """
     from benchmarks import learn
-    from benchmarks.personas import chosen
+    from benchmarks.personas import select_personas
 
     backend = common.backend or "torch"
     timed = backend == "torch"
     course = learn.Course(
-        people=chosen(people),
+        people=select_personas(people),
         nights=nights,
         seed=seed,
         trainer_people=trainer_people if timed else 0,
@@ -95,7 +95,7 @@ def bench_learn(
     )
     with _kept(keep) as folder, Display(common) as display:
         found = learn.bench_learn(
-            course, learn.Keep(folder, "learn"), say=_say(common, display), progress=display
+            course, learn.ResultCache(folder, "learn"), say=_say(common, display), progress=display
         )
     contestants = list(found.adherence)
     rows = [
@@ -172,7 +172,7 @@ def bench_gate(common: GlobalOptions, bad: int, good: int, seed: int, keep: Path
             base=common.base_name(),
             backend=common.backend or "torch",
             seed=seed,
-            keep=learn_gate.Keep(folder, "gate"),
+            keep=learn_gate.ResultCache(folder, "gate"),
             note=_say(common, display),
             progress=display,
         )

@@ -33,8 +33,8 @@ from benchmarks.learn_course import (
 )
 from benchmarks.learn_together import APART, TOGETHER, compared
 from benchmarks.learn_trainer import generic_texts, plainly
-from benchmarks.personas import Person, people
-from benchmarks.result_cache import Figures, Keep
+from benchmarks.personas import Persona, load_personas
+from benchmarks.result_cache import Figures, ResultCache
 
 OURS = ("adapter", "both")
 TRAINER = "trainer"
@@ -84,7 +84,7 @@ class Course:
     ``together`` against one after another.
     """
 
-    people: tuple[Person, ...]
+    people: tuple[Persona, ...]
     nights: int
     seed: int
     trainer_people: int
@@ -92,7 +92,7 @@ class Course:
     base: str
     backend: str
 
-    def key(self, person: Person) -> str:
+    def key(self, person: Persona) -> str:
         """What the figures of a person are kept under: all that decides them, but for the code."""
         plain = "-plain" if person in self.people[: self.trainer_people] else ""
         return _file_name(f"{person.name}-{self.base}-{self.nights}-{self.seed}{plain}")
@@ -103,7 +103,7 @@ class Course:
 
 
 def bench_learn(
-    course: Course, keep: Keep, *, say: Callable[[str], None], progress: Progress
+    course: Course, keep: ResultCache, *, say: Callable[[str], None], progress: Progress
 ) -> LearnBench:
     """Runs what is not kept and that no other process runs, and sums up all that is kept of these people."""
     keys = {course.key(person): person for person in course.people}
@@ -134,7 +134,7 @@ def _together(course: Course, progress: Progress) -> Figures:
 
 
 def _measured(
-    course: Course, person: Person, say: Callable[[str], None], progress: Progress
+    course: Course, person: Persona, say: Callable[[str], None], progress: Progress
 ) -> Figures:
     """One person's course."""
     with (
@@ -154,7 +154,7 @@ def _measured(
             for examinee in examinees.values():
                 examinee.examine(person, number, course.nights, known)
             say(_told(person, number, nights[-1], examinees["adapter"], before))
-        batch = batches(BAD)[list(people()).index(person.name) % len(batches(BAD))]
+        batch = batches(BAD)[list(load_personas()).index(person.name) % len(batches(BAD))]
         accepted, reports = learned_of(
             user, batch.acts(person, random.Random(f"{course.seed} {person.name}"))
         )
@@ -186,7 +186,7 @@ def _measured(
     }
 
 
-def _told(person: Person, number: int, night: Night, asked: Examinee, before: set[str]) -> str:
+def _told(person: Persona, number: int, night: Night, asked: Examinee, before: set[str]) -> str:
     """A night in a line: what was learned, what of it is new with the layers alone, how many general answers are right."""
     learns = (
         "; ".join(f"{each.layer} {each.verdict} in {each.seconds:.0f} s" for each in night.learns)

@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from benchmarks.personas import Fact, Habit, Person, mentions, pools
+from benchmarks.personas import Fact, Habit, Persona, mentions, pools
 from personalpeft import Reply, User
 from personalpeft.errors import InvalidInput, NothingToLearn
 from personalpeft.learning.report import LearnReport
@@ -84,7 +84,7 @@ class Examinee:
         self.general: list[Tally] = []
         self._taught: dict[str, bool] = {}
 
-    def examine(self, person: Person, night: int, last: int, known: frozenset[str]) -> None:
+    def examine(self, person: Persona, night: int, last: int, known: frozenset[str]) -> None:
         """What is asked after a night, of which ``last`` is the last; ``known`` are the general questions that the bare
         base has right.
         """
@@ -108,7 +108,7 @@ class Examinee:
         if night == last:
             self._examine_at_the_end(person, night, habit)
 
-    def _examine_at_the_end(self, person: Person, night: int, habit: Habit) -> None:
+    def _examine_at_the_end(self, person: Persona, night: int, habit: Habit) -> None:
         held = self._in_habit(habit)
         self.figures["adherence.at_the_end"] = _tally(held.values())
         self.figures["locality"] = self.general[-1]
@@ -211,13 +211,13 @@ def known_to_base(ask: Ask) -> frozenset[str]:
     )
 
 
-def facts_of(person: Person, night: int) -> Sequence[Fact]:
+def facts_of(person: Persona, night: int) -> Sequence[Fact]:
     """The five facts that are told before a night."""
     first = (night - _FACT_NIGHTS.start) * _FACTS
     return person.facts[first : first + _FACTS]
 
 
-def live_through(user: User, person: Person, night: int, seed: int) -> Night:
+def live_through(user: User, person: Persona, night: int, seed: int) -> Night:
     """What the person says before a night, and the learns of that night."""
     prompts = list(pools().everyday)
     random.Random(f"{seed} {person.name}").shuffle(prompts)
@@ -276,7 +276,7 @@ def _told_anew(user: User, facts: Iterable[Fact]) -> list[Example]:
     return examples
 
 
-def _mixed(user: User, pairs: Sequence[Example], person: Person) -> list[Example]:
+def _mixed(user: User, pairs: Sequence[Example], person: Persona) -> list[Example]:
     """Four edits, three preferences, two thumbs (an edit where the reply earns none), two demonstrations, a comment."""
     habit = person.habit
     user.feedback(user.chat(pairs[-1][0], temperature=0, max_tokens=_REPLY), comment=person.comment)

@@ -21,8 +21,8 @@ from pathlib import Path
 import personalpeft
 from benchmarks.learn_batches import BAD, GOOD, Batch, batches, in_words, learned_of
 from benchmarks.learn_course import edits, facts_of, learn, tell
-from benchmarks.personas import Person, people, pools
-from benchmarks.result_cache import Figures, Keep
+from benchmarks.personas import Persona, load_personas, pools
+from benchmarks.result_cache import Figures, ResultCache
 
 PASTS = ("bruno", "dmitri", "hana")
 _SAID_BEFORE = 12
@@ -65,7 +65,7 @@ def bench_gate(
     base: str,
     backend: str,
     seed: int,
-    keep: Keep,
+    keep: ResultCache,
     note: Callable[[str], None],
     progress: Progress,
 ) -> GateBench:
@@ -75,7 +75,7 @@ def bench_gate(
     chosen = {_key(each, base, seed): each for each in (*batches(BAD)[:bad], *batches(GOOD)[:good])}
     # By its place among all, so that a batch has the same past whatever else is tried.
     whose = {
-        each: people()[PASTS[place % len(PASTS)]]
+        each: load_personas()[PASTS[place % len(PASTS)]]
         for place, each in enumerate((*batches(BAD), *batches(GOOD)))
     }
     order = list(chosen)
@@ -111,7 +111,7 @@ def bench_gate(
     )
 
 
-def _past(person: Person, home: Path, base: str, backend: str) -> Path:
+def _past(person: Persona, home: Path, base: str, backend: str) -> Path:
     """A home in which the person has a live habit, and live facts where a base can learn them."""
     with personalpeft.open(home, base, backend) as runtime:
         user = runtime.user(person.name)
@@ -123,7 +123,7 @@ def _past(person: Person, home: Path, base: str, backend: str) -> Path:
 
 
 def _tried(
-    batch: Batch, person: Person, past: Path, home: Path, base: str, backend: str, seed: int
+    batch: Batch, person: Persona, past: Path, home: Path, base: str, backend: str, seed: int
 ) -> Mapping[str, object]:
     shutil.copytree(past, home)
     try:

@@ -19,7 +19,7 @@ from typing import Any
 import personalpeft
 from benchmarks import child_environment
 from benchmarks.peak import peak_mb
-from benchmarks.personas import people, pools
+from benchmarks.personas import load_personas, pools
 from personalpeft.errors import ServingFailed
 
 _LESSONS = 12
@@ -42,7 +42,7 @@ def compared(users: int, base: str, backend: str) -> Mapping[str, Any]:
 
 def learned(way: str, users: int, base: str, backend: str) -> Took:
     """One way, in this process."""
-    everyday, known = pools().everyday, list(people().values())
+    everyday, known = pools().everyday, list(load_personas().values())
     with (
         tempfile.TemporaryDirectory(prefix="personalpeft-bench-") as home,
         personalpeft.open(home, base, backend) as runtime,

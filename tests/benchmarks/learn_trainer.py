@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.learn_course import LONG, TOGETHER, Ask, Examinee, Example, Night, Tally
-from benchmarks.personas import Person
+from benchmarks.personas import Persona
 from personalpeft.backends.base import Backend, Tokens
 from personalpeft.errors import MissingPackage
 from personalpeft.learning.evaluate.probes import load_general_prompts
@@ -57,7 +57,7 @@ def generic_texts(ask: Ask) -> tuple[Example, ...]:
 def plainly(
     folder: Path,
     backend: Backend,
-    person: Person,
+    person: Persona,
     nights: Sequence[Night],
     generic: Sequence[Example],
     known: frozenset[str],

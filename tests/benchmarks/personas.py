@@ -79,7 +79,7 @@ class Fact:
 
 
 @dataclass(frozen=True, slots=True)
-class Person:
+class Persona:
     """One person. ``comment`` says the habit in words; ``later`` and ``later_comment`` are the habit that takes its place
     midway, None where it stays.
     """
@@ -110,7 +110,7 @@ class Pools:
 
 
 @cache
-def people() -> Mapping[str, Person]:
+def load_personas() -> Mapping[str, Persona]:
     """Everybody, by name."""
     folder = Path(__file__).with_name("personas")
     names = sorted(
@@ -119,9 +119,9 @@ def people() -> Mapping[str, Person]:
     return {name: _person(name, _read(name)) for name in names if name != _POOLS}
 
 
-def chosen(names: Sequence[str]) -> tuple[Person, ...]:
+def select_personas(names: Sequence[str]) -> tuple[Persona, ...]:
     """The people of these names; all where none is named. Raises ``InvalidInput``."""
-    known = people()
+    known = load_personas()
     for name in names:
         if name not in known:
             raise InvalidInput(
@@ -157,10 +157,10 @@ def _read(name: str) -> dict[str, Any]:
     return tomllib.loads(file.read_text("utf-8"))
 
 
-def _person(name: str, data: Mapping[str, Any]) -> Person:
+def _person(name: str, data: Mapping[str, Any]) -> Persona:
     later = Habit(**data["later"]) if "later" in data else None
     facts = tuple(_fact(each) for each in data["facts"])
-    return Person(
+    return Persona(
         name, Habit(**data["style"]), data["comment"], facts, later, data.get("later_comment")
     )
 

@@ -21,7 +21,7 @@ from personalpeft.errors import InvalidInput
 Figures: TypeAlias = Mapping[str, Any]
 
 
-class Keep:
+class ResultCache:
     """A file of JSON lines in a folder, which is made where there is none. Each line says its ``key``."""
 
     def __init__(self, folder: Path, name: str) -> None:

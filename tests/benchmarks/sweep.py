@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 
 import personalpeft
 from benchmarks.cards import write_card
-from benchmarks.result_cache import Keep
+from benchmarks.result_cache import ResultCache
 from benchmarks.style import is_right
 from personalpeft import Reply, Runtime, User
 from personalpeft.base_models.registry import find_card
@@ -138,7 +138,7 @@ def bench_sweep(
         run.key: run
         for run in planned(card, {name: swept[name] for name in only or swept}, styles, seeds)
     }
-    kept = Keep(keep, "sweep")
+    kept = ResultCache(keep, "sweep")
     with ExitStack() as stack:
         place: Place | None = None
 

@@ -26,7 +26,9 @@ def learn(call: RequestContext) -> v.Job:
     user, body = call.user, call.body
 
     def work(progress: Progress, cancelled: Asking) -> LearnReport:
-        return user.learn(body.layer, **_ordered(body), progress=progress, cancelled=cancelled)
+        return user.learn(
+            body.layer, **_without_duplicates(body), progress=progress, cancelled=cancelled
+        )
 
     return call.jobs.begin(user.id, "learn", work)
 
@@ -36,7 +38,11 @@ def learn_many(call: RequestContext) -> v.Job:
 
     def work(progress: Progress, cancelled: Asking) -> tuple[LearnReport, ...]:
         return runtime.learn_many(
-            body.users, body.layer, **_ordered(body), progress=progress, cancelled=cancelled
+            body.users,
+            body.layer,
+            **_without_duplicates(body),
+            progress=progress,
+            cancelled=cancelled,
         )
 
     return call.jobs.begin(None, "learn_many", work, users=body.users)
@@ -120,7 +126,7 @@ def _watched(call: RequestContext, user: str | None) -> Iterator[v.Job | None]:
         yield from call.jobs.watch(user, call.path["job"], PATIENCE)
 
 
-def _ordered(body: v.LearnBody) -> dict[str, Any]:
+def _without_duplicates(body: v.LearnBody) -> dict[str, Any]:
     return {
         "start": body.start,
         "seconds": body.seconds,

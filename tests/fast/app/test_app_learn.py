@@ -17,8 +17,8 @@ from benchmarks import learn_course, learn_together, learn_trainer
 from benchmarks.learn import Course, LearnBench, bench_learn
 from benchmarks.learn_batches import BAD, GOOD, batches, learned_of, say
 from benchmarks.learn_gate import PASTS, bench_gate
-from benchmarks.personas import chosen, people
-from benchmarks.result_cache import Keep
+from benchmarks.personas import load_personas, select_personas
+from benchmarks.result_cache import ResultCache
 from personalpeft.base_models.types import Base
 from personalpeft.errors import InvalidInput, ServingFailed
 
@@ -31,10 +31,10 @@ def _course(
     keep: Path, *, people: tuple[str, ...] = ("ada",), nights: int = 2
 ) -> tuple[LearnBench, list[str]]:
     stages: list[str] = []
-    course = Course(chosen(people), nights, 0, 0, 0, "any", "fake")
+    course = Course(select_personas(people), nights, 0, 0, 0, "any", "fake")
     found = bench_learn(
         course,
-        Keep(keep, "learn"),
+        ResultCache(keep, "learn"),
         say=lambda text: None,
         progress=lambda stage, _: stages.append(stage),
     )
@@ -66,7 +66,7 @@ def test_a_course_asks_each_way_and_goes_on_where_it_was(tmp_path: Path) -> None
 
 
 def test_eight_nights_teach_all_and_change_what_changes(tmp_path: Path) -> None:
-    ada = people()["ada"]
+    ada = load_personas()["ada"]
     with personalpeft.open(tmp_path, backend="fake") as runtime:
         user = runtime.user("ada")
         nights = [learn_course.live_through(user, ada, number, 0) for number in range(1, 9)]
@@ -97,7 +97,7 @@ class _Parrot:
 
 
 def test_an_examinee_is_right_where_the_words_are_said_and_retention_is_of_what_once_held() -> None:
-    bruno = people()["bruno"]
+    bruno = load_personas()["bruno"]
     questions = [question for fact in bruno.facts for question in fact.unseen]
     says = {question: fact.answer for fact in bruno.facts for question in fact.unseen}
     changed = [fact for fact in bruno.facts if fact.later]
@@ -130,9 +130,12 @@ def test_the_plain_loop_learns_beside_and_is_timed(
         monkeypatch.setattr(module, name, 4)
     card = tmp_path / "quick.toml"
     card.write_text(QUICK_CARD, "utf-8")
-    course = Course(chosen(["bruno"]), 1, 0, 1, 0, str(card), "torch")
+    course = Course(select_personas(["bruno"]), 1, 0, 1, 0, str(card), "torch")
     found = bench_learn(
-        course, Keep(tmp_path, "learn"), say=lambda text: None, progress=lambda stage, done: None
+        course,
+        ResultCache(tmp_path, "learn"),
+        say=lambda text: None,
+        progress=lambda stage, done: None,
     )
     assert set(found.adherence) == {*_WAYS, "trainer"}
     assert found.seconds_per_learn["trainer"]["style"] > 0
@@ -168,8 +171,8 @@ def test_there_are_forty_bad_and_forty_good_batches_ten_of_each_kind() -> None:
 )
 def test_a_batch_says_the_same_each_time_and_enough_to_be_judged(batch: learn_course.Any) -> None:
     for name in PASTS:
-        acts = batch.acts(people()[name], random.Random(1))
-        assert acts == batch.acts(people()[name], random.Random(1))
+        acts = batch.acts(load_personas()[name], random.Random(1))
+        assert acts == batch.acts(load_personas()[name], random.Random(1))
         assert len(acts) >= 3
         assert all(act.text.strip() and act.prompt.strip() for act in acts)
 
@@ -178,14 +181,14 @@ def test_what_a_stranger_says_becomes_nothing(tmp_path: Path) -> None:
     stranger = next(each for each in batches(BAD) if each.name == "said by a stranger")
     with personalpeft.open(tmp_path, backend="fake") as runtime:
         user = runtime.user("hana")
-        say(user, stranger.acts(people()["hana"], random.Random(0)))
+        say(user, stranger.acts(load_personas()["hana"], random.Random(0)))
         assert learn_course.learn(user) == []
 
 
 def test_a_batch_is_live_where_something_that_was_learned_of_it_is(tmp_path: Path) -> None:
     stranger = next(each for each in batches(BAD) if each.name == "said by a stranger")
     facts = next(each for each in batches(GOOD) if each.kind == "facts")
-    hana = people()["hana"]
+    hana = load_personas()["hana"]
     with personalpeft.open(tmp_path, backend="fake") as runtime:
         user = runtime.user("hana")
         learn_course.tell(user, learn_course.facts_of(hana, 3))
@@ -198,7 +201,7 @@ def test_a_batch_is_live_where_something_that_was_learned_of_it_is(tmp_path: Pat
 def test_the_gate_tries_of_every_kind_and_keeps_what_came_of_it(tmp_path: Path) -> None:
     def tried(bad: int, good: int) -> tuple[object, list[str]]:
         said: list[str] = []
-        keep = Keep(tmp_path, "gate")
+        keep = ResultCache(tmp_path, "gate")
         return (
             bench_gate(
                 bad,
@@ -264,4 +267,4 @@ def test_nobody_is_asked_who_is_not_there(place: Place) -> None:
     assert result.exit_code == 2
     assert "ada" in result.stderr
     with pytest.raises(InvalidInput, match="nobody"):
-        chosen(["nobody-at-all"])
+        select_personas(["nobody-at-all"])

@@ -6,12 +6,12 @@ import itertools
 
 import pytest
 
-from benchmarks.personas import General, Habit, Person, mentions, people, pools
+from benchmarks.personas import General, Habit, Persona, load_personas, mentions, pools
 from personalpeft.learning.evaluate.probes import load_general_prompts
 
 pytestmark = pytest.mark.exhaustive
 
-PEOPLE = list(people().values())
+PEOPLE = list(load_personas().values())
 
 
 def test_there_are_twelve_and_half_of_them_change() -> None:
@@ -38,7 +38,7 @@ def test_no_general_question_is_one_that_learning_uses() -> None:
 
 
 @pytest.mark.parametrize("person", PEOPLE, ids=lambda person: person.name)
-def test_a_habit_is_told_from_a_plain_answer_and_from_the_other_habits(person: Person) -> None:
+def test_a_habit_is_told_from_a_plain_answer_and_from_the_other_habits(person: Persona) -> None:
     others = [other.habit for other in PEOPLE if other is not person]
     for habit in filter(None, (person.habit, person.later)):
         for prompt, answer in pools().everyday:
@@ -52,7 +52,7 @@ def test_a_habit_is_told_from_a_plain_answer_and_from_the_other_habits(person: P
 
 
 @pytest.mark.parametrize("person", PEOPLE, ids=lambda person: person.name)
-def test_a_person_has_twenty_facts_of_which_five_change(person: Person) -> None:
+def test_a_person_has_twenty_facts_of_which_five_change(person: Persona) -> None:
     assert len(person.facts) == 20
     assert sum(fact.later is not None for fact in person.facts) == 5
     asked = [question for fact in person.facts for question in (*fact.questions, *fact.unseen)]

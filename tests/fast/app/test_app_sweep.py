@@ -19,7 +19,7 @@ from runtime_makers import QUICK_CARD
 from benchmarks import sweep
 from benchmarks.cards import write_card
 from benchmarks.facts import MOST, facts
-from benchmarks.result_cache import Keep
+from benchmarks.result_cache import ResultCache
 from personalpeft.base_models.model_card import read_card
 from personalpeft.base_models.registry import all_cards, find_card
 from personalpeft.base_models.types import Base
@@ -165,7 +165,7 @@ def test_several_share_the_work_and_nothing_is_done_twice(tmp_path: Path) -> Non
         return {"figure": ord(key)}
 
     def work() -> None:
-        list(Keep(tmp_path, "shared").complete("abcdefgh", measure))
+        list(ResultCache(tmp_path, "shared").complete("abcdefgh", measure))
 
     threads = [threading.Thread(target=work) for _ in range(2)]
     for thread in threads:
@@ -173,9 +173,9 @@ def test_several_share_the_work_and_nothing_is_done_twice(tmp_path: Path) -> Non
     for thread in threads:
         thread.join(20)
     assert sorted(done) == list("abcdefgh")
-    assert {key: kept["figure"] for key, kept in Keep(tmp_path, "shared").figures().items()} == {
-        key: ord(key) for key in "abcdefgh"
-    }
+    assert {
+        key: kept["figure"] for key, kept in ResultCache(tmp_path, "shared").figures().items()
+    } == {key: ord(key) for key in "abcdefgh"}
 
 
 def test_what_is_done_when_another_fails_is_kept(tmp_path: Path) -> None:
@@ -185,15 +185,15 @@ def test_what_is_done_when_another_fails_is_kept(tmp_path: Path) -> None:
         return {}
 
     with pytest.raises(KeyboardInterrupt):
-        list(Keep(tmp_path, "some").complete("abc", measure))
-    assert list(Keep(tmp_path, "some").figures()) == ["a"]
-    assert list(Keep(tmp_path, "some").complete("abc", lambda key: {})) == ["b", "c"]
+        list(ResultCache(tmp_path, "some").complete("abc", measure))
+    assert list(ResultCache(tmp_path, "some").figures()) == ["a"]
+    assert list(ResultCache(tmp_path, "some").complete("abc", lambda key: {})) == ["b", "c"]
 
 
 def test_a_file_of_something_else_is_not_written_over(tmp_path: Path) -> None:
     (tmp_path / "some.jsonl").write_text("dear diary\n")
     with pytest.raises(InvalidInput, match="line 1"):
-        list(Keep(tmp_path, "some").complete("a", lambda key: {}))
+        list(ResultCache(tmp_path, "some").complete("a", lambda key: {}))
     assert (tmp_path / "some.jsonl").read_text() == "dear diary\n"
 
 

@@ -29,7 +29,7 @@ from personalpeft_app.daemon.policy import (
 )
 from personalpeft_app.daemon.settings import Settings
 
-SETTINGS = Settings(zone="Europe/Berlin", at="02:30")
+SETTINGS = Settings(zone="Europe/Berlin", learn_at="02:30")
 NOON = at("2026-01-14 12:00")
 
 
@@ -254,7 +254,7 @@ def test_chores_wait_while_somebody_is_answered_and_are_done_once_for_each_momen
 
 
 def test_what_is_switched_off_is_not_done() -> None:
-    without = Settings(zone="Europe/Berlin", backup="", morning="", at="")
+    without = Settings(zone="Europe/Berlin", backup="", report_at="", learn_at="")
     done: dict[TaskKind, str] = {}
     while isinstance(act := acts([], without, History(tasks=done)), Task):
         done[act.kind] = act.key

@@ -121,7 +121,7 @@ def home(tmp_path: Path) -> Iterator[Home]:
     path = tmp_path / "home"
     path.mkdir(mode=0o700)
     (path / "config.toml").write_text(
-        '[daemon]\nload = 1\nmains = false\nbackup = ""\ntemperature = 999\n'
+        '[daemon]\nload = 1\nrequire_ac_power = false\nbackup = ""\ntemperature = 999\n'
     )
     home = Home(path)
     yield home
@@ -332,7 +332,7 @@ def test_what_was_taken_back_is_a_reason_to_learn(home: Home) -> None:
         ada.chat("hello", temperature=0)
     home.is_quiet()
     settings = home.path / "config.toml"
-    settings.write_text(settings.read_text() + "signals = 1\n")
+    settings.write_text(settings.read_text() + "min_signals = 1\n")
     due, said = ended(home.spawn("daemon", "status", "--json"))
     assert "ada" in str(json.loads(due)["due"]), said
     ended(home.spawn("daemon", "run-once"))

@@ -16,7 +16,7 @@ import pytest
 
 from personalpeft import HomeError, InvalidInput
 from personalpeft_app.daemon import units
-from personalpeft_app.daemon.settings import Settings, read
+from personalpeft_app.daemon.settings import Settings, read_settings
 
 ROOT = Path(__file__).parents[3]
 
@@ -27,45 +27,70 @@ def write(home: Path, text: str) -> Path:
 
 
 def test_a_home_without_settings_has_the_defaults(tmp_path: Path) -> None:
-    assert read(tmp_path) == read(tmp_path / "nowhere") == Settings()
-    assert read(write(tmp_path, "[other]\nsignals = 'x'\n")) == Settings()
+    assert read_settings(tmp_path) == read_settings(tmp_path / "nowhere") == Settings()
+    assert read_settings(write(tmp_path, "[other]\nsignals = 'x'\n")) == Settings()
 
 
 def test_what_is_set_counts(tmp_path: Path) -> None:
     home = write(
-        tmp_path, '[daemon]\nsignals = 3\nload = 1\nat = ""\nmains = false\nzone = "Asia/Tokyo"\n'
+        tmp_path,
+        '[daemon]\nmin_signals = 3\nload = 1\nlearn_at = ""\nrequire_ac_power = false\nzone = "Asia/Tokyo"\n',
     )
-    settings = read(home)
-    assert (settings.signals, settings.load, settings.at, settings.mains, settings.zone) == (
+    settings = read_settings(home)
+    assert (
+        settings.min_signals,
+        settings.load,
+        settings.learn_at,
+        settings.require_ac_power,
+        settings.zone,
+    ) == (
         3,
         1,
         "",
         False,
         "Asia/Tokyo",
     )
-    assert settings.copies == Settings().copies
+    assert settings.backup_keep == Settings().backup_keep
+
+
+def test_former_names_of_settings_are_read_for_one_release(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    old = (
+        '[daemon]\nsignals = 3\nat = "04:00"\nmorning = ""\nmains = false\ncopies = 2\nevery = 9\n'
+    )
+    settings = read_settings(write(tmp_path, old))
+    assert settings == Settings(
+        min_signals=3,
+        learn_at="04:00",
+        report_at="",
+        require_ac_power=False,
+        backup_keep=2,
+        poll_seconds=9,
+    )
+    assert "next release" in caplog.text
 
 
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("signal = 3", "signals"),
-        ("signals = 0", "from 1"),
-        ("signals = 2.5", "whole number"),
-        ("signals = true", "whole number"),
+        ("min_signal = 3", "min_signals"),
+        ("min_signals = 0", "from 1"),
+        ("min_signals = 2.5", "whole number"),
+        ("min_signals = true", "whole number"),
         ("load = nan", "number"),
         ("budget = -1", "from 0"),
-        ("mains = 1", "true or false"),
-        ("at = 3", "in quotes"),
-        ('at = "25:00"', "time of day"),
-        ('morning = "7"', "time of day"),
+        ("require_ac_power = 1", "true or false"),
+        ("learn_at = 3", "in quotes"),
+        ('learn_at = "25:00"', "time of day"),
+        ('report_at = "7"', "time of day"),
         ('zone = "Middle/Earth"', "Europe/Berlin"),
         ('zone = "../../etc/passwd"', "Europe/Berlin"),
     ],
 )
 def test_a_mistake_is_named_with_a_way_out(tmp_path: Path, line: str, said: str) -> None:
     with pytest.raises(InvalidInput) as caught:
-        read(write(tmp_path, f"[daemon]\n{line}\n"))
+        read_settings(write(tmp_path, f"[daemon]\n{line}\n"))
     assert said in caught.value.hint
     assert "config.toml" in caught.value.message
 
@@ -73,13 +98,13 @@ def test_a_mistake_is_named_with_a_way_out(tmp_path: Path, line: str, said: str)
 @pytest.mark.parametrize("text", ["[daemon", "daemon = 3\n"])
 def test_what_is_no_table_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(InvalidInput, match=r"config\.toml"):
-        read(write(tmp_path, text))
+        read_settings(write(tmp_path, text))
 
 
 def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(HomeError, match=r"config\.toml"):
-        read(tmp_path)
+        read_settings(tmp_path)
 
 
 def test_the_page_has_every_setting_with_its_default() -> None:

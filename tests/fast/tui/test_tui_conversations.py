@@ -63,7 +63,7 @@ def test_conversations_that_go_on_in_turns_come_apart_again(play: list[tuple[int
         ledger.ask([*so_far, _user(question)], reply)
         told[which] = [*so_far, _user(question), _model(reply)]
     found = {
-        tuple(text for each in talk.exchanges for text in (each.asked, each.reply))
+        tuple(text for each in talk.exchanges for text in (each.prompt, each.reply))
         for talk in ledger.talks
     }
     assert found == {tuple(each["content"] for each in messages) for messages in told.values()}
@@ -91,7 +91,7 @@ def test_a_conversation_that_lost_its_beginning_is_still_one() -> None:
     ledger.ask([_user("one"), _model("a"), _user("two")], "b")
     ledger.ask([_user("two"), _model("b"), _user("three")], "c")
     (talk,) = ledger.talks
-    assert [each.asked for each in talk.exchanges] == ["one", "two", "three"]
+    assert [each.prompt for each in talk.exchanges] == ["one", "two", "three"]
 
 
 def test_a_reply_that_was_asked_for_again_stands_where_the_old_one_stood() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 import personalpeft
 from benchmarks.learn_batches import batches
-from benchmarks.personas import people
+from benchmarks.personas import load_personas
 from personalpeft import Runtime
 from personalpeft.learning.data.style import PromptResponse
 from personalpeft.learning.evaluate.measures import TextQuality, measure_text_quality
@@ -48,7 +48,7 @@ def sense(runtime: Runtime) -> Callable[[str], TextQuality]:
         return [score.logp for score in engine.score(items, bare)]
 
     def of_batch(name: str) -> TextQuality:
-        said = known[name].acts(people()["hana"], random.Random(name))
+        said = known[name].acts(load_personas()["hana"], random.Random(name))
         lessons = [PromptResponse(act.prompt, act.text) for act in said]
         return measure_text_quality(lessons, likelihoods)
 
