@@ -16,7 +16,7 @@ import click
 from personalpeft.errors import PersonalPeftError, format_origin, get_error_codes, get_error_type
 from personalpeft.extras import extra_required
 from personalpeft_app.options import GlobalOptions
-from personalpeft_app.output import format_json, printable, supports_style
+from personalpeft_app.output import apply_style, format_json, printable
 
 USAGE = 2
 BUG = 70
@@ -63,9 +63,9 @@ def print_error(message: str, hint: str, *, kind: str, code: int, as_data: bool)
         said = {"error": {"kind": kind, "message": message, "hint": hint, "exit_code": code}}
         click.echo(format_json(said, indent=None), err=True)
         return code
-    click.echo(f"{supports_style('error:', fg='red', bold=True)} {printable(message)}", err=True)
+    click.echo(f"{apply_style('error:', fg='red', bold=True)} {printable(message)}", err=True)
     if hint:
-        click.echo(f"{supports_style('hint:', fg='cyan')} {printable(hint)}", err=True)
+        click.echo(f"{apply_style('hint:', fg='cyan')} {printable(hint)}", err=True)
     return code
 
 

@@ -1,7 +1,7 @@
-"""What goes to the screen: data to stdout, as text or JSON, and notes and errors to stderr.
+"""Print data to stdout, as text or JSON, and notes to stderr.
 
-Invariants: nothing but data reaches stdout; text from a model or a file cannot steer the terminal, since control
-characters are shown and not sent; what is piped has no colours and is not cut to a width.
+Invariants: only data reaches stdout. Control characters are shown and not sent, so text from a model
+or a file cannot control the terminal. Piped output has no colours and is not cut to a width.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ _CONTROL_IN_JSON = re.compile(r"[\x7f-\x9f]")
 
 
 def printable(text: str) -> str:
-    """The text with every control character but tabs and line ends shown as ``\\x1b``, not sent."""
+    """Return the text with control characters, except tabs and line ends, escaped."""
     return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text.replace("\r\n", "\n"))
 
 
 def format_json(value: Any, *, indent: int | None = 2) -> str:
-    """JSON that a terminal shows as it is."""
+    """Return JSON without control characters."""
     text = json.dumps(to_json(value), ensure_ascii=False, indent=indent, allow_nan=False)
     return _CONTROL_IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def emit(common: GlobalOptions, data: Any, text: str) -> None:
-    """Prints data: as JSON where asked for, else as text. An empty text prints nothing."""
+    """Print data as JSON with --json, else as text. An empty text prints nothing."""
     if common.json:
         click.echo(format_json(data))
     elif text:
@@ -44,42 +44,45 @@ def emit(common: GlobalOptions, data: Any, text: str) -> None:
 
 
 def write(text: str) -> None:
-    """A piece of a reply, at once."""
+    """Print a part of a reply without a line end."""
     click.echo(printable(text), nl=False)
 
 
 def info(common: GlobalOptions, text: str) -> None:
-    """A line for the person, on stderr, that a program does not need."""
+    """Print a note on stderr, unless --json or --quiet."""
     if not common.quiet and not common.json:
-        click.echo(supports_style(printable(text), dim=True), err=True)
+        click.echo(apply_style(printable(text), dim=True), err=True)
 
 
-def supports_style(text: str, **style: Any) -> str:
-    """The text in a style, where stderr is a terminal and NO_COLOR is not set."""
+def apply_style(text: str, **style: Any) -> str:
+    """Return the text in a style if stderr supports colours."""
     return click.style(text, **style) if supports_color() else text
 
 
 def supports_color() -> bool:
-    """Whether stderr may be coloured."""
+    """Return whether stderr is a terminal with colours and NO_COLOR is not set."""
     return (
         sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     )
 
 
 def to_one_line(text: str) -> str:
-    """A text on one line."""
+    """Return the text on one line."""
     return " ".join(text.split())
 
 
 def format_time(at: datetime) -> str:
-    """A moment in the time of this place, to the minute."""
+    """Return a time in the local zone, to the minute."""
     return at.astimezone().strftime("%Y-%m-%d %H:%M")
 
 
 def format_table(
     headings: Sequence[str], rows: Sequence[Sequence[str]], *, flexible: Sequence[int] = ()
 ) -> str:
-    """Columns under headings. On a terminal that is too narrow the ``flexible`` columns are cut; empty without rows."""
+    """Return columns under headings; empty without rows.
+
+    On a terminal that is too narrow the ``flexible`` columns are cut.
+    """
     if not rows:
         return ""
     from rich.cells import cell_len, set_cell_size

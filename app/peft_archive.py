@@ -1,7 +1,7 @@
-"""A PEFT folder as one file, so that it can be sent: a zip of the files that such a folder has, and nothing else.
+"""Zip and unzip PEFT folders, to send them as one file.
 
-Invariants: no name in an archive decides where anything is written; what does not fit the bound is not unpacked. What is in the files is
-for the library's own reader to judge.
+Invariants: no name in an archive decides where a file is written, and a size bound holds. The
+library's own reader checks the contents.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ _HINT = f"Send a zip of {CONFIG_FILE} and {TENSOR_FILE}, with no folder around t
 
 
 def zip_adapter(folder: Path, archive: Path) -> None:
-    """Writes those of the files that are there into a new archive. Tensors do not shrink, so nothing is compressed. Raises
-    ``AdapterError`` for a file that cannot be read.
+    """Write the existing files into a new archive, uncompressed, since tensors do not shrink.
+
+    Raises ``AdapterError`` for a file that cannot be read.
     """
     with zipfile.ZipFile(archive, "x") as made:
         for name in _FILES:
@@ -36,25 +37,25 @@ def zip_adapter(folder: Path, archive: Path) -> None:
 
 
 def unzip_adapter(archive: Path, folder: Path) -> None:
-    """Writes the files of an archive that a stranger made into a folder that is there. Raises ``AdapterError``."""
+    """Unpack an untrusted archive into an existing folder. Raises ``AdapterError``."""
     try:
         with zipfile.ZipFile(archive) as given:
             entries = given.infolist()
             names = [entry.filename for entry in entries]
             if len(set(names)) < len(names) or not set(names) <= {*_FILES}:
                 raise AdapterError(
-                    "The archive holds something else than a PEFT folder.", hint=_HINT
+                    "The archive must hold the files of a PEFT folder and nothing else.", hint=_HINT
                 )
             room = _LARGEST
             for entry in entries:
                 with given.open(entry) as source, (folder / entry.filename).open("xb") as target:
-                    # What an archive says of a file's size is only what it says.
+                    # The size in the archive's index may be false.
                     while part := source.read(_PART):
                         room -= len(part)
                         if room < 0:
                             raise AdapterError(
-                                "The archive holds more than is taken.",
-                                hint=f"At most {_LARGEST} bytes are.",
+                                "The archive is too large.",
+                                hint=f"At most {_LARGEST} bytes are accepted.",
                             )
                         target.write(part)
     except (
@@ -67,4 +68,4 @@ def unzip_adapter(archive: Path, folder: Path) -> None:
     ) as error:
         if isinstance(error, AdapterError):
             raise
-        raise AdapterError("This is no archive that can be read.", hint=_HINT) from error
+        raise AdapterError("The archive cannot be read.", hint=_HINT) from error

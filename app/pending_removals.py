@@ -1,4 +1,4 @@
-"""What is said to somebody who takes back what a layer has learned."""
+"""Describe which layers will unlearn a signal that the user retracts."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ if TYPE_CHECKING:
 
 
 def pending_removals(user: User) -> frozenset[TrainingTrigger]:
-    """What layers have to unlearn now; asked before something is taken back."""
-    return frozenset(news for news in user.pending().news if news.kind == "taken back")
+    """Return what layers have to unlearn now."""
+    from personalpeft.learning.status import TriggerKind
+
+    return frozenset(news for news in user.pending().news if news.kind == TriggerKind.RETRACTED)
 
 
 def describe_removals(user: User, before: Collection[TrainingTrigger]) -> str:
-    """A sentence on which layers have learned of what was taken back since; empty where none has."""
+    """Return a sentence on the layers with new removals since ``before``, empty without any."""
     known = sorted({news.layer for news in pending_removals(user) if news not in before})
-    return f"What {' and '.join(known)} learned of it goes with the next learn." if known else ""
+    return f"The next learn removes it from {' and '.join(known)}." if known else ""

@@ -1,6 +1,6 @@
-"""Opens the home that the options mean, in the way that a command needs.
+"""Open the home and the user that the global options name.
 
-Invariant: only a command that has something to keep makes a home or a user; and what it keeps was checked before.
+Invariant: only a command that stores something creates a home or a user, after checking its input.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ def open_runtime(
     serving: Serving | None = None,
     observing: Observing = "off",
 ) -> Iterator[Runtime]:
-    """The runtime: "read" changes nothing, "change" needs a home that is there, "make" makes one."""
+    """Open the runtime: to "read", to "change" an existing home, or to "make" one if needed."""
     import personalpeft
     from personalpeft.store.home import DATABASE
 
     home, _ = common.paths()
-    there = (home / DATABASE).exists()
+    exists = (home / DATABASE).exists()
     with personalpeft.open(
         home,
         common.base_name(),
         common.backend or "torch",
         progress=display or (lambda stage, done: None),
-        # A home that is not there is looked at without writing: that says what is wrong with it and makes none.
-        read_only=mode == "read" or (mode == "change" and not there),
+        # Opening a missing home read-only raises the error that names it, and creates none.
+        read_only=mode == "read" or (mode == "change" and not exists),
         serving=serving,
         observing=observing,
     ) as runtime:
@@ -50,31 +50,34 @@ def open_runtime(
 
 @contextmanager
 def open_user(common: GlobalOptions, mode: Mode, display: Display | None = None) -> Iterator[User]:
-    """The user that the options name; made on first use with "make" alone."""
+    """Open the user that the options name. Only "make" creates one."""
     from personalpeft.ids import check_user_id
 
     name = check_user_id(common.user_id())
     with open_runtime(common, mode, display) as runtime:
-        opened_user = runtime.user(name, create=mode == "make")
-        told = _report_withdrawn(common, opened_user, set())
-        yield opened_user
-        _report_withdrawn(common, opened_user, told)
+        user = runtime.user(name, create=mode == "make")
+        reported = _report_withdrawn(common, user, set())
+        yield user
+        _report_withdrawn(common, user, reported)
 
 
-def _report_withdrawn(common: GlobalOptions, user: User, told: set[HeadMove]) -> set[HeadMove]:
-    """Says what was withdrawn since the last turn, but for what was told already; gives all of it."""
+def _report_withdrawn(common: GlobalOptions, user: User, reported: set[HeadMove]) -> set[HeadMove]:
+    """Report revisions that were withdrawn since the last turn. Return all that are reported."""
+    from personalpeft.learning.outcomes import MoveCause
+
     if common.json or common.quiet:
-        return told
+        return reported
     newest = user.turns(limit=1)
-    withdrawn = {move for move in user.history() if move.cause == "withdrawn"}
+    withdrawn = {move for move in user.history() if move.cause == MoveCause.WITHDRAWN}
     news = {move for move in withdrawn if not newest or move.at > newest[0].at}
-    for move in news - told:
+    for move in news - reported:
         reason = next(
             (each.reason for each in user.revisions(move.layer) if each.id == move.before), ""
         )
         back = move.after or "the bare base"
         info(
             common,
-            f"{move.layer}: {move.before} was live on probation and is no longer ({reason}); {back} answers again.",
+            f"{move.layer}: {move.before} was live on probation and was withdrawn ({reason}); "
+            f"{back} answers again.",
         )
-    return news | told
+    return news | reported

@@ -1,6 +1,4 @@
-"""Ctrl-C, or another signal, as a wish that the work can hear: the first asks it to stop where nothing is lost, the second
-stops it at once.
-"""
+"""Handle Ctrl-C and other signals: the first requests a clean stop, the second stops at once."""
 
 from __future__ import annotations
 
@@ -14,26 +12,30 @@ from types import FrameType
 def interruptible(
     stop_requested: Callable[[], None] = lambda: None, number: signal.Signals = signal.SIGINT
 ) -> Iterator[Callable[[], bool]]:
-    """Gives the question whether Ctrl-C was pressed (or the signal ``number`` came); ``asked`` is called at the first, and the
-    second raises ``KeyboardInterrupt``.
+    """Yield a function that returns whether the signal was received.
 
-    Where interrupts are ignored (a job in the background of a shell), they stay ignored.
+    The second signal raises ``KeyboardInterrupt``. An ignored signal (a background job of a shell)
+    stays ignored.
+
+    Args:
+        stop_requested: Called at the first signal.
+        number: The signal.
     """
-    pressed = False
+    received = False
 
-    def press(came: int, frame: FrameType | None) -> None:
-        nonlocal pressed
-        if pressed:
+    def receive(signal_number: int, frame: FrameType | None) -> None:
+        nonlocal received
+        if received:
             raise KeyboardInterrupt
-        pressed = True
+        received = True
         stop_requested()
 
     before = signal.getsignal(number)
     if before is signal.SIG_IGN:
         yield lambda: False
         return
-    signal.signal(number, press)
+    signal.signal(number, receive)
     try:
-        yield lambda: pressed
+        yield lambda: received
     finally:
         signal.signal(number, before)

@@ -1,4 +1,4 @@
-"""Texts that a person gives: on the command line, over a pipe, or in an editor."""
+"""Read texts from an argument, a pipe or an editor."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ STDIN = "-"
 
 
 def read_argument(text: str | None, *, what: str) -> str:
-    """The text itself; what comes over stdin for ``-``, or for no text at all where something is piped in."""
+    """Return the text; stdin for ``-``, or without a text if something is piped in."""
     if text is not None and text != STDIN:
         return text
     if text is None and sys.stdin.isatty():
@@ -26,10 +26,10 @@ def read_argument(text: str | None, *, what: str) -> str:
 
 
 def open_editor(text: str) -> str:
-    """The text as it comes back from the editor. Raises ``InvalidInput`` where it was not saved."""
+    """Return the text after editing. Raises ``InvalidInput`` if it was not saved."""
     after = click.edit(text, require_save=True, extension=".txt")
     if after is None:
         raise InvalidInput(
-            "The editor was left without saving.", hint="Save the reply as it should have been."
+            "The editor was closed without saving.", hint="Save the reply as you want it."
         )
     return after.rstrip("\n")

@@ -153,6 +153,11 @@ class Writing:
 
         return resume
 
+    def abandon(self) -> None:
+        """Remove every row. Hypothesis may end an example at any draw."""
+        for number in self._rows:
+            self._backend.remove(number)
+
     def _number(self, reply: Written) -> int:
         return next(number for number, known in self._replies.items() if known is reply)
 

@@ -187,7 +187,7 @@ def test_who_removes_what_was_learned_hears_when_it_is_gone(place: Place) -> Non
     }
     assert place.run("learn").exit_code == 0
     said = place.run("memory", "remove", facts["dog"]).stderr
-    assert "Removed. What memory learned of it goes with the next learn." in said
+    assert "Removed. The next learn removes it from memory." in said
     assert "memory learned something that was taken back since" in place.run("stack").stderr
     report = json.loads(place.run("learn", "--json").stdout)
     assert report["reason"].startswith("1 lesson that it learned was taken back: ")
@@ -217,9 +217,7 @@ def test_who_takes_feedback_back_hears_what_it_was_and_when_it_is_gone(taught: P
     third = next(
         signal for signal, of in use.items() if of == "learned" and signal not in (first, second)
     )
-    assert (
-        "What style learned of it goes with the next learn." in taught.run("retract", third).stderr
-    )
+    assert "The next learn removes it from style." in taught.run("retract", third).stderr
     report = json.loads(taught.run("learn", "--json").stdout)
     assert report["reason"].startswith("3 lessons that it learned were taken back: ")
 
@@ -236,14 +234,9 @@ def test_who_takes_back_what_nothing_learned_is_not_told_of_what_was_taken_back_
     taught.run("learn")
     taught.run("ask", "hello")
     down = taught.run("feedback", "--down").stdout.strip()
-    assert (
-        "What memory learned of it goes with the next learn." in taught.run("retract", fact).stderr
-    )
+    assert "The next learn removes it from memory." in taught.run("retract", fact).stderr
     assert "next learn" not in taught.run("retract", down).stderr
-    assert (
-        "What memory learned of it goes with the next learn."
-        in taught.run("memory", "remove", other).stderr
-    )
+    assert "The next learn removes it from memory." in taught.run("memory", "remove", other).stderr
 
 
 def test_each_kind_of_feedback_is_kept(place: Place) -> None:

@@ -111,23 +111,28 @@ def test_a_row_that_was_preempted_goes_on_with_the_same_bits(backend: Backend) -
         alone = [cold(backend, each) for each in rows]
         backend.clear_cache()
         writing = Writing(backend)
-        replies = [writing.join(each) for each in rows]
-        preempted: dict[int, Callable[[], bool]] = {}
-        for _ in range(data.draw(st.integers(1, 5))):
-            writing.step(data.draw(st.integers(0, 20)))
-            number = data.draw(st.integers(0, len(rows) - 1))
-            if replies[number].finish is None and number not in preempted:
-                preempted[number] = writing.preempt(replies[number])
-            if data.draw(st.booleans()):
-                # Nothing is found again, so all of it is read anew.
-                backend.clear_cache()
-            for each in data.draw(st.sets(st.sampled_from(sorted(preempted)))) if preempted else ():
-                assert preempted.pop(each)()
-        assert all(resume() for resume in preempted.values())
-        writing.finish()
-        assert [(bits(reply), reply.text, reply.finish) for reply in replies] == [
-            (bits(reply), reply.text, reply.finish) for reply in alone
-        ]
+        try:
+            replies = [writing.join(each) for each in rows]
+            preempted: dict[int, Callable[[], bool]] = {}
+            for _ in range(data.draw(st.integers(1, 5))):
+                writing.step(data.draw(st.integers(0, 20)))
+                number = data.draw(st.integers(0, len(rows) - 1))
+                if replies[number].finish is None and number not in preempted:
+                    preempted[number] = writing.preempt(replies[number])
+                if data.draw(st.booleans()):
+                    # Nothing is found again, so all of it is read anew.
+                    backend.clear_cache()
+                for each in (
+                    data.draw(st.sets(st.sampled_from(sorted(preempted)))) if preempted else ()
+                ):
+                    assert preempted.pop(each)()
+            assert all(resume() for resume in preempted.values())
+            writing.finish()
+            assert [(bits(reply), reply.text, reply.finish) for reply in replies] == [
+                (bits(reply), reply.text, reply.finish) for reply in alone
+            ]
+        finally:
+            writing.abandon()
 
     holds()
 
