@@ -253,8 +253,7 @@ class Runtime(
         """Publish the live stacks of users, for other servers to load as ``personalpeft:<digest>``.
 
         The place then holds one stack for each user ever published there: the stack that was live
-            when
-        the user was last published. Publish again after a learn. Existing stacks are not written
+        at their last publication. Publish again after a learn. Existing stacks are not written
         again. Forgetting revisions removes what was published of the user. Loads no model.
 
         Args:

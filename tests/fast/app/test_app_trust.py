@@ -84,11 +84,11 @@ def test_a_revision_that_was_withdrawn_is_told_until_the_next_answer(learned: Pl
     for number in range(4):
         learned.run("ask", f"later {number}")
         said.append(learned.run("feedback", "--down").stderr)
-    assert [("no longer" in each) for each in said] == [False, False, False, True]
+    assert [("was withdrawn" in each) for each in said] == [False, False, False, True]
     assert "4 of 4 replies were disliked" in said[-1]
-    assert "no longer" in learned.run("ask", "hello").stderr
-    assert "no longer" not in learned.run("ask", "hello").stderr
-    assert "no longer" not in learned.run("ask", "hello", "-q").stderr
+    assert "was withdrawn" in learned.run("ask", "hello").stderr
+    assert "was withdrawn" not in learned.run("ask", "hello").stderr
+    assert "was withdrawn" not in learned.run("ask", "hello", "-q").stderr
     assert lines(learned.run("stack").stdout)[1].split()[1] == "(the"
     assert "WITHDRAWN" in learned.run("report").stdout
 
