@@ -135,15 +135,15 @@ class _Show:
                 self._user.feedback(reply, edit=edit)
                 rows.append([question, reply.text, edit])
         self._table(["question", "reply", "edited to"], rows[:2])
-        self._say(f"... and {len(rows) - 2} more like these.")
+        self._print(f"... and {len(rows) - 2} more like these.")
 
     def _learn(self) -> None:
         self._title("3. It learns from them, and a gate judges the result")
         report = run_learn(self._common, self._user, self._display)
         self._found.report = report.as_json()
-        self._say(str(report))
+        self._print(str(report))
         if report.verdict is not Verdict.PROMOTED:
-            self._say("It was not promoted, so the answers below are as before.")
+            self._print("It was not promoted, so the answers below are as before.")
 
     def _compare(self, before: Sequence[str], after: Sequence[str]) -> None:
         self._title("4. Questions that it never saw, before and after")
@@ -156,7 +156,7 @@ class _Show:
             [[each["question"], each["before"], each["after"]] for each in self._found.answers],
         )
         of = len(QUESTIONS)
-        self._say(
+        self._print(
             f"As the corrections were: {self._found.holds_before} of {of} before, {self._found.holds_after} of {of} after."
         )
 
@@ -170,8 +170,10 @@ class _Show:
             self._found.history.append(
                 {"cause": move.cause, "before": move.before, "after": move.after}
             )
-            self._say(f"{move.cause:<9} {move.before or 'the base'} -> {move.after or 'the base'}")
-        self._say(
+            self._print(
+                f"{move.cause:<9} {move.before or 'the base'} -> {move.after or 'the base'}"
+            )
+        self._print(
             f"{self._found.restored} of {len(QUESTIONS)} answers are again the old ones, byte for byte."
         )
 
@@ -187,9 +189,9 @@ class _Show:
         return replies
 
     def _title(self, text: str) -> None:
-        self._say(f"\n{text}\n")
+        self._print(f"\n{text}\n")
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         if not self._common.json:
             click.echo(printable(text))
 

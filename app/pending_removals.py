@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from personalpeft import User
-    from personalpeft.learning.status import TrainingTrigger
+    from personalpeft.learning.triggers import TrainingTrigger
 
 
 def pending_removals(user: User) -> frozenset[TrainingTrigger]:
     """Return what layers have to unlearn now."""
-    from personalpeft.learning.status import TriggerKind
+    from personalpeft.learning.triggers import TriggerKind
 
     return frozenset(news for news in user.pending().news if news.kind == TriggerKind.RETRACTED)
 

@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from personalpeft.chat.reply import Reply, Stream
     from personalpeft.clock import Clock
     from personalpeft.learning.activity_summary import ActivitySummary
-    from personalpeft.learning.options import TrainingStatus
     from personalpeft.learning.report import LearnReport
+    from personalpeft.learning.training_status import TrainingStatus
     from personalpeft.provenance import Provenance
     from personalpeft.runtime import Runtime
     from personalpeft.settings import Observing, Serving, VllmServer

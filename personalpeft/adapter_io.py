@@ -20,8 +20,8 @@ from personalpeft.base_models.types import Base
 from personalpeft.clock import Clock
 from personalpeft.engine.engine import Engine
 from personalpeft.errors import InvalidInput, WeightsError
+from personalpeft.learning.layers import stack_below
 from personalpeft.learning.publish import imported_revision
-from personalpeft.learning.staleness import stack_below
 from personalpeft.store.store import Store
 from personalpeft.types import Revision, Stack, StackEntry
 

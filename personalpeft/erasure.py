@@ -20,10 +20,10 @@ from personalpeft.learning.erasure_plan import (
     find_item,
     plan_erasure,
 )
+from personalpeft.learning.layers import layer_order
 from personalpeft.learning.learner import Learner
 from personalpeft.learning.options import LearnOptions
 from personalpeft.learning.report import LearnReport
-from personalpeft.learning.staleness import layer_order
 from personalpeft.publishing import unpublishing
 from personalpeft.services import Services
 from personalpeft.store.erasure import erase

@@ -167,7 +167,7 @@ def _remove_obsolete_of_users(
 def _remove_obsolete(
     store: Store, user: str, folder: PublishedSubfolder, current: frozenset[str]
 ) -> int:
-    """Remove a user's obsolete stacks that are nobody's current one. Return how many."""
+    """Remove a user's obsolete stacks that are no user's current one. Return how many."""
     record = _read_record(store, user, folder)
     removed = sorted(record.obsolete - current)
     for digest in removed:

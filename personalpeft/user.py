@@ -41,18 +41,13 @@ from personalpeft.ids import check_layer_name, check_skill_name
 from personalpeft.learning.activity_summary import ActivitySummary, summarize_activity
 from personalpeft.learning.gate.probation import review_probation_locked
 from personalpeft.learning.learner import Learner
-from personalpeft.learning.options import (
-    LearnOptions,
-    TrainingStatus,
-    check_budget,
-    no_progress,
-    not_cancelled,
-    training_status,
-)
+from personalpeft.learning.options import LearnOptions, check_budget, no_progress, not_cancelled
 from personalpeft.learning.report import LearnReport, outcome_reports
 from personalpeft.learning.rl.trainer import RLTrainer
-from personalpeft.learning.status import Pending, SignalStatus, list_signal_status, pending
+from personalpeft.learning.status import SignalStatus, list_signal_status
 from personalpeft.learning.train.config import Start
+from personalpeft.learning.training_status import TrainingStatus, training_status
+from personalpeft.learning.triggers import Pending, pending
 from personalpeft.memory.types import Item
 from personalpeft.plugins import Shaping, Verifier
 from personalpeft.provenance import Provenance, build_provenance

@@ -18,10 +18,12 @@ from personalpeft.deprecation import RenamedAttributes
 from personalpeft.erasure import ForgetReport
 from personalpeft.errors import InvalidInput
 from personalpeft.learning.activity_summary import ActivitySummary
-from personalpeft.learning.options import Condition, TrainingStatus, no_progress, not_cancelled
+from personalpeft.learning.options import Condition, no_progress, not_cancelled
 from personalpeft.learning.report import LearnReport
-from personalpeft.learning.status import Pending, SignalStatus
+from personalpeft.learning.status import SignalStatus
 from personalpeft.learning.train.config import Start
+from personalpeft.learning.training_status import TrainingStatus
+from personalpeft.learning.triggers import Pending
 from personalpeft.memory.types import Item
 from personalpeft.provenance import Provenance
 from personalpeft.store.types import UserSummary

@@ -19,7 +19,7 @@ from personalpeft_app.signals import interruptible
 
 if TYPE_CHECKING:
     from personalpeft import Runtime
-    from personalpeft.learning.options import TrainingStatus
+    from personalpeft.learning.training_status import TrainingStatus
     from personalpeft_app.daemon.journal import LogEntry
     from personalpeft_app.daemon.policy import LearnUser, Task, Upcoming
 
@@ -79,7 +79,7 @@ def run(common: GlobalOptions) -> None:
             keeper = Worker(
                 runtime,
                 lambda: _learning(common),
-                tell=lambda line: _tell(common, line),
+                tell=lambda line: _print_entry(common, line),
                 stopping=stopping.is_set,
             )
             said = ""
@@ -119,7 +119,7 @@ def once(common: GlobalOptions) -> None:
 
     done: list[LogEntry] = []
     stopping = threading.Event()
-    read_settings(common.paths()[0])  # A mistake in them is told before anything is done.
+    read_settings(common.paths()[0])  # An invalid setting fails here, before any work.
     with (
         interruptible(stopping.set),
         interruptible(stopping.set, SIGTERM),
@@ -146,7 +146,7 @@ def status(common: GlobalOptions) -> None:
     from personalpeft_app.daemon.settings import read_settings
     from personalpeft_app.daemon.worker import Worker
 
-    read_settings(common.paths()[0])  # A mistake in them is told before anything is done.
+    read_settings(common.paths()[0])  # An invalid setting fails here, before any work.
     with session.open_runtime(common, "read") as runtime:
         keeper = Worker(runtime, lambda: _learning(common))
         decision, holder = keeper.preview(), runtime.maintenance.holder(TASK)
@@ -287,7 +287,7 @@ def _our_turn(
     return None
 
 
-def _tell(common: GlobalOptions, line: LogEntry) -> None:
+def _print_entry(common: GlobalOptions, line: LogEntry) -> None:
     click.echo(format_json(line, indent=None) if common.json else printable(_line(line)))
 
 

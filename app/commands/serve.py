@@ -286,7 +286,7 @@ def token_revoke(common: GlobalOptions, token_id: str) -> None:
     with session.open_runtime(common, "change") as runtime:
         ended = runtime.api_keys.revoke(token_id)
     emit(common, ended, "")
-    info(common, f"{ended.id} is nobody's now.")
+    info(common, f"{ended.id} no longer works.")
 
 
 token.add_section("Commands", (token_list, token_first, token_create, token_revoke))

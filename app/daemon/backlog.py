@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from personalpeft import NotFound, Runtime
-from personalpeft.learning.status import Pending, TrainingTrigger
+from personalpeft.learning.triggers import Pending, TrainingTrigger
 from personalpeft.store.types import UserSummary
 from personalpeft_app.daemon.policy import Backlog
 

@@ -163,7 +163,7 @@ class Worker:
         began, day = self._clock.timer(), self._day()
         until_now, glance, looked, hot, unplugged = 0.0, self._clock.timer(), 0.0, False, False
 
-        def look() -> None:
+        def check_host() -> None:
             nonlocal looked, hot, unplugged, until_now, glance
             at = self._clock.timer()
             if looked and at - looked < _GLANCE:
@@ -181,11 +181,11 @@ class Worker:
                 until_now, glance = at - began, at
 
         def cancelled() -> bool:
-            look()
+            check_host()
             return self._stopping() or unplugged
 
         def paused() -> bool:
-            look()
+            check_host()
             served = upkeep.last_activity()
             return hot or (served is not None and abs(self._clock.now() - served) < QUIET)
 

@@ -41,7 +41,7 @@ def blueprint(models: Models) -> Blueprint:
         how = generation.sampling(body, stop="stop_sequences", hottest=1.0)
         if how["max_tokens"] is None:
             raise InvalidParameter("max_tokens is missing.", "max_tokens")
-        said = _said(models, body)
+        said = _read_messages(models, body)
         offer = _offer(models, body)
         stream = validation.read_bool(body, "stream")
         model = models.named(generation.model_name(body))
@@ -76,7 +76,7 @@ def blueprint(models: Models) -> Blueprint:
     def count() -> Response:
         body = validation.read_object()
         validation.check_names(body, known=_KNOWN, ignored=_IGNORED, neutral=_NEUTRAL)
-        said, offer = _said(models, body), _offer(models, body)
+        said, offer = _read_messages(models, body), _offer(models, body)
         model = models.named(generation.model_name(body))
         # A stream that nobody reads asks nothing of the model.
         unread = model.user.stream(
@@ -87,7 +87,7 @@ def blueprint(models: Models) -> Blueprint:
     return made
 
 
-def _said(models: Models, body: Body) -> list[dict[str, Any]]:
+def _read_messages(models: Models, body: Body) -> list[dict[str, Any]]:
     listed = tools.anthropic_messages(body.get("messages"))
     said = generation.messages(listed, "messages", ("text",), _ROLES)
     tools.checked(models, said)

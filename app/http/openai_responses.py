@@ -49,7 +49,7 @@ def blueprint(models: Models) -> Blueprint:
             body, known=_KNOWN, ignored=(*IGNORED, "stream_options"), neutral=_NEUTRAL
         )
         how = generation.sampling(body, length="max_output_tokens")
-        said = tools.checked(models, _said(body), "input")
+        said = tools.checked(models, _read_messages(body), "input")
         alone = not validation.read_bool(body, "parallel_tool_calls", True)
         choice = tools.openai_choice(body, flat=True)
         offer = tools.offered(
@@ -91,7 +91,7 @@ def _likely(body: Body, offer: ToolOptions) -> dict[str, Any]:
     return {"logprobs": bool(wanted), "top_logprobs": top}
 
 
-def _said(body: Body) -> list[dict[str, Any]]:
+def _read_messages(body: Body) -> list[dict[str, Any]]:
     given = body.get("input")
     if isinstance(given, str):
         messages: list[dict[str, Any]] = [{"role": "user", "content": given}]

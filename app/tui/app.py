@@ -104,7 +104,7 @@ class Tui(OrderedKeyInput):
     def _begin(self) -> None:
         # The history first: it is there in a moment, and loading the model may take long.
         self._middle.speaking.recall()
-        self._panel.studying.look()
+        self._panel.studying.refresh()
         self._panel.studying.load()
         self.set_interval(_WATCH, self._watch)
 
@@ -113,7 +113,7 @@ class Tui(OrderedKeyInput):
         self._panel.studying.watch()
 
     def _tick(self) -> None:
-        self._middle.speaking.look()
+        self._middle.speaking.poll()
         if self._panel.studying.jobs:
             self._foot()
 
@@ -129,7 +129,7 @@ class Tui(OrderedKeyInput):
         self._panel.about(middle.talk, middle.selected)
 
     def on_conversation_pane_grew(self) -> None:
-        self._panel.studying.look()
+        self._panel.studying.refresh()
 
     def on_model_pane_changed(self) -> None:
         self._foot()

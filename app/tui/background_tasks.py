@@ -33,13 +33,13 @@ class BackgroundTasks:
         try:
             found = work()
         except PersonalPeftError as error:
-            self._tell(partial(failed, error))
+            self._deliver(partial(failed, error))
         except Exception as bug:  # noqa: BLE001 - a person sees a message and never a traceback.
-            self._tell(partial(failed, self._bug(bug)))
+            self._deliver(partial(failed, self._bug(bug)))
         else:
-            self._tell(partial(then, found))
+            self._deliver(partial(then, found))
 
-    def _tell(self, said: Callable[[], None]) -> None:
-        # Whoever has left hears nothing; what was to be kept was kept before.
+    def _deliver(self, callback: Callable[[], None]) -> None:
+        # After the app has ended there is no screen. Results are stored before this.
         if self._app.is_running:
-            self._app.call_later(said)
+            self._app.call_later(callback)

@@ -168,7 +168,7 @@ class ChatController:
         """Something was said about a reply, and the ledger has it."""
         self._set(self.talks[key].change_turn(turn, **said))
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Takes over what was written since the last look."""
         for key, (number, job) in tuple(self._jobs.items()):
             if job.text != self.talks[key][number].reply:

@@ -29,7 +29,7 @@ def conversations(turns: Iterable[Turn], signals: Sequence[Signal]) -> tuple[Con
     """Every conversation of a user, the one that was spoken in last first; each along its newest replies, so that one that
     was asked for again stands where the old one stood. ``turns`` and ``signals`` may come in any order.
     """
-    said = _said(signals)
+    said = _signals_by_turn(signals)
     newest: dict[str, _Place] = {}
     ends: dict[tuple[str, str], list[_Place]] = defaultdict(list)
     last: _Place | None = None
@@ -52,7 +52,7 @@ def conversations(turns: Iterable[Turn], signals: Sequence[Signal]) -> tuple[Con
     return tuple(_talk(place, said) for place in found)
 
 
-def _said(signals: Iterable[Signal]) -> dict[str, list[Signal]]:
+def _signals_by_turn(signals: Iterable[Signal]) -> dict[str, list[Signal]]:
     said: dict[str, list[Signal]] = defaultdict(list)
     for signal in sorted(signals, key=lambda signal: (signal.at, signal.id)):
         if signal.turn is not None:

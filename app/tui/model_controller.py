@@ -107,7 +107,7 @@ class ModelController:
         if self._elsewhere != before:
             self._listener.model_changed()
         if before is not None and self._elsewhere is None:
-            self.look()
+            self.refresh()
 
     def _not_seen(self, error: PersonalPeftError) -> None:
         # It is looked again soon.
@@ -117,9 +117,9 @@ class ModelController:
         """Loads the model."""
         self._threads.run(self._desk.load, lambda _: self._loaded(), self._not_loaded)
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Looks how things are."""
-        self._threads.run(self._desk.look, self._stands, self._telling.wrong)
+        self._threads.run(self._desk.refresh, self._stands, self._telling.wrong)
 
     def learn(self) -> None:
         """Learns; where that goes on already, asks it to stop."""
@@ -169,7 +169,7 @@ class ModelController:
 
         def chosen(choice: LabeledComparison) -> None:
             then(choice)
-            self.look()
+            self.refresh()
 
         def not_chosen(error: PersonalPeftError) -> None:
             failed()
@@ -187,7 +187,7 @@ class ModelController:
     def weigh(self, layer: str, weight: float) -> None:
         """Turns a layer's weight."""
         self._threads.run(
-            partial(self._user.set_weight, layer, weight), lambda _: self.look(), self._wrong
+            partial(self._user.set_weight, layer, weight), lambda _: self.refresh(), self._wrong
         )
 
     def explain(self, turn: str, then: Callable[[Provenance], None]) -> None:
@@ -212,7 +212,7 @@ class ModelController:
 
     def _forgot(self, report: ForgetReport) -> None:
         self.forgetting = None
-        self.look()
+        self.refresh()
         self._listener.model_forgot(report)
 
     def _not_forgotten(self, error: PersonalPeftError) -> None:
@@ -221,7 +221,7 @@ class ModelController:
 
     def _loaded(self) -> None:
         self.loading = None
-        self.look()
+        self.refresh()
         self._listener.model_changed()
 
     def _not_loaded(self, error: PersonalPeftError) -> None:
@@ -239,20 +239,20 @@ class ModelController:
 
     def _learned(self, report: LearnReport) -> None:
         self.learning = None
-        self.look()
+        self.refresh()
         self._listener.model_learned(report)
 
     def _not_learned(self, error: PersonalPeftError) -> None:
         self.learning = None
         if isinstance(error, NothingToLearn):
             self._telling.note(describe_error(error))
-            self.look()
+            self.refresh()
         else:
             self._wrong(error)
 
     def _compared(self, comparison: Comparison) -> None:
         self.comparing = None
-        self.look()
+        self.refresh()
         if comparison.same:
             self._telling.note("Both say the same; there is nothing to choose.")
         else:
@@ -266,8 +266,8 @@ class ModelController:
         self._telling.note(
             f"{move.layer}: {move.before or 'the bare base'} → {move.after or 'the bare base'}"
         )
-        self.look()
+        self.refresh()
 
     def _wrong(self, error: PersonalPeftError) -> None:
         self._telling.wrong(error)
-        self.look()
+        self.refresh()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from personalpeft.errors import BaseMismatch, Cancelled, NotFound, PersonalPeftError, PromptTooLong
 from personalpeft.learning.outcomes import MoveCause, SignalUse
 from personalpeft.learning.report import LearnReport, from_json
-from personalpeft.learning.status import TriggerKind
+from personalpeft.learning.triggers import TriggerKind
 from personalpeft_app.tui.conversation import Conversation, shorten
 from personalpeft_app.tui.conversations import conversations
 
@@ -143,7 +143,7 @@ class UserSession:
             list(messages), "live", revision, layer=layer, cancelled=job.cancelled
         )
 
-    def look(self) -> ModelState:
+    def refresh(self) -> ModelState:
         """How things are now. Does not wait for the model."""
         user = self.user
         reports = user.reports()

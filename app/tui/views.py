@@ -198,15 +198,15 @@ def why(account: Provenance | None) -> list[ListRow]:
     if account is None:
         return [ListRow(Content.assemble(("Select a reply that is in the ledger.", DIM)))]
     turn = account.turn
-    rows = [_said("this reply", turn.reply, turn.id)]
+    rows = [_forgettable_row("this reply", turn.reply, turn.id)]
     for part in account.parts:
         mark, colour = _MARKS[part.revision.verdict]
         rows.append(_heading(f"{mark} {part.revision.id}", colour, f"  × {part.weight:g}"))
-        rows += [_said(str(s.kind), signal_text(s), s.id) for s in part.signals]
+        rows += [_forgettable_row(str(s.kind), signal_text(s), s.id) for s in part.signals]
     rows += [_heading(f"○ {each}", DIM, "  forgotten since") for each in account.forgotten]
     if account.items:
         rows.append(_heading("In the prompt", "", ""))
-        rows += [_said(str(s.kind), signal_text(s), s.id) for s in account.items]
+        rows += [_forgettable_row(str(s.kind), signal_text(s), s.id) for s in account.items]
     if len(rows) == 1:
         rows.append(
             ListRow(Content.assemble(("\nThe bare base answered, with nothing of yours.", DIM)))
@@ -224,7 +224,9 @@ def memory(items: Sequence[Item]) -> list[ListRow]:
         own = [each for each in reversed(items) if each.kind == kind]
         if own:
             rows.append(_heading(title, "", "", first=not rows))
-            rows += [_said(format_time(each.at)[5:10], each.text, each.id) for each in own]
+            rows += [
+                _forgettable_row(format_time(each.at)[5:10], each.text, each.id) for each in own
+            ]
     return rows or [
         ListRow(Content.assemble(("Nothing yet. F4 tells a fact, c on a reply a rule.", DIM)))
     ]
@@ -255,5 +257,5 @@ def _heading(text: str, colour: str, more: str, *, first: bool = False) -> ListR
     )
 
 
-def _said(what: str, text: str, item: str) -> ListRow:
+def _forgettable_row(what: str, text: str, item: str) -> ListRow:
     return ListRow(Content.assemble((f"{what}: ", DIM), printable(excerpt(text, 60))), item)

@@ -17,6 +17,7 @@ from personalpeft.errors import NothingToLearn
 from personalpeft.learning.data.assignment import lessons_for, load_assignments
 from personalpeft.learning.gate.gate import Margins, load_margins
 from personalpeft.learning.gate.probation import review_probation
+from personalpeft.learning.layers import VALID_ON, layer_order, live_revision, stack_below
 from personalpeft.learning.options import LearnOptions
 from personalpeft.learning.outcomes import (
     LearnOutcome,
@@ -37,15 +38,11 @@ from personalpeft.learning.publish import (
 )
 from personalpeft.learning.report import LearnReport
 from personalpeft.learning.staleness import (
-    VALID_ON,
     known_layers,
-    layer_order,
-    live_revision,
     replacement_for,
     retracted_signals,
     revalidate,
     root_revision,
-    stack_below,
     stale_head,
     trained_on,
     was_cleared,

@@ -22,7 +22,8 @@ from personalpeft.engine.engine import Request
 from personalpeft.errors import PersonalPeftError
 from personalpeft.learning.data.assignment import Lesson
 from personalpeft.learning.data.batching import build_batches
-from personalpeft.learning.data.filters import estimate_session_mb, find_unsafe_lessons
+from personalpeft.learning.data.capacity import estimate_session_mb
+from personalpeft.learning.data.filters import find_unsafe_lessons
 from personalpeft.learning.evaluate.evaluation import (
     EvalJob,
     EvalResult,
@@ -41,7 +42,8 @@ from personalpeft.learning.gate.gate import (
     override,
 )
 from personalpeft.learning.gate.probation import refuse_withdrawn
-from personalpeft.learning.options import LearnOptions, publish_status
+from personalpeft.learning.layers import live_revision
+from personalpeft.learning.options import LearnOptions
 from personalpeft.learning.outcomes import (
     LearnOutcome,
     MoveCause,
@@ -61,7 +63,7 @@ from personalpeft.learning.publish import (
     report_of,
 )
 from personalpeft.learning.report import LearnReport
-from personalpeft.learning.staleness import has_practice_since, live_revision, trained_on
+from personalpeft.learning.staleness import has_practice_since, trained_on
 from personalpeft.learning.train.checkpoint import CheckpointStore
 from personalpeft.learning.train.config import Start, TrainingConfigs
 from personalpeft.learning.train.loop import (
@@ -71,6 +73,7 @@ from personalpeft.learning.train.loop import (
     make_loop_control,
     train,
 )
+from personalpeft.learning.training_status import publish_status
 from personalpeft.services import Services
 from personalpeft.types import Message, Verdict
 

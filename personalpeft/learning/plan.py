@@ -19,24 +19,17 @@ from personalpeft.learning.data.assignment import (
     load_assignments,
     undesirable_lessons_for,
 )
+from personalpeft.learning.data.capacity import LayerCapacity, fit_lessons
 from personalpeft.learning.data.facts import paraphrases_digest
-from personalpeft.learning.data.filters import LayerCapacity, fit_lessons
 from personalpeft.learning.data.style import (
     NO_TEMPLATE,
     ResponseTemplate,
     infer_template,
 )
 from personalpeft.learning.evaluate.probes import load_general_prompts
+from personalpeft.learning.layers import is_valid_on, live_revision, stack_below
 from personalpeft.learning.outcomes import Placement, Reason, ReasonCode, reason
-from personalpeft.learning.staleness import (
-    is_valid_on,
-    live_revision,
-    restated,
-    retracted_signals,
-    root_revision,
-    stack_below,
-    trained_on,
-)
+from personalpeft.learning.staleness import restated, retracted_signals, root_revision, trained_on
 from personalpeft.learning.train.config import BUILD_FORMAT, Start, TrainingConfig
 from personalpeft.services import Services
 from personalpeft.store.store import Store

@@ -18,6 +18,7 @@ from personalpeft.backends.base import SessionSpec
 from personalpeft.backends.error_mapping import to_serving_error
 from personalpeft.errors import PersonalPeftError, format_origin, get_error_type
 from personalpeft.learning.gate.gate import Judgement
+from personalpeft.learning.layers import replace_layer
 from personalpeft.learning.outcomes import (
     LearnOutcome,
     MoveCause,
@@ -29,7 +30,7 @@ from personalpeft.learning.outcomes import (
 )
 from personalpeft.learning.plan import Plan
 from personalpeft.learning.report import LearnReport, Source, signal_text
-from personalpeft.learning.staleness import replace_layer, trained_on
+from personalpeft.learning.staleness import trained_on
 from personalpeft.learning.train.config import TrainingConfig
 from personalpeft.services import Services
 from personalpeft.store.store import Store

@@ -129,9 +129,9 @@ def _measured(run: _Run, card: ModelCard, known: Sequence[bool], *, base: str) -
                 user.remember(fact.text, questions=fact.questions, answer=fact.answer)
             report = user.learn(_LAYER, accept=True)
             live = report.live
-            unseen = _said(user, [fact.unseen for fact in told]) if live else [""] * len(told)
+            unseen = _answers(user, [fact.unseen for fact in told]) if live else [""] * len(told)
             as_told = (
-                _said(user, [fact.questions[0] for fact in told]) if live else [""] * len(told)
+                _answers(user, [fact.questions[0] for fact in told]) if live else [""] * len(told)
             )
             right = general(user, layers=[_LAYER]) if live else [False] * len(known)
     return Load(
@@ -152,6 +152,6 @@ def _measured(run: _Run, card: ModelCard, known: Sequence[bool], *, base: str) -
     )
 
 
-def _said(user: User, questions: Sequence[str]) -> list[str]:
+def _answers(user: User, questions: Sequence[str]) -> list[str]:
     # Nothing is looked up, and the layer is attached to every question, whether or not its scope would find it near.
     return [reply.text for reply in asked(user, questions, _ANSWER, memory=False, layers=[_LAYER])]

@@ -196,7 +196,7 @@ def bench_serve(common: GlobalOptions, repeat: int, tokens: int, without_vllm: b
         repetitions=repeat,
         tokens=tokens,
         with_vllm=not without_vllm,
-        say=_say(common),
+        say=_printer(common),
     )
     rows = [
         *_lines(found.tokens_per_second, found.spread, "tokens/s"),
@@ -221,7 +221,7 @@ def bench_attach(common: GlobalOptions, repeat: int) -> None:
     _need_torch(common)
     from benchmarks import attach
 
-    found = attach.bench_attach(common.base_name(), repetitions=repeat, say=_say(common))
+    found = attach.bench_attach(common.base_name(), repetitions=repeat, say=_printer(common))
     rows = [
         *_lines(found.milliseconds, found.spread, "ms"),
         *_lines(found.ratios, found.spread, "times"),
@@ -240,7 +240,9 @@ def bench_busy(common: GlobalOptions, repeat: int, tokens: int) -> None:
     _need_torch(common)
     from benchmarks import busy
 
-    found = busy.bench_busy(common.base_name(), repetitions=repeat, tokens=tokens, say=_say(common))
+    found = busy.bench_busy(
+        common.base_name(), repetitions=repeat, tokens=tokens, say=_printer(common)
+    )
     rows = [
         *_lines(found.rates, found.spread, "a second"),
         *_lines(found.ratios, found.spread, "times"),
@@ -264,7 +266,7 @@ def bench_publish(common: GlobalOptions, repeat: int, tokens: int) -> None:
     from benchmarks import publish
 
     found = publish.bench_publish(
-        common.base_name(), repetitions=repeat, tokens=tokens, say=_say(common)
+        common.base_name(), repetitions=repeat, tokens=tokens, say=_printer(common)
     )
     ratios = {**found.ratios, "merged_vs_adapter_handoff": found.merged_vs_adapter_handoff}
     rows = [*_lines(found.milliseconds, found.spread, "ms"), *_lines(ratios, found.spread, "times")]
@@ -288,7 +290,7 @@ def bench_wave(common: GlobalOptions, users: int, repeat: int, tokens: int) -> N
     from benchmarks import wave
 
     found = wave.bench_wave(
-        common.base_name(), users, repetitions=repeat, tokens=tokens, say=_say(common)
+        common.base_name(), users, repetitions=repeat, tokens=tokens, say=_printer(common)
     )
     rows = [
         *_lines({"tokens_per_second": found.tokens_per_second}, found.spread, "tokens/s"),
@@ -339,7 +341,12 @@ def bench_sweep(
     from benchmarks import sweep
 
     found = sweep.bench_sweep(
-        base=common.base_name(), only=only, styles=styles, seeds=seeds, keep=keep, say=_say(common)
+        base=common.base_name(),
+        only=only,
+        styles=styles,
+        seeds=seeds,
+        keep=keep,
+        say=_printer(common),
     )
     rows = [
         (
@@ -419,7 +426,7 @@ def bench_capacity(
         ranks=ranks,
         seeds=seeds,
         keep=keep,
-        say=_say(common),
+        say=_printer(common),
     )
     rows = [
         (
@@ -466,7 +473,7 @@ def bench_page(common: GlobalOptions, repetitions: int) -> None:
     """
     from benchmarks import page
 
-    found = page.bench_page(repetitions=repetitions, say=_say(common))
+    found = page.bench_page(repetitions=repetitions, say=_printer(common))
     rows = [
         ("first paint of one word, unsent", str(found.least_ms)),
         ("first paint, nothing kept", str(found.first_paint_cold_ms)),
@@ -514,7 +521,7 @@ def bench_server(common: GlobalOptions, repetitions: int, tokens: int) -> None:
         common.backend or "torch",
         repetitions=repetitions,
         tokens=tokens,
-        say=_say(common),
+        say=_printer(common),
     )
     rows = [
         ("first token, library", str(found.first_token_ms["library"]), "ms"),
@@ -552,7 +559,7 @@ def _need_torch(common: GlobalOptions) -> None:
         raise click.BadParameter("this measures the torch backend.", param_hint="--backend")
 
 
-def _say(common: GlobalOptions) -> Callable[[str], None]:
+def _printer(common: GlobalOptions) -> Callable[[str], None]:
     return lambda text: info(common, text)
 
 

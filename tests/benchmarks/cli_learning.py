@@ -95,7 +95,10 @@ def bench_learn(
     )
     with _kept(keep) as folder, Display(common) as display:
         found = learn.bench_learn(
-            course, learn.ResultCache(folder, "learn"), say=_say(common, display), progress=display
+            course,
+            learn.ResultCache(folder, "learn"),
+            say=_printer(common, display),
+            progress=display,
         )
     contestants = list(found.adherence)
     rows = [
@@ -173,7 +176,7 @@ def bench_gate(common: GlobalOptions, bad: int, good: int, seed: int, keep: Path
             backend=common.backend or "torch",
             seed=seed,
             keep=learn_gate.ResultCache(folder, "gate"),
-            note=_say(common, display),
+            note=_printer(common, display),
             progress=display,
         )
     rows = [
@@ -230,7 +233,7 @@ def _kept(folder: Path | None) -> Iterator[Path]:
         yield Path(work)
 
 
-def _say(common: GlobalOptions, display: Display) -> Callable[[str], None]:
+def _printer(common: GlobalOptions, display: Display) -> Callable[[str], None]:
     return display.say if not common.json else lambda text: info(common, text)
 
 

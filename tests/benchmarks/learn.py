@@ -153,7 +153,7 @@ def _measured(
             before = set(examinees["adapter"].figures)
             for examinee in examinees.values():
                 examinee.examine(person, number, course.nights, known)
-            say(_told(person, number, nights[-1], examinees["adapter"], before))
+            say(_format_night(person, number, nights[-1], examinees["adapter"], before))
         batch = batches(BAD)[list(load_personas()).index(person.name) % len(batches(BAD))]
         accepted, reports = learned_of(
             user, batch.acts(person, random.Random(f"{course.seed} {person.name}"))
@@ -186,7 +186,9 @@ def _measured(
     }
 
 
-def _told(person: Persona, number: int, night: Night, asked: Examinee, before: set[str]) -> str:
+def _format_night(
+    person: Persona, number: int, night: Night, asked: Examinee, before: set[str]
+) -> str:
     """A night in a line: what was learned, what of it is new with the layers alone, how many general answers are right."""
     learns = (
         "; ".join(f"{each.layer} {each.verdict} in {each.seconds:.0f} s" for each in night.learns)

@@ -100,9 +100,9 @@ class Examinee:
             if night == 2 and person.later is None:
                 self._taught |= held
         if night in _KEPT_NIGHTS:
-            self._taught |= self._told(_unchanged(facts_of(person, night)))
+            self._taught |= self._values_given(_unchanged(facts_of(person, night)))
         if night == 6:
-            self.figures["recall"] = _tally(self._told(person.facts).values())
+            self.figures["recall"] = _tally(self._values_given(person.facts).values())
         if self._nightly or night == last:
             self.general.append(_tally(self._know(known).values()))
         if night == last:
@@ -113,11 +113,11 @@ class Examinee:
         self.figures["adherence.at_the_end"] = _tally(held.values())
         self.figures["locality"] = self.general[-1]
         if night >= NIGHTS:
-            self.figures["overwrite"] = _tally(self._told_anew(person.facts).values())
+            self.figures["overwrite"] = _tally(self._new_values_given(person.facts).values())
         taught_facts = [
             fact for n in _KEPT_NIGHTS if n <= night for fact in _unchanged(facts_of(person, n))
         ]
-        now = (held if person.later is None else {}) | self._told(taught_facts)
+        now = (held if person.later is None else {}) | self._values_given(taught_facts)
         kept = [now[question] for question, was in self._taught.items() if was]
         self.figures["retention"] = _tally(kept)
 
@@ -128,7 +128,7 @@ class Examinee:
             for p, reply in zip(prompts, self._ask(prompts, LONG), strict=True)
         }
 
-    def _told(self, facts: Iterable[Fact]) -> dict[str, bool]:
+    def _values_given(self, facts: Iterable[Fact]) -> dict[str, bool]:
         asked = {question: fact for fact in facts for question in fact.unseen}
         replies = self._ask(list(asked), SHORT)
         return {
@@ -136,7 +136,7 @@ class Examinee:
             for (q, fact), reply in zip(asked.items(), replies, strict=True)
         }
 
-    def _told_anew(self, facts: Iterable[Fact]) -> dict[str, bool]:
+    def _new_values_given(self, facts: Iterable[Fact]) -> dict[str, bool]:
         """Whether the new value is given, and not the old one."""
         asked = {
             question: (fact, fact.later) for fact in facts if fact.later for question in fact.unseen
@@ -232,7 +232,7 @@ def live_through(user: User, person: Persona, night: int, seed: int) -> Night:
                 user.edit_item(rule.id, person.later_comment)
             examples = edits(user, prompts[2 * _EDITS : 3 * _EDITS], person.later or person.habit)
         case 8:
-            examples = _told_anew(user, person.facts)
+            examples = _restate_facts(user, person.facts)
         case _:
             examples = tell(user, facts_of(person, night))
     return Night(tuple(examples), tuple(_learned(user, report) for report in learn(user)))
@@ -266,7 +266,7 @@ def tell(user: User, facts: Iterable[Fact]) -> list[Example]:
     return examples
 
 
-def _told_anew(user: User, facts: Iterable[Fact]) -> list[Example]:
+def _restate_facts(user: User, facts: Iterable[Fact]) -> list[Example]:
     """Says facts anew, with the answers that their questions have now; gives these."""
     items = {item.text: item.id for item in user.items()}
     examples = []

@@ -76,7 +76,11 @@ def bench_prefeval(folder: Path, *, base: str, backend: str, progress: Progress)
         store = ends.enter_context(
             closing(open_store(home / "rules", now=SYSTEM.now, entropy=SYSTEM.entropy))
         )
-        ways: Mapping[str, Way] = {"without": _without, "said": _said, "rule": _Ruled(store, model)}
+        ways: Mapping[str, Way] = {
+            "without": _without,
+            "said": _prompt_of,
+            "rule": _Ruled(store, model),
+        }
         right = {
             way: {
                 topic: _right(model, messages, choices, partial(progress, f"{topic}, {way}"))
@@ -114,7 +118,7 @@ def _without(choice: Choice) -> Sequence[Message]:
     return (Message("user", choice.question),)
 
 
-def _said(choice: Choice) -> Sequence[Message]:
+def _prompt_of(choice: Choice) -> Sequence[Message]:
     return (
         Message("user", choice.preference),
         Message("assistant", _HEARD),

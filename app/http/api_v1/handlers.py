@@ -19,9 +19,10 @@ from personalpeft.chat.compare import LabeledComparison
 from personalpeft.chat.reply import Reply
 from personalpeft.errors import AdapterError, InvalidInput, PersonalFileError
 from personalpeft.learning.activity_summary import ActivitySummary
-from personalpeft.learning.options import TrainingStatus
 from personalpeft.learning.report import LearnReport
-from personalpeft.learning.status import Pending, SignalStatus
+from personalpeft.learning.status import SignalStatus
+from personalpeft.learning.training_status import TrainingStatus
+from personalpeft.learning.triggers import Pending
 from personalpeft.memory.types import Item
 from personalpeft.provenance import Provenance
 from personalpeft.store.types import GarbageReport, Problem, UserSummary

@@ -50,7 +50,7 @@ class ApiV1:
     def __init__(self, runtime: Runtime, *, clock: Clock = SYSTEM) -> None:
         self._runtime = runtime
         self._hidden = (str(runtime.settings.home), str(runtime.settings.cache))
-        self.jobs = Jobs(clock, self._told)
+        self.jobs = Jobs(clock, self._fault)
         self._desk = EphemeralState(clock)
         self._job_streams = stream_limiter_of(runtime)
         self.blueprint = Blueprint("own", __name__, url_prefix=PREFIX)
@@ -129,7 +129,7 @@ class ApiV1:
                 for value in chain([first], values):
                     yield ": still here\n\n" if value is None else _event(names[type(value)], value)
             except PersonalPeftError as error:
-                yield _event("error", v.Refusal(self._told(error)))
+                yield _event("error", v.Refusal(self._fault(error)))
             except Exception as bug:  # noqa: BLE001 - the status has gone out already; who reads has to hear that this is no end.
                 error_responses.log.error("a bug in a stream: %s", format_origin(bug))
                 yield _event("error", v.Refusal(bug_fault(bug)))
@@ -141,7 +141,7 @@ class ApiV1:
         response.call_on_close(values.close)
         return response
 
-    def _told(self, error: PersonalPeftError) -> v.Fault:
+    def _fault(self, error: PersonalPeftError) -> v.Fault:
         _, message, hint = error_responses.describe_error(error, self._hidden)
         return v.Fault(get_error_type(error).__name__, message, hint)
 

@@ -95,7 +95,8 @@ def gguf_names(base: Base) -> GgufNames:
     architecture = _ARCHITECTURES.get(kind)
     if architecture is None:
         raise WeightsError(
-            f"{base.card.name} must be a {', '.join(_ARCHITECTURES)} for llama.cpp, got {kind}.",
+            f"For llama.cpp a base must be one of {', '.join(_ARCHITECTURES)}; "
+            f"{base.card.name} is {kind}.",
             hint="Use torch and PEFT folders with it.",
         )
     config = read_json(base.folder / "config.json")

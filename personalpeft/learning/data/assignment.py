@@ -21,12 +21,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from personalpeft.learning.data.facts import (
-    MIN_CLEAR_REWARD,
-    fact_questions,
-    helpful_turns,
-    is_ambiguous_reward,
-)
+from personalpeft.learning.data.facts import fact_questions, helpful_turns
+from personalpeft.learning.data.ratings import MIN_CLEAR_REWARD, is_ambiguous_reward
 from personalpeft.learning.data.style import (
     NO_TEMPLATE,
     PromptResponse,

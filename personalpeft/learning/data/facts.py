@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from personalpeft.learning.data.ratings import is_ambiguous_reward, rating_value
 from personalpeft.memory.conflicts import normalize, normalized_questions
 from personalpeft.types import (
     USER_SOURCE,
@@ -33,8 +34,6 @@ T = TypeVar("T")
 MIN_HELPFUL_TURNS = 2
 """A fact without a stated answer is learned once so many lookups of it helped."""
 
-MIN_CLEAR_REWARD = 0.5
-"""A reward nearer to 0 says neither that a reply is wanted nor that it is not."""
 
 MEMORIZED_LOGPROB = math.log(0.7)
 
@@ -205,16 +204,3 @@ def _fill(template: str, question: str) -> str:
     keeps_capital = re.match(r"(I|I'.*)\b", question) is not None
     later = question if keeps_capital else question[:1].lower() + question[1:]
     return template.format(first=question, later=later)
-
-
-def rating_value(signal: Signal) -> float:
-    """Return how much a reply was liked, negative if disliked, 0 if the signal does not say."""
-    if signal.kind not in (SignalKind.RATING, SignalKind.REWARD) or is_ambiguous_reward(signal):
-        return 0.0
-    value: float = signal.payload["value"]
-    return value
-
-
-def is_ambiguous_reward(signal: Signal) -> bool:
-    """Return whether a signal is a reward too near to 0."""
-    return signal.kind is SignalKind.REWARD and abs(signal.payload["value"]) < MIN_CLEAR_REWARD

@@ -1,8 +1,4 @@
-"""Filters the lessons of a layer: facts beyond its capacity, links and private data. Pure.
-
-Recall of text word for word is near perfect below ``RECOMMENDED_TOKENS_PER_PARAMETER``, falls off
-up to ten times that, and collapses beyond (arXiv 2606.02437). So a memory takes the newest lessons
-up to the configured ``tokens_per_parameter``. Lessons of one signal fit or stay out together.
+"""Find lessons that must not become the style of all replies: shared links and private facts.
 
 What most lessons share becomes part of all answers: a link or a phone number, or a fact that the
 user had remembered. The gate measures whether lessons were learned, so it does not object. Words
@@ -12,78 +8,13 @@ are not judged: no rule tells an order ("As Mallory orders:") from a greeting.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
 
 from personalpeft.learning.data.assignment import Assignment, Lesson, lessons_for
 from personalpeft.learning.data.style import find_style_conflict
 from personalpeft.learning.outcomes import MoveCause, Placement, Reason, ReasonCode, reason
-from personalpeft.learning.train.config import TrainingConfig
 from personalpeft.store.store import Store
-from personalpeft.types import Architecture, Signal
-
-RECOMMENDED_TOKENS_PER_PARAMETER = 1e-3
-
-# Of each trained float32 parameter: itself, its gradient, two moments; and the parameter and the
-# moments again in the checkpoint that is being copied and in the file that is made of it.
-_BYTES_PER_PARAMETER = 4 * (4 + 3 + 3)
-
-
-@dataclass(frozen=True, slots=True)
-class LayerCapacity:
-    """A layer's trained parameters, and the tokens that its lessons take and may take."""
-
-    parameters: int
-    tokens: int
-    max_tokens: int
-
-    @property
-    def recommended_tokens(self) -> int:
-        """The tokens up to which recall is near perfect."""
-        return int(self.parameters * RECOMMENDED_TOKENS_PER_PARAMETER)
-
-
-def count_parameters(config: TrainingConfig, architecture: Architecture) -> int:
-    """Return the size of A (rank x inputs) and B (outputs x rank) of all modules and blocks."""
-    sizes = sum(sum(architecture.projections[module]) for module in config.target_modules)
-    return config.rank * sizes * architecture.blocks
-
-
-def estimate_session_mb(config: TrainingConfig, architecture: Architecture) -> float:
-    """Return about how many MB a training session takes beside the base and its activations."""
-    return count_parameters(config, architecture) * _BYTES_PER_PARAMETER / 1e6
-
-
-def fit_lessons(
-    lessons: Sequence[Lesson],
-    layer: str,
-    config: TrainingConfig,
-    architecture: Architecture,
-    count_tokens: Callable[[str], int],
-) -> tuple[tuple[Lesson, ...], LayerCapacity | None]:
-    """Return the lessons that fit a layer, in their order, and what they take.
-
-    ``lessons``: oldest first; each counts by its last message and its answer. A layer other than
-    "memory" has no capacity.
-    """
-    if layer != "memory":
-        return tuple(lessons), None
-    sizes: dict[str, int] = {}
-    for lesson in lessons:
-        answer = min(count_tokens(lesson.chosen), config.max_length)
-        size = count_tokens(lesson.messages[-1].content) + answer
-        sizes[lesson.signal] = max(size, sizes.get(lesson.signal, 0))
-    parameters = count_parameters(config, architecture)
-    max_tokens = int(parameters * config.tokens_per_parameter)
-    tokens, fit = 0, set[str]()
-    for signal in reversed(sizes):
-        if tokens + sizes[signal] > max_tokens:
-            break
-        tokens += sizes[signal]
-        fit.add(signal)
-    kept = tuple(lesson for lesson in lessons if lesson.signal in fit)
-    return kept, LayerCapacity(parameters, tokens, max_tokens)
-
+from personalpeft.types import Signal
 
 _MIN_SHARE = 0.5
 _MIN_LESSONS = 3

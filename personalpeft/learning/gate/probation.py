@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 
-from personalpeft.learning.data.facts import rating_value
+from personalpeft.learning.data.ratings import rating_value
 from personalpeft.learning.gate.gate import (
     CONFIRMATION_E_VALUE,
     IMPROVED_FACTOR,

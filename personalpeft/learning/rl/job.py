@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 
 from personalpeft.backends.base import Continuation
 from personalpeft.errors import InvalidInput
+from personalpeft.learning.layers import replace_layer
 from personalpeft.learning.rl.advantages import PolicyGradientLoss
 from personalpeft.learning.rl.rollouts import (
     UNSEEN,
@@ -22,7 +23,6 @@ from personalpeft.learning.rl.rollouts import (
     derive_seed,
     is_eval_task,
 )
-from personalpeft.learning.staleness import replace_layer
 from personalpeft.learning.train.config import BUILD_FORMAT, RLConfig, TrainingConfig
 from personalpeft.learning.train.losses import SFTLoss
 from personalpeft.plugins import CheckedRewardShaper, CheckedVerifier, Task

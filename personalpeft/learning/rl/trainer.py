@@ -15,7 +15,7 @@ from personalpeft.adapters.formats.packed import pack
 from personalpeft.adapters.types import Adapter
 from personalpeft.errors import Cancelled, PersonalPeftError
 from personalpeft.learning.data.assignment import Lesson, load_assignments
-from personalpeft.learning.data.filters import estimate_session_mb
+from personalpeft.learning.data.capacity import estimate_session_mb
 from personalpeft.learning.evaluate.evaluation import EvalSet, evaluate, make_eval_job
 from personalpeft.learning.evaluate.probes import load_general_prompts
 from personalpeft.learning.gate.gate import (
@@ -28,7 +28,8 @@ from personalpeft.learning.gate.gate import (
     override,
 )
 from personalpeft.learning.gate.probation import refuse_withdrawn, review_probation
-from personalpeft.learning.options import LearnOptions, publish_status
+from personalpeft.learning.layers import live_revision, stack_below
+from personalpeft.learning.options import LearnOptions
 from personalpeft.learning.outcomes import LearnOutcome, Reason, ReasonCode, reason
 from personalpeft.learning.plan import holdout_of
 from personalpeft.learning.publish import (
@@ -46,10 +47,11 @@ from personalpeft.learning.rl.loop import (
     map_practice_errors,
 )
 from personalpeft.learning.rl.rollouts import RESUME_HINT
-from personalpeft.learning.staleness import live_revision, stack_below, trained_on
+from personalpeft.learning.staleness import trained_on
 from personalpeft.learning.train.checkpoint import CheckpointStore
 from personalpeft.learning.train.config import RLConfig, TrainingConfig, load_training_configs
 from personalpeft.learning.train.loop import make_loop_control
+from personalpeft.learning.training_status import publish_status
 from personalpeft.plugins import CheckedRewardShaper, CheckedVerifier
 from personalpeft.services import Services
 from personalpeft.types import Verdict

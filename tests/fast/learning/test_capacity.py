@@ -13,7 +13,7 @@ from runtime_makers import correct, opened, pinned, trained_on
 
 from personalpeft import NothingToLearn
 from personalpeft.learning.data.assignment import Lesson
-from personalpeft.learning.data.filters import (
+from personalpeft.learning.data.capacity import (
     RECOMMENDED_TOKENS_PER_PARAMETER,
     count_parameters,
     fit_lessons,

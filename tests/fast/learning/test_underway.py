@@ -12,7 +12,7 @@ import pytest
 from runtime_makers import Time, correct, opened
 
 from personalpeft import Cancelled, Runtime, TrainingStatus, User
-from personalpeft.learning.options import training_status
+from personalpeft.learning.training_status import training_status
 
 # Learns until it is ended, and says so when it is in the middle of it.
 _LEARNS = """

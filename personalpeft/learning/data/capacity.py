@@ -1,0 +1,78 @@
+"""How much a layer can hold. Pure.
+
+Recall of text word for word is near perfect below ``RECOMMENDED_TOKENS_PER_PARAMETER``, falls off
+up to ten times that, and collapses beyond (arXiv 2606.02437). So a memory takes the newest lessons
+up to the configured ``tokens_per_parameter``. Lessons of one signal fit or stay out together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from personalpeft.learning.data.assignment import Lesson
+from personalpeft.learning.train.config import TrainingConfig
+from personalpeft.types import Architecture
+
+RECOMMENDED_TOKENS_PER_PARAMETER = 1e-3
+
+
+# Of each trained float32 parameter: itself, its gradient, two moments; and the parameter and the
+# moments again in the checkpoint that is being copied and in the file that is made of it.
+_BYTES_PER_PARAMETER = 4 * (4 + 3 + 3)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCapacity:
+    """A layer's trained parameters, and the tokens that its lessons take and may take."""
+
+    parameters: int
+    tokens: int
+    max_tokens: int
+
+    @property
+    def recommended_tokens(self) -> int:
+        """The tokens up to which recall is near perfect."""
+        return int(self.parameters * RECOMMENDED_TOKENS_PER_PARAMETER)
+
+
+def count_parameters(config: TrainingConfig, architecture: Architecture) -> int:
+    """Return the size of A (rank x inputs) and B (outputs x rank) of all modules and blocks."""
+    sizes = sum(sum(architecture.projections[module]) for module in config.target_modules)
+    return config.rank * sizes * architecture.blocks
+
+
+def estimate_session_mb(config: TrainingConfig, architecture: Architecture) -> float:
+    """Return about how many MB a training session takes beside the base and its activations."""
+    return count_parameters(config, architecture) * _BYTES_PER_PARAMETER / 1e6
+
+
+def fit_lessons(
+    lessons: Sequence[Lesson],
+    layer: str,
+    config: TrainingConfig,
+    architecture: Architecture,
+    count_tokens: Callable[[str], int],
+) -> tuple[tuple[Lesson, ...], LayerCapacity | None]:
+    """Return the lessons that fit a layer, in their order, and what they take.
+
+    ``lessons``: oldest first; each counts by its last message and its answer. A layer other than
+    "memory" has no capacity.
+    """
+    if layer != "memory":
+        return tuple(lessons), None
+    sizes: dict[str, int] = {}
+    for lesson in lessons:
+        answer = min(count_tokens(lesson.chosen), config.max_length)
+        size = count_tokens(lesson.messages[-1].content) + answer
+        sizes[lesson.signal] = max(size, sizes.get(lesson.signal, 0))
+    parameters = count_parameters(config, architecture)
+    max_tokens = int(parameters * config.tokens_per_parameter)
+    tokens, fit = 0, set[str]()
+    for signal in reversed(sizes):
+        if tokens + sizes[signal] > max_tokens:
+            break
+        tokens += sizes[signal]
+        fit.add(signal)
+    kept = tuple(lesson for lesson in lessons if lesson.signal in fit)
+    return kept, LayerCapacity(parameters, tokens, max_tokens)
