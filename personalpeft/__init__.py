@@ -105,7 +105,7 @@ _LAZY = {
     "Runtime": "personalpeft.runtime",
     "Serving": "personalpeft.settings",
     "Stream": "personalpeft.chat.reply",
-    "TrainingStatus": "personalpeft.learning.options",
+    "TrainingStatus": "personalpeft.learning.training_status",
     "User": "personalpeft.user",
     "Verdict": "personalpeft.types",
     "VllmServer": "personalpeft.settings",
