@@ -181,7 +181,12 @@ class Stack:
 class Turn:
     """One prompt and one reply, stamped with the stack that produced it.
 
-    ``messages`` are as the app sent them. ``used`` names the signals that memory added to them.
+    Attributes:
+        messages: The prompt without rules and facts, earlier turns of the conversation included.
+        used: The signals whose rules and facts memory added to the prompt.
+        conversation_id: The conversation. None for an answer that lost a blind comparison, and
+            for turns that an earlier version wrote.
+        previous: The turn that this one continues, if any.
     """
 
     id: str
@@ -194,6 +199,8 @@ class Turn:
     usage: Usage
     finish_reason: FinishReason
     used: tuple[str, ...] = ()
+    conversation_id: str | None = None
+    previous: str | None = None
 
     @property
     def ended(self) -> bool:

@@ -22,6 +22,7 @@ from personalpeft.store import hash_chain, rows
 from personalpeft.store.database import Database, fetch_all, fetch_one
 from personalpeft.store.error_mapping import sqlite3
 from personalpeft.store.id_lookup import resolve_id, resolve_user
+from personalpeft.store.types import ConversationLink
 from personalpeft.types import (
     FinishReason,
     Json,
@@ -82,6 +83,8 @@ class Ledger:
         finish_reason: FinishReason,
         used: Sequence[str] = (),
         tombstones: int | None = None,
+        conversation_id: str | None = None,
+        previous: str | None = None,
     ) -> Turn:
         """Append one turn and create the user if needed.
 
@@ -95,6 +98,8 @@ class Ledger:
             finish_reason: Why it ended.
             used: The signals (rules, facts) in its prompt.
             tombstones: What ``count_tombstones`` returned when the reply began.
+            conversation_id: The conversation. None starts one; "" stays outside of any.
+            previous: The turn that this one continues.
 
         Raises:
             InvalidId: The user id is invalid.
@@ -105,8 +110,9 @@ class Ledger:
             at = self._now()
             hash_chain.create_users(db, [user], at)
             _check_tombstones(db, user, tombstones)
+            turn_id = new_id("t", at, self._entropy)
             turn = Turn(
-                id=new_id("t", at, self._entropy),
+                id=turn_id,
                 user=user,
                 at=at,
                 messages=tuple(messages),
@@ -116,6 +122,8 @@ class Ledger:
                 usage=usage,
                 finish_reason=finish_reason,
                 used=tuple(used),
+                conversation_id=turn_id if conversation_id is None else conversation_id,
+                previous=previous,
             )
             row = rows.encode_turn(turn)
             hash_chain.append_entry(db, user, "turn", row)
@@ -166,6 +174,39 @@ class Ledger:
             sql += " order by seq desc limit ?"
             found = fetch_all(db, sql, *parameters, -1 if limit is None else limit)
         return tuple(map(rows.decode_turn, found))
+
+    def turns_with_reply(self, user: str, text: str) -> tuple[Turn, ...]:
+        """Return the turns whose reply, or an edit of it, is a text, newest first.
+
+        Returns nothing for an unknown user.
+        """
+        sql = (
+            "select * from turn where user = ?1 and id in (select id from turn where user = ?1"
+            " and substr(reply, 1, 40) = substr(?2, 1, 40) and reply = ?2 union"
+            " select turn from signal where user = ?1 and kind = 'edit'"
+            " and json_extract(payload, '$.text') = ?2) order by seq desc"
+        )
+        with self._database.read_transaction() as db:
+            return tuple(map(rows.decode_turn, fetch_all(db, sql, user, text)))
+
+    def conversation_links(self, user: str) -> tuple[ConversationLink, ...]:
+        """Return the place of each turn in its conversation, oldest first. Raises ``NotFound``."""
+        with self._database.read_transaction() as db:
+            resolve_user(db, user)
+            found = fetch_all(db, "select * from turn where user = ? order by seq limit 1", user)
+            if found and "conversation" not in found[0]:
+                # A home of an earlier version that is open for reading.
+                columns = "null as conversation, null as previous"
+            else:
+                columns = "conversation, previous"
+            sql = f"select id, at, {columns} from turn where user = ? order by seq"
+            found = fetch_all(db, sql, user)
+        return tuple(
+            ConversationLink(
+                row["id"], rows.parse_time(row["at"]), row["conversation"], row["previous"]
+            )
+            for row in found
+        )
 
     def add_signal(
         self,

@@ -69,6 +69,8 @@ COLUMNS: Mapping[str, Mapping[str, Column]] = {
         "completion_tokens": Column.COUNT,
         "finish_reason": _T,
         "used": _J,
+        "conversation": _O,
+        "previous": _O,
     },
     "signal": {
         "id": _T,
@@ -129,7 +131,8 @@ def decode(table: str, row: Row) -> dict[str, Any]:
     """Return the values of a row. Raises ``Damaged`` if a column does not hold JSON."""
     values = {}
     for name, column in COLUMNS[table].items():
-        value = row[name]
+        # A home of an earlier version that is open for reading has no column for it.
+        value = row.get(name) if column is Column.OPTIONAL_TEXT else row[name]
         if column is Column.JSON:
             value = from_json(value)
         elif column is Column.TIME:
@@ -146,6 +149,7 @@ def encode_turn(turn: Turn) -> Row:
         messages=[message.to_list() for message in turn.messages],
         stack={"base": turn.stack.base, "entries": encode_entries(turn.stack.entries)},
         sampling=asdict(turn.sampling),
+        conversation=turn.conversation_id or "",
         **asdict(turn.usage),
     )
 
@@ -165,6 +169,8 @@ def decode_turn(row: Row) -> Turn:
         usage=Usage(values["prompt_tokens"], values["completion_tokens"]),
         finish_reason=values["finish_reason"],
         used=tuple(values["used"]),
+        conversation_id=values["conversation"] or None,
+        previous=values["previous"],
     )
 
 

@@ -24,6 +24,19 @@ class UserSummary:
 
 
 @dataclass(frozen=True, slots=True)
+class ConversationLink:
+    """The place of a turn: its conversation and the turn before it.
+
+    ``conversation`` is None for a turn of an earlier version, "" for one in no conversation.
+    """
+
+    turn: str
+    at: datetime
+    conversation: str | None
+    previous: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class NewRevision:
     """A revision to record: its packed file, the report of its learn, whether to promote it, and
     the cause of that move.

@@ -152,13 +152,12 @@ def test_a_library_that_only_this_account_can_write_is_loaded_without_a_compiler
 
 
 def test_what_is_not_trusted_is_built_anew(planted: Path, mark: Path) -> None:
-    first, second = _libraries(planted)
-    first.chmod(0o722)
-    if os.getuid() == 0:
-        # This one cannot be mended here, so it is built beside the cache.
-        os.chown(second.parent, 12345, -1)
-    else:
-        second.chmod(0o722)
+    for number, library in enumerate(_libraries(planted)):
+        if number % 2 and os.getuid() == 0:
+            # This one cannot be mended here, so it is built beside the cache.
+            os.chown(library.parent, 12345, -1)
+        else:
+            library.chmod(0o722)
     kernels = CpuOps(planted, torch.float32)
     assert kernels.argmax(torch.tensor([[1.0, 3.0, 2.0]])).tolist() == [1]
     assert not mark.exists()

@@ -517,6 +517,7 @@ def test_closing_waits_for_a_load_that_is_under_way_and_drops_the_rest(shelf: Sh
     with engine_on(read=shelf) as engine:
         readers = [ask(engine, request((n,), user=f"user-{n}")) for n in (1, 2)]
         shelf.reading.get(timeout=PATIENCE)
+        waiting(engine, 2)
         closer = threading.Thread(target=engine.close, daemon=True)
         closer.start()
         assert [reader.finish for reader in readers] == ["cancelled", "cancelled"]
