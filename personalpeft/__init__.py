@@ -44,6 +44,7 @@ from personalpeft.errors import (
 
 if TYPE_CHECKING:
     from personalpeft.chat.compare import Comparison
+    from personalpeft.chat.conversation import Conversation, ConversationSummary
     from personalpeft.chat.reply import Reply, Stream
     from personalpeft.clock import Clock
     from personalpeft.learning.activity_summary import ActivitySummary
@@ -66,6 +67,8 @@ __all__ = [
     "Cancelled",
     "CardError",
     "Comparison",
+    "Conversation",
+    "ConversationSummary",
     "Damaged",
     "DeadlineExceeded",
     "Forgotten",
@@ -99,6 +102,8 @@ __all__ = [
 _LAZY = {
     "ActivitySummary": "personalpeft.learning.activity_summary",
     "Comparison": "personalpeft.chat.compare",
+    "Conversation": "personalpeft.chat.conversation",
+    "ConversationSummary": "personalpeft.chat.conversation",
     "LearnReport": "personalpeft.learning.report",
     "Provenance": "personalpeft.provenance",
     "Reply": "personalpeft.chat.reply",

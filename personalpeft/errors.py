@@ -35,7 +35,11 @@ class InvalidId(InvalidInput):
 
 
 class PromptTooLong(InvalidInput):
-    """The prompt and the requested reply do not fit into the base's context."""
+    """The prompt and the requested reply exceed the base's context by ``excess`` tokens."""
+
+    def __init__(self, message: str, *, hint: str = "", excess: int = 0) -> None:
+        super().__init__(message, hint=hint)
+        self.excess = excess
 
 
 class CardError(InvalidInput):

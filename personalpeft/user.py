@@ -23,16 +23,25 @@ from personalpeft.adapter_io import (
 from personalpeft.archive import ExportSummary
 from personalpeft.chat import compare, request
 from personalpeft.chat.compare import Comparison
+from personalpeft.chat.conversation import (
+    Conversation,
+    ConversationSummary,
+    list_conversations,
+    read_conversation,
+)
 from personalpeft.chat.reply import Reply, Stream, resolve_turn
 from personalpeft.chat.validation import (
     Prompt,
     Tool,
+    Truncation,
     attach_tools,
+    check_continuation,
     check_prompt,
     check_sampling,
     check_timeout,
     check_tools,
     check_top_logprobs,
+    check_truncation,
 )
 from personalpeft.deprecation import RenamedAttributes
 from personalpeft.erasure import ForgetReport
@@ -120,6 +129,9 @@ class User(
         template: bool = True,
         logprobs: bool = False,
         top_logprobs: int = 0,
+        conversation_id: str | None = None,
+        replaces: Reply | Turn | str | None = None,
+        truncation: Truncation | None = None,
         timeout: float | None = None,
         cancelled: Callable[[], bool] | None = None,
     ) -> Stream:
@@ -130,6 +142,10 @@ class User(
         timeout starts with the first piece.
         """
         messages = attach_tools(check_prompt(prompt), check_tools(tools), must_call)
+        continues = conversation_id is not None or replaces is not None
+        truncate = check_truncation(truncation, continues)
+        if continues:
+            check_continuation(messages, template)
         timeout = check_timeout(timeout)
         if revision is not None and layers is not None:
             raise InvalidInput("layers and revision exclude each other.", hint="Give one of them.")
@@ -157,6 +173,9 @@ class User(
             template=template,
             logprobs=logprobs or alternatives > 0,
             top_logprobs=alternatives,
+            conversation_id=conversation_id,
+            replaces=None if replaces is None else self.turn(replaces).id,
+            truncate=truncate,
         )
         return request.start_stream(self._services, self.id, chat, cancelled)
 
@@ -183,6 +202,12 @@ class User(
             template: Without it, a string prompt is continued as it is, without rules and facts.
             logprobs: Report the log-prob of each token.
             top_logprobs: Also report so many of the likeliest tokens in each place, at most 20.
+            conversation_id: The conversation to continue, as in ``reply.conversation_id``. The
+                prompt is the next message, and the history is added. Without it a conversation
+                starts; a list of messages continues the one that it repeats the end of.
+            replaces: A turn to answer again: the reply takes its place in the conversation.
+            truncation: "auto" drops the oldest messages of a prompt that exceeds the context;
+                "disabled" raises ``PromptTooLong``. Defaults to "auto" with a conversation.
             timeout: Seconds that the reply may take.
             cancelled: Called between steps by another thread; return True to cancel. Must be quick.
 
@@ -641,6 +666,20 @@ class User(
         Raises ``NotFound`` for an unknown turn, ``InvalidInput`` for a negative limit.
         """
         return self._services.store.ledger.turns(self.id, limit=limit, before=before)
+
+    def conversations(
+        self, limit: int | None = None, *, before: str | None = None
+    ) -> tuple[ConversationSummary, ...]:
+        """Return the conversations, the one with the newest turn first.
+
+        Returns at most ``limit``, after the conversation ``before`` in this order. Raises
+        ``NotFound`` for an unknown conversation, ``InvalidInput`` for a negative limit.
+        """
+        return list_conversations(self._services.store, self.id, limit, before)
+
+    def conversation(self, conversation_id: str) -> Conversation:
+        """Return one conversation, by its id or a unique prefix. Raises ``NotFound``."""
+        return read_conversation(self._services.store, self.id, conversation_id)
 
     def turn(self, reply: Reply | Turn | str) -> Turn:
         """Return one turn, by a reply, an id, or "last" for the newest. Raises ``NotFound``."""

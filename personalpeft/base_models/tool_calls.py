@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Never, TypeAlias
 
 from personalpeft.ids import TOOL_NAME
@@ -32,6 +33,13 @@ def read_calls(text: str) -> tuple[str, tuple[ToolCall, ...]]:
     return "".join(each for each in parts if isinstance(each, str)), tuple(
         each for each in parts if isinstance(each, ToolCall)
     )
+
+
+def assistant_message(text: str, turn_id: str) -> Message:
+    """Return a reply as a message, its tool calls parsed and named after its turn."""
+    content, calls = read_calls(text)
+    named = (replace(call, id=f"call_{turn_id}_{n}") for n, call in enumerate(calls))
+    return Message("assistant", content if calls else text, tuple(named))
 
 
 def find_unfinished_call(message: Message) -> str:

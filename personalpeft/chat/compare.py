@@ -166,6 +166,7 @@ def compare(
             finish_reason=other.finish_reason,
             used=item_ids,
             tombstones=tombstones,
+            conversation_id="",
         )
         payload: dict[str, object] = {
             "text": chosen.text,

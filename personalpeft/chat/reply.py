@@ -6,11 +6,11 @@ import inspect
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Self
 
 from personalpeft.backends.base import OutputChunk
-from personalpeft.base_models.tool_calls import read_calls
+from personalpeft.base_models.tool_calls import assistant_message
 from personalpeft.engine.request import OutputStream
 from personalpeft.errors import Forgotten, InvalidInput, NotFound
 from personalpeft.store.store import Store
@@ -52,6 +52,9 @@ class Reply:
         finish_reason: "stop", "length" or "cancelled".
         stop: The stop string that ended the reply, else empty.
         logprobs: One entry a token, if requested.
+        conversation_id: The conversation, to continue it.
+        dropped_messages: Messages of the conversation that were left out of the prompt, the oldest
+            first, since it was too long.
     """
 
     text: str
@@ -61,21 +64,13 @@ class Reply:
     finish_reason: FinishReason
     stop: str = ""
     logprobs: tuple[TokenLogprob, ...] = ()
+    conversation_id: str | None = None
+    dropped_messages: int = 0
 
     @property
     def message(self) -> Message:
         """The reply as an assistant message for the next prompt, with its tool calls parsed."""
-        text, calls = read_calls(self.text)
-        if not calls:
-            return Message("assistant", self.text)
-        return Message(
-            "assistant",
-            text,
-            tuple(
-                replace(call, id=f"call_{self.turn_id}_{number}")
-                for number, call in enumerate(calls)
-            ),
-        )
+        return assistant_message(self.text, self.turn_id)
 
     @property
     def tool_calls(self) -> tuple[ToolCall, ...]:

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
 from personalpeft.base_models.chat_template import supports_tools
+from personalpeft.chat.conversation import (
+    conversation_of,
+    drop_oldest,
+    find_previous,
+    read_conversation,
+)
+from personalpeft.chat.implicit_feedback import classify
 from personalpeft.chat.reply import Reply, Stream
 from personalpeft.chat.validation import uses_tools
 from personalpeft.engine.engine import Request
-from personalpeft.errors import InvalidInput
+from personalpeft.engine.request import OutputStream
+from personalpeft.errors import InvalidInput, PersonalPeftError, PromptTooLong
+from personalpeft.feedback import observe
 from personalpeft.learning.data.facts import memorized
 from personalpeft.learning.evaluate.measures import internalized_rules
 from personalpeft.services import Services
@@ -27,7 +37,7 @@ class ChatRequest:
     """The checked arguments of ``User.stream``.
 
     ``layers`` are the only layers to attach; None selects by scope. ``revision`` replaces the head
-    of its layer.
+    of its layer. ``replaces`` is the id of a turn.
     """
 
     messages: tuple[Message, ...]
@@ -39,6 +49,17 @@ class ChatRequest:
     template: bool = True
     logprobs: bool = False
     top_logprobs: int = 0
+    conversation_id: str | None = None
+    replaces: str | None = None
+    truncate: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Position:
+    """Where a new turn goes. None starts a conversation; "" is outside of any."""
+
+    conversation_id: str | None = None
+    previous: str | None = None
 
 
 def start_stream(
@@ -49,26 +70,15 @@ def start_stream(
     engine = services.engine
     # First: whatever is forgotten after this line may be in the reply, which is then not recorded.
     tombstones = services.store.ledger.count_tombstones(user)
-    stack = _select_stack(services, user, chat)
-    messages, item_ids = chat.messages, tuple[str, ...]()
-    if chat.memory:
-        messages, item_ids = augment_prompt(services, user, messages, stack)
-    request = Request(
-        user,
-        messages,
-        stack,
-        chat.sampling,
-        chat.timeout,
-        template=chat.template,
-        logprobs=chat.logprobs,
-        top_logprobs=chat.top_logprobs,
-    )
-    outputs = engine.stream([request], cancelled=cancelled)
+    position, prompt = _continue_conversation(services, user, chat)
+    stack = _select_stack(services, user, chat, prompt)
+    messages, item_ids, outputs = _submit(services, user, chat, prompt, stack, cancelled)
+    dropped = len(prompt) - len(messages)
 
     def record(reply: Reply) -> Reply:
         turn = services.store.ledger.add_turn(
             user,
-            messages=chat.messages,
+            messages=messages,
             reply=reply.text,
             stack=stack,
             sampling=chat.sampling,
@@ -76,8 +86,18 @@ def start_stream(
             finish_reason=reply.finish_reason,
             used=item_ids,
             tombstones=tombstones,
+            conversation_id=position.conversation_id,
+            previous=position.previous,
         )
-        return replace(reply, turn_id=turn.id)
+        # The turn is recorded, so what this raises must not fail the reply.
+        with suppress(PersonalPeftError):
+            _observe(services, user, chat, position, messages[-1])
+        return replace(
+            reply,
+            turn_id=turn.id,
+            conversation_id=turn.conversation_id,
+            dropped_messages=dropped,
+        )
 
     stream = Stream(
         outputs,
@@ -89,6 +109,92 @@ def start_stream(
     )
     services.streams.add(stream)
     return stream
+
+
+def _continue_conversation(
+    services: Services, user: str, chat: ChatRequest
+) -> tuple[_Position, tuple[Message, ...]]:
+    """Return the place of the new turn, and the prompt with the history of its conversation."""
+    store = services.store
+    if not chat.template:
+        return _Position(""), chat.messages
+    if chat.conversation_id is None and chat.replaces is None:
+        before = find_previous(store, user, chat.messages)
+        if before is None:
+            return _Position(), chat.messages
+        conversation_id = before.conversation_id or conversation_of(store, user, before.id)
+        return _Position(conversation_id, before.id), chat.messages
+    conversation_id = chat.conversation_id
+    if conversation_id is None and chat.replaces is not None:
+        conversation_id = conversation_of(store, user, chat.replaces)
+        if conversation_id is None:
+            raise InvalidInput(
+                f"{chat.replaces} is in no conversation.", hint="Chat without replaces."
+            )
+    conversation = read_conversation(store, user, conversation_id or "", replaces=chat.replaces)
+    history = conversation.messages()
+    if any(message.role == "system" for message in chat.messages):
+        history = tuple(message for message in history if message.role != "system")
+    messages = (*history, *chat.messages)
+    system = [message for message in messages if message.role == "system"]
+    last = conversation.turns[-1].id if conversation.turns else None
+    return (
+        _Position(conversation.id, last),
+        (*system, *(message for message in messages if message.role != "system")),
+    )
+
+
+def _submit(
+    services: Services,
+    user: str,
+    chat: ChatRequest,
+    messages: tuple[Message, ...],
+    stack: Stack,
+    cancelled: Callable[[], bool] | None,
+) -> tuple[tuple[Message, ...], tuple[str, ...], OutputStream]:
+    """Return the messages that fit into the context, the ids of memory's items, and the output."""
+    engine = services.engine
+    while True:
+        augmented, item_ids = messages, tuple[str, ...]()
+        if chat.memory:
+            augmented, item_ids = augment_prompt(services, user, messages, stack)
+        request = Request(
+            user,
+            augmented,
+            stack,
+            chat.sampling,
+            chat.timeout,
+            template=chat.template,
+            logprobs=chat.logprobs,
+            top_logprobs=chat.top_logprobs,
+        )
+        try:
+            return messages, item_ids, engine.stream([request], cancelled=cancelled)
+        except PromptTooLong as error:
+            count_tokens = partial(_count_tokens, services)
+            shorter = drop_oldest(messages, error.excess, count_tokens)
+            if not chat.truncate or len(shorter) == len(messages):
+                raise
+            messages = shorter
+
+
+def _count_tokens(services: Services, text: str) -> int:
+    return len(services.engine.backend.encode(text))
+
+
+def _observe(
+    services: Services, user: str, chat: ChatRequest, position: _Position, message: Message
+) -> None:
+    """Record the implicit feedback that a new turn gives on an earlier one."""
+    if services.observing == "off":
+        return
+    if chat.replaces is not None:
+        observe(services, user, chat.replaces, "regenerated")
+    elif position.previous is not None and message.role == "user":
+        turn = services.store.ledger.turn(user, position.previous)
+        seen = classify(message.content, turn.reply)
+        if seen is not None:
+            observe(services, user, turn, seen)
 
 
 def check_tool_support(services: Services, messages: Sequence[Message]) -> None:
@@ -129,20 +235,22 @@ def augment_prompt(
         user,
         messages,
         budget_tokens=backend.base.card.context // _MEMORY_SHARE,
-        count_tokens=lambda text: len(backend.encode(text)),
+        count_tokens=partial(_count_tokens, services),
         system=backend.base.card.system,
         exclude=exclude,
     )
     return recall.messages, recall.item_ids
 
 
-def _select_stack(services: Services, user: str, chat: ChatRequest) -> Stack:
+def _select_stack(
+    services: Services, user: str, chat: ChatRequest, messages: tuple[Message, ...]
+) -> Stack:
     if chat.layers is not None:
         return select_layers(services, user, chat.layers)
     if chat.revision is None:
-        return services.router.select(user, live_stack(services, user), chat.messages)
+        return services.router.select(user, live_stack(services, user), messages)
     revision = services.store.catalog.revision(user, chat.revision)
-    return stack_with_revision(services, user, chat.messages, revision.layer, revision.id)
+    return stack_with_revision(services, user, messages, revision.layer, revision.id)
 
 
 def _activity_marker(services: Services) -> Callable[[], None]:

@@ -7,7 +7,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any, Never, TypeAlias, cast, get_args
+from typing import Any, Literal, Never, TypeAlias, cast, get_args
 
 from personalpeft.errors import InvalidInput, suggest_nearest
 from personalpeft.ids import TOOL_NAME
@@ -16,6 +16,8 @@ from personalpeft.types import MAX_TOP_LOGPROBS, Message, Role, Sampling, ToolCa
 Prompt: TypeAlias = str | Sequence[Mapping[str, Any] | Message]
 Tool: TypeAlias = Mapping[str, Any]
 """An OpenAI tool: ``{"type": "function", "function": {"name", "description", "parameters"}}``."""
+
+Truncation: TypeAlias = Literal["auto", "disabled"]
 
 MAX_TEXT_LENGTH = 100_000
 MAX_TOOLS = 128
@@ -192,6 +194,26 @@ def check_top_logprobs(count: int) -> int:
     if not (_is_whole(count) and 0 <= count <= MAX_TOP_LOGPROBS):
         raise _wrong("top_logprobs", count, f"a whole number from 0 to {MAX_TOP_LOGPROBS}")
     return count
+
+
+def check_truncation(truncation: str | None, continues: bool) -> bool:
+    """Return whether a prompt may be truncated. Raises ``InvalidInput``."""
+    if truncation not in (None, *get_args(Truncation)):
+        raise _wrong("truncation", truncation, '"auto", "disabled" or None')
+    return truncation == "auto" or (truncation is None and continues)
+
+
+def check_continuation(messages: Sequence[Message], template: bool) -> None:
+    """Raise ``InvalidInput`` unless messages can be added to a stored conversation."""
+    if not template:
+        raise InvalidInput(
+            "A conversation needs the template.", hint="Leave conversation_id and replaces out."
+        )
+    if any(message.role == "assistant" for message in messages):
+        raise InvalidInput(
+            "The history of a conversation is added by itself.",
+            hint="Give only the new messages, or leave conversation_id and replaces out.",
+        )
 
 
 def _wrong(name: str, value: object, allowed: str) -> InvalidInput:

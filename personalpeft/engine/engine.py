@@ -103,6 +103,7 @@ class Engine:
                 hint=f"Shorten the prompt to {room} tokens, or ask for a shorter reply."
                 if room > 0
                 else "Ask for a shorter reply.",
+                excess=excess,
             )
         return tokens
 

@@ -193,12 +193,12 @@ class Ledger:
         """Return the place of each turn in its conversation, oldest first. Raises ``NotFound``."""
         with self._database.read_transaction() as db:
             resolve_user(db, user)
-            found = fetch_all(db, "select * from turn where user = ? order by seq limit 1", user)
-            if found and "conversation" not in found[0]:
-                # A home of an earlier version that is open for reading.
-                columns = "null as conversation, null as previous"
-            else:
-                columns = "conversation, previous"
+            known = fetch_one(db, "select * from turn where user = ? limit 1", user) or {}
+            # A home of an earlier version that is open for reading has no such columns.
+            columns = ", ".join(
+                name if name in known else f"null as {name}"
+                for name in ("conversation", "previous")
+            )
             sql = f"select id, at, {columns} from turn where user = ? order by seq"
             found = fetch_all(db, sql, user)
         return tuple(

@@ -132,7 +132,7 @@ def decode(table: str, row: Row) -> dict[str, Any]:
     values = {}
     for name, column in COLUMNS[table].items():
         # A home of an earlier version that is open for reading has no column for it.
-        value = row.get(name) if column is Column.OPTIONAL_TEXT else row[name]
+        value: Any = row.get(name) if column is Column.OPTIONAL_TEXT else row[name]
         if column is Column.JSON:
             value = from_json(value)
         elif column is Column.TIME:

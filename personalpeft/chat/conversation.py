@@ -1,0 +1,266 @@
+"""Conversations: turns that continue each other.
+
+A turn names its conversation and the turn before it. A conversation is the chain of turns that ends
+at its newest one, so a reply that was regenerated stands where the old one stood. Turns of earlier
+versions name neither; their place follows from their messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from personalpeft.base_models.tool_calls import assistant_message
+from personalpeft.errors import InvalidInput, NotFound, suggest_nearest
+from personalpeft.store.store import Store
+from personalpeft.store.types import ConversationLink
+from personalpeft.types import Message, Signal, SignalKind, Turn
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationSummary:
+    """One conversation in a list. ``title`` is its first prompt, on one line."""
+
+    id: str
+    title: str
+    updated_at: datetime
+    num_turns: int
+    last_turn: str
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """One conversation.
+
+    Attributes:
+        turns: Oldest first, without those that were regenerated.
+        edits: The newest edit of each turn that has one.
+        system: The newest system messages.
+    """
+
+    id: str
+    turns: tuple[Turn, ...]
+    edits: Mapping[str, str]
+    system: tuple[Message, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """The first prompt, on one line."""
+        return _title(self.turns[0])
+
+    def messages(self) -> tuple[Message, ...]:
+        """Return the messages so far, each reply as it was edited.
+
+        A turn without a reply is left out.
+        """
+        messages: list[Message] = []
+        for number, turn in enumerate(self.turns):
+            reply = self.edits.get(turn.id, turn.reply)
+            if reply.strip():
+                new = _new_messages(turn) if number else turn.messages
+                messages += [replace(m, tools=(), must_call=False) for m in new]
+                messages.append(assistant_message(reply, turn.id))
+        return (*self.system, *(m for m in messages if m.role != "system"))
+
+
+def list_conversations(
+    store: Store, user: str, limit: int | None, before: str | None
+) -> tuple[ConversationSummary, ...]:
+    """Implement ``User.conversations``."""
+    if limit is not None and limit < 0:
+        raise InvalidInput(
+            f"The limit must be 0 or more, got {limit}.", hint="Leave it out for all."
+        )
+    links = _links(store, user)
+    newest = {link.conversation: link for link in links if link.conversation}
+    order = list(dict.fromkeys(link.conversation for link in links[::-1] if link.conversation))
+    if before is not None:
+        order = order[order.index(_resolve(order, user, before)) + 1 :]
+    by_id = {link.turn: link for link in links}
+    summaries = []
+    for conversation in order[:limit]:
+        chain = _chain(by_id, newest[conversation].turn)
+        first = store.ledger.turn(user, chain[0].turn)
+        last = chain[-1]
+        summaries.append(
+            ConversationSummary(conversation, _title(first), last.at, len(chain), last.turn)
+        )
+    return tuple(summaries)
+
+
+def read_conversation(
+    store: Store, user: str, conversation_id: str, *, replaces: str | None = None
+) -> Conversation:
+    """Return a conversation up to its newest turn, or up to the one before ``replaces``.
+
+    Raises ``NotFound``; ``InvalidInput`` if ``replaces`` is in another conversation.
+    """
+    links = _links(store, user)
+    by_id = {link.turn: link for link in links}
+    known = list(dict.fromkeys(link.conversation for link in reversed(links) if link.conversation))
+    wanted = _resolve(known, user, conversation_id)
+    if replaces is None:
+        end: str | None = next(link.turn for link in reversed(links) if link.conversation == wanted)
+    elif by_id[replaces].conversation == wanted:
+        end = by_id[replaces].previous
+    else:
+        raise InvalidInput(
+            f"{replaces} is not in the conversation {wanted}.",
+            hint="Leave conversation_id out, or name a turn of that conversation.",
+        )
+    chain = [] if end is None else _chain(by_id, end)
+    turns = tuple(store.ledger.turn(user, link.turn) for link in chain)
+    newest = store.ledger.turn(user, replaces) if replaces is not None else turns[-1]
+    ids = {turn.id for turn in turns}
+    edits = {
+        signal.turn: str(signal.payload["text"])
+        for signal in store.ledger.signals(user, kinds=[SignalKind.EDIT])
+        if signal.turn in ids
+    }
+    return Conversation(
+        wanted,
+        turns,
+        {turn: text for turn, text in edits.items() if turn},
+        tuple(message for message in newest.messages if message.role == "system"),
+    )
+
+
+def conversation_of(store: Store, user: str, turn_id: str) -> str | None:
+    """Return the conversation that a turn is in, None if it is in none."""
+    return next(link for link in _links(store, user) if link.turn == turn_id).conversation or None
+
+
+def find_previous(store: Store, user: str, messages: Sequence[Message]) -> Turn | None:
+    """Return the turn that a list of messages continues, for clients that send no ids.
+
+    That is the newest turn whose prompt and reply precede the last message.
+    """
+    if len(messages) < 3 or messages[-2].role != "assistant":
+        return None
+    turns = store.ledger.turns_with_reply(user, messages[-2].content)
+    return next((turn for turn in turns if _continues(messages, turn)), None)
+
+
+def drop_oldest(
+    messages: Sequence[Message], excess: int, count_tokens: Callable[[str], int]
+) -> tuple[Message, ...]:
+    """Return messages without the oldest exchanges, of ``excess`` tokens or more if there are.
+
+    An exchange is a user message and what follows up to the next one. System messages and the last
+    exchange stay.
+    """
+    system = [m for m in messages if m.role == "system"]
+    rest = [m for m in messages if m.role != "system"]
+    starts = [at for at, m in enumerate(rest) if m.role == "user"]
+    start, dropped = 0, 0
+    for start in starts[1:]:
+        dropped = sum(count_tokens(m.content) for m in rest[:start])
+        if dropped >= excess:
+            break
+    return (*system, *rest[start:])
+
+
+def _links(store: Store, user: str) -> tuple[ConversationLink, ...]:
+    """Return the place of each turn, oldest first, with the missing ones inferred."""
+    links = store.ledger.conversation_links(user)
+    if all(link.conversation is not None for link in links):
+        return links
+    turns = store.ledger.turns(user)
+    signals = store.ledger.signals(user, current=False)
+    return tuple(_infer_links(links, {turn.id: turn for turn in turns}, signals))
+
+
+def _infer_links(
+    links: Iterable[ConversationLink], turns: Mapping[str, Turn], signals: Iterable[Signal]
+) -> Iterator[ConversationLink]:
+    """Yield links whose conversation is known, oldest first.
+
+    Earlier versions recorded the losing answer of a blind comparison as a turn of its own, and a
+    prompt that was sent again at once as another turn.
+    """
+    compared = set()
+    edits: dict[str, list[str]] = {}
+    for signal in signals:
+        if signal.kind is SignalKind.PREFERENCE and "revision" in signal.payload:
+            compared.add(signal.turn)
+        elif signal.kind is SignalKind.EDIT and signal.turn:
+            edits.setdefault(signal.turn, []).append(str(signal.payload["text"]))
+    by_reply: dict[str, list[ConversationLink]] = {}
+    last: ConversationLink | None = None
+    for link in links:
+        turn = turns[link.turn]
+        if link.conversation is None:
+            link = _infer_link(link, turn, turns, by_reply, compared, last)
+        if link.conversation:
+            last = link
+            for reply in {turn.reply, *edits.get(turn.id, ())}:
+                by_reply.setdefault(reply, []).append(link)
+        yield link
+
+
+def _infer_link(
+    link: ConversationLink,
+    turn: Turn,
+    turns: Mapping[str, Turn],
+    by_reply: Mapping[str, list[ConversationLink]],
+    compared: set[str | None],
+    last: ConversationLink | None,
+) -> ConversationLink:
+    if turn.id in compared:
+        return replace(link, conversation="")
+    messages = turn.messages
+    candidates = by_reply.get(messages[-2].content, []) if len(messages) > 2 else []
+    for each in reversed(candidates):
+        if _continues(messages, turns[each.turn]):
+            return replace(link, conversation=each.conversation, previous=each.turn)
+    if last is not None and last.previous is None and turns[last.turn].messages == messages:
+        return replace(link, conversation=last.conversation)
+    return replace(link, conversation=turn.id)
+
+
+def _continues(messages: Sequence[Message], turn: Turn) -> bool:
+    """Whether messages end with a turn's prompt, a reply, and one more message.
+
+    Only user messages are compared further back: replies may have been edited, and the beginning of
+    a long conversation dropped.
+    """
+    if (messages[-3].role, messages[-2].role) != ("user", "assistant"):
+        return False
+    prompts = [m.content for m in messages[:-1] if m.role == "user"]
+    earlier = [m.content for m in turn.messages if m.role == "user"]
+    return earlier[-len(prompts) :] == prompts
+
+
+def _chain(links: Mapping[str, ConversationLink], end: str) -> list[ConversationLink]:
+    """Return the links from the first turn to ``end``. An erased turn ends the chain."""
+    chain: list[ConversationLink] = []
+    at: str | None = end
+    while at is not None and at in links:
+        chain.append(links[at])
+        at = links[at].previous
+    return chain[::-1]
+
+
+def _new_messages(turn: Turn) -> tuple[Message, ...]:
+    """Return the messages after the last reply."""
+    answers = [at for at, m in enumerate(turn.messages) if m.role == "assistant"]
+    return turn.messages[answers[-1] + 1 :] if answers else turn.messages
+
+
+def _title(turn: Turn) -> str:
+    prompts = [m.content for m in turn.messages if m.role == "user"]
+    return " ".join((prompts or [turn.messages[-1].content])[0].split())
+
+
+def _resolve(known: Sequence[str], user: str, prefix: object) -> str:
+    """Return the id of a conversation. Raises ``NotFound``, also for an ambiguous prefix."""
+    if not isinstance(prefix, str) or not prefix:
+        raise InvalidInput("The id of a conversation must be text.", hint="Give its id.")
+    matches = [each for each in known if each.startswith(prefix)]
+    if prefix in known or len(matches) == 1:
+        return prefix if prefix in known else matches[0]
+    raise NotFound(
+        f"{user} has no conversation {prefix!a}.",
+        hint=suggest_nearest(prefix, known, what="conversation"),
+    )

@@ -1,0 +1,274 @@
+"""Conversations: history, edits, regenerated replies, truncation, and implicit feedback."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from runtime_makers import opened
+
+from personalpeft import InvalidInput, NotFound, PromptTooLong, Runtime, User
+from personalpeft.backends.fake import FakeBackend
+from personalpeft.chat.implicit_feedback import classify
+from personalpeft.types import Message, SignalKind, Turn
+
+
+@pytest.fixture
+def rendered(monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[str, str]]]:
+    """Every prompt that the model reads, as roles and texts."""
+    seen: list[list[tuple[str, str]]] = []
+    render = FakeBackend.render
+
+    def record(self: FakeBackend, messages: list[Message]) -> tuple[int, ...]:
+        seen.append([(m.role, m.content) for m in messages])
+        return render(self, messages)
+
+    monkeypatch.setattr(FakeBackend, "render", record)
+    return seen
+
+
+@pytest.fixture
+def observed(tmp_path: Path) -> Iterator[Runtime]:
+    with opened(tmp_path / "observed", observing="kept") as runtime:
+        yield runtime
+
+
+def dialogue(messages: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    return [(role, text) for role, text in messages if role != "system"]
+
+
+def ratings(user: User) -> list[tuple[str | None, object]]:
+    signals = user.signals() if user.turns() else ()
+    return [(s.turn, s.payload.get("how")) for s in signals if s.kind is SignalKind.RATING]
+
+
+def test_a_chat_starts_a_conversation_and_the_next_one_continues_it(
+    ada: User, rendered: list[list[tuple[str, str]]]
+) -> None:
+    first = ada.chat("hello")
+    assert first.conversation_id
+    second = ada.chat("and then?", conversation_id=first.conversation_id)
+    assert second.conversation_id == first.conversation_id
+    assert dialogue(rendered[-1]) == [
+        ("user", "hello"),
+        ("assistant", first.text),
+        ("user", "and then?"),
+    ]
+    assert ada.turn(second).previous == first.turn_id
+    other = ada.chat("hello")
+    assert other.conversation_id != first.conversation_id
+
+
+def test_the_history_holds_replies_as_they_were_edited(
+    ada: User, rendered: list[list[tuple[str, str]]]
+) -> None:
+    first = ada.chat("hello")
+    second = ada.chat("and then?", conversation_id=first.conversation_id)
+    ada.feedback(first, edit="Good day.")
+    ada.chat("what else?", conversation_id=first.conversation_id)
+    assert dialogue(rendered[-1]) == [
+        ("user", "hello"),
+        ("assistant", "Good day."),
+        ("user", "and then?"),
+        ("assistant", second.text),
+        ("user", "what else?"),
+    ]
+
+
+def test_a_regenerated_reply_takes_the_place_of_the_old_one(
+    ada: User, rendered: list[list[tuple[str, str]]]
+) -> None:
+    first = ada.chat([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "a"}])
+    again = ada.chat("b", replaces=first)
+    assert ("system", "Be brief.") in rendered[-1]
+    assert again.conversation_id == first.conversation_id
+    second = ada.chat("c", conversation_id=first.conversation_id)
+    third = ada.chat("d", replaces=second.turn_id)
+    conversation = ada.conversation(first.conversation_id or "")
+    assert [turn.id for turn in conversation.turns] == [again.turn_id, third.turn_id]
+    assert [m.content for m in conversation.messages() if m.role == "user"] == ["b", "d"]
+
+
+def test_conversations_are_listed_newest_first_and_paged(ada: User) -> None:
+    replies = [ada.chat(f"topic   {n}") for n in range(5)]
+    ada.chat("more", conversation_id=replies[1].conversation_id)
+    listed = ada.conversations()
+    assert [each.title for each in listed] == [f"topic {n}" for n in (1, 4, 3, 2, 0)]
+    assert listed[0].num_turns == 2
+    assert listed[0].last_turn == ada.turns(1)[0].id
+    page = ada.conversations(2)
+    assert page + ada.conversations(before=page[-1].id) == listed
+    with pytest.raises(NotFound):
+        ada.conversations(before="t-unknown")
+    with pytest.raises(InvalidInput):
+        ada.conversations(-1)
+
+
+def test_clients_that_send_the_whole_history_continue_the_conversation_that_it_repeats(
+    ada: User,
+) -> None:
+    first = ada.chat("hello")
+    ada.feedback(first, edit="Good day.")
+    for answer in (first.text, "Good day."):
+        messages = [
+            {"role": "user", "content": "hello"},
+            {"role": "assistant", "content": answer},
+            {"role": "user", "content": f"after {answer}"},
+        ]
+        reply = ada.chat(messages)
+        assert reply.conversation_id == first.conversation_id
+        assert ada.turn(reply).previous == first.turn_id
+    elsewhere = ada.chat([{"role": "user", "content": "bye"}, *messages[1:]])
+    assert elsewhere.conversation_id != first.conversation_id
+
+
+def test_a_long_conversation_loses_its_oldest_messages_and_the_reply_counts_them(
+    ada: User, rendered: list[list[tuple[str, str]]]
+) -> None:
+    context = ada._services.base.card.context
+    first = ada.chat("start", max_tokens=4)
+    dropped = 0
+    for n in range(40):
+        reply = ada.chat(
+            f"{n} " + "word " * (context // 8), max_tokens=4, conversation_id=first.conversation_id
+        )
+        dropped = reply.dropped_messages or dropped
+        assert rendered[-1][-1][1].startswith(f"{n} ")
+    assert dropped > 0
+    assert dropped % 2 == 0
+    assert len(ada.conversation(first.conversation_id or "").turns) == 41
+    with pytest.raises(PromptTooLong):
+        ada.chat(
+            "x", max_tokens=context, conversation_id=first.conversation_id, truncation="disabled"
+        )
+    before = len(ada.turns())
+    with pytest.raises(PromptTooLong):
+        ada.chat("word " * context * 2, conversation_id=first.conversation_id)
+    assert len(ada.turns()) == before
+
+
+def test_a_conversation_needs_its_own_new_messages(ada: User, runtime: Runtime) -> None:
+    first = ada.chat("hello")
+    with pytest.raises(InvalidInput):
+        ada.chat(
+            [{"role": "assistant", "content": "hi"}, {"role": "user", "content": "x"}],
+            conversation_id=first.conversation_id,
+        )
+    with pytest.raises(NotFound):
+        ada.chat("x", conversation_id="t-none")
+    with pytest.raises(InvalidInput):
+        ada.chat("x", conversation_id=ada.chat("other").conversation_id, replaces=first)
+    with pytest.raises(InvalidInput):
+        ada.chat("x", conversation_id=first.conversation_id, template=False)
+    with pytest.raises(NotFound):
+        runtime.user("bob").chat("x", conversation_id=first.conversation_id)
+    assert len(ada.turns()) == 2
+
+
+def test_a_tool_round_trip_stays_in_its_conversation(ada: User) -> None:
+    call = '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>'
+    first = ada.chat("what time is it?")
+    ada.feedback(first, edit=call)
+    history = ada.conversation(first.conversation_id or "").messages()
+    assert [m.role for m in history] == ["user", "assistant"]
+    assert history[-1].tool_calls[0].name == "clock"
+    assert history[-1].tool_calls[0].id
+
+
+def test_a_forgotten_turn_leaves_its_conversation(ada: User) -> None:
+    first = ada.chat("hello")
+    ada.chat("and then?", conversation_id=first.conversation_id)
+    ada.forget(first.turn_id)
+    for each in ada.conversations():
+        texts = [m.content for m in ada.conversation(each.id).messages()]
+        assert "hello" not in texts
+        assert first.text not in texts
+
+
+def test_an_exported_user_has_the_same_conversations(
+    ada: User, runtime: Runtime, tmp_path: Path
+) -> None:
+    first = ada.chat("hello")
+    ada.chat("and then?", conversation_id=first.conversation_id)
+    ada.chat("bye")
+    ada.export(tmp_path / "ada.personal")
+    runtime.import_user(tmp_path / "ada.personal", as_user="eve")
+    assert runtime.user("eve").conversations() == ada.conversations()
+
+
+def test_the_losing_answer_of_a_comparison_is_in_no_conversation(tmp_path: Path) -> None:
+    with opened(tmp_path / "home") as runtime:
+        ada = runtime.user("ada")
+        first = ada.chat("hello")
+        ledger = ada._services.store.ledger
+        turn: Turn = ada.turn(first)
+        lost = ledger.add_turn(
+            "ada",
+            messages=turn.messages,
+            reply="other",
+            stack=turn.stack,
+            sampling=turn.sampling,
+            usage=turn.usage,
+            finish_reason="stop",
+            conversation_id="",
+        )
+        assert [each.id for each in ada.conversations()] == [first.conversation_id]
+        with pytest.raises(InvalidInput):
+            ada.chat("x", replaces=lost)
+
+
+def test_implicit_feedback_is_recorded_by_the_library(observed: Runtime) -> None:
+    ada = observed.user("ada")
+    first = ada.chat("hello")
+    ada.chat("ありがとう！", conversation_id=first.conversation_id)
+    assert ratings(ada) == [(first.turn_id, "thanked")]
+    second = ada.chat("What is 2 + 2?")
+    ada.chat("a b c", replaces=second)
+    assert ratings(ada)[1:] == [(second.turn_id, "regenerated")]
+    third = ada.chat("What is 2 + 3?")
+    ada.chat(
+        [
+            {"role": "user", "content": "What is 2 + 3?"},
+            {"role": "assistant", "content": third.text},
+            {"role": "user", "content": "Das stimmt nicht."},
+        ]
+    )
+    assert ratings(ada)[2:] == [(third.turn_id, "contradicted")]
+
+
+def test_nothing_is_observed_unless_the_app_asked_for_it(ada: User) -> None:
+    first = ada.chat("hello")
+    ada.chat("Thanks!", conversation_id=first.conversation_id)
+    ada.chat("hello", replaces=first)
+    assert ratings(ada) == []
+
+
+@pytest.mark.parametrize(
+    ("message", "wanted"),
+    [
+        ("Thanks!", "thanked"),
+        ("Perfect, thank you so much 😊", "thanked"),
+        ("谢谢", "thanked"),
+        ("Спасибо большое!", "thanked"),
+        ("¡Gracias!", "thanked"),
+        ("thanks, but that’s wrong", None),
+        ("danke, aber falsch", None),
+        ("Thanks to my mother I know how.", None),
+        ("Merci pour rien", None),
+        ("That’s wrong.", "contradicted"),
+        ("No, that is not what I asked.", "contradicted"),
+        ("Nein, das stimmt nicht", "contradicted"),
+        ("不对。", "contradicted"),
+        ("خطأ", "contradicted"),
+        ("wrong side of the road?", None),
+        ("No.", None),
+        ("", None),
+    ],
+)
+def test_only_plain_thanks_and_contradictions_count(message: str, wanted: str | None) -> None:
+    assert classify(message, "It is 4.") == wanted
+
+
+def test_an_answer_to_a_question_contradicts_nothing() -> None:
+    assert classify("Wrong.", "Is it right or wrong?") is None
