@@ -118,12 +118,15 @@ class Runtime(
             self._services.store.catalog.user(user_id)
         return User(user_id, self._services)
 
-    def users(self, *, after: str | None = None, limit: int = 100) -> tuple[UserSummary, ...]:
+    def users(
+        self, *, after: str | None = None, limit: int = 100, search: str = ""
+    ) -> tuple[UserSummary, ...]:
         """Return a page of the users by id: at most ``limit``, after the id ``after``.
 
-        A page shorter than ``limit`` is the last. Raises ``InvalidInput``.
+        With ``search`` only those whose id contains the text. A page shorter than ``limit`` is the
+        last. Raises ``InvalidInput``.
         """
-        return self._services.store.catalog.users(after=after, limit=limit)
+        return self._services.store.catalog.users(after=after, limit=limit, search=search)
 
     def import_user(self, file: str | Path, *, as_user: str | None = None) -> ImportSummary:
         """Import the user of a ``.personal`` file that ``User.export`` wrote, perhaps under another

@@ -89,19 +89,22 @@ class Catalog:
         with self._database.write_transaction() as db:
             hash_chain.create_users(db, [user], self._now())
 
-    def users(self, *, after: str | None = None, limit: int = 100) -> tuple[UserSummary, ...]:
+    def users(
+        self, *, after: str | None = None, limit: int = 100, search: str = ""
+    ) -> tuple[UserSummary, ...]:
         """Return a page of users by id, beginning after an id, which need not exist.
 
-        A page shorter than ``limit`` is the last. Raises ``InvalidInput``.
+        With ``search`` only those whose id contains the text. A page shorter than ``limit`` is the last. Raises ``InvalidInput``.
         """
         if limit < 1:
             raise InvalidInput(
                 f"The limit must be 1 or more, got {limit}.", hint="Leave it out for 100."
             )
         start = "" if after is None else check_user_id(after)
-        sql = _SUMMARY + " where u.id > ? order by u.id limit ?"
+        sql = _SUMMARY + " where u.id > ? and instr(u.id, ?) order by u.id limit ?"
         with self._database.read_transaction() as db:
-            return tuple(map(rows.decode_summary, fetch_all(db, sql, start, limit)))
+            found = fetch_all(db, sql, start, search, limit)
+        return tuple(map(rows.decode_summary, found))
 
     def user(self, user: str) -> UserSummary:
         """Return one user's summary. Raises ``NotFound``."""

@@ -272,3 +272,11 @@ def test_only_plain_thanks_and_contradictions_count(message: str, wanted: str | 
 
 def test_an_answer_to_a_question_contradicts_nothing() -> None:
     assert classify("Wrong.", "Is it right or wrong?") is None
+
+
+def test_users_are_found_by_a_part_of_their_id(runtime: Runtime) -> None:
+    for name in ("ada", "adam", "bob"):
+        runtime.user(name).chat("hello")
+    assert [user.id for user in runtime.users(search="ada")] == ["ada", "adam"]
+    assert [user.id for user in runtime.users(search="ada", after="ada")] == ["adam"]
+    assert runtime.users(search="%") == ()

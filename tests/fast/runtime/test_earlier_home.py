@@ -232,3 +232,20 @@ def test_its_personal_file_is_imported(runtime: Runtime, folder: Path) -> None:
     assert copy.stack() == ada.stack()
     assert [s.id for s in copy.signals(current=False)] == [s.id for s in ada.signals(current=False)]
     assert runtime.verify() == ()
+
+
+def test_turns_of_an_earlier_home_are_in_conversations_and_can_be_continued(tmp_path: Path) -> None:
+    with tarfile.open(ARCHIVE) as archive:
+        archive.extractall(tmp_path, filter="data")
+    with opened(tmp_path / "home") as runtime:
+        for name in USERS:
+            user = runtime.user(name)
+            listed = user.conversations()
+            turns = {turn.id for turn in user.turns()}
+            seen = [turn.id for each in listed for turn in user.conversation(each.id).turns]
+            assert len(seen) == len(set(seen))
+            assert set(seen) <= turns
+            for each in listed[:1]:
+                reply = user.chat("and then?", conversation_id=each.id, layers=[], max_tokens=8)
+                assert user.turn(reply).previous == each.last_turn
+                assert user.conversations()[0].id == each.id

@@ -129,6 +129,10 @@ _FORMER = (
     "drop index layer_live",
     "drop index revision_by_file",
     "drop index turn_looked_up",
+    "drop index turn_in_conversation",
+    "drop index turn_by_reply",
+    "alter table turn drop column conversation",
+    "alter table turn drop column previous",
     "alter table layer drop column scope",
     "drop table tombstone",
     "drop table pending_deletion",
@@ -157,8 +161,8 @@ def test_a_home_of_the_former_version_is_brought_up_to_date(home: Path) -> None:
             name
             for (name,) in database.execute("select name from sqlite_master where type = 'index'")
         }
-        assert {"layer_live", "revision_by_file", "turn_looked_up"} <= names
-        assert database.execute("pragma user_version").fetchone() == (6,)
+        assert {"layer_live", "revision_by_file", "turn_looked_up", "turn_by_reply"} <= names
+        assert database.execute("pragma user_version").fetchone() == (7,)
 
 
 def test_a_home_of_the_former_version_can_be_read_as_it_is(home: Path) -> None:
@@ -170,5 +174,6 @@ def test_a_home_of_the_former_version_can_be_read_as_it_is(home: Path) -> None:
         assert [user.id for user in store.catalog.users()] == ["ada"]
         assert collect_garbage(store, dry_run=True).blobs == 0
         assert store.ledger.turns("ada", using=["s_1"]) == ()
+        assert store.ledger.conversation_links("ada") == ()
         assert verify(store) == ()
     assert (home / "personalpeft.db").read_bytes() == before
