@@ -227,10 +227,10 @@ class Tui(OrderedKeyInput):
     def action_edit_reply(self) -> None:
         self._middle.edit()
 
-    def action_keep_edit(self) -> None:
+    def action_save_edit(self) -> None:
         self._middle.replying.keep(self._middle.at)
 
-    def action_leave_edit(self) -> None:
+    def action_close_editor(self) -> None:
         self._middle.leave_edit()
 
     def action_copy_reply(self) -> None:
@@ -238,9 +238,6 @@ class Tui(OrderedKeyInput):
 
     def action_links(self) -> None:
         self._middle.show_links()
-
-    def action_follow(self, address: str) -> None:
-        self._middle.follow(address)
 
     def action_why(self) -> None:
         if self._middle.replying.answered(self._middle.at) is not None:

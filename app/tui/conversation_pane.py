@@ -7,10 +7,12 @@ Invariant: a text that a person typed stands where they can see it until the led
 from __future__ import annotations
 
 from functools import partial
+from urllib.parse import unquote
 
 from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.message import Message
+from textual.widgets import Markdown
 
 from personalpeft_app.tui.background_tasks import BackgroundTasks
 from personalpeft_app.tui.chat_controller import ChatController
@@ -204,7 +206,7 @@ class ConversationPane(Vertical):
         self.replying.select(self.at, number)
         self._transcript.bring(number)
 
-    def on_exchange_view_picked(self, event: ExchangeView.Picked) -> None:
+    def on_exchange_view_selected(self, event: ExchangeView.Selected) -> None:
         event.stop()
         self.choose(event.number)
 
@@ -242,8 +244,16 @@ class ConversationPane(Vertical):
         else:
             self._telling.note("There is no link in that reply.")
 
+    def on_markdown_link_clicked(self, event: Markdown.LinkClicked) -> None:
+        # Only addresses on the web are links, whatever else a model wrote.
+        self.follow(
+            *[each for each in links(event.markdown.source) if unquote(each) == event.href][:1]
+        )
+
     def follow(self, *addresses: str) -> None:
-        """Asks which of some links to open, if any."""
+        """Ask which of the links to open, if any."""
+        if not addresses:
+            return
 
         def open_it(address: str | None) -> None:
             if address is not None:

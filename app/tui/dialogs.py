@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from textual.app import ComposeResult
@@ -16,8 +15,7 @@ from textual.widgets.option_list import Option
 
 from personalpeft_app.output import printable
 from personalpeft_app.tui.keys import KEYS
-from personalpeft_app.tui.markdown import rendered
-from personalpeft_app.tui.width_aware_static import WidthAwareStatic
+from personalpeft_app.tui.markdown import ReplyMarkdown
 
 if TYPE_CHECKING:
     from personalpeft.chat.compare import Comparison, LabeledComparison
@@ -135,7 +133,7 @@ class BlindCompareDialog(ModalScreen[None]):
                 for number, answer in enumerate(self._comparison.answers, 1):
                     with VerticalScroll(classes="answer", id=f"answer-{number}") as box:
                         box.border_title = str(number)
-                        yield WidthAwareStatic(partial(rendered, answer.text))
+                        yield ReplyMarkdown(answer.text)
             with Horizontal(id="choices"):
                 yield Button("1 is better", id="choose-1", compact=True)
                 yield Button("2 is better", id="choose-2", compact=True)

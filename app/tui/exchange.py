@@ -1,8 +1,10 @@
-"""One exchange on the screen: the question, the reply, what was said about it and what can be, and an editor where it is edited."""
+"""One exchange on the screen: the prompt, the reply, its feedback and its actions.
+
+An editor takes the reply's place while it is edited.
+"""
 
 from __future__ import annotations
 
-from functools import partial
 from typing import ClassVar
 
 from textual import events
@@ -13,23 +15,33 @@ from textual.content import Content
 from textual.message import Message
 from textual.widgets import Static, TextArea
 
+from personalpeft_app.output import printable
 from personalpeft_app.tui import views
 from personalpeft_app.tui.conversation import Exchange
-from personalpeft_app.tui.markdown import links
-from personalpeft_app.tui.width_aware_static import WidthAwareStatic
+from personalpeft_app.tui.markdown import ReplyMarkdown, links
 
-_SAYING = (
-    "[@click=app.good][b $primary]+[/] good[/]  [@click=app.bad][b $primary]-[/] bad[/]  "
-    "[@click=app.edit_reply][b $primary]e[/] edit[/]  [@click=app.comment][b $primary]c[/] comment[/]  "
-    "[@click=app.retry][b $primary]r[/] retry[/]  [@click=app.copy_reply][b $primary]y[/] copy[/]  "
-    "[@click=app.why][b $primary]w[/] why[/]"
+
+def _actions(*actions: tuple[str, str, str]) -> str:
+    return "  ".join(
+        f"[@click=app.{action}][b $primary]{key}[/] {label}[/]" for key, label, action in actions
+    )
+
+
+_REPLY_ACTIONS = _actions(
+    ("+", "good", "good"),
+    ("-", "bad", "bad"),
+    ("e", "edit", "edit_reply"),
+    ("c", "comment", "comment"),
+    ("r", "retry", "retry"),
+    ("y", "copy", "copy_reply"),
+    ("w", "why", "why"),
 )
-_OPENING = "  [@click=app.links][b $primary]o[/] link[/]"
-_TRYING = "[@click=app.retry][b $primary]r[/] retry[/]  [@click=app.take_back][b $primary]e[/] edit the question[/]"
-_STOPPING = "[@click=app.stop][b $primary]esc[/] stop[/]"
-_EDITING = (
-    "[@click=app.keep_edit][b $primary]^S[/] keep it so[/]  [@click=app.leave_edit][b $primary]esc[/] leave it[/]  "
-    "[$secondary]the reply as it should have been[/]"
+_LINK_ACTION = "  " + _actions(("o", "link", "links"))
+_FAILED_ACTIONS = _actions(("r", "retry", "retry"), ("e", "edit the question", "take_back"))
+_STREAM_ACTIONS = _actions(("esc", "stop", "stop"))
+_EDITOR_ACTIONS = (
+    _actions(("^S", "save", "save_edit"), ("esc", "close", "close_editor"))
+    + "  [$secondary]the reply as it should have been[/]"
 )
 
 
@@ -37,8 +49,8 @@ class ReplyEditor(TextArea):
     """A reply that is being edited in its place."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("ctrl+s", "app.keep_edit", "Keep the edit"),
-        Binding("escape", "app.leave_edit", "Leave the edit"),
+        Binding("ctrl+s", "app.save_edit", "Save the edit"),
+        Binding("escape", "app.close_editor", "Close the editor"),
     ]
 
     def __init__(self, text: str) -> None:
@@ -50,10 +62,10 @@ class ReplyEditor(TextArea):
 
 
 class ExchangeView(Vertical):
-    """One exchange. What it shows is set with ``show``; it asks nobody."""
+    """One exchange, as ``show`` sets it."""
 
-    class Picked(Message):
-        """Somebody clicked on it."""
+    class Selected(Message):
+        """The user clicked on the exchange."""
 
         def __init__(self, number: int) -> None:
             super().__init__()
@@ -65,46 +77,55 @@ class ExchangeView(Vertical):
         self._shown: tuple[object, ...] = ()
 
     def compose(self) -> ComposeResult:
-        with Horizontal(classes="question"):
-            yield Static("›", classes="hook")
-            yield Static(classes="asked", markup=False)
-        yield WidthAwareStatic(classes="reply")
-        yield Static(classes="marks", markup=False)
+        with Horizontal(classes="prompt"):
+            yield Static("›", classes="mark")
+            yield Static(classes="text", markup=False)
+        yield ReplyMarkdown()
+        yield Static(classes="placeholder", markup=False)
+        yield Static(classes="feedback", markup=False)
         yield Static(classes="actions")
 
-    def show(self, exchange: Exchange, *, selected: bool, loaded: bool, draft: str | None) -> None:
-        """``draft`` is the text in the editor where the reply is being edited, else None."""
+    async def show(
+        self, exchange: Exchange, *, selected: bool, loaded: bool, draft: str | None
+    ) -> None:
+        """Show the exchange. ``draft`` is the text of the open editor, None if it is closed."""
         shown = (exchange, selected, loaded, draft is not None)
         if shown == self._shown:
             return
         self._shown = shown
-        asked, marks, actions = (
-            self.query_one(f".{name}", Static) for name in ("asked", "marks", "actions")
-        )
-        reply = self.query_one(WidthAwareStatic)
-        asked.update(views.asked(exchange))
-        reply.show(partial(views.reply, exchange, loaded=loaded))
-        said = views.marks(exchange)
-        marks.update(said)
-        marks.display = bool(said.plain)
         self.set_class(selected, "-selected")
+        self._set("text", Content(printable(exchange.prompt)))
+        placeholder = views.placeholder(exchange, loaded=loaded)
+        self._set("placeholder", placeholder if draft is None else Content(""))
+        self._set("feedback", views.feedback(exchange))
+        reply = self.query_one(ReplyMarkdown)
+        reply.display = draft is None and not placeholder.plain
+        if not placeholder.plain:
+            await reply.show(exchange.text, streaming=exchange.status == "writing")
+        self._show_editor(draft, after=reply)
+        text = _EDITOR_ACTIONS if draft is not None else _actions_of(exchange)
+        visible = (selected or draft is not None) and text
+        self._set("actions", Content.from_markup(text if visible else ""))
+
+    def _set(self, name: str, content: Content) -> None:
+        static = self.query_one(f".{name}", Static)
+        static.update(content)
+        static.display = bool(content.plain)
+
+    def _show_editor(self, draft: str | None, after: ReplyMarkdown) -> None:
         editors = self.query(ReplyEditor)
         if draft is None:
             editors.remove()
         elif not editors:
             editor = ReplyEditor(draft)
-            self.mount(editor, after=reply)
+            self.mount(editor, after=after)
             editor.focus()
-        reply.display = draft is None
-        text = _EDITING if draft is not None else _actions(exchange)
-        actions.update(Content.from_markup(text))
-        actions.display = (selected or draft is not None) and bool(text)
 
     def on_click(self, event: events.Click) -> None:
-        self.post_message(self.Picked(self.number))
+        self.post_message(self.Selected(self.number))
 
 
-def _actions(exchange: Exchange) -> str:
+def _actions_of(exchange: Exchange) -> str:
     if exchange.turn is not None:
-        return _SAYING + (_OPENING if links(exchange.text) else "")
-    return _TRYING if exchange.status == "failed" else _STOPPING
+        return _REPLY_ACTIONS + (_LINK_ACTION if links(exchange.text) else "")
+    return _FAILED_ACTIONS if exchange.status == "failed" else _STREAM_ACTIONS

@@ -11,7 +11,7 @@ from textual.widgets import OptionList
 from textual.widgets.option_list import Option
 
 from personalpeft_app.tui import views
-from personalpeft_app.tui.markdown import DIM
+from personalpeft_app.tui.theme import DIM
 from personalpeft_app.tui.user_session import ModelState
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from textual.widgets.option_list import Option
 from personalpeft.learning.report import excerpt
 from personalpeft_app.output import format_time, printable
 from personalpeft_app.tui.conversation import Conversation
-from personalpeft_app.tui.markdown import DIM
+from personalpeft_app.tui.theme import DIM
 
 _WIDTH = 22
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from textual.theme import Theme
 
+# The style of secondary text.
+DIM = "$secondary"
+
 _BLOCKS = {"block-cursor-text-style": "none", "block-cursor-blurred-text-style": "none"}
 
 DARK = Theme(

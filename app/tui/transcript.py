@@ -60,7 +60,7 @@ class Transcript(VerticalScroll):
         for view in self.query(ExchangeView):
             if talk.has(view.number):
                 draft = drafts.get(view.number)
-                view.show(
+                await view.show(
                     talk[view.number], selected=view.number == selected, loaded=loaded, draft=draft
                 )
 

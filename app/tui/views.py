@@ -15,7 +15,7 @@ from personalpeft.types import Verdict
 from personalpeft_app.output import format_time, printable
 from personalpeft_app.tui.conversation import Exchange
 from personalpeft_app.tui.forgettable_list import ListRow
-from personalpeft_app.tui.markdown import DIM, rendered
+from personalpeft_app.tui.theme import DIM
 from personalpeft_app.tui.user_session import ModelState
 
 if TYPE_CHECKING:
@@ -37,35 +37,23 @@ def bar(part: float, width: int) -> str:
     return "━" * (halves // 2) + "╸" * (halves % 2)
 
 
-def asked(exchange: Exchange) -> Content:
-    """The question."""
-    return Content.assemble((printable(exchange.prompt), "bold"))
-
-
-def reply(exchange: Exchange, width: int, *, loaded: bool) -> Content:
-    """The reply in lines of a width in cells, or why there is none yet."""
+def placeholder(exchange: Exchange, *, loaded: bool) -> Content:
+    """What stands in the place of a reply that cannot be shown; empty if it can."""
+    loading = "waits for the model, which is being loaded …"
     match exchange.status:
         case "waiting":
-            why = (
-                "waits until the reply before it is there"
-                if loaded
-                else "waits for the model, which is being loaded"
-            )
-            return Content.assemble((why + " …", f"italic {DIM}"))
+            text = "waits until the reply before it is there …" if loaded else loading
         case "writing" if not exchange.reply:
-            why = "…" if loaded else "waits for the model, which is being loaded …"
-            return Content.assemble((why, f"italic {DIM}"))
-        case "writing":
-            return rendered(exchange.reply, width, writing=True)
+            text = "…" if loaded else loading
         case "failed":
             return Content.assemble(("✗ ", "bold $error"), (printable(exchange.problem), "$error"))
-    if not exchange.text.strip():
-        return Content.assemble(("(nothing)", f"italic {DIM}"))
-    return rendered(exchange.text, width)
+        case _:
+            text = "" if exchange.text.strip() else "(nothing)"
+    return Content.assemble((text, f"italic {DIM}"))
 
 
-def marks(exchange: Exchange) -> Content:
-    """What was said about a reply; empty where nothing was."""
+def feedback(exchange: Exchange) -> Content:
+    """The feedback on a reply."""
     parts: list[tuple[str, str]] = []
     if exchange.status == "stopped":
         parts.append(("■ stopped", DIM))

@@ -11,7 +11,7 @@ from textual.message import Message
 from textual.widget import Widget
 
 from personalpeft_app.tui import views
-from personalpeft_app.tui.markdown import DIM
+from personalpeft_app.tui.theme import DIM
 
 if TYPE_CHECKING:
     from personalpeft.types import Layer

