@@ -85,7 +85,7 @@ def test_an_edit_that_changes_nothing_says_so_and_stays_open(runtime: Runtime) -
         await seat.edit()
         await seat.press("ctrl+s")
         await seat.hears("the same as the reply")
-        assert "keep it so" in seat.screen
+        assert "^S save" in seat.screen
 
     sit_down(runtime, play)
 

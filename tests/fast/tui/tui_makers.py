@@ -105,7 +105,7 @@ class Seat:
     async def edit(self) -> None:
         """Opens the newest reply, to be edited in its place."""
         await self.press("up", "e")
-        await self.sees("keep it so")
+        await self.sees("^S save")
 
     async def want_forgotten(self) -> None:
         """Asks that what is chosen be forgotten, and is asked back."""
