@@ -9,6 +9,7 @@ from personalpeft.errors import MissingPackage
 
 _EXTRAS: Mapping[str, str] = {
     "llama_cpp": "llamacpp",
+    "llama-cpp-python": "llamacpp",  # Named so where its version is read before it is imported.
     "httpx2": "vllm",
     "flask": "serve",
     "waitress": "serve",

@@ -1,4 +1,7 @@
-"""Draws the pictures of docs/http.md and docs/daemon.md: ``python docs/pictures/make_terminal.py``.
+"""Draw the pictures of the HTTP and daemon pages: ``python docs/pictures/make_terminal.py``.
+
+With the word ``demo`` it draws the picture of the README instead: the end of a real run of
+``personalpeft demo``, on the default base.
 
 What is seen is what a real server answered to real clients, and what the real commands printed, on the backend without a model, in a
 throw-away home and by a clock of its own, so that every run draws the same. Only that backend's words are made up.
@@ -7,6 +10,8 @@ throw-away home and by a clock of its own, so that every run draws the same. Onl
 from __future__ import annotations
 
 import os
+import re
+import sys
 import tempfile
 import threading
 import time
@@ -134,10 +139,23 @@ def _daemon(home: Path) -> str:
     return "".join(seen[1:])
 
 
+def _demo() -> str:
+    """Return what the demo prints on the real base, without its first two parts and the report's details."""
+    text = CliRunner().invoke(cli, ["demo"]).stdout
+    _, learned, unseen, undone = re.split(r"\n(?=[3-5]\. )", text)
+    verdict = learned.partition("\n\n  signals")[0]
+    title, rule, head, _, *rows, count = re.split(r"(?m)^(\+[-+]+\n)", unseen)
+    table = f"{rule}{head}{rule}...\n{rule}{''.join(rows[-4:])}"
+    return f"$ personalpeft demo\n...\n\n{verdict}\n...\n\n{title}{table}{count}\n{undone}"
+
+
 def main() -> None:
     # Moments are shown in the time of the place, and lines in the width of the terminal.
     os.environ.update(TZ="UTC", COLUMNS=str(_WIDTH))
     time.tzset()
+    if sys.argv[1:] == ["demo"]:
+        _draw("demo", "personalpeft demo", _demo())
+        return
     steadily = steady()
     for name in ("now", "timer", "entropy"):
         object.__setattr__(clock.SYSTEM, name, getattr(steadily, name))

@@ -1,0 +1,146 @@
+"""Use the library and the face of one extra, in an environment that has only that extra.
+
+``try_extras.py`` runs this with the Python of a fresh environment. It ends with a traceback where
+something does not work, and otherwise prints the packages of the environment as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+from packages import packages
+
+COMMAND = str(Path(sys.executable).with_name("personalpeft"))
+MISSING_EXTRA = 10
+TIMEOUT = 300
+
+# A command that needs the extra. Without the extra it names it.
+FACES = {
+    "llamacpp": ["ask", "Hello", "--backend", "llamacpp", "--base", "tiny-random"],
+    "serve": ["serve", "--port", "0", "--backend", "fake"],
+    "tui": ["tui", "--backend", "fake"],
+    "daemon": ["daemon", "run-once", "--backend", "fake"],
+}
+
+
+def run(*args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [COMMAND, *args], capture_output=True, text=True, timeout=TIMEOUT, check=False
+    )
+
+
+def use_library() -> None:
+    import personalpeft
+
+    heavy = {"flask", "textual", "torch", "transformers"} & set(sys.modules)
+    assert not heavy, f"import personalpeft loads {heavy}"
+    with personalpeft.open(backend="fake") as runtime:
+        ada = runtime.user("ada")
+        reply = ada.chat("How do I boil an egg?")
+        assert reply.text
+        assert ada.feedback(reply, edit="Eight minutes in boiling water.")
+    # The torch backend needs no extra either.
+    asked = run("ask", "Hello", "--max-tokens", "4", "--base", "tiny-random")
+    assert asked.returncode == 0, asked.stderr
+
+
+def use_smollm2() -> None:
+    asked = run("ask", "How do I boil an egg?", "--max-tokens", "8")
+    assert asked.returncode == 0, asked.stderr
+    assert asked.stdout.strip()
+
+
+def use_llamacpp() -> None:
+    asked = run(*FACES["llamacpp"], "--max-tokens", "4")
+    assert asked.returncode == 0, asked.stderr
+
+
+def use_serve() -> None:
+    process = subprocess.Popen(
+        [COMMAND, *FACES["serve"], "--json"], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        address = re.search(r"http://[^\"\s]+:\d+", process.stdout.readline())
+        assert address, "serve prints its address"
+        with urllib.request.urlopen(f"{address[0]}/healthz", timeout=TIMEOUT) as answer:
+            assert answer.status == 200
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(TIMEOUT) == 0
+
+
+def use_tui() -> None:
+    """Start it in a terminal of 80 columns, wait for its first picture, and leave with ctrl+q."""
+    child, terminal = pty.fork()
+    if child == 0:
+        os.environ.update(TERM="xterm-256color", COLUMNS="80", LINES="24")
+        os.execv(COMMAND, [COMMAND, *FACES["tui"]])
+    picture, asked_to_leave, until = b"", False, time.monotonic() + TIMEOUT
+    while time.monotonic() < until:
+        if not select.select([terminal], [], [], 1)[0]:
+            if b"\x1b[" in picture:
+                os.write(terminal, b"\x11")
+                asked_to_leave = True
+            continue
+        try:
+            picture += os.read(terminal, 65536)
+        except OSError:  # Linux says so at the end of the terminal's program.
+            break
+    _, status = os.waitpid(child, 0)
+    assert asked_to_leave, picture[-2000:]
+    assert os.waitstatus_to_exitcode(status) == 0, picture[-2000:]
+
+
+def use_daemon() -> None:
+    ended = run(*FACES["daemon"])
+    assert ended.returncode == 0, ended.stderr
+
+
+def use_vllm() -> None:
+    """Without a server the error must be about the server and not about a package."""
+    asked = run("ask", "Hello", "--backend", "vllm", "--base", "tiny-random")
+    assert asked.returncode not in (0, MISSING_EXTRA), asked.stderr
+    assert "PERSONALPEFT_VLLM_URL" in asked.stderr, asked.stderr
+
+
+USES = {
+    "smollm2": use_smollm2,
+    "llamacpp": use_llamacpp,
+    "serve": use_serve,
+    "tui": use_tui,
+    "daemon": use_daemon,
+    "vllm": use_vllm,
+}
+
+
+def check_missing(extra: str) -> None:
+    """A face without its extra ends with one error line, a hint and the exit code for that."""
+    ended = run(*FACES[extra])
+    assert ended.returncode == MISSING_EXTRA, (extra, ended.returncode, ended.stderr)
+    error, hint = ended.stderr.strip().splitlines()[-2:]
+    assert error.startswith("error:"), ended.stderr
+    assert f"personalpeft[{extra}]" in hint, ended.stderr
+
+
+if __name__ == "__main__":
+    installed = packages()
+    here = {*sys.argv[1:]}
+    if "llama-cpp-python" in installed:  # The default base brings it.
+        here.add("llamacpp")
+    use_library()
+    for extra in sys.argv[1:]:
+        USES[extra]()
+    for extra in sorted(FACES.keys() - here):
+        check_missing(extra)
+    print(json.dumps(installed))
