@@ -1,11 +1,11 @@
-"""Learning by itself, when there is something to learn and the moment is right."""
+"""Commands of the daemon, which learns when the moment is right."""
 
 from __future__ import annotations
 
 import os
 import sys
 import threading
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from signal import SIGTERM
 from typing import TYPE_CHECKING
 
@@ -13,8 +13,9 @@ import click
 
 from personalpeft.errors import Busy, PersonalPeftError
 from personalpeft_app import session
+from personalpeft_app.error_output import report_error
 from personalpeft_app.options import GlobalOptions, Group, command, global_options
-from personalpeft_app.output import emit, format_json, format_table, info, printable
+from personalpeft_app.output import emit, format_json, format_table, format_time, info, printable
 from personalpeft_app.signals import interruptible
 
 if TYPE_CHECKING:
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     from personalpeft_app.daemon.journal import LogEntry
     from personalpeft_app.daemon.policy import LearnUser, Task, Upcoming
 
-_LOOK = 5.0
-_SHOWN = 12
+_LEASE_SECONDS = 5.0
+_MAX_ENTRIES = 12
 
 
 @click.group(
@@ -44,9 +45,9 @@ _SHOWN = 12
 def daemon() -> None:
     """Learn when the moment is right.
 
-    Looks after a home: everybody who has something new learns while nobody needs the machine, one after another, within
-    a budget. Makes copies, takes away what nothing needs, sums up the night in the morning. It is set in config.toml in the
-    home.
+    Looks after a home. Users with new feedback learn one after another while the machine is idle,
+    within a budget. It also makes backups, deletes unused files and writes a daily report. Set it
+    up in config.toml in the home.
     """
 
 
@@ -56,8 +57,8 @@ def daemon() -> None:
 def run(common: GlobalOptions) -> None:
     """Look after the home until stopped.
 
-    Prints a line for each thing that it did. Ctrl-C or SIGTERM ends it between two steps; what was done is kept. Where
-    another daemon looks after the same home, it waits until that one has ended.
+    Prints a line for each action. Ctrl-C or SIGTERM ends it between two steps and keeps the work
+    done. It waits while another daemon looks after the same home.
     """
     from personalpeft_app.daemon.poll_loop import PollLoop
     from personalpeft_app.daemon.probes import lower_priority
@@ -71,36 +72,33 @@ def run(common: GlobalOptions) -> None:
         interruptible(stopping.set, SIGTERM),
         session.open_runtime(common, "make") as runtime,
     ):
-        lease = _our_turn(common, runtime, stopping)
+        lease = _acquire_lease(common, runtime, stopping)
         if lease is None:
             return
         with lease:
             lower_priority()
-            keeper = Worker(
+            worker = Worker(
                 runtime,
-                lambda: _learning(common),
-                tell=lambda line: _print_entry(common, line),
+                lambda: _open_learning(common),
+                tell=lambda entry: _print_entry(common, entry),
                 stopping=stopping.is_set,
             )
-            said = ""
+            reported = ""
 
             def work() -> None:
-                nonlocal said
+                nonlocal reported
                 try:
-                    keeper.run_once()
-                    said = ""
+                    worker.run_once()
+                    reported = ""
                 except PersonalPeftError as error:
-                    # The home itself: a full disk, a folder that went away. It may come back, so it is only said.
-                    if error.message != said:
-                        said = error.message
-                        click.echo(
-                            f"error: {printable(error.message)}\nhint: {printable(error.hint)}",
-                            err=True,
-                        )
+                    # The home itself fails: a full disk, a missing folder. It may recover.
+                    if error.message != reported:
+                        reported = error.message
+                        report_error(error, as_data=False)
 
             info(common, f"Looking after {runtime.settings.home}; Ctrl-C ends it.")
             PollLoop(work, settings.poll_seconds).run(stopping)
-    info(common, "Ended.")
+    info(common, "Stopped.")
 
 
 @command(
@@ -110,7 +108,7 @@ def run(common: GlobalOptions) -> None:
 def once(common: GlobalOptions) -> None:
     """Do what is due now, and end.
 
-    For a scheduler of your own. What hinders a learn (people who ask, a battery, heat) hinders this one too.
+    For a scheduler of your own. Requests, a battery or heat delay a learn here too.
     Ctrl-C or SIGTERM ends it between two steps.
     """
     from personalpeft_app.daemon.journal import TASK
@@ -123,24 +121,27 @@ def once(common: GlobalOptions) -> None:
     with (
         interruptible(stopping.set),
         interruptible(stopping.set, SIGTERM),
-        _learning(common) as runtime,
+        _open_learning(common) as runtime,
         runtime.maintenance.exclusive(TASK),
     ):
-        keeper = Worker(
-            runtime, lambda: _learning(common), tell=done.append, stopping=stopping.is_set
+        worker = Worker(
+            runtime, lambda: _open_learning(common), tell=done.append, stopping=stopping.is_set
         )
-        decision = keeper.run_once()
-    emit(common, {"did": done, "next": decision.upcoming}, "\n".join(map(_line, done)))
+        decision = worker.run_once()
+    text = "\n".join(map(_format_entry, done))
+    emit(common, {"did": done, "next": decision.upcoming}, text)
     if not done:
         info(common, "Nothing was due.")
-    _note_next(common, decision.upcoming)
+    if decision.upcoming:
+        action, when, reason = _format_upcoming(decision.upcoming[0])
+        info(common, f"Next: {action}, {when} ({reason}).")
 
 
 @command("status", examples=("personalpeft daemon status", "personalpeft daemon status --json"))
 def status(common: GlobalOptions) -> None:
-    """Say what was done, and what comes next and why.
+    """Show what the daemon did, and what comes next and why.
 
-    Also from beside a daemon that runs. Changes nothing.
+    Works beside a running daemon. Changes nothing.
     """
     from personalpeft_app.daemon.journal import TASK
     from personalpeft_app.daemon.settings import read_settings
@@ -148,26 +149,22 @@ def status(common: GlobalOptions) -> None:
 
     read_settings(common.paths()[0])  # An invalid setting fails here, before any work.
     with session.open_runtime(common, "read") as runtime:
-        keeper = Worker(runtime, lambda: _learning(common))
-        decision, holder = keeper.preview(), runtime.maintenance.holder(TASK)
-        begun, spent, lines = keeper.journal.started, keeper.spent, keeper.journal.entries
-        # Of who was cut off with the process that did it nothing is under way.
-        doing = (
-            {user: runtime.user(user, create=False).training_status() for user in begun}
-            if holder
-            else {}
-        )
-    now = "; ".join(
-        f"{user} learns{_how_far(learning)}" for user, learning in doing.items()
-    ) or _act(decision.action)
+        worker = Worker(runtime, lambda: _open_learning(common))
+        decision, holder = worker.preview(), runtime.maintenance.holder(TASK)
+        spent, entries = worker.spent, worker.journal.entries
+        # Without a daemon, what the journal calls started was cut off.
+        started = worker.journal.started if holder else {}
+        running = {user: runtime.user(user, create=False).training_status() for user in started}
+    learns = [f"{user} learns{_format_progress(each)}" for user, each in running.items()]
+    now = "; ".join(learns) or _format_action(decision.action)
     data = {
         "running": holder,
-        "learning": list(doing),
-        "underway": doing,
+        "learning": list(running),
+        "underway": running,
         "due": decision.action,
         "next": decision.upcoming,
         "spent_today": round(spent, 1),
-        "did": lines,
+        "did": entries,
     }
     text = [
         f"daemon   {holder or 'not running'}",
@@ -175,37 +172,37 @@ def status(common: GlobalOptions) -> None:
         f"today    {spent / 60:.1f} minutes of learning",
     ]
     coming = format_table(
-        ("NEXT", "WHEN", "WHY"), [_next(each) for each in decision.upcoming], flexible=(2,)
+        ("NEXT", "WHEN", "WHY"),
+        [_format_upcoming(each) for each in decision.upcoming],
+        flexible=(2,),
     )
     text += ["", coming] if coming else []
-    text += ["", *map(_line, lines[-_SHOWN:])] if lines else []
+    text += ["", *map(_format_entry, entries[-_MAX_ENTRIES:])] if entries else []
     emit(common, data, "\n".join(text))
 
 
 @command("report", examples=("personalpeft daemon report", "personalpeft daemon report --json"))
 def report(common: GlobalOptions) -> None:
-    """Say what was learned in the night.
+    """Print the last daily report.
 
-    The last morning report, of all users of the home: each learn with all that it was learned from, answers before and
-    after, scores and seconds, what was refused and why, and how to undo each. Any other while: personalpeft report --since.
+    It covers all users of the home: each learn with its sources, answers before and after, scores
+    and seconds, refusals with their reasons, and how to undo each. For any other time: personalpeft
+    report --since.
     """
     from personalpeft_app.daemon.daily_report import summarize_users
     from personalpeft_app.daemon.journal import TASK, from_text
 
     with session.open_runtime(common, "read") as runtime:
-        period = from_text(runtime.maintenance.read_note(TASK)).last_report
-        found = summarize_users(runtime, period) if period else []
+        window = from_text(runtime.maintenance.read_note(TASK)).last_report
+        summaries = summarize_users(runtime, window) if window else []
     data = {
-        "since": period.since if period else None,
-        "until": period.until if period else None,
-        "users": [each.as_json() for each in found],
+        "since": window.since if window else None,
+        "until": window.until if window else None,
+        "users": [each.as_json() for each in summaries],
     }
-    emit(common, data, "\n\n".join(each.in_full() for each in found))
-    if not found:
-        info(
-            common,
-            "There is no morning report yet: it is made daily by a daemon, where there is something to say.",
-        )
+    emit(common, data, "\n\n".join(each.in_full() for each in summaries))
+    if not summaries:
+        info(common, "There is no daily report yet: a daemon writes one after a day with activity.")
 
 
 @command(
@@ -215,36 +212,29 @@ def report(common: GlobalOptions) -> None:
         "personalpeft daemon install --print --as launchd > ~/Library/LaunchAgents/personalpeft.plist",
     ),
 )
-@click.option("--print", "printed", is_flag=True, help="Print the file; it says where it belongs.")
+@click.option(
+    "--print", "printed", is_flag=True, help="Print the file. Its first lines name its place."
+)
 @click.option(
     "--as",
     "system",
     type=click.Choice(["systemd", "launchd"]),
-    help="Whose file.  [default: launchd on macOS, else systemd]",
+    help="The system to write for.  [default: launchd on macOS, else systemd]",
 )
 def install(common: GlobalOptions, printed: bool, system: str | None) -> None:
-    """Print what starts the daemon with your session.
+    """Print the file that starts the daemon with your session.
 
-    A systemd user unit or a launchd agent, with the home and the base as they are now. Changes nothing by itself: save what
-    it prints where its first lines say.
+    It is a systemd user unit or a launchd agent, with the current home and base. Save it where its
+    first lines say.
     """
     from personalpeft.settings import CACHE
     from personalpeft_app.daemon import units
 
     if not printed:
-        raise click.UsageError(
-            "It only prints the file: add --print, and save it where its first lines say."
-        )
+        raise click.UsageError("Add --print, and save the file where its first lines say.")
     home, cache = common.paths()
-    words = [
-        sys.executable,
-        "-m",
-        "personalpeft_app",
-        "--home",
-        str(home),
-        "--base",
-        common.base_name(),
-    ]
+    words = [sys.executable, "-m", "personalpeft_app"]
+    words += ["--home", str(home), "--base", common.base_name()]
     words += ["--backend", common.backend] if common.backend else []
     environment = {CACHE: str(cache)} if os.environ.get(CACHE) else {}
     system = system or ("launchd" if sys.platform == "darwin" else "systemd")
@@ -257,71 +247,59 @@ daemon.add_section("Run", (run, once))
 daemon.add_section("Look", (report, status, install))
 
 
-def _learning(common: GlobalOptions) -> AbstractContextManager[Runtime]:
+def _open_learning(common: GlobalOptions) -> AbstractContextManager[Runtime]:
     return session.open_runtime(common, "change")
 
 
-def _our_turn(
+def _acquire_lease(
     common: GlobalOptions, runtime: Runtime, stopping: threading.Event
 ) -> AbstractContextManager[None] | None:
-    """The lease of the home, held, once whoever had it has let go; None where this process is to end first."""
-    from contextlib import ExitStack
-
+    """Wait for the lease of the home and return it acquired; None if the process is to end
+    first.
+    """
     from personalpeft_app.daemon.journal import TASK
 
-    said = False
+    reported = False
     while not stopping.is_set():
-        held = ExitStack()
+        lease = ExitStack()
         try:
-            held.enter_context(runtime.maintenance.exclusive(TASK))
+            lease.enter_context(runtime.maintenance.exclusive(TASK))
         except Busy as error:
-            if not said:
-                said = True
-                info(
-                    common,
-                    f"Another daemon looks after this home, so this one waits. {error.message}",
-                )
-            stopping.wait(_LOOK)
+            if not reported:
+                reported = True
+                info(common, f"Waiting for the other daemon of this home. {error.message}")
+            stopping.wait(_LEASE_SECONDS)
             continue
-        return held
+        return lease
     return None
 
 
-def _print_entry(common: GlobalOptions, line: LogEntry) -> None:
-    click.echo(format_json(line, indent=None) if common.json else printable(_line(line)))
+def _print_entry(common: GlobalOptions, entry: LogEntry) -> None:
+    click.echo(format_json(entry, indent=None) if common.json else printable(_format_entry(entry)))
 
 
-def _line(line: LogEntry) -> str:
-    whom = f" {line.user}" if line.user else ""
-    took = f" ({line.seconds:g} s)" if line.seconds >= 1 else ""
-    return f"{line.at}  {line.kind}{whom}: {line.message}{took}"
+def _format_entry(entry: LogEntry) -> str:
+    user = f" {entry.user}" if entry.user else ""
+    seconds = f" ({entry.seconds:g} s)" if entry.seconds >= 1 else ""
+    return f"{entry.at}  {entry.kind}{user}: {entry.message}{seconds}"
 
 
-def _act(act: LearnUser | Task | None) -> str:
+def _format_action(action: LearnUser | Task | None) -> str:
     from personalpeft_app.daemon.policy import LearnUser
 
-    if act is None:
+    if action is None:
         return "nothing is due"
-    return (
-        f"{act.user} is to learn: {act.reason}"
-        if isinstance(act, LearnUser)
-        else f"{act.kind} is due: {act.reason}"
-    )
+    name = f"learn {action.user}" if isinstance(action, LearnUser) else action.kind
+    return f"{name} is due: {action.reason}"
 
 
-def _how_far(learning: TrainingStatus | None) -> str:
-    if learning is None or not learning.stage:
+def _format_progress(status: TrainingStatus | None) -> str:
+    if status is None or not status.stage:
         return ""
-    steps = f", {learning.step} of {learning.steps}" if learning.steps else ""
-    return f" ({learning.layer}: {learning.stage.lower()}{steps})"
+    steps = f", {status.step} of {status.steps}" if status.steps else ""
+    return f" ({status.layer}: {status.stage.lower()}{steps})"
 
 
-def _next(coming: Upcoming) -> tuple[str, str, str]:
-    when = coming.at.astimezone().strftime("%Y-%m-%d %H:%M") if coming.at else "when it can"
-    return str(coming.action), when, coming.reason
-
-
-def _note_next(common: GlobalOptions, coming: tuple[Upcoming, ...]) -> None:
-    if coming:
-        what, when, why = _next(coming[0])
-        info(common, f"Next: {what}, {when} ({why}).")
+def _format_upcoming(upcoming: Upcoming) -> tuple[str, str, str]:
+    when = format_time(upcoming.at) if upcoming.at else "when it can"
+    return upcoming.action, when, upcoming.reason

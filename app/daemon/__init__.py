@@ -1,7 +1,6 @@
-"""Looks after a home at its own times: learns when there is something to learn and the moment is right, and keeps the home
-in order.
+"""Look after a home in the background: learn when there is news and the moment is right.
 
-``deciding`` is what to do now and why, of frozen values alone; ``facts`` asks the home and ``probes`` the machine for them;
-``keeper`` acts, one step after another, and ``journal`` is what it remembers; ``ticking`` wakes it; ``units`` are the files by
-which a system starts it.
+``policy`` decides from frozen values. ``backlog`` reads them from the home and ``probes`` from the
+machine. ``worker`` acts, ``journal`` records, ``poll_loop`` calls it. ``units`` starts it with the
+system.
 """

@@ -1,33 +1,31 @@
-"""Asks a home for what ``deciding`` goes by. Loads no model."""
+"""Read from a home what each user has to learn. Loads no model."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-
 from personalpeft import NotFound, Runtime
-from personalpeft.learning.triggers import Pending, TrainingTrigger
+from personalpeft.learning.triggers import Pending, TrainingTrigger, TriggerKind
 from personalpeft.store.types import UserSummary
 from personalpeft_app.daemon.policy import Backlog
+from personalpeft_app.session import iterate_users
 
-_PAGE = 500
-# What changes no number of a user's summary (a rollback, a lesson taken back) is seen after so many looks.
-_ANEW = 30
+# A rollback, among others, alters no number of a user's summary. It is seen after this many reads.
+_FULL_READ_EVERY = 30
 
 
 class BacklogCache:
-    """What is pending of everybody in a home. Who said and learned nothing since the last look is not asked again."""
+    """The pending learns of all users. Reads a user anew only after their summary changed."""
 
     def __init__(self) -> None:
         self._pending: dict[str, tuple[UserSummary, Pending]] = {}
-        self._looks = 0
+        self._reads = 0
 
     def read(self, runtime: Runtime) -> dict[str, Pending]:
-        """By user: those who have something to learn."""
+        """Return, by user, what is pending of those with something to learn."""
         now: dict[str, tuple[UserSummary, Pending]] = {}
-        self._looks += 1
-        if self._looks % _ANEW == 0:
+        self._reads += 1
+        if self._reads % _FULL_READ_EVERY == 0:
             self._pending = {}
-        for summary in list_users(runtime):
+        for summary in iterate_users(runtime):
             if not summary.signals:
                 continue
             before = self._pending.get(summary.id)
@@ -36,47 +34,30 @@ class BacklogCache:
                 continue
             try:
                 now[summary.id] = summary, runtime.user(summary.id, create=False).pending()
-            except NotFound:  # Gone since the page was read.
+            except NotFound:  # The user was deleted after the page was read.
                 continue
         self._pending = now
         return {user: pending for user, (_, pending) in now.items() if pending.news}
 
     def forget(self, user: str) -> None:
-        """Asks for this user anew the next time."""
+        """Read this user anew the next time."""
         self._pending.pop(user, None)
 
 
-def backlog_of(
-    pending: Pending, tried: tuple[str, ...]
-) -> tuple[Backlog, tuple[TrainingTrigger, ...]]:
-    """One user, and the reasons that count: not those that were tried in vain."""
-    news = tuple(each for each in pending.news if each.key not in tried)
-    lessons = [each for each in news if each.kind != "begun"]
-    dated = [each.at for each in lessons if each.at is not None]
-    person = Backlog(
+def new_triggers(pending: Pending, attempts: tuple[str, ...]) -> tuple[TrainingTrigger, ...]:
+    """Return the reasons to learn without those that led to nothing before."""
+    return tuple(each for each in pending.news if each.key not in attempts)
+
+
+def backlog_of(pending: Pending, attempts: tuple[str, ...]) -> Backlog:
+    """Return what one user has to learn."""
+    triggers = new_triggers(pending, attempts)
+    lessons = [each for each in triggers if each.kind != TriggerKind.UNFINISHED]
+    return Backlog(
         pending.user,
         len(lessons),
-        min(dated, default=None),
-        any(each.kind == "begun" for each in news),
+        min((each.at for each in lessons if each.at is not None), default=None),
+        len(lessons) < len(triggers),
         pending.learned,
         pending.seconds,
     )
-    return person, news
-
-
-def backlogs(
-    found: Mapping[str, Pending], tried: Mapping[str, tuple[str, ...]]
-) -> tuple[Backlog, ...]:
-    """Everybody who has a reason to learn that counts."""
-    everybody = (backlog_of(pending, tried.get(user, ()))[0] for user, pending in found.items())
-    return tuple(person for person in everybody if person.lessons or person.unfinished)
-
-
-def list_users(runtime: Runtime) -> Iterator[UserSummary]:
-    """All users of a home, by id."""
-    after = None
-    while page := runtime.users(after=after, limit=_PAGE):
-        yield from page
-        after = page[-1].id
-        if len(page) < _PAGE:
-            return

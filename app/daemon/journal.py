@@ -1,50 +1,69 @@
-"""What the daemon remembers beside the ledger: what it did, what it was just doing, and what it tried in vain.
+"""The daemon's memory beside the ledger: what it did, what runs, and which reasons led to nothing.
 
-Invariants: its size is bounded whatever happens; without it nothing is learned twice that a report has considered, since that
-is in the ledger; what cannot be read is as if it were not there. No words of a person are in it.
+Invariants: its size is bounded. The ledger alone keeps a learn from running twice for one reason,
+so a lost or invalid journal counts as an empty one. It holds no text of a user.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
-from datetime import UTC, datetime
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from enum import StrEnum
 from typing import Any, Self
+
+from pydantic import TypeAdapter, ValidationError
 
 from personalpeft_app.daemon.daily_report import ReportWindow
 from personalpeft_app.daemon.policy import TaskKind
 
 TASK = "daemon"
-"""The name of its lease and of its note."""
+"""The name of the daemon's lease and of its note."""
 
-MOST_KILLS = 5
-"""A learn that so often was cut off with the process is not tried again until something new has come."""
+MAX_INTERRUPTIONS = 5
+"""A learn that was cut off this often with its process waits for a new reason."""
 
 _FORMAT = 2
-_LINES = 200
-_DAYS = 8
-_BEGUN = 20
-# Of one user, and of all: whoever tried in vain longest ago is tried again.
-_KEYS = 2_000
-_ALL_KEYS = 20_000
-_LONGEST = 300
+_MAX_ENTRIES = 200
+_MAX_DAYS = 8
+_MAX_STARTED = 20
+# Per user and in all. The reasons of the users who tried longest ago go first.
+_MAX_KEYS = 2_000
+_MAX_ALL_KEYS = 20_000
+_MAX_MESSAGE = 300
+
+
+class Outcome(StrEnum):
+    """How an action ended."""
+
+    DONE = "done"
+    NOTHING = "nothing"
+    STOPPED = "stopped"
+    BUSY = "busy"
+    ABANDONED = "abandoned"
+    FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """One thing that was done: when, what, to whom (empty: the home), what came of it, and the seconds that it took."""
+    """One action: when, what, of which user (empty: the home), its result, and its seconds.
+
+    ``resumed`` marks a learn that was cut off with its process and went on.
+    """
 
     at: str
     kind: str
     user: str
     message: str
     seconds: float = 0.0
+    outcome: Outcome = Outcome.DONE
+    resumed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class StartedWork:
-    """A learn that runs, or was cut off: the ``keys`` of its reasons, and how often it was begun for them."""
+    """A learn that runs or was cut off: the keys of its reasons, and how often it started."""
 
     keys: tuple[str, ...]
     times: int
@@ -52,9 +71,15 @@ class StartedWork:
 
 @dataclass(frozen=True, slots=True)
 class Journal:
-    """``begun`` are, by user, learns of which no end was written down; ``tried`` the reasons that
-    led to nothing the ledger tells; ``spent`` are the seconds of learning by local day;
-    ``chores`` the moment for which each was last done; ``morning`` what the last report was about that had something to say.
+    """The daemon's journal.
+
+    Attributes:
+        started: By user, learns without a recorded end.
+        attempts: By user, reasons that led to nothing which the ledger records.
+        spent: Seconds of learning by local day.
+        tasks: The moment for which each task was last done.
+        entries: The newest actions, the last one last.
+        last_report: The window of the last report with content.
     """
 
     started: Mapping[str, StartedWork] = field(default_factory=dict)
@@ -65,77 +90,74 @@ class Journal:
     last_report: ReportWindow | None = None
 
     def log(
-        self, at: datetime, what: str, said: str, *, user: str = "", seconds: float = 0.0
+        self,
+        at: datetime,
+        kind: str,
+        message: str,
+        *,
+        user: str = "",
+        seconds: float = 0.0,
+        outcome: Outcome = Outcome.DONE,
+        resumed: bool = False,
     ) -> Self:
-        """With one line more."""
-        line = LogEntry(
-            at.isoformat(timespec="seconds"), what, user, said[:_LONGEST], round(seconds, 1)
-        )
-        return replace(self, entries=(*self.entries, line)[-_LINES:])
+        """Return the journal with one more entry."""
+        time, text = at.isoformat(timespec="seconds"), message[:_MAX_MESSAGE]
+        entry = LogEntry(time, kind, user, text, round(seconds, 1), outcome, resumed)
+        return replace(self, entries=(*self.entries, entry)[-_MAX_ENTRIES:])
 
     def start(self, user: str, keys: tuple[str, ...]) -> Self:
-        """With a learn begun; counted on where the same one was cut off."""
+        """Return the journal with a learn started; counted up if the same one was cut off."""
+        keys = keys[:_MAX_KEYS]
         before = self.started.get(user)
-        times = before.times + 1 if before is not None and before.keys == keys[:_KEYS] else 1
-        begun = {**self.started, user: StartedWork(keys[:_KEYS], times)}
-        return replace(self, started=dict(list(begun.items())[-_BEGUN:]))
+        times = before.times + 1 if before is not None and before.keys == keys else 1
+        started = {**self.started, user: StartedWork(keys, times)}
+        return replace(self, started=dict(list(started.items())[-_MAX_STARTED:]))
 
     def finish(self, user: str) -> Self:
-        """With that user's learn at its end, whatever came of it."""
+        """Return the journal without that user's started learn."""
         return replace(
             self, started={name: each for name, each in self.started.items() if name != user}
         )
 
     def futile(self, user: str, keys: tuple[str, ...]) -> Self:
-        """With reasons that are not to lead to another learn, in place of that user's former ones."""
-        tried = {name: known for name, known in self.attempts.items() if name != user}
+        """Return the journal with these as the user's reasons that lead to no further learn."""
+        attempts = {name: each for name, each in self.attempts.items() if name != user}
         if keys:
-            tried[user] = keys[-_KEYS:]
-        while sum(map(len, tried.values())) > _ALL_KEYS:
-            del tried[next(iter(tried))]
-        return replace(self, attempts=tried)
+            attempts[user] = keys[-_MAX_KEYS:]
+        while sum(map(len, attempts.values())) > _MAX_ALL_KEYS:
+            del attempts[next(iter(attempts))]
+        return replace(self, attempts=attempts)
 
     def add_time(self, day: str, seconds: float) -> Self:
-        """With seconds of learning on a day."""
+        """Return the journal with seconds of learning added to a day."""
         spent = {**self.spent, day: self.spent.get(day, 0.0) + max(0.0, seconds)}
-        # By when they were first used, not by date, which a clock can set wrong.
-        return replace(self, spent={name: spent[name] for name in list(spent)[-_DAYS:]})
+        # In order of first use, not by date: a clock can be wrong.
+        return replace(self, spent={name: spent[name] for name in list(spent)[-_MAX_DAYS:]})
 
     def record_task(self, kind: TaskKind, key: str) -> Self:
-        """With a chore done for a moment."""
+        """Return the journal with a task done for a moment."""
         return replace(self, tasks={**self.tasks, kind: key})
 
-    def record_report(self, period: ReportWindow) -> Self:
-        """With a report that had something to say."""
-        return replace(self, last_report=period)
+    def record_report(self, window: ReportWindow) -> Self:
+        """Return the journal with this as the last report."""
+        return replace(self, last_report=window)
 
     def as_text(self) -> str:
-        """What ``from_text`` reads."""
-        return json.dumps(
-            {"format": _FORMAT, **asdict(self)}, ensure_ascii=False, default=datetime.isoformat
-        )
+        """Return the text that ``from_text`` reads."""
+        return json.dumps({"format": _FORMAT, **_ADAPTER.dump_python(self, mode="json")})
+
+
+_ADAPTER = TypeAdapter(Journal)
 
 
 def from_text(text: str | None) -> Journal:
-    """The journal of a note; an empty one where there is none, or one that cannot be read."""
+    """Return the journal of a note, an empty one for a missing or invalid note."""
     try:
         data: dict[str, Any] = json.loads(text or "null")
         if data["format"] == 1:
             data = _upgrade(data)
-        if data["format"] != _FORMAT:
-            return Journal()
-        return Journal(
-            {
-                str(user): StartedWork(tuple(map(str, begun["keys"])), int(begun["times"]))
-                for user, begun in data["started"].items()
-            },
-            {str(user): tuple(map(str, keys)) for user, keys in data["attempts"].items()},
-            {str(day): float(seconds) for day, seconds in data["spent"].items()},
-            {TaskKind(kind): str(key) for kind, key in data["tasks"].items()},
-            tuple(LogEntry(**line) for line in data["entries"]),
-            _period(data.get("last_report")),
-        )
-    except (ValueError, KeyError, TypeError, AttributeError):
+        return _ADAPTER.validate_python(data) if data["format"] == _FORMAT else Journal()
+    except (ValidationError, ValueError, KeyError, TypeError, AttributeError):
         return Journal()
 
 
@@ -154,11 +176,3 @@ def _upgrade(data: Mapping[str, Any]) -> dict[str, Any]:
     ]
     renamed = {names.get(name, name): value for name, value in data.items()}
     return {**renamed, "entries": entries, "format": _FORMAT}
-
-
-def _period(data: Mapping[str, str] | None) -> ReportWindow | None:
-    if data is None:
-        return None
-    return ReportWindow(
-        *(datetime.fromisoformat(data[name]).astimezone(UTC) for name in ("since", "until"))
-    )

@@ -1,4 +1,4 @@
-"""What is done beside learning: each chore does its work and says in a line what came of it; empty where that is nothing."""
+"""Run the daemon's tasks beside learning."""
 
 from __future__ import annotations
 
@@ -7,64 +7,64 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from personalpeft import Busy, Runtime
-from personalpeft_app.daemon.backlog import list_users
 from personalpeft_app.daemon.daily_report import ReportWindow, format_line, summarize_users
 from personalpeft_app.daemon.policy import TaskKind
 from personalpeft_app.daemon.settings import Settings
+from personalpeft_app.session import iterate_users
 
-_LOGS = timedelta(days=30)
+_MAX_LOG_AGE = timedelta(days=30)
 
 
 def run_task(
-    kind: TaskKind, runtime: Runtime, settings: Settings, now: datetime, reported: ReportWindow
+    kind: TaskKind, runtime: Runtime, settings: Settings, now: datetime, window: ReportWindow
 ) -> str:
-    """Does a chore; ``reported`` is what a report is to be about. Raises what the runtime raises."""
+    """Run a task and return its result in a line, empty if it changed nothing.
+
+    Raises what the runtime raises.
+
+    Args:
+        window: What a report is about.
+    """
     match kind:
         case TaskKind.PROBATION:
-            return _probation(runtime)
+            return _review_probation(runtime)
         case TaskKind.BACKUP:
-            return _backup(runtime, settings)
+            return _back_up(runtime, settings)
         case TaskKind.COLLECT:
-            found = runtime.collect_garbage()
-            taken = found.blobs + found.parts + found.sessions
-            return f"{taken} files that nothing needs, {found.bytes:,} bytes" if taken else ""
+            garbage = runtime.collect_garbage()
+            count = garbage.blobs + garbage.parts + garbage.sessions
+            return f"{count} unused files deleted, {garbage.bytes:,} bytes" if count else ""
         case TaskKind.CLEAN:
-            return _clean(runtime.settings.cache, now)
+            return _delete_old_logs(runtime.settings.cache, now)
         case TaskKind.REPORT:
-            return _report(runtime, reported)
+            line = format_line(summarize_users(runtime, window))
+            return f"{line}. Read it: personalpeft daemon report" if line else ""
 
 
-def _probation(runtime: Runtime) -> str:
+def _review_probation(runtime: Runtime) -> str:
     ended = []
-    for summary in list_users(runtime):
+    for summary in iterate_users(runtime):
         if summary.revisions:
-            with suppress(Busy):  # Whoever learns looks too.
+            with suppress(Busy):  # A learn reviews it too.
                 ended += runtime.user(summary.id, create=False).review()
     return "; ".join(f"{each.user} · {each.layer}: {each.reason}" for each in ended)
 
 
-def _backup(runtime: Runtime, settings: Settings) -> str:
-    made = runtime.maintenance.back_up(
-        runtime.settings.home / Path(settings.backup).expanduser(), keep=settings.backup_keep
-    )
-    missing = (
-        f"; {len(made.missing)} files are missing or damaged: run verify" if made.missing else ""
-    )
-    return f"{made.path.name} with {made.files} adapters{missing}"
+def _back_up(runtime: Runtime, settings: Settings) -> str:
+    folder = runtime.settings.home / Path(settings.backup).expanduser()
+    backup = runtime.maintenance.back_up(folder, keep=settings.backup_keep)
+    missing = len(backup.missing)
+    warning = f"; {missing} files are missing or damaged: run verify" if missing else ""
+    return f"{backup.path.name} with {backup.files} adapters{warning}"
 
 
-def _clean(cache: Path, now: datetime) -> str:
-    """What bugs left behind, and nobody sent in."""
-    taken = 0
+def _delete_old_logs(cache: Path, now: datetime) -> str:
+    """Delete logs of bugs that were not reported."""
+    count = 0
     with suppress(OSError):
         for path in (cache / "logs").glob("bug-*.log"):
             with suppress(OSError):
-                if path.stat().st_mtime < (now - _LOGS).timestamp():
+                if path.stat().st_mtime < (now - _MAX_LOG_AGE).timestamp():
                     path.unlink()
-                    taken += 1
-    return f"{taken} old logs" if taken else ""
-
-
-def _report(runtime: Runtime, period: ReportWindow) -> str:
-    told = format_line(summarize_users(runtime, period))
-    return f"{told}. Read it: personalpeft daemon report" if told else ""
+                    count += 1
+    return f"{count} old logs deleted" if count else ""

@@ -1,13 +1,13 @@
-"""What to do now, why, and what comes next: of frozen values alone, so that every story of clocks and machines can be told.
+"""Decide what the daemon does now, why, and what comes next. Pure functions of frozen values.
 
 Invariants:
 
-- Nothing is learned but for a reason that no learn has considered, so the same reason never leads to a second learn: not
-  after a kill, not at an hour that a clock shows twice.
-- A time of day is a moment: the first of its kind where an hour comes twice, the one after the gap where it does not come at
-  all. What is asked of a moment is whether it is the same as then, never whether it is later: a clock that was set back
-  makes nothing due again and one that was set forward blocks nothing.
-- While a person is being answered, or was a moment ago, nothing begins.
+- A learn needs a reason that no learn has considered yet, so no reason leads to two learns: not
+  after a kill, and not at an hour that a clock shows twice.
+- A time of day names one moment: the first of two where clocks are set back, the one after the gap
+  where they are set forward. A task compares moments for equality and never for order. So a clock
+  that is set back makes nothing due again, and one that is set forward blocks nothing.
+- Nothing starts during a reply or shortly after one.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from datetime import UTC, date, datetime, time, timedelta, tzinfo
 from enum import StrEnum
 
 from personalpeft.formatting import pluralize
-from personalpeft_app.daemon.settings import Settings, time_of_day
+from personalpeft_app.daemon.settings import Settings
 
 QUIET = timedelta(seconds=10)
-"""So long after a reply whoever was answered is still thought to be there."""
+"""A user counts as present for this long after a reply."""
 
-# A learn of somebody who never learned here is thought to take so long.
-_GUESS = 60.0
-_LEAST = 1.0
+_ASSUMED_SECONDS = 60.0
+_MIN_SECONDS = 1.0
+_FAR = datetime.max.replace(tzinfo=UTC)
 
 
 class TaskKind(StrEnum):
-    """What is done beside learning, in this order."""
+    """Work other than learning, in order of precedence."""
 
     PROBATION = "probation"
     BACKUP = "backup"
@@ -38,11 +38,27 @@ class TaskKind(StrEnum):
     REPORT = "report"
 
 
+class Blocker(StrEnum):
+    """A condition under which no user learns."""
+
+    POWER = "power"
+    TEMPERATURE = "temperature"
+    SERVING = "serving"
+    LOAD = "load"
+    BUDGET = "budget"
+
+
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """What the ledger says of one user: ``lessons`` that no learn has considered, the oldest from ``since``; whether a learn
-    that its budget ended ``goes_on``; ``learned``: when a learn last said something; ``seconds`` that the last learns took
-    on average (None: there was none).
+    """What one user has to learn.
+
+    Attributes:
+        id: The user.
+        lessons: How many lessons no learn has considered.
+        since: The time of the oldest of them.
+        unfinished: Whether a learn ran out of its budget and can go on.
+        learned: The time of the last learn that reported something.
+        seconds: The mean duration of the last learns, None without any.
     """
 
     id: str
@@ -55,8 +71,15 @@ class Backlog:
 
 @dataclass(frozen=True, slots=True)
 class HostState:
-    """How things are: ``now`` in UTC, the ``zone`` of the person's day; what the machine says (None: it does not): on
-    ``mains``, the share of its processors that ``others`` use, its ``temperature``; when a person was last ``served``.
+    """The clock and the machine. A sensor that is missing reads None and blocks nothing.
+
+    Attributes:
+        now: The time in UTC.
+        zone: The zone of times of day.
+        on_ac_power: Whether the machine runs on mains power.
+        other_cpu_load: The share (0 to 1) of all processors that other programs use.
+        temperature: The processors' temperature in degrees Celsius.
+        served: The time of the last reply.
     """
 
     now: datetime
@@ -69,7 +92,7 @@ class HostState:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What was done already: ``spent`` seconds of learning today, and for which moment each chore was last done."""
+    """The seconds of learning today, and the moment for which each task was last done."""
 
     spent: float = 0.0
     tasks: Mapping[TaskKind, str] = field(default_factory=dict)
@@ -77,7 +100,7 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class LearnUser:
-    """Have a user learn, for at most so many ``seconds`` of training."""
+    """Run a learn of a user, for at most ``seconds`` of training."""
 
     user: str
     seconds: float
@@ -86,7 +109,7 @@ class LearnUser:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Do a chore, for the moment that ``key`` names."""
+    """Run a task, for the moment that ``key`` names."""
 
     kind: TaskKind
     key: str
@@ -95,190 +118,166 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Upcoming:
-    """What comes next; ``at`` is None where no clock tells when."""
+    """A later action. ``at`` is None if no clock determines it; ``blocked_by`` says what does."""
 
     action: str
     at: datetime | None
     reason: str
+    blocked_by: Blocker | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """``act`` is what to do now; None: nothing. ``coming`` is what comes next, the soonest first."""
+    """The action to take now, None for nothing, and the upcoming ones, the soonest first."""
 
     action: LearnUser | Task | None
     upcoming: tuple[Upcoming, ...] = ()
 
 
 def plan(
-    settings: Settings, moment: HostState, people: Sequence[Backlog], past: History
+    settings: Settings, host: HostState, backlogs: Sequence[Backlog], history: History
 ) -> Decision:
-    """What to do now. After it was done, ask again with the facts as they are then."""
-    due = sorted(
-        ((person, why) for person in people if (why := _due(settings, moment, person))),
-        key=lambda each: (not each[0].unfinished, -priority(moment, each[0]), each[0].id),
-    )
-    hindered = _blocked_by(settings, moment, past)
-    if due and hindered is None:
-        (person, why), *others = due
-        coming = _upcoming(
-            settings, moment, [each for each in people if each != person], others, hindered
-        )
-        return Decision(
-            LearnUser(person.id, max(_LEAST, settings.budget * 60 - past.spent), why), coming
-        )
-    chore = _due_task(settings, moment, past)
-    coming = _upcoming(settings, moment, people, due, hindered)
-    return Decision(None if _is_serving(moment, QUIET) else chore, coming)
+    """Return what to do now. Call it again after the action."""
+    due = [(each, reason) for each in backlogs if (reason := _due(settings, host, each))]
+    due.sort(key=lambda each: (not each[0].unfinished, -priority(host, each[0]), each[0].id))
+    blocked = _blocked(settings, host, history)
+    if not due or blocked is not None:
+        task = None if _is_serving(host, QUIET) else _due_task(settings, host, history)
+        return Decision(task, _upcoming(settings, host, backlogs, due, blocked))
+    (first, reason), *others = due
+    learn = LearnUser(first.id, max(_MIN_SECONDS, settings.budget * 60 - history.spent), reason)
+    rest = [each for each in backlogs if each != first]
+    return Decision(learn, _upcoming(settings, host, rest, others, None))
 
 
-def priority(moment: HostState, person: Backlog) -> float:
-    """Lessons for each second that learning them is expected to take, times one more for each day that the oldest has waited:
-    so whoever learns slowly has their turn too.
+def priority(host: HostState, backlog: Backlog) -> float:
+    """Return lessons per expected second of learning, times one plus the days of waiting.
+
+    The waiting time keeps users who learn slowly from waiting forever.
     """
-    waited = max(timedelta(), moment.now - person.since) if person.since else timedelta()
-    return person.lessons * (1 + waited / timedelta(days=1)) / max(person.seconds or _GUESS, 1.0)
+    waited = max(timedelta(), host.now - backlog.since) if backlog.since else timedelta()
+    seconds = max(backlog.seconds or _ASSUMED_SECONDS, 1.0)
+    return backlog.lessons * (1 + waited / timedelta(days=1)) / seconds
 
 
 def last_occurrence(at: time, now: datetime, zone: tzinfo) -> datetime:
-    """The last moment, until now, at which it was that time of day."""
-    today = now.astimezone(zone).date()
-    # Tomorrow too: where clocks are set back over midnight, the later of two moments can have the earlier date.
-    moments = [_on(today + timedelta(days=days), at, zone) for days in (1, 0, -1, -2)]
-    return max(moment for moment in moments if moment <= now)
+    """Return the last moment, up to now, at which it was that time of day."""
+    # Tomorrow counts too: clocks set back over midnight give the later moment the earlier date.
+    return max(moment for moment in _occurrences(at, now, zone) if moment <= now)
 
 
 def next_occurrence(at: time, now: datetime, zone: tzinfo) -> datetime:
-    """The next moment, after now, at which it is that time of day."""
+    """Return the next moment, after now, at which it is that time of day."""
+    return min(moment for moment in _occurrences(at, now, zone) if moment > now)
+
+
+def _occurrences(at: time, now: datetime, zone: tzinfo) -> list[datetime]:
     today = now.astimezone(zone).date()
-    moments = [_on(today + timedelta(days=days), at, zone) for days in (-1, 0, 1, 2)]
-    return min(moment for moment in moments if moment > now)
+    return [_moment(today + timedelta(days=days), at, zone) for days in range(-2, 3)]
 
 
-def _on(day: date, at: time, zone: tzinfo) -> datetime:
-    # fold=0 is the first of two, and where there is none, that of the clock that was not set forward yet.
+def _moment(day: date, at: time, zone: tzinfo) -> datetime:
+    # fold=0 is the first of two moments, and in a gap the one by the clock before it.
     return datetime.combine(day, at, zone).replace(fold=0).astimezone(UTC)
 
 
-def _due(settings: Settings, moment: HostState, person: Backlog) -> str:
-    """Why somebody should learn, if the moment were right; empty where they should not."""
-    if person.unfinished:
+def _due(settings: Settings, host: HostState, backlog: Backlog) -> str:
+    """Return why a user should learn, apart from what blocks everyone; empty without a reason."""
+    if backlog.unfinished:
         return "a learn that ran out of its time goes on"
-    if person.lessons >= settings.min_signals:
-        return f"{pluralize(person.lessons, 'new lesson')}, and {settings.min_signals} are enough"
-    at = time_of_day(settings.learn_at)
-    if person.lessons < 1 or at is None:
+    lessons = pluralize(backlog.lessons, "new lesson")
+    if backlog.lessons >= settings.min_signals:
+        return f"{lessons}, and {settings.min_signals} are enough"
+    at = _time(settings.learn_at)
+    if backlog.lessons < 1 or at is None:
         return ""
-    last = last_occurrence(at, moment.now, moment.zone)
-    # What has a date that is still to come was said before a clock was set back: it was there at that time of day.
-    was_there = person.since is None or person.since <= last or person.since > moment.now
-    once = person.learned is None or last_occurrence(at, person.learned, moment.zone) != last
-    return (
-        f"{pluralize(person.lessons, 'new lesson')}, and it was {settings.learn_at}"
-        if was_there and once
-        else ""
-    )
+    last = last_occurrence(at, host.now, host.zone)
+    # A date in the future comes from before the clock was set back: the lesson existed then.
+    existed = backlog.since is None or backlog.since <= last or backlog.since > host.now
+    learned = backlog.learned and last_occurrence(at, backlog.learned, host.zone) == last
+    return f"{lessons}, and it was {settings.learn_at}" if existed and not learned else ""
 
 
-def _blocked_by(settings: Settings, moment: HostState, past: History) -> Upcoming | None:
-    """What keeps everybody from learning now, and until when."""
-    if settings.require_ac_power and moment.on_ac_power is False:
-        return Upcoming("learning", None, "waits for mains power")
-    if moment.temperature is not None and moment.temperature >= settings.temperature:
-        why = f"waits until it is cooler ({moment.temperature:.0f} °C of {settings.temperature:g})"
-        return Upcoming("learning", None, why)
+def _blocked(settings: Settings, host: HostState, history: History) -> Upcoming | None:
+    """Return what keeps every user from learning now, and until when."""
+
+    def wait(blocker: Blocker, reason: str, until: datetime | None = None) -> Upcoming:
+        return Upcoming("learning", until, reason, blocker)
+
+    if settings.require_ac_power and host.on_ac_power is False:
+        return wait(Blocker.POWER, "waits for mains power")
+    if host.temperature is not None and host.temperature >= settings.temperature:
+        heat = f"{host.temperature:.0f} °C of {settings.temperature:g}"
+        return wait(Blocker.TEMPERATURE, f"waits until it is cooler ({heat})")
     idle = max(timedelta(minutes=settings.idle), QUIET)
-    if moment.served is not None and _is_serving(moment, idle):
-        return Upcoming(
-            "learning",
-            moment.served + idle,
-            f"waits until nobody has asked anything for {_minutes(idle)}",
-        )
-    if moment.other_cpu_load is not None and moment.other_cpu_load > settings.load:
-        why = f"waits until others use less of the processors ({moment.other_cpu_load:.0%} of {settings.load:.0%})"
-        return Upcoming("learning", None, why)
-    if past.spent + _LEAST > settings.budget * 60:
-        why = f"the {settings.budget:g} minutes of today are used up"
-        return Upcoming("learning", next_occurrence(time(0), moment.now, moment.zone), why)
+    if host.served is not None and _is_serving(host, idle):
+        reason = f"waits until {_format_span(idle)} have passed without a request"
+        return wait(Blocker.SERVING, reason, host.served + idle)
+    if host.other_cpu_load is not None and host.other_cpu_load > settings.load:
+        load = f"{host.other_cpu_load:.0%} of {settings.load:.0%}"
+        return wait(Blocker.LOAD, f"waits until other programs use less of the processors ({load})")
+    if history.spent + _MIN_SECONDS > settings.budget * 60:
+        reason = f"the {settings.budget:g} minutes of today are used up"
+        return wait(Blocker.BUDGET, reason, next_occurrence(time(0), host.now, host.zone))
     return None
 
 
-def _is_serving(moment: HostState, within: timedelta) -> bool:
-    # The distance, not the order: after a clock was set back, what was a minute ago has a date that is still to come.
-    return moment.served is not None and abs(moment.now - moment.served) < within
+def _is_serving(host: HostState, within: timedelta) -> bool:
+    # A distance, not an order: after a clock was set back, the last reply lies in the future.
+    return host.served is not None and abs(host.now - host.served) < within
 
 
-def _due_task(settings: Settings, moment: HostState, past: History) -> Task | None:
+def _due_task(settings: Settings, host: HostState, history: History) -> Task | None:
     for kind in TaskKind:
-        found = _next_time_of(settings, moment, kind)
-        if found is None:
+        if kind is TaskKind.PROBATION:
+            last, reason = host.now.replace(minute=0, second=0, microsecond=0), "every hour"
+        elif (at := _daily_time(settings, kind)) is not None:
+            last, reason = last_occurrence(at, host.now, host.zone), f"every day at {at:%H:%M}"
+        else:
             continue
-        last, because = found
-        if past.tasks.get(kind) != (key := last.isoformat()):
-            return Task(kind, key, because)
+        if history.tasks.get(kind) != (key := last.isoformat()):
+            return Task(kind, key, reason)
     return None
 
 
-def _next_time_of(
-    settings: Settings, moment: HostState, kind: TaskKind
-) -> tuple[datetime, str] | None:
-    """The last moment at which a chore was to be done, and when that is, in words; None: it is switched off."""
-    if kind is TaskKind.PROBATION:
-        return moment.now.replace(minute=0, second=0, microsecond=0), "every hour"
+def _daily_time(settings: Settings, kind: TaskKind) -> time | None:
+    """Return when a daily task runs, None if it is switched off."""
     if kind is TaskKind.BACKUP and not settings.backup:
         return None
-    at = time_of_day(
-        settings.report_at if kind is TaskKind.REPORT else settings.learn_at or "03:00"
-    )
-    if at is None:
-        return None
-    return last_occurrence(at, moment.now, moment.zone), f"every day at {at:%H:%M}"
+    return _time(settings.report_at if kind is TaskKind.REPORT else settings.learn_at or "03:00")
 
 
 def _upcoming(
     settings: Settings,
-    moment: HostState,
-    people: Sequence[Backlog],
+    host: HostState,
+    backlogs: Sequence[Backlog],
     due: Sequence[tuple[Backlog, str]],
-    hindered: Upcoming | None,
+    blocked: Upcoming | None,
 ) -> tuple[Upcoming, ...]:
-    found: list[Upcoming] = []
-    for person, why in due:
-        until, because = (
-            (None, why) if hindered is None else (hindered.at, f"{why}; {hindered.reason}")
-        )
-        found.append(Upcoming(f"{person.id} learns", until, because))
-    at, waiting = time_of_day(settings.learn_at), {person.id for person, _ in due}
-    for person in people:
-        if person.lessons and person.id not in waiting:
-            missing = f"{pluralize(person.lessons, 'new lesson')} of the {settings.min_signals} that are enough at any time"
-            found.append(
-                Upcoming(
-                    f"{person.id} learns",
-                    next_occurrence(at, moment.now, moment.zone) if at else None,
-                    missing,
-                )
-            )
+    found = []
+    for backlog, reason in due:
+        until, why, blocker = None, reason, None
+        if blocked is not None:
+            until, why, blocker = blocked.at, f"{reason}; {blocked.reason}", blocked.blocked_by
+        found.append(Upcoming(f"{backlog.id} learns", until, why, blocker))
+    at, waiting = _time(settings.learn_at), {backlog.id for backlog, _ in due}
+    for backlog in backlogs:
+        if backlog.lessons and backlog.id not in waiting:
+            reason = f"{pluralize(backlog.lessons, 'new lesson')} of {settings.min_signals}"
+            when = next_occurrence(at, host.now, host.zone) if at else None
+            found.append(Upcoming(f"{backlog.id} learns", when, reason))
     for kind in TaskKind:
-        when = time_of_day(
-            settings.report_at if kind is TaskKind.REPORT else settings.learn_at or "03:00"
-        )
-        if (
-            kind is not TaskKind.PROBATION
-            and when is not None
-            and (kind is not TaskKind.BACKUP or settings.backup)
-        ):
-            found.append(
-                Upcoming(
-                    kind,
-                    next_occurrence(when, moment.now, moment.zone),
-                    f"every day at {when:%H:%M}",
-                )
-            )
-    far = datetime.max.replace(tzinfo=UTC)
-    return tuple(sorted(found, key=lambda each: each.at or far))
+        daily = _daily_time(settings, kind)
+        if kind is not TaskKind.PROBATION and daily is not None:
+            moment = next_occurrence(daily, host.now, host.zone)
+            found.append(Upcoming(kind, moment, f"every day at {daily:%H:%M}"))
+    return tuple(sorted(found, key=lambda each: each.at or _FAR))
 
 
-def _minutes(span: timedelta) -> str:
+def _time(text: str) -> time | None:
+    return time.fromisoformat(text) if text else None
+
+
+def _format_span(span: timedelta) -> str:
     minutes = span / timedelta(minutes=1)
     return f"{minutes:g} minutes" if minutes >= 1 else f"{span / timedelta(seconds=1):g} seconds"

@@ -1,7 +1,7 @@
-"""Wakes whoever works, again and again: an interval in UTC and nothing else, since what is due is no scheduler's to say.
+"""Call a function at a fixed interval. What is due is decided elsewhere.
 
-Invariants: one round at a time; a round that was missed (the machine slept, a clock was set forward) is made up for once; a
-clock that was set back keeps nobody waiting, since the watch goes by the clock that never goes back.
+Invariants: one round at a time. One round makes up for all that sleep or a clock set forward
+missed. A clock set back delays nothing, since a watchdog uses the monotonic clock.
 """
 
 from __future__ import annotations
@@ -23,13 +23,16 @@ log = logging.getLogger(__name__)
 
 _ROUND = "round"
 
-# A round that outlasts the interval, as every learn does, is no news: the scheduler would warn of each tick that it leaves out for it.
+# Every learn outlasts the interval, and the scheduler would warn of each tick that it skips.
 _log = logging.getLogger(f"{__name__}.scheduler")
 _log.setLevel(logging.ERROR)
 
 
 class PollLoop:
-    """Calls ``work`` at once and then every so many seconds, in a thread of its own. ``timer`` never goes back."""
+    """Calls ``work`` at once and then every ``every`` seconds, in another thread.
+
+    ``timer`` must be monotonic.
+    """
 
     def __init__(
         self, work: Callable[[], None], every: float, *, timer: Callable[[], float] = time.monotonic
@@ -42,14 +45,14 @@ class PollLoop:
         self._last = timer()
 
     def run(self, stopping: threading.Event, *, look: float = 1.0) -> None:
-        """Until ``stopping`` is set; then returns when the round that runs has ended. ``look`` is how often, in seconds, it is
-        seen to that the next round came.
+        """Run until ``stopping`` is set, and return after the running round.
+
+        ``look`` is the seconds between two looks of the watchdog.
         """
-        # In the thread that waits for signals, so that one is answered at once.
         scheduler = BackgroundScheduler(
             jobstores={"default": MemoryJobStore()},
             executors={"default": ThreadPoolExecutor(1)},
-            # No round is too late to be made, and those that were missed are one.
+            # No round is too late, and missed rounds become one.
             job_defaults={"coalesce": True, "misfire_grace_time": None, "max_instances": 1},
             timezone=UTC,
             logger=_log,
@@ -62,7 +65,7 @@ class PollLoop:
                 if self._is_overdue():
                     scheduler.modify_job(_ROUND, next_run_time=datetime.now(UTC))
         finally:
-            # First, or it would go on handing rounds to workers that are gone while the last one is waited for.
+            # Else it would hand rounds to workers that are gone while it waits for the last one.
             scheduler.pause()
             scheduler.shutdown(wait=True)
 
@@ -71,14 +74,14 @@ class PollLoop:
             self._working = True
         try:
             self._work()
-        except Exception as bug:  # noqa: BLE001 - the next round comes all the same; the scheduler would log the text.
+        except Exception as bug:  # noqa: BLE001 - the scheduler would log the text
             log.error("a round failed: %s", format_origin(bug))
         finally:
             with self._guard:
                 self._working, self._last = False, self._timer()
 
     def _is_overdue(self) -> bool:
-        """Whether the next round should have come by the clock that never goes back."""
+        """Return whether the next round is late by the monotonic clock."""
         with self._guard:
             if self._working or self._timer() - self._last < 1.5 * self._every:
                 return False

@@ -1,4 +1,4 @@
-"""What the machine says of itself, as far as it does: mains power, heat, and how busy others keep it."""
+"""Read the sensors of the machine: mains power, heat, and the load of other programs."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-# The chips that say how hot a processor is; disks, batteries and radios run hot for reasons of their own.
-_PROCESSORS = (
+# The chips that measure a processor, not a disk, a battery or a radio.
+_CPU_CHIPS = (
     "coretemp",
     "k10temp",
     "zenpower",
@@ -18,13 +18,13 @@ _PROCESSORS = (
     "soc_thermal",
     "acpitz",
 )
-_SHORTEST = 1.0
-_LOOK = 0.3
+_MIN_INTERVAL = 1.0
+_FIRST_INTERVAL = 0.3
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """See ``deciding.Moment``."""
+    """One reading; see ``policy.HostState``."""
 
     on_ac_power: bool | None = None
     other_cpu_load: float | None = None
@@ -32,29 +32,29 @@ class Probe:
 
 
 class Machine:
-    """Reads the sensors of this machine. What it cannot tell is None, which hinders nothing."""
+    """The sensors of this machine. A missing one reads None, and its check is skipped."""
 
     def __init__(self, timer: Callable[[], float] = time.monotonic) -> None:
         self._timer = timer
         self._before: tuple[float, float] | None = None
-        self._others: float | None = None
+        self._last_load: float | None = None
 
     def read(self) -> Probe:
-        """All of it. The first time this takes a moment, since how busy a machine is shows over a while."""
+        """Read all sensors. The first reading takes a moment, to measure the load."""
         return Probe(self.on_ac_power(), self.other_cpu_load(), self.temperature())
 
     def on_ac_power(self) -> bool | None:
-        """Whether it runs on mains power; None where there is no battery, or nothing is known of one."""
+        """Return whether the machine runs on mains power; None without a known battery."""
         import psutil
 
-        # Drivers fail in ways of their own, and none of them is our affair.
+        # Drivers raise errors of any kind.
         with suppress(Exception):
             battery = psutil.sensors_battery()
             return None if battery is None else battery.power_plugged
         return None
 
     def temperature(self) -> float | None:
-        """The hottest processor, in degrees Celsius."""
+        """Return the temperature of the hottest processor, in degrees Celsius."""
         import psutil
 
         with suppress(Exception):
@@ -62,7 +62,7 @@ class Machine:
             return max(
                 (
                     each.current
-                    for name in _PROCESSORS
+                    for name in _CPU_CHIPS
                     for each in chips.get(name, ())
                     if each.current
                 ),
@@ -71,23 +71,26 @@ class Machine:
         return None
 
     def other_cpu_load(self) -> float | None:
-        """The share (0 to 1) of all processors that others than this process used since the last time, a second ago or more:
-        what a learn itself takes is no reason not to learn.
+        """Return the share (0 to 1) of all processors that other processes used.
+
+        It is measured since the last reading, a second ago or more.
         """
         at, busy = self._timer(), self._busy()
         if self._before is None:
             self._before = at, busy
-            time.sleep(_LOOK)
+            time.sleep(_FIRST_INTERVAL)
             at, busy = self._timer(), self._busy()
-        elif at - self._before[0] < _SHORTEST and self._others is not None:
-            return self._others
+        elif at - self._before[0] < _MIN_INTERVAL and self._last_load is not None:
+            return self._last_load
         spent = (at - self._before[0]) * (os.cpu_count() or 1)
-        self._others = min(1.0, max(0.0, (busy - self._before[1]) / spent)) if spent > 0 else None
+        self._last_load = (
+            min(1.0, max(0.0, (busy - self._before[1]) / spent)) if spent > 0 else None
+        )
         self._before = at, busy
-        return self._others
+        return self._last_load
 
     def _busy(self) -> float:
-        """Seconds that processors have worked for others, since some moment."""
+        """Return the seconds that processors have worked for other processes since the start."""
         import psutil
 
         times, own = psutil.cpu_times(), psutil.Process().cpu_times()
@@ -97,7 +100,7 @@ class Machine:
 
 
 def lower_priority() -> None:
-    """Lets all others on this machine go first from now on."""
+    """Give all other processes on this machine precedence from now on."""
     import psutil
 
     with suppress(Exception):

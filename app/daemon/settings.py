@@ -6,10 +6,20 @@ import logging
 import re
 import tomllib
 from dataclasses import dataclass, fields
-from datetime import time, tzinfo
+from datetime import tzinfo
 from pathlib import Path
-from typing import Any
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+from typing import Annotated, ClassVar
+from zoneinfo import ZoneInfo
+
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictStr,
+    TypeAdapter,
+    ValidationError,
+)
 
 from personalpeft.errors import HomeError, InvalidInput, suggest_nearest
 
@@ -17,18 +27,6 @@ log = logging.getLogger(__name__)
 
 FILE = "config.toml"
 TABLE = "daemon"
-
-_TIME = re.compile(r"([01]\d|2[0-3]):([0-5]\d)")
-_LOWEST = {
-    "min_signals": 1,
-    "load": 0,
-    "temperature": 1,
-    "idle": 0,
-    "budget": 0,
-    "backup_keep": 1,
-    "poll_seconds": 1,
-}
-
 
 # Former names of settings, which are read for one release.
 _RENAMED = {
@@ -39,6 +37,30 @@ _RENAMED = {
     "copies": "backup_keep",
     "every": "poll_seconds",
 }
+
+
+def _check_time(text: str) -> str:
+    if text and not re.fullmatch(r"([01]\d|2[0-3]):[0-5]\d", text):
+        raise ValueError('It must be a time of day, as "03:00", or "" for never')
+    return text
+
+
+def _check_zone(name: str) -> str:
+    if name:
+        try:
+            ZoneInfo(name)
+        except (KeyError, ValueError, OSError) as error:
+            raise ValueError(
+                'It must be a time zone, as "Europe/Berlin", or "" for the system\'s'
+            ) from error
+    return name
+
+
+_TimeOfDay = Annotated[StrictStr, AfterValidator(_check_time)]
+_Zone = Annotated[StrictStr, AfterValidator(_check_zone)]
+_NotNegative = Annotated[float, Field(strict=True, ge=0, lt=1e9)]
+_Count = Annotated[int, Field(strict=True, ge=1, lt=10**9)]
+_AtLeastOne = Annotated[float, Field(strict=True, ge=1, lt=1e9)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,51 +80,30 @@ class Settings:
         backup: Folder of backups; "" for none.
         backup_keep: How many backups are kept.
         poll_seconds: Seconds between two looks at the home.
-
-    Raises:
-        InvalidInput: A value is out of range.
     """
 
-    min_signals: int = 8
-    learn_at: str = "03:00"
-    report_at: str = "07:00"
-    zone: str = ""
-    require_ac_power: bool = True
-    load: float = 0.5
-    temperature: float = 85.0
-    idle: float = 5.0
-    budget: float = 60.0
-    backup: str = "backups"
-    backup_keep: int = 7
-    poll_seconds: float = 60.0
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid", allow_inf_nan=False)
 
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            _check(field.name, getattr(self, field.name), field.default)
-        for name in ("learn_at", "report_at"):
-            if getattr(self, name) and not _TIME.fullmatch(getattr(self, name)):
-                raise _invalid(
-                    name, getattr(self, name), 'Give a time of day as "03:00", or "" for never.'
-                )
-        self.time_zone()
+    min_signals: _Count = 8
+    learn_at: _TimeOfDay = "03:00"
+    report_at: _TimeOfDay = "07:00"
+    zone: _Zone = ""
+    require_ac_power: StrictBool = True
+    load: _NotNegative = 0.5
+    temperature: _AtLeastOne = 85.0
+    idle: _NotNegative = 5.0
+    budget: _NotNegative = 60.0
+    backup: StrictStr = "backups"
+    backup_keep: _Count = 7
+    poll_seconds: _AtLeastOne = 60.0
 
     def time_zone(self) -> tzinfo:
         """Return the zone of times of day; the system's current one if none is set."""
-        if not self.zone:
-            import tzlocal
-
-            return tzlocal.reload_localzone()
-        try:
+        if self.zone:
             return ZoneInfo(self.zone)
-        except (ZoneInfoNotFoundError, ValueError, OSError) as error:
-            raise _invalid(
-                "zone", self.zone, 'Give a name as "Europe/Berlin", or "" for the system\'s.'
-            ) from error
+        import tzlocal
 
-
-def time_of_day(text: str) -> time | None:
-    """Return a setting's time of day, None for never."""
-    return time.fromisoformat(text) if text else None
+        return tzlocal.reload_localzone()
 
 
 def read_settings(home: Path) -> Settings:
@@ -117,46 +118,25 @@ def read_settings(home: Path) -> Settings:
     except (FileNotFoundError, NotADirectoryError):
         return Settings()
     except (OSError, UnicodeDecodeError) as error:
-        raise HomeError(
-            f"{FILE} in the home cannot be read.", hint="It is text in UTF-8 that we may read."
-        ) from error
+        hint = "It must be text in UTF-8 that this user may read."
+        raise HomeError(f"{FILE} in the home cannot be read.", hint=hint) from error
     try:
         table = tomllib.loads(text).get(TABLE, {})
     except tomllib.TOMLDecodeError as error:
-        raise InvalidInput(
-            f"{FILE} in the home is not TOML: {error}.", hint="Mend that line."
-        ) from error
+        raise InvalidInput(f"{FILE} is not TOML: {error}.", hint="Correct that line.") from error
     if not isinstance(table, dict):
-        raise InvalidInput(f"{TABLE} in {FILE} is no table.", hint=f"Begin it with [{TABLE}].")
-    known = [field.name for field in fields(Settings)]
+        raise InvalidInput(f"{TABLE} in {FILE} must be a table.", hint=f"Begin it with [{TABLE}].")
     for old, new in _RENAMED.items():
         if old in table:
             log.warning("%s: %s is now called %s; the old name goes next release", FILE, old, new)
             table.setdefault(new, table.pop(old))
-    for key in table:
-        if key not in known:
-            raise InvalidInput(
-                f"{FILE}: [{TABLE}] has no setting {key[:80]!a}.",
-                hint=suggest_nearest(key, known, what="setting"),
-            )
-    return Settings(**table)
-
-
-def _check(name: str, value: Any, default: Any) -> None:
-    if isinstance(default, bool):
-        if not isinstance(value, bool):
-            raise _invalid(name, value, "Give true or false.")
-    elif isinstance(default, str):
-        if not isinstance(value, str):
-            raise _invalid(name, value, "Give a text in quotes.")
-    else:
-        whole = isinstance(default, int)
-        if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
-            raise _invalid(name, value, f"Give a {'whole ' if whole else ''}number.")
-        # Not a number is not less than anything either.
-        if not _LOWEST[name] <= value < 1e9:
-            raise _invalid(name, value, f"Give a number from {_LOWEST[name]} on.")
-
-
-def _invalid(name: str, value: Any, hint: str) -> InvalidInput:
-    return InvalidInput(f"{FILE}: {name} in [{TABLE}] cannot be {ascii(value)[:80]}.", hint=hint)
+    try:
+        return TypeAdapter(Settings).validate_python(table)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        key = str(fault["loc"][0])
+        hint = f"{fault['msg'].removeprefix('Value error, ')}; got {ascii(fault['input'])[:80]}."
+        if fault["type"] == "unexpected_keyword_argument":
+            hint = suggest_nearest(key, [each.name for each in fields(Settings)], what="setting")
+        message = f"{FILE}: {key[:80]!a} in [{TABLE}] is not a valid setting."
+        raise InvalidInput(message, hint=hint) from error

@@ -1,5 +1,6 @@
-"""The files by which a system starts the daemon: a unit for systemd, a property list for launchd. Both are the user's own, so
-that nothing runs as root.
+"""Write the files by which a system starts the daemon: a systemd unit, a launchd property list.
+
+Both belong to the user, so nothing runs as root.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ LABEL = "personalpeft"
 _SYSTEMD = """\
 # Save this as ~/.config/systemd/user/{label}.service, then:
 #   systemctl --user daemon-reload && systemctl --user enable --now {label}
-# To have it run while nobody is logged in: loginctl enable-linger
+# To have it run while you are logged out: loginctl enable-linger
 # What it does: journalctl --user -u {label}, or personalpeft daemon status
 
 [Unit]
-Description=personalpeft learns while nobody needs the machine
+Description=personalpeft learns while the machine is idle
 
 [Service]
 ExecStart={command}
@@ -40,7 +41,7 @@ _LAUNCHD = """\
 
 
 def systemd(command: Sequence[str], environment: Mapping[str, str]) -> str:
-    """A user unit for systemd that runs the command."""
+    """Return a user unit for systemd that runs the command."""
     lines = "".join(
         f"Environment={_quoted(f'{name}={value}')}\n" for name, value in environment.items()
     )
@@ -48,7 +49,7 @@ def systemd(command: Sequence[str], environment: Mapping[str, str]) -> str:
 
 
 def launchd(command: Sequence[str], environment: Mapping[str, str]) -> str:
-    """An agent for launchd that runs the command."""
+    """Return an agent for launchd that runs the command."""
     agent = {
         "Label": LABEL,
         "ProgramArguments": list(command),
@@ -67,7 +68,7 @@ def launchd(command: Sequence[str], environment: Mapping[str, str]) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A word as systemd reads it: there, a per cent sign and a dollar sign stand for something else."""
+    """Return a word as systemd reads it, which expands per cent and dollar signs."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
     return (
         f'"{escaped}"'

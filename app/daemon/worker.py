@@ -1,13 +1,13 @@
-"""Acts on what is decided: one step after another, each remembered before the next, with the home looked at anew between two.
+"""Carry out the daemon's decisions, one action after another, and record each.
 
 Invariants:
 
-- Whoever calls holds the home's lease: there is one keeper a home.
-- What is about to be learned is written down first, and what came of it is in the ledger or the journal before anything else
-  begins. So a kill costs the step that ran: a learn goes on from what it saved, and a chore is done again.
-- A learn gives way between two of its steps: it stops for good reason (the process is to end, the plug was pulled) and keeps
-  what it did, and pauses while a person is being answered.
-- Nothing that fails for one user or one chore ends the keeper.
+- The caller holds the home's lease, so a home has one worker.
+- A learn is recorded before it starts, and its result before anything else starts. A kill costs the
+  running action alone: a learn resumes from its checkpoint, and a task runs again.
+- A learn yields between two of its steps. It stops if the process ends or the plug is pulled, and
+  keeps what it did. It pauses during a reply.
+- An error of one user or task does not end the worker.
 """
 
 from __future__ import annotations
@@ -16,14 +16,21 @@ import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from datetime import tzinfo
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from personalpeft import Busy, Cancelled, LearnReport, NothingToLearn, PersonalPeftError, Runtime
 from personalpeft.clock import SYSTEM, Clock
 from personalpeft.errors import format_origin
 from personalpeft_app.daemon import daily_report, maintenance
-from personalpeft_app.daemon.backlog import BacklogCache, backlog_of, backlogs
-from personalpeft_app.daemon.journal import MOST_KILLS, TASK, Journal, LogEntry, from_text
+from personalpeft_app.daemon.backlog import BacklogCache, backlog_of, new_triggers
+from personalpeft_app.daemon.journal import (
+    MAX_INTERRUPTIONS,
+    TASK,
+    Journal,
+    LogEntry,
+    Outcome,
+    from_text,
+)
 from personalpeft_app.daemon.policy import (
     QUIET,
     Decision,
@@ -39,66 +46,74 @@ from personalpeft_app.daemon.settings import Settings, read_settings
 
 log = logging.getLogger(__name__)
 
-Opening: TypeAlias = Callable[[], AbstractContextManager[Runtime]]
+OpenRuntime: TypeAlias = Callable[[], AbstractContextManager[Runtime]]
 
-# Seconds between two looks at the sensors while a learn runs, and between two notes of how long it has run.
-_GLANCE = 5.0
-_NOTE = 15.0
+# Seconds between two readings of the sensors during a learn, and two records of its duration.
+_PROBE_SECONDS = 5.0
+_RECORD_SECONDS = 15.0
 
 
 class Worker:
-    """Looks after the home of an open runtime. ``learning`` opens another on the same home for a while of learning, so that no
-    model stays in memory between; ``tell`` hears each thing that was done; ``stopping`` says that the process is to end.
+    """Runs the daemon's actions in the home of an open runtime.
+
+    Args:
+        runtime: The home.
+        open_learning: Opens another runtime on the same home to learn with. It is closed later,
+            so that no model stays in memory.
+        tell: Called with each action that ended.
+        stopping: Whether the process is to end.
     """
 
     def __init__(
         self,
         runtime: Runtime,
-        learning: Opening,
+        open_learning: OpenRuntime,
         *,
-        tell: Callable[[LogEntry], None] = lambda line: None,
+        tell: Callable[[LogEntry], None] = lambda entry: None,
         stopping: Callable[[], bool] = lambda: False,
         clock: Clock = SYSTEM,
         sensors: Callable[[], Probe] | None = None,
         zone: tzinfo | None = None,
     ) -> None:
         self._runtime = runtime
-        self._learning = learning
+        self._open_learning = open_learning
         self._tell = tell
         self._stopping = stopping
         self._clock = clock
         self._sensors = sensors or Machine().read
         self._zone = zone
-        self._known = BacklogCache()
+        self._backlogs = BacklogCache()
         self._settings = Settings()
         self._settings_fault = ""
-        # Who is just learning elsewhere is not asked again in the same round.
-        self._elsewhere: set[str] = set()
+        # Users whom another process trains now; this round leaves them out.
+        self._busy: set[str] = set()
         self.journal = from_text(runtime.maintenance.read_note(TASK))
 
     def run_once(self) -> Decision:
-        """Does what is due, until nothing is or the process is to end; what comes next. Raises what the home itself raises, as
-        ``HomeError`` on a full disk.
+        """Act until nothing is due or the process is to end. Return what comes next.
+
+        Raises what the home itself raises, as ``HomeError`` on a full disk.
         """
-        self._elsewhere.clear()
+        self._busy.clear()
         self._read_settings()
-        self._report_interrupted()
-        with ExitStack() as open_while_learning:
+        self._abandon_interrupted()
+        with ExitStack() as stack:
             learning: Runtime | None = None
             while True:
                 decision = self._decide()
                 if decision.action is None or self._stopping():
                     return decision
                 if isinstance(decision.action, Task):
-                    self._do(decision.action)
+                    self._run_task(decision.action)
                     continue
                 if learning is None:
-                    learning = open_while_learning.enter_context(self._learning())
+                    learning = stack.enter_context(self._open_learning())
                 self._learn(learning, decision.action)
 
     def preview(self) -> Decision:
-        """What is to be done now, and what comes next; does nothing, so that a home that is read-only will do. Raises
-        ``InvalidInput`` for settings that cannot be.
+        """Return what is due and what comes next, and do nothing. A read-only home is enough.
+
+        Raises ``InvalidInput`` for invalid settings.
         """
         self._settings = read_settings(self._runtime.settings.home)
         return self._decide()
@@ -109,162 +124,177 @@ class Worker:
         return self.journal.spent.get(self._day(), 0.0)
 
     def _decide(self) -> Decision:
-        people = backlogs(self._known.read(self._runtime), self.journal.attempts)
-        moment = self._host_state()
-        past = History(self.spent, self.journal.tasks)
-        return plan(
-            self._settings,
-            moment,
-            [each for each in people if each.id not in self._elsewhere],
-            past,
-        )
-
-    def _host_state(self) -> HostState:
+        attempts = self.journal.attempts
+        backlogs = [
+            backlog_of(pending, attempts.get(user, ()))
+            for user, pending in self._backlogs.read(self._runtime).items()
+            if user not in self._busy
+        ]
         reading = self._sensors()
-        return HostState(
+        host = HostState(
             self._clock.now(),
-            self._zone or self._settings.time_zone(),
+            self._time_zone(),
             reading.on_ac_power,
             reading.other_cpu_load,
             reading.temperature,
             self._runtime.maintenance.last_activity(),
         )
+        return plan(self._settings, host, backlogs, History(self.spent, self.journal.tasks))
+
+    def _time_zone(self) -> tzinfo:
+        return self._zone or self._settings.time_zone()
 
     def _day(self) -> str:
-        return f"{self._clock.now().astimezone(self._zone or self._settings.time_zone()):%Y-%m-%d}"
+        return f"{self._clock.now().astimezone(self._time_zone()):%Y-%m-%d}"
 
     def _read_settings(self) -> None:
         try:
             self._settings, self._settings_fault = read_settings(self._runtime.settings.home), ""
         except PersonalPeftError as error:
-            # Those from before hold on, or the defaults; it is said once, not every minute.
+            # The former settings stay in force. The fault is logged once, not every minute.
             fault = f"{error.message} {error.hint}"
             if fault != self._settings_fault:
                 self._settings_fault = fault
-                self._log(self.journal, "settings", fault)
+                self._log(self.journal, "settings", fault, outcome=Outcome.FAILED)
 
-    def _report_interrupted(self) -> None:
-        """Gives up what was cut off again and again with the process that did it."""
-        for user, begun in self.journal.started.items():
-            if begun.times >= MOST_KILLS:
-                said = f"was cut off {begun.times} times; it is tried again when something new has come"
-                journal = self.journal.futile(
-                    user, (*self.journal.attempts.get(user, ()), *begun.keys)
-                )
-                self._log(journal.finish(user), "learn", said, user=user)
+    def _abandon_interrupted(self) -> None:
+        """Abandon learns that were cut off again and again with their process."""
+        for user, started in self.journal.started.items():
+            if started.times >= MAX_INTERRUPTIONS:
+                keys = (*self.journal.attempts.get(user, ()), *started.keys)
+                journal = self.journal.futile(user, keys).finish(user)
+                message = f"was cut off {started.times} times; it waits for a new reason"
+                self._log(journal, "learn", message, user=user, outcome=Outcome.ABANDONED)
 
     def _learn(self, runtime: Runtime, learn: LearnUser) -> None:
-        user, upkeep = learn.user, self._runtime.maintenance
-        tried = self.journal.attempts.get(user, ())
-        _, news = backlog_of(runtime.user(user, create=False).pending(), tried)
-        keys = tuple(each.key for each in news)
-        again = user in self.journal.started
+        user, attempts = learn.user, self.journal.attempts.get(learn.user, ())
+        triggers = new_triggers(runtime.user(user, create=False).pending(), attempts)
+        keys = tuple(each.key for each in triggers)
+        resumed = user in self.journal.started
         self._save_journal(self.journal.start(user, keys))
-        began, day = self._clock.timer(), self._day()
-        until_now, glance, looked, hot, unplugged = 0.0, self._clock.timer(), 0.0, False, False
-
-        def check_host() -> None:
-            nonlocal looked, hot, unplugged, until_now, glance
-            at = self._clock.timer()
-            if looked and at - looked < _GLANCE:
-                return
-            looked = at
-            reading = self._sensors()
-            hot = (
-                reading.temperature is not None
-                and reading.temperature >= self._settings.temperature
-            )
-            unplugged = self._settings.require_ac_power and reading.on_ac_power is False
-            if at - glance >= _NOTE:
-                # So that a kill does not give the time back that was used.
-                self._save_journal(self.journal.add_time(day, at - began - until_now))
-                until_now, glance = at - began, at
-
-        def cancelled() -> bool:
-            check_host()
-            return self._stopping() or unplugged
-
-        def paused() -> bool:
-            check_host()
-            served = upkeep.last_activity()
-            return hot or (served is not None and abs(self._clock.now() - served) < QUIET)
-
-        what = "" if not again else "it was cut off and goes on; "
-        left: tuple[str, ...] = tried
+        monitor = _HostMonitor(self)
+        futile = attempts
         try:
             report = runtime.user(user, create=False).learn(
-                seconds=learn.seconds, cancelled=cancelled, paused=paused
+                seconds=learn.seconds, cancelled=monitor.cancelled, paused=monitor.paused
             )
-            said = what + _summary(report)
-            # Where time ran out, layers above were not even reached; that it goes on is in the ledger. Where somebody else moved a
-            # head meanwhile, its lessons have not had their turn.
-            unsettled = any(each.is_unfinished or each.moved for each in (report, *report.above))
-            left = tried if unsettled else (*tried, *keys)
+            outcome, message = Outcome.DONE, _summarize(report)
+            # A learn out of time may not have reached the layers above; the ledger records that it
+            # goes on. Lessons of a head that another process moved have not had their turn.
+            if not any(each.is_unfinished or each.moved for each in (report, *report.above)):
+                futile = (*attempts, *keys)
         except NothingToLearn as error:
-            said, left = error.message, (*tried, *keys)
+            outcome, message, futile = Outcome.NOTHING, error.message, (*attempts, *keys)
         except Cancelled:
-            why = "the plug was pulled" if unplugged else "the daemon ends"
-            said = f"{what}stopped between two steps, since {why}; it goes on later"
+            why = "the plug was pulled" if monitor.unplugged else "the daemon ends"
+            outcome = Outcome.STOPPED
+            message = f"stopped between two steps, since {why}; it goes on later"
         except Busy as error:
-            said = f"{error.message} It is asked again in a while."
-            self._elsewhere.add(user)
-        except PersonalPeftError as error:
-            said, left = f"failed: {error.message} {error.hint}", (*tried, *keys)
-        except Exception as error:  # noqa: BLE001 - the next round goes on
-            log.error("a learn failed: %s", format_origin(error))
-            said, left = f"failed: {type(error).__name__}; the log has the details", (*tried, *keys)
-        seconds = self._clock.timer() - began
-        self._known.forget(user)
-        journal = self.journal.add_time(day, seconds - until_now).finish(user)
-        if left != tried:
-            # Only what is still pending after it: what the ledger tells need not be remembered beside it.
-            still = {each.key for each in self._runtime.user(user, create=False).pending().news}
-            left = tuple(key for key in left if key in still)
-        self._log(
-            journal.futile(user, left),
-            "learn",
-            f"{learn.reason}: {said}",
-            user=user,
-            seconds=seconds,
-        )
+            outcome, message = Outcome.BUSY, f"{error.message} The daemon tries again later."
+            self._busy.add(user)
+        except Exception as error:  # noqa: BLE001 - the next action runs all the same
+            outcome, message, futile = Outcome.FAILED, _describe(error), (*attempts, *keys)
+        seconds = monitor.finish()
+        self._backlogs.forget(user)
+        if futile != attempts:
+            # Only what is still pending: the ledger records the rest.
+            pending = self._runtime.user(user, create=False).pending()
+            still = {each.key for each in pending.news}
+            futile = tuple(key for key in futile if key in still)
+        journal = self.journal.finish(user).futile(user, futile)
+        message = f"{learn.reason}: {'goes on; ' if resumed else ''}{message}"
+        result = {"seconds": seconds, "outcome": outcome, "resumed": resumed}
+        self._log(journal, "learn", message, user=user, **result)
 
-    def _do(self, chore: Task) -> None:
+    def _run_task(self, task: Task) -> None:
         began, now = self._clock.timer(), self._clock.now()
-        period = daily_report.next_window(self.journal.last_report, now)
+        window = daily_report.next_window(self.journal.last_report, now)
+        outcome = Outcome.DONE
+        journal = self.journal.record_task(task.kind, task.key)
         try:
-            said = maintenance.run_task(chore.kind, self._runtime, self._settings, now, period)
-            reported = bool(said) and chore.kind is TaskKind.REPORT
-        except PersonalPeftError as error:
-            said, reported = f"failed: {error.message} {error.hint}", False
-        except Exception as error:  # noqa: BLE001 - the next round goes on
-            log.error("a chore failed: %s", format_origin(error))
-            said, reported = f"failed: {type(error).__name__}; the log has the details", False
-        journal = self.journal.record_task(chore.kind, chore.key)
-        if reported:
-            journal = journal.record_report(period)
-        if said:
-            self._log(journal, chore.kind, said, seconds=self._clock.timer() - began)
+            message = maintenance.run_task(task.kind, self._runtime, self._settings, now, window)
+            if message and task.kind is TaskKind.REPORT:
+                journal = journal.record_report(window)
+        except Exception as error:  # noqa: BLE001 - the next action runs all the same
+            outcome, message = Outcome.FAILED, _describe(error)
+        if message:
+            seconds = self._clock.timer() - began
+            self._log(journal, task.kind, message, seconds=seconds, outcome=outcome)
         else:
             self._save_journal(journal)
 
     def _log(
-        self, journal: Journal, what: str, said: str, *, user: str = "", seconds: float = 0.0
+        self,
+        journal: Journal,
+        kind: str,
+        message: str,
+        **result: Any,
     ) -> None:
-        self._save_journal(journal.log(self._clock.now(), what, said, user=user, seconds=seconds))
+        self._save_journal(journal.log(self._clock.now(), kind, message, **result))
         self._tell(self.journal.entries[-1])
 
     def _save_journal(self, journal: Journal) -> None:
-        # First in memory: where the disk is full, this process still knows what it did.
+        # Memory first: on a full disk, this process still knows what it did.
         self.journal = journal
         self._runtime.maintenance.write_note(TASK, journal.as_text())
 
 
-def _summary(report: LearnReport) -> str:
-    """What came of a learn, without a word of what was learned."""
+class _HostMonitor:
+    """Watches the machine during a learn, and records how long the learn has run."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.unplugged = False
+        self._worker = worker
+        self._hot = False
+        self._day = worker._day()
+        self._probed: float | None = None
+        self._began = self._recorded = worker._clock.timer()
+
+    def cancelled(self) -> bool:
+        """Return whether the learn is to stop."""
+        self._probe()
+        return self._worker._stopping() or self.unplugged
+
+    def paused(self) -> bool:
+        """Return whether the learn is to wait."""
+        self._probe()
+        served = self._worker._runtime.maintenance.last_activity()
+        return self._hot or (served is not None and abs(self._worker._clock.now() - served) < QUIET)
+
+    def finish(self) -> float:
+        """Record the rest of the time. Return the seconds of the learn."""
+        now = self._worker._clock.timer()
+        self._worker.journal = self._add_time(now)
+        return now - self._began
+
+    def _probe(self) -> None:
+        now, settings = self._worker._clock.timer(), self._worker._settings
+        if self._probed is not None and now - self._probed < _PROBE_SECONDS:
+            return
+        self._probed = now
+        reading = self._worker._sensors()
+        self._hot = reading.temperature is not None and reading.temperature >= settings.temperature
+        self.unplugged = settings.require_ac_power and reading.on_ac_power is False
+        if now - self._recorded >= _RECORD_SECONDS:
+            # A kill does not restore the budget that was used.
+            self._worker._save_journal(self._add_time(now))
+
+    def _add_time(self, now: float) -> Journal:
+        seconds, self._recorded = now - self._recorded, now
+        return self._worker.journal.add_time(self._day, seconds)
+
+
+def _describe(error: Exception) -> str:
+    if isinstance(error, PersonalPeftError):
+        return f"failed: {error.message} {error.hint}"
+    log.error("an action failed: %s", format_origin(error))
+    return f"failed: {type(error).__name__}; the log has the details"
+
+
+def _summarize(report: LearnReport) -> str:
+    """Return the result of a learn, without any text of the user."""
     parts = []
     for each in (report, *report.above):
-        what = each.error or str(each.verdict)
-        parts.append(
-            f"{each.layer}: {what}{f' ({each.revision})' if each.revision else ''}, {each.reason}"
-        )
+        revision = f" ({each.revision})" if each.revision else ""
+        parts.append(f"{each.layer}: {each.error or each.verdict}{revision}, {each.reason}")
     return "; ".join(parts)
