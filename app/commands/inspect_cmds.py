@@ -15,7 +15,6 @@ from personalpeft_app.output import emit, format_table, format_time, info, to_on
 from personalpeft_app.pending_removals import describe_removals, pending_removals
 
 if TYPE_CHECKING:
-    from personalpeft.base_models.types import ModelCard
     from personalpeft.types import Revision, Signal
 
 _BASE = "(the base)"
@@ -267,6 +266,7 @@ def models(common: GlobalOptions) -> None:
     Those that ship, and your own cards in the folder that 'personalpeft path models' names. '*' marks the one in use.
     """
     from personalpeft.base_models.registry import all_cards
+    from personalpeft.diagnostics import weights_status
 
     home, _ = common.paths()
     cards = all_cards([home / "models"])
@@ -274,14 +274,14 @@ def models(common: GlobalOptions) -> None:
         (
             "*" if card.name == common.base_name() else "",
             card.name,
-            _format_location(card),
+            weights_status(card),
             str(card.context),
             card.licence,
             to_one_line(f"{card.title}. {card.note}"),
         )
         for card in cards
     ]
-    data = [{**to_json(card), "weights": _format_location(card)} for card in cards]
+    data = [{**to_json(card), "weights": weights_status(card)} for card in cards]
     emit(
         common,
         {"models": data},
@@ -309,20 +309,3 @@ def _format_source(signal: Signal) -> str:
 
 def _verdict(revision: Revision) -> str:
     return f"{revision.verdict}{', on probation' if revision.probation else ''}"
-
-
-def _format_location(card: ModelCard) -> str:
-    from personalpeft.base_models.files import folder_files, package_files
-    from personalpeft.errors import WeightsError
-
-    source = card.source
-    if source.kind in ("hub", "random"):
-        return "from the hub" if source.kind == "hub" else "made up"
-    try:
-        if source.kind == "package":
-            package_files(card)
-        elif source.path is not None:
-            folder_files(card, source.path)
-    except WeightsError:
-        return "missing"
-    return "here"

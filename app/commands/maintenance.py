@@ -1,4 +1,4 @@
-"""Looking after an installation and a home."""
+"""Commands that maintain an installation and a home."""
 
 from __future__ import annotations
 
@@ -16,33 +16,28 @@ from personalpeft_app.progress import Display
 def doctor(common: GlobalOptions, load: bool) -> None:
     """Check the installation, the home and the base.
 
-    Says what to do about what is wrong.
+    Prints what to do about each fault.
 
-    The exit code is 0 when nothing is wrong, else that of the first error.
+    The exit code is 0 without a fault, else that of the first one.
     """
-    from personalpeft_app.doctor import run_checks
+    from personalpeft.diagnostics import run_checks
 
-    display = Display(common)
-    with display:
-        findings = run_checks(common, display, load=load)
-    rows = [
-        ("ok" if finding.ok else "WRONG", finding.name, finding.message) for finding in findings
-    ]
-    hints = [f"\n{finding.name}: {finding.hint}" for finding in findings if finding.hint]
-    emit(
-        common, {"checks": findings}, format_table(("", "WHAT", "HOW IT IS"), rows) + "".join(hints)
-    )
-    code = next((finding.exit_code for finding in findings if not finding.ok), 0)
-    raise click.exceptions.Exit(code)
+    backend = common.backend or "torch"
+    with Display(common) as display:
+        checks = run_checks(common.home, common.base_name(), backend, load=load, progress=display)
+    rows = [("ok" if check.ok else "WRONG", check.name, check.message) for check in checks]
+    hints = [f"\n{check.name}: {check.hint}" for check in checks if check.hint]
+    emit(common, {"checks": checks}, format_table(("", "CHECK", "RESULT"), rows) + "".join(hints))
+    raise click.exceptions.Exit(next((check.exit_code for check in checks if not check.ok), 0))
 
 
 @command("verify", examples=("personalpeft verify", "personalpeft verify --json"))
 def verify(common: GlobalOptions) -> None:
-    """Check everything that the home holds.
+    """Check the contents of the home.
 
-    Derives every digest again and lists what does not hold; changes nothing.
+    Computes every digest again and lists what is wrong. Changes nothing.
 
-    The exit code is 0 when all is well, 8 when there is a problem.
+    The exit code is 0 without a problem, else 8.
     """
     with session.open_runtime(common, "change") as runtime:
         problems = runtime.verify()
@@ -50,29 +45,29 @@ def verify(common: GlobalOptions) -> None:
     emit(common, {"problems": problems}, "\n".join(lines))
     if problems:
         raise click.exceptions.Exit(get_error_codes(Damaged("")).exit_code)
-    info(common, "All is well.")
+    info(common, "There is no problem.")
 
 
 @command("gc", examples=("personalpeft gc --dry-run", "personalpeft gc --json"))
-@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@click.option("--dry-run", is_flag=True, help="Only list what would be deleted.")
 def gc(common: GlobalOptions, dry_run: bool) -> None:
-    """Take away files that nothing needs.
+    """Delete unused files.
 
-    Adapters that no revision has named for a day, halves of files that were being written when the power went, and the
-    state of learns that nobody resumed for a week. What was said and what can be rolled back to always stays.
+    They are adapters that no revision has named for a day, partial files, and the state of learns
+    that were not resumed for a week. Turns, feedback and every revision stay.
 
-    Safe while others use the home.
+    Safe while other programs use the home.
     """
     display = Display(common)
     with display, session.open_runtime(common, "read" if dry_run else "change") as runtime:
-        found = runtime.collect_garbage(dry_run=dry_run, progress=display)
+        garbage = runtime.collect_garbage(dry_run=dry_run, progress=display)
     rows = [
-        ("adapters", str(found.blobs)),
-        ("halves of files", str(found.parts)),
-        ("sessions", str(found.sessions)),
+        ("adapters", str(garbage.blobs)),
+        ("partial files", str(garbage.parts)),
+        ("sessions", str(garbage.sessions)),
     ]
-    emit(common, found, format_table(("WHAT", "FILES"), rows))
-    info(common, f"{found.bytes:,} bytes {'would be ' if dry_run else ''}freed.")
+    emit(common, garbage, format_table(("WHAT", "FILES"), rows))
+    info(common, f"{garbage.bytes:,} bytes {'would be ' if dry_run else ''}freed.")
 
 
 @command(
@@ -80,13 +75,14 @@ def gc(common: GlobalOptions, dry_run: bool) -> None:
 )
 @click.argument("what", type=click.Choice(["home", "cache", "models"]), default="home")
 def path(common: GlobalOptions, what: str) -> None:
-    """Print where things are kept.
+    """Print the path of a folder.
 
-    The home holds what cannot be made again, the cache what can; your own cards go into models.  [default: home]
+    The home holds your data; the cache holds what can be made again. Your own cards belong in
+    models.  [default: home]
     """
     home, cache = common.paths()
-    places = {"home": home, "cache": cache, "models": home / "models"}
-    emit(common, places, str(places[what]))
+    folders = {"home": home, "cache": cache, "models": home / "models"}
+    emit(common, folders, str(folders[what]))
 
 
 @command(
@@ -99,26 +95,25 @@ def path(common: GlobalOptions, what: str) -> None:
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(ctx: click.Context, common: GlobalOptions, shell: str) -> None:
-    """Print what completes commands in your shell."""
+    """Print the completion script of your shell."""
     from click.shell_completion import get_completion_class
 
-    made = get_completion_class(shell)
-    if made is None:
-        raise click.UsageError(f"There is no completion for {shell}.")
     root = ctx.find_root()
-    script = made(root.command, {}, str(root.info_name), "_PERSONALPEFT_COMPLETE").source()
+    complete = get_completion_class(shell)
+    if complete is None:
+        raise click.UsageError(f"There is no completion for {shell}.")
+    script = complete(root.command, {}, str(root.info_name), "_PERSONALPEFT_COMPLETE").source()
     emit(common, {"shell": shell, "script": script}, script)
 
 
 @command("demo", examples=("personalpeft demo", "personalpeft demo --keep"))
-@click.option("--keep", is_flag=True, help="Keep the throw-away home at the end.")
+@click.option("--keep", is_flag=True, help="Keep the temporary home at the end.")
 def demo(common: GlobalOptions, keep: bool) -> None:
-    """See it all work, in about three minutes.
+    """Show the whole cycle in about three minutes.
 
-    Asks, remembers, corrects, learns, compares, and takes it all back, on the real base.
+    Asks, remembers, corrects, learns, compares and rolls back, on the real base.
 
-    The home is a temporary folder, whatever --home says,
-    and is deleted at the end.
+    The home is a temporary folder, whatever --home says, and is deleted at the end.
     """
     from personalpeft_app.demo import run
 

