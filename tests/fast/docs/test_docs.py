@@ -25,7 +25,7 @@ from personalpeft_app.http.wsgi_server import Server
 
 ROOT = Path(__file__).parents[3]
 PAGES = sorted(
-    [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "plugins").rglob("README.md")]
+    [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "plugins").rglob("README.md")]
 )
 
 
@@ -48,6 +48,9 @@ def test_the_library_use_of_the_readme_runs_as_printed(
     on_the_fake = block.replace("personalpeft.open()", 'personalpeft.open(backend="fake")')
     exec(compile(on_the_fake, "README.md", "exec"), {})
     assert "PROMOTED" in capsys.readouterr().out
+    with personalpeft.open(backend="fake") as runtime:
+        (style,) = runtime.user("ada", create=False).layers()
+        assert style.head is None
 
 
 def test_the_test_of_the_embedding_page_passes(tmp_path: Path) -> None:
@@ -102,8 +105,8 @@ def test_the_clients_of_the_http_page_run_as_printed(
 
 
 def test_the_annotated_tree_names_what_is_there() -> None:
-    readme = (ROOT / "README.md").read_text("utf-8")
-    tree = readme.split("## What is where")[1].split("```")[1]
+    (page,) = (ROOT / "docs").rglob("architecture.md")
+    tree = page.read_text("utf-8").split("## What is where")[1].split("```")[1]
     for line in tree.strip().splitlines():
         for name in (
             line.split("  ")[0].split() or re.findall(r"^\s+(\S+\.py \S+\.py|\S+)", line)[0].split()

@@ -23,7 +23,7 @@ def test_the_ten_lines_run_as_printed_and_keep_what_was_said(
     assert "ada · style: " in capsys.readouterr().out
     with personalpeft.open() as runtime:
         ada = runtime.user("ada", create=False)
-        assert len(ada.signals()) == 5
-        assert len(ada.turns()) == 5
+        assert len(ada.signals()) == 6
+        assert len(ada.turns()) == 6
         assert len(ada.reports()) == 1
         assert runtime.verify() == ()
