@@ -47,7 +47,7 @@ def bench_style(common: GlobalOptions, only: tuple[str, ...]) -> None:
     general answers, how long it took. Takes some minutes.
     """
     from benchmarks import style
-    from personalpeft_app.styles import STYLES
+    from benchmarks.styles import STYLES
 
     known = {each.name: each for each in STYLES}
     unknown = [name for name in only if name not in known]

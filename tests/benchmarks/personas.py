@@ -17,8 +17,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from benchmarks.styles import LESSONS, UNSEEN
 from personalpeft.errors import InvalidInput, suggest_nearest
-from personalpeft_app.styles import LESSONS, UNSEEN
 
 _POOLS = "pools"
 _SENTENCE = re.compile(r"(?<=[.!?])\s+")

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import personalpeft
 from benchmarks.peak import peak_mb
+from benchmarks.styles import GENERAL, LESSONS, UNSEEN, Style
 from personalpeft import User
-from personalpeft_app.styles import GENERAL, LESSONS, UNSEEN, Style
 
 _LONG, _SHORT, _REPLY = 96, 48, 40
 _ROLLED_BACK = 3

@@ -24,13 +24,7 @@ import personalpeft
 from benchmarks.cards import write_card
 from benchmarks.result_cache import ResultCache
 from benchmarks.style import is_right
-from personalpeft import Reply, Runtime, User
-from personalpeft.base_models.registry import find_card
-from personalpeft.base_models.types import ModelCard
-from personalpeft.errors import InvalidInput, suggest_nearest
-from personalpeft.learning.train.config import TrainingConfig, load_training_configs
-from personalpeft.types import canonical_digest
-from personalpeft_app.styles import (
+from benchmarks.styles import (
     DRAFT,
     GENERAL,
     LESSONS,
@@ -40,6 +34,12 @@ from personalpeft_app.styles import (
     UNSEEN_MESSAGES,
     Style,
 )
+from personalpeft import Reply, Runtime, User
+from personalpeft.base_models.registry import find_card
+from personalpeft.base_models.types import ModelCard
+from personalpeft.errors import InvalidInput, suggest_nearest
+from personalpeft.learning.train.config import TrainingConfig, load_training_configs
+from personalpeft.types import canonical_digest
 
 Value: TypeAlias = float | str
 

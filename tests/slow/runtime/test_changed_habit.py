@@ -11,8 +11,8 @@ import personalpeft
 from benchmarks.learn_course import chat_all
 from benchmarks.personas import pools
 from benchmarks.style import is_right
+from benchmarks.styles import GENERAL, STYLES, UNSEEN, Style
 from personalpeft import User
-from personalpeft_app.styles import GENERAL, STYLES, UNSEEN, Style
 
 pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 

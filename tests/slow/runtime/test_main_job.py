@@ -15,12 +15,12 @@ import pytest
 from backend_makers import attach, torch_backend, written
 
 import personalpeft
+from benchmarks.styles import GENERAL, LESSONS, STYLES, UNSEEN
 from personalpeft import LearnReport, Runtime, User
 from personalpeft.adapters.compose import compose
 from personalpeft.backends.base import SequenceState
 from personalpeft.engine.engine import Request
 from personalpeft.types import Message, Sampling, Stack, Verdict
-from personalpeft_app.styles import GENERAL, LESSONS, STYLES, UNSEEN
 
 pytestmark = pytest.mark.slow
 

@@ -1,8 +1,8 @@
-"""A made-up person for benchmarks: questions with plain answers, styles to put them in, and checkers that need no
-judge.
+"""A made-up person for benchmarks: questions with plain answers, styles to put them in, and
+checkers that need no judge.
 
-The styles are deliberately unlike each other: a changed beginning, a changed end, a changed shape, changed letters,
-changed words.
+The styles are deliberately unlike each other: a changed beginning, a changed end, a changed shape,
+changed letters, changed words.
 """
 
 from __future__ import annotations
@@ -135,7 +135,8 @@ UNSEEN = (
     "What makes a good friend?",
 )
 
-# Another kind of request, for a habit of its own that is learned later: short messages that are marked as drafts.
+# Another kind of request, for a habit of its own that is learned later: short messages that are
+# marked as drafts.
 DRAFT = Style("draft", lambda t: f"[Draft] {t}", lambda t: t.strip().startswith("[Draft]"))
 
 MESSAGES = (
@@ -181,7 +182,8 @@ UNSEEN_MESSAGES = (
     "Write a short message to remind my brother to call our mother.",
 )
 
-# Questions that the base answers rightly, and what a right answer must mention (any of the words, in any case).
+# Questions that the base answers rightly, and what a right answer must mention (any of the words,
+# in any case).
 GENERAL = (
     ("What is the capital of France?", ("paris",)),
     ("What is the capital of Japan?", ("tokyo",)),
