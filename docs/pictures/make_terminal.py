@@ -142,7 +142,7 @@ def _daemon(home: Path) -> str:
 def _demo() -> str:
     """Return what the demo prints on the real base, without its first two parts and the report's details."""
     text = CliRunner().invoke(cli, ["demo"]).stdout
-    _, learned, unseen, undone = re.split(r"\n(?=[3-5]\. )", text)
+    _, learned, unseen, undone = re.split(r"\n(?=[3-5]\. )", text.partition("\nDone in")[0])
     verdict = learned.partition("\n\n  signals")[0]
     title, rule, head, _, *rows, count = re.split(r"(?m)^(\+[-+]+\n)", unseen)
     table = f"{rule}{head}{rule}...\n{rule}{''.join(rows[-4:])}"

@@ -66,9 +66,7 @@ def use_llamacpp() -> None:
 
 
 def use_serve() -> None:
-    process = subprocess.Popen(
-        [COMMAND, *FACES["serve"], "--json"], stdout=subprocess.PIPE, text=True
-    )
+    process = subprocess.Popen([COMMAND, *FACES["serve"]], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         address = re.search(r"http://[^\"\s]+:\d+", process.stdout.readline())
