@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 from collections.abc import Iterable
+from enum import StrEnum
 from traceback import walk_tb
 from typing import NamedTuple
 
@@ -65,8 +66,30 @@ class Forgotten(NotFound):
     """
 
 
+class NothingCause(StrEnum):
+    """Why there is nothing to learn."""
+
+    NO_FEEDBACK = "no_feedback"
+    NOT_FOR_LAYER = "not_for_layer"
+    """There are signals, and none is for this layer."""
+    NOTHING_NEW = "nothing_new"
+    ALL_HELD_OUT = "all_held_out"
+    NO_CAPACITY = "no_capacity"
+    SAME_AS_LIVE = "same_as_live"
+    ROLLED_BACK = "rolled_back"
+    """The user rolled back what was built without the retracted signals."""
+    NOT_LIVE = "not_live"
+    """What was built without the retracted signals did not go live, or was withdrawn."""
+
+
 class NothingToLearn(PersonalPeftError, LookupError):
-    """No signal is new since the last ``learn``."""
+    """No signal is new since the last ``learn``; ``cause`` says why."""
+
+    def __init__(
+        self, message: str, *, hint: str = "", cause: NothingCause = NothingCause.NOTHING_NEW
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.cause = cause
 
 
 class BaseMismatch(PersonalPeftError, ValueError):
@@ -93,7 +116,14 @@ class DeadlineExceeded(PersonalPeftError, TimeoutError):
 
 
 class ServingFailed(PersonalPeftError, RuntimeError):
-    """The model failed during a reply or a learn (a bug, no memory left), or was closed."""
+    """The model failed during a reply or a learn (a bug, no memory left), or was closed.
+
+    ``out_of_memory`` is set where no memory was left.
+    """
+
+    def __init__(self, message: str, *, hint: str = "", out_of_memory: bool = False) -> None:
+        super().__init__(message, hint=hint)
+        self.out_of_memory = out_of_memory
 
 
 class Cancelled(PersonalPeftError, InterruptedError):

@@ -53,8 +53,9 @@ def to_serving_error(
         return cause
     hint = hint or "Try again; the log has the details."
     text = str(cause).casefold()
-    if isinstance(cause, MemoryError) or any(words in text for words in _NO_MEMORY):
+    out_of_memory = isinstance(cause, MemoryError) or any(words in text for words in _NO_MEMORY)
+    if out_of_memory:
         message, hint = f"{message.removesuffix('.')}: no memory was left.", memory_hint
-    error = ServingFailed(message, hint=hint)
+    error = ServingFailed(message, hint=hint, out_of_memory=out_of_memory)
     error.__cause__ = cause
     return error

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
-from personalpeft.errors import NothingToLearn
+from personalpeft.errors import NothingCause, NothingToLearn
 from personalpeft.learning.data.assignment import lessons_for, load_assignments
 from personalpeft.learning.gate.gate import Margins, load_margins
 from personalpeft.learning.gate.probation import review_probation
@@ -195,7 +195,9 @@ class _UserLearn:
     def result(self) -> LearnReport:
         """Return the report of the lowest layer, with those above. Raises ``NothingToLearn``."""
         if not self._reports:
-            raise self._nothing or NothingToLearn(f"There is nothing to learn for {self._user}.")
+            raise self._nothing or NothingToLearn(
+                f"There is nothing to learn for {self._user}.", cause=NothingCause.NO_FEEDBACK
+            )
         return replace(self._reports[0], above=tuple(self._reports[1:]))
 
     def _add(self, report: LearnReport) -> None:
@@ -347,17 +349,21 @@ class _UserLearn:
         rest = f"Nothing new for {layer}: {retracted}, and what was built of the others"
         if built.id == plan.head:
             return _AlreadyAnswered(
-                f"{rest} came out as what is live.", hint="Teach it something else."
+                f"{rest} came out as what is live.",
+                hint="Teach it something else.",
+                cause=NothingCause.SAME_AS_LIVE,
             )
         moves = self._store.catalog.head_moves(self._user, layer=layer)
         causes = [move.cause for move in moves if move.before == built.id]
         rollback = f"personalpeft rollback {layer} --to"
         if causes and causes[-1] != MoveCause.WITHDRAWN:
             again = f"{rollback} {built.id} makes it live again; or teach it more."
-            return _AlreadyAnswered(f"{rest} is not live: you went back.", hint=again)
+            return _AlreadyAnswered(
+                f"{rest} is not live: you went back.", hint=again, cause=NothingCause.ROLLED_BACK
+            )
         what = "was withdrawn" if causes else "did not go live"
         to_base = f"Go back to the base ({rollback} base), or teach it more."
-        return _AlreadyAnswered(f"{rest} {what}.", hint=to_base)
+        return _AlreadyAnswered(f"{rest} {what}.", hint=to_base, cause=NothingCause.NOT_LIVE)
 
     def _revalidate(self, layer: str, began: float) -> Plan | LearnReport | None:
         """Judge a layer again that was built on another stack below.

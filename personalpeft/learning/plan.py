@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 
-from personalpeft.errors import NothingToLearn
+from personalpeft.errors import NothingCause, NothingToLearn
 from personalpeft.formatting import pluralize, to_json
 from personalpeft.learning.data.assignment import (
     Assignment,
@@ -227,6 +227,7 @@ def build_plan(
         raise NothingToLearn(
             f"Nothing to learn for {layer}: all of its lessons are held back to judge by.",
             hint="Give it more lessons, or roll it back to the base.",
+            cause=NothingCause.ALL_HELD_OUT,
         )
     learned = trained_on(store, parent)
     is_new_root = head is not None and parent is not head
@@ -303,6 +304,7 @@ def _nothing_to_learn(
             f"Nothing to learn for {layer}: it has no room for any of its {excluded} signals.",
             hint="A larger rank or tokens_per_parameter in the base's card makes room; facts are"
             " looked up all the same.",
+            cause=NothingCause.NO_CAPACITY,
         )
     if is_learned:
         again = "or build from nothing to learn the same lessons again."
@@ -310,8 +312,9 @@ def _nothing_to_learn(
             f"Nothing new for {layer}: no lesson has come since the last learn.",
             hint=f"{hint.removesuffix('.')}, {again}",
         )
-    what = "there is no feedback"
+    what, cause = "there is no feedback", NothingCause.NO_FEEDBACK
     if assignments:
+        cause = NothingCause.NOT_FOR_LAYER
         uses = Counter(
             f"for {each.layer}"
             if each.layer
@@ -322,7 +325,7 @@ def _nothing_to_learn(
         )
         counts = ", ".join(f"{count} {use}" for use, count in uses.items())
         what = f"of {pluralize(len(assignments), 'signal')} none is for it ({counts})"
-    return NothingToLearn(f"Nothing to learn for {layer} yet: {what}.", hint=hint)
+    return NothingToLearn(f"Nothing to learn for {layer} yet: {what}.", hint=hint, cause=cause)
 
 
 def _newest(lessons: Sequence[Lesson]) -> tuple[Lesson, ...]:

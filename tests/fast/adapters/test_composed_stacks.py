@@ -95,7 +95,7 @@ def test_layers_of_different_bases_are_refused() -> None:
 
 def test_layers_of_different_sizes_are_refused() -> None:
     other = Architecture("llama", "model.layers", 3, ARCHITECTURE.projections)
-    with pytest.raises(AdapterError, match="different sizes"):
+    with pytest.raises(AdapterError):
         compose([(make_adapter(1), 1.0), (make_adapter(2, architecture=other), 1.0)])
 
 
@@ -106,5 +106,5 @@ def test_a_weight_that_is_no_number_is_refused(weight: float) -> None:
 
 
 def test_a_product_too_large_for_float32_is_refused() -> None:
-    with pytest.raises(AdapterError, match="too large"):
+    with pytest.raises(AdapterError):
         concatenate(compose([(make_adapter(), 1e300)]))

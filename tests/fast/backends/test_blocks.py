@@ -151,7 +151,7 @@ def test_a_row_is_taken_only_with_blocks_to_spare_for_the_others() -> None:
     assert blocks.allocate(3, spare=2) is None
     assert blocks.allocate(3, spare=1) is not None
     blocks.check_integrity([[0, 1, 2]])
-    with pytest.raises(RuntimeError, match="tables of rows"):
+    with pytest.raises(RuntimeError, match="rows"):
         blocks.check_integrity([[0, 1]])
 
 

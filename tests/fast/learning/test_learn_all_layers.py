@@ -13,7 +13,7 @@ from runtime_makers import correct, nothing_changes, opened, style
 from personalpeft import Cancelled, LearnReport, NothingToLearn, User
 from personalpeft.learning import learner, pipeline
 from personalpeft.learning.gate.gate import Judgement
-from personalpeft.learning.outcomes import text_reason
+from personalpeft.learning.outcomes import Reason, ReasonCode, reason, text_reason
 from personalpeft.learning.report import from_json
 from personalpeft.learning.staleness import RevalidationResult
 from personalpeft.types import Verdict
@@ -27,6 +27,10 @@ def layered(ada: User) -> User:
     report = ada.learn()
     assert [each.live for each in (report, *report.above)] == [True, True]
     return ada
+
+
+def checked(valid: int, asked: int) -> Reason:
+    return reason(ReasonCode.STACK_BELOW_CHECKED, valid=valid, asked=asked)
 
 
 def teach(user: User, count: int, *, first: int = 0, skill: str = "email") -> None:
@@ -60,8 +64,7 @@ def test_the_reports_of_all_layers_are_in_the_first_ones_text_and_data(layered: 
     correct(layered, 4, first=20)
     teach(layered, 4, first=20)
     report = layered.learn()
-    assert "ada · style" in str(report)
-    assert "ada · skill.email" in str(report)
+    assert all(f"ada · {layer}" in str(report) for layer in ("style", "skill.email"))
     assert from_json(report.as_json()).as_json() == report.as_json()
 
 
@@ -75,8 +78,7 @@ def test_a_layer_that_is_named_is_learned_alone_and_what_stands_over_it_is_judge
     assert layers(report) == ["style", "skill.email"]
     again = report.above[0]
     assert (again.verdict, again.revision) == (Verdict.ABSTAINED, before["skill.email"])
-    assert "what lies below has changed; " in again.reason
-    assert "still hold" in again.reason
+    assert [each.code for each in again.reasons] == [ReasonCode.STACK_BELOW_CHECKED]
     assert heads(layered)["skill.email"] == before["skill.email"]
     assert layered.learn().layer == "skill.email"
 
@@ -122,7 +124,7 @@ def test_a_memory_holds_on_a_style_that_says_its_facts_in_other_words(ada: User)
         ada.feedback(ada.chat(f"question {number}"), edit=f"- Answer {number}.")
     report = ada.learn()
     assert layers(report) == ["style", "memory"]
-    assert "4 of 4 answers still hold" in report.above[0].reason
+    assert report.above[0].reasons == (checked(4, 4),)
     assert heads(ada)["memory"] == old
 
 
@@ -143,7 +145,7 @@ def test_what_no_longer_holds_is_built_anew_on_what_lies_below_now(
     layered.rollback("style", None)
     report = layered.learn()
     assert report.layer == "skill.email"
-    assert report.reason.startswith("what lies below has changed; 0 of 1 answers still hold: ")
+    assert report.reasons[0] == checked(0, 1)
     (new,) = (
         revision for revision in layered.revisions("skill.email") if revision.id == report.revision
     )
@@ -170,14 +172,9 @@ def test_what_was_built_in_a_layers_place_and_refused_is_not_tried_with_every_la
     )
     layered.rollback("style", None)
     tried = layered.learn("skill.email")
-    assert (tried.live, tried.reason) == (
-        False,
-        "what lies below has changed; 0 of 4 answers still hold: it is worse",
-    )
-    assert (
-        layered.reports()[-1]["reason"]
-        == f"it stays: {tried.revision}, built in its place, did not go live"
-    )
+    assert (tried.live, tried.reasons) == (False, (checked(0, 4), text_reason("it is worse")))
+    kept = from_json(layered.reports()[-1])
+    assert kept.reasons == (reason(ReasonCode.REPLACEMENT_NOT_LIVE, revision=tried.revision),)
     assert heads(layered) == {"skill.email": old}
     assert layered.pending().news == ()
 
@@ -194,7 +191,7 @@ def test_a_dry_run_says_what_would_be_judged_again_and_changes_nothing(
     with nothing_changes(home):
         report = layered.learn(dry_run=True)
     assert (report.layer, report.dry_run) == ("skill.email", True)
-    assert "judge it again" in report.reason
+    assert report.reasons[0].code is ReasonCode.WOULD_REVALIDATE
 
 
 def test_who_stops_in_the_second_layer_keeps_the_first_and_is_told(ada: User) -> None:
@@ -204,7 +201,6 @@ def test_who_stops_in_the_second_layer_keeps_the_first_and_is_told(ada: User) ->
     assert (report.layer, report.live) == ("style", True)
     (above,) = report.above
     assert (above.layer, above.error) == ("skill.email", "Cancelled")
-    assert "NOT LEARNED" in str(report)
     assert ada.learn().layer == "skill.email"
 
 
@@ -220,7 +216,8 @@ def test_a_layer_that_is_not_complete_keeps_those_above_it_waiting(ada: User) ->
     teach(ada, 5)
     report = ada.learn(steps=3)
     assert (layers(report), report.steps) == (["style"], 3)
-    assert "it was to stop after step 3 of" in report.reason
+    assert report.reasons[0].code is ReasonCode.STEP_BUDGET
+    assert report.reasons[0].data["step"] == 3
     while not report.live:
         report = ada.learn(steps=3)
     assert report.layer == "style"

@@ -37,9 +37,11 @@ from personalpeft import (
     Runtime,
     User,
 )
+from personalpeft.errors import NothingCause
 from personalpeft.learning.gate.gate import Margins
 from personalpeft.learning.learner import Learner
 from personalpeft.learning.options import LearnOptions
+from personalpeft.learning.outcomes import ReasonCode
 from personalpeft.types import Verdict
 
 many = examples(15, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -236,27 +238,27 @@ def test_what_is_held_back_is_never_trained_on_whatever_people_do(
 def test_with_nothing_new_there_is_nothing_to_learn_and_nothing_changes(
     fake_ada: User, home: Path
 ) -> None:
-    with nothing_changes(home), pytest.raises(NothingToLearn, match="there is no feedback"):
+    with nothing_changes(home), pytest.raises(NothingToLearn) as nothing:
         fake_ada.learn()
+    assert nothing.value.cause is NothingCause.NO_FEEDBACK
     fake_ada.remember("My dog is called Biscuit.")
     fake_ada.feedback(ask(fake_ada), rating=-1)
-    with (
-        nothing_changes(home),
-        pytest.raises(NothingToLearn, match="of 2 signals none is for it"),
-    ):
+    with nothing_changes(home), pytest.raises(NothingToLearn) as nothing:
         fake_ada.learn()
+    assert nothing.value.cause is NothingCause.NOT_FOR_LAYER
     correct(fake_ada, 5)
     fake_ada.learn()
-    with nothing_changes(home), pytest.raises(NothingToLearn, match="no lesson has come since"):
+    with nothing_changes(home), pytest.raises(NothingToLearn) as nothing:
         fake_ada.learn()
+    assert nothing.value.cause is NothingCause.NOTHING_NEW
 
 
 def test_too_few_lessons_are_told_how_many_are_missing(fake_ada: User) -> None:
     correct(fake_ada, 3)
     report = fake_ada.learn()
     assert (report.verdict, report.revision) == (Verdict.ABSTAINED, None)
-    assert "3 " in report.reason
-    assert "4" in report.reason
+    assert report.reasons[0].code is ReasonCode.TOO_FEW_LESSONS
+    assert (report.reasons[0].data["count"], report.reasons[0].data["needed"]) == (3, 4)
     correct(fake_ada, 1, first=3)
     assert fake_ada.learn().revision
 
@@ -266,7 +268,7 @@ def test_a_dry_run_says_what_would_be_and_changes_nothing(fake_ada: User, home: 
     with nothing_changes(home):
         report = fake_ada.learn(dry_run=True)
     assert report.dry_run
-    assert "would train" in report.reason
+    assert report.reasons[-1].code is ReasonCode.WOULD_TRAIN
     assert fake_ada.learn().revision
 
 
@@ -318,7 +320,7 @@ def test_a_learn_in_small_budgets_ends_as_one_in_a_single_run(tmp_path: Path) ->
                 report = ada.learn(seconds=seconds)
                 if report.revision:
                     break
-                assert "the next learn goes on from there" in report.reason
+                assert report.reasons[0].code is ReasonCode.TIME_BUDGET
             revisions.append(report.revision)
     assert revisions[0] is not None
     assert revisions[0] == revisions[1]
@@ -336,10 +338,8 @@ def test_who_goes_back_while_a_learn_runs_has_the_last_word(fake_ada: User) -> N
 
     count = len(fake_ada.revisions())
     report = fake_ada.learn(progress=go_back)
-    assert (report.live, report.reason) == (
-        False,
-        "meanwhile the base was made live, so nothing has changed; the next learn goes by that",
-    )
+    assert (report.live, report.moved) == (False, True)
+    assert [each.code for each in report.reasons] == [ReasonCode.HEAD_MOVED]
     assert fake_ada.stack().entries == ()
     assert len(fake_ada.revisions()) == count
     assert {news.key for news in fake_ada.pending().news} == set(more)
@@ -364,7 +364,7 @@ def test_a_refused_candidate_leaves_the_head_and_can_be_made_live_by_name(fake_a
     correct(fake_ada, 3, first=10)
     report = strict.learn("ada", "style", LearnOptions())
     assert report.verdict is Verdict.REFUSED
-    assert "too far from the base" in report.reason
+    assert ReasonCode.KL_TOO_LARGE in [each.code for each in report.reasons]
     assert (fake_ada.stack(), greedy(fake_ada)) == (head, said)
     assert [r.verdict for r in fake_ada.revisions()] == [Verdict.PROMOTED, Verdict.REFUSED]
     fake_ada.rollback("style", report.revision)

@@ -93,18 +93,18 @@ def test_nothing_is_loaded_before_it_is_asked_for_and_one_that_cannot_be_spoils_
     declare("yes", "Yes")
     assert Plugins().names(VERIFIERS) == ("gone", "yes")
     assert Plugins().verifier("yes").name == "yes"
-    with pytest.raises(PluginError, match="The verifier gone could not be loaded: AttributeError"):
+    with pytest.raises(PluginError, match=r"gone.*AttributeError"):
         Plugins().verifier("gone")
 
 
 def test_one_that_is_not_there_is_told_the_nearest(declare: Declare) -> None:
     declare("sums", "Yes")
-    with pytest.raises(NotFound, match="no verifier called 'sum'") as missing:
+    with pytest.raises(NotFound, match="'sum'") as missing:
         Plugins().verifier("sum")
-    assert missing.value.hint == "Did you mean 'sums'?"
-    with pytest.raises(NotFound, match="no shaping called 'sums'") as missing:
+    assert "sums" in missing.value.hint
+    with pytest.raises(NotFound, match="'sums'") as missing:
         Plugins().shaping("sums")
-    assert missing.value.hint == "There is no shaping installed yet."
+    assert missing.value.hint
 
 
 def test_the_variable_says_which_may_be_loaded(declare: Declare) -> None:
@@ -113,7 +113,7 @@ def test_the_variable_says_which_may_be_loaded(declare: Declare) -> None:
     plugins = Plugins(resolve(None, {"PERSONALPEFT_PLUGINS": " yes , other"}).plugins)
     assert plugins.names(VERIFIERS) == ("yes",)
     assert plugins.verifier("yes").name == "yes"
-    with pytest.raises(NotFound, match="'no' that may be loaded") as kept_out:
+    with pytest.raises(NotFound, match="'no'") as kept_out:
         plugins.verifier("no")
     assert "PERSONALPEFT_PLUGINS" in kept_out.value.hint
     assert resolve(None, {"PERSONALPEFT_PLUGINS": ""}).plugins is None
@@ -124,7 +124,7 @@ def test_two_of_one_name_are_told_apart_by_nobody(declare: Declare) -> None:
     declare("yes", "Yes")
     assert Plugins().verifier("yes").name == "yes"
     declare("yes", "broken")
-    with pytest.raises(PluginError, match="More than one verifier is called yes") as twice:
+    with pytest.raises(PluginError, match="yes") as twice:
         Plugins().verifier("yes")
     assert twice.value.hint
 

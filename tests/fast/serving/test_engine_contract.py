@@ -144,9 +144,10 @@ def test_log_probs_are_of_the_tokens_that_were_written(engine: Engine) -> None:
 
 
 def test_a_prompt_that_does_not_fit_says_by_how_much(engine: Engine) -> None:
-    with pytest.raises(PromptTooLong, match="more than the") as caught:
+    with pytest.raises(PromptTooLong) as caught:
         said(engine, 1, prompt="x" * 10_000)
-    assert "Shorten the prompt" in caught.value.hint
+    assert caught.value.excess > 0
+    assert caught.value.hint
 
 
 def test_a_stack_of_another_base_is_refused(engine: Engine) -> None:
