@@ -18,7 +18,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # llama.cpp without its part for pictures and sound, which nothing here uses: 127 files to compile instead of 178.
 export CMAKE_ARGS ?= -DLLAVA_BUILD=OFF
 
-.PHONY: help demo test test-all lint docs plots browser vllm-env clean
+.PHONY: help demo test test-all test-extras lint docs plots browser vllm-env clean
 
 help: ## This list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
@@ -46,8 +46,12 @@ test-all: lint vllm-env ## Check everything, before a release: ten times the exa
 	echo "== pytest, without the real base"; \
 	$(SIDE_BY_SIDE) -m "not (slow or vllm)" --hypothesis-profile exhaustive --timeout 7200; \
 	echo "== pytest, on the real base"; $(ON_THE_REAL_BASE) -m "slow and not vllm" --timeout 3600; \
-	echo "== pytest, on vLLM"; $(BIN)/pytest tests plugins -q -m vllm; \
-	echo "== all is well"
+	echo "== pytest, on vLLM"; $(BIN)/pytest tests plugins -q -m vllm
+	@$(MAKE) --no-print-directory test-extras
+	@echo "== all is well"
+
+test-extras: $(STAMP) ## Install each extra alone into a fresh environment and use it there (half an hour, 10 GB)
+	@$(BIN)/python tests/install/try_extras.py
 
 lint: $(STAMP) ## Format, lint, types, and the directions of imports
 	@echo "== ruff format"; $(BIN)/ruff format --check .
@@ -87,12 +91,28 @@ clean: ## Take away what was made here, the environment too
 	@rm -rf .venv .venv-vllm build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
+# $(call check_python,PROGRAM,HINT) fails where PROGRAM is no Python that is new enough.
+define check_python
+command -v $(1) >/dev/null || { \
+  echo "error: There is no $(1)." >&2; \
+  echo "hint: Install Python 3.11 or newer, or name one that you have: make PYTHON=python3.11" >&2; exit 1; }; \
+$(1) -c 'import sys; print(sys.version)' >/dev/null || { \
+  echo "error: $(1) does not run; it says above why." >&2; echo "hint: $(2)" >&2; exit 1; }; \
+$(1) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+  echo "error: $$($(1) --version) is too old; Python 3.11 or newer is needed." >&2; echo "hint: $(2)" >&2; exit 1; }
+endef
+
 $(STAMP): pyproject.toml constraints.txt plugins/ray_updates/pyproject.toml plugins/t2t/pyproject.toml plugins/vllm_resolver/pyproject.toml
-	@command -v $(PYTHON) >/dev/null || { echo "error: there is no $(PYTHON). Install Python 3.11 or newer, or name it: make PYTHON=..." >&2; exit 1; }
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-	  echo "error: $$($(PYTHON) --version) is too old; Python 3.11 or newer is needed. Name it: make PYTHON=python3.11" >&2; exit 1; }
+	@$(call check_python,$(PYTHON),Name another one: make PYTHON=python3.11)
 	@[ -x $(BIN)/python ] || $(PYTHON) -m venv .venv || { \
-	  echo "error: $(PYTHON) cannot make a virtual environment; your system may have that in a package of its own (python3-venv)." >&2; exit 1; }
+	  echo "error: $(PYTHON) cannot make a virtual environment." >&2; \
+	  echo "hint: Your system may have that in a package of its own, such as python3-venv." >&2; exit 1; }
+	@$(call check_python,$(BIN)/python,It is that of .venv: run make clean first)
 	@echo "== installing into .venv; the first time this takes some minutes"
-	@$(BIN)/pip install --progress-bar off -c constraints.txt -e ".[dev]" -e plugins/ray_updates -e plugins/t2t -e plugins/vllm_resolver | { grep --line-buffered -E '^(Collecting|  Building|Successfully|Installing)' || true; } | cut -c 1-100
+	@$(BIN)/pip install --progress-bar off -c constraints.txt -e ".[dev]" -e plugins/ray_updates -e plugins/t2t -e plugins/vllm_resolver \
+	  | { grep --line-buffered -E '^(Collecting|  Building|Successfully|Installing)' || true; } | cut -c 1-100 || { \
+	  echo "error: The packages could not be installed; pip says above why." >&2; \
+	  command -v c++ g++ clang++ cl >/dev/null || { \
+	    echo "hint: llama-cpp-python needs a C++ compiler, and there is none here." >&2; \
+	    echo "hint: Install one: apt install g++, dnf install gcc-c++ or xcode-select --install." >&2; }; exit 1; }
 	@touch $(STAMP)

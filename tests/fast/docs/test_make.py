@@ -1,0 +1,76 @@
+"""``make`` refuses what cannot work before it makes anything, in lines that name a way out."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+MADE_FROM = ("Makefile", "pyproject.toml", "constraints.txt")
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """Return a folder with what the installation is made from."""
+    for name in (*MADE_FROM, *map(str, _plugins())):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    return tmp_path
+
+
+def _plugins() -> list[Path]:
+    return [each.relative_to(ROOT) for each in ROOT.glob("plugins/*/pyproject.toml")]
+
+
+def _program(path: Path, script: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return path
+
+
+def _make_demo(checkout: Path, python: Path | str) -> list[str]:
+    ended = subprocess.run(
+        ["make", "demo", f"PYTHON={python}"],
+        cwd=checkout,
+        env={**os.environ, "MAKEFLAGS": ""},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == 2
+    return [line.partition(":")[0] for line in ended.stderr.splitlines()]
+
+
+OLD = 'case "$*" in *version_info*) exit 1;; *) echo Python 3.9.18;; esac'
+
+
+@pytest.mark.parametrize(
+    "script", [None, OLD, "echo no such version >&2; exit 127"], ids=["none", "old", "broken"]
+)
+def test_a_python_that_will_not_do_ends_before_anything_is_made(
+    checkout: Path, script: str | None
+) -> None:
+    python = _program(checkout / "python", script) if script else checkout / "nowhere"
+    lines = _make_demo(checkout, python)
+    assert lines[-3:-1] == ["error", "hint"]
+    assert not (checkout / ".venv").exists()
+
+
+def test_an_environment_of_an_older_python_is_named(checkout: Path) -> None:
+    good = _program(checkout / "python", "exit 0")
+    _program(checkout / ".venv/bin/python", OLD)
+    assert _make_demo(checkout, good)[-3:-1] == ["error", "hint"]
+
+
+def test_a_failed_installation_ends_in_an_error_and_is_tried_again(checkout: Path) -> None:
+    good = _program(checkout / "python", "exit 0")
+    _program(checkout / ".venv/bin/python", "exit 0")
+    _program(checkout / ".venv/bin/pip", "echo no compiler >&2; exit 1")
+    assert "error" in _make_demo(checkout, good)
+    assert not (checkout / ".venv/.installed").exists()
