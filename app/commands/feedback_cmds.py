@@ -1,4 +1,4 @@
-"""Saying what was good, what was not, and what is so; and taking that back."""
+"""Commands that record feedback and facts, and retract them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from personalpeft.learning.report import excerpt, signal_text
 from personalpeft_app import session
 from personalpeft_app.options import GlobalOptions, command
 from personalpeft_app.output import emit, info
-from personalpeft_app.pending_removals import describe_removals, pending_removals
 from personalpeft_app.text_input import open_editor, read_argument
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from personalpeft import User
     from personalpeft.learning.status import SignalStatus
+    from personalpeft.learning.triggers import TrainingTrigger
 
 
 @command(
@@ -34,14 +37,12 @@ if TYPE_CHECKING:
     "--edit", metavar="TEXT", help="The reply as it should have been; '-' reads it from stdin."
 )
 @click.option("--editor", is_flag=True, help="Edit the reply in $EDITOR.")
-@click.option(
-    "--prefer", metavar="TEXT", help="Another text that is better; '-' reads it from stdin."
-)
+@click.option("--prefer", metavar="TEXT", help="A better text; '-' reads it from stdin.")
 @click.option("--comment", metavar="TEXT", help="A rule to follow from now on.")
 @click.option(
     "--reward",
     type=click.FloatRange(-1, 1),
-    help="How good it was, from -1 to 1: a thumb of that size.",
+    help="How good the reply was, from -1 to 1.",
 )
 def feedback(
     common: GlobalOptions,
@@ -53,12 +54,11 @@ def feedback(
     comment: str | None,
     reward: float | None,
 ) -> None:
-    """Say what was good or not about a reply.
+    """Record feedback on a reply and print its id.
 
-    TURN is an id that ask or turns showed, or the beginning of one.  [default: last]
+    TURN is an id that ask or turns printed, or its beginning.  [default: last]
 
-    Give one of the options; it prints the id under which that is kept. Said again of the same turn, the later counts,
-    and both are kept; comments add up.
+    Give one option. The newest feedback of a kind on a turn counts; comments add up.
     """
     if editor and edit is not None:
         raise click.UsageError("Give either --edit or --editor.")
@@ -72,20 +72,21 @@ def feedback(
         signal = user.feedback(
             about, rating=rating, edit=edit, prefer=prefer, comment=comment, reward=reward
         )
-        # None where another program has said otherwise of the same turn meanwhile.
-        account = next((each for each in user.lessons() if each.signal.id == signal), None)
-    emit(common, {"signal": signal, "turn": about.id, "user": user.id}, signal)
-    info(common, f"Kept, about {about.id}. {_describe_use(account) if account else ''}".rstrip())
+        # None where another program has superseded it meanwhile.
+        status = next((each for each in user.lessons() if each.signal.id == signal), None)
+    data = {"signal": signal, "turn": about.id, "user": user.id, "status": status}
+    emit(common, data, signal)
+    info(common, f"Recorded on {about.id}. {_describe_use(status) if status else ''}".rstrip())
 
 
-def _describe_use(account: SignalStatus) -> str:
-    if account.place == "profile":
-        return "It acts from the next question on."
-    if account.pinned:
-        return f"It takes the place of an answer that was held back to judge {account.layer} by, and is held back as well."
-    if account.place == "layer":
-        return f"The next learn of {account.layer} takes it in."
-    return f"Nothing is learned from it: {account.why}."
+def _describe_use(status: SignalStatus) -> str:
+    if status.place == "profile":
+        return "It applies from the next question on."
+    if status.pinned:
+        return f"It replaces an answer that judges {status.layer}, and is not trained on either."
+    if status.place == "layer":
+        return f"The next learn of {status.layer} trains on it."
+    return f"Nothing is learned from it: {status.why}."
 
 
 @command(
@@ -97,13 +98,9 @@ def _describe_use(account: SignalStatus) -> str:
 )
 @click.argument("prompt")
 @click.argument("answer")
-@click.option(
-    "--skill", metavar="NAME", help="Learn it as a skill of its own.  [default: the style]"
-)
+@click.option("--skill", metavar="NAME", help="Learn it as a separate skill.  [default: the style]")
 def teach(common: GlobalOptions, prompt: str, answer: str, skill: str | None) -> None:
-    """Show the ANSWER that you want to a PROMPT.
-
-    Prints the id under which it is kept.
+    """Show the ANSWER that you want to a PROMPT, and print the id of the lesson.
 
     Either of the two may be '-', which reads it from stdin.
     """
@@ -118,10 +115,8 @@ def teach(common: GlobalOptions, prompt: str, answer: str, skill: str | None) ->
     with session.open_user(common, "make") as user:
         signal = user.teach(prompt, answer, skill=skill)
     emit(common, {"signal": signal, "user": user.id, "layer": layer}, signal)
-    info(
-        common,
-        f"Kept for {layer}; personalpeft learn{'' if skill is None else f' --layer {layer}'} takes it in.",
-    )
+    option = "" if skill is None else f" --layer {layer}"
+    info(common, f"Recorded for {layer}. To train on it: personalpeft learn{option}")
 
 
 @command(
@@ -133,30 +128,30 @@ def teach(common: GlobalOptions, prompt: str, answer: str, skill: str | None) ->
 )
 @click.argument("text")
 @click.option(
-    "--question", "questions", multiple=True, help="A question that it answers; may be given again."
+    "--question", "questions", multiple=True, help="A question that it answers; can be repeated."
 )
 @click.option("--answer", help="The short answer to those questions.")
 def remember(
     common: GlobalOptions, text: str, questions: tuple[str, ...], answer: str | None
 ) -> None:
-    """Keep a fact for the next questions.
+    """Store a fact and print its id.
 
-    It is looked up from the next question on. Prints its id.
+    It is looked up from the next question on. To change or remove it: personalpeft memory
 
-    TEXT may be '-', which reads it from stdin. To change or remove a fact: personalpeft memory
+    TEXT may be '-', which reads it from stdin.
     """
     from personalpeft.memory.items import check_item_text
 
     if answer is not None and not questions:
-        raise InvalidInput("There is an answer and no question.", hint="Give --question too.")
+        raise InvalidInput("--answer needs a question.", hint="Give --question too.")
     text = check_item_text(read_argument(text, what="fact"), what="fact")
     questions = tuple(check_item_text(question, what="question") for question in questions)
     answer = answer if answer is None else check_item_text(answer, what="answer")
     with session.open_user(common, "make") as user:
         signal = user.remember(text, questions=questions, answer=answer)
     emit(common, {"signal": signal, "user": user.id}, signal)
-    learned = ", and the next learn takes it in" if answer else ""
-    info(common, f"Kept. It acts from the next question on{learned}.")
+    learned = ", and the next learn trains on it" if answer else ""
+    info(common, f"Stored. It applies from the next question on{learned}.")
 
 
 @command(
@@ -168,22 +163,35 @@ def remember(
 )
 @click.argument("signals", nargs=-1, required=True, metavar="ID...")
 def retract(common: GlobalOptions, signals: tuple[str, ...]) -> None:
-    """Take back feedback of any kind: a thumb, an edit, a rule, a fact.
+    """Retract feedback of any kind: a thumb, an edit, a rule, a fact.
 
-    ID is what feedback printed and lessons lists, or the beginning of it. Of several, all are taken back or none. Prints the
-    ids in full.
+    ID is what feedback printed and lessons lists, or its beginning. Either all of several are
+    retracted or none. Prints the full ids.
 
-    It counts no more, and the next learn builds without it what has learned of it. What it superseded stays off. The ledger
-    keeps that it was said. To destroy it: personalpeft forget
+    Layers that were trained on it are built without it by the next learn. What it superseded stays
+    off. The ledger keeps the record; to destroy it: personalpeft forget
     """
     with session.open_user(common, "change") as user:
-        before = pending_removals(user)
-        taken = user.retract(*signals)
-        later = describe_removals(user, before)
-    emit(common, {"retracted": taken, "user": user.id}, "\n".join(signal.id for signal in taken))
-    for signal in taken:
-        info(
-            common, f'Taken back: the {signal.kind} {signal.id}, "{excerpt(signal_text(signal))}".'
-        )
-    if later:
-        info(common, later)
+        before = user.pending().news
+        retracted = user.retract(*signals)
+        layers = layers_to_rebuild(user, before)
+    data = {"retracted": retracted, "user": user.id, "layers_to_rebuild": layers}
+    emit(common, data, "\n".join(signal.id for signal in retracted))
+    for signal in retracted:
+        text = excerpt(signal_text(signal))
+        info(common, f'Retracted the {signal.kind} {signal.id}, "{text}".')
+    note_rebuild(common, layers)
+
+
+def layers_to_rebuild(user: User, before: Collection[TrainingTrigger]) -> list[str]:
+    """Return the layers that have retracted signals to unlearn which they had not ``before``."""
+    from personalpeft.learning.triggers import TriggerKind
+
+    news = [each for each in user.pending().news if each not in before]
+    return sorted({each.layer for each in news if each.kind == TriggerKind.RETRACTED})
+
+
+def note_rebuild(common: GlobalOptions, layers: list[str]) -> None:
+    """Print which layers the next learn builds without the retracted signals."""
+    if layers:
+        info(common, f"The next learn removes it from {' and '.join(layers)}.")

@@ -1,4 +1,4 @@
-"""Looking at what there is. Nothing here makes a home or a user, and nothing loads the model."""
+"""Commands that show the state. They create no home or user, and load no model."""
 
 from __future__ import annotations
 
@@ -10,35 +10,36 @@ import click
 from personalpeft.formatting import to_json
 from personalpeft.learning.report import signal_text
 from personalpeft_app import session
+from personalpeft_app.commands.feedback_cmds import layers_to_rebuild, note_rebuild
 from personalpeft_app.options import GlobalOptions, Group, command, global_options
 from personalpeft_app.output import emit, format_table, format_time, info, to_one_line
-from personalpeft_app.pending_removals import describe_removals, pending_removals
 
 if TYPE_CHECKING:
     from personalpeft.types import Revision, Signal
 
 _BASE = "(the base)"
-_ANEW = {
-    "below": "stands on something that has changed since; the next learn asks it again",
-    "taken back": "learned something that was taken back since; the next learn builds it without that",
+_STALE = {
+    "below": "is trained on a layer that changed; the next learn judges it again",
+    "taken back": "is trained on retracted feedback; the next learn builds it without that",
 }
 
 
 @command("stack", examples=("personalpeft stack", "personalpeft stack --user ada --json"))
 def stack(common: GlobalOptions) -> None:
-    """Show the layers that answer.
+    """Show the user's layers, the lowest first.
 
-    Each with what is live in it, its weight, when it is attached, and its verdict.
+    Each with its live revision, weight, scope and verdict.
 
-    The lowest layer comes first. To change one: personalpeft rollback, personalpeft weigh, personalpeft scope.
+    To change one: personalpeft rollback, personalpeft set-weight, personalpeft scope.
     """
     with session.open_user(common, "read") as user:
         layers = user.layers()
-        built = {revision.id: revision for revision in user.revisions()}
-        news = {each.layer: _ANEW[each.kind] for each in user.pending().news if each.kind in _ANEW}
+        revisions = {revision.id: revision for revision in user.revisions()}
+        pending = user.pending().news
+        stale = {each.layer: _STALE[each.kind] for each in pending if each.kind in _STALE}
     data, rows = [], []
     for layer in layers:
-        head = built.get(layer.head) if layer.head else None
+        head = revisions.get(layer.head) if layer.head else None
         data.append({**to_json(layer), "revision": to_json(head)})
         rows.append(
             (
@@ -52,11 +53,12 @@ def stack(common: GlobalOptions) -> None:
             )
         )
     headings = ("LAYER", "LIVE", "WEIGHT", "ATTACHED", "VERDICT", "BUILT", "REASON")
-    emit(common, {"user": user.id, "layers": data}, format_table(headings, rows, flexible=(6,)))
+    table = format_table(headings, rows, flexible=(6,))
+    emit(common, {"user": user.id, "layers": data, "pending": pending}, table)
     if not layers:
         info(common, f"{user.id} has no layer yet: the bare base answers.")
-    for name, what in news.items():
-        info(common, f"{name} {what}.")
+    for name, problem in stale.items():
+        info(common, f"{name} {problem}.")
 
 
 @command(
@@ -64,9 +66,9 @@ def stack(common: GlobalOptions) -> None:
 )
 @click.option("--layer", help="Only of this layer.  [default: all]")
 def revisions(common: GlobalOptions, layer: str | None) -> None:
-    """List everything that was ever built.
+    """List all revisions, the oldest first.
 
-    Oldest first, refused revisions too; '*' marks what is live.
+    Refused ones too; '*' marks the live ones.
     """
     with session.open_user(common, "read") as user:
         found = user.revisions(layer)
@@ -87,9 +89,7 @@ def revisions(common: GlobalOptions, layer: str | None) -> None:
     data = [{**to_json(each), "live": each.id in live} for each in found]
     emit(common, {"user": user.id, "revisions": data}, format_table(headings, rows, flexible=(6,)))
     if not found:
-        info(
-            common, f"Nothing was built for {user.id} yet. Give feedback, then: personalpeft learn"
-        )
+        info(common, f"{user.id} has no revision yet. Give feedback, then: personalpeft learn")
 
 
 @command("turns", examples=("personalpeft turns", "personalpeft turns -n 50 --json"))
@@ -97,9 +97,9 @@ def revisions(common: GlobalOptions, layer: str | None) -> None:
     "-n", "limit", type=click.IntRange(1), default=10, show_default=True, help="How many."
 )
 def turns(common: GlobalOptions, limit: int) -> None:
-    """List the last questions and replies.
+    """List the last questions and replies, the newest first.
 
-    Newest first, with their ids and what you said about them.
+    Each with its id and your feedback on it.
     """
     with session.open_user(common, "read") as user:
         found = user.turns(limit)
@@ -118,11 +118,11 @@ def turns(common: GlobalOptions, limit: int) -> None:
 
 
 @command("lessons", examples=("personalpeft lessons", "personalpeft lessons --all --json"))
-@click.option("--all", "everything", is_flag=True, help="Also what was superseded or taken back.")
+@click.option("--all", "everything", is_flag=True, help="Also superseded and retracted signals.")
 def lessons(common: GlobalOptions, everything: bool) -> None:
-    """Say where each signal went, and why.
+    """Show the use of each signal and why, the oldest first.
 
-    Oldest first: who gave it, what it is, where it went, what became of it, and in which revision.
+    Each with its source, its kind, where it is placed, its use so far, and its revision.
     """
     with session.open_user(common, "read") as user:
         found = user.lessons(current=not everything)
@@ -152,15 +152,16 @@ def lessons(common: GlobalOptions, everything: bool) -> None:
 @command("why", examples=("personalpeft why", "personalpeft why t_01m7yhn42w --json"))
 @click.argument("turn", default="last", metavar="[TURN|last]")
 def why(common: GlobalOptions, turn: str) -> None:
-    """Say why a reply was as it was.
+    """Show what a reply was based on.
 
-    Names the revisions that answered, the feedback that each was built from, and the rules and facts in the prompt.
+    Names its revisions, the feedback that each was trained on, and the rules and facts in the
+    prompt.
 
-    TURN is an id that ask or turns showed, or the beginning of one.  [default: last]
+    TURN is an id that ask or turns printed, or its beginning.  [default: last]
     """
     with session.open_user(common, "read") as user:
-        account = user.why(turn)
-    emit(common, account.as_json(), str(account))
+        provenance = user.why(turn)
+    emit(common, provenance.as_json(), str(provenance))
 
 
 @click.group(
@@ -186,7 +187,7 @@ def memory(ctx: click.Context) -> None:
 
 @command("list", examples=("personalpeft memory list", "personalpeft memory list --json"))
 def memory_list(common: GlobalOptions) -> None:
-    """List the rules and facts that act now, oldest first."""
+    """List the current rules and facts, the oldest first."""
     _list(common)
 
 
@@ -203,13 +204,13 @@ def memory_list(common: GlobalOptions) -> None:
     "--question",
     "questions",
     multiple=True,
-    help="A question that the fact answers now; may be given again.",
+    help="A question that the fact answers now; can be repeated.",
 )
 @click.option("--answer", help="The short answer, to the old questions where none is given.")
 def memory_edit(
     common: GlobalOptions, item: str, text: str, questions: tuple[str, ...], answer: str | None
 ) -> None:
-    """Say a rule or fact anew. ITEM is its id or the beginning of it; prints the new id."""
+    """Replace a rule or fact and print the new id. ITEM is its id or the beginning of it."""
     with session.open_user(common, "change") as user:
         new = user.edit_item(item, text, questions=questions or None, answer=answer)
     emit(common, new, new.id)
@@ -218,13 +219,14 @@ def memory_edit(
 @command("remove", examples=("personalpeft memory remove s_01m7yhn42w",))
 @click.argument("item")
 def memory_remove(common: GlobalOptions, item: str) -> None:
-    """Switch a rule or fact off. ITEM is its id or the beginning of it. The ledger keeps that it was there."""
+    """Switch off a rule or fact. ITEM is its id or the beginning of it. The ledger keeps it."""
     with session.open_user(common, "change") as user:
-        before = pending_removals(user)
+        before = user.pending().news
         user.remove_item(item)
-        later = describe_removals(user, before)
-    emit(common, {"removed": item, "user": user.id}, "")
-    info(common, f"Removed. {later}".rstrip())
+        layers = layers_to_rebuild(user, before)
+    emit(common, {"removed": item, "user": user.id, "layers_to_rebuild": layers}, "")
+    info(common, "Removed.")
+    note_rebuild(common, layers)
 
 
 memory.add_section("Commands", (memory_list, memory_edit, memory_remove))
@@ -233,13 +235,13 @@ memory.add_section("Commands", (memory_list, memory_edit, memory_remove))
 @command(
     "users", examples=("personalpeft users", "personalpeft users --after eve --limit 1000 --json")
 )
-@click.option("--after", metavar="ID", help="Only those whose id sorts after this one.")
+@click.option("--after", metavar="ID", help="Only users whose id sorts after this one.")
 @click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="How many.")
 def users(common: GlobalOptions, after: str | None, limit: int) -> None:
-    """List who is in this home.
+    """List the users of this home by id.
 
-    In order of id: since when, and how much there is of them. Says when there are more than were asked for; in JSON
-    "next" is then the id to go on after.
+    Each with the time of creation and counts. A note says if there are more; in JSON, "next" is
+    then the id to continue after.
     """
     with session.open_runtime(common, "read") as runtime:
         found = runtime.users(after=after, limit=limit)
@@ -253,17 +255,15 @@ def users(common: GlobalOptions, after: str | None, limit: int) -> None:
     if more:
         info(common, f"There are more: personalpeft users --after {found[-1].id}")
     elif not found:
-        info(
-            common,
-            f"There is nobody after {after}." if after else "There is nobody in this home yet.",
-        )
+        info(common, f"No user follows {after}." if after else "This home has no user yet.")
 
 
 @command("models", examples=("personalpeft models", "personalpeft models --json"))
 def models(common: GlobalOptions) -> None:
     """List the bases that --base can name.
 
-    Those that ship, and your own cards in the folder that 'personalpeft path models' names. '*' marks the one in use.
+    They are those that ship, and your own cards in the folder that 'personalpeft path models'
+    prints. '*' marks the current one.
     """
     from personalpeft.base_models.registry import all_cards
     from personalpeft.diagnostics import weights_status

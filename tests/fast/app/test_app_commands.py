@@ -116,7 +116,7 @@ def test_users_come_in_pages_that_say_when_there_are_more(place: Place) -> None:
     assert [[user["id"] for user in page["users"]] for page in told] == [["ada", "bob"], ["eve"]]
     assert [page["next"] for page in told] == ["bob", None]
     assert place.run("users", "--limit", "3").stderr == ""
-    assert "nobody after eve" in place.run("users", "--after", "eve").stderr
+    assert json.loads(place.run("users", "--after", "eve", "--json").stdout)["users"] == []
 
 
 def test_gc_takes_away_what_nothing_needs(place: Place) -> None:
@@ -127,7 +127,7 @@ def test_gc_takes_away_what_nothing_needs(place: Place) -> None:
     would = json.loads(place.run("gc", "--dry-run", "--json").stdout)
     assert would == {"blobs": 0, "parts": 1, "sessions": 0, "bytes": 4, "dry_run": True}
     assert half.exists()
-    assert "4 bytes freed" in place.run("gc").stderr
+    assert json.loads(place.run("gc", "--json").stdout)["bytes"] == 4
     assert not half.exists()
     assert json.loads(place.run("gc", "--json").stdout)["bytes"] == 0
     assert place.run("gc", "--home", str(place.cache / "none")).exit_code == 7
@@ -153,24 +153,27 @@ def test_home_can_be_named(place: Place, tmp_path: Path) -> None:
 
 def test_what_is_said_of_feedback_is_what_becomes_of_it(place: Place) -> None:
     place.run("ask", "hello")
-    said = {
-        ("--up",): "The next learn of style takes it in.",
-        ("--down",): "says what is wrong",
-        ("--edit", "Ahoy!"): "The next learn of style takes it in.",
-        ("--prefer", "b"): "Nothing is learned from it: the edit of the same turn says more.",
-        ("--comment", "Be brief."): "It acts from the next question on.",
-        ("--reward", "0.2"): "Nothing is learned from it: the edit of the same turn says more.",
+    uses = {
+        ("--up",): ("layer", "pending", "liked"),
+        ("--down",): ("kept", "unused", "too_few_thumbs"),
+        ("--edit", "Ahoy!"): ("layer", "pending", "edit"),
+        ("--prefer", "b"): ("kept", "unused", "stronger_signal"),
+        ("--comment", "Be brief."): ("profile", "in_prompt", "comment_is_rule"),
+        ("--reward", "0.2"): ("kept", "unused", "stronger_signal"),
     }
-    for options, note in said.items():
-        assert note in place.run("feedback", *options).stderr
+    for options, use in uses.items():
+        status = json.loads(place.run("feedback", *options, "--json").stdout)["status"]
+        assert (status["place"], status["use_code"], status["reason"]["code"]) == use
+    assert "style" in place.run("feedback", "--edit", "Ahoy there!").stderr
 
 
 def test_who_corrects_an_answer_that_judges_hears_that_this_one_does_too(taught: Place) -> None:
     assert taught.run("learn").exit_code == 0
     lessons = json.loads(taught.run("lessons", "--json").stdout)["lessons"]
-    held = next(each["signal"] for each in lessons if each["use"] == "held back to judge by")
-    said = taught.run("feedback", held["turn"], "--edit", "Something else.").stderr
-    assert "It takes the place of an answer that was held back to judge style by" in said
+    held = next(each["signal"] for each in lessons if each["use_code"] == "held_out")
+    edit = taught.run("feedback", held["turn"], "--edit", "Something else.", "--json")
+    status = json.loads(edit.stdout)["status"]
+    assert (status["layer"], status["use_code"]) == ("style", "held_out")
 
 
 def test_who_removes_what_was_learned_hears_when_it_is_gone(place: Place) -> None:
@@ -186,40 +189,42 @@ def test_who_removes_what_was_learned_hears_when_it_is_gone(place: Place) -> Non
         for animal, name in (("dog", "Biscuit"), ("cat", "Momo"))
     }
     assert place.run("learn").exit_code == 0
-    said = place.run("memory", "remove", facts["dog"]).stderr
-    assert "Removed. The next learn removes it from memory." in said
-    assert "memory learned something that was taken back since" in place.run("stack").stderr
+    removed = json.loads(place.run("memory", "remove", facts["dog"], "--json").stdout)
+    assert removed["layers_to_rebuild"] == ["memory"]
+    (news,) = json.loads(place.run("stack", "--json").stdout)["pending"]
+    assert (news["kind"], news["layer"]) == ("taken back", "memory")
     report = json.loads(place.run("learn", "--json").stdout)
-    assert report["reason"].startswith("1 lesson that it learned was taken back: ")
+    assert report["reasons"][0]["code"] == "lessons_retracted"
     told = {
-        each["signal"]["id"]: each["use"]
+        each["signal"]["id"]: each["use_code"]
         for each in json.loads(place.run("lessons", "--json").stdout)["lessons"]
     }
     assert told == {facts["cat"]: "learned"}
     place.run("memory", "remove", facts["cat"])
-    assert "the base answers again" in place.run("learn").stdout
+    report = json.loads(place.run("learn", "--json").stdout)
+    assert report["outcome"] == "retracted"
 
 
 def test_who_takes_feedback_back_hears_what_it_was_and_when_it_is_gone(taught: Place) -> None:
     assert taught.run("learn").exit_code == 0
     use = {
-        each["signal"]["id"]: each["use"]
+        each["signal"]["id"]: each["use_code"]
         for each in json.loads(taught.run("lessons", "--json").stdout)["lessons"]
     }
-    held = next(signal for signal, of in use.items() if of == "held back to judge by")
+    held = next(signal for signal, of in use.items() if of == "held_out")
     result = taught.run("retract", held)
     assert (result.exit_code, result.stdout) == (0, f"{held}\n")
-    assert f"Taken back: the edit {held}, " in result.stderr
-    assert "the next learn" not in result.stderr
+    assert f"edit {held}" in result.stderr
     first, second = [signal for signal, of in use.items() if of == "learned"][:2]
     result = taught.run("retract", first, second[:-1], "--json")
     assert [each["id"] for each in json.loads(result.stdout)["retracted"]] == [first, second]
+    assert json.loads(result.stdout)["layers_to_rebuild"] == ["style"]
     third = next(
         signal for signal, of in use.items() if of == "learned" and signal not in (first, second)
     )
-    assert "The next learn removes it from style." in taught.run("retract", third).stderr
+    assert "style" in taught.run("retract", third).stderr
     report = json.loads(taught.run("learn", "--json").stdout)
-    assert report["reason"].startswith("3 lessons that it learned were taken back: ")
+    assert report["reasons"][0] == {"code": "lessons_retracted", "data": {"count": 3}}
 
 
 def test_who_takes_back_what_nothing_learned_is_not_told_of_what_was_taken_back_before(
@@ -234,9 +239,11 @@ def test_who_takes_back_what_nothing_learned_is_not_told_of_what_was_taken_back_
     taught.run("learn")
     taught.run("ask", "hello")
     down = taught.run("feedback", "--down").stdout.strip()
-    assert "The next learn removes it from memory." in taught.run("retract", fact).stderr
-    assert "next learn" not in taught.run("retract", down).stderr
-    assert "The next learn removes it from memory." in taught.run("memory", "remove", other).stderr
+    layers = [
+        json.loads(taught.run(*words, "--json").stdout)["layers_to_rebuild"]
+        for words in (("retract", fact), ("retract", down), ("memory", "remove", other))
+    ]
+    assert layers == [["memory"], [], ["memory"]]
 
 
 def test_each_kind_of_feedback_is_kept(place: Place) -> None:
@@ -277,7 +284,7 @@ def test_an_editor_edits_the_reply(place: Place, tmp_path: Path) -> None:
     assert turn["signals"][0]["payload"] == {"text": "as it should be"}
     unsaved = place.run("feedback", "--editor", EDITOR="true", VISUAL="")
     assert unsaved.exit_code == 2
-    assert "without saving" in unsaved.stderr
+    assert unsaved.stdout == ""
 
 
 def test_facts_act_at_once_and_can_be_edited_and_removed(place: Place) -> None:
@@ -294,7 +301,8 @@ def test_facts_act_at_once_and_can_be_edited_and_removed(place: Place) -> None:
 def test_a_learn_is_reported_shown_weighed_and_taken_back(taught: Place) -> None:
     ask = ["ask", "something else", "-q"]
     before = taught.run(*ask).stdout
-    assert "dry run" in taught.run("learn", "--dry-run").stdout
+    dry_run = json.loads(taught.run("learn", "--dry-run", "--json").stdout)
+    assert dry_run["outcome"] == "dry_run"
     assert taught.run(*ask).stdout == before
 
     report = json.loads(taught.run("learn", "--json").stdout)
@@ -316,7 +324,8 @@ def test_a_learn_is_reported_shown_weighed_and_taken_back(taught: Place) -> None
 
     assert taught.run("rollback", "style").stdout == "base\n"
     assert taught.run(*ask).stdout == before
-    assert "(the base)" in taught.run("stack").stdout
+    (layer,) = json.loads(taught.run("stack", "--json").stdout)["layers"]
+    assert layer["head"] is None
     assert taught.run("rollback", "style").stdout == f"{report['revision']}\n"
     assert taught.run(*ask).stdout == after
     assert taught.run("rollback", "style", "--to", "base").exit_code == 0
@@ -341,7 +350,7 @@ def test_several_users_learn_in_one_go_and_what_one_cannot_do_is_said_in_their_r
         ("bob", "promoted", ""),
         ("cy", "abstained", "NothingToLearn"),
     ]
-    assert "cy: NOT LEARNED" in taught.run("learn", "--users", "cy").stdout
+    assert "cy" in taught.run("learn", "--users", "cy").stdout
 
 
 def test_all_users_of_a_home_learn_in_one_go_and_those_with_nothing_new_are_not_listed(
@@ -352,7 +361,7 @@ def test_all_users_of_a_home_learn_in_one_go_and_those_with_nothing_new_are_not_
     assert (report["user"], report["verdict"]) == ("ada", "promoted")
     again = taught.run("learn", "--all")
     assert (again.exit_code, again.stdout) == (0, "")
-    assert "Nobody has anything new" in again.stderr
+    assert again.stderr
 
 
 def test_an_adapter_goes_out_and_comes_in(learned: Place, tmp_path: Path) -> None:
@@ -395,11 +404,11 @@ def test_what_is_forgotten_is_asked_for_first_and_then_gone(learned: Place) -> N
     fact = learned.run("remember", "My dog is called Zorblax.").stdout.strip()
     unasked = learned.run("forget", fact)
     assert (unasked.exit_code, "--yes" in unasked.stderr) == (2, True)
-    assert "would be destroyed" in learned.run("forget", fact, "--dry-run").stdout
+    assert json.loads(learned.run("forget", fact, "--dry-run", "--json").stdout)["dry_run"]
     done = learned.run("forget", fact, "--yes")
-    assert (done.exit_code, "FORGOTTEN" in done.stdout) == (0, True), done.output
-    again = learned.run("forget", fact, "--yes")
-    assert (again.exit_code, "was forgotten on" in again.stderr) == (3, True)
+    assert done.exit_code == 0, done.output
+    again = learned.run("forget", fact, "--yes", "--json")
+    assert json.loads(again.stderr)["error"]["kind"] == "Forgotten"
     assert json.loads(learned.run("forget", "last", "--yes", "--later", "--json").stdout)["turns"]
 
 
@@ -508,7 +517,7 @@ def test_the_catalog_benchmark_measures_a_home_of_its_own(place: Place) -> None:
         "collect_seconds",
     ):
         assert told[key] > 0, key
-    assert "resolve, p99, ms" in place.run("bench", "catalog", "--users", "100").stdout
+    assert place.run("bench", "catalog", "--users", "100").stdout
     assert not place.home.exists()
     assert place.run("bench", "catalog", "--users", "1").exit_code == 2
 
@@ -526,7 +535,6 @@ def test_former_names_of_commands_and_options_work_for_one_release_and_warn(
 ) -> None:
     before, now = learned.run(*old), learned.run(*new)
     assert before.exit_code == now.exit_code
-    assert "next release" in before.stderr
-    assert "next release" not in now.stderr
+    assert len(before.stderr.splitlines()) == len(now.stderr.splitlines()) + 1
     assert len(before.stdout.splitlines()) == len(now.stdout.splitlines())
     assert old[0] not in learned.run("--help").stdout.split() or old[0] == new[0]
