@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 from benchmarks.cli_engines import bench_engines
-from benchmarks.cli_learning import bench_gate, bench_learn, bench_prefeval
+from benchmarks.cli_learning import bench_edits, bench_gate, bench_learn, bench_prefeval
 from benchmarks.cli_skill import bench_skill
 from benchmarks.facts import MOST
 from personalpeft_app.options import Function, GlobalOptions, Group, command, global_options
@@ -569,6 +569,7 @@ bench.add_section(
         *(
             bench_style,
             bench_learn,
+            bench_edits,
             bench_gate,
             bench_prefeval,
             bench_skill,

@@ -1,0 +1,162 @@
+"""``bench edits``: do realistic edits carry over to prompts that were never edited? Each style (``edit_styles.py``) is learned
+in a home of its own: twelve replies are edited, one learn follows, and ten unseen prompts are answered.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import personalpeft
+from benchmarks.edit_styles import SETS, EditStyle
+from benchmarks.learn_course import TOGETHER, chat_all
+from benchmarks.personas import mentions, pools
+from benchmarks.result_cache import Figures, ResultCache
+from personalpeft import Reply, User
+
+ENOUGH = 6
+_GENERAL, _GENERAL_TOKENS = 12, 48
+
+
+@dataclass(frozen=True, slots=True)
+class StyleResult:
+    """One style: of ``asked`` unseen prompts, how many replies pass: the base's, greedy ones and sampled ones after the
+    learn. ``general`` of ``general_asked`` general questions, which the base had right, are still right.
+    """
+
+    name: str
+    set: str
+    asked: int
+    base: int
+    greedy: int
+    sampled: int
+    verdict: str
+    live: bool
+    reason: str
+    seconds: float
+    general: int
+    general_asked: int
+
+
+@dataclass(frozen=True, slots=True)
+class EditsBench:
+    """The object that ``--json`` prints. ``shares`` are by set and way (base, greedy, sampled); ``live_below_enough`` are
+    the styles that went live with fewer than six of ten.
+    """
+
+    bench: str
+    base: str
+    seed: int
+    styles: tuple[StyleResult, ...]
+    shares: Mapping[str, Mapping[str, float]]
+    general: float | None
+    live_below_enough: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EditsRun:
+    """What to run: which styles, on which base."""
+
+    styles: tuple[EditStyle, ...]
+    seed: int
+    base: str
+    backend: str
+
+    def key(self, style: EditStyle) -> str:
+        return re.sub(r"[^\w.]+", "-", f"{style.name}-{self.base}-{self.seed}")
+
+
+def bench_edits(
+    run: EditsRun,
+    keep: ResultCache,
+    *,
+    say: Callable[[str], None],
+    progress: Callable[[str, float], None],
+) -> EditsBench:
+    """Runs what is not kept and that no other process runs, and sums up all that is kept of these styles."""
+    keys = {run.key(style): style for style in run.styles}
+
+    def measure(key: str) -> Figures:
+        progress(keys[key].name, list(keys).index(key) / len(keys))
+        return measure_style(keys[key], run)
+
+    for key in keep.complete(keys, measure):
+        say(f"{keys[key].name}: done")
+    kept = keep.figures()
+    found = [StyleResult(**kept[key]["result"]) for key in keys if key in kept]
+    right, asked = (sum(getattr(r, name) for r in found) for name in ("general", "general_asked"))
+    return EditsBench(
+        bench="edits",
+        base=run.base,
+        seed=run.seed,
+        styles=tuple(found),
+        shares={
+            name: _shares(own) for name in SETS if (own := [r for r in found if r.set == name])
+        },
+        general=round(right / asked, 3) if asked else None,
+        live_below_enough=tuple(r.name for r in found if r.live and r.greedy < ENOUGH),
+    )
+
+
+def measure_style(style: EditStyle, run: EditsRun) -> Figures:
+    """The figures of one style, and the replies that they count."""
+    general = pools().general[:_GENERAL]
+    unseen = [case.prompt for case in style.unseen]
+    with (
+        tempfile.TemporaryDirectory(prefix="personalpeft-bench-") as home,
+        personalpeft.open(home, run.base, run.backend) as runtime,
+    ):
+        user = runtime.user("editor")
+
+        def known() -> set[str]:
+            replies = chat_all(user, [each.question for each in general], _GENERAL_TOKENS)
+            pairs = zip(general, replies, strict=True)
+            return {each.question for each, reply in pairs if mentions(each.right, reply.text)}
+
+        knew = known()
+        base = chat_all(user, unseen, style.tokens)
+        lessons = [case.prompt for case in style.lessons]
+        for case, reply in zip(style.lessons, chat_all(user, lessons, style.tokens), strict=True):
+            user.feedback(reply, edit=case.answer)
+        report = user.learn()
+        greedy = chat_all(user, unseen, style.tokens)
+        sampled = _sampled(user, unseen, style.tokens, run.seed)
+        kept = known() & knew
+    ways = {"base": base, "greedy": greedy, "sampled": sampled}
+    result = {
+        "name": style.name,
+        "set": style.set,
+        "asked": len(unseen),
+        **{way: _passes(style, replies) for way, replies in ways.items()},
+        "verdict": str(report.verdict),
+        "live": report.live,
+        "reason": report.reason,
+        "seconds": round(report.seconds, 1),
+        "general": len(kept),
+        "general_asked": len(knew),
+    }
+    return {
+        "result": result,
+        "replies": {way: [reply.text for reply in replies] for way, replies in ways.items()},
+    }
+
+
+def _sampled(user: User, prompts: Sequence[str], tokens: int, seed: int) -> list[Reply]:
+    """Replies with the base's own sampling."""
+    with ThreadPoolExecutor(TOGETHER) as pool:
+        return list(pool.map(lambda p: user.chat(p, max_tokens=tokens, seed=seed), prompts))
+
+
+def _passes(style: EditStyle, replies: Sequence[Reply]) -> int:
+    return sum(style.passes(c, r.text) for c, r in zip(style.unseen, replies, strict=True))
+
+
+def _shares(results: Sequence[StyleResult]) -> dict[str, float]:
+    asked = sum(result.asked for result in results)
+    return {
+        way: round(sum(getattr(result, way) for result in results) / asked, 3)
+        for way in ("base", "greedy", "sampled")
+    }
