@@ -121,17 +121,16 @@ def hub_folder(card: ModelCard, report: Callable[[str, float], None]) -> Path:
             tqdm_class=Silent,
         )
     except (HfHubHTTPError, HFValidationError, OSError) as error:
-        first_line = next(iter(str(error).strip().splitlines()), type(error).__name__).rstrip(".")
+        first_line = next(iter(str(error).strip().splitlines()), type(error).__name__)
         reason = (
             "HF_HUB_OFFLINE forbids downloads"
             if constants.HF_HUB_OFFLINE
-            else f"the hub answered: {first_line}"
+            else f"the hub could not be asked: {first_line.removeprefix('Got: ').rstrip('.')}"
         )
         raise WeightsError(
             f"The weights of {card.name} are missing: {source.repo} is not on this machine, "
             f"and {reason}.",
-            hint="Copy the model into a folder and point a card at it: "
-            '[source] kind = "folder", path = "...".',
+            hint="Go online, or copy the model to this machine and give its folder as the base.",
         ) from error
     return Path(str(folder))
 

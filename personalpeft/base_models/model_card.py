@@ -56,7 +56,9 @@ def read_card(path: Path) -> ModelCard:
         text = path.read_text("utf-8-sig")
     except (FileNotFoundError, IsADirectoryError) as error:
         raise NotFound(
-            f"There is no card {path}.", hint="Give the path of a .toml file."
+            f"There is neither a card nor a model at {path}.",
+            hint="Give a base that `personalpeft models` lists, the folder of a model, or a card "
+            "(.toml). A model on a hub needs a card with its repo.",
         ) from error
     except UnicodeDecodeError as error:
         raise CardError(f"{path} is not a text in UTF-8.", hint="Save it as UTF-8.") from error
