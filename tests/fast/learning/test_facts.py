@@ -24,6 +24,7 @@ from personalpeft.learning.data.facts import (
     paraphrase,
 )
 from personalpeft.learning.evaluate.probes import load_general_prompts
+from personalpeft.learning.outcomes import ReasonCode, reason
 from personalpeft.store.home import open_store
 from personalpeft.types import Message, Sampling, Signal, SignalKind, Stack, Turn, Usage
 
@@ -362,7 +363,7 @@ def test_conversations_in_which_no_fact_was_looked_up_are_not_read_for_facts(
 
         monkeypatch.setattr(type(store.ledger), "turns", noted)
         (routing,) = load_assignments(store, "ada")
-    assert "helped 4 times" in routing.why
+    assert routing.reason == reason(ReasonCode.FACT_HELPED, count=4)
     # The four, and the newest, of which nobody has said anything yet.
     assert len(read) == 5
 

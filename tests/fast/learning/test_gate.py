@@ -26,6 +26,7 @@ from personalpeft.learning.gate.gate import (
     load_margins,
     override,
 )
+from personalpeft.learning.outcomes import ReasonCode, reason
 from personalpeft.types import Verdict
 
 MARGINS = Margins()
@@ -385,7 +386,7 @@ def test_what_is_accepted_by_name_says_so_and_keeps_its_verdict(seen: Evidence) 
     assert taken.accepted is seen.measured
     assert judgement.reason in taken.reason
     if taken.accepted:
-        assert taken.reason.startswith("accepted by name against: ")
+        assert taken.reasons[0].code is ReasonCode.OVERRIDDEN
         assert taken.live
 
 
@@ -410,11 +411,11 @@ def test_a_card_of_an_earlier_version_sets_the_margins_by_their_old_keys() -> No
     ("wrong", "words", "hint"),
     [
         ({"max_probe_lost": 1}, "max_probe_lost", "'max_probes_lost'"),
-        ({"max_regressed": 1.5}, "max_regressed = 1.5", "default is 0.1"),
-        ({"max_regressed": "little"}, "max_regressed", "default is 0.1"),
-        ({"max_probes_lost": 2}, "max_probes_lost", "default is 0.2"),
-        ({"max_probes_lost": True}, "max_probes_lost", "default is 0.2"),
-        ({"max_kl": -0.1}, "max_kl", "default is 2.0"),
+        ({"max_regressed": 1.5}, "max_regressed = 1.5", "0.1"),
+        ({"max_regressed": "little"}, "max_regressed", "0.1"),
+        ({"max_probes_lost": 2}, "max_probes_lost", "0.2"),
+        ({"max_probes_lost": True}, "max_probes_lost", "0.2"),
+        ({"max_kl": -0.1}, "max_kl", "2.0"),
     ],
 )
 def test_a_card_with_a_margin_that_makes_no_sense_is_told_so(
@@ -447,15 +448,14 @@ def test_what_came_with_an_unlearning_is_not_passed_over_in_silence() -> None:
     seen = evidence(target=answers(lost=4), retention=answers(same=4))
     assert judge(seen, Margins()).verdict is Verdict.REFUSED
     alone = judge(seen, Margins(), removes_lessons=True)
-    assert (alone.verdict, alone.reason.split(";")[0]) == (
-        Verdict.PROMOTED,
-        "4 of 4 older answers are still known",
-    )
+    assert alone.verdict is Verdict.PROMOTED
+    assert alone.reasons[0] == reason(ReasonCode.RETENTION_KEPT, kept=4, asked=4)
     more = judge(
         replace(seen, prior_e_value=1e6), Margins(), removes_lessons=True, has_new_lessons=True
     )
     assert (more.verdict, more.probation) == (Verdict.PROMOTED, True)
-    assert "0 of 4 answers held back got better, 4 got worse" in more.reason
+    (judged,) = [each for each in more.reasons if each.code is ReasonCode.IMPROVED_AND_REGRESSED]
+    assert (judged.data["improved"], judged.data["regressed"]) == (0, 4)
 
 
 def test_answers_that_only_say_over_what_was_asked_are_refused() -> None:

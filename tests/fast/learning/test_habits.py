@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from runtime_makers import ask, opened
 
 from personalpeft import NothingToLearn, User
+from personalpeft.errors import NothingCause
 from personalpeft.learning import pipeline
 from personalpeft.learning.data.style import PromptResponse, find_style_change
 from personalpeft.learning.gate.gate import Judgement
-from personalpeft.learning.outcomes import text_reason
+from personalpeft.learning.outcomes import ReasonCode, SignalUse, reason, text_reason
 from personalpeft.learning.status import SignalStatus
 from personalpeft.types import Verdict
 
@@ -232,11 +233,8 @@ def test_after_a_change_the_next_build_starts_from_nothing_and_the_old_way_is_in
     assert second.scores["retention"]["asked"] == 0
     for signal in old:
         told = account(ada, signal)
-        assert (told.place, told.use, told.layer) == ("kept", "only kept", None)
-        assert (
-            told.why
-            == f"the way of answering has changed since: {new[0]} and later lessons say otherwise"
-        )
+        assert (told.place, told.use_code, told.layer) == ("kept", SignalUse.UNUSED, None)
+        assert told.reason == reason(ReasonCode.STYLE_CHANGED_SINCE, since=new[0])
 
 
 def test_with_a_few_lessons_in_the_new_way_nothing_is_dropped_yet(ada: User) -> None:
@@ -293,10 +291,7 @@ def test_thumbs_neither_make_a_change_nor_bring_the_old_way_back(ada: User) -> N
     new = edited(ada, "listed", 6, first=20)
     late = liked(26, 2)
     assert {account(ada, signal).place for signal in (*old, *early, *late)} == {"kept"}
-    assert (
-        account(ada, late[0]).why
-        == f"the way of answering had changed before: {new[0]} and later lessons say otherwise"
-    )
+    assert account(ada, late[0]).reason == reason(ReasonCode.STYLE_CHANGED_BEFORE, since=new[0])
     assert {account(ada, signal).place for signal in new} == {"layer"}
 
 
@@ -331,8 +326,9 @@ def test_the_old_way_is_not_let_go_where_the_gate_refuses_the_new_one(
         lambda evidence, margins, **more: Judgement(Verdict.REFUSED, (text_reason("it is worse"),)),
     )
     ada.learn()
-    assert account(ada, old[0]).use == "only kept"
+    assert account(ada, old[0]).use_code is SignalUse.UNUSED
     assert ada.pending().news == ()
-    with pytest.raises(NothingToLearn, match="no lesson has come"):
+    with pytest.raises(NothingToLearn) as nothing:
         ada.learn()
+    assert nothing.value.cause is NothingCause.NOTHING_NEW
     assert ada.stack().entries

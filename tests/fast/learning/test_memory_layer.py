@@ -11,6 +11,7 @@ import pytest
 from runtime_makers import ask, correct, opened, pinned, quick_card, style, trained_on
 
 from personalpeft import NothingToLearn, Runtime, User
+from personalpeft.errors import NothingCause
 from personalpeft.learning.data.facts import memorized
 from personalpeft.learning.learner import Learner
 from personalpeft.learning.options import LearnOptions
@@ -229,8 +230,9 @@ def test_where_only_questions_are_left_it_is_said(ada: User) -> None:
             if signal.turn == turn.id and signal.id in edits and signal.id not in held:
                 ada._services.store.ledger.retract(ada.id, signal.id)
     ada.rollback("style", None)
-    with pytest.raises(NothingToLearn, match="held back"):
+    with pytest.raises(NothingToLearn) as nothing:
         ada.learn("style", start="nothing")
+    assert nothing.value.cause is NothingCause.ALL_HELD_OUT
 
 
 def test_a_fact_that_helped_twice_is_distilled_from_what_was_said_with_it(ada: User) -> None:

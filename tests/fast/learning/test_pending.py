@@ -10,7 +10,7 @@ from runtime_makers import ask, correct
 from personalpeft import Runtime, User
 from personalpeft.learning import pipeline
 from personalpeft.learning.gate.gate import Judgement
-from personalpeft.learning.outcomes import text_reason
+from personalpeft.learning.outcomes import ReasonCode, text_reason
 from personalpeft.types import Verdict
 
 
@@ -124,7 +124,7 @@ def test_a_layer_that_somebody_gave_is_asked_about_once_and_stays(
     given = ada.layers()[-1].head
     correct(ada, 6, first=20)
     reports = ada.learn()
-    assert reports.above[0].reason.startswith("what lies below has changed; it stays")
+    assert reports.above[0].reasons[0].code is ReasonCode.NO_HOLDOUT
     assert ada.pending().news == ()
     # One demonstration is learned on top of it.
     ada.teach("write mail 10", "Dear Sir, mail 10. Yours.", skill="email")

@@ -21,6 +21,8 @@ from personalpeft.learning.gate.probation import (
     withdrawal_e_value,
 )
 from personalpeft.learning.learner import Learner
+from personalpeft.learning.outcomes import ReasonCode
+from personalpeft.learning.report import from_json
 from personalpeft.types import Verdict
 
 LIKED, DISLIKED, CORRECTED = (
@@ -135,8 +137,10 @@ def test_a_revision_that_people_dislike_is_withdrawn_and_the_old_answers_come_ba
         assert (last.before, last.after, last.cause) == (learned.revision, None, "withdrawn")
         (revision,) = ada.revisions()
         assert (revision.verdict, revision.probation) == (Verdict.REFUSED, False)
-        assert revision.reason == "withdrawn: 4 of 4 replies were disliked, 0 of 5 before it"
         told = ada.reports()[-1]
+        (withdrawn,) = from_json(told).reasons
+        assert withdrawn.code is ReasonCode.WITHDRAWN
+        assert (withdrawn.data["bad"], withdrawn.data["replies"]) == (4, 4)
         assert (told["event"], told["revision"], told["reason"]) == (
             "withdrawn",
             revision.id,
@@ -289,7 +293,7 @@ def test_learning_the_same_again_leaves_the_verdict_of_what_is_live(ada: User) -
     before = ada.revisions()
     report = ada.learn(start="nothing")
     assert report.verdict is Verdict.ABSTAINED
-    assert "live already" in report.reason
+    assert report.reasons[-1].code is ReasonCode.SAME_AS_LIVE
     assert (ada.revisions(), len(ada.history())) == (before, 1)
 
 
@@ -303,12 +307,12 @@ def test_accepting_by_name_makes_a_refused_candidate_live_and_says_so(
     correct(ada, 3, first=10)
     report = ada.learn(accept=True)
     assert (report.verdict, report.accepted, report.live) == (Verdict.REFUSED, True, True)
-    assert report.reason.startswith("accepted by name against: it is too far from the base")
+    codes = [each.code for each in report.reasons]
+    assert codes[:2] == [ReasonCode.OVERRIDDEN, ReasonCode.KL_TOO_LARGE]
     assert ada.stack().entries[0].revision == report.revision
     assert ada.history()[-1].cause == "accepted"
     assert ada.revisions()[-1].reason == report.reason
-    assert "REFUSED, ACCEPTED" in str(report)
-    assert "undo: personalpeft rollback style" in str(report)
+    assert "personalpeft rollback style" in str(report)
     dislike(ada, 8)
     assert ada.stack().entries[0].revision == report.revision
 
@@ -320,7 +324,8 @@ def test_a_learn_that_ran_out_of_time_is_in_the_reports(ada: User) -> None:
     told = ada.reports()[-1]
     assert told["verdict"] == "abstained"
     assert told["steps"] == report.steps > 0
-    assert f"after step {report.steps} of" in told["reason"]
+    (budget,) = from_json(told).reasons
+    assert (budget.code, budget.data["step"]) == (ReasonCode.TIME_BUDGET, report.steps)
 
 
 def test_each_question_keeps_the_best_that_it_was(ada: User) -> None:

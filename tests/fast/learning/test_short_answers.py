@@ -100,7 +100,7 @@ def test_a_memory_that_speaks_in_an_older_manner_does_not_hold(
         ada.learn("memory", accept=True)
         correct(ada, "As you wish, my friend: {1} ({0})", first=6)
         (memory,) = ada.learn("style", accept=True).above
-        assert f"{held} of 1 answers" in memory.reason
+        assert memory.reasons[0].data["valid"] == held
 
 
 def test_however_a_question_is_put_its_answer_repeats_it_as_the_manner_below_does(

@@ -13,6 +13,7 @@ from test_practice import Judge
 
 from personalpeft import LearnReport, User
 from personalpeft.learning.data.assignment import lessons_for, load_assignments
+from personalpeft.learning.outcomes import ReasonCode
 from personalpeft.learning.plan import Plan
 from personalpeft.learning.rl.rollouts import derive_seed
 
@@ -90,7 +91,8 @@ def test_a_layer_that_counts_less_keeps_no_other_from_learning(
     report = ada.learn()
     assert report.live
     # That it counts less is no fault of the style, so it is not built anew for it.
-    assert "4 of 4 answers still hold" in report.above[0].reason
+    assert report.above[0].reasons[0].code is ReasonCode.STACK_BELOW_CHECKED
+    assert report.above[0].reasons[0].data == {"valid": 4, "asked": 4}
 
 
 def test_what_a_learn_itself_undoes_is_still_noticed(
@@ -108,7 +110,7 @@ def test_what_a_learn_itself_undoes_is_still_noticed(
         correct(ada, 4, first=first)
         report = ada.learn("style", start="nothing")
         assert not report.live
-        assert "older answers got worse" in report.reason
+        assert ReasonCode.RETENTION_REGRESSED in [each.code for each in report.reasons]
 
 
 def test_a_memory_is_built_over_what_answers_with_it(ada: User) -> None:
@@ -163,4 +165,4 @@ def test_a_learn_that_leaves_out_what_was_practised_says_so(tmp_path: Path) -> N
         assert ada.layers()[0].head == practised.revision
         ada.retract(taught[0])
         report = ada.learn()
-        assert report.reason.endswith("; what was practised is not in it: practise it again")
+        assert report.reasons[-1].code is ReasonCode.PRACTICE_NOT_INCLUDED
