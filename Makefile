@@ -109,6 +109,7 @@ $(STAMP): pyproject.toml constraints.txt plugins/ray_updates/pyproject.toml plug
 	  echo "hint: Your system may have that in a package of its own, such as python3-venv." >&2; exit 1; }
 	@$(call check_python,$(BIN)/python,It is that of .venv: run make clean first)
 	@echo "== installing into .venv; the first time this takes some minutes"
+	@command -v c++ g++ clang++ cl >/dev/null || echo "note: there is no C++ compiler here, so llama-cpp-python cannot be built" >&2
 	@$(BIN)/pip install --progress-bar off -c constraints.txt -e ".[dev]" -e plugins/ray_updates -e plugins/t2t -e plugins/vllm_resolver \
 	  | { grep --line-buffered -E '^(Collecting|  Building|Successfully|Installing)' || true; } | cut -c 1-100 || { \
 	  echo "error: The packages could not be installed; pip says above why." >&2; \
