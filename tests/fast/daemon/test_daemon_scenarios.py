@@ -226,7 +226,7 @@ def the_budget_of_a_day_is_too_small(world: World) -> None:
     world.pace = 1.0
     world.round()
     assert world.learns() == 0
-    assert "used up" in str(world.round().upcoming)
+    assert any(each.blocked_by is Blocker.BUDGET for each in world.round().upcoming)
     for _ in range(30):
         world.goes_on(hours=24, every=240)
         if world.learns():

@@ -508,8 +508,8 @@ def test_a_recipe_with_a_mistake_is_refused_before_anything_is_learned(
     ("line", "hint"),
     [
         ("max_probe_lost = 1", "'max_probes_lost'"),
-        ("max_regressed = 2", "default is 0.1"),
-        ("max_kl = true", "default is 2.0"),
+        ("max_regressed = 2", "0.1"),
+        ("max_kl = true", "2.0"),
     ],
 )
 def test_margins_with_a_mistake_are_refused_before_anything_is_learned(

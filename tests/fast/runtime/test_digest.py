@@ -51,16 +51,13 @@ def test_it_reads_well_and_its_json_has_all_of_it(ada: User) -> None:
     digest = ada.activity_summary()
     text, data = str(digest), json.loads(json.dumps(digest.as_json()))
     assert text.splitlines()[1:4] == ["  turns: 5, signals: 5 (5 edit)", "", text.splitlines()[3]]
-    assert f"style: PROMOTED (on probation), {report.revision}" in text
+    assert str(report.revision) in text
     assert report.reason in text
-    undo = "undo: personalpeft rollback style --to base --user ada"
+    undo = "personalpeft rollback style --to base --user ada"
     assert undo in text
     (told,) = data["reports"]
-    assert (told["undo"], told["revision"], told["reason"]) == (
-        undo,
-        report.revision,
-        report.reason,
-    )
+    assert undo in told["undo"]
+    assert (told["revision"], told["reason"]) == (report.revision, report.reason)
     assert told["examples"]
     assert told["sources"]
 

@@ -13,6 +13,7 @@ from runtime_makers import ask, correct, nothing_changes, opened, pinned, traine
 
 from personalpeft import InvalidId, InvalidInput, NotFound, NothingToLearn, User
 from personalpeft.learning.data.assignment import IMPLICIT_RATINGS
+from personalpeft.learning.outcomes import ReasonCode, SignalUse, reason
 from personalpeft.types import Verdict
 
 
@@ -39,13 +40,13 @@ def test_each_signal_says_where_it_went_whether_it_was_learned_and_in_which_revi
         assert told[edit].layer == "style"
         assert told[edit].revision == report.revision
         assert told[edit].pinned == (edit in pinned(ada))
-        assert (told[edit].use == "learned") == (edit in trained_on(ada))
-    assert [(told[s].place, told[s].use, told[s].revision) for s in (rule, fact, down)] == [
-        ("profile", "acts now", None),
-        ("memory", "acts now", None),
-        ("kept", "only kept", None),
+        assert (told[edit].use_code is SignalUse.LEARNED) == (edit in trained_on(ada))
+    assert [(told[s].place, told[s].use_code, told[s].revision) for s in (rule, fact, down)] == [
+        ("profile", SignalUse.IN_PROMPT, None),
+        ("memory", SignalUse.IN_PROMPT, None),
+        ("kept", SignalUse.UNUSED, None),
     ]
-    assert told[later[0]].use == "to be learned"
+    assert told[later[0]].use_code is SignalUse.PENDING
 
 
 def test_a_lesson_keeps_the_first_live_revision_that_learned_it_and_loses_it_with_a_rollback(
@@ -106,8 +107,8 @@ def test_a_later_edit_of_the_same_request_wins_and_an_answer_that_was_held_back_
     assert len(heirs) >= len(questions)
     assert not trained_on(ada) & pinned(ada)
     for signal in questions:
-        assert told[signal].use == "only kept"
-        assert "a later edit of the same request says otherwise" in told[signal].why
+        assert told[signal].use_code is SignalUse.UNUSED
+        assert told[signal].reason == reason(ReasonCode.CONTRADICTED, kind="edit")
 
 
 def test_what_an_app_sees_is_not_kept_unless_that_is_switched_on(ada: User, home: Path) -> None:

@@ -200,7 +200,7 @@ def test_the_lines_of_the_docstring_run(shared_cache: Path, tmp_path: Path) -> N
     lines = inspect.cleandoc(shown).replace("open()", "open(sys.argv[1], backend='fake')")
     assert len(lines.splitlines()) == 7
     said = run(f"import sys\n{lines}", shared_cache, str(tmp_path / "home"))
-    assert said.startswith("ada · style: ")
+    assert "style" in said
 
 
 LEAVES = [

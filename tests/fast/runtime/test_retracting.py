@@ -10,6 +10,7 @@ import pytest
 from runtime_makers import ask, correct, nothing_changes, opened, pinned, trained_on
 
 from personalpeft import Forgotten, InvalidInput, NotFound, User
+from personalpeft.learning.outcomes import ReasonCode, reason
 from personalpeft.store.integrity import verify
 from personalpeft.types import SignalKind
 
@@ -56,7 +57,7 @@ def test_what_was_learned_of_it_is_unlearned_by_the_next_learn(ada: User, kind: 
     ada.retract(gone)
     assert [news.kind for news in ada.pending().news] == ["taken back"]
     report = ada.learn()
-    assert "1 lesson that it learned was taken back" in report.reason
+    assert report.reasons[0] == reason(ReasonCode.LESSONS_RETRACTED, count=1)
     (head,) = (entry.revision for entry in ada.stack().entries)
     live = next(revision for revision in ada.revisions() if revision.id == head)
     assert live.parent is None

@@ -24,7 +24,15 @@ from runtime_makers import (
 )
 
 import personalpeft
-from personalpeft import Busy, DeadlineExceeded, InvalidInput, NotFound, Runtime, Serving, User
+from personalpeft import (
+    DeadlineExceeded,
+    InvalidInput,
+    NotFound,
+    QueueFull,
+    Runtime,
+    Serving,
+    User,
+)
 from personalpeft.backends.fake import FakeBackend
 from personalpeft.types import Message, SignalKind
 
@@ -96,7 +104,7 @@ def test_the_same_stack_prompt_and_seed_give_the_same_text(ada: User) -> None:
 
 def test_a_stream_joined_is_the_reply(ada: User) -> None:
     stream = ada.stream("hello", temperature=0)
-    with pytest.raises(NotFound, match="not finished"):
+    with pytest.raises(NotFound):
         _ = stream.reply
     pieces = list(stream)
     assert len(pieces) > 1
@@ -189,7 +197,7 @@ def test_a_reply_that_cannot_begin_leaves_no_turn(
             while runtime.engine().metrics()["num_requests_waiting"] != waiting:
                 threading.Event().wait(0.002)
         for act in (lambda: cy.chat("hello"), lambda: next(cy.stream("hello"))):
-            with nothing_changes(home), pytest.raises(Busy, match="1 requests may wait") as busy:
+            with nothing_changes(home), pytest.raises(QueueFull) as busy:
                 act()
             assert busy.value.retry_after == 1.0
         gate.open.set()
@@ -364,7 +372,7 @@ def test_no_layers_is_the_bare_base_and_a_weight_of_0_too(ada: User) -> None:
 
 def test_why_names_the_revisions_their_signals_and_the_items(ada: User) -> None:
     bare = ask(ada)
-    assert "nothing of yours" in str(ada.why(bare))
+    assert (ada.why(bare).parts, ada.why(bare).items) == ((), ())
     correct(ada, 5)
     first = ada.learn()
     correct(ada, 3, first=10)

@@ -221,7 +221,6 @@ def test_a_dead_process_is_not_called_the_holder(home: Path) -> None:
     with opened(home, timeout=0.05) as store, pytest.raises(Busy) as error:
         add_fact(store)
     assert str(died.pid) not in error.value.message
-    assert "another process" in error.value.message
     output(nameless)
 
 
@@ -237,9 +236,8 @@ def test_another_program_that_locks_the_database_is_waited_for_and_then_named_as
     assert process.stdout is not None
     assert process.stdout.readline() == "held\n"
     with opened(home, timeout=0.1) as store:
-        with pytest.raises(Busy) as error:
+        with pytest.raises(Busy):
             add_fact(store)
-        assert "another program" in error.value.message
         output(process)
         add_fact(store)
 

@@ -118,7 +118,7 @@ def test_the_head_is_where_the_moves_that_stand_left_it(store: Store, removal: E
 def test_an_id_of_it_says_that_it_was_forgotten(store: Store, removal: Erasure) -> None:
     for signal in removal.signals:
         for wanted in (signal, signal[:-2]):
-            with pytest.raises(Forgotten, match="was forgotten on 2026-01-02"):
+            with pytest.raises(Forgotten, match="2026-01-02"):
                 store.ledger.signal("ada", wanted)
         with pytest.raises(Forgotten):
             store.ledger.retract("ada", signal)

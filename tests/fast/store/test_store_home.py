@@ -164,7 +164,7 @@ def test_a_home_of_another_account_is_not_ours(home: Path, monkeypatch: pytest.M
     monkeypatch.setattr(os, "getuid", lambda: home.stat().st_uid + 1)
     with pytest.raises(HomeError) as error:
         opened(home)
-    assert "another account" in error.value.message
+    assert error.value.hint
 
 
 def test_a_home_whose_making_was_cut_short_is_made_anew(home: Path) -> None:
@@ -189,7 +189,7 @@ def test_two_processes_may_make_the_same_home_at_once(home: Path) -> None:
 def test_reading_only_makes_no_home(home: Path) -> None:
     with pytest.raises(HomeError) as error:
         opened(home, read_only=True)
-    assert "no home" in error.value.message
+    assert str(home) in error.value.message
     assert not home.exists()
 
 
@@ -316,7 +316,7 @@ add_fact(store)
 
 def test_moments_need_a_time_zone(home: Path) -> None:
     store = open_store(home, now=lambda: Clock()().replace(tzinfo=None), entropy=os.urandom)
-    with store, pytest.raises(ValueError, match="time zone"):
+    with store, pytest.raises(ValueError, match="zone"):
         add_fact(store)
 
 

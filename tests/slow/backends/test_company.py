@@ -141,4 +141,3 @@ def test_doctor_finds_it_so_with_each_instruction_set_of_this_processor(
     )
     found = {each["name"]: each for each in json.loads(done.stdout)["checks"]}["batch invariance"]
     assert found["ok"], found
-    assert "replies compared" in found["message"]

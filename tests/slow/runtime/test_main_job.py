@@ -117,7 +117,7 @@ def test_the_report_says_all_of_it(job: Job) -> None:
     assert len(job.report.sources) == len(LESSONS)
     assert job.report.revision is not None
     assert job.report.revision in said
-    assert "undo: personalpeft rollback style" in said
+    assert "personalpeft rollback style" in said
 
 
 def test_the_base_is_untouched(job: Job) -> None:
