@@ -13,24 +13,23 @@ from typing import Any
 def to_json(value: Any) -> Any:
     """Return ``value`` as data that JSON can hold, at every depth.
 
-    Dataclasses become objects of their fields, datetimes ISO 8601 text, enums their values, paths
-    text, tuples and sets lists. A value inside another that has ``as_json`` is written by that.
+    Dataclasses become objects of their fields and of the properties that ``json_properties`` of
+    their class names, datetimes ISO 8601 text, enums their values, paths text, tuples and sets
+    lists.
     """
     if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _inner_to_json(getattr(value, field.name)) for field in fields(value)}
+        names = [field.name for field in fields(value)]
+        names += getattr(value, "json_properties", ())
+        return {name: to_json(getattr(value, name)) for name in names}
     if isinstance(value, Mapping):
-        return {str(key): _inner_to_json(each) for key, each in value.items()}
+        return {str(key): to_json(each) for key, each in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [_inner_to_json(each) for each in value]
+        return [to_json(each) for each in value]
     if isinstance(value, datetime):
         return value.isoformat()
     if isinstance(value, Enum):
         return value.value
     return str(value) if isinstance(value, Path) else value
-
-
-def _inner_to_json(value: Any) -> Any:
-    return to_json(value.as_json() if hasattr(value, "as_json") else value)
 
 
 def pluralize(number: int, singular: str, plural: str = "") -> str:

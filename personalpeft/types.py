@@ -163,6 +163,8 @@ class StackEntry:
 class Stack:
     """The ordered layers that serve a turn, lowest first. Without entries: the bare base."""
 
+    json_properties = ("digest",)
+
     base: str
     entries: tuple[StackEntry, ...] = ()
 

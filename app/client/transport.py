@@ -17,9 +17,10 @@ from typing import Any, NoReturn
 from urllib.parse import quote, urlencode, urlsplit
 
 from personalpeft.errors import ERROR_CODES, Busy, InvalidInput, NotFound, PersonalPeftError
+from personalpeft.formatting import to_json
 from personalpeft_app.http.api_v1.operations import PARAMETERS, PERSONAL, PREFIX, Operation
-from personalpeft_app.http.api_v1.schemas import Fault, Page, Refusal
-from personalpeft_app.http.api_v1.serialization import from_json, to_json
+from personalpeft_app.http.api_v1.schemas import Fault, Refusal
+from personalpeft_app.http.api_v1.serialization import from_json
 
 
 class NotAllowed(PersonalPeftError, PermissionError):
@@ -85,10 +86,7 @@ class Transport:
                 return None
             if operation.answer is bytes:
                 return response.read()
-            found = _json(response.read())
-        if not operation.paged:
-            return _value(operation.answer, found)
-        return Page(tuple(_value(operation.answer, each) for each in found["items"]), found["next"])
+            return _value(operation.response, _json(response.read()))
 
     def events(
         self, operation: Operation, body: Any = None, query: Any = None, /, **path: str
@@ -230,7 +228,7 @@ def _target(operation: Operation, query: Any, path: Mapping[str, str]) -> str:
 
 def _value(kind: Any, found: Any) -> Any:
     try:
-        return from_json(kind, found, "The answer", strict=False)
+        return from_json(kind, found, "The answer")
     except InvalidInput as error:
         raise Unreachable(
             f"The server answers something else: {error}", hint="Is it of the same version?"
@@ -257,7 +255,7 @@ def error_of(told: Fault, status: int = 0, again: str | None = None) -> Personal
 
 def _fail(status: int, data: bytes, again: str | None) -> NoReturn:
     try:
-        told = from_json(Refusal, json.loads(data), strict=False).error
+        told = from_json(Refusal, json.loads(data)).error
     except ValueError as error:
         raise Unreachable(
             f"What answers there says {status}, and nothing of ours.", hint="Look at the address."

@@ -57,6 +57,8 @@ class Reply:
             first, since it was too long.
     """
 
+    json_properties = ("tool_calls",)
+
     text: str
     turn_id: str
     stack: Stack

@@ -43,6 +43,8 @@ class Example:
 class Source:
     """One signal, its use in the build, and why. ``layer``: the other layer that it is for."""
 
+    json_properties = ("use", "why")
+
     signal: str
     kind: str
     text: str
@@ -61,10 +63,6 @@ class Source:
         """The reason in words."""
         return str(self.reason)
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the source as plain data, with its texts beside its codes."""
-        return {**to_json(self), "use": self.use, "why": self.why}
-
 
 @dataclass(frozen=True, slots=True)
 class LearnReport:
@@ -76,6 +74,15 @@ class LearnReport:
     ``error`` is the kind of the error of a FAILED learn; ``layer`` is empty where it reached none.
     ``above`` are the reports of the layers above this one, lowest first, each recorded by itself.
     """
+
+    json_properties = (
+        "live",
+        "reason",
+        "dry_run",
+        "moved",
+        "event",
+        "verdict",
+    )
 
     user: str
     layer: str
@@ -135,8 +142,8 @@ class LearnReport:
 
     def as_json(self) -> dict[str, Any]:
         """Return the report as plain data, with its texts beside its codes."""
-        views = ("reason", "dry_run", "moved", "event", "verdict")
-        return {**to_json(self), **{name: to_json(getattr(self, name)) for name in views}}
+        data: dict[str, Any] = to_json(self)
+        return data
 
     def __str__(self) -> str:
         return "\n\n".join(

@@ -37,6 +37,8 @@ class SignalStatus:
     out, and None for a successor of one.
     """
 
+    json_properties = ("use", "why", "pinned")
+
     signal: Signal
     place: Placement
     layer: str | None

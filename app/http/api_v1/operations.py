@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Literal, TypeAlias
 
 from personalpeft.archive import ImportSummary
@@ -61,11 +61,11 @@ PARAMETERS: Mapping[str, tuple[Any, str]] = {
     "turn": (v.TurnId, 'The id of a turn, the beginning of one, or "last".'),
     "layer": (v.LayerName, "style, memory or skill.<name>."),
     "item": (v.ItemId, "The id of a rule or fact, or the beginning of one."),
-    "job": (v.OwnId, "The id of a learn, a practice or a forgetting."),
-    "stream": (v.OwnId, "The name that the first event of a streamed reply gave."),
-    "comparison": (v.OwnId, "The id of a comparison."),
+    "job": (v.ServerId, "The id of a learn, a practice or a forgetting."),
+    "stream": (v.ServerId, "The name that the first event of a streamed reply gave."),
+    "comparison": (v.ServerId, "The id of a comparison."),
     "digest": (v.Sha256, "The digest of a stack, which is its name after `personalpeft:`."),
-    "file": (v.ServedFile, "adapter_config.json or adapter_model.safetensors."),
+    "file": (v.PublishedFile, "adapter_config.json or adapter_model.safetensors."),
 }
 
 
@@ -103,6 +103,19 @@ class Operation:
     def parameters(self) -> tuple[str, ...]:
         """The names in the path."""
         return tuple(re.findall(r"{(\w+)}", self.path))
+
+    @property
+    def response(self) -> Any:
+        """The type of the whole answer."""
+        return v.Page[self.answer] if self.paged else self.answer
+
+    @property
+    def needs_body(self) -> bool:
+        """Whether its body has a field without a default."""
+        needed = (MISSING, MISSING)
+        return self.body is not None and any(
+            (each.default, each.default_factory) == needed for each in fields(self.body)
+        )
 
 
 _USER, _TURN, _LAYER = "/users/{user}", "/users/{user}/turns/{turn}", "/users/{user}/layers/{layer}"

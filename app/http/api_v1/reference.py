@@ -7,9 +7,9 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from personalpeft_app.http.api_v1.openapi import statuses
+from personalpeft_app.http.api_v1.openapi import described_types, statuses
 from personalpeft_app.http.api_v1.operations import OPERATIONS, PERSONAL, PREFIX, Operation
-from personalpeft_app.http.api_v1.serialization import fields_of, schema_of, to_json
+from personalpeft_app.http.api_v1.serialization import query_properties
 
 _HEAD = """\
 # Our own API
@@ -100,20 +100,18 @@ def _one(operation: Operation) -> Iterator[str]:
         f"{operation.text}{alone}",
         "",
     )
-    rows = [
-        (name, kind, needed, default, "query")
-        for name, kind, needed, default in fields_of(operation.query)
-    ]
+    definitions = described_types()[1]
+    rows = [(name, each, "query") for name, each in query_properties(operation.query).items()]
+    needed: list[str] = []
     if operation.body is not None:
-        rows += [
-            (name, kind, needed, default, "body")
-            for name, kind, needed, default in fields_of(operation.body)
-        ]
+        schema = definitions[operation.body.__name__]
+        needed = schema.get("required", [])
+        rows += [(name, each, "body") for name, each in schema["properties"].items()]
     if rows:
         yield from ("| field | in | | default |", "| --- | --- | --- | --- |")
-    for name, kind, needed, default, where in rows:
-        said = "must be given" if needed else f"`{json.dumps(to_json(default))}`"
-        yield f"| `{name}` | {where} | {_words(schema_of(kind))} | {said} |"
+    for name, each, where in rows:
+        default = "must be given" if name in needed else f"`{json.dumps(each.get('default'))}`"
+        yield f"| `{name}` | {where} | {_words(each)} | {default} |"
     if rows:
         yield ""
     if operation.upload:
@@ -132,7 +130,11 @@ def _answer(operation: Operation) -> str:
         return "the file"
     if operation.answer is None:
         return "nothing"
-    return f"{'a page of ' if operation.paged else ''}{_words(schema_of(operation.answer))}"
+    described, definitions = described_types()
+    if operation.paged:
+        page = described[operation.name]["$ref"].rpartition("/")[2]
+        return f"a page of {_words(definitions[page]['properties']['items']['items'])}"
+    return _words(described[operation.name])
 
 
 def _words(schema: dict[str, Any]) -> str:
@@ -140,9 +142,11 @@ def _words(schema: dict[str, Any]) -> str:
     if "anyOf" in schema:
         return " or ".join(_words(each) for each in schema["anyOf"])
     if "$ref" in schema:
-        return f"`{schema['$ref'].rpartition('/')[2]}`"
+        return f"`{schema['$ref'].rpartition('/')[2].removesuffix('-Input')}`"
     if "enum" in schema:
         return ", ".join(f"`{each}`" for each in schema["enum"])
+    if "const" in schema:
+        return f"`{schema['const']}`"
     if schema.get("type") == "array":
         return f"list of {_words(schema['items'])}"
     limits = [

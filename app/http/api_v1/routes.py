@@ -23,6 +23,7 @@ from personalpeft import Runtime
 from personalpeft.archive import ExportSummary
 from personalpeft.clock import SYSTEM, Clock
 from personalpeft.errors import InvalidInput, PersonalPeftError, format_origin, get_error_type
+from personalpeft.formatting import to_json
 from personalpeft.learning.options import not_cancelled
 from personalpeft_app.http import error_responses, security, validation
 from personalpeft_app.http.api_v1 import schemas as v
@@ -38,10 +39,8 @@ from personalpeft_app.http.api_v1.operations import (
     Operation,
 )
 from personalpeft_app.http.api_v1.request_context import RequestContext
-from personalpeft_app.http.api_v1.serialization import fields_of, from_json, to_json, unions
+from personalpeft_app.http.api_v1.serialization import from_json, from_query
 from personalpeft_app.http.concurrency import stream_limiter_of
-
-_TRUTH = {"true": True, "false": False}
 
 
 class ApiV1:
@@ -84,7 +83,7 @@ class ApiV1:
             if operation.upload:
                 with _uploaded(operation) as file:
                     done = ACTS[operation.name](self._call(operation, checked, query, file))
-                return _json(to_json(done), operation.status)
+                return _json(done, operation.status)
             call = self._call(operation, checked, query, _body(operation))
             done = ACTS[operation.name](call)
             if operation.events:
@@ -95,7 +94,7 @@ class ApiV1:
                 return Response(status=operation.status)
             if operation.answer is bytes:
                 return _same_for_ever(done)
-            response = _json(to_json(done), operation.status)
+            response = _json(done, operation.status)
             if isinstance(done, v.Job) and operation.status == 202:
                 whose = "" if done.user is None else f"/users/{done.user}"
                 response.headers["Location"] = f"{PREFIX}{whose}/jobs/{done.id}"
@@ -186,42 +185,23 @@ def _same_for_ever(data: bytes) -> Response:
 def _body(operation: Operation) -> Any:
     if operation.body is None:
         return None
-    needed = any(needed for _, _, needed, _ in fields_of(operation.body))
-    given: Mapping[str, Any] = validation.read_object() if needed or request.get_data() else {}
-    return from_json(operation.body, given)
+    is_given = operation.needs_body or request.get_data()
+    return from_json(operation.body, validation.read_object() if is_given else {})
 
 
 def _query(operation: Operation) -> Any:
-    """What the address asks for after the question mark, each once."""
-    given: dict[str, Any] = {}
-    kinds = {name: kind for name, kind, _, _ in fields_of(operation.query)}
+    """Return what the address names after the question mark, each once."""
     for name, values in request.args.lists():
         if len(values) != 1:
             raise InvalidInput(
                 f"{ascii(name)[:80]} is given {len(values)} times.", hint="Give it once."
             )
-        given[name] = _read(kinds[name], values[0]) if name in kinds else values[0]
-    return from_json(operation.query, given, "The query")
-
-
-def _read(kind: Any, text: str) -> Any:
-    """A text of an address as the JSON that its type is checked against; as it is where it is none of that type."""
-    for each in unions(kind):
-        if each is bool:
-            return _TRUTH.get(text, text)
-        if _plain(each) in (int, float) and re.fullmatch(
-            r"-?[0-9]{1,18}(\.[0-9]{1,18})?(e[+-]?[0-9]{1,3})?", text
-        ):
-            return float(text) if _plain(each) is float else json.loads(text)
-    return text
-
-
-def _plain(kind: Any) -> Any:
-    return getattr(kind, "__origin__", kind)
+    return from_query(operation.query, request.args)
 
 
 def _json(value: Any, status: int) -> Response:
-    return Response(json.dumps(value, allow_nan=False), status=status, mimetype="application/json")
+    text = json.dumps(to_json(value), allow_nan=False)
+    return Response(text, status=status, mimetype="application/json")
 
 
 def _event(name: str, value: Any) -> str:

@@ -1,5 +1,6 @@
-"""What is sent to our own API, and what it answers where the library has no value for it. Only frozen values and their bounds;
-what each field means is said by the library's method of the same name.
+"""Bodies and queries of the API, and its answers where the library has no value for them.
+
+The library's method of the same name documents what each field means.
 """
 
 from __future__ import annotations
@@ -7,128 +8,174 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Generic, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeAlias, TypeVar
+
+from annotated_types import Ge, Gt, Le, Len
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    StringConstraints,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
+from pydantic_core import PydanticCustomError
 
 from personalpeft.chat.reply import Reply
 from personalpeft.chat.validation import MAX_TEXT_LENGTH, MAX_TOOLS
 from personalpeft.erasure import ForgetReport
-from personalpeft.errors import InvalidId, NotFound
+from personalpeft.errors import InvalidId, InvalidInput, NotFound, PersonalPeftError
 from personalpeft.ids import LAYER_NAME, SKILL_NAME, SOURCE, TOOL_NAME, USER_ID
 from personalpeft.learning.report import LearnReport
 from personalpeft.learning.train.config import Start
 from personalpeft.memory.items import MAX_ITEM_LENGTH
 from personalpeft.types import MAX_TOP_LOGPROBS, Json, Message, Scope
-from personalpeft_app.http.api_v1.serialization import Many, Range, Text
+from personalpeft_app.http.api_v1.serialization import Request
 
 T = TypeVar("T")
 
-UserId: TypeAlias = Annotated[str, Text(64, 1, USER_ID.pattern, InvalidId)]
-LayerName: TypeAlias = Annotated[str, Text(38, 1, LAYER_NAME.pattern, InvalidId)]
-SkillName: TypeAlias = Annotated[str, Text(32, 1, SKILL_NAME.pattern)]
-SourceName: TypeAlias = Annotated[str, Text(32, 1, SOURCE.pattern, InvalidId)]
-ToolName: TypeAlias = Annotated[str, Text(64, 1, TOOL_NAME.pattern)]
-TurnId: TypeAlias = Annotated[str, Text(64, 1, "[a-z0-9_]+", NotFound)]
-ItemId: TypeAlias = Annotated[str, Text(64, 1, "[a-z0-9_]+", NotFound)]
-OwnId: TypeAlias = Annotated[str, Text(64, 1, "[a-z]+_[a-z0-9]+", NotFound)]
-RevisionName: TypeAlias = Annotated[str, Text(128, 1, "[a-z0-9@._-]+", NotFound)]
-Sha256: TypeAlias = Annotated[str, Text(64, 64, "[0-9a-f]+", NotFound)]
-ServedFile: TypeAlias = Annotated[
-    str, Text(64, 1, "adapter_config[.]json|adapter_model[.]safetensors", NotFound)
-]
-PluginName: TypeAlias = Annotated[str, Text(64, 1, "[A-Za-z0-9._-]+", NotFound)]
 
-Written: TypeAlias = Annotated[str, Text(MAX_TEXT_LENGTH, 1)]
-Short: TypeAlias = Annotated[str, Text(MAX_ITEM_LENGTH, 1)]
-Prompt: TypeAlias = Written | Annotated[tuple[Message, ...], Many(1000, 1)]
-Seconds: TypeAlias = Annotated[float, Range(above=0, most=1e9)]
-Megabytes: TypeAlias = Annotated[float, Range(above=0, most=1e9)]
-Count: TypeAlias = Annotated[int, Range(1, 1_000_000)]
+def _name(
+    pattern: str, max_length: int, error: type[PersonalPeftError] = NotFound, min_length: int = 1
+) -> tuple[Any, ...]:
+    """Return the constraints of a name. Another text raises ``error``."""
+
+    def check(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return handler(value)
+        except ValidationError:
+            message = f"must be {min_length} to {max_length} characters that match {pattern}"
+            raise PydanticCustomError(error.__name__, "{message}", {"message": message}) from None
+
+    constraints = StringConstraints(
+        min_length=min_length, max_length=max_length, pattern=f"^(?:{pattern})$"
+    )
+    return constraints, WrapValidator(check)
+
+
+def _plain_text(value: str) -> str:
+    if "\0" in value:
+        raise PydanticCustomError("plain_text", "must be plain text, without NUL")
+    return value
+
+
+def _whole_number(value: Any) -> Any:
+    """Return 1.0 as 1: JSON has one sort of numbers. Python counts true as 1."""
+    if isinstance(value, bool):
+        raise PydanticCustomError("whole_number", "must be a whole number")
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+PlainText: TypeAlias = Annotated[str, AfterValidator(_plain_text)]
+_WHOLE = BeforeValidator(_whole_number)
+
+UserId: TypeAlias = Annotated[str, *_name(USER_ID.pattern, 64, InvalidId)]
+LayerName: TypeAlias = Annotated[str, *_name(LAYER_NAME.pattern, 38, InvalidId)]
+SkillName: TypeAlias = Annotated[str, *_name(SKILL_NAME.pattern, 32, InvalidInput)]
+SourceName: TypeAlias = Annotated[str, *_name(SOURCE.pattern, 32, InvalidId)]
+ToolName: TypeAlias = Annotated[str, *_name(TOOL_NAME.pattern, 64, InvalidInput)]
+TurnId: TypeAlias = Annotated[str, *_name("[a-z0-9_]+", 64)]
+ItemId: TypeAlias = Annotated[str, *_name("[a-z0-9_]+", 64)]
+ServerId: TypeAlias = Annotated[str, *_name("[a-z]+_[a-z0-9]+", 64)]
+RevisionName: TypeAlias = Annotated[str, *_name("[a-z0-9@._-]+", 128)]
+Sha256: TypeAlias = Annotated[str, *_name("[0-9a-f]+", 64, min_length=64)]
+PublishedFile: TypeAlias = Annotated[
+    str, *_name("adapter_config[.]json|adapter_model[.]safetensors", 64)
+]
+PluginName: TypeAlias = Annotated[str, *_name("[A-Za-z0-9._-]+", 64)]
+Cursor: TypeAlias = Annotated[str, *_name("[a-z0-9@._-]+", 128, InvalidInput)]
+
+LongText: TypeAlias = Annotated[PlainText, Len(1, MAX_TEXT_LENGTH)]
+ShortText: TypeAlias = Annotated[PlainText, Len(1, MAX_ITEM_LENGTH)]
+Prompt: TypeAlias = LongText | Annotated[tuple[Message, ...], Len(1, 1000)]
+Seconds: TypeAlias = Annotated[float, Gt(0), Le(1e9)]
+Megabytes: TypeAlias = Annotated[float, Gt(0), Le(1e9)]
+Count: TypeAlias = Annotated[int, Ge(1), Le(1_000_000), _WHOLE]
 JobKind: TypeAlias = Literal["learn", "learn_many", "practice", "forget"]
-PageSize: TypeAlias = Annotated[int, Range(1, 1000)]
-Cursor: TypeAlias = Annotated[str, Text(128, 1, "[a-z0-9@._-]+")]
+PageSize: TypeAlias = Annotated[int, Ge(1), Le(1000), _WHOLE]
 
 
 # What is sent
 
 
 @dataclass(frozen=True, slots=True)
-class ChatBody:
+class ChatBody(Request):
     """A question, and how to answer it; see ``User.chat``."""
 
     prompt: Prompt
-    tools: Annotated[tuple[Json, ...], Many(MAX_TOOLS)] = ()
+    tools: Annotated[tuple[Json, ...], Len(0, MAX_TOOLS)] = ()
     must_call: bool | ToolName = False
-    temperature: Annotated[float, Range(0, 10)] | None = None
-    top_p: Annotated[float, Range(above=0, most=1)] | None = None
+    temperature: Annotated[float, Ge(0), Le(10)] | None = None
+    top_p: Annotated[float, Gt(0), Le(1)] | None = None
     max_tokens: Count | None = None
-    stop: Annotated[tuple[Annotated[str, Text(1000, 1)], ...], Many(16)] = ()
-    seed: Annotated[int, Range(0, 2**63 - 1)] = 0
+    stop: Annotated[tuple[Annotated[PlainText, Len(1, 1000)], ...], Len(0, 16)] = ()
+    seed: Annotated[int, Ge(0), Le(2**63 - 1), _WHOLE] = 0
     memory: bool = True
-    layers: Annotated[tuple[LayerName, ...], Many(100)] | None = None
+    layers: Annotated[tuple[LayerName, ...], Len(0, 100)] | None = None
     revision: RevisionName | None = None
     template: bool = True
     logprobs: bool = False
-    top_logprobs: Annotated[int, Range(0, MAX_TOP_LOGPROBS)] = 0
-    timeout: Annotated[float, Range(0.1, 1e9)] | None = None
+    top_logprobs: Annotated[int, Ge(0), Le(MAX_TOP_LOGPROBS), _WHOLE] = 0
+    timeout: Annotated[float, Ge(0.1), Le(1e9)] | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class FeedbackBody:
+class FeedbackBody(Request):
     """One thing about a reply: exactly one of rating, edit, prefer, comment and reward; see ``User.feedback``."""
 
-    rating: Literal[1, -1] | None = None
-    edit: Written | None = None
-    prefer: Written | None = None
-    comment: Short | None = None
-    reward: Annotated[float, Range(-1, 1)] | None = None
+    rating: Annotated[Literal[1, -1], _WHOLE] | None = None
+    edit: LongText | None = None
+    prefer: LongText | None = None
+    comment: ShortText | None = None
+    reward: Annotated[float, Ge(-1), Le(1)] | None = None
     source: SourceName = "person"
 
 
 @dataclass(frozen=True, slots=True)
-class ObserveBody:
+class ObserveBody(Request):
     """What the app saw without asking; see ``User.observe``."""
 
     seen: Literal["copied", "regenerated", "contradicted", "thanked"]
 
 
 @dataclass(frozen=True, slots=True)
-class TeachBody:
+class TeachBody(Request):
     """A prompt and the answer that is wanted; see ``User.teach``."""
 
-    prompt: Written
-    answer: Written
+    prompt: LongText
+    answer: LongText
     skill: SkillName | None = None
     source: SourceName = "person"
 
 
 @dataclass(frozen=True, slots=True)
-class RememberBody:
+class RememberBody(Request):
     """A fact, and questions that it answers; see ``User.remember``."""
 
-    text: Short
-    questions: Annotated[tuple[Short, ...], Many(100)] = ()
-    answer: Short | None = None
+    text: ShortText
+    questions: Annotated[tuple[ShortText, ...], Len(0, 100)] = ()
+    answer: ShortText | None = None
     source: SourceName = "person"
 
 
 @dataclass(frozen=True, slots=True)
-class RetractBody:
+class RetractBody(Request):
     """The ids of the signals to take back, or the beginnings of them; see ``User.retract``."""
 
-    signals: Annotated[tuple[ItemId, ...], Many(1000, 1)]
+    signals: Annotated[tuple[ItemId, ...], Len(1, 1000)]
 
 
 @dataclass(frozen=True, slots=True)
-class EditItemBody:
+class EditItemBody(Request):
     """A rule or fact said anew; see ``User.edit_item``."""
 
-    text: Short
-    questions: Annotated[tuple[Short, ...], Many(100)] | None = None
-    answer: Short | None = None
+    text: ShortText
+    questions: Annotated[tuple[ShortText, ...], Len(0, 100)] | None = None
+    answer: ShortText | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class LearnBody:
+class LearnBody(Request):
     """What to learn and how much it may take; see ``User.learn``."""
 
     layer: LayerName | None = None
@@ -144,16 +191,16 @@ class LearnBody:
 class LearnManyBody(LearnBody):
     """Who learns, and as of one; ``seconds`` and ``memory`` are for all of them together; see ``Runtime.learn_many``."""
 
-    users: Annotated[tuple[UserId, ...], Many(10_000)] = field(kw_only=True)
+    users: Annotated[tuple[UserId, ...], Len(0, 10_000)] = field(kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
-class PracticeBody:
+class PracticeBody(Request):
     """What to practise and how much it may take: verifier and shaping are names of plugins; see ``User.practice``."""
 
     skill: SkillName
     verifier: PluginName
-    family: Annotated[str, Text(200)] = ""
+    family: Annotated[PlainText, Len(0, 200)] = ""
     shaping: PluginName | None = None
     rounds: Count | None = None
     seconds: Seconds | None = None
@@ -163,7 +210,7 @@ class PracticeBody:
 
 
 @dataclass(frozen=True, slots=True)
-class ForgetBody:
+class ForgetBody(Request):
     """What to forget: the id of a turn, a signal, a rule or a fact, the beginning of one, or "last"; see ``User.forget``."""
 
     item: ItemId
@@ -172,7 +219,7 @@ class ForgetBody:
 
 
 @dataclass(frozen=True, slots=True)
-class CompareBody:
+class CompareBody(Request):
     """A question for two revisions of a layer; see ``User.compare``."""
 
     prompt: Prompt
@@ -184,28 +231,28 @@ class CompareBody:
 
 
 @dataclass(frozen=True, slots=True)
-class ChooseBody:
+class ChooseBody(Request):
     """The better answer: the first (1), the second (2), or one by its name."""
 
-    which: Literal[1, 2] | Annotated[str, Text(64, 1, "[0-9a-f]+")]
+    which: Annotated[Literal[1, 2], _WHOLE] | Annotated[str, *_name("[0-9a-f]+", 64, InvalidInput)]
 
 
 @dataclass(frozen=True, slots=True)
-class RollbackBody:
+class RollbackBody(Request):
     """Which revision comes back: an id or the beginning of one, "previous", or null for the bare base."""
 
     to: RevisionName | None = "previous"
 
 
 @dataclass(frozen=True, slots=True)
-class WeightBody:
+class WeightBody(Request):
     """How strongly a layer is added; see ``User.weigh``."""
 
-    weight: Annotated[float, Range(-2, 2)]
+    weight: Annotated[float, Ge(-2), Le(2)]
 
 
 @dataclass(frozen=True, slots=True)
-class ScopeBody:
+class ScopeBody(Request):
     """When a layer is attached; see ``User.scope``."""
 
     scope: Scope
@@ -215,12 +262,12 @@ class ScopeBody:
 
 
 @dataclass(frozen=True, slots=True)
-class Empty:
+class Empty(Request):
     """No parameters."""
 
 
 @dataclass(frozen=True, slots=True)
-class PageQuery:
+class PageQuery(Request):
     """A page: at most ``limit`` of what comes after ``after``, which is the ``next`` of the page before."""
 
     after: Cursor | None = None
@@ -228,7 +275,7 @@ class PageQuery:
 
 
 @dataclass(frozen=True, slots=True)
-class LayerQuery:
+class LayerQuery(Request):
     """A page, of one layer or of all."""
 
     layer: LayerName | None = None
@@ -237,7 +284,7 @@ class LayerQuery:
 
 
 @dataclass(frozen=True, slots=True)
-class CurrentQuery:
+class CurrentQuery(Request):
     """A page; ``current=false`` shows what was superseded or taken back too."""
 
     current: bool = True
@@ -246,44 +293,44 @@ class CurrentQuery:
 
 
 @dataclass(frozen=True, slots=True)
-class DigestQuery:
+class DigestQuery(Request):
     """Since a moment, or for so many seconds until now (a day, where nothing is said); ``until`` another moment than now."""
 
     since: datetime | None = None
-    seconds: Annotated[float, Range(above=0, most=1e11)] | None = None
+    seconds: Annotated[float, Gt(0), Le(1e11)] | None = None
     until: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class CollectQuery:
+class CollectQuery(Request):
     """``dry_run=true`` only says what there is."""
 
     dry_run: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class ExportQuery:
+class ExportQuery(Request):
     """``adapters=false`` leaves the adapters out; the next learn builds them from what was said."""
 
     adapters: bool = True
 
 
 @dataclass(frozen=True, slots=True)
-class PeftQuery:
+class PeftQuery(Request):
     """One layer, or the whole stack."""
 
     layer: LayerName | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class PeftImportQuery:
+class PeftImportQuery(Request):
     """The layer that it becomes a revision of."""
 
     layer: LayerName = "style"
 
 
 @dataclass(frozen=True, slots=True)
-class ImportQuery:
+class ImportQuery(Request):
     """Another name than the file's own for the user who comes in."""
 
     as_user: UserId | None = None

@@ -128,30 +128,17 @@ def test_a_users_token_opens_nothing_of_another(
 # Strict reading
 
 WRONG = {
-    "an unknown key": (
-        {"prompt": "Hi", "temprature": 1},
-        "temprature",
-        "Did you mean 'temperature'?",
-    ),
-    "a missing key": ({}, "prompt", "Give text or a list."),
-    "a number as text": ({"prompt": "Hi", "seed": "1"}, "seed", "Give a whole number."),
-    "a truth as a number": ({"prompt": "Hi", "seed": True}, "seed", "Give a whole number."),
-    "out of bounds": (
-        {"prompt": "Hi", "temperature": 11},
-        "temperature",
-        "Give at least 0 and at most 10.",
-    ),
+    "an unknown key": ({"prompt": "Hi", "temprature": 1}, "temprature"),
+    "a missing key": ({}, "prompt"),
+    "a number as text": ({"prompt": "Hi", "seed": "1"}, "seed"),
+    "a truth as a number": ({"prompt": "Hi", "seed": True}, "seed"),
+    "out of bounds": ({"prompt": "Hi", "temperature": 11}, "temperature"),
     "an unknown key inside": (
         {"prompt": [{"role": "user", "content": "Hi", "name": "x"}]},
-        "prompt[0]",
-        "Known: content, must_call, role, tool_call_id, tool_calls, ….",
+        "prompt[0].name",
     ),
-    "a word that is none": (
-        {"prompt": [{"role": "robot", "content": "Hi"}]},
-        "prompt[0]: role",
-        "Give one of system, user, assistant, tool.",
-    ),
-    "not text": ({"prompt": "Hi", "stop": ["\0"]}, "stop[0]", "Send plain text."),
+    "an unknown role": ({"prompt": [{"role": "robot", "content": "Hi"}]}, "prompt[0].role"),
+    "not text": ({"prompt": "Hi", "stop": ["\0"]}, "stop[0]"),
 }
 
 
@@ -159,12 +146,13 @@ WRONG = {
 def test_what_is_wrong_in_a_body_is_named_and_makes_no_user(
     ada: Caller, runtime: Runtime, wrong: str
 ) -> None:
-    body, named, hint = WRONG[wrong]
+    body, named = WRONG[wrong]
     answer = ada.post(f"{ADA}/chat", body)
     assert answer.status_code == 400
     error = answer.get_json()["error"]
     assert named in error["message"]
-    assert error["hint"] == hint
+    assert error["kind"] == "InvalidInput"
+    assert error["hint"]
     assert runtime.users() == ()
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from web_makers import Site, Visit
 
-from personalpeft_app.http.api_v1.serialization import to_json
+from personalpeft.formatting import to_json
 from personalpeft_app.tui.conversations import conversations
 
 _CHANGES = """async ([path, count]) => {
