@@ -28,6 +28,7 @@ from personalpeft.errors import (
     WeightsError,
     get_error_codes,
 )
+from personalpeft.extras import available_extras, extra_required
 from personalpeft.settings import Settings, resolve
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 Progress: TypeAlias = Callable[[str, float], None]
 
-_PACKAGES = ("personalpeft", "torch", "transformers", "llama-cpp-python")
+_PACKAGES = ("personalpeft", "torch", "transformers")
 _MIN_FREE_BYTES = 1 << 30
 
 
@@ -101,6 +102,9 @@ class _Checks:
         yield CheckResult("python", system)
         for package in _PACKAGES:
             yield _check(package, partial(_check_package, package))
+        if self._backend == "llamacpp":
+            yield _check("llama-cpp-python", partial(_check_package, "llama-cpp-python"))
+        yield CheckResult("extras", _describe_extras())
         yield _check("sqlite", _check_sqlite)
         if self._backend != "fake":
             self._progress("Checking the processor", 0.0)
@@ -216,9 +220,17 @@ class _Checks:
                 yield CheckResult("model", error.message, False, error.hint, code)
 
 
+def _describe_extras() -> str:
+    extras = available_extras()
+    here = ", ".join(extra for extra, available in extras.items() if available)
+    missing = ", ".join(extra for extra, available in extras.items() if not available)
+    return f"{here or 'none'}; not installed: {missing or 'none'}"
+
+
 def _check_package(package: str) -> str:
     try:
-        return version(package)
+        with extra_required():
+            return version(package)
     except PackageNotFoundError as error:
         hint = f"Run: pip install {package}"
         raise MissingPackage(f"{package} is not installed.", hint=hint) from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib.util import find_spec
 
 from personalpeft.errors import MissingPackage
 
@@ -19,6 +20,14 @@ _EXTRAS: Mapping[str, str] = {
     "apscheduler": "daemon",
     "tzlocal": "daemon",
 }
+
+
+def available_extras() -> dict[str, bool]:
+    """Return for each extra whether its packages are installed."""
+    missing = {
+        extra for name, extra in _EXTRAS.items() if name.isidentifier() and find_spec(name) is None
+    }
+    return {extra: extra not in missing for extra in _EXTRAS.values()}
 
 
 @contextmanager

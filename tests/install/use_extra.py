@@ -52,6 +52,8 @@ def use_library() -> None:
     # The torch backend needs no extra either.
     asked = run("ask", "Hello", "--max-tokens", "4", "--base", "tiny-random")
     assert asked.returncode == 0, asked.stderr
+    examined = run("doctor", "--base", "tiny-random")
+    assert examined.returncode == 0, examined.stdout + examined.stderr
 
 
 def use_smollm2() -> None:
