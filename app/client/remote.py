@@ -12,8 +12,9 @@ from typing import Any, Literal
 from personalpeft.adapters.safe_io import read_file
 from personalpeft.archive import ExportSummary
 from personalpeft.chat.compare import LabeledComparison
+from personalpeft.chat.conversation import Conversation, ConversationSummary
 from personalpeft.chat.reply import Reply
-from personalpeft.chat.validation import Prompt, Tool, check_prompt, check_tools
+from personalpeft.chat.validation import Prompt, Tool, Truncation, check_prompt, check_tools
 from personalpeft.deprecation import RenamedAttributes
 from personalpeft.erasure import ForgetReport
 from personalpeft.errors import InvalidInput
@@ -78,6 +79,9 @@ class RemoteUser(
         template: bool = True,
         logprobs: bool = False,
         top_logprobs: int = 0,
+        conversation_id: str | None = None,
+        replaces: Reply | Turn | str | None = None,
+        truncation: Truncation | None = None,
         timeout: float | None = None,
         cancelled: Condition | None = None,
     ) -> RemoteStream:
@@ -98,6 +102,9 @@ class RemoteUser(
             template=template,
             logprobs=logprobs,
             top_logprobs=top_logprobs,
+            conversation_id=conversation_id,
+            replaces=None if replaces is None else _turn(replaces),
+            truncation=truncation,
             timeout=timeout,
         )
         return RemoteStream(self._line, self.id, body, cancelled)
@@ -287,6 +294,15 @@ class RemoteUser(
         query = v.DigestQuery(None if isinstance(since, timedelta) else since, seconds, until)
         digest: ActivitySummary = self._line.call(do.DIGEST, None, query, user=self.id)
         return digest
+
+    def conversations(
+        self, limit: int | None = None, *, before: str | None = None
+    ) -> tuple[ConversationSummary, ...]:
+        return self._all(do.CONVERSATIONS, v.PageQuery(before, _PAGE), most=limit)
+
+    def conversation(self, conversation_id: str) -> Conversation:
+        found: Conversation = self._call(do.CONVERSATION, conversation=conversation_id)
+        return found
 
     def turns(self, limit: int | None = None, *, before: str | None = None) -> tuple[Turn, ...]:
         return self._all(do.TURNS, v.PageQuery(before, _PAGE), most=limit)

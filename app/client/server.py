@@ -59,9 +59,12 @@ class Client(
         imported: ImportSummary = self._line.call(do.IMPORT, data, v.ImportQuery(as_user))
         return imported
 
-    def users(self, *, after: str | None = None, limit: int = 100) -> tuple[UserSummary, ...]:
-        """As ``Runtime.users``; needs a token of administration."""
-        page: v.Page[UserSummary] = self._line.call(do.USERS, None, v.PageQuery(after, limit))
+    def users(
+        self, *, after: str | None = None, limit: int = 100, search: str = ""
+    ) -> tuple[UserSummary, ...]:
+        """Do as ``Runtime.users``, with an admin token."""
+        query = v.UsersQuery(after, limit, search)
+        page: v.Page[UserSummary] = self._line.call(do.USERS, None, query)
         return page.items
 
     def learn_many(

@@ -151,6 +151,8 @@ def metadata(model: Model, reply: Reply) -> dict[str, Any]:
         "user": model.user.id,
         "stack": reply.stack.digest,
         "revisions": [entry.revision for entry in reply.stack.entries],
+        "conversation_id": reply.conversation_id,
+        "dropped_messages": reply.dropped_messages,
     }
 
 

@@ -25,13 +25,12 @@ from personalpeft_app.http.validation import Body
 
 _KNOWN = (
     *("model", "input", "instructions", "max_output_tokens", "temperature", "top_p", "stream"),
-    *("tools", "tool_choice", "parallel_tool_calls", "include", "top_logprobs"),
+    *("tools", "tool_choice", "parallel_tool_calls", "include", "top_logprobs", "truncation"),
 )
 _NEUTRAL = {
     "store": False,
     "background": False,
     "text": {"format": {"type": "text"}},
-    "truncation": "disabled",
 }
 _LOGPROBS = "message.output_text.logprobs"
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
@@ -55,7 +54,7 @@ def blueprint(models: Models) -> Blueprint:
         offer = tools.offered(
             models, body, tools.flat_tools(body.get("tools")), choice, alone=alone
         )
-        how |= _likely(body, offer)
+        how |= {**_likely(body, offer), "truncation": _truncation(body)}
         stream = validation.read_bool(body, "stream")
         model = models.named(generation.model_name(body))
         asked = Generation(model, [said], **offer.asked(how))
@@ -136,6 +135,13 @@ def _joined(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return joined
 
 
+def _truncation(body: Body) -> str:
+    mode = body.get("truncation") or "disabled"
+    if mode not in ("auto", "disabled"):
+        raise InvalidParameter("truncation must be auto or disabled.", "truncation")
+    return str(mode)
+
+
 class _Shape:
     """One response as it grows. Its id is its own; the turn's is beside it."""
 
@@ -157,7 +163,7 @@ class _Shape:
             "tool_choice": body.get("tool_choice") or "auto",
             "tools": body.get("tools") or [],
             "top_logprobs": body.get("top_logprobs") or 0,
-            "truncation": "disabled",
+            "truncation": _truncation(body),
         }
 
     def begun(self) -> dict[str, Any]:

@@ -39,6 +39,8 @@ class Conversation:
         system: The newest system messages.
     """
 
+    json_properties = ("title",)
+
     id: str
     turns: tuple[Turn, ...]
     edits: Mapping[str, str]

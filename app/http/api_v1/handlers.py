@@ -16,6 +16,7 @@ from typing import Any
 
 from personalpeft.archive import ExportSummary, ImportSummary
 from personalpeft.chat.compare import LabeledComparison
+from personalpeft.chat.conversation import Conversation, ConversationSummary
 from personalpeft.chat.reply import Reply
 from personalpeft.errors import AdapterError, InvalidInput, PersonalFileError
 from personalpeft.learning.activity_summary import ActivitySummary
@@ -31,7 +32,7 @@ from personalpeft_app.http.api_v1 import job_handlers
 from personalpeft_app.http.api_v1 import schemas as v
 from personalpeft_app.http.api_v1.jobs import Asking
 from personalpeft_app.http.api_v1.operations import OPERATIONS
-from personalpeft_app.http.api_v1.paging import by_id, page, page_by_number
+from personalpeft_app.http.api_v1.paging import by_id, newest_first, page, page_by_number
 from personalpeft_app.http.api_v1.request_context import RequestContext
 from personalpeft_app.http.security import caller
 from personalpeft_app.peft_archive import unzip_adapter, zip_adapter
@@ -43,7 +44,7 @@ def whoami(call: RequestContext) -> v.Holder:
 
 def users(call: RequestContext) -> v.Page[UserSummary]:
     limit = call.query.limit
-    found = call.runtime.users(after=call.query.after, limit=limit)
+    found = call.runtime.users(after=call.query.after, limit=limit, search=call.query.search)
     return v.Page(found, found[-1].id if len(found) == limit else None)
 
 
@@ -80,11 +81,16 @@ def stop(call: RequestContext) -> v.StreamStopped:
     return v.StreamStopped(call.ephemeral.stop(call.user.id, call.path["stream"]))
 
 
+def conversations(call: RequestContext) -> v.Page[ConversationSummary]:
+    return newest_first(call.user.conversations, call.query)
+
+
+def conversation(call: RequestContext) -> Conversation:
+    return call.user.conversation(call.path["conversation"])
+
+
 def turns(call: RequestContext) -> v.Page[Turn]:
-    # One more than is asked for says whether there is another page; the ledger brings no others.
-    found = call.user.turns(call.query.limit + 1, before=call.query.after)
-    part = found[: call.query.limit]
-    return v.Page(part, part[-1].id if len(found) > len(part) else None)
+    return newest_first(call.user.turns, call.query)
 
 
 def turn(call: RequestContext) -> Turn:
@@ -322,6 +328,9 @@ def _asked(body: v.ChatBody) -> dict[str, Any]:
         "template": body.template,
         "logprobs": body.logprobs,
         "top_logprobs": body.top_logprobs,
+        "conversation_id": body.conversation_id,
+        "replaces": body.replaces,
+        "truncation": body.truncation,
         "timeout": body.timeout,
     }
 

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeAlias
 
 from personalpeft.archive import ImportSummary
 from personalpeft.chat.compare import LabeledComparison
+from personalpeft.chat.conversation import Conversation, ConversationSummary
 from personalpeft.chat.reply import Reply
 from personalpeft.errors import (
     AdapterError,
@@ -59,6 +60,7 @@ TALKING: Errors = (*SERVING, PromptTooLong, QueueFull, DeadlineExceeded, Cancell
 PARAMETERS: Mapping[str, tuple[Any, str]] = {
     "user": (v.UserId, "Whose."),
     "turn": (v.TurnId, 'The id of a turn, the beginning of one, or "last".'),
+    "conversation": (v.ConversationId, "The id of a conversation, or the beginning of one."),
     "layer": (v.LayerName, "style, memory or skill.<name>."),
     "item": (v.ItemId, "The id of a rule or fact, or the beginning of one."),
     "job": (v.ServerId, "The id of a learn, a practice or a forgetting."),
@@ -126,8 +128,8 @@ WHOAMI = Operation(
     errors=(*ANY, WeightsError, MissingPackage),
 )  # fmt: skip
 USERS = Operation(
-    "users", "GET", "/users", "Users", "A page of all users, by id.",
-    UserSummary, query=v.PageQuery, paged=True, everybody=True,
+    "users", "GET", "/users", "Users", "A page of the users by id; with `search` of those whose id contains it.",
+    UserSummary, query=v.UsersQuery, paged=True, everybody=True,
 )  # fmt: skip
 MAKE_USER = Operation(
     "make_user", "PUT", _USER, "Users", "Makes a user where there is none yet; says since when, and how much there is.",
@@ -153,8 +155,19 @@ STOP = Operation(
     "Stops a streamed reply. The stream then ends with the turn as far as it came, so that feedback can follow.", v.StreamStopped,
 )  # fmt: skip
 
+CONVERSATIONS = Operation(
+    "conversations", "GET", f"{_USER}/conversations", "Turns",
+    "The conversations, the one with the newest turn first.",
+    ConversationSummary, query=v.PageQuery, paged=True,
+)  # fmt: skip
+CONVERSATION = Operation(
+    "conversation", "GET", f"{_USER}/conversations/{{conversation}}", "Turns",
+    "One conversation: its turns, oldest first, without regenerated ones, and the edits of them.",
+    Conversation,
+)  # fmt: skip
 TURNS = Operation(
-    "turns", "GET", f"{_USER}/turns", "Turns", "The conversation so far, newest first.", Turn, query=v.PageQuery, paged=True,
+    "turns", "GET", f"{_USER}/turns", "Turns", "All turns, newest first.",
+    Turn, query=v.PageQuery, paged=True,
 )  # fmt: skip
 TURN = Operation("turn", "GET", _TURN, "Turns", "One turn.", Turn)
 WHY = Operation(

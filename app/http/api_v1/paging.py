@@ -1,4 +1,4 @@
-"""A page of a list, for what the library gives whole."""
+"""Pages of lists."""
 
 from __future__ import annotations
 
@@ -12,12 +12,23 @@ T = TypeVar("T")
 
 
 def by_id(value: Any) -> str:
-    """The key of what has an id."""
+    """Return the id of a value."""
     return str(value.id)
 
 
+def newest_first(read: Callable[..., Sequence[T]], query: Any) -> v.Page[T]:
+    """Return a page of what the library itself reads in pages, newest first."""
+    # One more than the limit tells whether there is another page.
+    found = tuple(read(query.limit + 1, before=query.after))
+    part = found[: query.limit]
+    return v.Page(part, by_id(part[-1]) if len(found) > len(part) else None)
+
+
 def page(found: Sequence[T], query: Any, key: Callable[[T], str]) -> v.Page[T]:
-    """A page of what has ids, after the one of that id. Raises ``NotFound`` where that has gone in between."""
+    """Return the page of a whole list that follows the value with the key ``query.after``.
+
+    Raises ``NotFound`` if that value is gone.
+    """
     begin = 0
     if query.after is not None:
         begin = next(
@@ -33,7 +44,7 @@ def page(found: Sequence[T], query: Any, key: Callable[[T], str]) -> v.Page[T]:
 
 
 def page_by_number(found: Sequence[T], query: Any) -> v.Page[T]:
-    """A page of what only grows and has no ids: ``after`` is how many came before."""
+    """Return a page of a list that only grows: ``query.after`` is the number of values before it."""
     if query.after is not None and not (query.after.isdecimal() and query.after.isascii()):
         raise InvalidInput(
             "after is not the next of a page.", hint="Begin again with the first page."

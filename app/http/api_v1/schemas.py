@@ -22,7 +22,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from personalpeft.chat.reply import Reply
-from personalpeft.chat.validation import MAX_TEXT_LENGTH, MAX_TOOLS
+from personalpeft.chat.validation import MAX_TEXT_LENGTH, MAX_TOOLS, Truncation
 from personalpeft.erasure import ForgetReport
 from personalpeft.errors import InvalidId, InvalidInput, NotFound, PersonalPeftError
 from personalpeft.ids import LAYER_NAME, SKILL_NAME, SOURCE, TOOL_NAME, USER_ID
@@ -75,6 +75,7 @@ SkillName: TypeAlias = Annotated[str, *_name(SKILL_NAME.pattern, 32, InvalidInpu
 SourceName: TypeAlias = Annotated[str, *_name(SOURCE.pattern, 32, InvalidId)]
 ToolName: TypeAlias = Annotated[str, *_name(TOOL_NAME.pattern, 64, InvalidInput)]
 TurnId: TypeAlias = Annotated[str, *_name("[a-z0-9_]+", 64)]
+ConversationId: TypeAlias = Annotated[str, *_name("[a-z0-9_]+", 64)]
 ItemId: TypeAlias = Annotated[str, *_name("[a-z0-9_]+", 64)]
 ServerId: TypeAlias = Annotated[str, *_name("[a-z]+_[a-z0-9]+", 64)]
 RevisionName: TypeAlias = Annotated[str, *_name("[a-z0-9@._-]+", 128)]
@@ -100,7 +101,7 @@ PageSize: TypeAlias = Annotated[int, Ge(1), Le(1000), _WHOLE]
 
 @dataclass(frozen=True, slots=True)
 class ChatBody(Request):
-    """A question, and how to answer it; see ``User.chat``."""
+    """A prompt and how to answer it; see ``User.chat``."""
 
     prompt: Prompt
     tools: Annotated[tuple[Json, ...], Len(0, MAX_TOOLS)] = ()
@@ -116,6 +117,9 @@ class ChatBody(Request):
     template: bool = True
     logprobs: bool = False
     top_logprobs: Annotated[int, Ge(0), Le(MAX_TOP_LOGPROBS), _WHOLE] = 0
+    conversation_id: ConversationId | None = None
+    replaces: TurnId | None = None
+    truncation: Truncation | None = None
     timeout: Annotated[float, Ge(0.1), Le(1e9)] | None = None
 
 
@@ -272,6 +276,15 @@ class PageQuery(Request):
 
     after: Cursor | None = None
     limit: PageSize = 100
+
+
+@dataclass(frozen=True, slots=True)
+class UsersQuery(Request):
+    """A page of the users whose id contains ``search``."""
+
+    after: Cursor | None = None
+    limit: PageSize = 100
+    search: Annotated[PlainText, Len(0, 64)] = ""
 
 
 @dataclass(frozen=True, slots=True)

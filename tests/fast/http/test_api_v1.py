@@ -185,7 +185,7 @@ def test_a_query_is_read_as_strictly(ready: Caller) -> None:
     assert len(ready.get(f"{ADA}/signals?limit=2&current=false").get_json()["items"]) == 2
 
 
-@pytest.mark.parametrize("path", ["turns", "signals", "lessons"])
+@pytest.mark.parametrize("path", ["turns", "conversations", "signals", "lessons"])
 def test_pages_follow_one_another_to_the_end(ready: Caller, path: str) -> None:
     whole = ready.get(f"{ADA}/{path}").get_json()
     assert whole["next"] is None

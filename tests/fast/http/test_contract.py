@@ -106,6 +106,7 @@ def test_users_come_in_pages(opened: Any) -> None:
         opened.user(name)
     assert [user.id for user in opened.users(limit=2)] == ["a", "b"]
     assert [user.id for user in opened.users(after="b", limit=2)] == ["c"]
+    assert [user.id for user in opened.users(search="b")] == ["b"]
 
 
 def test_a_reply_names_its_turn_its_stack_and_what_it_took(ada: Any, own: User) -> None:
@@ -126,6 +127,39 @@ def test_messages_are_a_prompt_too(ada: Any) -> None:
     messages = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hello."}]
     reply = ada.chat(messages, temperature=0)
     assert [message.role for message in ada.turn(reply).messages] == ["system", "user"]
+
+
+def test_a_conversation_is_continued_by_its_id_and_regenerated(ada: Any, own: User) -> None:
+    first = ada.chat("How do I boil an egg?", temperature=0)
+    second = ada.chat("And a soft one?", conversation_id=first.conversation_id, temperature=0)
+    again = ada.chat("And a soft one?", replaces=second, seed=1)
+    assert second.conversation_id == again.conversation_id == first.conversation_id
+    assert [message.role for message in ada.turn(again).messages] == ["user", "assistant", "user"]
+    assert ada.turn(again).previous == first.turn_id
+    found = ada.conversation(str(first.conversation_id))
+    assert [turn.id for turn in found.turns] == [first.turn_id, again.turn_id]
+    assert found == own.conversation(found.id)
+    other = ada.chat("Hello")
+    assert [each.id for each in ada.conversations()] == [other.conversation_id, found.id]
+    assert ada.conversations() == own.conversations()
+    assert [each.id for each in ada.conversations(1)] == [other.conversation_id]
+    assert [each.id for each in ada.conversations(before=other.conversation_id)] == [found.id]
+    with pytest.raises(NotFound):
+        ada.chat("Hello", conversation_id="c_0000")
+    with pytest.raises(NotFound):
+        ada.conversation("c_0000")
+
+
+def test_a_long_conversation_loses_its_beginning_where_it_may(ada: Any) -> None:
+    long = "a word or two " * 1000
+    messages = [
+        {"role": "user", "content": long},
+        {"role": "assistant", "content": "Yes."},
+        {"role": "user", "content": "Hello"},
+    ]
+    with pytest.raises(PromptTooLong):
+        ada.chat(messages)
+    assert ada.chat(messages, truncation="auto").dropped_messages == 2
 
 
 def test_tools_are_offered_called_and_answered(ada: Any, own: User) -> None:

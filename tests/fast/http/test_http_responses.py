@@ -49,6 +49,21 @@ def test_what_was_answered_can_be_sent_back_as_it_came(client: openai.OpenAI) ->
     assert second.output_text
 
 
+def test_a_long_input_loses_its_beginning_where_truncation_is_auto(
+    client: openai.OpenAI,
+) -> None:
+    long = [
+        {"role": "user", "content": "a word or two " * 1000},
+        {"role": "assistant", "content": "Yes."},
+        {"role": "user", "content": "Hello"},
+    ]
+    with pytest.raises(openai.BadRequestError):
+        client.responses.create(model="ada", input=long)
+    got = client.responses.create(model="ada", input=long, truncation="auto")
+    assert got.truncation == "auto"
+    assert got.model_extra["personalpeft"]["dropped_messages"] == 2
+
+
 def test_a_stream_of_events_ends_with_the_whole_response(
     site: Served, client: openai.OpenAI
 ) -> None:
