@@ -49,6 +49,11 @@ def use_library() -> None:
         reply = ada.chat("How do I boil an egg?")
         assert reply.text
         assert ada.feedback(reply, edit="Eight minutes in boiling water.")
+        ada.teach("How do I boil an egg?", "Eight minutes.")
+        for task in ("tea", "rice", "bread"):
+            ada.feedback(ada.chat(f"How do I make {task}?"), edit="Slowly.")
+        assert ada.learn().revision
+        assert ada.export_peft("peft")
     # The torch backend needs no extra either.
     asked = run("ask", "Hello", "--max-tokens", "4", "--base", "tiny-random")
     assert asked.returncode == 0, asked.stderr
