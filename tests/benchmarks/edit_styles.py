@@ -4,8 +4,8 @@ All data is in ``edits/``, a file a style, self-written; ``words.toml`` has the 
 has a literal opening, closing or list mark.
 
 Invariants, which a test holds: a rule holds for every wanted answer; no unseen prompt is one that was edited; the wanted
-answers of a style begin and end differently. A reply that is empty, runs in a loop or repeats the wanted answer of another
-prompt passes no rule.
+answers of a style begin and end differently. A reply that is empty, runs in a loop, or repeats its prompt or
+another wanted answer passes no rule.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ class EditStyle:
         """Whether a reply to this prompt is as wanted."""
         text = reply.strip()
         copied = any(text == each.answer for each in self.lessons if each.prompt != case.prompt)
-        if copied or is_degenerate(text):
+        echo = _words_of(text)[: len(_words_of(case.prompt))] == _words_of(case.prompt)
+        if copied or echo or is_degenerate(text):
             return False
         if self.set != "structured" and not speaks(self.language, text):
             return False
@@ -75,7 +76,7 @@ class EditStyle:
 
 def is_degenerate(text: str) -> bool:
     """Whether a text is none: without words, or the same few words again and again."""
-    words = [word.casefold() for word in _WORD.findall(text)]
+    words = _words_of(text)
     if len(words) < 3 or max(map(len, words)) > 30:
         return True
     threes = list(zip(words, words[1:], words[2:], strict=False))
@@ -86,7 +87,12 @@ def speaks(language: str, text: str) -> bool:
     """Whether a text has more of the common words of a language than of any other."""
     said = [word.casefold() for word in _WORD.findall(text)]
     hits = {name: sum(w in common for w in said) for name, common in _words()["common"].items()}
-    return hits[language] >= max(hits.values())
+    # A short English text may have none of them.
+    return hits[language] >= max(*hits.values(), language != "en")
+
+
+def _words_of(text: str) -> list[str]:
+    return re.findall(r"\w+", text.casefold())
 
 
 def sentences(text: str) -> list[str]:

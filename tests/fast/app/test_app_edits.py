@@ -60,7 +60,7 @@ def test_wanted_answers_of_prose_begin_and_end_differently(style: EditStyle) -> 
 
 
 def test_each_rule_has_a_style_and_an_unknown_style_is_refused() -> None:
-    assert {style.rule for style in STYLES} <= set(RULES)
+    assert {style.rule for style in STYLES} == set(RULES)
     with pytest.raises(InvalidInput):
         select_styles(["shortr"])
 
