@@ -1,4 +1,4 @@
-"""The command ``personalpeft``: its commands in their sections, and the one place where errors become exit codes."""
+"""The command ``personalpeft``: its commands in sections, and the exit codes of its errors."""
 
 from __future__ import annotations
 
@@ -34,9 +34,8 @@ from personalpeft_app.commands.inspect_cmds import (
     users,
     why,
 )
-from personalpeft_app.commands.learn import learn, rollback, scope, set_weight
+from personalpeft_app.commands.learn import learn, practice, rollback, scope, set_weight
 from personalpeft_app.commands.maintenance import completion, demo, doctor, gc, path, verify
-from personalpeft_app.commands.practice import practice
 from personalpeft_app.commands.publish import publish
 from personalpeft_app.commands.report import report
 from personalpeft_app.commands.serve import serve, token
@@ -48,27 +47,26 @@ PROGRAM = "personalpeft"
 
 
 class Cli(Group):
-    """The outermost group. Whatever goes wrong below it leaves as a message and an exit code."""
+    """The outermost group. It turns every error into a message and an exit code."""
 
     def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> Any:
-        given = list(sys.argv[1:] if args is None else args)
+        arguments = list(sys.argv[1:] if args is None else args)
         for stream in (sys.stdout, sys.stderr):
-            # A terminal that knows few characters shows the others as escapes.
+            # A terminal without a character shows it as an escape.
             if hasattr(stream, "reconfigure"):
                 stream.reconfigure(errors="backslashreplace")
         extra = {**extra, "prog_name": PROGRAM, "standalone_mode": False}
-        as_data = "--json" in given
+        as_data = "--json" in arguments
         try:
-            code = super().main(given, *rest, **extra)
+            code = super().main(arguments, *rest, **extra)
         except click.exceptions.NoArgsIsHelpError as error:
             click.echo(error.format_message(), err=True)
             code = USAGE
         except click.UsageError as error:
             command = error.ctx.command_path if error.ctx else PROGRAM
             hint = f"Run: {command} --help"
-            code = print_error(
-                error.format_message(), hint, kind="Usage", code=USAGE, as_data=as_data
-            )
+            message = error.format_message()
+            code = print_error(message, hint, kind="Usage", code=USAGE, as_data=as_data)
         except click.ClickException as error:
             code = print_error(
                 error.format_message(), "", kind="Usage", code=error.exit_code, as_data=as_data
@@ -98,7 +96,7 @@ class Cli(Group):
 @click.version_option(None, "--version", package_name=PROGRAM, message="%(prog)s %(version)s")
 @global_options
 def cli() -> None:
-    """A model of your own: ask it, correct it, let it learn from that, and take back whatever you do not like.
+    """A personal model: ask it, correct it, let it learn from that, and undo what you do not like.
 
     Data goes to stdout, notes and errors to stderr. Start with: personalpeft demo
     """
@@ -115,15 +113,16 @@ def _checkout_commands() -> tuple[click.Command, ...]:
     return (bench,)
 
 
-cli.add_section("Talk", (ask, chat, tui, demo))
+cli.add_section("Chat", (ask, chat, tui, demo))
 cli.add_section("Feedback", (feedback, compare, teach, remember, retract))
 cli.add_section("Learn", (learn, daemon, practice, rollback, set_weight, scope, forget))
-cli.add_section("Look", (stack, revisions, report, turns, lessons, why, memory, users, models))
+cli.add_section("Inspect", (stack, revisions, report, turns, lessons, why, memory, users, models))
 cli.add_section(
-    "Move", (export, import_, export_peft, import_peft, export_gguf, import_gguf, export_merged)
+    "Import and export",
+    (export, import_, export_peft, import_peft, export_gguf, import_gguf, export_merged),
 )
 cli.add_section("Serve", (serve, token, publish))
-cli.add_section("Care", (doctor, verify, gc, path, *_checkout_commands(), completion))
+cli.add_section("Maintain", (doctor, verify, gc, path, *_checkout_commands(), completion))
 
 
 def main() -> None:

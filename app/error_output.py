@@ -1,4 +1,4 @@
-"""From what went wrong to a line, a hint and an exit code; never a traceback."""
+"""Turn an error into a line, a hint and an exit code, and never into a traceback."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BROKEN_PIPE = 141
 
 @contextmanager
 def error_boundary(common: Callable[[], GlobalOptions]) -> Iterator[None]:
-    """Reports whatever is raised inside and leaves with its exit code; click's own exceptions pass."""
+    """Report any error and exit with its code. Exceptions of click pass."""
     try:
         with extra_required():
             yield
@@ -34,7 +34,7 @@ def error_boundary(common: Callable[[], GlobalOptions]) -> Iterator[None]:
     except PersonalPeftError as error:
         raise click.exceptions.Exit(report_error(error, as_data=common().json)) from error
     except BrokenPipeError as error:
-        # The reader has gone. What is still buffered must go nowhere, or the interpreter complains of it when it ends.
+        # The reader has gone. The interpreter would fail again to flush the rest when it ends.
         with Path(os.devnull).open("w") as nowhere:
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
         raise click.exceptions.Exit(BROKEN_PIPE) from error
@@ -43,14 +43,12 @@ def error_boundary(common: Callable[[], GlobalOptions]) -> Iterator[None]:
         raise click.exceptions.Exit(STOPPED) from error
     except (click.ClickException, click.exceptions.Exit, click.Abort):
         raise
-    except (
-        Exception
-    ) as bug:  # The one place where nothing may pass: a person never sees a traceback.
+    except Exception as bug:  # The one place that must let nothing pass.
         raise click.exceptions.Exit(_report_bug(bug, common())) from bug
 
 
 def report_error(error: PersonalPeftError, *, as_data: bool) -> int:
-    """Says on stderr what went wrong and what to do about it; gives the exit code."""
+    """Print an error and its hint on stderr. Return the exit code."""
     code = get_error_codes(error).exit_code
     return print_error(
         error.message, error.hint, kind=get_error_type(error).__name__, code=code, as_data=as_data
@@ -58,10 +56,10 @@ def report_error(error: PersonalPeftError, *, as_data: bool) -> int:
 
 
 def print_error(message: str, hint: str, *, kind: str, code: int, as_data: bool) -> int:
-    """An error on stderr, as two lines or as JSON; gives back the code."""
+    """Print an error on stderr, as two lines or as JSON. Return the code."""
     if as_data:
-        said = {"error": {"kind": kind, "message": message, "hint": hint, "exit_code": code}}
-        click.echo(format_json(said, indent=None), err=True)
+        data = {"error": {"kind": kind, "message": message, "hint": hint, "exit_code": code}}
+        click.echo(format_json(data, indent=None), err=True)
         return code
     click.echo(f"{apply_style('error:', fg='red', bold=True)} {printable(message)}", err=True)
     if hint:
@@ -70,16 +68,12 @@ def print_error(message: str, hint: str, *, kind: str, code: int, as_data: bool)
 
 
 def wrap_bug(bug: Exception, common: GlobalOptions) -> PersonalPeftError:
-    """A mistake of our own as an error that can be shown; its details are in a file that the hint names."""
-    what = " ".join(str(bug).split())[:300]
-    message = f"This is a bug in personalpeft: {type(bug).__name__}{': ' + what if what else ''}"
+    """Return an unexpected error as one to show. The hint names the file with its details."""
+    text = " ".join(str(bug).split())[:300]
+    message = f"This is a bug in personalpeft: {type(bug).__name__}{': ' + text if text else ''}"
     log = _write_log(bug, common)
-    where = (
-        f"The details are in {log}; please report it with that file."
-        if log
-        else "Please report it."
-    )
-    return PersonalPeftError(message, hint=where)
+    hint = f"Please report it with the details, which are in {log}." if log else "Please report it."
+    return PersonalPeftError(message, hint=hint)
 
 
 def _report_bug(bug: Exception, common: GlobalOptions) -> int:
@@ -90,7 +84,8 @@ def _report_bug(bug: Exception, common: GlobalOptions) -> int:
 def _write_log(bug: Exception, common: GlobalOptions) -> Path | None:
     """Write the details to a new file that only this user can read.
 
-    The name has a random part and an existing file or link is never followed: the last resort is a folder that all users share.
+    The name has a random part and an existing file or link is never followed: the last resort is a
+    folder that all users share.
     """
     own = common.paths()[1] / "logs"
     for folder in (own, Path(tempfile.gettempdir())):

@@ -14,7 +14,6 @@ from typing import Any, TypeAlias, TypeVar
 import click
 
 import personalpeft
-from personalpeft.errors import suggest_nearest
 
 USER = "PERSONALPEFT_USER"
 BASE = "PERSONALPEFT_BASE"
@@ -35,7 +34,9 @@ class GlobalOptions:
     quiet: bool = False
 
     def user_id(self) -> str:
-        """Return ``--user``, else PERSONALPEFT_USER, else the login name if it is an id, else "me"."""
+        """Return ``--user``, else PERSONALPEFT_USER, else the login name if it is an id, else
+        "me".
+        """
         if self.user is not None:
             return self.user
         return os.environ.get(USER) or _login_name() or "me"
@@ -56,13 +57,12 @@ class _GlobalOption(click.Option):
     """An option of every command, which help lists apart from the command's own."""
 
 
-class Command(click.Command):
-    """A command whose help ends with examples.
+class _Help(click.Command):
+    """A command whose help ends with examples, and whose former names work for one release.
 
     Args:
         examples: Command lines to show at the end of the help.
-        renamed: Former names of options and what they are called now. They work for one release,
-            with a warning.
+        renamed: Former names of options, or of a group's commands, and the current ones.
     """
 
     def __init__(
@@ -76,42 +76,54 @@ class Command(click.Command):
         self.examples = tuple(examples)
         self.renamed = dict(renamed or {})
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, [self._current(each) for each in args])
-
-    def _current(self, argument: str) -> str:
+    def current_name(self, argument: str) -> str:
+        """Return the argument with the current name of what it names, and warn of a former one."""
         name, equals, value = argument.partition("=")
         if name not in self.renamed:
             return argument
-        _warn_renamed(name, self.renamed[name])
-        return self.renamed[name] + equals + value
+        new = self.renamed[name]
+        click.echo(f"{name} is now called {new}; the next release drops the old name.", err=True)
+        return new + equals + value
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        _format_options(self, ctx, formatter)
+        own: list[tuple[str, str]] = []
+        common: list[tuple[str, str]] = []
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            # The text above explains the arguments; their names alone say nothing.
+            if record is not None and isinstance(parameter, click.Option):
+                (common if isinstance(parameter, _GlobalOption) else own).append(record)
+        common_title = "Options of every command, before or after its name"
+        for title, records in (("Options", own), (common_title, common)):
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        _format_examples(self.examples, formatter)
+        if self.examples:
+            with formatter.section("Examples"):
+                for example in self.examples:
+                    formatter.write(f"{'':>{formatter.current_indent}}{example}\n")
 
 
-class Group(click.Group):
-    """A group whose help lists its commands in sections, and that names the nearest command to one it does not know."""
+class Command(_Help):
+    """A command of the program."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, [self.current_name(each) for each in args])
+
+
+class Group(_Help, click.Group):
+    """A group whose help lists its commands in sections."""
 
     command_class = Command
 
-    def __init__(
-        self,
-        *args: Any,
-        examples: Sequence[str] = (),
-        renamed: Mapping[str, str] | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.examples = tuple(examples)
-        self.renamed = dict(renamed or {})
         self._sections: dict[str, list[str]] = {}
 
     def add_section(self, title: str, commands: Sequence[click.Command]) -> None:
-        """Adds commands under a heading of the help, in this order."""
+        """Add commands under a heading of the help, in this order."""
         for command in commands:
             self.add_command(command)
         self._sections[title] = [str(command.name) for command in commands]
@@ -122,32 +134,22 @@ class Group(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] in self.renamed:
-            _warn_renamed(args[0], self.renamed[args[0]])
-            args = [self.renamed[args[0]], *args[1:]]
-        if args and not args[0].startswith("-") and args[0] not in self.commands:
-            hint = suggest_nearest(args[0], self.commands, what="command")
-            raise click.UsageError(f"There is no command {args[0]!a}. {hint}", ctx)
-        return super().resolve_command(ctx, args)
+        return super().resolve_command(ctx, [self.current_name(args[0]), *args[1:]])
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         self.format_commands(ctx, formatter)
-        _format_options(self, ctx, formatter)
+        _Help.format_options(self, ctx, formatter)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         longest = max(len(name) for name in self.list_commands(ctx))
-        room = formatter.width - 6 - longest
+        limit = formatter.width - 6 - longest
         for title, names in self._sections.items():
+            rows = [
+                (name.ljust(longest), self.commands[name].get_short_help_str(limit))
+                for name in names
+            ]
             with formatter.section(title):
-                formatter.write_dl(
-                    [
-                        (name.ljust(longest), self.commands[name].get_short_help_str(room))
-                        for name in names
-                    ]
-                )
-
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        _format_examples(self.examples, formatter)
+                formatter.write_dl(rows)
 
 
 def global_options(function: Function) -> Function:
@@ -157,12 +159,13 @@ def global_options(function: Function) -> Function:
             _common(
                 "--user",
                 metavar="ID",
-                help=f"Whose model.  [default: {USER}, else your login name]",
+                help=f"The user.  [default: {USER}, else your login name]",
             ),
             _common(
                 "--home",
                 metavar="FOLDER",
-                help="Where everything is kept.  [default: PERSONALPEFT_HOME, else the platform's data folder]",
+                help="The folder of all data."
+                "  [default: PERSONALPEFT_HOME, else the platform's data folder]",
             ),
             _common(
                 "--base",
@@ -173,8 +176,8 @@ def global_options(function: Function) -> Function:
             _common(
                 "--backend",
                 metavar="NAME",
-                help="What runs the base: torch; llamacpp, which takes less memory; vllm, on the server of PERSONALPEFT_VLLM_URL;"
-                " or fake for tests.  [default: torch]",
+                help="What runs the base: torch; llamacpp, which takes less memory; vllm, on the server of"
+                " PERSONALPEFT_VLLM_URL; or fake for tests.  [default: torch]",
             ),
             _common("--json", is_flag=True, help="Print data and errors as JSON."),
             _common("--quiet", "-q", is_flag=True, help="No progress and no notes."),
@@ -217,10 +220,6 @@ def _note(ctx: click.Context, option: click.Parameter, value: Any) -> None:
         setattr(common, option.name, value)
 
 
-def _warn_renamed(old: str, new: str) -> None:
-    click.echo(f"{old} is now called {new}; the old name goes with the next release.", err=True)
-
-
 def _login_name() -> str | None:
     import getpass
 
@@ -231,28 +230,3 @@ def _login_name() -> str | None:
     except (OSError, KeyError, ImportError):
         return None
     return name if USER_ID.fullmatch(name) and ".." not in name else None
-
-
-def _format_options(
-    command: click.Command, ctx: click.Context, formatter: click.HelpFormatter
-) -> None:
-    own: list[tuple[str, str]] = []
-    common: list[tuple[str, str]] = []
-    for parameter in command.get_params(ctx):
-        record = parameter.get_help_record(ctx)
-        # Arguments are explained in the text above: their names alone say nothing.
-        if record is not None and isinstance(parameter, click.Option):
-            (common if isinstance(parameter, _GlobalOption) else own).append(record)
-    if own:
-        with formatter.section("Options"):
-            formatter.write_dl(own)
-    if common:
-        with formatter.section("Options of every command, before or after its name"):
-            formatter.write_dl(common)
-
-
-def _format_examples(examples: Sequence[str], formatter: click.HelpFormatter) -> None:
-    if examples:
-        with formatter.section("Examples"):
-            for example in examples:
-                formatter.write(f"{'':>{formatter.current_indent}}{example}\n")

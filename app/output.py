@@ -1,7 +1,7 @@
 """Print data to stdout, as text or JSON, and notes to stderr.
 
-Invariants: only data reaches stdout. Control characters are shown and not sent, so text from a model
-or a file cannot control the terminal. Piped output has no colours and is not cut to a width.
+Invariants: only data reaches stdout. Control characters are shown and not sent, so text from a
+model or a file cannot control the terminal. Piped output has no colours and is not cut to a width.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How far a long piece of work is, on stderr: a bar on a terminal, a line for each stage elsewhere."""
+"""Show progress on stderr: a bar on a terminal, a line for each stage elsewhere."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from personalpeft_app.output import supports_color
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-# What is done sooner than this shows nothing at all.
-_PATIENCE = 0.7
+# Work that ends sooner shows nothing.
+_DELAY = 0.7
 
 
 class Display:
-    """Hears ``(stage, done)`` and shows it while it is entered; at all other times it hears without showing.
+    """A context manager that shows ``(stage, done)`` calls while it is entered.
 
-    It can be entered again and again. Leaving it takes the bar away, so that what is printed next stands on a clean line.
+    It can be entered again. Leaving it removes the bar, so the next output starts on a clean line.
     """
 
     def __init__(self, common: GlobalOptions) -> None:
         self._terminal = sys.stderr.isatty()
-        # A program that asked for JSON may read stderr too, and finds nothing there but an error.
+        # A program that reads JSON may read stderr too, which must then hold nothing but an error.
         self._shown = not common.quiet and (self._terminal or not common.json)
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
         self._open = False
         self._bar: Progress | None = None
         self._task: TaskID | None = None
@@ -47,7 +47,7 @@ class Display:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        with self._turn:
+        with self._lock:
             self._open = False
             if self._timer is not None:
                 self._timer.cancel()
@@ -57,7 +57,7 @@ class Display:
             self._stage = ""
 
     def __call__(self, stage: str, done: float) -> None:
-        with self._turn:
+        with self._lock:
             if not self._open:
                 return
             new = stage != self._stage
@@ -68,12 +68,12 @@ class Display:
             elif self._bar is not None and self._task is not None:
                 self._draw(self._bar, self._task, new)
             elif self._timer is None:
-                self._timer = threading.Timer(_PATIENCE, self._begin)
+                self._timer = threading.Timer(_DELAY, self._begin)
                 self._timer.daemon = True
                 self._timer.start()
 
-    def say(self, text: str) -> None:
-        """A line beside the bar. Takes no lock of its own, so that the answer to a signal can call it at any moment."""
+    def print(self, text: str) -> None:
+        """Print a line above the bar. A signal handler may call it: it takes no lock."""
         if not self._shown:
             return
         if self._bar is not None:
@@ -84,7 +84,7 @@ class Display:
     def _draw(self, bar: Progress, task: TaskID, new: bool) -> None:
         if new:
             bar.reset(task)
-        # A stage that has only begun says nothing of how long it takes: the bar pulses.
+        # Without any progress the duration is unknown, and the bar pulses.
         bar.update(
             task,
             description=self._stage,
@@ -96,7 +96,7 @@ class Display:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-        with self._turn:
+        with self._lock:
             if not self._open:
                 return
             console = Console(stderr=True, no_color=not supports_color())

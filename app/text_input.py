@@ -16,7 +16,7 @@ def read_argument(text: str | None, *, what: str) -> str:
     if text is not None and text != STDIN:
         return text
     if text is None and sys.stdin.isatty():
-        raise click.UsageError(f"There is no {what}. Give one, or '-' to read it from stdin.")
+        raise click.UsageError(f"The {what} is missing. Give one, or '-' to read it from stdin.")
     try:
         return sys.stdin.buffer.read().decode("utf-8-sig").rstrip("\r\n")
     except UnicodeDecodeError as error:

@@ -1,1 +1,1 @@
-"""What each command does: thin over the public surface, with nothing that a library user cannot have."""
+"""The commands, each thin over the library's public surface."""

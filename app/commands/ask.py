@@ -1,4 +1,4 @@
-"""Asking one question."""
+"""The command that asks one question."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def print_reply(
     quietly: bool = False,
     **asked: Any,
 ) -> Reply:
-    """Prints a reply while it is written, unless ``quietly``; Ctrl-C ends it and keeps what came as a cancelled turn."""
+    """Print a reply as it is generated, unless ``quietly``. Ctrl-C keeps the text so far."""
     with interruptible() as cancelled:
         with display:
             stream = _start_stream(user, prompt, cancelled, asked)
@@ -50,7 +50,7 @@ def _start_stream(
 ) -> Stream:
     stream = user.stream(prompt, cancelled=cancelled, **asked)
     if cancelled():
-        # Pressed while the model was loading: there is nothing yet that would be worth keeping.
+        # Ctrl-C while the model was loading: there is no text to keep.
         raise KeyboardInterrupt
     return stream
 
@@ -67,12 +67,12 @@ def _start_stream(
 @click.option(
     "--temperature",
     type=click.FloatRange(0, 10),
-    help="0 always takes the likeliest token.  [default: the base's]",
+    help="0 is greedy.  [default: the base's]",
 )
 @click.option(
     "--top-p",
     type=click.FloatRange(0, 1, min_open=True),
-    help="Take from the likeliest tokens only.  [default: the base's]",
+    help="Sample from the likeliest tokens only.  [default: the base's]",
 )
 @click.option(
     "--max-tokens", type=click.IntRange(1), help="The longest reply.  [default: the base's]"
@@ -88,16 +88,16 @@ def _start_stream(
     "--stop",
     multiple=True,
     metavar="TEXT",
-    help="End the reply before this text; may be given again.",
+    help="End the reply before this text; can be repeated.",
 )
 @click.option("--no-memory", is_flag=True, help="Leave your rules and facts out.")
 @click.option(
     "--layer",
     "layers",
     multiple=True,
-    help="Attach only this layer; may be given again.  [default: all]",
+    help="Attach only this layer; can be repeated.  [default: all]",
 )
-@click.option("--bare", is_flag=True, help="Ask the base as it came: no layers and no memory.")
+@click.option("--bare", is_flag=True, help="Ask the bare base, without layers and memory.")
 def ask(
     common: GlobalOptions,
     prompt: str | None,
@@ -110,11 +110,11 @@ def ask(
     layers: tuple[str, ...],
     bare: bool,
 ) -> None:
-    """Ask one question.
+    """Ask one question, and print the reply as it is generated.
 
-    The reply is printed as it is written, and kept as a turn, which feedback can name.
+    It is stored as a turn, which feedback can name.
 
-    PROMPT may be '-', or left out where something is piped in.
+    PROMPT may be '-' or missing, to read it from stdin.
     """
     from personalpeft.chat.validation import check_prompt
 
@@ -140,7 +140,7 @@ def ask(
         )
     emit(common, reply, "")
     if reply.finish_reason == "cancelled":
-        info(common, f"Stopped; what came is kept as {reply.turn_id}.")
+        info(common, f"Stopped; the text so far is stored as {reply.turn_id}.")
         raise click.exceptions.Exit(STOPPED)
     answered = ", ".join(entry.revision for entry in reply.stack.entries) or "the bare base"
     cut = " · cut at --max-tokens" if reply.finish_reason == "length" else ""

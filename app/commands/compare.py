@@ -1,4 +1,4 @@
-"""Two revisions side by side, without knowing which is which."""
+"""The command that compares two revisions blind."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NEITHER = "neither"
 @click.argument("prompt")
 @click.argument("a", default="live", metavar="[A]")
 @click.argument("b", default="previous", metavar="[B]")
-@click.option("--layer", default="style", show_default=True, help="Whose revisions.")
+@click.option("--layer", default="style", show_default=True, help="The layer.")
 @click.option(
     "--max-tokens", type=click.IntRange(1), help="The longest answer.  [default: the base's]"
 )
@@ -41,7 +41,7 @@ NEITHER = "neither"
 @click.option(
     "--choose",
     metavar="1|2|NAME|neither",
-    help="Choose without being asked; NAME is as --json says it.",
+    help="The choice, instead of a question; NAME is from --json.",
 )
 def compare(
     common: GlobalOptions,
@@ -53,16 +53,17 @@ def compare(
     no_memory: bool,
     choose: str | None,
 ) -> None:
-    """See two answers to a PROMPT and choose one.
+    """Compare two answers to a PROMPT blind, and choose one.
 
-    They come from two revisions of a layer, in an order drawn by chance. Your choice is kept as a preference, and only
-    then you hear whose they are.
+    Two revisions of a layer answer, in random order. Your choice is recorded as a preference; then
+    the revisions are named.
 
-    A and B are revisions, the beginnings of their ids, 'live', 'previous' (before the last change) or 'base'.
+    A and B are revisions, the beginnings of their ids, 'live', 'previous' (before the last change)
+    or 'base'.
     [default: live previous]
 
-    A program asks twice, since the same revisions give the same answers: first with --json alone, then with --choose and
-    the name of one.
+    A program runs it twice, since the same revisions give the same answers: with --json alone, then
+    with --choose and a name.
     """
     prompt = read_argument(prompt, what="prompt")
     display = Display(common)
@@ -88,16 +89,16 @@ def compare(
         common, data, str(comparison) if choose is None else _format_comparison(comparison, choice)
     )
     if comparison.same:
-        info(common, "Both say the same; there is nothing to choose.")
+        info(common, "Both answers are equal, so there is no choice.")
 
 
 def _format_comparison(comparison: Comparison, choice: LabeledComparison | None) -> str:
-    whose = " and ".join(
+    revisions = " and ".join(
         f"{number} is {each.revision}" for number, each in enumerate(comparison.answers, 1)
     )
-    kept = (
+    recorded = (
         f"{choice.signal}: {choice.chosen} rather than {choice.other}"
         if choice
-        else "nothing was kept"
+        else "nothing was recorded"
     )
-    return f"{whose}; {kept}"
+    return f"{revisions}; {recorded}"

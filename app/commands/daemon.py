@@ -244,7 +244,7 @@ def install(common: GlobalOptions, printed: bool, system: str | None) -> None:
 
 
 daemon.add_section("Run", (run, once))
-daemon.add_section("Look", (report, status, install))
+daemon.add_section("Inspect", (report, status, install))
 
 
 def _open_learning(common: GlobalOptions) -> AbstractContextManager[Runtime]:

@@ -1,4 +1,4 @@
-"""Taking something back for good."""
+"""The command that erases for good."""
 
 from __future__ import annotations
 
@@ -22,32 +22,30 @@ from personalpeft_app.signals import interruptible
     ),
 )
 @click.argument("item")
-@click.option("--dry-run", is_flag=True, help="Only say what would go.")
-@click.option("--later", is_flag=True, help="Destroy now; the next learn builds what is missing.")
+@click.option("--dry-run", is_flag=True, help="Only list what would be destroyed.")
+@click.option("--later", is_flag=True, help="Destroy now, and rebuild with the next learn.")
 @click.option("--yes", is_flag=True, help="Do not ask first.")
 def forget(common: GlobalOptions, item: str, dry_run: bool, later: bool, yes: bool) -> None:
     """Destroy a turn, a fact, a rule or other feedback, for good.
 
-    ITEM is its id, as turns, lessons and memory list it, the beginning of one, or "last" for the newest turn. Its words go from
-    every file of the home, with each revision that was built from them; what was live is built again without it. Nothing
-    brings it back. Backups and exported files are not reached.
+    ITEM is an id that turns, lessons or memory lists, its beginning, or "last" for the newest turn.
+    Its text is deleted from every file of the home, with each revision trained on it. Live layers
+    are rebuilt without it. This cannot be undone. Backups and exported files are not changed.
 
-    On a terminal it shows what would go and asks. Ctrl-C while it builds stops the building alone.
+    On a terminal it lists what would be destroyed and asks. Ctrl-C stops only the rebuilding.
     """
     display = Display(common)
     with session.open_user(common, "read" if dry_run else "change", display) as user:
         if not (dry_run or yes):
             if common.json or not sys.stdin.isatty():
-                raise click.UsageError(
-                    "Nothing brings back what is forgotten: say --yes, or --dry-run to look first."
-                )
+                raise click.UsageError("This cannot be undone. Give --yes, or --dry-run to look.")
             click.echo(str(user.forget(item, dry_run=True)), err=True)
             click.confirm("Forget this for good?", abort=True, err=True)
 
-        def stopping() -> None:
-            display.say("It is destroyed already; the building stops after this step.")
+        def notify() -> None:
+            display.print("It is destroyed; rebuilding stops after this step.")
 
-        with interruptible(stopping) as cancelled, display:
+        with interruptible(notify) as cancelled, display:
             report = user.forget(
                 item, rebuild=not later, dry_run=dry_run, progress=display, cancelled=cancelled
             )

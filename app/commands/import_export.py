@@ -1,4 +1,4 @@
-"""Taking a user or an adapter out, and in."""
+"""Commands that export and import users and adapters."""
 
 from __future__ import annotations
 
@@ -31,22 +31,19 @@ if TYPE_CHECKING:
 )
 @click.argument("file")
 @click.option(
-    "--no-adapters", is_flag=True, help="Leave out what was built; it can be learned again."
+    "--no-adapters", is_flag=True, help="Leave out the adapters, which can be learned again."
 )
 def export(common: GlobalOptions, file: str, no_adapters: bool) -> None:
-    """Write all of a user into one FILE.
+    """Write all data of a user into one new FILE.
 
-    What was said and answered, the revisions with their reports, and the adapters. FILE must not be there yet. It is not
-    encrypted: whoever has it has everything that was ever said.
+    It holds the turns, the feedback, the revisions with their reports, and the adapters. It is not
+    encrypted.
     """
     with session.open_user(common, "read") as user:
-        written = user.export(file, adapters=not no_adapters)
-    emit(common, written, str(written.path))
-    info(
-        common,
-        f"{_count_contents(written)}, {pluralize(written.adapters, 'adapter')}; "
-        f"{written.bytes:,} bytes. To import it: personalpeft import",
-    )
+        summary = user.export(file, adapters=not no_adapters)
+    emit(common, summary, str(summary.path))
+    contents = f"{_count_contents(summary)}, {pluralize(summary.adapters, 'adapter')}"
+    info(common, f"{contents}; {summary.bytes:,} bytes. To import it: personalpeft import")
 
 
 @command(
@@ -54,33 +51,29 @@ def export(common: GlobalOptions, file: str, no_adapters: bool) -> None:
     examples=("personalpeft import ada.personal", "personalpeft import ada.personal --as ada.home"),
 )
 @click.argument("file")
-@click.option("--as", "as_user", metavar="ID", help="Under this name.  [default: that of the file]")
+@click.option(
+    "--as", "as_user", metavar="ID", help="The id of the new user.  [default: that of the file]"
+)
 def import_(common: GlobalOptions, file: str, as_user: str | None) -> None:
-    """Take in the user of a FILE that export wrote.
+    """Import the user of a FILE that export wrote.
 
-    There must be nobody of that name yet. What was built comes along, and is live at once, where it was built on the base
-    that is open; else the next learn builds it from what was said.
+    The id must be new. The revisions are live at once if they were built on the open base;
+    otherwise the next learn builds them from the feedback.
     """
     display = Display(common)
     with session.open_runtime(common, "make", display) as runtime, display:
-        taken = runtime.import_user(file, as_user=as_user)
-    emit(common, taken, taken.user)
-    info(common, f"{_count_contents(taken)} came in.")
-    if taken.left_out:
-        info(
-            common,
-            f"{pluralize(taken.left_out, 'revision')} did not: {taken.why}. Next: personalpeft learn --user {taken.user}",
-        )
+        summary = runtime.import_user(file, as_user=as_user)
+    emit(common, summary, summary.user)
+    info(common, f"Imported {_count_contents(summary)}.")
+    if summary.left_out:
+        left_out = pluralize(summary.left_out, "revision")
+        info(common, f"Left out {left_out}: {summary.why}.")
+        info(common, f"To build them: personalpeft learn --user {summary.user}")
 
 
 def _count_contents(of: ExportSummary | ImportSummary) -> str:
-    return ", ".join(
-        (
-            pluralize(of.turns, "turn"),
-            pluralize(of.signals, "signal"),
-            pluralize(of.revisions, "revision"),
-        )
-    )
+    counts = {"turn": of.turns, "signal": of.signals, "revision": of.revisions}
+    return ", ".join(pluralize(count, noun) for noun, count in counts.items())
 
 
 _one_layer = click.option(
@@ -90,7 +83,7 @@ _as_layer = click.option(
     "--layer",
     default="style",
     show_default=True,
-    help="What it becomes: style, memory or skill.NAME.",
+    help="The layer that it becomes: style, memory or skill.NAME.",
 )
 
 
@@ -104,9 +97,9 @@ _as_layer = click.option(
 @click.argument("folder")
 @_one_layer
 def export_peft(common: GlobalOptions, folder: str, layer: str | None) -> None:
-    """Write what is live as an adapter that PEFT loads.
+    """Write the live stack as a PEFT adapter.
 
-    FOLDER must be empty or not there.
+    FOLDER must be empty or new.
     """
     _export_to(common, "folder", lambda user: user.export_peft(folder, layer=layer))
 
@@ -121,9 +114,10 @@ def export_peft(common: GlobalOptions, folder: str, layer: str | None) -> None:
 @click.argument("folder")
 @_as_layer
 def import_peft(common: GlobalOptions, folder: str, layer: str) -> None:
-    """Take a PEFT adapter in, and make it live.
+    """Import the PEFT adapter in FOLDER, and make it live.
 
-    What is in FOLDER becomes a revision of a layer. It is not judged: naming it is your own word. To take it back: personalpeft rollback
+    It becomes a revision of a layer, without a judgement by the gate. To undo it: personalpeft
+    rollback
     """
     _import_layer(common, layer, lambda user: user.import_peft(folder, layer=layer))
 
@@ -138,9 +132,9 @@ def import_peft(common: GlobalOptions, folder: str, layer: str) -> None:
 @click.argument("file")
 @_one_layer
 def export_gguf(common: GlobalOptions, file: str, layer: str | None) -> None:
-    """Write what is live as an adapter that llama.cpp loads.
+    """Write the live stack as a GGUF adapter for llama.cpp.
 
-    It goes with the base's GGUF file. FILE must not be there yet.
+    llama.cpp loads it beside the base's GGUF file. FILE must be new.
     """
     _export_to(common, "file", lambda user: user.export_gguf(file, layer=layer))
 
@@ -149,9 +143,10 @@ def export_gguf(common: GlobalOptions, file: str, layer: str | None) -> None:
 @click.argument("file")
 @_as_layer
 def import_gguf(common: GlobalOptions, file: str, layer: str) -> None:
-    """Take a GGUF adapter in, and make it live.
+    """Import the GGUF adapter in FILE, and make it live.
 
-    What is in FILE becomes a revision of a layer. It is not judged: naming it is your own word. To take it back: personalpeft rollback
+    It becomes a revision of a layer, without a judgement by the gate. To undo it: personalpeft
+    rollback
     """
     _import_layer(common, layer, lambda user: user.import_gguf(file, layer=layer))
 
@@ -172,9 +167,9 @@ def import_gguf(common: GlobalOptions, file: str, layer: str) -> None:
     help="safetensors for transformers; gguf for llama.cpp, with a Modelfile for Ollama.",
 )
 def export_merged(common: GlobalOptions, folder: str, form: MergedForm) -> None:
-    """Write the base with what is live in its weights.
+    """Write the base with the live stack merged into its weights.
 
-    A model for programs that know of no layers, as large as the base. FOLDER must be empty or not there.
+    The result is as large as the base, for programs without LoRA. FOLDER must be empty or new.
     """
     target = _export_to(common, "folder", lambda user: user.export_merged(folder, form=form))
     if form == "gguf":
@@ -183,7 +178,7 @@ def export_merged(common: GlobalOptions, folder: str, form: MergedForm) -> None:
 
 
 def _export_to(common: GlobalOptions, what: str, write: Callable[[User], Path]) -> Path:
-    """Has the user that is meant write something, and says where ``what`` was written lies."""
+    """Let the user write a file or folder (``what``), and print its path."""
     display = Display(common)
     with session.open_user(common, "read", display) as user, display:
         target = write(user)
@@ -191,14 +186,14 @@ def _export_to(common: GlobalOptions, what: str, write: Callable[[User], Path]) 
     return target
 
 
-def _import_layer(common: GlobalOptions, layer: str, take: Callable[[User], Revision]) -> None:
-    """Has the user that is meant take something in as a layer, and says what it became."""
+def _import_layer(common: GlobalOptions, layer: str, read: Callable[[User], Revision]) -> None:
+    """Let the user import a layer, and print the revision."""
     from personalpeft.ids import check_layer_name
 
-    # Before anybody is made who then has nothing.
+    # An invalid name must not create a user.
     check_layer_name(layer)
     display = Display(common)
     with session.open_user(common, "make", display) as user, display:
-        revision = take(user)
+        revision = read(user)
     emit(common, revision, revision.id)
-    info(common, f"Live for {user.id}. To take it back: personalpeft rollback {layer}")
+    info(common, f"Live for {user.id}. To undo it: personalpeft rollback {layer}")

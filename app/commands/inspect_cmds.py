@@ -182,13 +182,19 @@ def memory(ctx: click.Context) -> None:
     Without a command it lists them.
     """
     if ctx.invoked_subcommand is None:
-        _list(ctx.ensure_object(GlobalOptions))
+        ctx.invoke(memory_list)
 
 
 @command("list", examples=("personalpeft memory list", "personalpeft memory list --json"))
 def memory_list(common: GlobalOptions) -> None:
     """List the current rules and facts, the oldest first."""
-    _list(common)
+    with session.open_user(common, "read") as user:
+        items = user.items()
+    rows = [(item.id, item.kind, format_time(item.at), item.text) for item in items]
+    table = format_table(("ITEM", "KIND", "SINCE", "TEXT"), rows, flexible=(3,))
+    emit(common, {"user": user.id, "items": items}, table)
+    if not items:
+        info(common, f"{user.id} has no rules and facts yet.")
 
 
 @command(
@@ -287,19 +293,6 @@ def models(common: GlobalOptions) -> None:
         {"models": data},
         format_table(("", "BASE", "WEIGHTS", "CONTEXT", "LICENCE", "ABOUT"), rows, flexible=(5,)),
     )
-
-
-def _list(common: GlobalOptions) -> None:
-    with session.open_user(common, "read") as user:
-        items = user.items()
-    rows = [(item.id, item.kind, format_time(item.at), item.text) for item in items]
-    emit(
-        common,
-        {"user": user.id, "items": items},
-        format_table(("ITEM", "KIND", "SINCE", "TEXT"), rows, flexible=(3,)),
-    )
-    if not items:
-        info(common, f"{user.id} has no rules and facts yet.")
 
 
 def _format_source(signal: Signal) -> str:

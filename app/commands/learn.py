@@ -1,4 +1,4 @@
-"""Learning from what was said, and taking it back."""
+"""Commands that learn and change the live layers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from personalpeft_app.progress import Display
 from personalpeft_app.signals import interruptible
 
 if TYPE_CHECKING:
-    from personalpeft import LearnReport, Runtime, User
+    from personalpeft import LearnReport, User
 
 BASE = "base"
 
@@ -25,20 +25,35 @@ BASE = "base"
 def run_learn(
     common: GlobalOptions, user: User, display: Display, layer: str | None = None, **asked: Any
 ) -> LearnReport:
-    """Learns with a bar on stderr. The first Ctrl-C stops after the step that is running and keeps what was done."""
-    with report_learn_errors(display) as cancelled:
+    """Learn with a progress bar. The first Ctrl-C stops after the running step."""
+    with stop_on_interrupt(display) as cancelled:
         return user.learn(layer, progress=display, cancelled=cancelled, **asked)
 
 
 @contextmanager
-def report_learn_errors(display: Display) -> Iterator[Callable[[], bool]]:
-    """Shows the bar while it trains, and asks for a stop after the step that is running with the first Ctrl-C."""
+def stop_on_interrupt(display: Display) -> Iterator[Callable[[], bool]]:
+    """Show the bar, and yield whether the first Ctrl-C asks for a stop after the running step."""
 
-    def stopping() -> None:
-        display.say("Stopping after this step; Ctrl-C again stops at once.")
+    def notify() -> None:
+        display.print("Stopping after this step; Ctrl-C again stops at once.")
 
-    with interruptible(stopping) as cancelled, display:
+    with interruptible(notify) as cancelled, display:
         yield cancelled
+
+
+def _training_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the limits of a training, and whether its result is accepted."""
+    limit = "Train for at most this {}."
+    memory = "The most memory that training may take beside the base."
+    accept = "Make the result live even if the gate refuses it; that is recorded."
+    for option in (
+        click.option("--accept", is_flag=True, help=accept),
+        click.option("--memory", type=float, metavar="MB", help=memory),
+        click.option("--steps", type=int, help=limit.format("number of steps")),
+        click.option("--seconds", type=float, help=limit.format("time")),
+    ):
+        function = option(function)
+    return function
 
 
 @command(
@@ -55,36 +70,21 @@ def report_learn_errors(display: Display) -> Iterator[Callable[[], bool]]:
 )
 @click.option(
     "--layer",
-    help="What to learn: style, memory or skill.NAME.  [default: all that has something new]",
+    help="The layer: style, memory or skill.NAME.  [default: all with new feedback]",
 )
 @click.option(
     "--users",
     "others",
     multiple=True,
     metavar="ID",
-    help="Somebody who learns in the same go; can be repeated.",
+    help="Another user who learns too; can be repeated.",
 )
-@click.option("--all", "everybody", is_flag=True, help="All users of this home learn in one go.")
-@click.option("--dry-run", is_flag=True, help="Only say what would be learned.")
+@click.option("--all", "everybody", is_flag=True, help="All users of this home learn together.")
+@click.option("--dry-run", is_flag=True, help="Only report what would be learned.")
 @click.option(
-    "--seconds", type=float, help="Stop training after so long; the next learn goes on from there."
+    "--from-nothing", is_flag=True, help="Build from all lessons anew, not on the live revision."
 )
-@click.option(
-    "--steps",
-    type=int,
-    help="Stop training after so many steps; the next learn goes on from there.",
-)
-@click.option(
-    "--memory", type=float, metavar="MB", help="Train in at most so much memory beside the base."
-)
-@click.option(
-    "--from-nothing", is_flag=True, help="Build from all lessons anew, not on what is live."
-)
-@click.option(
-    "--accept",
-    is_flag=True,
-    help="Make the result live although it may be refused; that is recorded.",
-)
+@_training_options
 def learn(
     common: GlobalOptions,
     layer: str | None,
@@ -93,14 +93,16 @@ def learn(
     from_nothing: bool,
     **asked: Any,
 ) -> None:
-    """Learn from the feedback that is new.
+    """Learn from new feedback, and print a report.
 
-    Goes through all layers, or the one that is named. The result is judged, and made live if it is better; what was built
-    on a layer that has changed is judged again. Prints a report.
-    A result that is not better is refused, which is no error: nothing changes then. Ctrl-C stops after the
-    running step and keeps what was done for the next learn.
-    With --users or --all several users learn in one go, which is quicker than one after another. What one of them cannot
-    do is said in their report and fails nobody else; --json then prints a list.
+    It builds each layer, or the one that --layer names. A gate judges the result and makes it live
+    if it is better. A refusal is no error and changes nothing. Layers above a changed one are
+    judged again.
+
+    Ctrl-C, --seconds and --steps stop after the running step. The next learn continues from there.
+
+    With --users or --all several users learn together, which is faster than one after another. An
+    error of one user is in that user's report and stops no other; --json then prints a list.
     """
     from personalpeft.ids import check_layer_name
 
@@ -115,32 +117,58 @@ def learn(
         return
     with (
         session.open_runtime(common, "change", display) as runtime,
-        report_learn_errors(display) as cancelled,
+        stop_on_interrupt(display) as cancelled,
     ):
-        users = (
-            _all_users(runtime) if everybody else list(dict.fromkeys((common.user_id(), *others)))
-        )
+        users = list(dict.fromkeys((common.user_id(), *others)))
+        if everybody:
+            users = [each.id for each in session.iterate_users(runtime)]
         reports = runtime.learn_many(users, layer, progress=display, cancelled=cancelled, **asked)
         was_stopped = cancelled()
-    # Of everybody in a home, those who have nothing new are many and of no interest.
-    told = [report for report in reports if not (everybody and report.error == "NothingToLearn")]
-    emit(common, [report.as_json() for report in told], "\n\n".join(map(str, told)))
-    if everybody and not told:
-        info(common, "Nobody has anything new to learn.")
+    if everybody:
+        reports = tuple(report for report in reports if report.error != "NothingToLearn")
+    emit(common, [report.as_json() for report in reports], "\n\n".join(map(str, reports)))
+    if not reports:
+        info(common, "No user has anything new to learn.")
     if was_stopped:
-        raise Cancelled(
-            "Stopped; what is reported as learned stays.", hint="The next learn goes on from there."
-        )
-    if told and not everybody and all(report.error for report in told):
-        kind = next(kind for kind in ERROR_CODES if kind.__name__ == told[0].error)
-        raise kind("Nobody of those who were named has learned.", hint="Each report says why.")
+        raise Cancelled("Stopped; reported results stay.", hint="The next learn continues.")
+    if reports and not everybody and all(report.error for report in reports):
+        kind = next(kind for kind in ERROR_CODES if kind.__name__ == reports[0].error)
+        raise kind("None of these users has learned.", hint="Each report says why.")
 
 
-def _all_users(runtime: Runtime) -> list[str]:
-    users: list[str] = []
-    while page := runtime.users(after=users[-1] if users else None):
-        users += [user.id for user in page]
-    return users
+@command(
+    "practice",
+    examples=(
+        "personalpeft practice sums --verifier sums --seconds 600",
+        "personalpeft practice sums --verifier reasoning-gym --family chain_sum,max_terms=2",
+        "personalpeft practice sums --verifier sums --shaping t2t",
+    ),
+)
+@click.argument("skill")
+@click.option(
+    "--verifier",
+    required=True,
+    help="The plugin that sets the tasks and judges, such as sums.",
+)
+@click.option("--family", default="", help="The kind of tasks, if the verifier has several.")
+@click.option("--shaping", help="The plugin that turns judgements into rewards, such as t2t.")
+@click.option("--rounds", type=int, help="Stop after this number of rounds.")
+@_training_options
+def practice(common: GlobalOptions, skill: str, **asked: Any) -> None:
+    """Train SKILL on tasks that a verifier judges, and print a report.
+
+    Teach it some answers and learn them first, so that it solves some tasks already. A gate judges
+    the result on tasks that it never practises, and makes it live if it is better. A refusal is no
+    error and changes nothing. Ctrl-C stops after the running step and keeps the work for the same
+    practice.
+    """
+    display = Display(common)
+    with (
+        session.open_user(common, "change", display) as user,
+        stop_on_interrupt(display) as cancelled,
+    ):
+        report = user.practice(skill, progress=display, cancelled=cancelled, **asked)
+    emit(common, report.as_json(), str(report))
 
 
 @command(
@@ -155,12 +183,13 @@ def _all_users(runtime: Runtime) -> list[str]:
 @click.option(
     "--to",
     metavar="REVISION|base",
-    help="A revision, the beginning of its id, or 'base' for none.  [default: the one before]",
+    help="A revision, the beginning of its id, or 'base' for none.  [default: the previous]",
 )
 def rollback(common: GlobalOptions, layer: str, to: str | None) -> None:
     """Make an earlier revision of LAYER live.
 
-    By default the one before the last change. Rolling back twice therefore undoes the rollback. Prints what is live now.
+    By default the one before the last change, so a second rollback undoes the first. Prints the
+    live revision.
     """
     display = Display(common)
     with session.open_user(common, "change", display) as user, display:
@@ -175,9 +204,10 @@ def rollback(common: GlobalOptions, layer: str, to: str | None) -> None:
 @click.argument("layer")
 @click.argument("weight", type=float)
 def set_weight(common: GlobalOptions, layer: str, weight: float) -> None:
-    """Add LAYER more or less strongly from now on.
+    """Set how strongly LAYER is added.
 
-    WEIGHT goes from -2 to 2: 1 is the layer as it was learned, 0 leaves it out. Write a negative one after '--'.
+    WEIGHT is from -2 to 2: 1 is the layer as trained, 0 leaves it out. Write a negative one after
+    '--'.
     """
     with session.open_user(common, "change") as user:
         user.set_weight(layer, weight)
@@ -190,10 +220,10 @@ def set_weight(common: GlobalOptions, layer: str, weight: float) -> None:
 @click.argument("layer")
 @click.argument("when", type=click.Choice(get_args(Scope)))
 def scope(common: GlobalOptions, layer: str, when: Scope) -> None:
-    """Say WHEN a layer answers from now on.
+    """Set when LAYER is active: always, near (similar prompts) or never.
 
-    'always': every question. 'near': questions that are near the lessons that it was built from. 'never': none.
-    A style always answers before you say so, a skill and the memory where a question is near.
+    'near' compares a prompt with those that the layer was trained on. By default a style is always
+    active, a skill and the memory near.
     """
     with session.open_user(common, "change") as user:
         user.scope(layer, when)

@@ -1,4 +1,4 @@
-"""Putting what is live where servers elsewhere find it."""
+"""The command that publishes live stacks for vLLM servers."""
 
 from __future__ import annotations
 
@@ -22,21 +22,24 @@ from personalpeft_app.progress import Display
 @click.option(
     "--to",
     metavar="FOLDER",
-    help="Below this folder.  [default: where a server of this home finds it]",
+    help="The parent folder.  [default: where a server of this home looks]",
 )
 def publish(common: GlobalOptions, users: tuple[str, ...], to: str | None) -> None:
-    """Put what is live where vLLM servers elsewhere find it by name.
+    """Publish live stacks for vLLM servers, and print their names.
 
-    Of each USER (or --user), or of everybody. Prints the names, personalpeft:DIGEST, which such a server with our plugin takes for a model
-    (plugins/vllm_resolver). The folder keeps one stack for each user who was ever published there: what was live when they were
-    published last. So do it again after a learn; what is there already is not written again.
+    It publishes each USER (or --user), or all users. A vLLM server with our plugin
+    (plugins/vllm_resolver) serves a name, personalpeft:DIGEST, as a model. The folder keeps the
+    last published stack of each user, so publish again after a learn. Existing files are not
+    written again.
 
-    A forgetting takes what is published of the user away, here and in each folder that was named and can be reached.
+    Forgetting deletes the published stacks of a user, here and in each named folder that can be
+    reached.
     """
-    asked = users or ((common.user,) if common.user else None)
+    names = users or ((common.user,) if common.user else None)
     display = Display(common)
     with session.open_runtime(common, "change", display) as runtime, display:
-        done = runtime.publish(asked, to=to, progress=display)
-    rows = [(each.user, each.name or f"nothing: {each.reason}") for each in done.stacks]
-    emit(common, done, format_table(("USER", "NAME"), rows))
-    info(common, f"{done.folder}: {done.written} written, {done.taken} taken away.")
+        published = runtime.publish(names, to=to, progress=display)
+    rows = [(each.user, each.name or f"nothing: {each.reason}") for each in published.stacks]
+    emit(common, published, format_table(("USER", "NAME"), rows))
+    counts = f"{published.written} written, {published.taken} deleted"
+    info(common, f"{published.folder}: {counts}.")

@@ -1,4 +1,4 @@
-"""The HTTP face, and the tokens that it asks for."""
+"""Commands that serve over HTTP and manage its tokens."""
 
 from __future__ import annotations
 
@@ -41,50 +41,48 @@ _EVERYWHERE = "0.0.0.0"
     type=click.IntRange(0, 65535),
     default=8080,
     show_default=True,
-    help="0: any that is free.",
+    help="0 takes a free one.",
 )
 @click.option(
     "--host",
     metavar="ADDRESS",
-    help=f"Where to listen.  [default: {_LOOPBACK}, with --public everywhere]",
+    help=f"The address to listen on.  [default: {_LOOPBACK}, with --public all]",
 )
-@click.option(
-    "--public", is_flag=True, help="Let other machines ask too. Needs a token that was made before."
-)
+@click.option("--public", is_flag=True, help="Accept other machines. Needs an existing token.")
 @click.option(
     "--name",
     "names",
     multiple=True,
     metavar="HOST",
-    help="A host name to answer to; may be given again.",
+    help="A host name of this server; can be repeated.",
 )
 @click.option(
     "--max-batch",
     type=click.IntRange(1, 256),
     default=16,
     show_default=True,
-    help="Replies written at once.",
+    help="Replies in one batch.",
 )
 @click.option(
     "--max-queue",
     type=click.IntRange(1, 512),
     default=48,
     show_default=True,
-    help="Requests that may wait.",
+    help="Requests in the queue.",
 )
 @click.option(
     "--implicit-feedback",
     type=click.Choice(["off", "kept", "learned"]),
     default="off",
     show_default=True,
-    help="What becomes of what pages and apps see without asking, such as a copied reply.",
+    help="The use of signals without a user's act of feedback, such as a copied reply.",
 )
 @click.option(
     "--grace",
     type=click.FloatRange(0, 3600),
     default=30,
     show_default=True,
-    help="Seconds to end in.",
+    help="Seconds for open replies at shutdown.",
 )
 def serve(
     common: GlobalOptions,
@@ -97,15 +95,17 @@ def serve(
     implicit_feedback: Observing,
     grace: float,
 ) -> None:
-    """Answer over HTTP.
+    """Serve over HTTP and print the address.
 
-    As OpenAI and Anthropic do under /v1, in our own words under /api/v1, for a browser at /. Prints the address.
+    /v1 speaks the APIs of OpenAI and Anthropic, /api/v1 has everything else, and / is the page for
+    a browser.
 
-    Whatever is somebody's needs a token. The first is made at the first start, in the file 'token' of the home.
+    A user's data needs a token. The first start writes the first one into the file 'token' of the
+    home.
 
-    On a terminal it prints a link that opens the page signed in as the user, once and within ten minutes.
+    On a terminal it prints a link that signs in as the user, once and within ten minutes.
 
-    Ctrl-C and SIGTERM let what is being written end.
+    Ctrl-C and SIGTERM let open replies end.
     """
     from personalpeft import Serving
     from personalpeft.store.api_keys import ADMIN_KEY_FILE
@@ -119,18 +119,18 @@ def serve(
     address = host or (_EVERYWHERE if public else _LOOPBACK)
     if not public and not _is_loopback(address):
         raise InvalidInput(
-            f"Other machines could reach {address}.", hint="Say --public if they shall."
+            f"Other machines could reach {address}.", hint="Give --public to allow that."
         )
     if public and not (common.paths()[0] / ADMIN_KEY_FILE).exists():
         raise NotFound(
-            "There is no token yet, so nothing is served to other machines.",
+            "Other machines cannot be served: there is no token yet.",
             hint="Run: personalpeft token first",
         )
     serving = Serving(max_batch=max_batch, max_queue=max_queue)
     display = Display(common)
     with session.open_runtime(common, "make", display, serving, implicit_feedback) as runtime:
         made = runtime.api_keys.ensure_admin_key()
-        own = ApiV1(runtime)
+        api = ApiV1(runtime)
         codes = SignInCodes(runtime.api_keys)
         places = limiter_of(runtime)
         app = make_app(
@@ -138,9 +138,9 @@ def serve(
             owner=common.user_id(),
             names=names,
             places=places,
-            more=[own.blueprint, page.blueprint(codes)],
+            more=[api.blueprint, page.blueprint(codes)],
         )
-        # Before the model, which takes a while to load: a port that another has is said at once.
+        # Before the model, which takes a while to load: a port in use fails at once.
         server = Server(app, places, host=address, port=port)
         with display:
             runtime.engine()
@@ -152,20 +152,17 @@ def serve(
             url,
         )
         sys.stdout.flush()
-        info(
-            common,
-            f"The token {'was made and ' if made else ''}lies in {runtime.api_keys.admin_key_file}. Ctrl-C stops.",
-        )
-        # Where what is said here is kept, as a service's is, a secret has no place.
+        info(common, f"The token is in {runtime.api_keys.admin_key_file}. Ctrl-C stops.")
+        # A service's output is stored, and a secret has no place there.
         if sys.stderr.isatty():
             link = _link(url, address, codes.issue(common.user_id()))
+            minutes = SECONDS // 60
             info(
-                common,
-                f"The page, signed in as {common.user_id()}, once and within {SECONDS // 60} minutes: {link}",
+                common, f"Sign in as {common.user_id()}, once and within {minutes} minutes: {link}"
             )
 
         def close() -> None:
-            own.close()
+            api.close()
             runtime.close()
 
         with stopping_on_signals(server.stop):
@@ -174,8 +171,8 @@ def serve(
 
 
 def _link(url: str, address: str, code: str) -> str:
-    """Return the page's address with the code behind the ``#``, which a browser sends to no server."""
-    # An address that means every one of this machine's is none to go to.
+    """Return the page's address with the code in the fragment, which no browser sends."""
+    # The address of all interfaces is no destination.
     here = url.replace(address, _LOOPBACK) if address == _EVERYWHERE else url
     return f"{here}/#code={code}"
 
@@ -188,7 +185,7 @@ def _is_loopback(address: str) -> bool:
 
 
 def _log(common: GlobalOptions) -> None:
-    """The access log and what went wrong, on stderr."""
+    """Write the access log and errors to stderr."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(message)s"))
     for name, level in (
@@ -215,18 +212,24 @@ def _log(common: GlobalOptions) -> None:
 @global_options
 @click.pass_context
 def token(ctx: click.Context) -> None:
-    """List, make or revoke what lets somebody ask.
+    """List, create or revoke tokens.
 
     Without a command it lists them.
     """
     if ctx.invoked_subcommand is None:
-        _list(ctx.ensure_object(GlobalOptions))
+        ctx.invoke(token_list)
 
 
 @command("list", examples=("personalpeft token list", "personalpeft token list --json"))
 def token_list(common: GlobalOptions) -> None:
     """List the tokens by their ids, oldest first."""
-    _list(common)
+    with session.open_runtime(common, "read") as runtime:
+        keys, file = runtime.api_keys.list_keys(), runtime.api_keys.admin_key_file
+        exists = file.exists()
+    rows = [(each.id, _format_owner(each), each.at) for each in keys]
+    data = {"tokens": keys, "token_file": file if exists else None}
+    emit(common, data, format_table(("TOKEN", "OWNER", "SINCE"), rows))
+    info(common, f"The first administrator's token {'is' if exists else 'will be'} in {file}.")
 
 
 @command(
@@ -237,10 +240,7 @@ def token_list(common: GlobalOptions) -> None:
     ),
 )
 def token_first(common: GlobalOptions) -> None:
-    """Print where the first token of administration lies.
-
-    Makes it where there is none.
-    """
+    """Print the path of the first administrator's token, and create it if needed."""
     with session.open_runtime(common, "make") as runtime:
         made = runtime.api_keys.ensure_admin_key()
         where = runtime.api_keys.admin_key_file
@@ -256,21 +256,20 @@ def token_first(common: GlobalOptions) -> None:
     ),
     renamed={"--administration": "--admin"},
 )
-@click.option("--admin", is_flag=True, help="One that may do everything for everybody.")
+@click.option("--admin", is_flag=True, help="A token with all rights on all users.")
 @click.option(
     "--worker",
     is_flag=True,
-    help="One that fetches stacks and nothing else, for vLLM servers elsewhere.",
+    help="A token that only fetches stacks, for vLLM servers.",
 )
 def token_create(common: GlobalOptions, admin: bool, worker: bool) -> None:
-    """Make a token of one user and print it.
+    """Create a token of one user and print it.
 
-    It is shown this once; only a digest of it is kept. Its holder may see and change what is that user's, and nothing else.
+    It is shown once; only its digest is stored. It allows access to that user's data and to nothing
+    else.
     """
     if admin and worker:
-        raise InvalidInput(
-            "A token is of an administrator or of a worker.", hint="Give one of the two."
-        )
+        raise InvalidInput("--admin and --worker exclude each other.", hint="Give one of the two.")
     with session.open_runtime(common, "make") as runtime:
         made, secret = runtime.api_keys.create(
             None if admin or worker else common.user_id(), worker=worker
@@ -282,11 +281,11 @@ def token_create(common: GlobalOptions, admin: bool, worker: bool) -> None:
 @command("revoke", examples=("personalpeft token revoke 5f0c",))
 @click.argument("token_id", metavar="ID")
 def token_revoke(common: GlobalOptions, token_id: str) -> None:
-    """End a token. ID is its id or the beginning of it. A running server refuses it from the next request on."""
+    """Revoke a token. ID is its id or the beginning of it. Running servers refuse it at once."""
     with session.open_runtime(common, "change") as runtime:
-        ended = runtime.api_keys.revoke(token_id)
-    emit(common, ended, "")
-    info(common, f"{ended.id} no longer works.")
+        revoked = runtime.api_keys.revoke(token_id)
+    emit(common, revoked, "")
+    info(common, f"{revoked.id} no longer works.")
 
 
 token.add_section("Commands", (token_list, token_first, token_create, token_revoke))
@@ -294,16 +293,3 @@ token.add_section("Commands", (token_list, token_first, token_create, token_revo
 
 def _format_owner(token: ApiKey) -> str:
     return token.user or ("a worker" if token.worker else "administration")
-
-
-def _list(common: GlobalOptions) -> None:
-    with session.open_runtime(common, "read") as runtime:
-        known, first = runtime.api_keys.list_keys(), runtime.api_keys.admin_key_file
-        there = first.exists()
-    rows = [(each.id, _format_owner(each), each.at) for each in known]
-    data = {"tokens": known, "token_file": first if there else None}
-    emit(common, data, format_table(("TOKEN", "WHOSE", "SINCE"), rows))
-    info(
-        common,
-        f"The first, of administration, {'lies in' if there else 'is made at the first start, in'} {first}.",
-    )

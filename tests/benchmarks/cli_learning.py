@@ -291,7 +291,7 @@ def _kept(folder: Path | None) -> Iterator[Path]:
 
 
 def _printer(common: GlobalOptions, display: Display) -> Callable[[str], None]:
-    return display.say if not common.json else lambda text: info(common, text)
+    return display.print if not common.json else lambda text: info(common, text)
 
 
 def _percent(share: float | None) -> str:

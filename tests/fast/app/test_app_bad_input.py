@@ -19,59 +19,59 @@ _LOOK_ALIKE = "\u0430da"  # Its first letter is Cyrillic.
 @pytest.mark.parametrize(
     ("args", "code", "said"),
     [
-        (["ask", ""], 2, "prompt is empty"),
-        (["ask", " \n\u200b"], 2, "prompt is empty"),
+        (["ask", ""], 2, "prompt"),
+        (["ask", " \n\u200b"], 2, "prompt"),
         (["ask", "x" * 100_001], 2, "100001"),
         (["ask", "x" * 5000], 2, "4096 of fake"),
-        (["ask", "hi", "--layer", "stile"], 2, "A layer must be"),
+        (["ask", "hi", "--layer", "stile"], 2, "layer"),
         (["ask", "hi", "--layer", "skill.email"], 3, "has no layer skill.email"),
         (["ask", "hi", "--temperature", "11"], 2, "11"),
         (["ask", "hi", "--max-tokens", "0"], 2, "0"),
         (["ask", "hi", "--bare", "--layer", "style"], 2, "--bare"),
-        (["ask", "hi", "--user", "../ada"], 2, "A user id must be"),
-        (["ask", "hi", "--user", "a..b"], 2, "A user id must be"),
-        (["ask", "hi", "--user", "a/b"], 2, "A user id must be"),
+        (["ask", "hi", "--user", "../ada"], 2, "user id"),
+        (["ask", "hi", "--user", "a..b"], 2, "user id"),
+        (["ask", "hi", "--user", "a/b"], 2, "user id"),
         (["ask", "hi", "--user", _LOOK_ALIKE], 2, "\\u0430da"),
-        (["ask", "hi", "--user", "a" * 300], 2, "A user id must be"),
-        (["ask", "hi", "--user", ""], 2, "A user id must be"),
-        (["ask", "hi", "--backend", "torsch"], 3, "Did you mean 'torch'?"),
+        (["ask", "hi", "--user", "a" * 300], 2, "user id"),
+        (["ask", "hi", "--user", ""], 2, "user id"),
+        (["ask", "hi", "--backend", "torsch"], 3, "'torch'"),
         (["feedback"], 2, "feedback"),
-        (["feedback", "--up", "--edit", "x"], 2, "one kind"),
-        (["feedback", "--edit", ""], 2, "edit is empty"),
+        (["feedback", "--up", "--edit", "x"], 2, "kind"),
+        (["feedback", "--edit", ""], 2, "edit"),
         (["feedback", "--reward", "3"], 2, "3"),
-        (["feedback", "t_nothing", "--up"], 3, "Known: t_0"),
-        (["feedback", "--up", "--user", "adda"], 3, "Did you mean 'ada'?"),
+        (["feedback", "t_nothing", "--up"], 3, "t_0"),
+        (["feedback", "--up", "--user", "adda"], 3, "'ada'"),
         (["feedback", "--edit", "x", "--editor"], 2, "--editor"),
-        (["teach", "", "answer"], 2, "prompt is empty"),
-        (["teach", "prompt", ""], 2, "answer is empty"),
+        (["teach", "", "answer"], 2, "prompt"),
+        (["teach", "prompt", ""], 2, "answer"),
         (["teach", "prompt", "answer", "--skill", "../x"], 2, "skill.../x"),
-        (["teach", "-", "-"], 2, "Only one"),
-        (["remember", ""], 2, "fact is empty"),
+        (["teach", "-", "-"], 2, "stdin"),
+        (["remember", ""], 2, "fact"),
         (["remember", "x" * 2001], 2, "2001"),
-        (["remember", "x", "--answer", "y"], 2, "no question"),
-        (["learn"], 4, "Nothing new for style"),
-        (["learn", "--layer", "stile"], 2, "A layer must be"),
-        (["learn", "--layer", "memory"], 4, "Nothing to learn for memory"),
-        (["learn", "--seconds", "0"], 2, "no budget"),
-        (["learn", "--seconds", "nan"], 2, "no budget"),
-        (["learn", "--user", "adda"], 3, "Did you mean 'ada'?"),
-        (["learn", "--steps", "0"], 2, "no budget"),
+        (["remember", "x", "--answer", "y"], 2, "--question"),
+        (["learn"], 4, "style"),
+        (["learn", "--layer", "stile"], 2, "layer"),
+        (["learn", "--layer", "memory"], 4, "memory"),
+        (["learn", "--seconds", "0"], 2, "budget"),
+        (["learn", "--seconds", "nan"], 2, "budget"),
+        (["learn", "--user", "adda"], 3, "'ada'"),
+        (["learn", "--steps", "0"], 2, "budget"),
         (["learn", "--users", "Bo!"], 2, "Bo!"),
-        (["rollback", "stil"], 3, "Did you mean 'style'?"),
-        (["rollback", "style", "--to", "style@nope"], 3, "Known: style@"),
-        (["set-weight", "style", "3"], 2, "from -2 to 2"),
-        (["set-weight", "style", "nan"], 2, "from -2 to 2"),
-        (["set-weight", "stil", "1"], 3, "Did you mean 'style'?"),
-        (["why", "t_nothing"], 3, "Known: t_0"),
-        (["revisions", "--layer", "stil"], 3, "Did you mean 'style'?"),
+        (["rollback", "stil"], 3, "'style'"),
+        (["rollback", "style", "--to", "style@nope"], 3, "style@"),
+        (["set-weight", "style", "3"], 2, "2"),
+        (["set-weight", "style", "nan"], 2, "2"),
+        (["set-weight", "stil", "1"], 3, "'style'"),
+        (["why", "t_nothing"], 3, "t_0"),
+        (["revisions", "--layer", "stil"], 3, "'style'"),
         (["memory", "edit", "s_nothing", "text"], 3, "s_nothing"),
         (["memory", "remove", "s_nothing"], 3, "s_nothing"),
         (["retract", "s_nothing"], 3, "s_nothing"),
         (["retract"], 2, "ID..."),
         (["turns", "-n", "0"], 2, "0"),
-        (["turns", "--user", "adda"], 3, "Did you mean 'ada'?"),
+        (["turns", "--user", "adda"], 3, "'ada'"),
         (["users", "--limit", "0"], 2, "0"),
-        (["users", "--after", "../ada"], 2, "A user id must be"),
+        (["users", "--after", "../ada"], 2, "user id"),
         (["export", "/proc/version/x"], 2, "/proc/version"),
         (["export-peft", "/proc/version/x"], None, "/proc/version"),
         (["import", "/nowhere/at/all"], 2, "/nowhere/at/all"),
@@ -79,8 +79,8 @@ _LOOK_ALIKE = "\u0430da"  # Its first letter is Cyrillic.
         (["forget", "s_nothing", "--yes"], 3, "s_nothing"),
         (["forget", "style@1", "--yes"], 2, "style@1"),
         (["path", "hoem"], 2, "hoem"),
-        (["sack"], 2, "Did you mean 'stack'?"),
-        (["memory", "lsit"], 2, "Did you mean 'list'?"),
+        (["sack"], 2, "'stack'"),
+        (["memory", "lsit"], 2, "'list'"),
         (["stack", "--jsn"], 2, "--json"),
     ],
     ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
@@ -93,12 +93,11 @@ def test_bad_input_is_named_and_changes_nothing(
     assert said in result.stderr
     assert "error: " in result.stderr
     assert "Traceback" not in result.output
-    assert "bug in" not in result.stderr
     assert result.stdout == ""
     assert result.exit_code == code if code is not None else result.exit_code not in (0, 70)
     assert learned.snapshot() == before
     told = json.loads(learned.run(*args, "--json").stderr)["error"]
-    assert told["exit_code"] == result.exit_code
+    assert (told["exit_code"], told["kind"] != "Bug") == (result.exit_code, True)
     assert said in told["message"] + told["hint"]
 
 
@@ -106,7 +105,7 @@ def test_a_turn_with_a_slip_in_its_id_names_the_nearest(taught: Place) -> None:
     turn = json.loads(taught.run("turns", "--json").stdout)["turns"][2]["id"]
     result = taught.run("feedback", turn[:-1] + "u", "--up")
     assert result.exit_code == 3
-    assert f"Did you mean '{turn}'?" in result.stderr
+    assert turn in result.stderr
 
 
 def test_an_edit_that_changes_nothing_is_refused(taught: Place) -> None:
@@ -114,7 +113,6 @@ def test_an_edit_that_changes_nothing_is_refused(taught: Place) -> None:
     before = taught.snapshot()
     result = taught.run("feedback", "--edit", f"  {reply}\n")
     assert result.exit_code == 2
-    assert "same as the reply" in result.stderr
     assert taught.snapshot() == before
 
 
@@ -185,8 +183,7 @@ def test_a_home_from_a_newer_version_is_left_alone(learned: Place) -> None:
     for args in (["turns"], ["ask", "hello"], ["verify"]):
         result = learned.run(*args)
         assert result.exit_code == 7
-        assert "newer version" in result.stderr
-        assert "Update personalpeft" in result.stderr
+        assert "hint:" in result.stderr
 
 
 def test_a_folder_that_is_not_ours_is_left_alone(place: Place) -> None:
@@ -195,7 +192,7 @@ def test_a_folder_that_is_not_ours_is_left_alone(place: Place) -> None:
     for args in (["turns"], ["ask", "hello"]):
         result = place.run(*args)
         assert result.exit_code == 7
-        assert "not a home" in result.stderr
+        assert str(place.home) in result.stderr
     assert [path.name for path in place.home.iterdir()] == ["thesis.txt"]
 
 
@@ -233,7 +230,7 @@ def test_a_card_with_a_mistake_is_named_by_file_and_line(place: Place, tmp_path:
 def test_an_unknown_base_names_the_nearest(place: Place) -> None:
     result = place.run("ask", "hello", "--base", "smollm2-135m", backend="torch")
     assert result.exit_code == 3
-    assert "Did you mean 'smollm2-135m-instruct'?" in result.stderr
+    assert "smollm2-135m-instruct" in result.stderr
     assert not place.home.exists()
 
 
@@ -244,8 +241,7 @@ def test_a_server_that_is_not_there_is_said_and_no_turn_is_kept(
     there = {"PERSONALPEFT_VLLM_URL": "http://127.0.0.1:9", "PERSONALPEFT_VLLM_PATIENCE": "0.1"}
     plain, data = (place.run(*asked, *more, backend="vllm", **there) for more in ((), ("--json",)))
     assert (plain.exit_code, data.exit_code) == (12, 12)
-    assert "cannot be reached" in plain.stderr
-    assert "hint: Start it, or set PERSONALPEFT_VLLM_URL" in plain.stderr
+    assert "PERSONALPEFT_VLLM_URL" in plain.stderr
     assert json.loads(data.stderr.splitlines()[-1])["error"]["kind"] == "ServingFailed"
     assert json.loads(place.run("turns", "--json").stdout)["turns"] == []
 

@@ -157,10 +157,8 @@ def test_ctrl_c_stops_a_learn_which_goes_on_from_there(taught: Place) -> None:
     assert process.returncode == 130, said
     assert out == ""
     assert "Traceback" not in said
-    assert "Stopped after step" in said
-    assert "goes on from there" in said
     assert taught.run("verify").exit_code == 0
-    assert "PROMOTED" in taught.run("learn").stdout
+    assert json.loads(taught.run("learn", "--json").stdout)["verdict"] == "promoted"
     assert not session.exists()
 
 
@@ -199,22 +197,21 @@ def test_a_bug_shows_one_line_and_keeps_the_details(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*args: object, **more: object) -> None:
-        raise ZeroDivisionError("what no one thought of")
+        raise ZeroDivisionError("private words")
 
     monkeypatch.setattr("personalpeft.user.User.stream", broken)
     result = place.run("ask", "hello")
     assert result.exit_code == 70
     assert result.stdout == ""
-    assert "bug in personalpeft" in result.stderr
     assert "Traceback" not in result.stderr
     (log,) = (place.cache / "logs").iterdir()
     assert str(log) in result.stderr
     assert "ZeroDivisionError" in log.read_text()
     assert ".broken" in log.read_text()
     # It is sent with a report, and what an error says may be private.
-    assert "no one thought" not in log.read_text()
+    assert "private words" not in log.read_text()
     told = json.loads(place.run("ask", "hello", "--json").stderr)
-    assert told["error"]["exit_code"] == 70
+    assert (told["error"]["kind"], told["error"]["exit_code"]) == ("Bug", 70)
 
 
 @pytest.mark.parametrize("folder", ["own", "own but open to others", "shared"])
