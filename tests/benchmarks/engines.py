@@ -8,11 +8,13 @@ process has that chats and has not loaded torch. vLLM's rows are in ``engines_vl
 from __future__ import annotations
 
 import itertools
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from benchmarks.engines_asked import (
     FIXED,
@@ -194,6 +196,7 @@ def _memory(people: Crowd, base_name: str) -> tuple[int | None, int, bool]:
     done = subprocess.run(
         [sys.executable, "-c", _CHAT, home, base_name, name(0), str(_REPLY)],
         input=_filling(people, most - _REPLY),
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
         capture_output=True,
         text=True,
         check=True,
