@@ -156,8 +156,8 @@ def bench_edits(
 ) -> None:
     """Realistic edits without literal templates: do they carry over?
 
-    Each style (shorter, warmer, JSON, polite French) is learned from twelve edits in a home of its own. Ten unseen prompts
-    are then answered greedily and with the base's own sampling, and a rule checks each reply. Takes about two minutes a style.
+    Each style (shorter, warmer, British, JSON) is learned from twelve edits in a home of its own. Ten unseen prompts
+    are then answered greedily and with the base's own sampling, and a rule checks each reply. Takes some minutes a style.
     """
     from benchmarks import edits
     from benchmarks.edit_styles import select_styles

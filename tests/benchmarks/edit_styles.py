@@ -1,11 +1,12 @@
-"""Realistic edits for ``bench edits``: how somebody wants to be answered, and rules that tell it without a judge.
+"""Realistic edits for ``bench edits``: how somebody wants to be answered, and rules that check it
+without a judge.
 
-All data is in ``edits/``, a file a style, self-written; ``words.toml`` has the word lists of the rules. No style of prose
-has a literal opening, closing or list mark.
+All data is in ``edits/``, a file a style, self-written. ``words.toml`` has the word lists of the
+rules. No style of prose has a literal opening, closing or list mark.
 
-Invariants, which a test holds: a rule holds for every wanted answer; no unseen prompt is one that was edited; the wanted
-answers of a style begin and end differently. A reply that is empty, runs in a loop, or repeats its prompt or
-another wanted answer passes no rule.
+Invariants, which a test holds: a rule holds for every wanted answer; no unseen prompt is one that
+was edited; the wanted answers of a style begin and end differently. A reply that is empty, runs in
+a loop, or repeats its prompt or another wanted answer passes no rule.
 """
 
 from __future__ import annotations
@@ -29,18 +30,20 @@ _FOLDER = Path(__file__).with_name("edits")
 _FIRST_SENTENCE, _CHILD_SENTENCE, _CHILD_WORD = 14, 12, 7
 _CHILD_LONG = 0.08
 _LOOP_FROM, _LOOP_SHARE = 12, 0.6
-_WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)*")
+_WORD = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)*")
 _SENTENCE_END = re.compile(r"(?<=[.!?])[\"'”)]?\s+")
 _CONTRACTION = re.compile(
-    r"\b\w+(?:n['’]t|['’](?:ll|re|ve|m|d)|(?<=it|he)['’]s|(?<=that|here|what)['’]s)\b",
+    r"\w(?:n't|'(?:ll|re|ve|m|d))\b|\b(?:it|he|she|that|there|here|what|who|let)'s\b",
     re.IGNORECASE,
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A prompt. ``answer`` is what the edit wants, empty for an unseen prompt. ``words`` are patterns of which a right
-    reply has one: what a direct answer says, or what a record is about.
+    """A prompt. ``answer`` is what the edit wants; an unseen prompt has none.
+
+    ``words`` are what a direct answer says (patterns, of which it has one), or what a record is
+    about.
     """
 
     prompt: str
@@ -50,7 +53,10 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class EditStyle:
-    """How somebody wants to be answered: ``wants`` says it in words, ``rule`` checks it. ``keys`` are those of a record."""
+    """How somebody wants to be answered: ``wants`` says it in words, and ``rule`` checks it.
+
+    ``keys`` are those of a record.
+    """
 
     name: str
     set: str
@@ -64,7 +70,7 @@ class EditStyle:
 
     def passes(self, case: Case, reply: str) -> bool:
         """Whether a reply to this prompt is as wanted."""
-        text = reply.strip()
+        text = reply.strip().replace("’", "'")
         copied = any(text == each.answer for each in self.lessons if each.prompt != case.prompt)
         echo = _words_of(text)[: len(_words_of(case.prompt))] == _words_of(case.prompt)
         if copied or echo or is_degenerate(text):
@@ -106,7 +112,7 @@ def _shorter(style: EditStyle, case: Case, text: str) -> bool:
 def _warm(style: EditStyle, case: Case, text: str) -> bool:
     """Speaks to the reader, with a kind word."""
     you, kind = (_words()[name][style.language] for name in ("you", "kind"))
-    return mentions(you, text) and _has_stem(kind, text)
+    return _has_stem(you, text) and _has_stem(kind, text)
 
 
 def _british(style: EditStyle, case: Case, text: str) -> bool:
@@ -114,7 +120,7 @@ def _british(style: EditStyle, case: Case, text: str) -> bool:
 
 
 def _calm(style: EditStyle, case: Case, text: str) -> bool:
-    plain = not re.search(r"[!¡\U0001F300-\U0001FAFF]", text)
+    plain = not re.search(r"[!¡\u2600-\u27BF\U0001F300-\U0001FAFF]", text)
     return plain and not _has_stem(_words()["gushing"][style.language], text)
 
 
@@ -167,21 +173,20 @@ def _is_record(style: EditStyle, case: Case, record: Any, fields: int | None = N
     """Exactly the keys, each with a value, and about what the prompt says."""
     if not isinstance(record, dict) or set(record) != set(style.keys):
         return False
-    values = [str(value).strip() for value in record.values()]
+    values = [str(value or "").strip() for value in record.values()]
     right = all(values) and fields in (None, len(values))
     return right and mentions(case.words, " ".join(values))
 
 
 def _has_stem(stems: Sequence[str], text: str) -> bool:
-    """Whether one of the words or phrases is in a text; ``*`` at an end stands for any letters."""
+    """Whether one of the words or phrases is in a text; ``*`` stands for any letters."""
     return any(_stem(stem).search(text) for stem in stems)
 
 
 @cache
 def _stem(stem: str) -> re.Pattern[str]:
-    return re.compile(
-        rf"\b{re.escape(stem.removesuffix('*'))}" + (r"" if stem[-1] == "*" else r"\b"), re.I
-    )
+    pattern = re.escape(stem).replace(r"\*", r"\w*")
+    return re.compile(rf"\b{pattern}\b", re.IGNORECASE)
 
 
 RULES: Mapping[str, Callable[[EditStyle, Case, str], bool]] = {
@@ -209,7 +214,7 @@ def load_styles() -> Mapping[str, EditStyle]:
 
 
 def select_styles(names: Sequence[str], limit: int | None = None) -> tuple[EditStyle, ...]:
-    """The styles of these names; the first ``limit`` of all where none is named. Raises ``InvalidInput``."""
+    """The first ``limit`` of the styles of these names, or of all. Raises ``InvalidInput``."""
     known = load_styles()
     for name in names:
         if name not in known:

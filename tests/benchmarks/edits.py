@@ -1,5 +1,7 @@
-"""``bench edits``: do realistic edits carry over to prompts that were never edited? Each style (``edit_styles.py``) is learned
-in a home of its own: twelve replies are edited, one learn follows, and ten unseen prompts are answered.
+"""``bench edits``: do realistic edits carry over to prompts that were never edited?
+
+Each style (``edit_styles.py``) is learned in a home of its own: twelve replies are edited, one
+learn follows, and ten unseen prompts are answered.
 """
 
 from __future__ import annotations
@@ -23,8 +25,10 @@ _GENERAL, _GENERAL_TOKENS = 12, 48
 
 @dataclass(frozen=True, slots=True)
 class StyleResult:
-    """One style: of ``asked`` unseen prompts, how many replies pass: the base's, greedy ones and sampled ones after the
-    learn. ``general`` of ``general_asked`` general questions, which the base had right, are still right.
+    """How many of the replies to ``asked`` unseen prompts pass.
+
+    ``base`` are those before the learn; ``greedy`` and ``sampled`` those after it. ``general`` of
+    ``general_asked`` general questions, which the base had right, are still right.
     """
 
     name: str
@@ -43,8 +47,10 @@ class StyleResult:
 
 @dataclass(frozen=True, slots=True)
 class EditsBench:
-    """The object that ``--json`` prints. ``shares`` are by set and way (base, greedy, sampled); ``live_below_enough`` are
-    the styles that went live with fewer than six of ten.
+    """The object that ``--json`` prints.
+
+    ``shares`` are by set and way (base, greedy, sampled). ``live_below_enough`` are the styles that
+    went live with fewer than six of ten.
     """
 
     bench: str
@@ -76,7 +82,7 @@ def bench_edits(
     say: Callable[[str], None],
     progress: Callable[[str, float], None],
 ) -> EditsBench:
-    """Runs what is not kept and that no other process runs, and sums up all that is kept of these styles."""
+    """Run the styles that are not kept and that no other process runs, then sum up all kept."""
     keys = {run.key(style): style for style in run.styles}
 
     def measure(key: str) -> Figures:

@@ -17,6 +17,59 @@ from personalpeft.learning.evaluate.probes import load_general_prompts
 pytestmark = pytest.mark.exhaustive
 
 STYLES = list(load_styles().values())
+# Other ways to say what a style wants, and replies that miss it narrowly: by style.
+ALSO_WANTED = {
+    "warmer": (
+        "A bit of vinegar does it. Be gentle with your hands, and well done for asking!",
+        "It happens to the best of us, so never mind. Tighten the screw and you'll be fine.",
+        "You deserve a break first. Then wipe it slowly from left to right.",
+    ),
+    "british": (
+        "Sort everything by colour, then fold it.",
+        "I'd pick autumn, when the trees turn grey and gold by the harbour.",
+        "Most neighbours appreciate an apology.",
+    ),
+    "calm": (
+        "The café opened in May and serves soup at noon.",
+        "Welcome, Ben. Your desk is by the window.",
+    ),
+    "steps_first": (
+        "Sprinkle a little water on it and wait.",
+        "Close every program you don't need. Restarting helps too.",
+        "Rinse the wound, then cool it.",
+    ),
+    "formal": (
+        "The pool is closed until further notice because of repairs.",
+        "An apology is offered for the delay in answering the enquiry of 3 March.",
+    ),
+    "for_a_child": (
+        "A judge hears both sides and says who is right.",
+        "Bees suck sweet juice from flowers. At home they turn it into honey.",
+    ),
+    "french_warmer": ("Bravo, c'est déjà un bon début. Cuisez-le un peu moins la prochaine fois.",),
+    "spanish_warmer": ("Claro que puedes, con agua tibia. ¡Que te vaya genial!",),
+    "french_steps_first": ("Versez un peu d'eau chaude et laissez reposer la poêle une heure.",),
+    "spanish_steps_first": ("Llena la sartén de agua y déjala reposar una hora.",),
+}
+NOT_WANTED = {
+    "shorter": "First you heat it. Then you wait a while. At last you scrape it off.",
+    "warmer": "To descale a kettle, boil water with vinegar and rinse it twice.",
+    "british": "Sort the wardrobe by color and keep your favourite things in front.",
+    "calm": "The mountains were absolutely breathtaking, and the food was fine.",
+    "steps_first": "To iron a shirt, you need an iron and a board.",
+    "answer_first": "That depends on many things. Gold is the heavier one.",
+    "formal": "The pool is closed. We're sorry about that.",
+    "for_a_child": "Electricity is a fundamental phenomenon involving charged particles.",
+    "json_record": '{"what": "yoga class", "when": "Sunday at ten"}',
+    "yaml_recipe": "dish: tomato soup\nserves:\nminutes: 30",
+    "table_row": "| chair | Lindon's |",
+    "french_shorter": "Heat the water and pour it over the coffee.",
+    "french_warmer": "Le téléphone a été inventé en 1876 par Alexander Graham Bell.",
+    "french_steps_first": "Pour recoudre un bouton, il faut du fil et une aiguille.",
+    "spanish_shorter": "Heat the water and pour it over the coffee.",
+    "spanish_warmer": "El teléfono se inventó en 1876 en los Estados Unidos.",
+    "spanish_steps_first": "Para coser un botón hace falta hilo y una aguja.",
+}
 _EACH = pytest.mark.parametrize("style", STYLES, ids=lambda style: style.name)
 
 
@@ -31,6 +84,13 @@ def test_a_rule_fails_for_no_text_a_loop_and_a_copied_answer(style: EditStyle) -
     case, other = style.unseen[0], style.lessons[0]
     for text in ("", "Yes.", "!!!", " ".join(["on and on"] * 20), other.answer):
         assert not style.passes(case, text)
+
+
+@_EACH
+def test_a_rule_allows_other_wordings_and_refuses_a_near_miss(style: EditStyle) -> None:
+    for text in ALSO_WANTED.get(style.name, ()):
+        assert style.passes(style.unseen[0], text), text
+    assert not style.passes(style.unseen[0], NOT_WANTED[style.name])
 
 
 @_EACH
