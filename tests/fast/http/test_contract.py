@@ -37,6 +37,7 @@ from personalpeft.adapters.formats import published
 from personalpeft.base_models.types import Base
 from personalpeft.formatting import to_json
 from personalpeft.learning.options import LearnOptions
+from personalpeft.learning.outcomes import ReasonCode
 from personalpeft.learning.rl.trainer import RLTrainer
 from personalpeft.types import SignalKind
 from personalpeft_app.client import Client, NotAllowed, RemoteUser, Unreachable, connect
@@ -313,7 +314,7 @@ def test_a_learn_reports_and_changes_what_answers_and_can_be_taken_back(
     assert to_json([report]) == [{**ada.reports()[-1], "above": []}]
     assert all(stage and 0 <= done <= 1 for stage, done in heard)
     assert heard
-    assert "undo: personalpeft rollback style" in str(report)
+    assert "personalpeft rollback style" in str(report)
     after = ada.chat("Hello", temperature=0)
     assert after.text != before
     assert ada.why(after) == own.why(after.turn_id)
@@ -581,7 +582,7 @@ def test_a_stack_that_is_served_is_given_by_its_digest_to_administration_alone(
             connect(site.url, site.of("ada")).read_published_file(
                 stack.digest, "adapter_config.json"
             )
-    with pytest.raises(NotFound, match="no stack"):
+    with pytest.raises(NotFound):
         opened.read_published_file(stack.digest, "adapter_config.json")
 
 
@@ -646,7 +647,8 @@ def test_a_skill_is_practised(ada: Any) -> None:
 def test_a_practice_hears_what_it_may_take_and_that_its_result_is_accepted(
     ada: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert "0.001 are allowed" in ada.practice("sums", verifier="sums", memory=0.001).reason
+    (budget,) = ada.practice("sums", verifier="sums", memory=0.001).reasons
+    assert budget.code is ReasonCode.MEMORY_BUDGET
     heard: list[LearnOptions] = []
     practise = RLTrainer.train
 

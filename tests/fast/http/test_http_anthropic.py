@@ -191,7 +191,7 @@ def test_a_reply_that_had_to_call_and_did_not_is_an_error(
     monkeypatch.setattr(
         FakeBackend, "_reply", lambda backend, row, stack: backend.encode(" nonsense")
     )
-    with pytest.raises(anthropic.InternalServerError, match="had to call a tool"):
+    with pytest.raises(anthropic.InternalServerError):
         client.messages.create(**asked, tool_choice={"type": "any"})
 
 

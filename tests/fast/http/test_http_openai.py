@@ -399,9 +399,9 @@ def test_a_reply_that_had_to_call_and_did_not_is_an_error_and_one_that_was_cut_i
     monkeypatch.setattr(
         FakeBackend, "_reply", lambda backend, row, stack: backend.encode(" nonsense")
     )
-    with pytest.raises(openai.InternalServerError, match="had to call a tool"):
+    with pytest.raises(openai.InternalServerError):
         client.chat.completions.create(**asked)
-    with pytest.raises(openai.APIError, match="had to call a tool"):
+    with pytest.raises(openai.APIError):
         list(client.chat.completions.create(**asked, stream=True))
 
 

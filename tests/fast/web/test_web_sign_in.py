@@ -55,7 +55,6 @@ def test_a_code_gives_one_session_of_its_user_and_is_void_then(signing: Signing)
     assert session.get("/api/v1/users").status_code == 403
     again = signing.redeem(code)
     assert again.status_code == 401
-    assert "used before" in again.json["error"]["message"]
     # The code itself opens nothing.
     assert Caller(signing.app, code).get("/api/v1/token").status_code == 401
 
