@@ -1,4 +1,4 @@
-"""A client for the server's own API, with the methods, values and errors of the library.
+"""A client of the HTTP API, with the methods, values and errors of the library.
 
     from personalpeft_app.client import connect
 
@@ -7,9 +7,9 @@
     ada.feedback(reply, edit="Eight minutes in boiling water, then cold water.")
     print(ada.learn())
 
-What a method promises is said by ``personalpeft.User``; what a server cannot do (pause a learn, take a verifier that is an object,
-write into a folder of yours) is not there. Besides the library's errors a call raises ``NotAllowed`` and ``Unreachable``.
-Nothing but the standard library is used to talk; no redirect is followed, so the token goes nowhere else.
+The library's method of the same name documents each method. A server cannot pause a learn, take a
+verifier that is an object, or write into a folder here. Besides the library's errors a call raises
+``NotAllowed`` and ``Unreachable``. Requests go through httpx2, which comes with the library.
 """
 
 from personalpeft_app.client.comparing import Comparison

@@ -1,20 +1,20 @@
-"""The line to a server: one operation of the table becomes one request, and its answer a value or an error of ours.
+"""Requests to a server: one operation of the table is one request.
 
-Invariant: what was sent and what came are as the table says; whatever else comes is an error, never a value.
+Invariant: an answer is a value of the table's type. Anything else that comes is an error.
 """
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
+import ssl
 import tempfile
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager, suppress
-from http.client import HTTPConnection, HTTPResponse, HTTPSConnection
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
-from urllib.parse import quote, urlencode, urlsplit
+
+import httpx2
 
 from personalpeft.errors import ERROR_CODES, Busy, InvalidInput, NotFound, PersonalPeftError
 from personalpeft.formatting import to_json
@@ -24,19 +24,16 @@ from personalpeft_app.http.api_v1.serialization import from_json
 
 
 class NotAllowed(PersonalPeftError, PermissionError):
-    """The token is not known, or not for this user."""
+    """The token is unknown, or not for this user."""
 
 
 class Unreachable(PersonalPeftError, ConnectionError):
-    """No server answers there, or it went away in the middle."""
+    """No server answers at the address, or the connection broke off."""
 
 
 _EXPORTED = "X-Personalpeft-Exported"
-_CHUNK = 2**16
-_CUT_OFF = "The server went away in the middle of the file."
-_TRY_AGAIN = "Nothing was kept of it. Try again."
 _KINDS = {kind.__name__: kind for kind in ERROR_CODES}
-# What the server says of a request before the library has heard of it.
+# Errors of the server itself, which the library does not know.
 _BY_STATUS: Mapping[int, type[PersonalPeftError]] = {
     400: InvalidInput,
     401: NotAllowed,
@@ -49,130 +46,131 @@ _BY_STATUS: Mapping[int, type[PersonalPeftError]] = {
 
 
 class Transport:
-    """Where the server is, and the token. Safe to use from several threads: each request has a connection of its own."""
+    """The address of a server, and the token. Thread-safe: each request has its own connection."""
 
     def __init__(self, url: str, token: str, timeout: float) -> None:
-        parts = urlsplit(url)
         try:
-            port = parts.port
-        except ValueError as error:
+            address = httpx2.URL(url)
+            is_address = address.scheme in ("http", "https") and bool(address.host)
+        except httpx2.InvalidURL:
+            is_address = False
+        if not is_address or address.path.strip("/") or address.query:
             raise InvalidInput(
-                f"{url!a} is no address of a server.", hint="Give http://HOST:PORT."
-            ) from error
-        if (
-            parts.scheme not in ("http", "https")
-            or not parts.hostname
-            or parts.path.strip("/")
-            or parts.query
-        ):
-            raise InvalidInput(f"{url!a} is no address of a server.", hint="Give http://HOST:PORT.")
+                f"The address of a server must be http://HOST:PORT, got {url!a:.200}.",
+                hint="Give the address that personalpeft serve prints.",
+            )
         if not token.isascii() or not token.isprintable() or not token:
             raise InvalidInput(
-                "That is no token.", hint="It is in the file token of the server's home."
+                "The token must be printable ASCII text.",
+                hint="It is in the file token of the server's home.",
             )
-        self._to = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-        self._host, self._port = parts.hostname, port
-        self._token = token
-        self._timeout = timeout
+        self._host = address.host
+        self._client = httpx2.Client(
+            base_url=address,
+            headers={"Authorization": f"Bearer {token}", "Connection": "close"},
+            timeout=timeout,
+            verify=ssl.create_default_context() if address.scheme == "https" else False,
+            # The token must not reach a proxy, nor another server by a redirect.
+            trust_env=False,
+            follow_redirects=False,
+            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=0),
+        )
 
     def call(
         self, operation: Operation, body: Any = None, query: Any = None, /, **path: str
     ) -> Any:
-        """The answer: a value of the operation's type, a ``Page`` of them, or None. Raises what the library would, ``NotAllowed``,
-        ``Unreachable``.
+        """Return the answer, a value of the operation's type.
+
+        Raises what the library would, ``NotAllowed`` and ``Unreachable``.
         """
         with self._answer(operation, body, query, path) as response:
-            if operation.answer is None:
-                return None
-            if operation.answer is bytes:
-                return response.read()
-            return _value(operation.response, _json(response.read()))
+            data = response.read()
+        if operation.answer in (None, bytes):
+            return None if operation.answer is None else data
+        return _value(operation.response, _json(data))
 
     def events(
         self, operation: Operation, body: Any = None, query: Any = None, /, **path: str
     ) -> Generator[Any, None, None]:
-        """The values of a stream of events, and None where the server says only that it is there. Raises as ``call``, and the error
-        that an event tells of.
+        """Yield the values of a stream of events, and None for each sign of life.
+
+        Raises as ``call``, and the error of an error event.
         """
         with self._answer(operation, body, query, path) as response:
             name = ""
-            for line in response:
-                field, _, value = line.decode().rstrip("\n").partition(": ")
+            # httpx2's own reader of events skips the signs of life.
+            for line in response.iter_lines():
+                field, _, value = line.partition(": ")
                 if field == "event":
                     name = value
-                elif field == "data":
-                    found = (
-                        _value(operation.events[name], _json(value))
-                        if name in operation.events
-                        else None
-                    )
-                    if isinstance(found, Refusal):
-                        raise error_of(found.error)
-                    yield found
+                elif field == "data" and name in operation.events:
+                    event = _value(operation.events[name], _json(value))
+                    if isinstance(event, Refusal):
+                        raise error_of(event.error)
+                    yield event
                 elif value:
                     yield None
 
     def download(
         self, operation: Operation, query: Any, target: Path, /, **path: str
     ) -> Mapping[str, Any]:
-        """Writes the file that the operation answers to where nothing is yet; what the server says of it. Raises as ``call``, and
-        ``InvalidInput`` where it cannot be written.
+        """Write the file that the operation answers, and return the server's summary of it.
+
+        Raises as ``call``, and ``InvalidInput`` if the target exists or cannot be written.
         """
         if target.exists() or target.is_symlink():
             raise InvalidInput(
-                f"There is something at {target} already.",
-                hint="Choose another name, or move that away.",
+                f"{target} exists already.", hint="Choose another name, or move that away."
             )
         with self._answer(operation, None, query, path) as response:
-            about: Mapping[str, Any] = _json(response.getheader(_EXPORTED, ""))
+            about: Mapping[str, Any] = _json(response.headers.get(_EXPORTED, ""))
             _save(response, target)
             return about
 
     @contextmanager
     def _answer(
         self, operation: Operation, body: Any, query: Any, path: Mapping[str, str]
-    ) -> Generator[HTTPResponse, None, None]:
-        connection = self._to(self._host, self._port, timeout=self._timeout)
+    ) -> Generator[httpx2.Response, None, None]:
+        # Checked here too: another text could lead to another route.
+        names = {name: from_json(PARAMETERS[name][0], each, name) for name, each in path.items()}
+        asked = {} if query is None else to_json(query)
         try:
-            # A server that refuses a body answers before it has read all of it.
-            with suppress(BrokenPipeError, ConnectionResetError):
-                connection.request(
-                    operation.method, _target(operation, query, path), *self._sent(operation, body)
-                )
-            response = connection.getresponse()
-            if response.status != operation.status:
-                _fail(response.status, response.read(), response.getheader("Retry-After"))
-            yield response
-        except (OSError, http.client.HTTPException) as error:
-            if isinstance(error, PersonalPeftError):
-                raise
-            why = str(error) or type(error).__name__
+            with self._client.stream(
+                operation.method,
+                PREFIX + operation.path.format(**names),
+                params={name: value for name, value in asked.items() if value is not None},
+                **_content(operation, body),
+            ) as response:
+                if response.status_code != operation.status:
+                    again = response.headers.get("Retry-After")
+                    _fail(response.status_code, response.read(), again)
+                yield response
+        except httpx2.RequestError as error:
             raise Unreachable(
-                f"The server at {self._host} does not answer: {why}.",
+                f"The server at {self._host} does not answer: {error or type(error).__name__}.",
                 hint="Start it with: personalpeft serve",
             ) from error
-        finally:
-            connection.close()
-
-    def _sent(self, operation: Operation, body: Any) -> tuple[bytes | None, dict[str, str]]:
-        headers = {"Authorization": f"Bearer {self._token}"}
-        if operation.upload:
-            return body, {**headers, "Content-Type": PERSONAL}
-        if body is None:
-            return None, headers
-        try:
-            data = json.dumps(to_json(body), allow_nan=False).encode()
-        except (TypeError, ValueError) as error:
-            raise InvalidInput(
-                "This cannot be sent as JSON.", hint="Give text, numbers and lists."
-            ) from error
-        return data, {**headers, "Content-Type": "application/json"}
 
 
-def _save(response: HTTPResponse, target: Path) -> None:
+def _content(operation: Operation, body: Any) -> dict[str, Any]:
+    """Return the body of a request as arguments of httpx2."""
+    if body is None:
+        return {}
+    if operation.upload:
+        return {"content": body, "headers": {"Content-Type": PERSONAL}}
+    try:
+        data = json.dumps(to_json(body), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(
+            "The arguments must be data that JSON can hold.", hint="Give text, numbers and lists."
+        ) from error
+    return {"content": data, "headers": {"Content-Type": "application/json"}}
+
+
+def _save(response: httpx2.Response, target: Path) -> None:
     """Write the body of a response to ``target`` in one step, readable by its owner alone.
 
-    Raises ``InvalidInput`` where it cannot be written, ``Unreachable`` where the body is cut off.
+    Raises ``InvalidInput`` if it cannot be written.
     """
     try:
         # The mode of a file made by mkstemp is 0600 from the start.
@@ -180,15 +178,13 @@ def _save(response: HTTPResponse, target: Path) -> None:
         part = Path(name)
         try:
             with os.fdopen(handle, "wb") as file:
-                while data := _read(response):
+                for data in response.iter_bytes():
                     file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
             part.replace(target)
         finally:
             part.unlink(missing_ok=True)
-    except Unreachable:
-        raise
     except OSError as error:
         why = error.strerror or error
         raise InvalidInput(
@@ -196,42 +192,12 @@ def _save(response: HTTPResponse, target: Path) -> None:
         ) from error
 
 
-def _read(response: HTTPResponse) -> bytes:
-    """Return the next bytes of a body, none at its end. Raises ``Unreachable`` where it is cut off."""
-    try:
-        data = response.read(_CHUNK)
-    except (OSError, http.client.HTTPException) as error:
-        raise Unreachable(_CUT_OFF, hint=_TRY_AGAIN) from error
-    # A body that ends before its announced length is no error to http.client.
-    if not data and response.length:
-        raise Unreachable(_CUT_OFF, hint=_TRY_AGAIN)
-    return data
-
-
-def _target(operation: Operation, query: Any, path: Mapping[str, str]) -> str:
-    # Checked here too: what the grammar does not allow could lead to another route.
-    checked = {name: from_json(PARAMETERS[name][0], value, name) for name, value in path.items()}
-    target = PREFIX + operation.path.format(
-        **{name: quote(value, safe="") for name, value in checked.items()}
-    )
-    asked = (
-        {}
-        if query is None
-        else {name: value for name, value in to_json(query).items() if value is not None}
-    )
-    words = {
-        name: str(value).lower() if isinstance(value, bool) else value
-        for name, value in asked.items()
-    }
-    return f"{target}?{urlencode(words)}" if words else target
-
-
 def _value(kind: Any, found: Any) -> Any:
     try:
         return from_json(kind, found, "The answer")
     except InvalidInput as error:
         raise Unreachable(
-            f"The server answers something else: {error}", hint="Is it of the same version?"
+            f"The server's answer is invalid: {error}", hint="Update the server or this client."
         ) from error
 
 
@@ -240,12 +206,12 @@ def _json(data: str | bytes) -> Any:
         return json.loads(data)
     except ValueError as error:
         raise Unreachable(
-            "What answers there is no server of ours.", hint="Look at the address."
+            "Another program answers at this address.", hint="Check the address."
         ) from error
 
 
 def error_of(told: Fault, status: int = 0, again: str | None = None) -> PersonalPeftError:
-    """The error that a fault tells of, of the class that it had in the server."""
+    """Return the error of a fault, of the class that it had in the server."""
     kind = _KINDS.get(told.kind) or _BY_STATUS.get(status, PersonalPeftError)
     if issubclass(kind, Busy):
         after = float(again) if again and again.isdecimal() else None
@@ -258,6 +224,7 @@ def _fail(status: int, data: bytes, again: str | None) -> NoReturn:
         told = from_json(Refusal, json.loads(data)).error
     except ValueError as error:
         raise Unreachable(
-            f"What answers there says {status}, and nothing of ours.", hint="Look at the address."
+            f"Another program answers at this address, with status {status}.",
+            hint="Check the address.",
         ) from error
     raise error_of(told, status, again)

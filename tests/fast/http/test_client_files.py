@@ -56,7 +56,7 @@ class Proxy:
                 return
             with client, socket.create_connection(self._server) as server:
                 asked = client.recv(2**16)
-                server.sendall(asked.replace(b"\r\n", b"\r\nConnection: close\r\n", 1))
+                server.sendall(asked)
                 answer = b""
                 while more := server.recv(2**16):
                     answer += more
