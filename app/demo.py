@@ -132,7 +132,7 @@ class _Demo:
         self._print(str(report))
         if report.verdict is not Verdict.PROMOTED:
             self._print("It was not promoted, so the answers below are as before.")
-        return {"report": report.as_json()}
+        return {"report": report}
 
     def _compare(self, before: Sequence[str], after: Sequence[str]) -> dict[str, Any]:
         self._print("\n4. Questions that it never saw, before and after\n")

@@ -107,8 +107,12 @@ def _write_log(bug: Exception, common: GlobalOptions) -> Path | None:
 def _check_private(folder: Path) -> None:
     """Raise ``PermissionError`` where another user can replace files in the folder."""
     if os.name == "posix":
-        found = folder.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        status = folder.lstat()
+        if (
+            not stat.S_ISDIR(status.st_mode)
+            or status.st_uid != os.geteuid()
+            or status.st_mode & 0o022
+        ):
             raise PermissionError(
                 f"{folder} must be a folder of this user, in which no other user can write."
             )

@@ -193,10 +193,10 @@ def command(
     """Make a command of a function whose first argument is the global options."""
 
     def decorate(function: Callable[..., Any]) -> click.Command:
-        made: click.Command = click.command(name, cls=Command, examples=examples, renamed=renamed)(
-            global_options(click.pass_obj(function))
-        )
-        return made
+        result: click.Command = click.command(
+            name, cls=Command, examples=examples, renamed=renamed
+        )(global_options(click.pass_obj(function)))
+        return result
 
     return decorate
 

@@ -26,13 +26,13 @@ _CONTROL_IN_JSON = re.compile(r"[\x7f-\x9f]")
 
 def printable(text: str) -> str:
     """Return the text with control characters, except tabs and line ends, escaped."""
-    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text.replace("\r\n", "\n"))
+    return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text.replace("\r\n", "\n"))
 
 
 def format_json(value: Any, *, indent: int | None = 2) -> str:
     """Return JSON without control characters."""
     text = json.dumps(to_json(value), ensure_ascii=False, indent=indent, allow_nan=False)
-    return _CONTROL_IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _CONTROL_IN_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def emit(common: GlobalOptions, data: Any, text: str) -> None:

@@ -24,11 +24,11 @@ def zip_adapter(folder: Path, archive: Path) -> None:
 
     Raises ``AdapterError`` for a file that cannot be read.
     """
-    with zipfile.ZipFile(archive, "x") as made:
+    with zipfile.ZipFile(archive, "x") as target:
         for name in _FILES:
             try:
                 if (folder / name).is_file():
-                    made.write(folder / name, name)
+                    target.write(folder / name, name)
             except OSError as error:
                 raise AdapterError(
                     f"{folder / name} cannot be read: {error.strerror or error}.",
@@ -39,8 +39,8 @@ def zip_adapter(folder: Path, archive: Path) -> None:
 def unzip_adapter(archive: Path, folder: Path) -> None:
     """Unpack an untrusted archive into an existing folder. Raises ``AdapterError``."""
     try:
-        with zipfile.ZipFile(archive) as given:
-            entries = given.infolist()
+        with zipfile.ZipFile(archive) as file:
+            entries = file.infolist()
             names = [entry.filename for entry in entries]
             if len(set(names)) < len(names) or not set(names) <= {*_FILES}:
                 raise AdapterError(
@@ -48,7 +48,7 @@ def unzip_adapter(archive: Path, folder: Path) -> None:
                 )
             room = _LARGEST
             for entry in entries:
-                with given.open(entry) as source, (folder / entry.filename).open("xb") as target:
+                with file.open(entry) as source, (folder / entry.filename).open("xb") as target:
                     # The size in the archive's index may be false.
                     while part := source.read(_PART):
                         room -= len(part)

@@ -28,12 +28,12 @@ def print_reply(
     display: Display,
     *,
     quietly: bool = False,
-    **asked: Any,
+    **options: Any,
 ) -> Reply:
     """Print a reply as it is generated, unless ``quietly``. Ctrl-C keeps the text so far."""
     with interruptible() as cancelled:
         with display:
-            stream = _start_stream(user, prompt, cancelled, asked)
+            stream = _start_stream(user, prompt, cancelled, options)
         try:
             for piece in stream:
                 if not quietly:
@@ -46,9 +46,9 @@ def print_reply(
 
 
 def _start_stream(
-    user: User, prompt: Prompt, cancelled: Callable[[], bool], asked: dict[str, Any]
+    user: User, prompt: Prompt, cancelled: Callable[[], bool], options: dict[str, Any]
 ) -> Stream:
-    stream = user.stream(prompt, cancelled=cancelled, **asked)
+    stream = user.stream(prompt, cancelled=cancelled, **options)
     if cancelled():
         # Ctrl-C while the model was loading: there is no text to keep.
         raise KeyboardInterrupt

@@ -71,7 +71,7 @@ def revisions(common: GlobalOptions, layer: str | None) -> None:
     Refused ones too; '*' marks the live ones.
     """
     with session.open_user(common, "read") as user:
-        found = user.revisions(layer)
+        items = user.revisions(layer)
         live = {each.head for each in user.layers()}
     rows = [
         (
@@ -83,12 +83,12 @@ def revisions(common: GlobalOptions, layer: str | None) -> None:
             each.parent or "nothing",
             each.reason,
         )
-        for each in found
+        for each in items
     ]
     headings = ("", "REVISION", "VERDICT", "BUILT", "LESSONS", "ON", "REASON")
-    data = [{**to_json(each), "live": each.id in live} for each in found]
+    data = [{**to_json(each), "live": each.id in live} for each in items]
     emit(common, {"user": user.id, "revisions": data}, format_table(headings, rows, flexible=(6,)))
-    if not found:
+    if not items:
         info(common, f"{user.id} has no revision yet. Give feedback, then: personalpeft learn")
 
 
@@ -102,18 +102,18 @@ def turns(common: GlobalOptions, limit: int) -> None:
     Each with its id and your feedback on it.
     """
     with session.open_user(common, "read") as user:
-        found = user.turns(limit)
+        newest = user.turns(limit)
         signals = user.signals()
     data, rows = [], []
-    for turn in found:
-        said = [signal for signal in signals if signal.turn == turn.id]
-        kinds = ", ".join(f"{kind}" for kind in Counter(str(signal.kind) for signal in said))
-        asked = turn.messages[-1].content
-        data.append({**to_json(turn), "signals": to_json(said)})
-        rows.append((turn.id, format_time(turn.at), kinds or "-", asked, turn.reply))
+    for turn in newest:
+        feedback = [signal for signal in signals if signal.turn == turn.id]
+        kinds = ", ".join(f"{kind}" for kind in Counter(str(signal.kind) for signal in feedback))
+        prompt = turn.messages[-1].content
+        data.append({**to_json(turn), "signals": to_json(feedback)})
+        rows.append((turn.id, format_time(turn.at), kinds or "-", prompt, turn.reply))
     headings = ("TURN", "WHEN", "FEEDBACK", "PROMPT", "REPLY")
     emit(common, {"user": user.id, "turns": data}, format_table(headings, rows, flexible=(3, 4)))
-    if not found:
+    if not newest:
         info(common, f"{user.id} has no turn yet.")
 
 
@@ -125,7 +125,7 @@ def lessons(common: GlobalOptions, everything: bool) -> None:
     Each with its source, its kind, where it is placed, its use so far, and its revision.
     """
     with session.open_user(common, "read") as user:
-        found = user.lessons(current=not everything)
+        statuses = user.lessons(current=not everything)
     rows = [
         (
             each.signal.id,
@@ -138,14 +138,12 @@ def lessons(common: GlobalOptions, everything: bool) -> None:
             each.why,
             signal_text(each.signal),
         )
-        for each in found
+        for each in statuses
     ]
-    headings = ("SIGNAL", "WHEN", "BY", "KIND", "WENT TO", "AND", "REVISION", "WHY", "SAYS")
-    data = [
-        {**to_json(each), "use": each.use, "why": each.why, "pinned": each.pinned} for each in found
-    ]
-    emit(common, {"user": user.id, "lessons": data}, format_table(headings, rows, flexible=(7, 8)))
-    if not found:
+    headings = ("SIGNAL", "TIME", "SOURCE", "KIND", "PLACE", "USE", "REVISION", "WHY", "TEXT")
+    table = format_table(headings, rows, flexible=(7, 8))
+    emit(common, {"user": user.id, "lessons": statuses}, table)
+    if not statuses:
         info(common, f"{user.id} has given no feedback yet.")
 
 
@@ -212,7 +210,7 @@ def memory_list(common: GlobalOptions) -> None:
     multiple=True,
     help="A question that the fact answers now; can be repeated.",
 )
-@click.option("--answer", help="The short answer, to the old questions where none is given.")
+@click.option("--answer", help="The short answer, to the old questions without --question.")
 def memory_edit(
     common: GlobalOptions, item: str, text: str, questions: tuple[str, ...], answer: str | None
 ) -> None:
@@ -250,17 +248,17 @@ def users(common: GlobalOptions, after: str | None, limit: int) -> None:
     then the id to continue after.
     """
     with session.open_runtime(common, "read") as runtime:
-        found = runtime.users(after=after, limit=limit)
-        more = len(found) == limit and bool(runtime.users(after=found[-1].id, limit=1))
+        page = runtime.users(after=after, limit=limit)
+        more = len(page) == limit and bool(runtime.users(after=page[-1].id, limit=1))
     rows = [
         (each.id, format_time(each.since), str(each.turns), str(each.signals), str(each.revisions))
-        for each in found
+        for each in page
     ]
-    data = {"users": found, "next": found[-1].id if more else None}
+    data = {"users": page, "next": page[-1].id if more else None}
     emit(common, data, format_table(("USER", "SINCE", "TURNS", "SIGNALS", "REVISIONS"), rows))
     if more:
-        info(common, f"There are more: personalpeft users --after {found[-1].id}")
-    elif not found:
+        info(common, f"There are more: personalpeft users --after {page[-1].id}")
+    elif not page:
         info(common, f"No user follows {after}." if after else "This home has no user yet.")
 
 

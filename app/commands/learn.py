@@ -23,11 +23,11 @@ BASE = "base"
 
 
 def run_learn(
-    common: GlobalOptions, user: User, display: Display, layer: str | None = None, **asked: Any
+    common: GlobalOptions, user: User, display: Display, layer: str | None = None, **options: Any
 ) -> LearnReport:
     """Learn with a progress bar. The first Ctrl-C stops after the running step."""
     with stop_on_interrupt(display) as cancelled:
-        return user.learn(layer, progress=display, cancelled=cancelled, **asked)
+        return user.learn(layer, progress=display, cancelled=cancelled, **options)
 
 
 @contextmanager
@@ -79,7 +79,7 @@ def _training_options(function: Callable[..., Any]) -> Callable[..., Any]:
     metavar="ID",
     help="Another user who learns too; can be repeated.",
 )
-@click.option("--all", "everybody", is_flag=True, help="All users of this home learn together.")
+@click.option("--all", "all_users", is_flag=True, help="All users of this home learn together.")
 @click.option("--dry-run", is_flag=True, help="Only report what would be learned.")
 @click.option(
     "--from-nothing", is_flag=True, help="Build from all lessons anew, not on the live revision."
@@ -89,9 +89,9 @@ def learn(
     common: GlobalOptions,
     layer: str | None,
     others: tuple[str, ...],
-    everybody: bool,
+    all_users: bool,
     from_nothing: bool,
-    **asked: Any,
+    **options: Any,
 ) -> None:
     """Learn from new feedback, and print a report.
 
@@ -109,29 +109,29 @@ def learn(
     if layer is not None:
         check_layer_name(layer)
     display = Display(common)
-    asked["start"] = "nothing" if from_nothing else "auto"
-    if not (others or everybody):
+    options["start"] = "nothing" if from_nothing else "auto"
+    if not (others or all_users):
         with session.open_user(common, "change", display) as user:
-            report = run_learn(common, user, display, layer, **asked)
-        emit(common, report.as_json(), str(report))
+            report = run_learn(common, user, display, layer, **options)
+        emit(common, report, str(report))
         return
     with (
         session.open_runtime(common, "change", display) as runtime,
         stop_on_interrupt(display) as cancelled,
     ):
         users = list(dict.fromkeys((common.user_id(), *others)))
-        if everybody:
+        if all_users:
             users = [each.id for each in session.iterate_users(runtime)]
-        reports = runtime.learn_many(users, layer, progress=display, cancelled=cancelled, **asked)
+        reports = runtime.learn_many(users, layer, progress=display, cancelled=cancelled, **options)
         was_stopped = cancelled()
-    if everybody:
+    if all_users:
         reports = tuple(report for report in reports if report.error != "NothingToLearn")
-    emit(common, [report.as_json() for report in reports], "\n\n".join(map(str, reports)))
+    emit(common, reports, "\n\n".join(map(str, reports)))
     if not reports:
         info(common, "No user has anything new to learn.")
     if was_stopped:
         raise Cancelled("Stopped; reported results stay.", hint="The next learn continues.")
-    if reports and not everybody and all(report.error for report in reports):
+    if reports and not all_users and all(report.error for report in reports):
         kind = next(kind for kind in ERROR_CODES if kind.__name__ == reports[0].error)
         raise kind("None of these users has learned.", hint="Each report says why.")
 
@@ -154,7 +154,7 @@ def learn(
 @click.option("--shaping", help="The plugin that turns judgements into rewards, such as t2t.")
 @click.option("--rounds", type=int, help="Stop after this number of rounds.")
 @_training_options
-def practice(common: GlobalOptions, skill: str, **asked: Any) -> None:
+def practice(common: GlobalOptions, skill: str, **options: Any) -> None:
     """Train SKILL on tasks that a verifier judges, and print a report.
 
     Teach it some answers and learn them first, so that it solves some tasks already. A gate judges
@@ -167,8 +167,8 @@ def practice(common: GlobalOptions, skill: str, **asked: Any) -> None:
         session.open_user(common, "change", display) as user,
         stop_on_interrupt(display) as cancelled,
     ):
-        report = user.practice(skill, progress=display, cancelled=cancelled, **asked)
-    emit(common, report.as_json(), str(report))
+        report = user.practice(skill, progress=display, cancelled=cancelled, **options)
+    emit(common, report, str(report))
 
 
 @command(

@@ -24,8 +24,8 @@ class _Since(click.ParamType):
     ) -> timedelta | datetime | None:
         text = str(value).strip()
         try:
-            if found := re.fullmatch(r"(\d+)([mhdw])", text):
-                return timedelta(**{_UNITS[found[2]]: int(found[1])})
+            if match := re.fullmatch(r"(\d+)([mhdw])", text):
+                return timedelta(**{_UNITS[match[2]]: int(match[1])})
             moment = datetime.fromisoformat(text)
             return (moment if moment.tzinfo else moment.astimezone()).astimezone(UTC)
         except (ValueError, OverflowError):

@@ -129,7 +129,7 @@ def serve(
     serving = Serving(max_batch=max_batch, max_queue=max_queue)
     display = Display(common)
     with session.open_runtime(common, "make", display, serving, implicit_feedback) as runtime:
-        made = runtime.api_keys.ensure_admin_key()
+        created = runtime.api_keys.ensure_admin_key()
         api = ApiV1(runtime)
         codes = SignInCodes(runtime.api_keys)
         places = limiter_of(runtime)
@@ -148,7 +148,7 @@ def serve(
         url = f"http://{f'[{address}]' if ':' in address else address}:{server.port}"
         emit(
             common,
-            {"url": url, "token_file": runtime.api_keys.admin_key_file, "token_made": made},
+            {"url": url, "token_file": runtime.api_keys.admin_key_file, "token_made": created},
             url,
         )
         sys.stdout.flush()
@@ -242,9 +242,9 @@ def token_list(common: GlobalOptions) -> None:
 def token_first(common: GlobalOptions) -> None:
     """Print the path of the first administrator's token, and create it if needed."""
     with session.open_runtime(common, "make") as runtime:
-        made = runtime.api_keys.ensure_admin_key()
+        created = runtime.api_keys.ensure_admin_key()
         where = runtime.api_keys.admin_key_file
-    emit(common, {"token_file": where, "token_made": made}, str(where))
+    emit(common, {"token_file": where, "token_made": created}, str(where))
 
 
 @command(
@@ -271,11 +271,11 @@ def token_create(common: GlobalOptions, admin: bool, worker: bool) -> None:
     if admin and worker:
         raise InvalidInput("--admin and --worker exclude each other.", hint="Give one of the two.")
     with session.open_runtime(common, "make") as runtime:
-        made, secret = runtime.api_keys.create(
+        key, secret = runtime.api_keys.create(
             None if admin or worker else common.user_id(), worker=worker
         )
-    emit(common, {"id": made.id, "user": made.user, "worker": made.worker, "token": secret}, secret)
-    info(common, f"Its id is {made.id}: {_format_owner(made)}.")
+    emit(common, {"id": key.id, "user": key.user, "worker": key.worker, "token": secret}, secret)
+    info(common, f"Its id is {key.id}: {_format_owner(key)}.")
 
 
 @command("revoke", examples=("personalpeft token revoke 5f0c",))

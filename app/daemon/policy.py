@@ -254,24 +254,24 @@ def _upcoming(
     due: Sequence[tuple[Backlog, str]],
     blocked: Upcoming | None,
 ) -> tuple[Upcoming, ...]:
-    found = []
+    actions = []
     for backlog, reason in due:
         until, why, blocker = None, reason, None
         if blocked is not None:
             until, why, blocker = blocked.at, f"{reason}; {blocked.reason}", blocked.blocked_by
-        found.append(Upcoming(f"{backlog.id} learns", until, why, blocker))
+        actions.append(Upcoming(f"{backlog.id} learns", until, why, blocker))
     at, waiting = _time(settings.learn_at), {backlog.id for backlog, _ in due}
     for backlog in backlogs:
         if backlog.lessons and backlog.id not in waiting:
             reason = f"{pluralize(backlog.lessons, 'new lesson')} of {settings.min_signals}"
             when = next_occurrence(at, host.now, host.zone) if at else None
-            found.append(Upcoming(f"{backlog.id} learns", when, reason))
+            actions.append(Upcoming(f"{backlog.id} learns", when, reason))
     for kind in TaskKind:
         daily = _daily_time(settings, kind)
         if kind is not TaskKind.PROBATION and daily is not None:
             moment = next_occurrence(daily, host.now, host.zone)
-            found.append(Upcoming(kind, moment, f"every day at {daily:%H:%M}"))
-    return tuple(sorted(found, key=lambda each: each.at or _FAR))
+            actions.append(Upcoming(kind, moment, f"every day at {daily:%H:%M}"))
+    return tuple(sorted(actions, key=lambda each: each.at or _FAR))
 
 
 def _time(text: str) -> time | None:
