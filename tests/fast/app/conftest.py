@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,6 @@ def taught(place: Place) -> Place:
 @pytest.fixture
 def learned(taught: Place) -> Place:
     """A home in which ada's style was learned."""
-    result = taught.run("learn")
-    assert "PROMOTED" in result.stdout, result.output
+    result = taught.run("learn", "--json")
+    assert json.loads(result.stdout)["verdict"] == "promoted", result.output
     return taught

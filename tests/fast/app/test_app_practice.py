@@ -61,7 +61,7 @@ def test_what_a_practice_may_take_and_that_its_result_is_accepted_are_said_to_th
 @pytest.mark.parametrize(
     ("args", "code", "words"),
     [
-        (("practice", "sums", "--verifier", "sms"), 3, ("'sms'", "Did you mean 'sums'?")),
+        (("practice", "sums", "--verifier", "sms"), 3, ("'sms'", "'sums'")),
         (("practice", "sums", "--verifier", "sums", "--shaping", "t3t"), 3, ("'t3t'",)),
         (("practice", "sums", "--verifier", "sums", "--family", "nine"), 2, ("'nine'", "1 to 3")),
         (("practice", "Sums", "--verifier", "sums"), 2, ("'Sums'", "a-z")),

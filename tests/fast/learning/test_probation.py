@@ -214,7 +214,7 @@ def test_a_withdrawn_revision_stays_away_until_somebody_names_it(ada: User) -> N
     dislike(ada, 4)
     again = ada.learn(start="nothing")
     assert (again.revision, again.verdict) == (revision, Verdict.REFUSED)
-    assert "withdrawn" in again.reason
+    assert again.reasons[-1].code is ReasonCode.WITHDRAWN_BEFORE
     assert ada.stack().entries == ()
     ada.rollback("style", revision)
     dislike(ada, 4)

@@ -84,7 +84,7 @@ def test_what_is_not_live_any_more_has_nothing_to_undo(ada: User) -> None:
     correct(ada, 5)
     ada.learn()
     ada.rollback("style")
-    assert "undo" not in str(ada.activity_summary())
+    assert "personalpeft rollback" not in str(ada.activity_summary())
 
 
 @pytest.mark.parametrize(

@@ -146,8 +146,8 @@ def test_the_beginning_of_an_id_is_enough_and_naming_one_twice_takes_it_back_onc
 
 
 WRONG: dict[str, tuple[Callable[[dict[str, str]], tuple[Any, ...]], type[Exception], str, str]] = {
-    "unknown": (lambda s: ("s_nothing",), NotFound, "ada has no signal 's_nothing'", "Known: s_"),
-    "somebody else's": (lambda s: (s["theirs"],), NotFound, "ada has no signal", "s_"),
+    "unknown": (lambda s: ("s_nothing",), NotFound, "'s_nothing'", "s_"),
+    "somebody else's": (lambda s: (s["theirs"],), NotFound, "ada", "s_"),
     "superseded": (lambda s: (s["superseded"],), NotFound, "{newest}", "{newest}"),
     "in the middle of a line": (
         lambda s: (s["middle"],),
@@ -162,8 +162,8 @@ WRONG: dict[str, tuple[Callable[[dict[str, str]], tuple[Any, ...]], type[Excepti
         "retracted",
     ),
     "taken back": (lambda s: (s["last"],), NotFound, "{last}", "again"),
-    "forgotten": (lambda s: (s["forgotten"],), Forgotten, "was forgotten on", "backup"),
-    "a turn": (lambda s: (s["turn"],), NotFound, "ada has no signal 't_", "s_"),
+    "forgotten": (lambda s: (s["forgotten"],), Forgotten, "", "backup"),
+    "a turn": (lambda s: (s["turn"],), NotFound, "'t_", "s_"),
     "nothing": (lambda s: (), InvalidInput, "signal", "id"),
     "no text": (lambda s: (5,), InvalidInput, "5", "string"),
     "the second of two": (
