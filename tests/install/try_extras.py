@@ -98,7 +98,8 @@ def _format_table(sizes: Mapping[str, Mapping[str, float]], beside: set[str]) ->
         named = ", ".join(f"{name} {new[name]:.0f}" for name in largest if new[name] >= 1)
         title = f"`personalpeft[{extra}]`" if extra else "`personalpeft`"
         lines.append(f"| {title} | {len(new)} | {sum(new.values()):.0f} | {named} |")
-    return "\n".join(lines)
+    alone = ", ".join(sorted(set(sizes[""]) - beside - {"personalpeft"}))
+    return "\n".join([*lines, "", f"The library alone brings {alone}."])
 
 
 def _write_table(table: str) -> None:
