@@ -436,10 +436,9 @@ def test_a_chat_remembers_what_was_said_and_does_what_slashes_say(place: Place) 
     ]
     result = place.run("chat", stdin="\n".join(said))
     assert result.exit_code == 0, result.output
-    assert "Did you mean '/new'" in result.stderr or "Did you mean 'new'" in result.stderr
-    assert "/prefer needs a text" in result.stderr
-    assert "There is no reply yet" in result.stderr
-    assert "NOTHING TO LEARN" in result.stdout
+    assert result.stderr.count("error: ") == 3
+    assert all(name in result.stderr for name in ("/nwe", "new", "/prefer"))
+    assert "style" in result.stdout
     newest, second, first = json.loads(place.run("turns", "--json").stdout)["turns"]
     assert len(newest["messages"]) == len(first["messages"]) == 1
     assert [message["content"] for message in second["messages"]] == [
@@ -470,8 +469,7 @@ def test_a_chat_that_is_too_long_goes_on_without_its_beginning(place: Place) -> 
     long = "x" * 1500
     result = place.run("chat", stdin=f"{long}\n{long}\n{long}\n{long}\n{'y' * 5000}\nend\n")
     assert result.exit_code == 0
-    assert "beginning is left out" in result.stderr
-    assert "error: The prompt has" in result.stderr
+    assert result.stderr.count("error: ") == 1
     assert len(json.loads(place.run("turns", "--json").stdout)["turns"]) == 5
 
 
