@@ -63,7 +63,7 @@ client.chat.completions.create(model="ada", messages=question).choices[0].messag
 
 
 def _say(self: FakeBackend, row: Any, stack: Any) -> tuple[int, ...]:
-    prompt, taught = self.decode(row.tokens), dict((*_LESSONS.items(), _EGG))
+    prompt, taught = self.decode(row.prompt_tokens), dict((*_LESSONS.items(), _EGG))
     return self.encode(_BEFORE if stack is None else taught[max(taught, key=prompt.rfind)])
 
 
