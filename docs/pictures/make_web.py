@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/web.md from the running page: ``python docs/pictures/make_web.py``.
+"""Draws the pictures of docs/web.md from the running page: ``PYTHONPATH=tests python docs/pictures/make_web.py``.
 
 A real server and a real browser, on the backend without a model, by a clock of its own. That backend's replies and likelihoods are
 made up, and here they are made up to look like a small model's: everything else is the page as it is.
@@ -102,7 +102,7 @@ def _as_a_small_model() -> Callable[[bool], None]:
     ways = {False: before, True: before}
 
     def reply(self: fake.FakeBackend, row: Any, stack: Any) -> tuple[int, ...]:
-        prompt = self.decode(row.tokens)
+        prompt = self.decode(row.prompt_tokens)
         asked = max(before, key=prompt.rfind)
         return self.encode(ways[stack is not None][asked])
 
