@@ -13,8 +13,7 @@ from personalpeft_app.commands.ask import ask
 from personalpeft_app.commands.chat import chat
 from personalpeft_app.commands.compare import compare
 from personalpeft_app.commands.daemon import daemon
-from personalpeft_app.commands.feedback_cmds import feedback, remember, retract, teach
-from personalpeft_app.commands.forget import forget
+from personalpeft_app.commands.feedback_cmds import feedback, forget, remember, retract, teach
 from personalpeft_app.commands.import_export import (
     export,
     export_gguf,
@@ -23,11 +22,13 @@ from personalpeft_app.commands.import_export import (
     import_,
     import_gguf,
     import_peft,
+    publish,
 )
 from personalpeft_app.commands.inspect_cmds import (
     lessons,
     memory,
     models,
+    report,
     revisions,
     stack,
     turns,
@@ -36,8 +37,6 @@ from personalpeft_app.commands.inspect_cmds import (
 )
 from personalpeft_app.commands.learn import learn, practice, rollback, scope, set_weight
 from personalpeft_app.commands.maintenance import completion, demo, doctor, gc, path, verify
-from personalpeft_app.commands.publish import publish
-from personalpeft_app.commands.report import report
 from personalpeft_app.commands.serve import serve, token
 from personalpeft_app.commands.tui import tui
 from personalpeft_app.error_output import STOPPED, USAGE, error_boundary, print_error
