@@ -1,4 +1,4 @@
-"""Two answers side by side, of which the server alone knows whose they are."""
+"""A blind comparison. Only the server knows which revision gave which answer."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from personalpeft.chat.compare import LabeledComparison
+from personalpeft.formatting import to_json
 from personalpeft.learning.report import excerpt
 from personalpeft_app.http.api_v1 import schemas as v
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two answers, of which the server alone knows whose they are until ``choose`` is called."""
+    """Two answers. The server tells their revisions after ``choose``."""
 
     prompt: str
     answers: tuple[v.BlindAnswer, ...]
@@ -20,15 +21,12 @@ class Comparison:
     keep: Callable[[int | str], LabeledComparison] = field(repr=False, compare=False)
 
     def choose(self, which: int | str) -> LabeledComparison:
-        """As ``personalpeft.Comparison.choose``; ``NotFound`` when the server no longer remembers it."""
+        """Choose as ``personalpeft.Comparison.choose``. Raises ``NotFound`` if it expired."""
         return self.keep(which)
 
     def as_json(self) -> dict[str, object]:
-        """The comparison as plain data."""
-        answers = [
-            {"number": each.number, "name": each.name, "text": each.text} for each in self.answers
-        ]
-        return {"prompt": self.prompt, "answers": answers, "same": self.same}
+        """Return the comparison as plain data."""
+        return {"prompt": self.prompt, "answers": to_json(self.answers), "same": self.same}
 
     def __str__(self) -> str:
         lines = [f"> {excerpt(self.prompt, 80)}"]

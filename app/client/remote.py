@@ -1,4 +1,4 @@
-"""``personalpeft.User`` over a line: the same methods, and the same values and errors come back."""
+"""``personalpeft.User`` over HTTP, with the same methods, values and errors."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from personalpeft.types import (
 )
 from personalpeft_app.client.comparing import Comparison
 from personalpeft_app.client.streaming import RemoteStream, connection_lost, follow
-from personalpeft_app.client.transport import Transport
+from personalpeft_app.client.transport import Transport, write_errors
 from personalpeft_app.http.api_v1 import operations as do
 from personalpeft_app.http.api_v1 import schemas as v
 from personalpeft_app.peft_archive import unzip_adapter, zip_adapter
@@ -53,11 +53,14 @@ class RemoteUser(
     RenamedAttributes,
     renamed={"digest": "activity_summary", "learning": "training_status", "weigh": "set_weight"},
 ):
-    """One user of a server; made by ``Client.user``. Each method as the one of its name of ``personalpeft.User``."""
+    """One user of a server, from ``Client.user``.
 
-    def __init__(self, user_id: str, line: Transport) -> None:
+    ``personalpeft.User`` documents each method.
+    """
+
+    def __init__(self, user_id: str, transport: Transport) -> None:
         self.id = user_id
-        self._line = line
+        self._transport = transport
 
     def __repr__(self) -> str:
         return f"RemoteUser({self.id!r})"
@@ -88,7 +91,7 @@ class RemoteUser(
         stops = (stop,) if isinstance(stop, str) else tuple(stop)
         named = None if layers is None else tuple(layers)
         body = v.ChatBody(
-            prompt=_asked(prompt),
+            prompt=_prompt(prompt),
             tools=check_tools(tools),
             must_call=must_call,
             temperature=temperature,
@@ -107,7 +110,7 @@ class RemoteUser(
             truncation=truncation,
             timeout=timeout,
         )
-        return RemoteStream(self._line, self.id, body, cancelled)
+        return RemoteStream(self._transport, self.id, body, cancelled)
 
     def chat(self, prompt: Prompt, **asked: Any) -> Reply:
         stream = self.stream(prompt, **asked)
@@ -127,18 +130,15 @@ class RemoteUser(
         source: str = USER_SOURCE,
     ) -> str:
         body = v.FeedbackBody(rating, edit, prefer, comment, reward, source)
-        said: v.SignalCreated = self._call(do.FEEDBACK, body, turn=_turn(reply))
-        return said.signal
+        return self._call(do.FEEDBACK, body, turn=_turn(reply)).signal
 
     def observe(self, reply: Reply | Turn | str, seen: str) -> str | None:
-        told: v.Observed = self._call(do.OBSERVE, {"seen": seen}, turn=_turn(reply))
-        return told.signal
+        return self._call(do.OBSERVE, {"seen": seen}, turn=_turn(reply)).signal
 
     def teach(
         self, prompt: str, answer: str, *, skill: str | None = None, source: str = USER_SOURCE
     ) -> str:
-        said: v.SignalCreated = self._call(do.TEACH, v.TeachBody(prompt, answer, skill, source))
-        return said.signal
+        return self._call(do.TEACH, v.TeachBody(prompt, answer, skill, source)).signal
 
     def remember(
         self,
@@ -148,14 +148,11 @@ class RemoteUser(
         answer: str | None = None,
         source: str = USER_SOURCE,
     ) -> str:
-        said: v.SignalCreated = self._call(
-            do.REMEMBER, v.RememberBody(text, tuple(questions), answer, source)
-        )
-        return said.signal
+        body = v.RememberBody(text, tuple(questions), answer, source)
+        return self._call(do.REMEMBER, body).signal
 
     def retract(self, *signals: str) -> tuple[Signal, ...]:
-        taken: tuple[Signal, ...] = self._call(do.RETRACT, v.RetractBody(signals))
-        return taken
+        return self._call(do.RETRACT, v.RetractBody(signals))
 
     def items(self) -> tuple[Item, ...]:
         return self._all(do.ITEMS, v.PageQuery(limit=_PAGE))
@@ -169,8 +166,7 @@ class RemoteUser(
         answer: str | None = None,
     ) -> Item:
         asked = None if questions is None else tuple(questions)
-        item: Item = self._call(do.EDIT_ITEM, v.EditItemBody(text, asked, answer), item=item_id)
-        return item
+        return self._call(do.EDIT_ITEM, v.EditItemBody(text, asked, answer), item=item_id)
 
     def remove_item(self, item_id: str) -> None:
         self._call(do.REMOVE_ITEM, item=item_id)
@@ -188,7 +184,7 @@ class RemoteUser(
         progress: Progress = no_progress,
         cancelled: Condition = not_cancelled,
     ) -> LearnReport:
-        """As ``User.learn``; it runs in the server. Whoever leaves this call in the middle stops it there."""
+        """Learn as ``User.learn``, in the server. Leaving this call early stops the learn."""
         body = v.LearnBody(layer, start, seconds, steps, memory, dry_run, accept)
         return self._learned(self._call(do.LEARN, body), progress, cancelled)
 
@@ -207,7 +203,7 @@ class RemoteUser(
         progress: Progress = no_progress,
         cancelled: Condition = not_cancelled,
     ) -> LearnReport:
-        """As ``User.practice``, with plugins by name; it runs in the server."""
+        """Practise as ``User.practice``, in the server, with plugins by name."""
         body = v.PracticeBody(
             skill, verifier, family, shaping, rounds, seconds, steps, memory, accept
         )
@@ -222,7 +218,7 @@ class RemoteUser(
         progress: Progress = no_progress,
         cancelled: Condition = not_cancelled,
     ) -> ForgetReport:
-        """As ``User.forget``; it runs in the server."""
+        """Forget as ``User.forget``, in the server."""
         job = self._followed(
             self._call(do.FORGET, v.ForgetBody(_turn(item), rebuild, dry_run)), progress, cancelled
         )
@@ -231,16 +227,13 @@ class RemoteUser(
         return job.forgotten
 
     def pending(self) -> Pending:
-        pending: Pending = self._call(do.PENDING)
-        return pending
+        return self._call(do.PENDING)
 
     def training_status(self) -> TrainingStatus | None:
-        learning: TrainingStatus | None = self._call(do.LEARNING)
-        return learning
+        return self._call(do.LEARNING)
 
     def review(self) -> tuple[LearnReport, ...]:
-        reports: tuple[LearnReport, ...] = self._call(do.REVIEW)
-        return reports
+        return self._call(do.REVIEW)
 
     def compare(
         self,
@@ -252,18 +245,16 @@ class RemoteUser(
         max_tokens: int | None = None,
         memory: bool = True,
     ) -> Comparison:
-        body = v.CompareBody(_asked(prompt), a, b, layer, max_tokens, memory)
+        body = v.CompareBody(_prompt(prompt), a, b, layer, max_tokens, memory)
         found: v.BlindComparison = self._call(do.COMPARE, body)
 
         def keep(which: int | str) -> LabeledComparison:
-            choice: LabeledComparison = self._call(do.CHOOSE, {"which": which}, comparison=found.id)
-            return choice
+            return self._call(do.CHOOSE, {"which": which}, comparison=found.id)
 
         return Comparison(found.prompt, found.answers, found.same, keep)
 
     def rollback(self, layer: str, to: str | Literal["previous"] | None = "previous") -> HeadMove:
-        move: HeadMove = self._call(do.ROLLBACK, v.RollbackBody(to), layer=layer)
-        return move
+        return self._call(do.ROLLBACK, v.RollbackBody(to), layer=layer)
 
     def set_weight(self, layer: str, weight: float) -> None:
         self._call(do.WEIGH, v.WeightBody(weight), layer=layer)
@@ -272,8 +263,7 @@ class RemoteUser(
         self._call(do.SCOPE, v.ScopeBody(scope), layer=layer)
 
     def stack(self) -> Stack:
-        stack: Stack = self._call(do.STACK)
-        return stack
+        return self._call(do.STACK)
 
     def layers(self) -> tuple[Layer, ...]:
         return self._all(do.LAYERS, v.PageQuery(limit=_PAGE))
@@ -292,24 +282,21 @@ class RemoteUser(
     ) -> ActivitySummary:
         seconds = since.total_seconds() if isinstance(since, timedelta) else None
         query = v.DigestQuery(None if isinstance(since, timedelta) else since, seconds, until)
-        digest: ActivitySummary = self._line.call(do.DIGEST, None, query, user=self.id)
-        return digest
+        return self._transport.call(do.DIGEST, None, query, user=self.id)
 
     def conversations(
         self, limit: int | None = None, *, before: str | None = None
     ) -> tuple[ConversationSummary, ...]:
-        return self._all(do.CONVERSATIONS, v.PageQuery(before, _PAGE), most=limit)
+        return self._all(do.CONVERSATIONS, v.PageQuery(before, _PAGE), limit=limit)
 
     def conversation(self, conversation_id: str) -> Conversation:
-        found: Conversation = self._call(do.CONVERSATION, conversation=conversation_id)
-        return found
+        return self._call(do.CONVERSATION, conversation=conversation_id)
 
     def turns(self, limit: int | None = None, *, before: str | None = None) -> tuple[Turn, ...]:
-        return self._all(do.TURNS, v.PageQuery(before, _PAGE), most=limit)
+        return self._all(do.TURNS, v.PageQuery(before, _PAGE), limit=limit)
 
     def turn(self, reply: Reply | Turn | str) -> Turn:
-        turn: Turn = self._call(do.TURN, turn=_turn(reply))
-        return turn
+        return self._call(do.TURN, turn=_turn(reply))
 
     def signals(self, *, current: bool = True) -> tuple[Signal, ...]:
         return self._all(do.SIGNALS, v.CurrentQuery(current, limit=_PAGE))
@@ -318,83 +305,62 @@ class RemoteUser(
         return self._all(do.LESSONS, v.CurrentQuery(current, limit=_PAGE))
 
     def why(self, reply: Reply | Turn | str) -> Provenance:
-        why: Provenance = self._call(do.WHY, turn=_turn(reply))
-        return why
+        return self._call(do.WHY, turn=_turn(reply))
 
     def summary(self) -> UserSummary:
-        summary: UserSummary = self._call(do.SUMMARY)
-        return summary
+        return self._call(do.SUMMARY)
 
     def export(self, file: str | Path, *, adapters: bool = True) -> ExportSummary:
-        """As ``User.export``; the file is written here."""
+        """Export as ``User.export``, to a file here."""
         target = Path(file).expanduser().absolute()
-        told = self._line.download(do.EXPORT, v.ExportQuery(adapters), target, user=self.id)
+        told = self._transport.download(do.EXPORT, v.ExportQuery(adapters), target, user=self.id)
         return ExportSummary(**{**told, "path": target})
 
     def export_peft(self, folder: str | Path, *, layer: str | None = None) -> Path:
-        """As ``User.export_peft``; the folder is written here."""
+        """Export as ``User.export_peft``, to a folder here."""
         target = Path(folder).expanduser().absolute()
-        try:
-            filled = target.exists() and any(target.iterdir())
-        except OSError as error:
-            why = error.strerror or error
-            raise InvalidInput(
-                f"{target} cannot be written: {why}.", hint="Choose another place."
-            ) from error
-        if filled:
-            raise InvalidInput(
-                f"There is something in {target} already.", hint="Choose an empty folder."
-            )
+        with write_errors(target):
+            if target.exists() and any(target.iterdir()):
+                raise InvalidInput(f"{target} must be empty.", hint="Choose an empty folder.")
         with TemporaryDirectory(prefix="personal-") as beside:
             archive = Path(beside) / "peft.zip"
-            self._line.download(do.EXPORT_PEFT, v.PeftQuery(layer), archive, user=self.id)
-            try:
+            self._transport.download(do.EXPORT_PEFT, v.PeftQuery(layer), archive, user=self.id)
+            with write_errors(target):
                 target.mkdir(parents=True, exist_ok=True)
                 unzip_adapter(archive, target)
-            except OSError as error:
-                why = error.strerror or error
-                raise InvalidInput(
-                    f"{target} cannot be written: {why}.", hint="Choose another place."
-                ) from error
         return target
 
     def import_peft(self, folder: str | Path, *, layer: str = "style") -> Revision:
-        """As ``User.import_peft``, of a folder that lies here."""
+        """Import as ``User.import_peft``, from a folder here."""
         with TemporaryDirectory(prefix="personal-") as beside:
             archive = Path(beside) / "peft.zip"
             zip_adapter(Path(folder).expanduser(), archive)
             data = archive.read_bytes()
-        revision: Revision = self._line.call(
-            do.IMPORT_PEFT, data, v.PeftImportQuery(layer), user=self.id
-        )
-        return revision
+        return self._transport.call(do.IMPORT_PEFT, data, v.PeftImportQuery(layer), user=self.id)
 
     def export_gguf(self, file: str | Path, *, layer: str | None = None) -> Path:
-        """As ``User.export_gguf``; the file is written here."""
+        """Export as ``User.export_gguf``, to a file here."""
         target = Path(file).expanduser().absolute()
-        self._line.download(do.EXPORT_GGUF, v.PeftQuery(layer), target, user=self.id)
+        self._transport.download(do.EXPORT_GGUF, v.PeftQuery(layer), target, user=self.id)
         return target
 
     def import_gguf(self, file: str | Path, *, layer: str = "style") -> Revision:
-        """As ``User.import_gguf``, of a file that lies here."""
+        """Import as ``User.import_gguf``, from a file here."""
         data = read_file(Path(file).expanduser())
-        revision: Revision = self._line.call(
-            do.IMPORT_GGUF, data, v.PeftImportQuery(layer), user=self.id
-        )
-        return revision
+        return self._transport.call(do.IMPORT_GGUF, data, v.PeftImportQuery(layer), user=self.id)
 
     def _call(self, operation: do.Operation, body: Any = None, /, **path: str) -> Any:
-        return self._line.call(operation, body, None, user=self.id, **path)
+        return self._transport.call(operation, body, None, user=self.id, **path)
 
     def _all(
-        self, operation: do.Operation, query: Any, *, most: int | None = None
+        self, operation: do.Operation, query: Any, *, limit: int | None = None
     ) -> tuple[Any, ...]:
-        """Every page, one after another, or the first ``most``."""
+        """Return the values of all pages, or the first ``limit``."""
         found: tuple[Any, ...] = ()
-        while most is None or len(found) < most or most < 0:
-            # A number below 0 goes to the server, which says what is wrong with it.
-            size = query.limit if most is None else min(query.limit, most - len(found))
-            page: v.Page[Any] = self._line.call(
+        while limit is None or len(found) < limit or limit < 0:
+            # The server refuses a negative number.
+            size = query.limit if limit is None else min(query.limit, limit - len(found))
+            page: v.Page[Any] = self._transport.call(
                 operation, None, replace(query, limit=size), user=self.id
             )
             found += page.items
@@ -410,11 +376,11 @@ class RemoteUser(
         return job.report
 
     def _followed(self, job: v.Job, progress: Progress, cancelled: Condition) -> v.Job:
-        return follow(self._line, job, progress, cancelled)
+        return follow(self._transport, job, progress, cancelled)
 
 
-def _asked(prompt: Prompt) -> Any:
-    """A prompt as it is sent. Raises ``InvalidInput`` for what is none."""
+def _prompt(prompt: Prompt) -> Any:
+    """Return a prompt as it is sent. Raises ``InvalidInput``."""
     return prompt if isinstance(prompt, str) else check_prompt(prompt)
 
 
@@ -423,6 +389,7 @@ def _turn(reply: Reply | Turn | str) -> str:
         return reply.turn_id if isinstance(reply, Reply) else reply.id
     if not isinstance(reply, str):
         raise InvalidInput(
-            f"{type(reply).__name__} is no reply.", hint="Give a reply, a turn, or the id of one."
+            f"A reply, a turn or its id is needed, got {type(reply).__name__}.",
+            hint="Give what chat returned, or its turn_id.",
         )
     return reply

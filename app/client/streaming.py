@@ -1,7 +1,4 @@
-"""What goes on in the server while somebody here waits for it: a reply that is being written, and a job.
-
-Invariant: whoever goes away in the middle, or says so, has it stopped there.
-"""
+"""Follow a streamed reply or a job in the server. A caller that leaves early stops it there."""
 
 from __future__ import annotations
 
@@ -22,14 +19,14 @@ _POLL_SECONDS = 1.0
 
 
 class RemoteStream(Iterator[str]):
-    """As ``personalpeft.Stream``: iterate for pieces of text, then read ``reply``."""
+    """A ``personalpeft.Stream`` over HTTP: iterate for pieces of text, then read ``reply``."""
 
     def __init__(
-        self, line: Transport, user: str, body: v.ChatBody, cancelled: Condition | None
+        self, transport: Transport, user: str, body: v.ChatBody, cancelled: Condition | None
     ) -> None:
-        self._line, self._user = line, user
+        self._transport, self._user = transport, user
         self._cancelled = cancelled
-        self._events = line.events(do.STREAM, body, user=user)
+        self._events = transport.events(do.STREAM, body, user=user)
         self._name = ""
         self._reply: Reply | None = None
         self._stopped = False
@@ -44,20 +41,20 @@ class RemoteStream(Iterator[str]):
                     self._name = name
                 case v.StreamText(text):
                     if not self._stopped:
-                        self._look()
+                        self._check_cancelled()
                         return text
                 case v.StreamFinished(reply):
                     self._reply = reply
-            self._look()
+            self._check_cancelled()
         if self._reply is None and not self._stopped:
             raise Unreachable(
-                "The server went away in the middle of a reply.",
-                hint="What came is kept as a cancelled turn.",
+                "The connection broke off during the reply.",
+                hint="The server keeps the text so far as a cancelled turn.",
             )
         raise StopIteration
 
     def close(self) -> None:
-        """Stops writing and keeps what came as a cancelled turn; ``reply`` is there afterwards."""
+        """Stop the reply. The server records a cancelled turn, and ``reply`` returns it."""
         if self._reply is None and not self._stopped:
             self._stop()
             for _ in self:
@@ -66,29 +63,29 @@ class RemoteStream(Iterator[str]):
 
     @property
     def reply(self) -> Reply:
-        """The whole reply. Raises ``NotFound`` while it is still being written."""
+        """The whole reply. Raises ``NotFound`` while it is being generated."""
         if self._reply is None:
             raise NotFound(
                 "The reply is not finished.", hint="Iterate over the stream to its end first."
             )
         return self._reply
 
-    def _look(self) -> None:
+    def _check_cancelled(self) -> None:
         if self._cancelled is not None and not self._stopped and self._cancelled():
             self._stop()
 
     def _stop(self) -> None:
         self._stopped = True
         if self._name:
-            self._line.call(do.STOP, user=self._user, stream=self._name)
+            self._transport.call(do.STOP, user=self._user, stream=self._name)
 
 
-def follow(line: Transport, job: v.Job, progress: Progress, cancelled: Condition) -> v.Job:
-    """The job as it is when it is over. Raises the error that it ended in."""
+def follow(transport: Transport, job: v.Job, progress: Progress, cancelled: Condition) -> v.Job:
+    """Return the finished job. Raises the error of a failed one."""
     stopping = False
     where = {"job": job.id} if job.user is None else {"job": job.id, "user": job.user}
     watch, stop = (do.FOLLOW_ANY, do.CANCEL_ANY) if job.user is None else (do.FOLLOW, do.CANCEL)
-    events = _changes(line, job, watch, where)
+    events = _changes(transport, job, watch, where)
     try:
         for event in events:
             if event is not None and event != job:
@@ -97,10 +94,10 @@ def follow(line: Transport, job: v.Job, progress: Progress, cancelled: Condition
                     progress(job.stage, job.progress)
             if not job.over and not stopping and cancelled():
                 stopping = True
-                line.call(stop, **where)
+                transport.call(stop, **where)
     except BaseException:
         with suppress(PersonalPeftError):
-            line.call(stop, **where)
+            transport.call(stop, **where)
         raise
     finally:
         events.close()
@@ -110,20 +107,20 @@ def follow(line: Transport, job: v.Job, progress: Progress, cancelled: Condition
 
 
 def _changes(
-    line: Transport, job: v.Job, watch: do.Operation, where: Mapping[str, str]
+    transport: Transport, job: v.Job, watch: do.Operation, where: Mapping[str, str]
 ) -> Generator[v.Job | None, None, None]:
-    """Yield the job as it changes. Asks for it every second where the server has no stream free."""
+    """Yield the job as it changes. Poll every second if the server has no free stream."""
     try:
-        yield from line.events(watch, **where)
+        yield from transport.events(watch, **where)
     except Busy:
         while not job.over:
-            job = line.call(do.ANY_JOB if job.user is None else do.JOB, **where)
+            job = transport.call(do.ANY_JOB if job.user is None else do.JOB, **where)
             yield job
             time.sleep(0 if job.over else _POLL_SECONDS)
 
 
 def connection_lost(what: str) -> Unreachable:
-    """The error for a job of which the server said no more."""
+    """Return the error of a job whose end never came."""
     return Unreachable(
-        f"The server went away in the middle of {what}.", hint="The next learn goes on from there."
+        f"The connection broke off during {what}.", hint="The next learn continues from there."
     )

@@ -19,7 +19,7 @@ import httpx2
 from personalpeft.errors import ERROR_CODES, Busy, InvalidInput, NotFound, PersonalPeftError
 from personalpeft.formatting import to_json
 from personalpeft_app.http.api_v1.operations import PARAMETERS, PERSONAL, PREFIX, Operation
-from personalpeft_app.http.api_v1.schemas import Fault, Refusal
+from personalpeft_app.http.api_v1.schemas import ErrorDetails, ErrorResponse
 from personalpeft_app.http.api_v1.serialization import from_json
 
 
@@ -105,7 +105,7 @@ class Transport:
                     name = value
                 elif field == "data" and name in operation.events:
                     event = _value(operation.events[name], _json(value))
-                    if isinstance(event, Refusal):
+                    if isinstance(event, ErrorResponse):
                         raise error_of(event.error)
                     yield event
                 elif value:
@@ -168,11 +168,8 @@ def _content(operation: Operation, body: Any) -> dict[str, Any]:
 
 
 def _save(response: httpx2.Response, target: Path) -> None:
-    """Write the body of a response to ``target`` in one step, readable by its owner alone.
-
-    Raises ``InvalidInput`` if it cannot be written.
-    """
-    try:
+    """Write the body of a response to ``target`` in one step, readable by its owner alone."""
+    with write_errors(target):
         # The mode of a file made by mkstemp is 0600 from the start.
         handle, name = tempfile.mkstemp(dir=target.parent, prefix=".personal-", suffix=".part")
         part = Path(name)
@@ -185,10 +182,18 @@ def _save(response: httpx2.Response, target: Path) -> None:
             part.replace(target)
         finally:
             part.unlink(missing_ok=True)
+
+
+@contextmanager
+def write_errors(target: Path) -> Generator[None, None, None]:
+    """Raise ``InvalidInput`` for an ``OSError`` inside."""
+    try:
+        yield
+    except PersonalPeftError:
+        raise
     except OSError as error:
-        why = error.strerror or error
         raise InvalidInput(
-            f"{target} cannot be written: {why}.", hint="Choose another place."
+            f"{target} cannot be written: {error.strerror or error}.", hint="Choose another place."
         ) from error
 
 
@@ -210,7 +215,7 @@ def _json(data: str | bytes) -> Any:
         ) from error
 
 
-def error_of(told: Fault, status: int = 0, again: str | None = None) -> PersonalPeftError:
+def error_of(told: ErrorDetails, status: int = 0, again: str | None = None) -> PersonalPeftError:
     """Return the error of a fault, of the class that it had in the server."""
     kind = _KINDS.get(told.kind) or _BY_STATUS.get(status, PersonalPeftError)
     if issubclass(kind, Busy):
@@ -221,7 +226,7 @@ def error_of(told: Fault, status: int = 0, again: str | None = None) -> Personal
 
 def _fail(status: int, data: bytes, again: str | None) -> NoReturn:
     try:
-        told = from_json(Refusal, json.loads(data)).error
+        told = from_json(ErrorResponse, json.loads(data)).error
     except ValueError as error:
         raise Unreachable(
             f"Another program answers at this address, with status {status}.",

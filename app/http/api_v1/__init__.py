@@ -1,7 +1,7 @@
-"""Our own API under ``/api/v1``: one table of operations, from which the routes, the OpenAPI document, the page of the docs and
-the contract of the client follow.
+"""The API under ``/api/v1``: one table of operations, from which the rest follows.
 
-``shapes`` says how values become JSON and back; ``values`` and ``operations`` are the table; none of them imports Flask, so
-that the client can read them. ``acts`` does what each operation says with the library, ``working`` what goes on after the
-answer; ``jobs`` and ``desk`` hold what lives longer than a request, ``routes`` is the only module that knows HTTP.
+``operations`` is the table, ``schemas`` holds its types, and ``serialization`` reads and describes
+them through pydantic. None of these imports Flask, so the client can use them. ``handlers`` and
+``job_handlers`` call the library; ``jobs`` and ``ephemeral_state`` hold state between requests.
+``routes`` is the only module that knows HTTP.
 """

@@ -1,7 +1,7 @@
-"""What our own API keeps between two requests beside its jobs: streams that can be stopped, and comparisons to choose from.
+"""State between requests beside jobs: streams to stop, and comparisons to choose from.
 
-Invariants: each belongs to a user, and nobody else finds it; at most so many comparisons are kept of a user and in all, and the
-oldest go first.
+Invariants: each belongs to one user, and no other user finds it. The number of comparisons is
+bounded per user and in all, and the oldest are dropped first.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from personalpeft.clock import Clock
 from personalpeft.errors import NotFound
 from personalpeft.ids import new_id
 
-MOST_COMPARISONS = 1024
-MOST_OF_ONE = 32
+MAX_COMPARISONS = 1024
+MAX_PER_USER = 32
 
 
 class EphemeralState:
@@ -24,56 +24,56 @@ class EphemeralState:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
         self._streams: dict[tuple[str, str], threading.Event] = {}
         self._comparisons: dict[tuple[str, str], Comparison] = {}
 
     @contextmanager
     def stream(self, user: str) -> Iterator[tuple[str, threading.Event]]:
-        """A name for a stream while it runs, and what is set when somebody stops it."""
+        """Yield a name for a stream, and the event that stopping it sets."""
         key, stop = (user, self._id("r")), threading.Event()
-        with self._turn:
+        with self._lock:
             self._streams[key] = stop
         try:
             yield key[1], stop
         finally:
-            with self._turn:
+            with self._lock:
                 self._streams.pop(key, None)
 
     def stop(self, user: str, stream: str) -> bool:
-        """Stops a stream of a user; whether there is one."""
-        with self._turn:
+        """Stop a stream of a user. Returns whether it exists."""
+        with self._lock:
             stop = self._streams.get((user, stream))
         if stop is not None:
             stop.set()
         return stop is not None
 
     def add_comparison(self, user: str, comparison: Comparison) -> str:
-        """Keeps a comparison of a user; its id."""
+        """Store a comparison of a user and return its id."""
         name = self._id("c")
-        with self._turn:
+        with self._lock:
             own = [key for key in self._comparisons if key[0] == user]
-            for key in own[: max(0, len(own) - MOST_OF_ONE + 1)]:
+            for key in own[: max(0, len(own) - MAX_PER_USER + 1)]:
                 del self._comparisons[key]
-            if len(self._comparisons) >= MOST_COMPARISONS:
+            if len(self._comparisons) >= MAX_COMPARISONS:
                 del self._comparisons[next(iter(self._comparisons))]
             self._comparisons[user, name] = comparison
         return name
 
     def take_comparison(self, user: str, name: str) -> Comparison:
-        """One of a user. Raises ``NotFound``."""
-        with self._turn:
+        """Return a comparison of a user. Raises ``NotFound``."""
+        with self._lock:
             found = self._comparisons.get((user, name))
         if found is None:
             raise NotFound(
                 f"There is no comparison {name} of {user}.",
-                hint="A server remembers the last ones; compare again.",
+                hint="The server keeps the newest ones; compare again.",
             )
         return found
 
     def forget(self, user: str) -> None:
-        """Lets go of all comparisons of a user: they repeat what was said."""
-        with self._turn:
+        """Drop the comparisons of a user: they quote replies."""
+        with self._lock:
             for key in [key for key in self._comparisons if key[0] == user]:
                 del self._comparisons[key]
 

@@ -1,7 +1,6 @@
-"""What each operation does, in the words of the library: one function of its name for every line of the table.
+"""The handler of each operation, under the operation's name. It calls the library.
 
-Nothing is decided here. A function gets the user, what stands in the path and the query, and the body, all checked, and gives a
-value back; a function of an operation with events gives them one after another, and None where it has nothing to say yet.
+Path, query and body are validated. A handler with events yields them, and None as a sign of life.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from personalpeft.store.types import GarbageReport, Problem, UserSummary
 from personalpeft.types import HeadMove, Json, Layer, Revision, Signal, Stack, Turn
 from personalpeft_app.http.api_v1 import job_handlers
 from personalpeft_app.http.api_v1 import schemas as v
-from personalpeft_app.http.api_v1.jobs import Asking
+from personalpeft_app.http.api_v1.jobs import Condition
 from personalpeft_app.http.api_v1.operations import OPERATIONS
 from personalpeft_app.http.api_v1.paging import by_id, newest_first, page, page_by_number
 from personalpeft_app.http.api_v1.request_context import RequestContext
@@ -38,8 +37,8 @@ from personalpeft_app.http.security import caller
 from personalpeft_app.peft_archive import unzip_adapter, zip_adapter
 
 
-def whoami(call: RequestContext) -> v.Holder:
-    return v.Holder(caller().user, call.runtime.base().card.title)
+def whoami(call: RequestContext) -> v.TokenInfo:
+    return v.TokenInfo(caller().user, call.runtime.base().card.title)
 
 
 def users(call: RequestContext) -> v.Page[UserSummary]:
@@ -57,15 +56,19 @@ def summary(call: RequestContext) -> UserSummary:
 
 
 def chat(call: RequestContext) -> Reply:
-    return call.user.chat(call.body.prompt, cancelled=call.is_disconnected, **_asked(call.body))
+    return call.user.chat(
+        call.body.prompt, cancelled=call.is_disconnected, **call.body.fields(without="prompt")
+    )
 
 
 def stream(call: RequestContext) -> Iterator[v.StreamStarted | v.StreamText | v.StreamFinished]:
     with call.ephemeral.stream(call.user.id) as (name, stop):
-        over = partial(_either, stop.is_set, call.is_disconnected)
-        reply = call.user.stream(call.body.prompt, cancelled=over, **_asked(call.body))
+        cancelled = partial(_either, stop.is_set, call.is_disconnected)
+        reply = call.user.stream(
+            call.body.prompt, cancelled=cancelled, **call.body.fields(without="prompt")
+        )
         try:
-            # The first piece is asked for before anything is answered: what keeps it away is then an answer of its own, with a status.
+            # An error before the first piece is a response with a status, so it comes first.
             first = next(reply, None)
             yield v.StreamStarted(name)
             if first is not None:
@@ -102,38 +105,19 @@ def why(call: RequestContext) -> Provenance:
 
 
 def feedback(call: RequestContext) -> v.SignalCreated:
-    said = call.body
-    return v.SignalCreated(
-        call.user.feedback(
-            call.path["turn"],
-            rating=said.rating,
-            edit=said.edit,
-            prefer=said.prefer,
-            comment=said.comment,
-            reward=said.reward,
-            source=said.source,
-        )
-    )
+    return v.SignalCreated(call.user.feedback(call.path["turn"], **call.body.fields()))
 
 
-def observe(call: RequestContext) -> v.Observed:
-    return v.Observed(call.user.observe(call.path["turn"], call.body.seen))
+def observe(call: RequestContext) -> v.SignalRecorded:
+    return v.SignalRecorded(call.user.observe(call.path["turn"], call.body.seen))
 
 
 def teach(call: RequestContext) -> v.SignalCreated:
-    body = call.body
-    return v.SignalCreated(
-        call.user.teach(body.prompt, body.answer, skill=body.skill, source=body.source)
-    )
+    return v.SignalCreated(call.user.teach(**call.body.fields()))
 
 
 def remember(call: RequestContext) -> v.SignalCreated:
-    body = call.body
-    return v.SignalCreated(
-        call.user.remember(
-            body.text, questions=body.questions, answer=body.answer, source=body.source
-        )
-    )
+    return v.SignalCreated(call.user.remember(**call.body.fields()))
 
 
 def retract(call: RequestContext) -> tuple[Signal, ...]:
@@ -145,9 +129,8 @@ def signals(call: RequestContext) -> v.Page[Signal]:
 
 
 def lessons(call: RequestContext) -> v.Page[SignalStatus]:
-    return page(
-        call.user.lessons(current=call.query.current), call.query, lambda account: account.signal.id
-    )
+    found = call.user.lessons(current=call.query.current)
+    return page(found, call.query, lambda status: status.signal.id)
 
 
 def items(call: RequestContext) -> v.Page[Item]:
@@ -155,10 +138,7 @@ def items(call: RequestContext) -> v.Page[Item]:
 
 
 def edit_item(call: RequestContext) -> Item:
-    body = call.body
-    return call.user.edit_item(
-        call.path["item"], body.text, questions=body.questions, answer=body.answer
-    )
+    return call.user.edit_item(call.path["item"], **call.body.fields())
 
 
 def remove_item(call: RequestContext) -> None:
@@ -214,22 +194,13 @@ def reports(call: RequestContext) -> v.Page[Json]:
 def digest(call: RequestContext) -> ActivitySummary:
     since, seconds = call.query.since, call.query.seconds
     if since is not None and seconds is not None:
-        raise InvalidInput("Both since and seconds are given.", hint="Give one of them.")
+        raise InvalidInput("since and seconds exclude each other.", hint="Give one of them.")
     begin = since if since is not None else timedelta(seconds=seconds or 24 * 3600)
     return call.user.activity_summary(begin, call.query.until)
 
 
 def compare(call: RequestContext) -> v.BlindComparison:
-    body = call.body
-    found = call.user.compare(
-        body.prompt,
-        body.a,
-        body.b,
-        layer=body.layer,
-        max_tokens=body.max_tokens,
-        memory=body.memory,
-        cancelled=call.is_disconnected,
-    )
+    found = call.user.compare(**call.body.fields(), cancelled=call.is_disconnected)
     answers = tuple(
         v.BlindAnswer(number, each.name, each.text) for number, each in enumerate(found.answers, 1)
     )
@@ -246,7 +217,7 @@ def choose(call: RequestContext) -> LabeledComparison:
 
 @contextmanager
 def export(call: RequestContext) -> Iterator[ExportSummary]:
-    """The file lives as long as the context."""
+    """Yield the file, which exists inside the context only."""
     with TemporaryDirectory(prefix="personal-") as folder:
         yield call.user.export(
             Path(folder) / f"{call.user.id}.personal", adapters=call.query.adapters
@@ -257,7 +228,7 @@ def import_user(call: RequestContext) -> ImportSummary:
     try:
         return call.runtime.import_user(call.body, as_user=call.query.as_user)
     except PersonalFileError as error:
-        # It names the file as it lies here, which says nothing to who sent it.
+        # The path of the file here says nothing to the client.
         raise PersonalFileError(
             error.message.replace(str(call.body), "The file"), hint=error.hint
         ) from error
@@ -265,7 +236,7 @@ def import_user(call: RequestContext) -> ImportSummary:
 
 @contextmanager
 def export_peft(call: RequestContext) -> Iterator[v.PackedFile]:
-    """As ``export``."""
+    """Yield the file as ``export`` does."""
     with TemporaryDirectory(prefix="personal-") as folder:
         archive = Path(folder) / f"{call.user.id}.zip"
         zip_adapter(call.user.export_peft(Path(folder) / "peft", layer=call.query.layer), archive)
@@ -280,7 +251,7 @@ def import_peft(call: RequestContext) -> Revision:
 
 @contextmanager
 def export_gguf(call: RequestContext) -> Iterator[v.PackedFile]:
-    """As ``export``."""
+    """Yield the file as ``export`` does."""
     with TemporaryDirectory(prefix="personal-") as folder:
         file = call.user.export_gguf(Path(folder) / f"{call.user.id}.gguf", layer=call.query.layer)
         yield v.PackedFile(file, file.stat().st_size)
@@ -308,34 +279,12 @@ def collect(call: RequestContext) -> GarbageReport:
 
 
 _BY_NAME = {**globals(), **vars(job_handlers)}
-ACTS: Mapping[str, Callable[[RequestContext], Any]] = {
+HANDLERS: Mapping[str, Callable[[RequestContext], Any]] = {
     each.name: _BY_NAME[each.name] for each in OPERATIONS
 }
 
 
-def _asked(body: v.ChatBody) -> dict[str, Any]:
-    return {
-        "tools": body.tools,
-        "must_call": body.must_call,
-        "temperature": body.temperature,
-        "top_p": body.top_p,
-        "max_tokens": body.max_tokens,
-        "stop": body.stop,
-        "seed": body.seed,
-        "memory": body.memory,
-        "layers": body.layers,
-        "revision": body.revision,
-        "template": body.template,
-        "logprobs": body.logprobs,
-        "top_logprobs": body.top_logprobs,
-        "conversation_id": body.conversation_id,
-        "replaces": body.replaces,
-        "truncation": body.truncation,
-        "timeout": body.timeout,
-    }
-
-
-def _either(one: Asking, other: Asking) -> bool:
+def _either(one: Condition, other: Condition) -> bool:
     return one() or other()
 
 

@@ -1,9 +1,13 @@
-"""Learns, practices and forgettings that a server runs: each in a thread of its own, watched by any number of readers.
+"""Learns, practices and forgets that the server runs, each in a thread, with any number of readers.
 
-Invariants: a user has at most one that runs, alone or among many, and there is at most one of many; a job that is over never
-changes; at most so many are kept, of which the oldest that are over go first; nobody sees another user's, and administration, which
-is the user None, sees all. A job lives as long as the process: what it learned is in the ledger, and a learn that was cut off goes on
-from its last step when it is begun again.
+Invariants:
+
+- A user has at most one running job, alone or among several users. One job of several users runs.
+- An ended job never changes. The oldest ended jobs are dropped first.
+- A user sees no other user's jobs. The admin, the user None, sees all.
+
+Jobs live as long as the process. Their results are in the ledger, and an interrupted learn
+continues from its last step when it is started again.
 """
 
 from __future__ import annotations
@@ -19,16 +23,16 @@ from personalpeft.erasure import ForgetReport
 from personalpeft.errors import Busy, Cancelled, NotFound, PersonalPeftError, format_origin
 from personalpeft.ids import new_id
 from personalpeft.learning.report import LearnReport
-from personalpeft_app.http.api_v1.schemas import Fault, Job, JobKind
+from personalpeft_app.http.api_v1.schemas import ErrorDetails, Job, JobKind
 from personalpeft_app.http.error_responses import bug_message
 
 MOST_KEPT = 256
 MOST_RUNNING = 8
 
 Progress: TypeAlias = Callable[[str, float], None]
-Asking: TypeAlias = Callable[[], bool]
-Came: TypeAlias = LearnReport | ForgetReport | tuple[LearnReport, ...]
-Work: TypeAlias = Callable[[Progress, Asking], Came]
+Condition: TypeAlias = Callable[[], bool]
+JobResult: TypeAlias = LearnReport | ForgetReport | tuple[LearnReport, ...]
+Work: TypeAlias = Callable[[Progress, Condition], JobResult]
 
 _log = logging.getLogger("personalpeft.http")
 
@@ -41,12 +45,12 @@ class _Entry:
 
 
 class Jobs:
-    """All jobs of one server."""
+    """The jobs of one server."""
 
-    def __init__(self, clock: Clock, told: Callable[[PersonalPeftError], Fault]) -> None:
-        """``told`` is what a stranger may hear of an error."""
+    def __init__(self, clock: Clock, describe: Callable[[PersonalPeftError], ErrorDetails]) -> None:
+        """``describe`` returns what a client may know of an error."""
         self._clock = clock
-        self._told = told
+        self._describe = describe
         self._changed = threading.Condition()
         self._entries: dict[str, _Entry] = {}
         self._closed = False
@@ -54,19 +58,21 @@ class Jobs:
     def begin(
         self, user: str | None, kind: JobKind, work: Work, *, users: tuple[str, ...] = ()
     ) -> Job:
-        """Begins it and gives it back as it is now; ``users`` are those of a job of many. Raises ``Busy`` while another of this
-        user runs, or too many do.
+        """Start a job and return it. ``users`` are those of a job of several users.
+
+        Raises ``Busy`` while another job of the user runs, or too many jobs do.
         """
         with self._changed:
             running = [entry.job for entry in self._entries.values() if not entry.job.over]
             if any(job.user == user or user in job.users for job in running):
                 raise Busy(
-                    f"A learn of {user or 'many'} runs already.", hint="Wait for it, or cancel it."
+                    f"A job of {user or 'several users'} runs already.",
+                    hint="Wait for it, or cancel it.",
                 )
             if len(running) >= MOST_RUNNING or self._closed:
                 raise Busy(
-                    f"{len(running)} learns run already.",
-                    hint="Begin this one later.",
+                    f"{len(running)} jobs run already.",
+                    hint="Start this one later.",
                     retry_after=30,
                 )
             job = Job(self._id(), user, kind, "running", "", 0.0, self._clock.now(), users=users)
@@ -74,7 +80,7 @@ class Jobs:
             entry.thread = threading.Thread(
                 target=self._run, args=(entry, work), name=f"learn-{job.id}", daemon=True
             )
-            self._forget_the_oldest()
+            self._drop_oldest()
             entry.thread.start()
             return job
 
@@ -93,7 +99,7 @@ class Jobs:
             return self._entry(user, job_id).job
 
     def cancel(self, user: str | None, job_id: str) -> Job:
-        """Asks it to stop after the running step; one that is over stays as it is. Raises ``NotFound``."""
+        """Stop a job after its running step. An ended one stays as it is. Raises ``NotFound``."""
         with self._changed:
             entry = self._entry(user, job_id)
             entry.stop.set()
@@ -102,15 +108,16 @@ class Jobs:
             return entry.job
 
     def watch(self, user: str | None, job_id: str, patience: float) -> Iterator[Job | None]:
-        """How it is now, and each time that it has changed, until it is over; None when nothing has for ``patience`` seconds. A
-        slow reader misses what was in between, and never the end. Raises ``NotFound``.
+        """Yield the job now and after changes until it ends, and None after ``patience`` seconds.
+
+        A slow reader misses states in between, never the end. Raises ``NotFound``.
         """
         with self._changed:
             entry = self._entry(user, job_id)
         return self._watched(entry, patience)
 
     def forget(self, user: str) -> None:
-        """Lets go of all that are over and a user's, alone or among many: their reports repeat what was said."""
+        """Drop the ended jobs of a user: their reports quote feedback."""
         with self._changed:
             self._entries = {
                 job_id: entry
@@ -119,7 +126,7 @@ class Jobs:
             }
 
     def close(self, patience: float = 30.0) -> None:
-        """Asks all to stop, and waits for them so long."""
+        """Stop all jobs, and wait for them for ``patience`` seconds."""
         with self._changed:
             self._closed = True
             entries = [entry for entry in self._entries.values() if not entry.job.over]
@@ -131,42 +138,48 @@ class Jobs:
                 entry.thread.join(max(0.0, ends - self._clock.timer()))
 
     def _watched(self, entry: _Entry, patience: float) -> Iterator[Job | None]:
-        told: Job | None = None
-        while told is None or not told.over:
-            before, told = told, self._after(entry, told, patience)
-            yield None if told is before else told
+        seen: Job | None = None
+        while seen is None or not seen.over:
+            before, seen = seen, self._after(entry, seen, patience)
+            yield None if seen is before else seen
 
-    def _after(self, entry: _Entry, told: Job | None, patience: float) -> Job:
-        """How it is when it has changed since, or after ``patience`` seconds."""
+    def _after(self, entry: _Entry, seen: Job | None, patience: float) -> Job:
+        """Return the job when it has changed, or after ``patience`` seconds."""
         with self._changed:
-            self._changed.wait_for(lambda: entry.job is not told, timeout=patience)
+            self._changed.wait_for(lambda: entry.job is not seen, timeout=patience)
             return entry.job
 
     def _run(self, entry: _Entry, work: Work) -> None:
-        def heard(stage: str, done: float) -> None:
+        def progress(stage: str, done: float) -> None:
             with self._changed:
                 self._change(
                     entry,
                     replace(entry.job, stage=stage, progress=round(min(max(done, 0.0), 1.0), 3)),
                 )
 
-        came: Came | None = None
-        error: Fault | None = None
+        result: JobResult | None = None
+        error: ErrorDetails | None = None
         state: Literal["done", "failed", "cancelled"] = "done"
         try:
-            came = work(heard, entry.stop.is_set)
-            # Of many, each says so for itself.
-            if isinstance(came, tuple) and any(each.error == Cancelled.__name__ for each in came):
+            result = work(progress, entry.stop.is_set)
+            # In a job of several users each report holds its own error.
+            if isinstance(result, tuple) and any(
+                each.error == Cancelled.__name__ for each in result
+            ):
                 state = "cancelled"
         except PersonalPeftError as reason:
-            error = self._told(reason)
+            error = self._describe(reason)
             state = "cancelled" if isinstance(reason, Cancelled) else "failed"
-        except Exception as bug:  # noqa: BLE001 - a thread has nobody above it: whatever it was, the reader has to hear of it.
+        except Exception as bug:  # noqa: BLE001 - readers must see the end of the job.
             _log.error("a job failed: %s", format_origin(bug))
             error, state = bug_fault(bug), "failed"
         with self._changed:
             over = replace(
-                entry.job, state=state, ended=self._clock.now(), error=error, **_format_error(came)
+                entry.job,
+                state=state,
+                ended=self._clock.now(),
+                error=error,
+                **_result_fields(result),
             )
             self._change(entry, over)
 
@@ -180,11 +193,11 @@ class Jobs:
         if entry is None or user not in (None, entry.job.user):
             raise NotFound(
                 f"There is no job {job_id}{f' of {user}' if user else ''}.",
-                hint="A server remembers only its own; what was learned is under reports.",
+                hint="A server knows jobs of its own process; GET reports lists results.",
             )
         return entry
 
-    def _forget_the_oldest(self) -> None:
+    def _drop_oldest(self) -> None:
         over = [job_id for job_id, entry in self._entries.items() if entry.job.over]
         for job_id in over[: max(0, len(self._entries) - MOST_KEPT)]:
             del self._entries[job_id]
@@ -193,18 +206,18 @@ class Jobs:
         return new_id("j", self._clock.now(), self._clock.entropy)
 
 
-def bug_fault(bug: Exception) -> Fault:
-    """Return what a caller may know of a bug."""
-    return Fault("Bug", bug_message(bug))
+def bug_fault(bug: Exception) -> ErrorDetails:
+    """Return what a client may know of a bug."""
+    return ErrorDetails("Bug", bug_message(bug))
 
 
-def _format_error(came: Came | None) -> dict[str, Any]:
-    """The field of a job that holds what came of it."""
-    match came:
+def _result_fields(result: JobResult | None) -> dict[str, Any]:
+    """Return the field of a job that holds its result."""
+    match result:
         case LearnReport():
-            return {"report": came}
+            return {"report": result}
         case ForgetReport():
-            return {"forgotten": came}
+            return {"forgotten": result}
         case tuple():
-            return {"reports": came}
+            return {"reports": result}
     return {}

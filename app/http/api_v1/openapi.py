@@ -14,7 +14,7 @@ from personalpeft_app.http.api_v1.operations import (
     PREFIX,
     Operation,
 )
-from personalpeft_app.http.api_v1.schemas import Refusal
+from personalpeft_app.http.api_v1.schemas import ErrorResponse
 from personalpeft_app.http.api_v1.serialization import query_properties, schemas
 
 # What the server answers before an operation begins.
@@ -70,7 +70,7 @@ def statuses(operation: Operation) -> dict[int, str]:
 @cache
 def described_types() -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """Return the schema of each operation's answer, events and body, and what they refer to."""
-    answers: dict[str, Any] = {"refusal": Refusal}
+    answers: dict[str, Any] = {"refusal": ErrorResponse}
     bodies: dict[str, Any] = {}
     for operation in OPERATIONS:
         if operation.answer not in (None, bytes):

@@ -1,7 +1,6 @@
-"""The table: every operation of our own API, what it takes, what it answers, and which errors it can end in.
+"""The table of operations: what each takes and answers, and the errors that it can end in.
 
-Routes, the OpenAPI document, docs/api.md and the client are made from it, so an operation that is not here does not exist, and
-none of them can say something else than another.
+Routes, the OpenAPI document, docs/api.md and the client are made from it.
 """
 
 from __future__ import annotations
@@ -58,15 +57,15 @@ SERVING: Errors = (*ANY, BaseMismatch, ServingFailed, WeightsError, MissingPacka
 TALKING: Errors = (*SERVING, PromptTooLong, QueueFull, DeadlineExceeded, Cancelled)
 
 PARAMETERS: Mapping[str, tuple[Any, str]] = {
-    "user": (v.UserId, "Whose."),
+    "user": (v.UserId, "The user."),
     "turn": (v.TurnId, 'The id of a turn, the beginning of one, or "last".'),
     "conversation": (v.ConversationId, "The id of a conversation, or the beginning of one."),
     "layer": (v.LayerName, "style, memory or skill.<name>."),
     "item": (v.ItemId, "The id of a rule or fact, or the beginning of one."),
-    "job": (v.ServerId, "The id of a learn, a practice or a forgetting."),
-    "stream": (v.ServerId, "The name that the first event of a streamed reply gave."),
+    "job": (v.ServerId, "The id of a learn, practice or forget."),
+    "stream": (v.ServerId, "The name in the first event of a streamed reply."),
     "comparison": (v.ServerId, "The id of a comparison."),
-    "digest": (v.Sha256, "The digest of a stack, which is its name after `personalpeft:`."),
+    "digest": (v.Sha256, "The digest of a stack."),
     "file": (v.PublishedFile, "adapter_config.json or adapter_model.safetensors."),
 }
 
@@ -75,11 +74,17 @@ PARAMETERS: Mapping[str, tuple[Any, str]] = {
 class Operation:
     """One line of the table.
 
-    ``name`` is the function that does it (``acts``) and the operationId. ``answer`` is the type of the answer, None for none,
-    bytes for a file that is the same for ever; ``paged`` answers a page of them; ``events`` answers server-sent events, by
-    name, in place of one value. ``makes_user``: the user is made on first use, as the library does. ``everybody``: only for
-    who may act for all users; ``workers``: for workers that serve stacks elsewhere, too. ``download`` answers a
-    file, ``upload`` takes one as its body; ``file`` says what it is.
+    Attributes:
+        name: The handler and the operationId.
+        answer: The type of the answer: None for none, bytes for a file that never changes.
+        paged: Whether it answers a page of ``answer``.
+        events: The type of each server-sent event by name, in place of one answer.
+        makes_user: Whether the user is created on first use.
+        admin: Whether it needs an admin token.
+        workers: Whether a worker's token will do too.
+        download: Whether it answers a file.
+        upload: Whether its body is a file.
+        file: What the file is.
     """
 
     name: str
@@ -94,7 +99,7 @@ class Operation:
     paged: bool = False
     events: Mapping[str, type] = field(default_factory=dict)
     makes_user: bool = False
-    everybody: bool = False
+    admin: bool = False
     workers: bool = False
     download: bool = False
     upload: bool = False
@@ -124,35 +129,44 @@ _USER, _TURN, _LAYER = "/users/{user}", "/users/{user}/turns/{turn}", "/users/{u
 _JOB = "/jobs/{job}"
 
 WHOAMI = Operation(
-    "whoami", "GET", "/token", "Users", "Whose the token of this request is, and the base that answers.", v.Holder,
-    errors=(*ANY, WeightsError, MissingPackage),
+    "whoami", "GET", "/token", "Users", "The user of the token, and the base that answers.",
+    v.TokenInfo, errors=(*ANY, WeightsError, MissingPackage),
 )  # fmt: skip
 USERS = Operation(
-    "users", "GET", "/users", "Users", "A page of the users by id; with `search` of those whose id contains it.",
-    UserSummary, query=v.UsersQuery, paged=True, everybody=True,
+    "users", "GET", "/users", "Users",
+    "A page of the users by id; with `search` of those whose id contains it.",
+    UserSummary, query=v.UsersQuery, paged=True, admin=True,
 )  # fmt: skip
 MAKE_USER = Operation(
-    "make_user", "PUT", _USER, "Users", "Makes a user where there is none yet; says since when, and how much there is.",
+    "make_user", "PUT", _USER, "Users", "Create a user unless it exists. Returns its summary.",
     UserSummary, makes_user=True,
 )  # fmt: skip
 SUMMARY = Operation(
-    "summary", "GET", _USER, "Users", "Since when, and how much there is of a user.", UserSummary
-)
+    "summary", "GET", _USER, "Users", "When a user was created, and how much is recorded.",
+    UserSummary,
+)  # fmt: skip
 
 CHAT = Operation(
-    "chat", "POST", f"{_USER}/chat", "Talk", "Answers a question with the user's live stack and keeps the turn.",
+    "chat", "POST", f"{_USER}/chat", "Chat",
+    "Answer a prompt with the user's live stack, and record the turn.",
     Reply, v.ChatBody, makes_user=True, errors=TALKING,
 )  # fmt: skip
 STREAM = Operation(
-    "stream", "POST", f"{_USER}/chat/stream", "Talk",
-    "As chat, in pieces. What goes wrong after the first piece is an event too; a client that goes away stops the reply, and what "
-    "came is kept as a cancelled turn.",
+    "stream", "POST", f"{_USER}/chat/stream", "Chat",
+    "Chat in pieces. An error after the first piece is an event. A client that disconnects "
+    "stops the reply, and the text so far is recorded as a cancelled turn.",
     body=v.ChatBody, makes_user=True, errors=TALKING,
-    events={"begun": v.StreamStarted, "piece": v.StreamText, "ended": v.StreamFinished, "error": v.Refusal},
+    events={
+        "begun": v.StreamStarted,
+        "piece": v.StreamText,
+        "ended": v.StreamFinished,
+        "error": v.ErrorResponse,
+    },
 )  # fmt: skip
 STOP = Operation(
-    "stop", "DELETE", f"{_USER}/streams/{{stream}}", "Talk",
-    "Stops a streamed reply. The stream then ends with the turn as far as it came, so that feedback can follow.", v.StreamStopped,
+    "stop", "DELETE", f"{_USER}/streams/{{stream}}", "Chat",
+    "Stop a streamed reply. The stream ends with the turn so far, so feedback can follow.",
+    v.StreamStopped,
 )  # fmt: skip
 
 CONVERSATIONS = Operation(
@@ -162,218 +176,233 @@ CONVERSATIONS = Operation(
 )  # fmt: skip
 CONVERSATION = Operation(
     "conversation", "GET", f"{_USER}/conversations/{{conversation}}", "Turns",
-    "One conversation: its turns, oldest first, without regenerated ones, and the edits of them.",
-    Conversation,
+    "One conversation: its turns, oldest first, without regenerated ones, and the edits of "
+    "them.", Conversation,
 )  # fmt: skip
 TURNS = Operation(
     "turns", "GET", f"{_USER}/turns", "Turns", "All turns, newest first.",
     Turn, query=v.PageQuery, paged=True,
 )  # fmt: skip
-TURN = Operation("turn", "GET", _TURN, "Turns", "One turn.", Turn)
+TURN = Operation(
+    "turn", "GET", _TURN, "Turns", "One turn.", Turn,
+)  # fmt: skip
 WHY = Operation(
     "why", "GET", f"{_TURN}/why", "Turns",
-    "Why a reply was as it was: the revisions that answered, the signals behind them, the rules and facts in the prompt.", Provenance,
+    "The provenance of a reply: the revisions that answered, the signals that they were built "
+    "from, the rules and facts in the prompt.", Provenance,
 )  # fmt: skip
 
 FEEDBACK = Operation(
-    "feedback", "POST", f"{_TURN}/feedback", "Say", "Says one thing about a reply; it is durable when this answers.",
+    "feedback", "POST", f"{_TURN}/feedback", "Feedback",
+    "Record one feedback signal on a reply. The signal is durable on return.",
     v.SignalCreated, v.FeedbackBody, status=201,
 )  # fmt: skip
 OBSERVE = Operation(
-    "observe", "POST", f"{_TURN}/observe", "Say", "Tells what the app saw; kept only where the server was opened so.",
-    v.Observed, v.ObserveBody,
+    "observe", "POST", f"{_TURN}/observe", "Feedback",
+    "Report implicit feedback. It is recorded only if the server was started with it.",
+    v.SignalRecorded, v.ObserveBody,
 )  # fmt: skip
 TEACH = Operation(
-    "teach", "POST", f"{_USER}/teach", "Say", "Shows the answer that is wanted to a prompt.",
+    "teach", "POST", f"{_USER}/teach", "Feedback", "Record the wanted answer to a prompt.",
     v.SignalCreated, v.TeachBody, status=201, makes_user=True,
 )  # fmt: skip
 REMEMBER = Operation(
-    "remember", "POST", f"{_USER}/remember", "Say", "Keeps a fact, which is looked up from the next turn on.",
+    "remember", "POST", f"{_USER}/remember", "Feedback",
+    "Record a fact. It is retrieved from the next turn on.",
     v.SignalCreated, v.RememberBody, status=201, makes_user=True,
 )  # fmt: skip
 RETRACT = Operation(
-    "retract", "POST", f"{_USER}/retractions", "Say",
-    "Takes back what was said, all that is named or none: it counts no more. Answers what it was; the ledger keeps it.",
+    "retract", "POST", f"{_USER}/retractions", "Feedback",
+    "Retract signals, all of them or none. Returns them; the ledger still holds them.",
     tuple[Signal, ...], v.RetractBody, status=201,
 )  # fmt: skip
 SIGNALS = Operation(
-    "signals", "GET", f"{_USER}/signals", "Say", "What was said, oldest first.", Signal, query=v.CurrentQuery, paged=True,
+    "signals", "GET", f"{_USER}/signals", "Feedback", "The signals, oldest first.",
+    Signal, query=v.CurrentQuery, paged=True,
 )  # fmt: skip
 LESSONS = Operation(
-    "lessons", "GET", f"{_USER}/lessons", "Say", "Where each signal went and why, oldest first.",
-    SignalStatus, query=v.CurrentQuery, paged=True,
+    "lessons", "GET", f"{_USER}/lessons", "Feedback",
+    "The use of each signal and why, oldest first.", SignalStatus, query=v.CurrentQuery, paged=True,
 )  # fmt: skip
 ITEMS = Operation(
-    "items", "GET", f"{_USER}/items", "Say", "The rules and facts that act now, oldest first.", Item, query=v.PageQuery, paged=True,
+    "items", "GET", f"{_USER}/items", "Feedback", "The active rules and facts, oldest first.",
+    Item, query=v.PageQuery, paged=True,
 )  # fmt: skip
 EDIT_ITEM = Operation(
-    "edit_item", "PUT", f"{_USER}/items/{{item}}", "Say", "Says a rule or fact anew; answers the one that acts now.",
-    Item, v.EditItemBody,
+    "edit_item", "PUT", f"{_USER}/items/{{item}}", "Feedback",
+    "Replace a rule or fact. Returns the new one.", Item, v.EditItemBody,
 )  # fmt: skip
 REMOVE_ITEM = Operation(
-    "remove_item", "DELETE", f"{_USER}/items/{{item}}", "Say", "Switches a rule or fact off.", status=204,
+    "remove_item", "DELETE", f"{_USER}/items/{{item}}", "Feedback",
+    "Remove a rule or fact from prompts.", status=204,
 )  # fmt: skip
 
 LEARN = Operation(
     "learn", "POST", f"{_USER}/learns", "Learn",
-    "Begins a learn and answers at once; it goes on in the server. One build of a user at a time.",
-    v.Job, v.LearnBody, status=202,
+    "Start a learn as a job. A user has one build at a time.", v.Job, v.LearnBody, status=202,
 )  # fmt: skip
 LEARN_MANY = Operation(
     "learn_many", "POST", "/learns", "Learn",
-    "Begins a learn of several users, whose layers train in one pass over the base. What one of them cannot do is that one's report.",
-    v.Job, v.LearnManyBody, status=202, everybody=True,
+    "Start a learn of several users, whose layers train in one pass over the base. An error "
+    "of one user is in the report of that user.", v.Job, v.LearnManyBody, status=202, admin=True,
 )  # fmt: skip
 PRACTICE = Operation(
-    "practice", "POST", f"{_USER}/practices", "Learn", "Begins a practice, likewise.", v.Job, v.PracticeBody, status=202,
+    "practice", "POST", f"{_USER}/practices", "Learn", "Start a practice as a job.",
+    v.Job, v.PracticeBody, status=202,
 )  # fmt: skip
 FORGET = Operation(
     "forget", "POST", f"{_USER}/forgets", "Learn",
-    "Begins to destroy something that was said, with all that came of it, for good; then what lost its revision is built anew.",
-    v.Job, v.ForgetBody, status=202,
+    "Start to destroy an item and everything derived from it, for good. Then layers that lost "
+    "their revision are rebuilt.", v.Job, v.ForgetBody, status=202,
 )  # fmt: skip
 JOBS = Operation(
-    "jobs", "GET", f"{_USER}/jobs", "Learn", "The jobs that the server remembers, newest first.",
+    "jobs", "GET", f"{_USER}/jobs", "Learn", "The jobs of this server process, newest first.",
     v.Job, query=v.PageQuery, paged=True,
 )  # fmt: skip
 JOB = Operation(
-    "job",
-    "GET",
-    f"{_USER}/jobs/{{job}}",
-    "Learn",
-    "How far a job is; in the end its report.",
+    "job", "GET", f"{_USER}/jobs/{{job}}", "Learn", "The progress of a job; at the end its report.",
     v.Job,
-)
+)  # fmt: skip
 FOLLOW = Operation(
     "follow", "GET", f"{_USER}/jobs/{{job}}/events", "Learn",
-    "Each change of a job as it comes, beginning with how it is now; ends with the job.", events={"job": v.Job},
+    "Each change of a job, from its current state to its end.", events={"job": v.Job},
 )  # fmt: skip
 CANCEL = Operation(
     "cancel", "DELETE", f"{_USER}/jobs/{{job}}", "Learn",
-    "Stops a job after the running step; what was done is kept, and the next one goes on from there.", v.Job,
+    "Stop a job after the running step. The next one continues from there.", v.Job,
 )  # fmt: skip
 
 EVERY_JOB = Operation(
-    "every_job", "GET", "/jobs", "Learn", "The jobs that the server remembers, of one user or of many, newest first.",
-    v.Job, query=v.PageQuery, paged=True, everybody=True,
+    "every_job", "GET", "/jobs", "Learn", "The jobs of all users, newest first.",
+    v.Job, query=v.PageQuery, paged=True, admin=True,
 )  # fmt: skip
 ANY_JOB = Operation(
-    "any_job", "GET", _JOB, "Learn", "As of a user, whosever it is.", v.Job, everybody=True
-)
+    "any_job", "GET", _JOB, "Learn", "The same for a job of any user.", v.Job, admin=True,
+)  # fmt: skip
 FOLLOW_ANY = Operation(
-    "follow_any", "GET", f"{_JOB}/events", "Learn", "As of a user, whosever it is.", events={"job": v.Job}, everybody=True,
+    "follow_any", "GET", f"{_JOB}/events", "Learn", "The same for a job of any user.",
+    events={"job": v.Job}, admin=True,
 )  # fmt: skip
 CANCEL_ANY = Operation(
-    "cancel_any", "DELETE", _JOB, "Learn", "As of a user, whosever it is.", v.Job, everybody=True,
+    "cancel_any", "DELETE", _JOB, "Learn", "The same for a job of any user.", v.Job, admin=True,
 )  # fmt: skip
 
 PENDING = Operation(
-    "pending", "GET", f"{_USER}/pending", "Learn", "What the next learn would have to go by.", Pending,
+    "pending", "GET", f"{_USER}/pending", "Learn", "What the next learn would train on.", Pending,
 )  # fmt: skip
 LEARNING = Operation(
     "learning", "GET", f"{_USER}/learning", "Learn",
-    "What is being learned now, by this server or another program on its home: the layer and how many steps are done, or null.",
+    "The training that runs now, by any program on the home: its layer and steps, or null.",
     TrainingStatus | None,
 )  # fmt: skip
 REVIEW = Operation(
-    "review", "POST", f"{_USER}/review", "Learn", "Ends the probations that what was said until now decides; each end is a report.",
+    "review", "POST", f"{_USER}/review", "Learn",
+    "End the probations that feedback has decided. Returns a report for each.",
     tuple[LearnReport, ...],
 )  # fmt: skip
 
 STACK = Operation(
-    "stack", "GET", f"{_USER}/stack", "Stack", "All that is live, lowest first.", Stack, errors=(*ANY, BaseMismatch, WeightsError),
+    "stack", "GET", f"{_USER}/stack", "Stack", "The live stack, lowest layer first.",
+    Stack, errors=(*ANY, BaseMismatch, WeightsError),
 )  # fmt: skip
 LAYERS = Operation(
-    "layers", "GET", f"{_USER}/layers", "Stack", "Every layer with its head, weight and scope, lowest first.",
+    "layers", "GET", f"{_USER}/layers", "Stack",
+    "Every layer with its head, weight and scope, lowest first.",
     Layer, query=v.PageQuery, paged=True,
 )  # fmt: skip
 WEIGH = Operation(
-    "weigh", "PUT", f"{_LAYER}/weight", "Stack", "How strongly a layer is added from now on.", Layer, v.WeightBody,
+    "weigh", "PUT", f"{_LAYER}/weight", "Stack", "Set the weight of a layer.", Layer, v.WeightBody,
 )  # fmt: skip
 SCOPE = Operation(
-    "scope", "PUT", f"{_LAYER}/scope", "Stack", "When a layer is attached from now on.", Layer, v.ScopeBody,
+    "scope", "PUT", f"{_LAYER}/scope", "Stack", "Set when a layer is active.", Layer, v.ScopeBody,
 )  # fmt: skip
 ROLLBACK = Operation(
-    "rollback", "POST", f"{_LAYER}/rollback", "Stack", "Makes another revision of a layer live.",
+    "rollback", "POST", f"{_LAYER}/rollback", "Stack", "Make another revision of a layer live.",
     HeadMove, v.RollbackBody, errors=SERVING,
 )  # fmt: skip
 REVISIONS = Operation(
-    "revisions", "GET", f"{_USER}/revisions", "Stack", "Everything that was built, oldest first, refused revisions too.",
-    Revision, query=v.LayerQuery, paged=True,
+    "revisions", "GET", f"{_USER}/revisions", "Stack",
+    "The revisions, oldest first, refused ones too.", Revision, query=v.LayerQuery, paged=True,
 )  # fmt: skip
 HISTORY = Operation(
-    "history", "GET", f"{_USER}/history", "Stack", "Every time that a head moved, and why; oldest first.",
+    "history", "GET", f"{_USER}/history", "Stack",
+    "The moves of the heads and their causes, oldest first.",
     HeadMove, query=v.LayerQuery, paged=True,
 )  # fmt: skip
 REPORTS = Operation(
-    "reports", "GET", f"{_USER}/reports", "Stack", "What every learn said as it was recorded, oldest first.",
+    "reports", "GET", f"{_USER}/reports", "Stack", "The recorded reports of learns, oldest first.",
     Json, query=v.PageQuery, paged=True,
 )  # fmt: skip
 DIGEST = Operation(
-    "digest", "GET", f"{_USER}/digest", "Stack", "What learning did in a while: signals, learns, moves, what is live.",
+    "digest", "GET", f"{_USER}/digest", "Stack",
+    "The activity in a period: signals, learns, moves, live revisions.",
     ActivitySummary, query=v.DigestQuery,
 )  # fmt: skip
 
 COMPARE = Operation(
-    "compare", "POST", f"{_USER}/comparisons", "Compare", "Has two revisions answer the same question, blind.",
+    "compare", "POST", f"{_USER}/comparisons", "Compare",
+    "Answer a prompt with two revisions, without saying which is which.",
     v.BlindComparison, v.CompareBody, status=201, errors=TALKING,
 )  # fmt: skip
 CHOOSE = Operation(
     "choose", "POST", f"{_USER}/comparisons/{{comparison}}/choice", "Compare",
-    "Says which answer is better; that is kept as a preference, and whose they were is told.", LabeledComparison, v.ChooseBody, status=201,
+    "Record the better answer as a preference. Returns which revisions answered.",
+    LabeledComparison, v.ChooseBody, status=201,
 )  # fmt: skip
 
 EXPORT = Operation(
-    "export", "GET", f"{_USER}/export", "Move",
-    "All of a user in one .personal file, not encrypted. The header X-Personalpeft-Exported says in JSON what it holds.",
-    query=v.ExportQuery, download=True,
+    "export", "GET", f"{_USER}/export", "Import and export",
+    "Export a user to one .personal file, not encrypted. The header X-Personalpeft-Exported "
+    "holds a summary in JSON.", query=v.ExportQuery, download=True,
 )  # fmt: skip
 IMPORT = Operation(
-    "import_user", "POST", "/import", "Move",
-    "Takes in the user of a .personal file, of whom there must be none yet; every digest and adapter in it is checked first.",
-    ImportSummary, query=v.ImportQuery, status=201, upload=True, everybody=True,
+    "import_user", "POST", "/import", "Import and export",
+    "Import the user of a .personal file. The user must be new. Digests and adapters are "
+    "checked first.", ImportSummary, query=v.ImportQuery, status=201, upload=True, admin=True,
     errors=(*ANY, PersonalFileError, WeightsError, MissingPackage),
 )  # fmt: skip
 
 EXPORT_PEFT = Operation(
-    "export_peft", "GET", f"{_USER}/peft", "Move",
-    "The live stack, or one layer of it, as the folder that PEFT loads as one LoRA, in a zip.",
-    query=v.PeftQuery, download=True, file="a zip of a PEFT folder", errors=(*SERVING, AdapterError),
+    "export_peft", "GET", f"{_USER}/peft", "Import and export",
+    "Export the live stack, or one layer, as a zip of a folder that PEFT loads as one LoRA.",
+    query=v.PeftQuery, download=True, file="a zip of a PEFT folder",
+    errors=(*SERVING, AdapterError),
 )  # fmt: skip
 IMPORT_PEFT = Operation(
-    "import_peft", "POST", f"{_USER}/peft", "Move",
-    "Takes a PEFT folder in, sent as a zip, as a revision of a layer and makes it live. Read as a stranger's, and not judged.",
-    Revision, query=v.PeftImportQuery, status=201, upload=True, makes_user=True, file="a zip of a PEFT folder",
+    "import_peft", "POST", f"{_USER}/peft", "Import and export",
+    "Import a zip of a PEFT folder as the live revision of a layer. It is validated, and not "
+    "gated.", Revision, query=v.PeftImportQuery, status=201, upload=True, makes_user=True,
+    file="a zip of a PEFT folder",
     errors=(*ANY, AdapterError, BaseMismatch, WeightsError, MissingPackage),
 )  # fmt: skip
 
 EXPORT_GGUF = Operation(
-    "export_gguf", "GET", f"{_USER}/gguf", "Move",
-    "The live stack, or one layer of it, as a GGUF LoRA, which llama.cpp loads beside the base's GGUF file.",
+    "export_gguf", "GET", f"{_USER}/gguf", "Import and export",
+    "Export the live stack, or one layer, as a GGUF LoRA for llama.cpp.",
     query=v.PeftQuery, download=True, file="a GGUF LoRA", errors=(*SERVING, AdapterError),
 )  # fmt: skip
 IMPORT_GGUF = Operation(
-    "import_gguf", "POST", f"{_USER}/gguf", "Move",
-    "Takes a GGUF LoRA in as a revision of a layer and makes it live. Read as a stranger's, and not judged.",
-    Revision, query=v.PeftImportQuery, status=201, upload=True, makes_user=True, file="a GGUF LoRA",
-    errors=(*ANY, AdapterError, BaseMismatch, WeightsError, MissingPackage),
+    "import_gguf", "POST", f"{_USER}/gguf", "Import and export",
+    "Import a GGUF LoRA as the live revision of a layer. It is validated, and not gated.",
+    Revision, query=v.PeftImportQuery, status=201, upload=True, makes_user=True,
+    file="a GGUF LoRA", errors=(*ANY, AdapterError, BaseMismatch, WeightsError, MissingPackage),
 )  # fmt: skip
 
 SERVED = Operation(
-    "served", "GET", "/served/{digest}/{file}", "Move",
-    "A file of a stack that is served now or was published, for vLLM servers elsewhere, which know it by `personalpeft:<digest>` "
-    "(plugins/vllm_resolver).",
-    bytes, everybody=True, workers=True,
+    "served", "GET", "/served/{digest}/{file}", "Import and export",
+    "A file of a live or published stack, for vLLM servers elsewhere, which name it "
+    "`personalpeft:<digest>` (plugins/vllm_resolver).", bytes, admin=True, workers=True,
 )  # fmt: skip
 
 VERIFY = Operation(
-    "verify", "POST", "/verify", "Care",
-    "Derives every digest in the home again and says what is not as it should be; nothing is changed. It can take a while.",
-    tuple[Problem, ...], everybody=True,
+    "verify", "POST", "/verify", "Maintenance",
+    "Recompute every digest in the home and report the problems. Changes nothing; can take "
+    "minutes.", tuple[Problem, ...], admin=True,
 )  # fmt: skip
 COLLECT = Operation(
-    "collect", "POST", "/collect", "Care", "Takes away what nothing needs, while others use the home.",
-    GarbageReport, query=v.CollectQuery, everybody=True,
+    "collect", "POST", "/collect", "Maintenance",
+    "Delete unreferenced files. Other programs may use the home meanwhile.",
+    GarbageReport, query=v.CollectQuery, admin=True,
 )  # fmt: skip
 
 OPERATIONS: tuple[Operation, ...] = tuple(

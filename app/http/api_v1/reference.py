@@ -1,4 +1,4 @@
-"""Writes docs/api.md from the table: ``python -m personalpeft_app.http.api_v1.reference > docs/api.md``."""
+"""Write docs/api.md from the table: ``python -m personalpeft_app.http.api_v1.reference > docs/api.md``."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from personalpeft_app.http.api_v1.operations import OPERATIONS, PERSONAL, PREFIX
 from personalpeft_app.http.api_v1.serialization import query_properties
 
 _HEAD = """\
-# Our own API
+# HTTP API
 
-This page is made by `make docs` from the table of operations (`app/http/api_v1/operations.py`), as are the routes, the client and the
-OpenAPI 3.1 document that a running server gives at `/api/v1/openapi.json`. What an operation promises is said by the library's
-method of the same name ([embedding.md](embedding.md)).
+`make docs` writes this page from the table of operations (`app/http/api_v1/operations.py`). Routes,
+client and the OpenAPI 3.1 document at `/api/v1/openapi.json` come from the same table. The
+library's method of the same name documents each operation ([embedding.md](embedding.md)).
 
-## Ask it
+## First request
 
 ```sh
 personalpeft serve --port 8080
@@ -27,13 +27,21 @@ curl -s localhost:8080/api/v1/users/ada/chat -H "Authorization: Bearer $token" \
   -H 'Content-Type: application/json' -d '{"prompt": "How do I boil an egg?"}'
 ```
 
-Every request needs a token. One of administration may act for everybody, one of a user for that user alone, one of a worker
-for nobody. What is sent is read strictly: a key that is not known is refused by its name, and so is a number out of its bounds. A page
-says in `next` what to send as `after` for the one that follows; null is the last.
+Every request needs a token. An admin token acts for every user, a user's token for that user, and a
+worker's token for none. Requests are validated: unknown keys and values out of bounds are errors
+that name the key. `next` of a page is the `after` of the following one; null is the last.
+
+## Conversations
+
+A chat without `conversation_id` starts a conversation; the reply names it. With it, `prompt` is the
+next message and the server adds the history. `replaces` answers a turn again, in its place.
+`truncation` is `auto` there by default: the oldest messages are dropped until the prompt fits, and
+`dropped_messages` counts them.
 
 ## From Python
 
-The client has the methods, values and errors of the library, and passes the same tests. It needs neither Flask nor a model.
+The client has the methods, values and errors of the library, and passes the same tests. It needs
+neither Flask nor a model.
 
 ```python
 from personalpeft_app.client import connect
@@ -45,39 +53,41 @@ report = ada.learn(dry_run=True, progress=lambda stage, done: None)
 reports = connect(address, token).learn_many(["ada", "bo"], dry_run=True)
 ```
 
-A learn runs in the server; who leaves `learn` in the middle (Ctrl-C too) stops it there, and the next one goes on from its last
-step. Besides the library's errors a call raises `NotAllowed` and `Unreachable`.
+A learn runs in the server. Leaving `learn` early (Ctrl-C too) stops it, and the next one continues
+from its last step. Besides the library's errors a call raises `NotAllowed` and `Unreachable`.
 
 ## Errors
 
-`{"error": {"kind", "message", "hint"}}`; `kind` is the class of the error, and the status that of the table in
-[commands.md](commands.md). Besides those, on every route:
+`{"error": {"kind", "message", "hint"}}`; `kind` is the class of the error, and
+[commands.md](commands.md) lists the status of each. Every route also has these:
 
 | status | kind | when |
 | --- | --- | --- |
-| 401 | `Unauthorized` | There is no token that is known. |
-| 403 | `Forbidden` | The token is for another user, or the request is a page's of another origin. |
-| 413, 415 | `RequestEntityTooLarge`, `UnsupportedMediaType` | The body is too large, or no JSON. |
-| 429 | `TooManyRequests`, `QueueFull` | Too much is asked at once; `Retry-After` says in how many seconds to try again. |
+| 401 | `Unauthorized` | The token is missing or unknown. |
+| 403 | `Forbidden` | The token is for another user, or the request is of another origin. |
+| 413, 415 | `RequestEntityTooLarge`, `UnsupportedMediaType` | The body is too large, or not JSON. |
+| 429 | `TooManyRequests`, `QueueFull` | Too many requests; `Retry-After` says when to try again. |
 
 ## Events
 
-A streamed reply and a job that is followed are server-sent events: `event: NAME`, `data: JSON`, an empty line; a line that begins with
-`:` says only that the server is there. A reply begins with `begun`, whose name stops it with a DELETE, then `piece`s, then `ended`
-with all of it and its turn id. What goes wrong before the first event is an answer with a status, what goes wrong later an
-`error` event.
+A streamed reply and a followed job are server-sent events: `event: NAME`, `data: JSON`, an empty
+line. A line that begins with `:` is a sign of life. A reply begins with `begun`, whose name a
+DELETE stops it by, then `piece` events, then `ended` with the whole reply. An error before the
+first event is a response with a status, a later one an `error` event.
 
-A learn, a practice and a forgetting are jobs: the POST answers 202 with the job and its `Location`; the job says its `state`
-(running, stopping, done, failed, cancelled), `stage` and `progress`, and in the end its `report` or `error`. DELETE stops it after the
-running step. Jobs live as long as the server's process; what was learned is under `reports` for ever.
+A learn, a practice and a forget are jobs: the POST answers 202 with the job and its `Location`. A
+job has a `state` (running, stopping, done, failed, cancelled), `stage` and `progress`, and at the
+end its `report` or `error`. DELETE stops it after the running step. Jobs live as long as the
+server process; reports are stored.
 
-A learn of many (`POST /api/v1/learns`, of administration) is one job with the `users` it is about, and with a report for each of them in
-`reports`: their layers train in one pass over the base. Under `/api/v1/jobs` administration sees, follows and stops every job.
+A learn of several users (`POST /api/v1/learns`, admin only) is one job with `users`, and with a
+report for each of them in `reports`. Their layers train in one pass over the base. The admin sees,
+follows and stops every job under `/api/v1/jobs`.
 """
 
 
 def render() -> str:
-    """The whole page."""
+    """Return the whole page."""
     lines: list[str] = []
     for section in dict.fromkeys(each.section for each in OPERATIONS):
         lines += ["", f"## {section}"]
@@ -89,8 +99,8 @@ def render() -> str:
 
 def _one(operation: Operation) -> Iterator[str]:
     alone = (
-        f" Administration{' and workers' if operation.workers else ''} only."
-        if operation.everybody
+        f" Needs an admin{' or worker' if operation.workers else ''} token."
+        if operation.admin
         else ""
     )
     yield from (
@@ -138,7 +148,7 @@ def _answer(operation: Operation) -> str:
 
 
 def _words(schema: dict[str, Any]) -> str:
-    """A schema in a few words."""
+    """Return a schema in a few words."""
     if "anyOf" in schema:
         return " or ".join(_words(each) for each in schema["anyOf"])
     if "$ref" in schema:

@@ -1,7 +1,7 @@
-"""Our own API as a Flask blueprint: the routes of the table, the strict reading of what comes, and the writing of what goes.
+"""The API as a Flask blueprint: routes of the table, validated requests, responses.
 
-Invariants: what is not in the table has no route; who is calling is known before anything is read (``security``); a user is made
-only by a request whose path, query and body are right; errors leave as ``failures`` says them.
+Invariants: ``security`` knows the caller before a request is read. Only a valid request creates a
+user. ``error_responses`` formats errors.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from personalpeft.learning.options import not_cancelled
 from personalpeft_app.http import error_responses, security, validation
 from personalpeft_app.http.api_v1 import schemas as v
 from personalpeft_app.http.api_v1.ephemeral_state import EphemeralState
-from personalpeft_app.http.api_v1.handlers import ACTS
+from personalpeft_app.http.api_v1.handlers import HANDLERS
 from personalpeft_app.http.api_v1.jobs import Jobs, bug_fault
 from personalpeft_app.http.api_v1.openapi import document
 from personalpeft_app.http.api_v1.operations import (
@@ -44,13 +44,13 @@ from personalpeft_app.http.concurrency import stream_limiter_of
 
 
 class ApiV1:
-    """Our own API over one open runtime: ``blueprint`` for ``server.make_app``; ``close`` it before the runtime."""
+    """The API over an open runtime: ``blueprint`` is for ``make_app``. Close it before the runtime."""
 
     def __init__(self, runtime: Runtime, *, clock: Clock = SYSTEM) -> None:
         self._runtime = runtime
         self._hidden = (str(runtime.settings.home), str(runtime.settings.cache))
         self.jobs = Jobs(clock, self._fault)
-        self._desk = EphemeralState(clock)
+        self._ephemeral = EphemeralState(clock)
         self._job_streams = stream_limiter_of(runtime)
         self.blueprint = Blueprint("own", __name__, url_prefix=PREFIX)
         for operation in OPERATIONS:
@@ -59,7 +59,7 @@ class ApiV1:
                 operation.name,
                 self._view(operation),
                 methods=[operation.method],
-                # Else Flask would answer OPTIONS for us.
+                # Flask would answer OPTIONS by itself.
                 provide_automatic_options=False,
             )
         self.blueprint.add_url_rule(
@@ -67,12 +67,12 @@ class ApiV1:
         )
 
     def close(self) -> None:
-        """Stops what learns after its running step."""
+        """Stop the jobs after their running steps."""
         self.jobs.close()
 
     def _view(self, operation: Operation) -> Callable[..., Response]:
         def view(**path: str) -> Response:
-            if operation.everybody and not (operation.workers and security.caller().worker):
+            if operation.admin and not (operation.workers and security.caller().worker):
                 security.require_admin()
             if "user" in path:
                 security.require_user(path["user"])
@@ -82,22 +82,22 @@ class ApiV1:
             query = _query(operation)
             if operation.upload:
                 with _uploaded(operation) as file:
-                    done = ACTS[operation.name](self._call(operation, checked, query, file))
-                return _json(done, operation.status)
+                    result = HANDLERS[operation.name](self._call(operation, checked, query, file))
+                return _json(result, operation.status)
             call = self._call(operation, checked, query, _body(operation))
-            done = ACTS[operation.name](call)
+            result = HANDLERS[operation.name](call)
             if operation.events:
-                return self._events(operation, done)
+                return self._events(operation, result)
             if operation.download:
-                return _file(done)
+                return _file(result)
             if operation.answer is None:
                 return Response(status=operation.status)
             if operation.answer is bytes:
-                return _same_for_ever(done)
-            response = _json(done, operation.status)
-            if isinstance(done, v.Job) and operation.status == 202:
-                whose = "" if done.user is None else f"/users/{done.user}"
-                response.headers["Location"] = f"{PREFIX}{whose}/jobs/{done.id}"
+                return _immutable(result)
+            response = _json(result, operation.status)
+            if isinstance(result, v.Job) and operation.status == 202:
+                owner = "" if result.user is None else f"/users/{result.user}"
+                response.headers["Location"] = f"{PREFIX}{owner}/jobs/{result.id}"
             return response
 
         if operation.upload:
@@ -107,20 +107,28 @@ class ApiV1:
     def _call(
         self, operation: Operation, path: Mapping[str, str], query: Any, body: Any
     ) -> RequestContext:
-        person = (
+        user = (
             self._runtime.user(path["user"], create=operation.makes_user)
             if "user" in path
             else None
         )
-        # Only a real server knows who has gone.
-        gone = request.environ.get("waitress.client_disconnected", not_cancelled)
+        # A test client has no connection to lose.
+        is_disconnected = request.environ.get("waitress.client_disconnected", not_cancelled)
         return RequestContext(
-            self._runtime, self.jobs, self._desk, self._job_streams, person, path, query, body, gone
+            self._runtime,
+            self.jobs,
+            self._ephemeral,
+            self._job_streams,
+            user,
+            path,
+            query,
+            body,
+            is_disconnected,
         )
 
     def _events(self, operation: Operation, values: Generator[Any, None, None]) -> Response:
         names = {kind: name for name, kind in operation.events.items()}
-        # What keeps the first event away is an answer with a status of its own.
+        # An error before the first event is a response with a status.
         first = next(values)
 
         def written() -> Iterator[str]:
@@ -128,21 +136,21 @@ class ApiV1:
                 for value in chain([first], values):
                     yield ": still here\n\n" if value is None else _event(names[type(value)], value)
             except PersonalPeftError as error:
-                yield _event("error", v.Refusal(self._fault(error)))
-            except Exception as bug:  # noqa: BLE001 - the status has gone out already; who reads has to hear that this is no end.
+                yield _event("error", v.ErrorResponse(self._fault(error)))
+            except Exception as bug:  # noqa: BLE001 - the status is sent; the reader must see an error.
                 error_responses.log.error("a bug in a stream: %s", format_origin(bug))
-                yield _event("error", v.Refusal(bug_fault(bug)))
+                yield _event("error", v.ErrorResponse(bug_fault(bug)))
 
         response = Response(
             written(), mimetype="text/event-stream", headers={"X-Accel-Buffering": "no"}
         )
-        # Also where the reader went away before the first byte, when nothing of the above has begun.
+        # Also if the client disconnects before the first byte, when ``written`` has not started.
         response.call_on_close(values.close)
         return response
 
-    def _fault(self, error: PersonalPeftError) -> v.Fault:
+    def _fault(self, error: PersonalPeftError) -> v.ErrorDetails:
         _, message, hint = error_responses.describe_error(error, self._hidden)
-        return v.Fault(get_error_type(error).__name__, message, hint)
+        return v.ErrorDetails(get_error_type(error).__name__, message, hint)
 
 
 def _openapi() -> Response:
@@ -153,7 +161,7 @@ def _openapi() -> Response:
 
 @contextmanager
 def _uploaded(operation: Operation) -> Generator[Path, None, None]:
-    """The body of this request as a file, which is gone afterwards."""
+    """Yield the body of this request as a temporary file."""
     if request.mimetype != PERSONAL:
         raise UnsupportedMediaType(f"Send {operation.file}, with Content-Type: {PERSONAL}.")
     request.max_content_length = validation.LARGEST_FILE
@@ -164,19 +172,19 @@ def _uploaded(operation: Operation) -> Generator[Path, None, None]:
         yield path
 
 
-def _file(made: AbstractContextManager[ExportSummary | v.PackedFile]) -> Response:
+def _file(exporting: AbstractContextManager[ExportSummary | v.PackedFile]) -> Response:
     with ExitStack() as stack:
-        exported = stack.enter_context(made)
+        exported = stack.enter_context(exporting)
         response = send_file(exported.path, mimetype=PERSONAL, as_attachment=True)
-        told = to_json(exported) | {"path": exported.path.name}
-        response.headers["X-Personalpeft-Exported"] = json.dumps(told)
-        # The file is there until the last byte of it is out.
+        summary = to_json(exported) | {"path": exported.path.name}
+        response.headers["X-Personalpeft-Exported"] = json.dumps(summary)
+        # The file must exist until its last byte is sent.
         response.call_on_close(stack.pop_all().close)
         return response
 
 
-def _same_for_ever(data: bytes) -> Response:
-    # Whoever asked may keep it, and nobody between: it is somebody's, and shown to who holds a token.
+def _immutable(data: bytes) -> Response:
+    # The client may cache it, proxies may not: it is of one user.
     return Response(
         data, mimetype=PERSONAL, headers={"Cache-Control": "private, max-age=31536000, immutable"}
     )
@@ -205,5 +213,5 @@ def _json(value: Any, status: int) -> Response:
 
 
 def _event(name: str, value: Any) -> str:
-    # JSON has no line ends of its own, so one line of data holds it.
+    # JSON is written without line ends, so one line of data holds it.
     return f"event: {name}\ndata: {json.dumps(to_json(value), allow_nan=False)}\n\n"

@@ -96,7 +96,7 @@ JobKind: TypeAlias = Literal["learn", "learn_many", "practice", "forget"]
 PageSize: TypeAlias = Annotated[int, Ge(1), Le(1000), _WHOLE]
 
 
-# What is sent
+# Bodies
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class ChatBody(Request):
 
 @dataclass(frozen=True, slots=True)
 class FeedbackBody(Request):
-    """One thing about a reply: exactly one of rating, edit, prefer, comment and reward; see ``User.feedback``."""
+    """Feedback on a reply: exactly one field beside the source; see ``User.feedback``."""
 
     rating: Annotated[Literal[1, -1], _WHOLE] | None = None
     edit: LongText | None = None
@@ -137,14 +137,14 @@ class FeedbackBody(Request):
 
 @dataclass(frozen=True, slots=True)
 class ObserveBody(Request):
-    """What the app saw without asking; see ``User.observe``."""
+    """Implicit feedback; see ``User.observe``."""
 
     seen: Literal["copied", "regenerated", "contradicted", "thanked"]
 
 
 @dataclass(frozen=True, slots=True)
 class TeachBody(Request):
-    """A prompt and the answer that is wanted; see ``User.teach``."""
+    """A prompt and the wanted answer; see ``User.teach``."""
 
     prompt: LongText
     answer: LongText
@@ -154,7 +154,7 @@ class TeachBody(Request):
 
 @dataclass(frozen=True, slots=True)
 class RememberBody(Request):
-    """A fact, and questions that it answers; see ``User.remember``."""
+    """A fact and the questions that it answers; see ``User.remember``."""
 
     text: ShortText
     questions: Annotated[tuple[ShortText, ...], Len(0, 100)] = ()
@@ -164,14 +164,14 @@ class RememberBody(Request):
 
 @dataclass(frozen=True, slots=True)
 class RetractBody(Request):
-    """The ids of the signals to take back, or the beginnings of them; see ``User.retract``."""
+    """The ids of signals to retract, or unique prefixes; see ``User.retract``."""
 
     signals: Annotated[tuple[ItemId, ...], Len(1, 1000)]
 
 
 @dataclass(frozen=True, slots=True)
 class EditItemBody(Request):
-    """A rule or fact said anew; see ``User.edit_item``."""
+    """The new text of a rule or fact; see ``User.edit_item``."""
 
     text: ShortText
     questions: Annotated[tuple[ShortText, ...], Len(0, 100)] | None = None
@@ -180,7 +180,7 @@ class EditItemBody(Request):
 
 @dataclass(frozen=True, slots=True)
 class LearnBody(Request):
-    """What to learn and how much it may take; see ``User.learn``."""
+    """What to learn, and the budget; see ``User.learn``."""
 
     layer: LayerName | None = None
     start: Start = "auto"
@@ -193,14 +193,14 @@ class LearnBody(Request):
 
 @dataclass(frozen=True, slots=True)
 class LearnManyBody(LearnBody):
-    """Who learns, and as of one; ``seconds`` and ``memory`` are for all of them together; see ``Runtime.learn_many``."""
+    """The users, and the budget of all of them together; see ``Runtime.learn_many``."""
 
     users: Annotated[tuple[UserId, ...], Len(0, 10_000)] = field(kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
 class PracticeBody(Request):
-    """What to practise and how much it may take: verifier and shaping are names of plugins; see ``User.practice``."""
+    """What to practise, the names of plugins, and the budget; see ``User.practice``."""
 
     skill: SkillName
     verifier: PluginName
@@ -215,7 +215,7 @@ class PracticeBody(Request):
 
 @dataclass(frozen=True, slots=True)
 class ForgetBody(Request):
-    """What to forget: the id of a turn, a signal, a rule or a fact, the beginning of one, or "last"; see ``User.forget``."""
+    """The id of a turn, signal, rule or fact, a prefix, or "last"; see ``User.forget``."""
 
     item: ItemId
     rebuild: bool = True
@@ -224,7 +224,7 @@ class ForgetBody(Request):
 
 @dataclass(frozen=True, slots=True)
 class CompareBody(Request):
-    """A question for two revisions of a layer; see ``User.compare``."""
+    """A prompt for two revisions of a layer; see ``User.compare``."""
 
     prompt: Prompt
     a: RevisionName = "live"
@@ -236,33 +236,33 @@ class CompareBody(Request):
 
 @dataclass(frozen=True, slots=True)
 class ChooseBody(Request):
-    """The better answer: the first (1), the second (2), or one by its name."""
+    """The better answer: 1, 2, or its name."""
 
     which: Annotated[Literal[1, 2], _WHOLE] | Annotated[str, *_name("[0-9a-f]+", 64, InvalidInput)]
 
 
 @dataclass(frozen=True, slots=True)
 class RollbackBody(Request):
-    """Which revision comes back: an id or the beginning of one, "previous", or null for the bare base."""
+    """The revision to go back to: an id, a prefix, "previous", or null for the bare base."""
 
     to: RevisionName | None = "previous"
 
 
 @dataclass(frozen=True, slots=True)
 class WeightBody(Request):
-    """How strongly a layer is added; see ``User.weigh``."""
+    """The weight of a layer; see ``User.set_weight``."""
 
     weight: Annotated[float, Ge(-2), Le(2)]
 
 
 @dataclass(frozen=True, slots=True)
 class ScopeBody(Request):
-    """When a layer is attached; see ``User.scope``."""
+    """When a layer is active; see ``User.scope``."""
 
     scope: Scope
 
 
-# What is asked for in the address
+# Queries
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +272,7 @@ class Empty(Request):
 
 @dataclass(frozen=True, slots=True)
 class PageQuery(Request):
-    """A page: at most ``limit`` of what comes after ``after``, which is the ``next`` of the page before."""
+    """At most ``limit`` values after ``after``, the ``next`` of the page before."""
 
     after: Cursor | None = None
     limit: PageSize = 100
@@ -289,7 +289,7 @@ class UsersQuery(Request):
 
 @dataclass(frozen=True, slots=True)
 class LayerQuery(Request):
-    """A page, of one layer or of all."""
+    """A page of one layer or of all."""
 
     layer: LayerName | None = None
     after: Cursor | None = None
@@ -298,7 +298,7 @@ class LayerQuery(Request):
 
 @dataclass(frozen=True, slots=True)
 class CurrentQuery(Request):
-    """A page; ``current=false`` shows what was superseded or taken back too."""
+    """A page; ``current=false`` includes superseded and retracted signals."""
 
     current: bool = True
     after: Cursor | None = None
@@ -307,7 +307,7 @@ class CurrentQuery(Request):
 
 @dataclass(frozen=True, slots=True)
 class DigestQuery(Request):
-    """Since a moment, or for so many seconds until now (a day, where nothing is said); ``until`` another moment than now."""
+    """A period: from ``since``, or the last ``seconds`` (one day by default), to ``until``."""
 
     since: datetime | None = None
     seconds: Annotated[float, Gt(0), Le(1e11)] | None = None
@@ -316,14 +316,14 @@ class DigestQuery(Request):
 
 @dataclass(frozen=True, slots=True)
 class CollectQuery(Request):
-    """``dry_run=true`` only says what there is."""
+    """``dry_run=true`` only reports."""
 
     dry_run: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ExportQuery(Request):
-    """``adapters=false`` leaves the adapters out; the next learn builds them from what was said."""
+    """``adapters=false`` omits the adapters. The next learn rebuilds them from the signals."""
 
     adapters: bool = True
 
@@ -337,24 +337,24 @@ class PeftQuery(Request):
 
 @dataclass(frozen=True, slots=True)
 class PeftImportQuery(Request):
-    """The layer that it becomes a revision of."""
+    """The layer of the imported revision."""
 
     layer: LayerName = "style"
 
 
 @dataclass(frozen=True, slots=True)
 class ImportQuery(Request):
-    """Another name than the file's own for the user who comes in."""
+    """Another id than the file's for the imported user."""
 
     as_user: UserId | None = None
 
 
-# What is answered
+# Answers
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
-    """What went wrong: ``kind`` is the name of the error's class, ``hint`` a way out."""
+class ErrorDetails:
+    """An error: ``kind`` is the name of its class, ``hint`` says what to do."""
 
     kind: str
     message: str
@@ -362,17 +362,15 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
-    """The body of every answer that is an error."""
+class ErrorResponse:
+    """The body of every error response."""
 
-    error: Fault
+    error: ErrorDetails
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
-    """Whose a token is; ``user`` null is administration, which may act for everybody. ``base`` is the title of the model that
-    everybody's is made of.
-    """
+class TokenInfo:
+    """The user of a token, null for an admin token, and the title of the base."""
 
     user: str | None
     base: str
@@ -380,21 +378,21 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class SignalCreated:
-    """The id of the signal that was kept."""
+    """The id of the new signal."""
 
     signal: str
 
 
 @dataclass(frozen=True, slots=True)
-class Observed:
-    """The id of the signal that was kept, or null where what an app sees is not kept."""
+class SignalRecorded:
+    """The id of the new signal, null if implicit feedback is off."""
 
     signal: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class PackedFile:
-    """A file that goes out: what it is called and how large it is."""
+    """A file to download: its path and size."""
 
     path: Path
     bytes: int
@@ -402,7 +400,7 @@ class PackedFile:
 
 @dataclass(frozen=True, slots=True)
 class BlindAnswer:
-    """One of two answers, without saying whose it is."""
+    """One of two answers, without its revision."""
 
     number: int
     name: str
@@ -411,7 +409,7 @@ class BlindAnswer:
 
 @dataclass(frozen=True, slots=True)
 class BlindComparison:
-    """Two answers to a question, to choose from while the server remembers them."""
+    """Two answers to a prompt, to choose from until the comparison expires."""
 
     id: str
     prompt: str
@@ -421,9 +419,11 @@ class BlindComparison:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A learn, a practice or a forgetting that the server runs: how far it is, and in the end its report (``forgotten`` of a
-    forgetting) or why there is none. ``progress`` is how much of the ``stage`` is done, 0 to 1. A learn of many has no ``user`` but
-    ``users``, and a report for each of them in ``reports``, in the same order.
+    """A learn, practice or forget that the server runs.
+
+    ``progress`` is the share of ``stage`` that is done, 0 to 1. At the end there is a ``report``
+    (``forgotten`` for a forget) or an ``error``. A learn of several users has ``users`` and, in
+    the same order, ``reports``; its ``user`` is null.
     """
 
     id: str
@@ -436,47 +436,47 @@ class Job:
     ended: datetime | None = None
     report: LearnReport | None = None
     forgotten: ForgetReport | None = None
-    error: Fault | None = None
+    error: ErrorDetails | None = None
     users: tuple[str, ...] = ()
     reports: tuple[LearnReport, ...] = ()
 
     @property
     def over(self) -> bool:
-        """Whether nothing of it will change any more."""
+        """Whether it has ended."""
         return self.ended is not None
 
 
 @dataclass(frozen=True, slots=True)
 class StreamStarted:
-    """The first event of a streamed reply: the name by which it can be stopped."""
+    """The first event of a streamed reply: its name, to stop it by."""
 
     stream: str
 
 
 @dataclass(frozen=True, slots=True)
 class StreamText:
-    """A piece of a reply's text."""
+    """A piece of the text of a reply."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class StreamFinished:
-    """The last event of a streamed reply: all of it, with its turn id and stack."""
+    """The last event of a streamed reply: the whole reply."""
 
     reply: Reply
 
 
 @dataclass(frozen=True, slots=True)
 class StreamStopped:
-    """Whether there was something to stop."""
+    """Whether the stream existed."""
 
     stopped: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Page(Generic[T]):
-    """Part of a list; ``next`` is the ``after`` of the page that follows, null on the last one."""
+    """A part of a list. ``next`` is the ``after`` of the next page, null on the last."""
 
     items: tuple[T, ...]
     next: str | None = None

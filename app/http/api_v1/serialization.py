@@ -7,6 +7,7 @@ client reads a newer server. No message repeats a value that was sent.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections.abc import Mapping
@@ -29,6 +30,11 @@ class Request:
     """The base of every body and query."""
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    def fields(self, *, without: str = "") -> dict[str, Any]:
+        """Return the fields but one, as arguments of the library's method of the same name."""
+        names = (each.name for each in dataclasses.fields(self))
+        return {name: getattr(self, name) for name in names if name != without}
 
 
 @cache

@@ -20,8 +20,8 @@ from personalpeft import Runtime
 from personalpeft.adapters.formats import published
 from personalpeft.errors import ERROR_CODES
 from personalpeft_app.http.api_v1 import reference
-from personalpeft_app.http.api_v1.ephemeral_state import MOST_OF_ONE
-from personalpeft_app.http.api_v1.handlers import ACTS
+from personalpeft_app.http.api_v1.ephemeral_state import MAX_PER_USER
+from personalpeft_app.http.api_v1.handlers import HANDLERS
 from personalpeft_app.http.api_v1.operations import OPERATIONS, PREFIX
 from personalpeft_app.http.api_v1.routes import ApiV1
 from personalpeft_app.http.server import make_app
@@ -78,7 +78,7 @@ def test_every_operation_has_a_route_and_something_that_does_it(app: Flask) -> N
             operation.method,
             (PREFIX + operation.path).replace("{", "<").replace("}", ">"),
         ) in rules
-        assert callable(ACTS[operation.name])
+        assert callable(HANDLERS[operation.name])
     assert len({operation.name for operation in OPERATIONS}) == len(OPERATIONS)
 
 
@@ -383,6 +383,6 @@ def test_a_comparison_says_whose_the_answers_are_only_when_one_was_chosen(
     found = answer.get_json()
     choice = ready.post(f"{ADA}/comparisons/{found['id']}/choice", {"which": 2})
     assert {choice.get_json()["chosen"], choice.get_json()["other"]} == {head, "base"}
-    for _ in range(MOST_OF_ONE):
+    for _ in range(MAX_PER_USER):
         ready.post(f"{ADA}/comparisons", {"prompt": "How do I boil an egg?", "max_tokens": 1})
     assert ready.post(f"{ADA}/comparisons/{found['id']}/choice", {"which": 2}).status_code == 404
