@@ -80,7 +80,7 @@ def blueprint(models: Models) -> Blueprint:
         model = models.named(generation.model_name(body))
         # A stream that nobody reads asks nothing of the model.
         unread = model.user.stream(
-            said, tools=offer.tools, must_call=offer.required, max_tokens=1, **model.asked
+            said, tools=offer.tools, must_call=offer.required, max_tokens=1, **model.options
         )
         return jsonify({"input_tokens": unread.prompt_tokens})
 

@@ -113,7 +113,7 @@ class Generation:
                 seed = first + number
                 self.streams.append(
                     model.user.stream(
-                        prompt, **{**how, **model.asked, "seed": seed, "cancelled": gone}
+                        prompt, **{**how, **model.options, "seed": seed, "cancelled": gone}
                     )
                 )
             for stream in self.streams:

@@ -1,7 +1,6 @@
-"""``/metrics`` in the text format of Prometheus: what serving counts and measures, under the names of ``docs/serving.md``.
+"""``/metrics`` in the text format of Prometheus, under the names of ``docs/serving.md``.
 
-Names after the prefix are vLLM's where they mean the same. No label names a user, a prompt or a reply: there is none but
-``le``, and the version of what serves.
+Names after the prefix are vLLM's where they mean the same. No label names a user, prompt or reply.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _PREFIX = "personalpeft:"
 
 
 def blueprint(runtime: Runtime, places: ConcurrencyLimiter) -> Blueprint:
-    """The route, for administration: what everybody together does is nobody's own business."""
+    """Return the route, for admins."""
     made = Blueprint("metrics", __name__)
     registry = CollectorRegistry()
     registry.register(_Serving(runtime, places))
@@ -44,14 +43,14 @@ def blueprint(runtime: Runtime, places: ConcurrencyLimiter) -> Blueprint:
 
 
 class _Serving(Collector):
-    """Reads the engine's numbers when asked for them."""
+    """Read the engine's numbers at each scrape."""
 
     def __init__(self, runtime: Runtime, places: ConcurrencyLimiter) -> None:
         self._runtime = runtime
         self._places = places
 
     def describe(self) -> list[Metric]:
-        # Else registering would collect, and load the model for it.
+        # Without this, registering would collect, which loads the model.
         return []
 
     def collect(self) -> Iterator[Metric]:

@@ -1,7 +1,7 @@
-"""What a foreign client calls a model: the bare base, a user, or a user at a revision.
+"""Model names of OpenAI and Anthropic clients: the base, a user, or a user at a revision.
 
-Invariant: a name leads to a user only where the caller may act for that user; else it is a model that is not there, the same
-whether such a user exists or not.
+Invariant: a name of a user whom the caller may not act for is an unknown model, whether the user
+exists or not.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ _LONGEST = 256
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """Who answers, and with what of theirs: ``asked`` goes to ``User.stream``."""
+    """The user who answers, and options for ``User.stream``."""
 
     name: str
     user: User
-    asked: Mapping[str, Any]
+    options: Mapping[str, Any]
 
 
 class Models:
-    """The models of a runtime. ``owner`` is whose the bare base's turns are where administration asks it."""
+    """The models of a runtime. ``owner`` records an admin's turns with the bare base."""
 
     def __init__(self, runtime: Runtime, owner: str | None) -> None:
         self._runtime = runtime
         self._owner = owner
 
     def named(self, name: str) -> Model:
-        """Raises ``UnknownModel``; ``NotFound`` with the nearest where only the revision is unknown."""
+        """Return the model of a name. Raises ``UnknownModel``."""
         whose, _, revision = name[:_LONGEST].partition("@")
         base = self._runtime.base().card.name
         if name == base:
@@ -59,18 +59,17 @@ class Models:
         return Model(name, user, {"revision": known})
 
     def page(self, after: str | None, limit: int) -> tuple[list[tuple[str, int]], bool]:
-        """Return up to ``limit`` names that this caller can ask, each with the Unix time of its making, and whether there are more.
+        """Return up to ``limit`` names of the caller with their creation times, and if there are more.
 
-        The order is the base, the model that makes vectors, then users by id, each before their revisions. ``after`` is
-        the name that the page begins after. At most ``limit`` + 1 users are read, however many the home has. Raises
-        ``Unsupported`` for an ``after`` that names nothing of this caller's.
+        The order is the base, the embedding model, then users by id, each before its revisions. At
+        most ``limit`` + 1 users are read. Raises ``InvalidParameter`` for an unknown ``after``.
         """
         found = list(islice(self._names(after, limit + 1), limit + 1))
         return found[:limit], len(found) > limit
 
     def create_user(self, model: Model) -> int:
-        """Return the Unix time of a model's making, 0 for the base."""
-        revision = model.asked.get("revision")
+        """Return the Unix time at which a model was created, 0 for the base."""
+        revision = model.options.get("revision")
         if revision is not None:
             return int(
                 next(each.at for each in model.user.revisions() if each.id == revision).timestamp()
@@ -83,17 +82,17 @@ class Models:
 
     @property
     def take_tools(self) -> bool:
-        """Whether the base's chat template tells its model of tools."""
+        """Whether the base's chat template supports tools."""
         return supports_tools(self._runtime.base())
 
     @property
     def default_stops(self) -> tuple[str, ...]:
-        """The stop strings of a reply where a request names none."""
+        """The default stop strings of a reply."""
         return self._runtime.base().card.sampling.stop
 
     @property
     def _own(self) -> str | None:
-        """Whose model the caller's own is."""
+        """The user of a request that names none."""
         return caller().user or self._owner
 
     def _user(self, name: str) -> User:
@@ -101,7 +100,7 @@ class Models:
             check_user_id(name)
             if not caller().may_act_for(name):
                 raise UnknownModel(_nothing(name))
-            # Whoever holds a token of a user, or runs the server as one, need not be made first; a slip of the pen makes nobody.
+            # Only the caller's own user is created on first use: a typo creates none.
             return self._runtime.user(name, create=name == self._own)
         except (InvalidId, NotFound):
             raise UnknownModel(_nothing(name)) from None
@@ -118,14 +117,14 @@ class Models:
             user, _, revision = after.partition("@")
             yield from self._revisions_after(user, revision)
         for name, since in self._users_after(user, batch):
-            # A user of such a name cannot be asked by it.
+            # The base hides a user of its name.
             if name not in shared:
                 yield name, since
 
     def _revisions_after(self, user: str, revision: str) -> Iterator[tuple[str, int]]:
         """Yield the revisions of a user after ``revision``, or all of them where it is empty."""
         refusal = InvalidParameter(
-            "after names no model here. Begin again with the first page.", "after"
+            "after must be the name of a model. Start with the first page.", "after"
         )
         try:
             if not caller().may_act_for(check_user_id(user)):
@@ -153,7 +152,7 @@ class Models:
                 yield own, 0
                 yield from _of_revisions(self._runtime.user(own))
             return
-        # The owner is made by the first question; until then there is only the name to ask by.
+        # The first request creates the owner; until then only the name exists.
         owner = self._owner if after is None or (self._owner or "") > after else None
         while users := self._runtime.users(after=after, limit=batch):
             for each in users:
@@ -172,5 +171,5 @@ def _of_revisions(user: User) -> Iterator[tuple[str, int]]:
 
 
 def _nothing(name: str) -> str:
-    shown = name if USER_ID.fullmatch(name) else "of that name"
-    return f"There is no model {shown} here. GET /v1/models lists those that there are."
+    shown = name if USER_ID.fullmatch(name) else "of this name"
+    return f"The model {shown} is unknown. GET /v1/models lists the models."

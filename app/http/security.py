@@ -1,17 +1,19 @@
-"""Who is calling, and what they may do: the checks that every request passes before anything of it is read.
+"""Authentication and authorization: the checks of every request before its body is read.
 
-A blueprint gets all of this by being registered with the app of ``server.make_app``: Host, Origin, size and token are checked
-before its views run, and it opens no route without a token. In a view it asks:
+Blueprints that are registered with the app of ``server.make_app`` get these checks: Host, Origin,
+size and token. A view asks:
 
-    user = acting_for(user_id)       # the id, checked; 403 unless the caller is that user or administration
-    administration()                 # 403 unless the caller is administration
-    caller().user                    # whose token it is; None: administration, or a worker
+    user = require_user(user_id)     # the valid id; 403 unless the caller is that user or an admin
+    require_admin()                  # 403 unless the caller is an admin
+    caller().user                    # the user of the token; None for an admin and a worker
 
-A view that says ``for_workers`` is open to workers that serve stacks elsewhere, besides whom it lets in itself. No other is.
+Invariants:
 
-Invariants: a name in ``Host`` that we do not answer to is refused, so that no foreign page can reach us through its own
-name (DNS rebinding; an address is no name); a page of another origin is refused even with a token; nothing but a view that
-says of itself that it is ``for_anybody`` is answered without one. What a refusal says is the same whether a user exists or not.
+- An unknown name in ``Host`` is refused, against DNS rebinding. An address is no name.
+- A page of another origin is refused even with a token.
+- Only views marked ``public`` are open without a token. Only views marked ``allow_workers`` are
+  open to workers.
+- A refusal does not tell whether a user exists.
 """
 
 from __future__ import annotations
@@ -39,8 +41,8 @@ _HOST = re.compile(r"(\[(?P<address>[0-9a-fA-F:.]+)\]|(?P<name>[A-Za-z0-9._-]+))
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who holds the token of this request. ``user`` None is administration, which may act for everybody, or a ``worker``, which
-    may act for nobody.
+    """The holder of a token. ``user`` is None for an admin, who acts for all users, and for a
+    ``worker``, who acts for none.
     """
 
     token: str
@@ -52,18 +54,18 @@ class Caller:
         return self.user is None and not self.worker
 
     def may_act_for(self, user: str) -> bool:
-        """Whether this caller may see and change what is that user's."""
+        """Whether this caller may read and change the data of a user."""
         return self.is_admin or self.user == user
 
 
 def caller() -> Caller:
-    """Who is calling. Only inside a request that was let in."""
+    """Return the caller of the current, authenticated request."""
     found: Caller = g.caller
     return found
 
 
 def authenticate(tokens: ApiKeys, authorization: str, api_key: str) -> Caller | None:
-    """Return the caller whose token these two headers carry, None where it is not valid. Raises ``HomeError``."""
+    """Return the caller of a token in these headers, None if it is invalid. Raises ``HomeError``."""
     kind, _, secret = authorization.partition(" ")
     token = tokens.authenticate((secret if kind.lower() == "bearer" else api_key).strip())
     return None if token is None else Caller(token.id, token.user, token.worker)

@@ -1,8 +1,7 @@
-"""The Flask app over one open runtime, and the server that runs it.
+"""The Flask app over an open runtime.
 
-Invariants: a route reaches a user's model only through the runtime's public surface; every route but those that
-are ``security.for_anybody`` needs a token; more requests at once than there are places for are refused at once, so that a thread is
-always left for ``/healthz``.
+Invariants: routes use the runtime's public surface. Every route that is not ``security.public``
+needs a token. Requests above the limit are refused at once, so a thread is left for ``/healthz``.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from personalpeft_app.http.models import Models
 
 access = logging.getLogger("personalpeft.access")
 
-# Seconds after which a request that found no place is worth repeating.
+# Seconds after which a client may repeat a refused request.
 _AGAIN = 1
 _HEADERS = {
     "Cache-Control": "no-store",
@@ -45,7 +44,7 @@ class _App(Flask):
     """A Flask app whose log names errors without their texts."""
 
     def log_exception(self, exc_info: Any) -> None:
-        """Log what no handler took. Flask itself would log the text and the path."""
+        """Log an unhandled error. Flask itself would log its text and the path."""
         self.logger.error("a bug outside of a route: %s", format_origin(exc_info[1]))
 
 
@@ -57,11 +56,14 @@ def make_app(
     places: ConcurrencyLimiter | None = None,
     more: Sequence[Blueprint] = (),
 ) -> Flask:
-    """The app over an open runtime, which stays the caller's to close.
+    """Return the app over an open runtime, which the caller closes.
 
-    ``owner`` is whose model administration means where a request names none; ``names`` are the host names that it answers to
-    besides localhost and addresses; ``places`` how many requests it works on at once (else as many as the engine serves and
-    lets wait); ``more`` are further blueprints, which get the checks of ``security``.
+    Args:
+        runtime: The open runtime.
+        owner: The user that an admin's request without a user means.
+        names: Host names to answer to, besides localhost and addresses.
+        places: The limit of concurrent requests, by default as many as the engine takes.
+        more: Further blueprints, which ``security`` checks too.
     """
     app = _App("personalpeft", static_folder=None)
     app.config.update(
@@ -96,7 +98,7 @@ def make_app(
 
 
 def _admit(app: Flask, places: ConcurrencyLimiter) -> None:
-    """Counts what is being worked on, refuses what is too much, and logs each request without what was said in it."""
+    """Limit concurrent requests, and log each without its content."""
 
     def take() -> None:
         g.begun = time.monotonic()
@@ -106,12 +108,12 @@ def _admit(app: Flask, places: ConcurrencyLimiter) -> None:
             raise ServiceUnavailable("The server is stopping.", retry_after=_AGAIN)
         if not places.acquire():
             raise TooManyRequests(
-                "More is asked at once than this server takes.", retry_after=_AGAIN
+                "The server has as many requests as it takes.", retry_after=_AGAIN
             )
         g.place = True
 
     def note(response: Response) -> Response:
-        # The rule, not the path: ids of people and what stands behind a question mark are nobody's business.
+        # The rule, not the path: user ids and queries are private.
         method, rule = request.method, request.url_rule or "no route"
         begun, place = g.get("begun"), g.get("place", False)
 
@@ -121,7 +123,7 @@ def _admit(app: Flask, places: ConcurrencyLimiter) -> None:
             took = 0.0 if begun is None else time.monotonic() - begun
             access.info("%s %s %d %.0f ms", method, rule, response.status_code, 1000 * took)
 
-        # When the last byte is out, not when the first is: a stream keeps its place until then.
+        # At the last byte: a stream counts until its end.
         response.call_on_close(over)
         for name, value in _HEADERS.items():
             response.headers.setdefault(name, value)

@@ -1,7 +1,7 @@
-"""What came in a request: JSON read strictly, its fields checked and bounded, and what nobody asked for named.
+"""Read JSON bodies and their fields strictly.
 
-Invariants: NaN, infinities and numbers too large to be floats are refused; a field that is not known is refused by name, so
-that nobody believes that something was heeded; no message repeats a value that was sent.
+Invariants: NaN, infinities and numbers too large for a float are refused. Unknown fields are
+refused by name. No message repeats a value that was sent.
 """
 
 from __future__ import annotations
@@ -9,20 +9,22 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Never, TypeAlias, TypeVar
+from typing import Annotated, Any, Never, TypeAlias, TypeVar
 
+from annotated_types import Ge, Le, Len
 from flask import request
+from pydantic import ValidationError
 from werkzeug.exceptions import BadRequest, UnsupportedMediaType
 
+from personalpeft_app.http.api_v1.serialization import adapter
 from personalpeft_app.http.error_responses import InvalidParameter
 
 Body: TypeAlias = Mapping[str, Any]
-T = TypeVar("T")
 
 LARGEST = 4 * 2**20
-"""Bytes of a body, where a route does not say otherwise."""
+"""The most bytes of a body."""
 LARGEST_FILE = 256 * 2**20
-"""Bytes of a body, where a route takes files."""
+"""The most bytes of a body that is a file."""
 _LONGEST_NAME = 64
 _FILES = "for_files"
 
@@ -41,7 +43,7 @@ def is_for_files(view: Callable[..., Any]) -> bool:
 
 
 def read_object() -> Body:
-    """The JSON object of this request. Raises ``BadRequest``, ``UnsupportedMediaType``."""
+    """Return the JSON object of this request. Raises ``BadRequest``, ``UnsupportedMediaType``."""
     if request.mimetype != "application/json":
         raise UnsupportedMediaType("Send JSON, with Content-Type: application/json.")
     try:
@@ -49,9 +51,9 @@ def read_object() -> Body:
             request.get_data().decode("utf-8"), parse_constant=_refuse, parse_float=_finite
         )
     except (ValueError, RecursionError) as error:
-        raise BadRequest("The body is not JSON that can be read.") from error
+        raise BadRequest("The body must be valid JSON.") from error
     if not isinstance(found, dict):
-        raise BadRequest("The body is not a JSON object.")
+        raise BadRequest("The body must be a JSON object.")
     return found
 
 
@@ -62,8 +64,9 @@ def check_names(
     ignored: Collection[str] = (),
     neutral: Mapping[str, Any] | None = None,
 ) -> None:
-    """Refuses by name what is neither known nor ignored. A ``neutral`` field is taken where it has the value that changes
-    nothing, or is null.
+    """Refuse fields that are neither known nor ignored.
+
+    A ``neutral`` field may be null or have the value that changes nothing.
     """
     neutral = neutral or {}
     for name, value in body.items():
@@ -72,86 +75,47 @@ def check_names(
         if name in neutral and _same(value, neutral[name]):
             continue
         shown = ascii(name)[1:-1][:_LONGEST_NAME]
-        raise InvalidParameter(
-            f"The parameter {shown} is not supported{' with this value' if name in neutral else ''}.",
-            shown,
-        )
+        value_part = " with this value" if name in neutral else ""
+        raise InvalidParameter(f"The parameter {shown} is not supported{value_part}.", shown)
 
 
 def read_text(body: Body, name: str, *, longest: int = 100_000) -> str | None:
-    """A string, None where it is not there."""
-    return _kind(
-        body,
-        name,
-        str,
-        "a text",
-        lambda value: len(value) <= longest,
-        f"at most {longest} characters",
-    )
+    """Return a string, or None without one."""
+    return _read(body, name, Annotated[str, Len(0, longest)])
 
 
 def read_bool(body: Body, name: str, default: bool = False) -> bool:
-    """A boolean."""
-    found = _kind(body, name, bool, "true or false")
-    return default if found is None else found
+    """Return a boolean."""
+    found = _read(body, name, bool)
+    return default if found is None else bool(found)
 
 
 def read_int(body: Body, name: str, *, least: int, most: int) -> int | None:
-    """A whole number within bounds, None where it is not there."""
-    return _kind(
-        body,
-        name,
-        int,
-        "a whole number",
-        lambda value: least <= value <= most,
-        f"from {least} to {most}",
-    )
+    """Return an integer within bounds, or None without one."""
+    return _read(body, name, Annotated[int, Ge(least), Le(most)])
 
 
 def read_float(body: Body, name: str, *, least: float, most: float) -> float | None:
-    """A number within bounds, None where it is not there."""
-    found = body.get(name)
-    if found is None:
-        return None
-    if isinstance(found, bool) or not isinstance(found, int | float) or not least <= found <= most:
-        raise InvalidParameter(f"{name} must be a number from {least:g} to {most:g}.", name)
-    return float(found)
+    """Return a number within bounds, or None without one."""
+    return _read(body, name, Annotated[float, Ge(least), Le(most)])
 
 
 def read_texts(body: Body, name: str, *, most: int, longest: int = 1000) -> tuple[str, ...]:
-    """A list of texts that are not empty, or one alone; empty where it is not there."""
-    found = body.get(name)
-    if found is None:
-        return ()
-    listed = [found] if isinstance(found, str) else found
-    fits = isinstance(listed, list) and all(
-        isinstance(each, str) and 0 < len(each) <= longest for each in listed
-    )
-    if not fits or len(listed) > most:
-        raise InvalidParameter(
-            f"{name} must be a text, or up to {most} of them, each of 1 to {longest} characters.",
-            name,
-        )
-    return tuple(listed)
+    """Return a list of texts that are not empty, or one text as a list of it."""
+    text = Annotated[str, Len(1, longest)]
+    found = _read(body, name, text | Annotated[list[text], Len(0, most)])
+    return (found,) if isinstance(found, str) else tuple(found or ())
 
 
-def _kind(
-    body: Body, name: str, kind: type[T], wanted: str, fits: Any = None, bounds: str = ""
-) -> T | None:
+def _read(body: Body, name: str, kind: Any) -> Any:
     found = body.get(name)
     if found is None:
         return None
-    # True is an int to Python and no number to anybody else.
-    if (
-        not isinstance(found, kind)
-        or (kind is not bool and isinstance(found, bool))
-        or (fits and not fits(found))
-    ):
-        raise InvalidParameter(
-            f"{name} must be {wanted}{' of ' + bounds if bounds and kind is str else ' ' + bounds if bounds else ''}.",
-            name,
-        )
-    return found
+    try:
+        return adapter(kind).validate_python(found, strict=True)
+    except ValidationError as error:
+        problem = error.errors(include_url=False, include_input=False)[-1]["msg"]
+        raise InvalidParameter(f"{name}: {problem}.", name) from None
 
 
 def _same(value: Any, neutral: Any) -> bool:

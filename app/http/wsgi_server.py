@@ -1,7 +1,10 @@
-"""Runs the app behind waitress: sockets, threads, and a stop that lets what is being written end.
+"""Run the app behind waitress: sockets, threads, and a graceful stop.
 
-Invariants: there are more threads than places, so one is left for ``/healthz`` whatever is asked; the sockets are read and
-written by one thread, the one that called ``serve``, until the last byte is out or the grace is over.
+Invariants: there are more threads than concurrent requests, so one is left for ``/healthz``. The
+thread that calls ``run`` reads and writes all sockets, until the last byte or the end of the grace.
+
+Other servers of WSGI decide on a body when the app reads it, or cannot stop gracefully. This module
+and ``admission`` use waitress's classes below ``create_server``, so its minor version is pinned.
 """
 
 from __future__ import annotations
@@ -26,17 +29,17 @@ from personalpeft_app.http import validation
 from personalpeft_app.http.admission import BodyAdmission, channel_class
 from personalpeft_app.http.concurrency import ConcurrencyLimiter
 
-# Threads besides those of the places: for /healthz, and for saying no to what finds no place.
+# Threads above the limit of requests: for /healthz, and to refuse requests.
 _SPARE = 4
-# Seconds between two looks whether it is time to stop, while nobody asks anything.
+# Seconds between checks for a stop while the server is idle.
 _LOOK = 0.2
-# Seconds for the last bytes of what was ended by a stop.
+# Seconds for the last bytes of requests that a stop ended.
 _LAST = 2.0
 _LARGEST_HEADER = 32 * 2**10
 
 
 class _WithoutText(logging.Filter):
-    """Replaces an exception in what waitress logs by its kind and where it was raised."""
+    """Replace an exception in waitress's log by its type and origin."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
@@ -60,7 +63,7 @@ def _address(host: str, port: int) -> str:
 
 
 class Server:
-    """An app on a socket. Made listening; ``run`` answers until ``stop`` is called from another thread or a signal handler."""
+    """An app on a listening socket. ``run`` serves until a thread or signal handler calls ``stop``."""
 
     def __init__(self, app: Flask, places: ConcurrencyLimiter, *, host: str, port: int) -> None:
         self._places = places
@@ -74,11 +77,11 @@ class Server:
                 _dispatcher=self._dispatcher,
                 host=_address(host, port),
                 port=port,
-                # Without it nobody would notice that a client has gone while its request is worked on.
+                # Needed to notice that a client disconnects during its request.
                 channel_request_lookahead=1,
                 connection_limit=2 * places.count + 100,
                 max_request_header_size=_LARGEST_HEADER,
-                # Which body is taken, ``admission`` decides; waitress refuses what is not below this.
+                # ``admission`` decides on bodies; waitress refuses those of this size or more.
                 max_request_body_size=validation.LARGEST_FILE + 1,
                 ident="personalpeft",
                 asyncore_use_poll=True,
@@ -86,8 +89,8 @@ class Server:
         except OSError as error:
             self._dispatcher.shutdown()
             raise InvalidInput(
-                f"Nothing can listen on {host}:{port}: {error.strerror or error}.",
-                hint="Another program may be listening there; choose another --port.",
+                f"The server cannot listen on {host}:{port}: {error.strerror or error}.",
+                hint="If another program listens there, choose another --port.",
             ) from error
         admission = BodyAdmission(app, app.extensions["personalpeft"].api_keys)
         for each in self._sockets.values():
@@ -98,21 +101,22 @@ class Server:
 
     @property
     def port(self) -> int:
-        """Where it listens, which the system chose where 0 was asked for."""
+        """The port. The system chooses one for 0."""
         return int(self._server.effective_port)
 
     def stop(self) -> None:
-        """Takes nothing new from now on, and ends ``run`` once all is said."""
+        """Refuse new requests, and end ``run`` once the running ones are answered."""
         self._places.stopping.set()
         self._stop.set()
 
     def run(self, *, grace: float, close: Callable[[], None]) -> None:
-        """Answers until it is stopped; then waits ``grace`` seconds for what is being written, and calls ``close``, which
-        must end the rest.
+        """Serve until ``stop``, then wait ``grace`` seconds for running requests.
+
+        Then ``close`` is called, which must end the rest.
         """
         try:
             self._turn_until(self._stop.is_set)
-            # Whoever comes now finds nobody listening, which a balancer understands at once.
+            # A refused connection tells load balancers at once.
             for each in [
                 each for each in self._sockets.values() if getattr(each, "accepting", False)
             ]:
@@ -124,8 +128,8 @@ class Server:
             self._dispatcher.shutdown()
             wasyncore.close_all(self._sockets, ignore_all=True)
 
-    def _turn_until(self, over: Callable[[], bool], longest: float | None = None) -> None:
-        end = None if longest is None else time.monotonic() + longest
+    def _turn_until(self, over: Callable[[], bool], timeout: float | None = None) -> None:
+        end = None if timeout is None else time.monotonic() + timeout
         while not over() and (end is None or time.monotonic() < end):
             wasyncore.loop(timeout=_LOOK, use_poll=True, map=self._sockets, count=1)
 
@@ -135,7 +139,7 @@ class Server:
 
 @contextmanager
 def stopping_on_signals(stop: Callable[[], None]) -> Iterator[None]:
-    """Has Ctrl-C and SIGTERM call ``stop``; pressed again, Ctrl-C interrupts at once."""
+    """Call ``stop`` on Ctrl-C and SIGTERM. A second Ctrl-C interrupts at once."""
     pressed = False
 
     def asked(number: int, frame: FrameType | None) -> None:
