@@ -46,7 +46,7 @@ _AGAIN = 5
 
 
 class BodyAdmission:
-    """The bodies that a server holds, and the rules by which it takes another. Safe to use from several threads."""
+    """The bodies that the server holds, and the rules for new ones. Thread-safe."""
 
     def __init__(self, app: Flask, tokens: ApiKeys) -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""``/v1/messages`` and its counting of tokens, as Anthropic's clients speak them."""
+"""Anthropic's ``/v1/messages`` and ``/v1/messages/count_tokens``."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from personalpeft_app.http.validation import Body
 
 _KNOWN = ("model", "messages", "system", "tools", "tool_choice")
 _SAMPLING = ("max_tokens", "stop_sequences", "temperature", "top_p", "stream")
-# They say who asks, or how to bill, cache or route it, and change no reply.
+# They concern billing, caching and routing, and change no reply.
 _IGNORED = ("metadata", "service_tier", "cache_control")
 _NEUTRAL = {"thinking": {"type": "disabled"}}
 _ROLES = {"user": "user", "assistant": "assistant", "tool": "tool"}
 
 
 def blueprint(models: Models) -> Blueprint:
-    """The two routes."""
+    """Return the routes."""
     made = Blueprint("anthropic_messages", __name__)
 
     @made.post("/v1/messages")
@@ -45,7 +45,7 @@ def blueprint(models: Models) -> Blueprint:
         offer = _offer(models, body)
         stream = validation.read_bool(body, "stream")
         model = models.named(generation.model_name(body))
-        asked = Generation(model, [said], **offer.asked(how))
+        asked = Generation(model, [said], **offer.options(how))
         head = {
             "id": f"msg_{secrets.token_hex(12)}",
             "type": "message",
@@ -78,7 +78,7 @@ def blueprint(models: Models) -> Blueprint:
         validation.check_names(body, known=_KNOWN, ignored=_IGNORED, neutral=_NEUTRAL)
         said, offer = _read_messages(models, body), _offer(models, body)
         model = models.named(generation.model_name(body))
-        # A stream that nobody reads asks nothing of the model.
+        # An unread stream never reaches the model.
         unread = model.user.stream(
             said, tools=offer.tools, must_call=offer.required, max_tokens=1, **model.options
         )
@@ -105,7 +105,7 @@ def _offer(models: Models, body: Body) -> ToolOptions:
 
 
 def _end(offer: ToolOptions, reply: Reply, calls: Sequence[ToolCall]) -> dict[str, str | None]:
-    """Why it ended, in Anthropic's words."""
+    """Return the stop reason in Anthropic's format."""
     if stop := offer.stop_of(reply):
         return {"stop_reason": "stop_sequence", "stop_sequence": stop}
     ended = "max_tokens" if reply.finish_reason == "length" else "tool_use" if calls else "end_turn"
@@ -117,7 +117,7 @@ def _events(asked: Generation, head: dict[str, Any], offer: ToolOptions) -> Iter
         return generation.format_event({"type": kind, **more}, kind)
 
     (stream,) = asked.streams
-    # Asked for before anything is said, so that what keeps the first piece away has a status of its own.
+    # An error before the first piece is a response with a status, so it comes first.
     first = [piece] if (piece := next(stream, None)) is not None else []
     usage = {"input_tokens": stream.prompt_tokens, "output_tokens": 0}
     begun = {**head, "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
@@ -145,7 +145,7 @@ def _events(asked: Generation, head: dict[str, Any], offer: ToolOptions) -> Iter
 
 
 class _Blocks:
-    """The blocks of a message as they come: one of text while text comes, one for each call."""
+    """The content blocks of a message: text and calls."""
 
     def __init__(self) -> None:
         self._number = 0
@@ -153,7 +153,7 @@ class _Blocks:
         self.calls: list[ToolCall] = []
 
     def add(self, said: Said) -> Iterator[tuple[str, dict[str, Any]]]:
-        """The events that tell of one more text or call."""
+        """Yield the events of a text or call."""
         if isinstance(said, str):
             if not self._open:
                 self._open = True
@@ -179,7 +179,7 @@ class _Blocks:
         yield from self._closed()
 
     def end(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """The last events. A message without any block has one of text."""
+        """Yield the last events. An empty message has one block of text."""
         if not self._number and not self._open:
             yield from self.add("")
         yield from self._closed()

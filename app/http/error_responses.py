@@ -1,7 +1,8 @@
-"""From what went wrong to a status and a body, in the form that the asked route's clients read.
+"""Turn errors into a status and a body, in the format of the route's clients.
 
-Invariants: the status of an error of ours is the one in ``personalpeft.errors.ERROR_CODES``; a body holds no prompt, no reply and
-no path of this machine; of a bug the caller learns an id, and the log its kind and where it was, never its text.
+Invariants: ``personalpeft.errors.ERROR_CODES`` has the status of each error of the library. A body
+holds no prompt, reply or path of this machine. The client gets the id of a bug, and the log its
+type and origin, never its text.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ from personalpeft.errors import (
 log = logging.getLogger("personalpeft.http")
 _HIDDEN = "personalpeft.hidden"
 
-# Their messages name files of this machine, which help whoever runs the server and are no business of its callers.
-_TOLD_TO_THE_LOG = (
+# Their messages name files of this machine, so only the log gets them.
+_LOGGED_ONLY = (
     AdapterError,
     CardError,
     Damaged,
@@ -43,7 +44,7 @@ _TOLD_TO_THE_LOG = (
     PluginError,
     WeightsError,
 )
-# Names of OpenAI and Anthropic for the statuses that we use; anything else is the last of each.
+# Names of OpenAI and Anthropic for statuses.
 _OPENAI = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _ANTHROPIC = {
     401: "authentication_error",
@@ -57,7 +58,7 @@ _ANTHROPIC = {
 
 
 class InvalidParameter(HTTPException):
-    """A request asks for something that this route does not do; ``param`` names it."""
+    """A parameter of a request is invalid or unsupported; ``param`` names it."""
 
     code = 400
 
@@ -67,16 +68,16 @@ class InvalidParameter(HTTPException):
 
 
 class UnknownModel(HTTPException):
-    """No model of that name."""
+    """The model of a request is unknown."""
 
     code = 404
 
 
 def install_error_handlers(app: Flask, places: Iterable[Path]) -> None:
-    """Has the app answer every error. ``places`` are the folders whose paths no body may hold."""
+    """Install handlers for all errors. No body holds the paths of the folders ``places``."""
     hidden = app.extensions[_HIDDEN] = [str(place) for place in places]
 
-    def ours(error: PersonalPeftError) -> Response:
+    def of_library(error: PersonalPeftError) -> Response:
         return error_response(*describe_error(error, hidden), error)
 
     def of_http(error: HTTPException) -> Response:
@@ -87,40 +88,42 @@ def install_error_handlers(app: Flask, places: Iterable[Path]) -> None:
         return response
 
     def bug(error: Exception) -> Response:
-        return error_response(*_told_of_bug(error, str(request.url_rule or "no route")), error)
+        return error_response(*_describe_bug(error, str(request.url_rule or "no route")), error)
 
-    app.register_error_handler(PersonalPeftError, ours)
+    app.register_error_handler(PersonalPeftError, of_library)
     app.register_error_handler(HTTPException, of_http)
     app.register_error_handler(Exception, bug)
 
 
 def error_formatter() -> Callable[[Exception], dict[str, Any]]:
-    """What makes a body of an error after this request's answer has begun, when Flask no longer knows of it."""
+    """Return a function that formats errors after the response has started, without Flask."""
     path, rule, hidden = request.path, str(request.url_rule), current_app.extensions[_HIDDEN]
 
-    def say(error: Exception) -> dict[str, Any]:
+    def format_error(error: Exception) -> dict[str, Any]:
         ours = isinstance(error, PersonalPeftError)
-        status, message, hint = describe_error(error, hidden) if ours else _told_of_bug(error, rule)
+        status, message, hint = (
+            describe_error(error, hidden) if ours else _describe_bug(error, rule)
+        )
         return error_body(status, message, hint, error, path)
 
-    return say
+    return format_error
 
 
-def _told_of_bug(error: Exception, rule: str) -> tuple[int, str, str]:
+def _describe_bug(error: Exception, rule: str) -> tuple[int, str, str]:
     log.error("a bug in %s: %s", rule, format_origin(error))
     return 500, bug_message(error), ""
 
 
 def bug_message(bug: BaseException) -> str:
-    """Return what a caller may know of a bug: the id under which the log has it."""
+    """Return what a client may know of a bug: its id in the log."""
     return f"This is a bug in personalpeft; its log has the details under the id {error_id(bug)}."
 
 
 def describe_error(error: PersonalPeftError, hidden: Iterable[str] = ()) -> tuple[int, str, str]:
-    """Status, message and hint of an error of ours, as a caller may hear it."""
+    """Return status, message and hint of an error of the library for a client."""
     status = get_error_codes(error).http_status
-    if isinstance(error, _TOLD_TO_THE_LOG):
-        # What an adapter's file or a plugin says may hold private words; the others name files and packages.
+    if isinstance(error, _LOGGED_ONLY):
+        # Messages of adapter files and plugins may hold private text, others only files.
         foreign = isinstance(error, AdapterError | PluginError)
         log.error(
             "%s",
@@ -128,14 +131,14 @@ def describe_error(error: PersonalPeftError, hidden: Iterable[str] = ()) -> tupl
             if foreign
             else f"{get_error_type(error).__name__}: {error.message} {error.hint}",
         )
-        said = (
+        summary = (
             (get_error_type(error).__doc__ or "")
             .partition("\n")[0]
             .partition(";")[0]
             .partition("The message")[0]
             .strip()
         )
-        return status, said, "The server's log has the details."
+        return status, summary, "The server's log has the details."
     message, hint = error.message, error.hint
     for path in hidden:
         message, hint = (
@@ -146,7 +149,7 @@ def describe_error(error: PersonalPeftError, hidden: Iterable[str] = ()) -> tupl
 
 
 def error_response(status: int, message: str, hint: str, error: Exception) -> Response:
-    """The response that says so."""
+    """Return the response of an error."""
     response = jsonify(error_body(status, message, hint, error, request.path))
     response.status_code = status
     if status == 401:
@@ -158,7 +161,7 @@ def error_response(status: int, message: str, hint: str, error: Exception) -> Re
 
 
 def error_body(status: int, message: str, hint: str, error: Exception, path: str) -> dict[str, Any]:
-    """An error as the clients of that path read it."""
+    """Return an error in the format of a path's clients."""
     kind = _kind(status, error)
     if path.startswith("/v1/messages"):
         usual = "invalid_request_error" if status < 500 else "api_error"

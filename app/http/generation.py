@@ -1,7 +1,7 @@
-"""From the checked fields of a request to streams of a user's model, and from a reply to what every dialect says of it.
+"""Generate the replies of a request, whole or streamed, for OpenAI's and Anthropic's routes.
 
-Invariants: all replies of a request are begun, or none; whatever keeps the first piece away is an answer with a status of its
-own, since nothing was sent yet; streams are closed when the response is, also where nobody read any of it.
+Invariants: either all replies of a request start or none. An error before the first piece is a
+response with a status. Streams close with the response.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MOST_MESSAGES = 10_000
 def sampling(
     body: Body, *, length: str = "max_tokens", stop: str = "stop", hottest: float = 2.0
 ) -> dict[str, Any]:
-    """The fields of sampling that every dialect has, as ``User.stream`` takes them. Without a seed one is drawn."""
+    """Return the sampling options for ``User.stream``. Without a seed one is drawn."""
     seed = validation.read_int(body, "seed", least=0, most=2**62)
     asked = {
         "temperature": validation.read_float(body, "temperature", least=0, most=hottest),
@@ -41,18 +41,19 @@ def sampling(
 
 
 def model_name(body: Body) -> str:
-    """What the request calls its model."""
+    """Return the model's name in a request."""
     name = validation.read_text(body, "model", longest=256)
     if not name:
-        raise InvalidParameter("model is missing. GET /v1/models lists what can be asked.", "model")
+        raise InvalidParameter("model is missing. GET /v1/models lists the models.", "model")
     return name
 
 
 def messages(
     listed: Any, where: str, kinds: Sequence[str], roles: Mapping[str, str]
 ) -> list[dict[str, Any]]:
-    """A list of messages with text as the library takes them, and with what they say of tools as OpenAI's chats have it. ``kinds``
-    are the types of the parts that are text, ``roles`` what the roles are here.
+    """Return a request's messages for the library.
+
+    ``kinds`` are the types of text parts, ``roles`` the library's role for each role.
     """
     if not isinstance(listed, list) or not 0 < len(listed) <= _MOST_MESSAGES:
         raise InvalidParameter(f"{where} must be a list of messages.", where)
@@ -77,7 +78,7 @@ def messages(
 
 
 def text_of(content: Any, where: str, kinds: Sequence[str]) -> str:
-    """A text, or the joined texts of parts."""
+    """Return a text, or the joined texts of parts."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list) or len(content) > _MOST_MESSAGES:
@@ -99,7 +100,7 @@ def text_of(content: Any, where: str, kinds: Sequence[str]) -> str:
 
 
 class Generation:
-    """The replies of one request, begun side by side. Close it, or read all of it."""
+    """The replies of one request, generated side by side. Close it, or read it to the end."""
 
     def __init__(self, model: Model, prompts: Sequence[Any], **how: Any) -> None:
         self.model = model
@@ -109,7 +110,7 @@ class Generation:
         with ExitStack() as undo:
             undo.callback(self.close)
             for number, prompt in enumerate(prompts):
-                # The same prompt again is another reply, and each can be asked for alone.
+                # Each reply of a prompt has its own seed, by which it can be repeated.
                 seed = first + number
                 self.streams.append(
                     model.user.stream(
@@ -121,7 +122,7 @@ class Generation:
             undo.pop_all()
 
     def replies(self) -> list[Reply]:
-        """All of them, whole. Raises what the library raises."""
+        """Return the whole replies. Raises as ``User.chat``."""
         try:
             for stream in self.streams:
                 for _ in stream:
@@ -131,21 +132,21 @@ class Generation:
             self.close()
 
     def close(self) -> None:
-        """Ends what is still being written."""
+        """Cancel the replies that are unfinished."""
         for stream in self.streams:
             stream.close()
 
 
 def read_all(stream: Stream) -> Reply:
-    """The reply of a stream that was read to its end. Raises ``ServingFailed`` where something else ended it."""
+    """Return the reply of a stream. Raises ``ServingFailed`` if it was cut off."""
     reply = stream.reply
     if reply.finish_reason == "cancelled":
-        raise ServingFailed("The reply was ended before it was complete.", hint="Try again.")
+        raise ServingFailed("The reply was cut off.", hint="Try again.")
     return reply
 
 
 def metadata(model: Model, reply: Reply) -> dict[str, Any]:
-    """What feedback on this reply needs, in every body that carries one."""
+    """Return what feedback on a reply needs, for the body of a response."""
     return {
         "turn": reply.turn_id,
         "user": model.user.id,
@@ -157,43 +158,44 @@ def metadata(model: Model, reply: Reply) -> dict[str, Any]:
 
 
 def headers(model: Model, stack: str, turn: str = "") -> dict[str, str]:
-    """The same as headers. A stream has no turn before its end."""
+    """Return the same as headers. A stream has no turn before its end."""
     said = {"X-PersonalPeft-User": model.user.id, "X-PersonalPeft-Stack": stack}
     return {**said, "X-PersonalPeft-Turn": turn} if turn else said
 
 
 def sse_response(
-    asked: Generation, events: Iterator[str], fault: Callable[[dict[str, Any]], str]
+    generation: Generation, events: Iterator[str], fault: Callable[[dict[str, Any]], str]
 ) -> Response:
-    """A response of server-sent events. The first is made here: what keeps it away is an error like any other; ``fault`` is
-    the event that tells of one that comes later.
+    """Return a response of server-sent events.
+
+    An error before the first event is raised here. ``fault`` formats a later one as an event.
     """
     try:
         first = next(events, "")
     except BaseException:
-        asked.close()
+        generation.close()
         raise
 
-    say = error_responses.error_formatter()
+    format_error = error_responses.error_formatter()
 
     def written() -> Iterator[str]:
         try:
             yield from chain([first], events)
-        except Exception as error:  # noqa: BLE001 - its status has gone out already; who reads has to hear that this is no end
-            yield fault(say(error))
+        except Exception as error:  # noqa: BLE001 - the status is sent already
+            yield fault(format_error(error))
         finally:
-            asked.close()
+            generation.close()
 
-    stack = asked.streams[0].stack.digest
+    stack = generation.streams[0].stack.digest
     response = Response(
-        written(), mimetype="text/event-stream", headers=headers(asked.model, stack)
+        written(), mimetype="text/event-stream", headers=headers(generation.model, stack)
     )
     response.headers["X-Accel-Buffering"] = "no"
-    response.call_on_close(asked.close)
+    response.call_on_close(generation.close)
     return response
 
 
 def format_event(value: Any, name: str = "") -> str:
-    """One server-sent event."""
+    """Return one server-sent event."""
     data = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
     return f"event: {name}\ndata: {data}\n\n" if name else f"data: {data}\n\n"

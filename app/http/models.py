@@ -59,7 +59,7 @@ class Models:
         return Model(name, user, {"revision": known})
 
     def page(self, after: str | None, limit: int) -> tuple[list[tuple[str, int]], bool]:
-        """Return up to ``limit`` names of the caller with their creation times, and if there are more.
+        """Return up to ``limit`` names with creation times, and whether there are more.
 
         The order is the base, the embedding model, then users by id, each before its revisions. At
         most ``limit`` + 1 users are read. Raises ``InvalidParameter`` for an unknown ``after``.

@@ -1,6 +1,7 @@
-"""``/v1/chat/completions`` and ``/v1/completions``, as OpenAI's clients speak them.
+"""OpenAI's ``/v1/chat/completions`` and ``/v1/completions``.
 
-A chat goes through the base's chat template, with the user's rules and facts; a completion is read as it is and continued.
+A chat uses the base's chat template and the user's rules and facts. A completion continues the
+prompt as it is.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _SAMPLING = (
     "stream_options",
     "model",
 )
-# They say who asks or how to bill, cache or route it, and change no reply.
+# They concern billing, caching and routing, and change no reply.
 IGNORED = (
     "user",
     "metadata",
@@ -61,17 +62,17 @@ _CHAT_NEUTRAL = {
     "response_format": {"type": "text"},
     "modalities": ["text"],
     "store": False,
-    # What tools were called before they were called that.
+    # The former name of tools.
     "functions": [],
 }
 _COMPLETION_NEUTRAL = {**_NEUTRAL, "echo": False, "best_of": 1, "suffix": ""}
 _MOST_REPLIES = 16
-# What OpenAI writes of a completion where nobody says how much.
+# OpenAI's default for a completion.
 _COMPLETION_TOKENS = 16
 
 
 def blueprint(models: Models) -> Blueprint:
-    """The two routes."""
+    """Return the routes."""
     made = Blueprint("openai_chat", __name__)
 
     @made.post("/v1/chat/completions")
@@ -93,7 +94,9 @@ def blueprint(models: Models) -> Blueprint:
         offer = tools.offered(
             models, body, body.get("tools"), tools.openai_choice(body), alone=alone
         )
-        return _answer(models, body, [tools.checked(models, said)], offer.asked(how), _Chat(offer))
+        return _answer(
+            models, body, [tools.checked(models, said)], offer.options(how), _Chat(offer)
+        )
 
     @made.post("/v1/completions")
     def completion() -> Response:
@@ -113,7 +116,7 @@ def blueprint(models: Models) -> Blueprint:
 
 
 class _Chat:
-    """How a chat names its parts."""
+    """The format of a chat."""
 
     prefix, whole, piece = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
@@ -149,7 +152,7 @@ class _Chat:
 
 
 class _Completion:
-    """How a completion names its parts."""
+    """The format of a completion."""
 
     prefix, whole, piece = "cmpl", "text_completion", "text_completion"
     offer = ToolOptions()
@@ -172,7 +175,7 @@ class _Completion:
         return {
             "tokens": [token.text for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
-            # Of two tokens of the same text the likelier one.
+            # Two tokens can have one text: the likelier one stays.
             "top_logprobs": [
                 {other.text: other.logprob for other in reversed(each.top)} for each in tokens
             ]
@@ -218,16 +221,16 @@ def _answer(
 
 
 class _StreamCursor:
-    """How far one reply of a stream was written."""
+    """The position in one streamed reply."""
 
     def __init__(self, stream: Stream, form: _Chat | _Completion, logprobs: bool) -> None:
         self.calls: list[ToolCall] = []
         self._stream, self._form, self._logprobs = stream, form, logprobs
-        # As far as log-probs were told.
+        # The log-probs that were sent.
         self._tokens = self._letters = 0
 
     def delta(self, said: Said) -> dict[str, Any]:
-        """The next that was said, with the log-probs of the tokens that came since the last."""
+        """Return the next part, with the log-probs of the tokens since the last one."""
         delta = self._form.delta(said, len(self.calls))
         self.calls += tools.calls_of([said])
         if not self._logprobs:
@@ -272,7 +275,7 @@ def _events(
 
 
 def format_logprobs(tokens: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
-    """How likely each token was, and what else might have stood there."""
+    """Return log-probs in OpenAI's format."""
     return [
         {**_token(each), "top_logprobs": [_token(other) for other in each.top]} for each in tokens
     ]
@@ -292,7 +295,7 @@ def _wants_usage(body: Body, stream: bool) -> bool:
         return False
     if not stream or not isinstance(options, dict):
         raise InvalidParameter("stream_options goes with stream.", "stream_options")
-    # Nothing is hidden from who might measure lengths of a stream that only they read.
+    # Obfuscation hides lengths from others on the network, which is not supported.
     validation.check_names(options, known=("include_usage",), ignored=("include_obfuscation",))
     return validation.read_bool(options, "include_usage")
 

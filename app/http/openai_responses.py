@@ -1,4 +1,4 @@
-"""``/v1/responses``, as OpenAI's clients speak it, without state: each request brings all that was said before."""
+"""OpenAI's ``/v1/responses``, without state: each request brings the whole conversation."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _PARTS = ("input_text", "output_text")
 
 
 def blueprint(models: Models) -> Blueprint:
-    """The route."""
+    """Return the route."""
     made = Blueprint("openai_responses", __name__)
 
     @made.post("/v1/responses")
@@ -57,7 +57,7 @@ def blueprint(models: Models) -> Blueprint:
         how |= {**_likely(body, offer), "truncation": _truncation(body)}
         stream = validation.read_bool(body, "stream")
         model = models.named(generation.model_name(body))
-        asked = Generation(model, [said], **offer.asked(how))
+        asked = Generation(model, [said], **offer.options(how))
         shape = _Shape(body, model.name)
         if stream:
             return generation.sse_response(asked, _events(asked, shape, offer), _fault)
@@ -75,7 +75,7 @@ def blueprint(models: Models) -> Blueprint:
 
 
 def _likely(body: Body, offer: ToolOptions) -> dict[str, Any]:
-    """What is asked of log-probs. Raises ``Unsupported``."""
+    """Return the options of log-probs."""
     top = validation.read_int(body, "top_logprobs", least=0, most=MAX_TOP_LOGPROBS) or 0
     wanted = validation.read_texts(body, "include", most=1) if body.get("include") else ()
     if wanted not in ((), (_LOGPROBS,)):
@@ -103,7 +103,7 @@ def _read_messages(body: Body) -> list[dict[str, Any]]:
 
 
 def _message(item: Any, place: str) -> Any:
-    """An item of the input as a message of a chat."""
+    """Return an item of the input as a message of a chat."""
     kind = item.get("type", "message") if isinstance(item, dict) else None
     if kind == "message" and item.get("role") != "tool":
         return {"role": item["role"], "content": item.get("content")}
@@ -121,7 +121,7 @@ def _message(item: Any, place: str) -> Any:
 
 
 def _joined(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """With calls in the message that they belong to: what an assistant says, and its calls, are items of their own here."""
+    """Return the messages with each call in its message: here both are items."""
     joined: list[dict[str, Any]] = []
     for message in messages:
         if "tool_calls" in message and joined and joined[-1]["role"] == "assistant":
@@ -143,7 +143,7 @@ def _truncation(body: Body) -> str:
 
 
 class _Shape:
-    """One response as it grows. Its id is its own; the turn's is beside it."""
+    """The response object while it grows. Its id is not the turn's."""
 
     def __init__(self, body: Body, model: str) -> None:
         self._head = {
@@ -167,7 +167,7 @@ class _Shape:
         }
 
     def begun(self) -> dict[str, Any]:
-        """All of it as it begins."""
+        """Return the response at its start."""
         return {
             **self._head,
             "status": "in_progress",
@@ -178,7 +178,7 @@ class _Shape:
         }
 
     def ended(self, reply: Reply, output: _Output) -> dict[str, Any]:
-        """All of it as it is in the end."""
+        """Return the finished response."""
         cut = reply.finish_reason == "length"
         read, written = reply.usage.prompt_tokens, reply.usage.completion_tokens
         return {
@@ -197,13 +197,11 @@ class _Shape:
         }
 
 
-Happening = tuple[str, dict[str, Any]]
+Event = tuple[str, dict[str, Any]]
 
 
 class _Output:
-    """The items of a response as they come: a message while text comes, one for each call. What it gives are the events that tell of
-    them, each with its kind.
-    """
+    """The output items of a response: messages and calls. Its methods yield their events."""
 
     def __init__(self) -> None:
         self.items: list[dict[str, Any]] = []
@@ -212,8 +210,8 @@ class _Output:
         self._likely: list[dict[str, Any]] = []
         self._id = ""
 
-    def add(self, said: Said, tokens: Sequence[TokenLogprob] = ()) -> Iterator[Happening]:
-        """One more text or call, and how likely the tokens of the text were where that is told."""
+    def add(self, said: Said, tokens: Sequence[TokenLogprob] = ()) -> Iterator[Event]:
+        """Add a text or call, with the log-probs of its tokens if requested."""
         if isinstance(said, ToolCall):
             yield from self._closed("completed")
             yield from self._call(said)
@@ -229,8 +227,8 @@ class _Output:
         if said or known:
             yield "response.output_text.delta", {**self._place, "delta": said, "logprobs": known}
 
-    def end(self, reply: Reply) -> Iterator[Happening]:
-        """What is open ends with the reply. A response of nothing has one message."""
+    def end(self, reply: Reply) -> Iterator[Event]:
+        """End the open item with the reply. An empty response has one message."""
         if not self.items and self._text is None:
             yield from self.add("")
         yield from self._closed("incomplete" if reply.finish_reason == "length" else "completed")
@@ -249,7 +247,7 @@ class _Output:
             "content": content,
         }
 
-    def _closed(self, status: str) -> Iterator[Happening]:
+    def _closed(self, status: str) -> Iterator[Event]:
         if self._text is None:
             return
         item, place = self._message(status), self._place
@@ -263,7 +261,7 @@ class _Output:
         yield "response.content_part.done", {**place, "part": part}
         yield "response.output_item.done", {"output_index": place["output_index"], "item": item}
 
-    def _call(self, call: ToolCall) -> Iterator[Happening]:
+    def _call(self, call: ToolCall) -> Iterator[Event]:
         number, name = len(self.items), f"fc_{secrets.token_hex(16)}"
         item = {
             "type": "function_call",
@@ -287,7 +285,7 @@ class _Output:
 
 
 def _part(text: str, likely: list[dict[str, Any]]) -> dict[str, Any]:
-    """The one part of a message."""
+    """Return the one part of a message."""
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": likely}
 
 
@@ -300,7 +298,7 @@ def _events(asked: Generation, shape: _Shape, offer: ToolOptions) -> Iterator[st
         return generation.format_event({"type": kind, "sequence_number": count - 1, **more}, kind)
 
     (stream,) = asked.streams
-    # Asked for before anything is said, so that what keeps the first piece away has a status of its own.
+    # An error before the first piece is a response with a status, so it comes first.
     first = [piece] if (piece := next(stream, None)) is not None else []
     yield event("response.created", response=shape.begun())
     yield event("response.in_progress", response=shape.begun())

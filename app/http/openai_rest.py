@@ -1,4 +1,4 @@
-"""``/v1/models``, as OpenAI's and Anthropic's clients speak it, and ``/v1/embeddings``, as OpenAI's do."""
+"""OpenAI's and Anthropic's ``/v1/models``, and OpenAI's ``/v1/embeddings``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PAGE, _LONGEST_PAGE = 100, 1000
 
 
 def blueprint(runtime: Runtime, models: Models) -> Blueprint:
-    """The routes."""
+    """Return the routes."""
     made = Blueprint("openai_rest", __name__)
 
     @made.get("/v1/models")
@@ -71,7 +71,7 @@ def blueprint(runtime: Runtime, models: Models) -> Blueprint:
 
 
 def _paging() -> tuple[str | None, int]:
-    """Return the name to begin after and the length of a page, as either client asks for them."""
+    """Return the name before a page and its length, for either client."""
     if "before_id" in request.args:
         raise InvalidParameter(
             "before_id is not supported; pages go forward, by after.", "before_id"
@@ -83,7 +83,7 @@ def _paging() -> tuple[str | None, int]:
 
 
 def _model(name: str, since: int) -> dict[str, object]:
-    """A model in the words of both."""
+    """Return a model in the format of both."""
     openai = {"object": "model", "created": since, "owned_by": "personalpeft"}
     anthropic = {
         "type": "model",

@@ -34,7 +34,7 @@ View = TypeVar("View", bound=Callable[..., Any])
 
 NO_TOKEN = "A valid token is needed: Authorization: Bearer <token>, or X-Api-Key: <token>."
 REFUSED_BODY = "personalpeft.refused_body"
-"""The key of the environment that holds why a server did not keep a request's body (``admission``)."""
+"""The key in the environment for the reason why ``admission`` refused a body."""
 _OPEN, _WORKERS = "for_anybody", "for_workers"
 _HOST = re.compile(r"(\[(?P<address>[0-9a-fA-F:.]+)\]|(?P<name>[A-Za-z0-9._-]+))(:[0-9]{1,5})?")
 
@@ -65,14 +65,14 @@ def caller() -> Caller:
 
 
 def authenticate(tokens: ApiKeys, authorization: str, api_key: str) -> Caller | None:
-    """Return the caller of a token in these headers, None if it is invalid. Raises ``HomeError``."""
+    """Return the caller of a token in these headers, or None. Raises ``HomeError``."""
     kind, _, secret = authorization.partition(" ")
     token = tokens.authenticate((secret if kind.lower() == "bearer" else api_key).strip())
     return None if token is None else Caller(token.id, token.user, token.worker)
 
 
 def require_user(user: str) -> str:
-    """The id itself, if it is one and the caller may act for that user. Raises ``InvalidId``, ``Forbidden``."""
+    """Return a valid user id, or raise ``InvalidId`` or, for another user, ``Forbidden``."""
     check_user_id(user)
     if not caller().may_act_for(user):
         raise Forbidden("This token is another user's.")
@@ -103,16 +103,16 @@ def is_open() -> bool:
 
 
 def install_auth(app: Flask, tokens: ApiKeys, names: Collection[str] = ()) -> None:
-    """Has every request of the app checked. ``names`` are the host names that we answer to besides localhost and addresses."""
+    """Check every request. ``names`` are host names besides localhost and addresses."""
     known = {name.lower() for name in names} | {"localhost"}
 
-    def let_in() -> None:
+    def authenticate_request() -> None:
         host = request.headers.get("Host", "")
         if not _is_ours(host, known):
-            raise BadRequest("This host name is not one that the server answers to.")
+            raise BadRequest("The host name is unknown to this server.")
         origin = request.headers.get("Origin")
         if origin is not None and origin not in (f"http://{host}", f"https://{host}"):
-            raise Forbidden("Pages of another origin may not ask this server.")
+            raise Forbidden("Pages of another origin may not use this server.")
         if is_open():
             return
         found = authenticate(
@@ -121,14 +121,14 @@ def install_auth(app: Flask, tokens: ApiKeys, names: Collection[str] = ()) -> No
         if found is None:
             raise Unauthorized(NO_TOKEN)
         g.caller = found
-        # Here, before any view: one that forgot to ask who is calling is closed to them as well.
+        # Before any view, so a view that forgets its checks is closed to workers too.
         if found.worker and not _is_marked(_WORKERS):
-            raise Forbidden("This token only fetches stacks that are served.")
+            raise Forbidden("A worker's token only fetches live stacks.")
         refusal: HTTPException | None = request.environ.get(REFUSED_BODY)
         if refusal is not None:
             raise refusal
 
-    app.before_request(let_in)
+    app.before_request(authenticate_request)
 
 
 def _is_marked(mark: str) -> bool:

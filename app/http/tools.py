@@ -1,7 +1,7 @@
-"""Tools as OpenAI's and Anthropic's clients speak of them, and the library's words for the same.
+"""Convert tools and tool calls between OpenAI's and Anthropic's formats and the library's.
 
-Invariant: what is offered here goes through the base's chat template, or the request is refused by the name of the parameter; a tool is
-never called here.
+Invariant: tools reach the base's chat template, or the request is refused with the parameter's
+name. The server never calls a tool.
 """
 
 from __future__ import annotations
@@ -23,42 +23,48 @@ from personalpeft_app.http.models import Models
 from personalpeft_app.http.validation import Body
 
 Choice: TypeAlias = bool | str | None
-"""What a request says of calling: as ``must_call`` of ``User.chat``, and None where tools are switched off."""
+"""``must_call`` of ``User.chat``, or None if the request switches tools off."""
 
 _ONE_ALONE = "tool_choice must be {}, or name one of the tools."
 
 
 @dataclass(frozen=True, slots=True)
 class ToolOptions:
-    """The tools of a request, none where they are switched off; whether one ``must`` be called, or which; ``alone``: a reply ends with
-    its first call, or as ``usual`` where the request names no stop strings.
+    """The tools of a request.
+
+    Attributes:
+        tools: None if tools are switched off.
+        required: Whether the reply must call a tool, or the name of one.
+        single: Whether the reply ends with its first call.
+        default_stops: The stop strings of a request that names none.
     """
 
     tools: tuple[Tool, ...] = ()
     required: bool | str = False
     single: bool = False
-    default_parser: tuple[str, ...] = ()
+    default_stops: tuple[str, ...] = ()
 
-    def asked(self, how: Mapping[str, Any]) -> dict[str, Any]:
-        """How to ask, with all of this in it."""
-        # Any stop string stands in place of the usual ones.
-        stop = (*(how["stop"] or self.default_parser), CALL_ENDS) if self.single else how["stop"]
+    def options(self, how: Mapping[str, Any]) -> dict[str, Any]:
+        """Return options for ``User.stream`` with the tools."""
+        # A stop string replaces the defaults.
+        stop = (*(how["stop"] or self.default_stops), CALL_ENDS) if self.single else how["stop"]
         return {**how, "tools": self.tools, "must_call": self.required, "stop": stop}
 
     def reader(self) -> CallReader | NullToolParser:
-        """What tells calls from text in a reply; all is text where no tool was offered."""
+        """Return a parser of calls, which finds none if no tool was offered."""
         return CallReader() if self.tools else NullToolParser()
 
     def read(self, reply: Reply) -> list[Said]:
-        """A whole reply as its text and calls. Raises as ``check``."""
+        """Return the text and calls of a whole reply. Raises as ``check``."""
         reading = self.reader()
         said = [*reading.push(reply.text), *reading.finish()]
         self.check(reply, calls_of(said))
         return said
 
     def check(self, reply: Reply, calls: Sequence[ToolCall]) -> None:
-        """Raises ``ServingFailed`` for a reply that came to its end without the call that it had to make: a reply can be begun as a
-        call, but not be made to go on as one.
+        """Raise ``ServingFailed`` for a finished reply without the required call.
+
+        A reply can be started as a call, but the model may not finish one.
         """
         wanted = (
             {self.required}
@@ -71,35 +77,35 @@ class ToolOptions:
             and not any(call.name in wanted for call in calls)
         ):
             raise ServingFailed(
-                "The reply had to call a tool, and the model wrote no call that can be read.",
+                "The reply must call a tool, and the model wrote no valid call.",
                 hint="Ask again, or with tool_choice auto.",
             )
 
     def stop_of(self, reply: Reply) -> str:
-        """The stop string of the request that ended a reply, empty where none did."""
+        """Return the request's stop string that ended a reply, else empty."""
         return "" if self.single and reply.stop == CALL_ENDS else reply.stop
 
 
 def calls_of(said: Iterable[Said]) -> list[ToolCall]:
-    """The calls among what was said."""
+    """Return the calls in parts of a reply."""
     return [each for each in said if isinstance(each, ToolCall)]
 
 
 def text_of(said: Iterable[Said]) -> str:
-    """The text among what was said."""
+    """Return the text in parts of a reply."""
     return "".join(each for each in said if isinstance(each, str))
 
 
 def offered(
     models: Models, body: Body, listed: Any, choice: Choice, *, alone: bool = False
 ) -> ToolOptions:
-    """What a request offers; ``listed`` are its tools as OpenAI's chats have them. Raises ``Unsupported``."""
+    """Return the tools of a request, listed as in OpenAI's chats. Raises ``InvalidParameter``."""
     if not body.get("tools"):
         if choice:
             raise InvalidParameter("tool_choice: there are no tools to choose from.", "tool_choice")
         return ToolOptions()
     if not models.take_tools:
-        raise InvalidParameter("tools: the chat template of this base knows no tools.", "tools")
+        raise InvalidParameter("tools: the chat template of this base has no tools.", "tools")
     try:
         tools = check_tools(listed)
     except InvalidInput as error:
@@ -108,7 +114,7 @@ def offered(
         if tool["function"].get("strict"):
             place = f"tools[{number}].strict"
             raise InvalidParameter(
-                f"{place}: nothing sees to it that arguments fit their schema.", place
+                f"{place}: arguments are not constrained to their schema.", place
             )
     if choice is None:
         return ToolOptions()
@@ -120,12 +126,10 @@ def offered(
 def checked(
     models: Models, messages: Sequence[Mapping[str, Any]], where: str = "messages"
 ) -> Sequence[Mapping[str, Any]]:
-    """The messages, if what they say of tools can be read. Raises ``Unsupported``, which names ``where`` they stand."""
+    """Return the messages if their tool calls are valid. Raises ``InvalidParameter``."""
     if any(message["role"] == "tool" or "tool_calls" in message for message in messages):
         if not models.take_tools:
-            raise InvalidParameter(
-                f"{where}: the chat template of this base knows no tools.", where
-            )
+            raise InvalidParameter(f"{where}: the chat template of this base has no tools.", where)
         try:
             check_prompt(messages)
         except InvalidInput as error:
@@ -134,7 +138,7 @@ def checked(
 
 
 def openai_choice(body: Body, *, flat: bool = False) -> Choice:
-    """``tool_choice`` as OpenAI's chats have it, or ``flat`` as its responses do. Raises ``Unsupported``."""
+    """Read ``tool_choice`` of OpenAI's chats, or ``flat`` of its responses."""
     choice = body.get("tool_choice")
     words: dict[Any, Choice] = {"auto": False, "none": None, "required": True}
     if choice is None:
@@ -149,30 +153,30 @@ def openai_choice(body: Body, *, flat: bool = False) -> Choice:
 
 
 def about_tools(each: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """What a message of OpenAI's chats says of tools. Raises ``Unsupported``."""
+    """Return the tool calls or results of a message of OpenAI's chats."""
     if each["role"] == "tool" and not isinstance(each.get("tool_call_id"), str):
         raise InvalidParameter(f"{place}.tool_call_id is missing.", f"{place}.tool_call_id")
     return {key: each[key] for key in ("tool_calls", "tool_call_id") if each.get(key)}
 
 
 def openai_call(call: ToolCall) -> dict[str, Any]:
-    """A call as OpenAI's clients read it."""
+    """Return a call in OpenAI's format."""
     function = {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)}
     return {"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}
 
 
 def flat_tools(listed: Any) -> Any:
-    """The tools of OpenAI's responses as those of its chats."""
+    """Return tools of OpenAI's responses in the format of its chats."""
     return _tools(listed, "function", "parameters")
 
 
 def anthropic_tools(listed: Any) -> Any:
-    """Anthropic's tools as OpenAI's."""
+    """Return Anthropic's tools in OpenAI's format."""
     return _tools(listed, "custom", "input_schema")
 
 
 def anthropic_choice(body: Body) -> tuple[Choice, bool]:
-    """``tool_choice`` as Anthropic's clients have it, and whether a call stands alone. Raises ``Unsupported``."""
+    """Read Anthropic's ``tool_choice``, and whether a call must be the only one."""
     choice = body.get("tool_choice")
     if choice is None:
         return False, False
@@ -186,14 +190,14 @@ def anthropic_choice(body: Body) -> tuple[Choice, bool]:
 
 
 def anthropic_messages(listed: Any) -> Any:
-    """Anthropic's messages with calls and results as parts, as OpenAI's with both as messages of their own."""
+    """Return Anthropic's messages in OpenAI's format, where tool results are messages."""
     if not isinstance(listed, list):
         return listed
     return [said for each in listed for said in _apart(each)]
 
 
 def anthropic_call(call: ToolCall) -> dict[str, Any]:
-    """A call as a block of content."""
+    """Return a call as Anthropic's block of content."""
     return {
         "type": "tool_use",
         "id": f"toolu_{secrets.token_hex(12)}",
@@ -203,7 +207,7 @@ def anthropic_call(call: ToolCall) -> dict[str, Any]:
 
 
 class NullToolParser:
-    """A reader that finds no calls."""
+    """A parser that finds no calls."""
 
     def push(self, text: str) -> Sequence[Said]:
         return (text,)
@@ -213,14 +217,14 @@ class NullToolParser:
 
 
 def _tools(listed: Any, kind: str, schema: str) -> Any:
-    """Tools of which all stands beside their type, as OpenAI's chats have them."""
+    """Return flat tools in the format of OpenAI's chats."""
     if not isinstance(listed, list):
         return listed
     made = []
     for number, each in enumerate(listed):
         if not isinstance(each, dict) or each.get("type", kind) != kind:
             raise InvalidParameter(
-                f"tools[{number}]: only tools of one's own can be offered.", f"tools[{number}]"
+                f"tools[{number}]: only function tools are supported.", f"tools[{number}]"
             )
         about = {
             "name": each.get("name"),

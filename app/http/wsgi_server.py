@@ -63,7 +63,7 @@ def _address(host: str, port: int) -> str:
 
 
 class Server:
-    """An app on a listening socket. ``run`` serves until a thread or signal handler calls ``stop``."""
+    """An app on a listening socket. ``run`` serves until ``stop`` is called."""
 
     def __init__(self, app: Flask, places: ConcurrencyLimiter, *, host: str, port: int) -> None:
         self._places = places

@@ -137,7 +137,7 @@ class ApiV1:
                     yield ": still here\n\n" if value is None else _event(names[type(value)], value)
             except PersonalPeftError as error:
                 yield _event("error", v.ErrorResponse(self._fault(error)))
-            except Exception as bug:  # noqa: BLE001 - the status is sent; the reader must see an error.
+            except Exception as bug:  # noqa: BLE001 - the status is sent already
                 error_responses.log.error("a bug in a stream: %s", format_origin(bug))
                 yield _event("error", v.ErrorResponse(bug_fault(bug)))
 
