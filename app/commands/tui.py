@@ -1,4 +1,4 @@
-"""The chat that fills the terminal."""
+"""The command ``tui``: the chat that fills the terminal."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import sys
 
 import click
 
-from personalpeft.errors import PersonalPeftError
 from personalpeft_app import session
 from personalpeft_app.error_output import wrap_bug
 from personalpeft_app.options import GlobalOptions, command
@@ -16,11 +15,12 @@ from personalpeft_app.output import printable
 
 @command("tui", examples=("personalpeft tui", "personalpeft tui --user ada"))
 def tui(common: GlobalOptions) -> None:
-    """Talk, with the whole terminal.
+    """Chat in the whole terminal.
 
-    Conversations, thumbs, edits in place, what was learned and why, all by keyboard or mouse. F1 lists the keys.
+    Shows conversations, feedback, edits in place, revisions and provenance. Works with keyboard and
+    mouse; F1 lists the keys.
 
-    The model is loaded behind the prompt; what you ask meanwhile waits for it.
+    The model loads in the background; questions wait for it.
     """
     from personalpeft_app.tui.app import Tui
     from personalpeft_app.tui.user_session import TaskHandle, UserSession
@@ -30,17 +30,15 @@ def tui(common: GlobalOptions) -> None:
         or os.environ.get("TERM") == "dumb"
     ):
         raise click.UsageError(
-            "This needs a terminal that can be drawn on. Elsewhere: personalpeft chat"
+            "The terminal chat needs a terminal that can be drawn on. Elsewhere: personalpeft chat"
         )
     loading = TaskHandle()
 
-    def bug(error: Exception) -> PersonalPeftError:
-        return wrap_bug(error, common)
-
     with session.open_runtime(common, "make", loading.progress) as runtime:
-        app = Tui(UserSession(runtime, runtime.user(common.user_id())), loading, bug)
+        user = runtime.user(common.user_id())
+        app = Tui(UserSession(runtime, user, lambda error: wrap_bug(error, common)), loading)
         app.run()
     for text in app.unsent:
         click.echo(f"Not sent: {printable(text)}", err=True)
-    if app.broken is not None:
-        raise app.broken
+    if app.failure is not None:
+        raise app.failure

@@ -1,7 +1,6 @@
-"""The terminal chat: the parts of the screen, the keys, and what leads from one part to another. What each key, click and
-command has done is done by the part that it is about: ``Middle``, the conversation, or ``Panel``, the model.
+"""The terminal chat: the panes of the screen and the keys.
 
-Invariants: nothing that takes time runs in the screen's own thread; what goes wrong becomes a message.
+Invariants: blocking work never runs in the screen's thread, and each failure becomes a message.
 """
 
 from __future__ import annotations
@@ -16,251 +15,239 @@ from textual.app import ComposeResult, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal
 from textual.screen import Screen
+from textual.widget import Widget
 from textual.widgets import Static
 
 from personalpeft_app.tui import theme, views
-from personalpeft_app.tui.background_tasks import BackgroundTasks, Bug
 from personalpeft_app.tui.conversation_pane import ConversationPane
 from personalpeft_app.tui.dialogs import keys_help
 from personalpeft_app.tui.key_input import OrderedKeyInput
 from personalpeft_app.tui.keys import COMMANDS
+from personalpeft_app.tui.lists import ConversationList
 from personalpeft_app.tui.model_pane import ModelPane
-from personalpeft_app.tui.notifier import Notifier
-from personalpeft_app.tui.sidebar import Conversations
+from personalpeft_app.tui.notifier import show_note
 from personalpeft_app.tui.user_session import TaskHandle, UserSession
 
-# How often the screen looks at what is going on, in seconds: often enough to read along, seldom enough for a slow line.
-_LOOK = 1 / 12
-# How often, in seconds, it is seen what other programs did.
-_WATCH = 2.0
+# How often the screen shows what streams in: often enough to read along, seldom enough for SSH.
+_POLL_SECONDS = 1 / 12
+# How often the screen looks for changes by other programs.
+_WATCH_SECONDS = 2.0
+_WIDE, _WIDEST = 100, 132
 _HINTS = "[@click=app.keys]F1 help[/]  [@click=app.command_palette]^P commands[/]"
 
 
 class Tui(OrderedKeyInput):
-    """One user's model in a terminal. ``loading`` hears how far the loading of the model is; ``bug`` makes an error that can
-    be shown of one that should not be. Afterwards ``unsent`` is all that was typed and that the ledger does not have, and
-    ``broken`` the mistake of our own that ended it, if one did.
+    """One user's model in a terminal.
+
+    Attributes:
+        unsent: After it ended, the texts that were typed and that the ledger lacks.
+        failure: The bug that ended it, if one did.
     """
 
     CSS_PATH = "look.tcss"
     TITLE = "personalpeft"
-    ENABLE_COMMAND_PALETTE = True
     COMMAND_PALETTE_DISPLAY = "^P"
     HORIZONTAL_BREAKPOINTS: ClassVar[list[tuple[int, str]]] = [
         (0, "-narrow"),
-        (100, "-wide"),
-        (132, "-widest"),
+        (_WIDE, "-wide"),
+        (_WIDEST, "-widest"),
     ]
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("f1", "keys", "All keys"),
         Binding("f2", "conversations", "Conversations"),
         Binding("f3", "model", "Your model"),
-        Binding("f4", "remember", "Tell a fact"),
-        Binding("ctrl+n", "new", "A new conversation"),
+        Binding("f4", "remember", "Add a fact"),
+        Binding("ctrl+n", "new", "New conversation"),
         Binding("ctrl+r", "retry", "Ask again"),
         Binding("ctrl+l", "learn", "Learn"),
         Binding("escape", "stop", "Stop"),
         Binding("ctrl+c", "interrupt", "Stop", show=False),
     ]
 
-    def __init__(self, desk: UserSession, loading: TaskHandle, bug: Bug) -> None:
-        no_colour = bool(os.environ.get("NO_COLOR"))
-        # Without this Textual would still send greys, which are colours to a terminal.
-        super().__init__(ansi_color=True if no_colour else None)
+    def __init__(self, session: UserSession, loading: TaskHandle) -> None:
+        # Without ansi_color Textual would still send greys.
+        super().__init__(ansi_color=True if os.environ.get("NO_COLOR") else None)
         self.register_theme(theme.DARK)
         self.register_theme(theme.LIGHT)
         self.theme = theme.DARK.name
         self.animation_level = "none"
         self.unsent: list[str] = []
-        self.broken: Exception | None = None
-        self._user = desk.user.id
-        self._telling = Notifier(self)
-        threads = BackgroundTasks(self, bug)
-        self._conversations = Conversations()
-        self._middle = ConversationPane(desk, threads, self._telling)
-        self._panel = ModelPane(desk, threads, self._telling, loading)
-
-    # The parts, and what leads from one to another
+        self.failure: Exception | None = None
+        self._user_id = session.user.id
+        self._list = ConversationList()
+        self._chat = ConversationPane(session)
+        self._model = ModelPane(session, loading)
 
     def compose(self) -> ComposeResult:
         with Horizontal(id="main"):
-            yield self._conversations
-            yield self._middle
-            yield self._panel
+            yield self._list
+            yield self._chat
+            yield self._model
         with Horizontal(id="footer"):
             yield Static(id="status", markup=False)
             yield Static(_HINTS, id="hints")
 
     def on_mount(self) -> None:
-        self._conversations.display = self.size.width >= 132
-        self._panel.display = self.size.width >= 100
-        self._middle.write("ask")
-        self._middle.draw()
-        self._foot()
-        self.set_interval(_LOOK, self._tick)
-        # Not before the prompt is on the screen: what is loaded takes the processor, and the lock of the interpreter with it.
+        self._list.display = self.size.width >= _WIDEST
+        self._model.display = self.size.width >= _WIDE
+        self._chat.write("ask")
+        self._chat.draw()
+        self._update_status()
+        self.set_interval(_POLL_SECONDS, self._poll)
+        # The prompt is drawn first: loading takes the processor and the interpreter's lock.
         self.call_after_refresh(self._begin)
 
     def _begin(self) -> None:
-        # The history first: it is there in a moment, and loading the model may take long.
-        self._middle.speaking.recall()
-        self._panel.studying.refresh()
-        self._panel.studying.load()
-        self.set_interval(_WATCH, self._watch)
+        self._chat.refresh_conversations()
+        self._model.load()
+        self.set_interval(_WATCH_SECONDS, self._watch)
 
     def _watch(self) -> None:
-        self._middle.speaking.watch()
-        self._panel.studying.watch()
+        self._chat.check_for_changes()
+        self._model.check_for_changes()
 
-    def _tick(self) -> None:
-        self._middle.speaking.poll()
-        if self._panel.studying.jobs:
-            self._foot()
+    def _poll(self) -> None:
+        self._chat.poll()
+        if self._model.tasks:
+            self._update_status()
 
-    def _foot(self) -> None:
-        studying = self._panel.studying
-        self.query_one("#status", Static).update(
-            views.status(self._user, studying.standing, studying.going)
-        )
+    def _update_status(self) -> None:
+        status = views.status(self._user_id, self._model.state, self._model.progress)
+        self.query_one("#status", Static).update(status)
 
     def on_conversation_pane_changed(self) -> None:
-        middle = self._middle
-        self._conversations.show(middle.speaking.talks.values(), middle.at)
-        self._panel.about(middle.talk, middle.selected)
+        self._list.show(self._chat.rows, self._chat.key)
+        self._model.select(self._chat.selected)
 
-    def on_conversation_pane_grew(self) -> None:
-        self._panel.studying.refresh()
+    def on_conversation_pane_recorded(self) -> None:
+        self._model.refresh_state()
 
     def on_model_pane_changed(self) -> None:
-        self._foot()
-        self._middle.draw()
+        self._update_status()
+        self._chat.draw()
 
-    def on_model_pane_forgot(self, event: ModelPane.Forgot) -> None:
-        middle = self._middle
-        middle.speaking.forget(event.report.turns, event.report.emptied)
-        self._panel.about(middle.talk, middle.selected, anew=True)
+    def on_model_pane_forgot(self) -> None:
+        self._chat.refresh_conversations()
 
-    def on_conversations_picked(self, event: Conversations.Picked) -> None:
+    def on_conversation_list_selected(self, event: ConversationList.Selected) -> None:
         self._go_to(event.key)
 
-    # Where one goes
-
     def action_write(self) -> None:
-        self._middle.write()
+        self._chat.write()
 
     def action_read(self) -> None:
-        self._middle.read()
+        self._chat.focus_replies()
 
     def action_new(self) -> None:
-        self._go_to(self._middle.speaking.begin())
+        self._go_to(self._chat.new_key())
 
     def _go_to(self, key: str) -> None:
-        self._conversations.display = self.screen.has_class("-widest")
-        self._middle.go_to(key)
+        self._list.display = self.screen.has_class("-widest")
+        self._chat.show(key)
 
     def action_conversations(self) -> None:
-        """Shows the list and goes there; from there, back."""
-        self._conversations.display = not self._conversations.has_focus
-        if self._conversations.display:
-            self._make_room(self._panel)
-            self._conversations.focus()
+        """Show and focus the list, or go back from it."""
+        self._list.display = not self._list.has_focus
+        if self._list.display:
+            self._make_room(self._model)
+            self._list.focus()
         else:
-            self._middle.write()
+            self._chat.write()
 
     def action_model(self) -> None:
-        """Shows the panel and goes there; from there, back."""
-        if self._panel.display and self._panel.has_pseudo_class("focus-within"):
-            self._panel.display = False
-            self._middle.write()
+        """Show and focus the model, or go back from it."""
+        if self._model.display and self._model.has_pseudo_class("focus-within"):
+            self._model.display = False
+            self._chat.write()
         else:
-            self.action_open(self._panel.tab)
-            self._panel.focus_tabs()
+            self.action_open(self._model.tab)
+            self._model.focus_tabs()
 
     def action_open(self, tab: str) -> None:
-        """Shows a tab of the panel."""
-        self._make_room(self._conversations)
-        self._panel.open(tab)
+        """Show a tab of the model."""
+        self._make_room(self._list)
+        self._model.open(tab)
 
-    def _make_room(self, other: Conversations | ModelPane) -> None:
+    def _make_room(self, other: Widget) -> None:
         if self.screen.has_class("-narrow"):
             other.display = False
 
     def action_keys(self) -> None:
         self.push_screen(keys_help())
 
-    # What one types
+    # Asking
 
     def action_remember(self) -> None:
-        self._middle.write("remember")
+        self._chat.write("remember")
 
     def action_comment(self) -> None:
-        self._middle.comment()
+        self._chat.comment()
 
     def action_take_back(self) -> None:
-        self._middle.take_back()
+        self._chat.take_back()
 
     def action_stop(self) -> None:
-        """Stops what is being written here; where nothing is, it leads back to where one types."""
-        if not (self._middle.step_back() or self._panel.studying.stop_comparing()):
-            self._middle.write()
+        """Leave a mode, or stop what runs; else focus the composer."""
+        if not (self._chat.leave_mode() or self._chat.stop() or self._model.stop_comparing()):
+            self._chat.write()
 
     def action_interrupt(self) -> None:
         if self.screen.get_selected_text():
             self.screen.action_copy_text()
-        elif not self._middle.speaking.stop(self._middle.at):
-            self._telling.note("Ctrl+Q leaves.")
+        elif not self._chat.stop():
+            show_note(self, "Ctrl+Q leaves.")
 
     # The selected reply
 
     def action_select(self, steps: int) -> None:
-        self._middle.step(steps)
+        self._chat.step(steps)
 
     def action_good(self) -> None:
-        self._middle.replying.rate(self._middle.at, 1)
+        self._chat.rate(1)
 
     def action_bad(self) -> None:
-        self._middle.replying.rate(self._middle.at, -1)
+        self._chat.rate(-1)
 
     def action_retry(self) -> None:
-        self._middle.replying.again(self._middle.at)
+        self._chat.retry()
 
     def action_edit_reply(self) -> None:
-        self._middle.edit()
+        self._chat.edit()
 
     def action_save_edit(self) -> None:
-        self._middle.replying.keep(self._middle.at)
+        self._chat.save_edit()
 
     def action_close_editor(self) -> None:
-        self._middle.leave_edit()
+        self._chat.leave_editor()
 
     def action_copy_reply(self) -> None:
-        self._middle.copy_reply()
+        self._chat.copy_reply()
 
     def action_links(self) -> None:
-        self._middle.show_links()
+        self._chat.show_links()
 
     def action_why(self) -> None:
-        if self._middle.replying.answered(self._middle.at) is not None:
+        if self._chat.answered_turn() is not None:
             self.action_open("why")
 
     # The model
 
     def action_learn(self) -> None:
-        self._panel.studying.learn()
+        self._model.learn()
 
     def action_roll_back(self) -> None:
-        self._panel.roll_back()
+        self._model.undo()
 
     def action_compare(self) -> None:
-        self._panel.compare()
+        self._model.compare()
 
     def action_report(self) -> None:
-        self._panel.read_report()
+        self._model.read_report()
 
     # The program
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
-        """What the palette lists."""
+        """Yield what the command palette lists."""
         for title, about, action in COMMANDS:
             yield SystemCommand(title, about, partial(self.run_action, action))
 
@@ -268,18 +255,18 @@ class Tui(OrderedKeyInput):
         self.theme = theme.LIGHT.name if self.theme == theme.DARK.name else theme.DARK.name
 
     async def action_quit(self) -> None:
-        self.unsent = self._middle.unsent()
-        self._middle.speaking.stop_all()
-        for job in self._panel.studying.jobs:
-            job.stop()
+        self.unsent = self._chat.unsent()
+        self._chat.stop_all()
+        for task in self._model.tasks:
+            task.stop()
         self.exit()
 
     def _handle_exception(self, error: Exception) -> None:
-        # A mistake in the screen's own thread: whoever called says so in a line, and a test sees it as it is.
+        # The command reports the bug; a test sees it raised.
         if self.is_headless:
             super()._handle_exception(error)
         else:
-            self.broken = self.broken or error
-            with suppress(Exception):  # The mistake may be in just what is asked here.
-                self.unsent = self._middle.unsent()
+            self.failure = self.failure or error
+            with suppress(Exception):  # The bug may be in the pane itself.
+                self.unsent = self._chat.unsent()
             self.exit()

@@ -1,4 +1,7 @@
-"""Where one types: a question, and in other modes a comment or a fact. What is typed in a mode stays there until it is kept."""
+"""The composer: takes a question, and in other modes a comment or a fact.
+
+Each mode of each conversation keeps its draft until it is recorded.
+"""
 
 from __future__ import annotations
 
@@ -18,20 +21,20 @@ _TITLES: dict[Mode, str] = {
 }
 _HINTS: dict[Mode, str] = {
     "ask": "Ask something. Enter sends, ^J begins a new line.",
-    "comment": "Such as: Use metric units. Enter keeps it, Esc goes back.",
-    "remember": "Such as: My dog is called Biscuit. Enter keeps it, Esc goes back.",
+    "comment": "Such as: Use metric units. Enter records it, Esc goes back.",
+    "remember": "Such as: My dog is called Biscuit. Enter records it, Esc goes back.",
 }
-# The second comes only from terminals that tell it apart from Enter.
+# Few terminals send the second apart from Enter.
 _NEW_LINE = ("ctrl+j", "shift+enter")
 
 
 class Composer(TextArea):
-    """Several lines of text; Enter hands them over and leaves them standing until ``taken`` is called."""
+    """A text field. Enter sends the text, which stays until ``clear_sent``."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+up", "app.read", "To the replies")]
 
     class Sent(Message):
-        """Enter was pressed on a text that is not empty. ``key`` is the conversation that it was typed in."""
+        """The user sent a text. ``key`` is its conversation."""
 
         def __init__(self, key: str, mode: Mode, text: str) -> None:
             super().__init__()
@@ -46,48 +49,48 @@ class Composer(TextArea):
         self._drafts: dict[tuple[str, Mode], str] = {}
         self._key = ""
 
-    def turn(self, key: str, mode: Mode) -> None:
-        """Goes to what was typed in a mode of a conversation. Facts are of no conversation."""
-        self._drafts[self._place(self._key, self.mode)] = self.text
+    def set_mode(self, key: str, mode: Mode) -> None:
+        """Show the draft of a mode of a conversation. A fact has no conversation."""
+        self._drafts[self._draft_key(self._key, self.mode)] = self.text
         self._key, self.mode = key, mode
-        self.load_text(self._drafts.get(self._place(key, mode), ""))
-        self.move_cursor(self.document.end)
+        draft_key = self._draft_key(key, mode)
+        self._set_draft(draft_key, self._drafts.get(draft_key, ""))
         self.placeholder = _HINTS[mode]
         self.border_title = _TITLES[mode]
-        self.set_class(mode != "ask", "-saying")
+        self.set_class(mode != "ask", "-feedback")
 
-    def taken(self, sent: Sent) -> None:
-        """What was sent is in good hands: nothing of it is needed here. What was typed behind it meanwhile stays."""
-        place = self._place(sent.key, sent.mode)
-        here = place == self._place(self._key, self.mode)
-        left = (self.text if here else self._drafts.get(place, "")).lstrip().removeprefix(sent.text)
-        if here:
-            self.load_text(left)
-            self.move_cursor(self.document.end)
-        else:
-            self._drafts[place] = left
+    def clear_sent(self, sent: Sent) -> None:
+        """Remove a text that was sent. What was typed after it stays."""
+        key = self._draft_key(sent.key, sent.mode)
+        self._set_draft(key, self._draft(key).lstrip().removeprefix(sent.text))
 
-    def give_back(self, key: str, text: str) -> bool:
-        """A question that could not be asked comes back where one typed it; false where something else stands there now."""
-        place = self._place(key, "ask")
-        here = place == self._place(self._key, self.mode)
-        if self.text.strip() if here else self._drafts.get(place, "").strip():
+    def restore(self, key: str, text: str) -> bool:
+        """Put a question back. Returns False if another text was typed in its place."""
+        draft_key = self._draft_key(key, "ask")
+        if self._draft(draft_key).strip():
             return False
-        if here:
-            self.load_text(text)
-            self.move_cursor(self.document.end)
-        else:
-            self._drafts[place] = text
+        self._set_draft(draft_key, text)
         return True
 
     def unsent(self) -> list[str]:
-        """Everything that was typed and not sent."""
-        everything = {**self._drafts, self._place(self._key, self.mode): self.text}
-        return [text.strip() for text in everything.values() if text.strip()]
+        """Return all drafts."""
+        drafts = {**self._drafts, self._draft_key(self._key, self.mode): self.text}
+        return [text.strip() for text in drafts.values() if text.strip()]
 
     @staticmethod
-    def _place(key: str, mode: Mode) -> tuple[str, Mode]:
+    def _draft_key(key: str, mode: Mode) -> tuple[str, Mode]:
         return ("" if mode == "remember" else key, mode)
+
+    def _draft(self, draft_key: tuple[str, Mode]) -> str:
+        if draft_key == self._draft_key(self._key, self.mode):
+            return self.text
+        return self._drafts.get(draft_key, "")
+
+    def _set_draft(self, draft_key: tuple[str, Mode], text: str) -> None:
+        self._drafts[draft_key] = text
+        if draft_key == self._draft_key(self._key, self.mode):
+            self.load_text(text)
+            self.move_cursor(self.document.end)
 
     async def _on_key(self, event: events.Key) -> None:
         if event.key == "enter":
@@ -105,7 +108,7 @@ class Composer(TextArea):
             await self.run_action("app.read")
 
     def action_copy(self) -> None:
-        """Ctrl-C copies what is selected; with nothing selected it stops, as everywhere in a terminal."""
+        """Copy the selection. Without one, Ctrl-C interrupts as everywhere in a terminal."""
         if self.selected_text:
             super().action_copy()
         else:

@@ -1,24 +1,34 @@
-"""A conversation as a value. Every change gives a new one; nothing here knows a screen, a thread or a ledger.
+"""A conversation on the screen: the turns of the ledger, and prompts that it does not have yet.
 
-Invariant: at most one exchange of a conversation is being written, since each is told what came before it.
+Invariant: at most one exchange of a conversation streams in, since each is a reply to those before it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from personalpeft.types import Message
+from personalpeft.types import Signal, SignalKind
+
+if TYPE_CHECKING:
+    from personalpeft import Conversation as RecordedConversation
+    from personalpeft import ConversationSummary
+    from personalpeft.types import Turn
 
 Status: TypeAlias = Literal["waiting", "writing", "done", "stopped", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A question and what became of it. ``number`` names it within its conversation; ``turn`` is None until the ledger has
-    it, ``problem`` is there where it failed, ``rating`` 0 where nobody said anything.
+    """A prompt and its reply.
+
+    Attributes:
+        number: Names the exchange within its conversation.
+        turn: The id of the turn, None until the ledger has it.
+        replaced: The exchange that this one answers again, to come back if that fails.
+        rating: 1, -1, or 0 for none.
+        problem: Why it failed.
     """
 
     number: int
@@ -26,7 +36,7 @@ class Exchange:
     reply: str = ""
     status: Status = "waiting"
     turn: str | None = None
-    stack: str = ""
+    replaced: Exchange | None = None
     rating: int = 0
     edited: str | None = None
     comments: int = 0
@@ -34,140 +44,111 @@ class Exchange:
 
     @property
     def text(self) -> str:
-        """The reply as it counts from now on."""
+        """The reply, as edited."""
         return self.reply if self.edited is None else self.edited
 
     @property
     def is_finished(self) -> bool:
-        """Whether nothing more comes by itself."""
+        """Whether the exchange no longer changes by itself."""
         return self.status in ("done", "stopped", "failed")
 
 
 @dataclass(frozen=True, slots=True)
-class Conversation:
-    """One conversation, named by ``key``. ``at`` is when it was last spoken in, None before the ledger has any of it."""
+class ConversationRow:
+    """A conversation in the list. ``summary`` is None until the ledger has a turn of it."""
 
     key: str
-    exchanges: tuple[Exchange, ...] = ()
-    system: tuple[Message, ...] = ()
-    at: datetime | None = None
+    title: str
+    is_busy: bool
+    summary: ConversationSummary | None = None
 
-    @property
-    def title(self) -> str:
-        """The first question, on one line."""
-        return (
-            " ".join(self.exchanges[0].prompt.split()) if self.exchanges else "A new conversation"
-        )
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """The exchanges of one conversation. ``id`` is None until the ledger has a turn of it."""
+
+    id: str | None = None
+    exchanges: tuple[Exchange, ...] = ()
 
     @property
     def last(self) -> Exchange | None:
         """The newest exchange."""
         return self.exchanges[-1] if self.exchanges else None
 
-    def __getitem__(self, number: int) -> Exchange:
-        return next(each for each in self.exchanges if each.number == number)
+    @property
+    def is_finished(self) -> bool:
+        """Whether no exchange waits or streams in."""
+        return all(each.is_finished for each in self.exchanges)
 
-    def has(self, number: int) -> bool:
-        """Whether there is an exchange of that number."""
-        return any(each.number == number for each in self.exchanges)
+    def get(self, number: int | None) -> Exchange | None:
+        """Return the exchange of a number, None if there is none."""
+        return next((each for each in self.exchanges if each.number == number), None)
 
-    def ask(self, text: str) -> Conversation:
-        """With one more question, which waits."""
-        number = max((each.number for each in self.exchanges), default=-1) + 1
-        return replace(self, exchanges=(*self.exchanges, Exchange(number, text)))
+    def ask(self, prompt: str) -> Conversation:
+        """Return the conversation with one more prompt, which waits."""
+        return self._with((*self.exchanges, Exchange(self._next_number(), prompt)))
 
-    def without(self, number: int) -> Conversation:
-        """As if that had never been asked."""
-        return replace(
-            self, exchanges=tuple(each for each in self.exchanges if each.number != number)
+    def retry(self, exchange: Exchange) -> Conversation:
+        """Return the conversation with the prompt of an exchange waiting again, in its place."""
+        replaced = exchange if exchange.turn is not None else None
+        return self.put(Exchange(exchange.number, exchange.prompt, replaced=replaced))
+
+    def put(self, exchange: Exchange) -> Conversation:
+        """Return the conversation with an exchange in the place of that of its number."""
+        return self._with(
+            exchange if each.number == exchange.number else each for each in self.exchanges
         )
 
     def change(self, number: int, **changes: Any) -> Conversation:
-        """With something else about one exchange; as it is where that has gone meanwhile."""
-        return self._each(lambda each: each.number == number, lambda each: replace(each, **changes))
+        """Return the conversation with changes to one exchange, if it is still there."""
+        exchange = self.get(number)
+        return self if exchange is None else self.put(replace(exchange, **changes))
 
-    def change_turn(self, turn: str, **changes: Any) -> Conversation:
-        """As ``change``, of the exchange that the ledger knows by that id."""
-        return self._each(lambda each: each.turn == turn, lambda each: replace(each, **changes))
+    def without(self, number: int) -> Conversation:
+        """Return the conversation without an exchange."""
+        return self._with(each for each in self.exchanges if each.number != number)
 
-    def put(self, exchange: Exchange) -> Conversation:
-        """With an exchange in the place of the one of its number."""
-        return self._each(lambda each: each.number == exchange.number, lambda each: exchange)
-
-    def again(self, number: int) -> Conversation:
-        """With the question of an exchange waiting anew, in its place and with nothing said about it."""
-        return self._each(
-            lambda each: each.number == number, lambda each: Exchange(each.number, each.prompt)
-        )
-
-    def catch_up(self, found: Conversation) -> Conversation:
-        """With what the ledger knows of the same conversation: what was said about its replies, and what follows the last turn
-        that both have.
-        """
-        known = {each.turn: each for each in found.exchanges if each.turn is not None}
-        own = [_said_of(each, known.get(each.turn or "")) for each in self.exchanges]
-        shared = [at for at, each in enumerate(own) if each.turn in known]
-        turns = [each.turn for each in found.exchanges]
-        new = found.exchanges[turns.index(own[shared[-1]].turn) + 1 :] if shared else ()
-        if not new:
-            return replace(self, exchanges=tuple(own))
-        rest = [each for each in own[shared[-1] + 1 :] if each.turn is None]
-        first = max(each.number for each in own) + 1
-        numbered = [replace(each, number=first + n) for n, each in enumerate(new)]
-        return replace(self, exchanges=(*own[: shared[-1] + 1], *numbered, *rest), at=found.at)
-
-    def forget(self, turns: Collection[str], emptied: Collection[str]) -> Conversation:
-        """Without turns that were destroyed, and with nothing in place of replies that were."""
-        left = (each for each in self.exchanges if each.turn not in turns)
-        return replace(
-            self,
-            exchanges=tuple(
-                replace(each, reply="", edited=None) if each.turn in emptied else each
-                for each in left
-            ),
-        )
-
-    def next(self) -> Exchange | None:
-        """The exchange to write now: the first that waits, unless one is being written."""
-        if any(each.status == "writing" for each in self.exchanges):
-            return None
-        return next((each for each in self.exchanges if each.status == "waiting"), None)
-
-    def unfinished(self) -> Exchange | None:
-        """The first exchange of which more is to come."""
-        return next((each for each in self.exchanges if not each.is_finished), None)
-
-    def messages(self, number: int) -> list[dict[str, str]]:
-        """What the model is told for an exchange: what was said before it, with edited replies as they were edited and
-        without what nothing was answered to, and its question.
-        """
-        told = [{"role": message.role, "content": message.content} for message in self.system]
-        for each in self.exchanges:
-            if each.number == number:
-                return [*told, {"role": "user", "content": each.prompt}]
-            if each.turn is not None and each.text.strip():
-                told += [
-                    {"role": "user", "content": each.prompt},
-                    {"role": "assistant", "content": each.text},
-                ]
-        raise KeyError(number)
-
-    def _each(
-        self, which: Callable[[Exchange], bool], change: Callable[[Exchange], Exchange]
+    def update(
+        self, recorded: RecordedConversation | None, signals: Mapping[str, Sequence[Signal]]
     ) -> Conversation:
-        return replace(
-            self, exchanges=tuple(change(each) if which(each) else each for each in self.exchanges)
-        )
+        """Return the conversation as the ledger has it, then the prompts that the ledger lacks.
+
+        ``signals`` are by turn.
+        """
+        numbers = {each.turn: each.number for each in self.exchanges if each.turn is not None}
+        following = self._next_number()
+        exchanges = []
+        for at, turn in enumerate(recorded.turns if recorded is not None else ()):
+            number = numbers.get(turn.id, following + at)
+            exchanges.append(_read_exchange(number, turn, signals.get(turn.id, ())))
+        unrecorded = (each for each in self.exchanges if each.turn is None)
+        conversation_id = recorded.id if recorded is not None else None
+        return Conversation(conversation_id, (*exchanges, *unrecorded))
+
+    def _with(self, exchanges: Iterable[Exchange]) -> Conversation:
+        return replace(self, exchanges=tuple(exchanges))
+
+    def _next_number(self) -> int:
+        return max((each.number for each in self.exchanges), default=-1) + 1
 
 
-def _said_of(own: Exchange, found: Exchange | None) -> Exchange:
-    if found is None:
-        return own
-    return replace(own, rating=found.rating, edited=found.edited, comments=found.comments)
-
-
-def shorten(messages: list[dict[str, str]]) -> list[dict[str, str]] | None:
-    """The messages without the oldest question and reply; None where there is but the last question."""
-    system = [each for each in messages if each["role"] == "system"]
-    rest = messages[len(system) :]
-    return [*system, *rest[2:]] if len(rest) >= 3 else None
+def _read_exchange(number: int, turn: Turn, signals: Iterable[Signal]) -> Exchange:
+    rating, edited, comments = 0, None, 0
+    for signal in signals:
+        if signal.kind is SignalKind.RATING and "how" not in signal.payload:
+            rating = int(signal.payload["value"])
+        elif signal.kind is SignalKind.EDIT:
+            edited = str(signal.payload["text"])
+        elif signal.kind is SignalKind.COMMENT:
+            comments += 1
+    status: Status = "stopped" if turn.finish_reason == "cancelled" else "done"
+    return Exchange(
+        number,
+        turn.messages[-1].content,
+        turn.reply,
+        status,
+        turn.id,
+        rating=rating,
+        edited=edited,
+        comments=comments,
+    )

@@ -1,64 +1,99 @@
-"""The middle of the screen: the conversation that is shown, and where one types. It owns which conversation that is, and what
-becomes of what is typed.
+"""The middle of the screen: conversations, the replies that stream in, feedback on them, the composer.
 
-Invariant: a text that a person typed stands where they can see it until the ledger has it.
+Several conversations may wait for a reply at once. Feedback is about the selected exchange of the
+conversation that is shown.
+
+Invariant: a text that the user typed stays visible until the ledger has it.
 """
 
 from __future__ import annotations
 
-from functools import partial
+import asyncio
+import itertools
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
+from textual import work
 from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.message import Message
 from textual.widgets import Markdown
 
-from personalpeft_app.tui.background_tasks import BackgroundTasks
-from personalpeft_app.tui.chat_controller import ChatController
+from personalpeft.errors import PersonalPeftError
 from personalpeft_app.tui.composer import Composer, Mode
-from personalpeft_app.tui.conversation import Conversation, Exchange
+from personalpeft_app.tui.conversation import Conversation, ConversationRow, Exchange
 from personalpeft_app.tui.dialogs import LinkPicker
 from personalpeft_app.tui.exchange import ExchangeView
-from personalpeft_app.tui.feedback_controller import FeedbackController
 from personalpeft_app.tui.markdown import links
-from personalpeft_app.tui.notifier import Notifier
+from personalpeft_app.tui.notifier import errors_shown, show_error, show_note
 from personalpeft_app.tui.transcript import Transcript
-from personalpeft_app.tui.user_session import CompletedReply, UserSession
+from personalpeft_app.tui.user_session import TaskHandle, UserSession, describe_error
+
+if TYPE_CHECKING:
+    from personalpeft import ConversationSummary, Reply
 
 
 class ConversationPane(Vertical):
-    """See above. What it does to a reply it does to the selected one of the conversation that is shown."""
+    """The conversation of ``key``, and the composer. A key stays the same while the program runs."""
 
     class Changed(Message):
-        """A conversation is not as it was, another is shown, or another reply is selected."""
+        """The conversation, the selection or the list of conversations changed."""
 
-    class Grew(Message):
-        """The ledger has something more, which may change how the model stands."""
+    class Recorded(Message):
+        """The ledger has something new, which may change the state of the model."""
 
-    def __init__(self, desk: UserSession, threads: BackgroundTasks, telling: Notifier) -> None:
+    def __init__(self, session: UserSession) -> None:
         super().__init__(id="middle")
-        self.speaking = ChatController(desk, threads, telling, self)
-        self.replying = FeedbackController(desk.user, threads, telling, self.speaking, self)
-        self.at = self.speaking.begin()
-        self._desk = desk
-        self._threads = threads
-        self._telling = telling
-        self._due = False
+        self._session = session
+        self._new_keys = (f"new-{number}" for number in itertools.count(1))
+        self.key = next(self._new_keys)
+        self._open: dict[str, Conversation] = {self.key: Conversation()}
+        self._summaries: tuple[ConversationSummary, ...] = ()
+        self._version: object = None
+        self._reading = asyncio.Lock()
+        self._tasks: dict[str, TaskHandle] = {}
+        self._selected: dict[str, int] = {}
+        # The text in each reply's editor, by turn, and the turn whose editor is open.
+        self._drafts: dict[str, str] = {}
+        self._editing: str | None = None
+        self._draw_is_due = False
 
     def compose(self) -> ComposeResult:
         yield Transcript()
         yield Composer()
 
     @property
-    def talk(self) -> Conversation:
+    def conversation(self) -> Conversation:
         """The conversation that is shown."""
-        return self.speaking.talks[self.at]
+        return self._open[self.key]
 
     @property
     def selected(self) -> Exchange | None:
-        """The exchange that is selected, where there is any."""
-        return self.replying.selected(self.at)
+        """The selected exchange: the newest unless the user chose another."""
+        conversation = self.conversation
+        return conversation.get(self._selected.get(self.key)) or conversation.last
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a reply streams in anywhere."""
+        return bool(self._tasks)
+
+    @property
+    def rows(self) -> list[ConversationRow]:
+        """All conversations: those without a turn first, then the one with the newest turn."""
+        keys = {each.id: key for key, each in self._open.items() if each.id is not None}
+        new = [
+            ConversationRow(
+                key, each.exchanges[0].prompt if each.exchanges else "", key in self._tasks
+            )
+            for key, each in self._open.items()
+            if each.id is None
+        ]
+        return new[::-1] + [
+            ConversationRow(key := keys.get(each.id, each.id), each.title, key in self._tasks, each)
+            for each in self._summaries
+        ]
 
     @property
     def _transcript(self) -> Transcript:
@@ -68,195 +103,355 @@ class ConversationPane(Vertical):
     def _composer(self) -> Composer:
         return self.query_one(Composer)
 
-    # Showing it
+    # Drawing
 
     def draw(self) -> None:
-        """Has the conversation drawn, once for all that changes until then."""
-        if not self._due:
-            self._due = True
+        """Draw soon, once for all changes until then."""
+        if not self._draw_is_due:
+            self._draw_is_due = True
             self.call_next(self._draw)
 
     async def _draw(self) -> None:
-        self._due = False
+        self._draw_is_due = False
         if not self.is_running:
             return
         selected = self.selected
+        editing = next((e for e in self.conversation.exchanges if self._is_edited(e)), None)
         await self._transcript.show(
-            self.talk,
+            self.key,
+            self.conversation,
             selected=selected.number if selected else None,
-            loaded=self._desk.ready,
-            drafts=self.replying.drafts(self.at),
+            loaded=self._session.ready,
+            editing=editing.number if editing else None,
+            draft=self._drafts.get(editing.turn or "", editing.text) if editing else "",
         )
         self.post_message(self.Changed())
 
-    # What Speaking says
+    def _is_edited(self, exchange: Exchange) -> bool:
+        return exchange.turn is not None and exchange.turn == self._editing
 
-    def talk_changed(self, key: str) -> None:
-        if key == self.at:
-            self.draw()
-        else:
-            self.post_message(self.Changed())
-
-    def talk_written(self, key: str, written: CompletedReply) -> None:
-        if written.left_out:
-            self._telling.note(
-                "The conversation is too long for the base; its beginning is left out from here on."
-            )
-        if key != self.at:
-            self._telling.note(f"There is a reply in: {self.speaking.talks[key].title[:40]}")
-        self.post_message(self.Grew())
-
-    def talk_given_back(self, key: str, text: str) -> bool:
-        return self._composer.give_back(key, text)
-
-    def talks_remembered(self) -> None:
-        self.draw()
-        self.post_message(self.Grew())
-
-    # What Replying says
-
-    def reply_changed(self) -> None:
+    def _set(self, key: str, conversation: Conversation) -> None:
+        self._open[key] = conversation
         self.draw()
 
-    def reply_typed(self) -> str | None:
-        return self._transcript.typed
+    # The ledger
 
-    def reply_marked(self) -> None:
-        self.post_message(self.Grew())
+    @work
+    async def check_for_changes(self) -> None:
+        """Show what other programs changed. Errors wait for the user's next act."""
+        if not (self._tasks or self._reading.locked()):
+            with suppress(PersonalPeftError):
+                await self._refresh(self._version)
 
-    def reply_kept(self) -> None:
-        self.read()
+    @work
+    async def refresh_conversations(self) -> None:
+        """Read the conversations again."""
+        with errors_shown(self):
+            await self._refresh()
 
-    # What is typed
+    async def _refresh(self, known: object = None) -> None:
+        async with self._reading:
+            ids = {each.id for each in self._open.values() if each.id is not None}
+            state = await self._session.call(self._session.read_chats, ids, known)
+            if state is None:
+                return
+            self._summaries, self._version = state.summaries, state.version
+            for key, each in self._open.items():
+                # A conversation that was opened or answered meanwhile is read next time.
+                if each.id in ids and key not in self._tasks:
+                    self._open[key] = each.update(state.conversations.get(each.id), state.signals)
+        self.draw()
+        self.post_message(self.Recorded())
+
+    # Asking
 
     def write(self, mode: Mode | None = None) -> None:
-        """Goes where one types; in a mode, where one is named."""
+        """Focus the composer, in a mode if one is given."""
         if mode is not None:
-            self._composer.turn(self.at, mode)
+            self._composer.set_mode(self.key, mode)
         self._composer.focus()
-
-    def comment(self) -> None:
-        """Goes where one types a rule, where there is a reply to say it of."""
-        if self.replying.answered(self.at) is not None:
-            self.write("comment")
 
     def on_composer_sent(self, event: Composer.Sent) -> None:
         event.stop()
-        match event.mode:
-            case "ask":
-                self._composer.taken(event)
-                self.replying.follow(event.key)
-                self.speaking.ask(event.key, event.text)
-            # The others stand until the ledger has them.
-            case "remember":
-                note = "Remembered; it is looked up from the next question on."
-                work = partial(self._desk.user.remember, event.text)
-                self._threads.run(work, lambda _: self._kept(event, note), self._telling.wrong)
-            case "comment":
-                note = "Kept; it is a rule from the next question on."
-                self.replying.comment(event.key, event.text, partial(self._kept, event, note))
+        if event.mode == "ask":
+            self._composer.clear_sent(event)
+            self._selected.pop(event.key, None)
+            self._set(event.key, self._open[event.key].ask(event.text))
+            self._answer_next(event.key)
+        elif event.mode == "remember":
+            self._record_text(event, None)
+        elif (turn := self.answered_turn()) is not None:
+            self._record_text(event, turn)
 
-    def _kept(self, sent: Composer.Sent, note: str) -> None:
-        self._composer.taken(sent)
-        if self._composer.mode == sent.mode and not self._composer.text.strip():
-            self._composer.turn(self.at, "ask")
-        self._telling.note(note)
-        self.post_message(self.Grew())
+    def _answer_next(self, key: str) -> None:
+        conversation = self._open[key]
+        waiting = next((e for e in conversation.exchanges if e.status == "waiting"), None)
+        if waiting is not None and key not in self._tasks:
+            self._tasks[key] = TaskHandle()
+            self._set(key, conversation.change(waiting.number, status="writing"))
+            self._answer(key, waiting)
 
-    def step_back(self) -> bool:
-        """Leaves a rule or a fact to be typed later, or stops the reply that is being written; false where there is neither."""
-        if self._composer.has_focus and self._composer.mode != "ask":
-            self.write("ask")
-            return True
-        return self.speaking.stop(self.at)
+    @work
+    async def _answer(self, key: str, exchange: Exchange) -> None:
+        replaces = exchange.replaced.turn if exchange.replaced is not None else None
+        try:
+            reply = await self._session.call(
+                self._session.answer,
+                exchange.prompt,
+                self._open[key].id,
+                replaces,
+                self._tasks[key],
+            )
+        except PersonalPeftError as error:
+            del self._tasks[key]
+            self._return_prompt(key, exchange, error)
+        else:
+            del self._tasks[key]
+            await self._record_reply(key, exchange.number, reply)
+        self._answer_next(key)
+
+    async def _record_reply(self, key: str, number: int, reply: Reply) -> None:
+        status = "stopped" if reply.finish_reason == "cancelled" else "done"
+        changed = self._open[key].change(
+            number, reply=reply.text, status=status, turn=reply.turn_id, replaced=None
+        )
+        self._set(key, Conversation(reply.conversation_id, changed.exchanges))
+        if reply.dropped_messages:
+            show_note(self, "The conversation exceeds the context; its beginning is left out.")
+        if key != self.key:
+            show_note(self, f"There is a reply in: {changed.exchanges[0].prompt[:40]}")
+        with errors_shown(self):
+            await self._refresh()
+
+    def _return_prompt(self, key: str, exchange: Exchange, error: PersonalPeftError) -> None:
+        conversation = self._open[key]
+        if exchange.replaced is not None:
+            self._set(key, conversation.put(exchange.replaced))
+        elif self._composer.restore(key, exchange.prompt):
+            self._set(key, conversation.without(exchange.number))
+        else:
+            problem = describe_error(error)
+            self._set(key, conversation.change(exchange.number, status="failed", problem=problem))
+        show_error(self, error)
+
+    def poll(self) -> None:
+        """Show what streamed in since the last call."""
+        for key, task in self._tasks.items():
+            writing = next((e for e in self._open[key].exchanges if e.status == "writing"), None)
+            if writing is not None and writing.reply != task.text:
+                self._set(key, self._open[key].change(writing.number, reply=task.text))
+
+    def stop(self) -> bool:
+        """Stop the reply that streams in here. Returns whether there is one."""
+        task = self._tasks.get(self.key)
+        if task is not None:
+            task.stop()
+        return task is not None
+
+    def stop_all(self) -> None:
+        """Stop all replies."""
+        for task in self._tasks.values():
+            task.stop()
+
+    def retry(self) -> None:
+        """Ask for the last reply again. The old one comes back if that fails."""
+        exchange = self.selected
+        if exchange is None or not exchange.is_finished:
+            show_note(self, "There is nothing to ask again.")
+        elif exchange != self.conversation.last:
+            show_note(self, "Only the last question can be asked again.")
+        else:
+            self.close_editor()
+            self._set(self.key, self.conversation.retry(exchange))
+            self._answer_next(self.key)
 
     def take_back(self) -> None:
-        """Has the question of the selected exchange, which failed, where one types."""
+        """Move the prompt of the selected exchange, which failed, to the composer."""
         exchange = self.selected
         if exchange is None or exchange.status != "failed":
             return
-        if self._composer.give_back(self.at, exchange.prompt):
-            self.speaking.take_back(self.at, exchange.number)
+        if self._composer.restore(self.key, exchange.prompt):
+            self._set(self.key, self.conversation.without(exchange.number))
             self.write()
         else:
-            self._telling.note("Send or clear what you have typed first.")
+            show_note(self, "Send or clear what you have typed first.")
+
+    def leave_mode(self) -> bool:
+        """Leave a comment or fact for later. Returns whether one was being typed."""
+        if self._composer.has_focus and self._composer.mode != "ask":
+            self.write("ask")
+            return True
+        return False
 
     def unsent(self) -> list[str]:
-        """Everything that was typed and that the ledger does not have."""
-        return [*self.speaking.unsent(), *self._composer.unsent(), *self.replying.unsent()]
+        """Return every text that was typed and that the ledger lacks. Closes the editor."""
+        self.close_editor()
+        exchanges = [e for each in self._open.values() for e in each.exchanges]
+        texts = {e.turn: e.text for e in exchanges}
+        # A reply that has begun is recorded when it is stopped.
+        prompts = [e.prompt for e in exchanges if not (e.turn or e.reply or e.replaced)]
+        drafts = [d.strip() for turn, d in self._drafts.items() if d != texts.get(turn)]
+        return [*prompts, *self._composer.unsent(), *drafts]
 
     # Conversations
 
-    def go_to(self, key: str) -> None:
-        """Shows a conversation; what is typed in this one is there again when one comes back."""
-        self.replying.leave()
-        self.at = key
+    def new_key(self) -> str:
+        """Return the key of an empty conversation, a new one if there is none."""
+        empty = (k for k, each in self._open.items() if each.id is None and not each.exchanges)
+        key = next(empty, None)
+        if key is None:
+            key = next(self._new_keys)
+            self._open[key] = Conversation()
+        return key
+
+    def show(self, key: str) -> None:
+        """Show a conversation, with the text that was typed in it."""
+        self.close_editor()
+        self.key = key
+        if key not in self._open:
+            self._open[key] = Conversation(key)
+            self.refresh_conversations()
         self.write("ask")
         self.draw()
 
-    # Replies
+    # The selected reply
 
-    def read(self) -> None:
-        """Goes to the replies."""
-        if self.talk.exchanges:
+    def focus_replies(self) -> None:
+        """Focus the replies."""
+        if self.conversation.exchanges:
             self._transcript.focus()
-
-    def choose(self, number: int) -> None:
-        """Selects a reply."""
-        self.replying.select(self.at, number)
-        self._transcript.bring(number)
 
     def on_exchange_view_selected(self, event: ExchangeView.Selected) -> None:
         event.stop()
-        self.choose(event.number)
+        self._select(event.number)
+
+    def _select(self, number: int) -> None:
+        self._selected[self.key] = number
+        self._transcript.scroll_to_exchange(number)
+        self.draw()
 
     def step(self, steps: int) -> None:
-        """Selects another reply, so many further down; below the last one types."""
-        if not self.replying.step(self.at, steps):
+        """Select the exchange that many further down. Below the last one is the composer."""
+        exchanges, selected = self.conversation.exchanges, self.selected
+        at = exchanges.index(selected) + steps if selected is not None else 0
+        if at >= len(exchanges):
             self.write()
-        elif (now := self.selected) is not None:
-            self._transcript.bring(now.number)
+        elif at >= 0:
+            self._select(exchanges[at].number)
+
+    def answered_turn(self) -> str | None:
+        """Return the turn of the selected exchange. Shows a note if it has none."""
+        exchange = self.selected
+        if exchange is None:
+            show_note(self, "There is no reply yet.")
+        elif exchange.turn is None:
+            show_note(self, "That reply is not finished.")
+        return exchange.turn if exchange is not None else None
+
+    def rate(self, rating: int) -> None:
+        """Record a thumb up (1) or down (-1)."""
+        turn = self.answered_turn()
+        if turn is not None:
+            self._record_rating(turn, rating)
+
+    @work
+    async def _record_rating(self, turn: str, rating: int) -> None:
+        with errors_shown(self):
+            await self._record(turn, rating=rating)
+
+    async def _record(self, turn: str, **feedback: Any) -> None:
+        await self._session.call(self._session.user.feedback, turn, **feedback)
+        await self._refresh()
+
+    def comment(self) -> None:
+        """Focus the composer for a comment on the selected reply."""
+        if self.answered_turn() is not None:
+            self.write("comment")
+
+    @work
+    async def _record_text(self, sent: Composer.Sent, turn: str | None) -> None:
+        with errors_shown(self):
+            if turn is not None:
+                await self._record(turn, comment=sent.text)
+                note = "Recorded; it is a rule from the next question on."
+            else:
+                await self._session.call(self._session.user.remember, sent.text)
+                self.post_message(self.Recorded())
+                note = "Remembered; it is looked up from the next question on."
+            self._composer.clear_sent(sent)
+            if self._composer.mode == sent.mode and not self._composer.text.strip():
+                self._composer.set_mode(self.key, "ask")
+            show_note(self, note)
 
     def edit(self) -> None:
-        """Opens the editor of the selected reply; of a question that failed, that is where it was typed."""
+        """Open the editor of the selected reply; a failed prompt goes to the composer."""
         if self.selected is not None and self.selected.status == "failed":
             self.take_back()
-        else:
-            self.replying.edit(self.at)
+        elif (turn := self.answered_turn()) is not None and turn != self._editing:
+            self.close_editor()
+            self._editing = turn
+            self.draw()
 
-    def leave_edit(self) -> None:
-        """Closes the editor."""
-        self.replying.leave()
-        self.read()
+    def close_editor(self) -> None:
+        """Close the editor and keep its text for the next time."""
+        text = self._transcript.editor_text
+        if self._editing is not None:
+            if text is not None:
+                self._drafts[self._editing] = text
+            self._editing = None
+            self.draw()
+
+    def leave_editor(self) -> None:
+        """Close the editor and focus the replies."""
+        self.close_editor()
+        self.focus_replies()
+
+    def save_edit(self) -> None:
+        """Record the text of the editor as the reply that should have been."""
+        turn, text = self._editing, self._transcript.editor_text
+        if turn is not None and text is not None:
+            self._record_edit(turn, text)
+
+    @work
+    async def _record_edit(self, turn: str, text: str) -> None:
+        with errors_shown(self):
+            await self._record(turn, edit=text)
+            self._drafts.pop(turn, None)
+            show_note(self, "Recorded as the reply that should have been.")
+            if self._editing == turn:
+                self._editing = None
+                self.draw()
+                self.focus_replies()
 
     def copy_reply(self) -> None:
-        """Puts the selected reply where the terminal keeps what was copied."""
+        """Copy the selected reply to the terminal's clipboard."""
         exchange = self.selected
         if exchange is not None and exchange.text:
             self.app.copy_to_clipboard(exchange.text)
-            self._telling.note("Copied.")
+            show_note(self, "Copied.")
+            if exchange.turn is not None:
+                self._record_copy(exchange.turn)
+
+    @work
+    async def _record_copy(self, turn: str) -> None:
+        with errors_shown(self):
+            await self._session.call(self._session.user.observe, turn, "copied")
 
     def show_links(self) -> None:
-        """Asks which of the selected reply's links to open."""
+        """Ask which link of the selected reply to open."""
         addresses = links(self.selected.text) if self.selected is not None else ()
         if addresses:
-            self.follow(*addresses)
+            self._offer(*addresses)
         else:
-            self._telling.note("There is no link in that reply.")
+            show_note(self, "There is no link in that reply.")
 
     def on_markdown_link_clicked(self, event: Markdown.LinkClicked) -> None:
-        # Only addresses on the web are links, whatever else a model wrote.
-        self.follow(
-            *[each for each in links(event.markdown.source) if unquote(each) == event.href][:1]
-        )
+        # A link that is not on the web does nothing.
+        self._offer(*[a for a in links(event.markdown.source) if unquote(a) == event.href][:1])
 
-    def follow(self, *addresses: str) -> None:
-        """Ask which of the links to open, if any."""
-        if not addresses:
-            return
-
-        def open_it(address: str | None) -> None:
+    @work
+    async def _offer(self, *addresses: str) -> None:
+        if addresses:
+            address = await self.app.push_screen_wait(LinkPicker(addresses))
             if address is not None:
                 self.app.open_url(address)
-
-        self.app.push_screen(LinkPicker(addresses), open_it)

@@ -46,7 +46,7 @@ _EDITOR_ACTIONS = (
 
 
 class ReplyEditor(TextArea):
-    """A reply that is being edited in its place."""
+    """The editor of a reply, in its place."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+s", "app.save_edit", "Save the edit"),
@@ -71,9 +71,9 @@ class ExchangeView(Vertical):
             super().__init__()
             self.number = number
 
-    def __init__(self, exchange: Exchange) -> None:
+    def __init__(self, number: int) -> None:
         super().__init__()
-        self.number = exchange.number
+        self.number = number
         self._shown: tuple[object, ...] = ()
 
     def compose(self) -> ComposeResult:

@@ -1,9 +1,11 @@
-"""Keys one after another, also where many come at once: over a slow line, or while the machine has much to do.
+"""Handle keys in order, also when many arrive at once over a slow line or on a busy machine.
 
-Textual hands a key to the widget that has the focus and goes on with the next one at once, while the first is still on its way up
-to the binding that it is meant for. So of "F4, a fact, Enter" that arrive together the fact would be typed, and asked, before F4 is heard.
+Textual gives a key to the focused widget and takes the next one at once, while the first still bubbles
+up to its binding. Of "F4, a fact, Enter" that arrive together, it would type the fact and ask it before
+it handles F4.
 
-Invariant: a key, or a text that is pasted, is handed on only when the one before it has been all the way; and always within ``_PATIENCE``.
+Invariant: a key or a paste is dispatched once the one before it has bubbled up, or after
+``_TIMEOUT_SECONDS``.
 """
 
 from __future__ import annotations
@@ -16,15 +18,15 @@ from textual.app import App
 from textual.message import Message
 from textual.widget import Widget
 
-# How long a key is waited for, in seconds: a widget that is taken off the screen loses what is on its way.
-_PATIENCE = 2.0
+# A widget that is removed loses the messages in its queue.
+_TIMEOUT_SECONDS = 2.0
 
 
 class OrderedKeyInput(App[None]):
-    """An app that takes its keys so."""
+    """An app that handles keys in order."""
 
-    class Passed(Message, namespace="key_input"):
-        """Goes behind a key, through the same queues, and so arrives when nothing more comes of it."""
+    class KeyHandled(Message, namespace="key_input"):
+        """Follows a key through the same queues, so it arrives once the key was handled."""
 
         def __init__(self, number: int) -> None:
             super().__init__()
@@ -32,34 +34,34 @@ class OrderedKeyInput(App[None]):
 
     def __init__(self, *, ansi_color: bool | None) -> None:
         super().__init__(ansi_color=ansi_color)
-        self._typed: deque[events.Event] = deque()
+        self._pending: deque[events.Event] = deque()
         self._number = 0
-        # Where the key went that is on its way, None where none is.
-        self._way: Widget | None = None
+        # The widget that handles the current key.
+        self._target: Widget | None = None
 
     async def on_event(self, event: events.Event) -> None:
         if isinstance(event, events.Key | events.Paste) and not event.is_forwarded:
-            self._typed.append(event)
-            if self._way is None or not self._way.is_attached:
-                await self._next()
+            self._pending.append(event)
+            if self._target is None or not self._target.is_attached:
+                await self._dispatch_next()
             else:
-                self.set_timer(_PATIENCE, partial(self._passed, self._number))
+                self.set_timer(_TIMEOUT_SECONDS, partial(self._finish, self._number))
         else:
             await super().on_event(event)
 
-    def on_key_input_passed(self, event: Passed) -> None:
+    def on_key_input_key_handled(self, event: KeyHandled) -> None:
         event.stop()
-        # Whoever wants the focus has asked for it by now, and gets it before this is done.
-        self.call_later(self._passed, event.number)
+        # A widget that asked for the focus gets it before this callback runs.
+        self.call_later(self._finish, event.number)
 
-    async def _passed(self, number: int) -> None:
+    async def _finish(self, number: int) -> None:
         if number == self._number:
-            await self._next()
+            await self._dispatch_next()
 
-    async def _next(self) -> None:
-        self._way = None
-        while self._typed and self._way is None:
-            event, way = self._typed.popleft(), self.focused or self.screen
+    async def _dispatch_next(self) -> None:
+        self._target = None
+        while self._pending and self._target is None:
+            event, target = self._pending.popleft(), self.focused or self.screen
             self._number += 1
             await super().on_event(event)
-            self._way = way if way.post_message(self.Passed(self._number)) else None
+            self._target = target if target.post_message(self.KeyHandled(self._number)) else None

@@ -1,12 +1,15 @@
-"""Your model, at the side of the conversation: the stack with weights to turn, the revisions with what each gained, the last
-report, why the selected reply was so, and the memory; and what comes over the screen when one of these is changed.
+"""The model, beside the conversation: stack, revisions, last report, provenance, memory.
+
+Invariant: at most one learn, one comparison and one forgetting run at a time. The state is read again
+after each change.
 """
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from textual import work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
@@ -14,52 +17,58 @@ from textual.content import Content
 from textual.message import Message
 from textual.widgets import Static, TabbedContent, TabPane
 
+from personalpeft.errors import NothingToLearn, PersonalPeftError
 from personalpeft_app.output import printable
 from personalpeft_app.tui import views
-from personalpeft_app.tui.background_tasks import BackgroundTasks
-from personalpeft_app.tui.conversation import Conversation, Exchange
+from personalpeft_app.tui.conversation import Exchange
 from personalpeft_app.tui.dialogs import BlindCompareDialog, ConfirmDialog, TextDialog
-from personalpeft_app.tui.forgettable_list import ForgettableList
-from personalpeft_app.tui.model_controller import ModelController
-from personalpeft_app.tui.notifier import Notifier
-from personalpeft_app.tui.revisions import Revisions
-from personalpeft_app.tui.user_session import ModelState, TaskHandle, UserSession
-from personalpeft_app.tui.weight_control import Weight
+from personalpeft_app.tui.lists import ForgettableList, RevisionList
+from personalpeft_app.tui.notifier import errors_shown, show_note
+from personalpeft_app.tui.user_session import ModelState, TaskHandle, UserSession, describe_error
+from personalpeft_app.tui.weight_control import WeightControl
 
 if TYPE_CHECKING:
-    from personalpeft import LearnReport, Provenance
-    from personalpeft.chat.compare import Comparison
-    from personalpeft.erasure import ForgetReport
+    from personalpeft import TrainingStatus
+
+_WEIGHT_HINT = (
+    "[$secondary][b $primary]← →[/] set a weight, [b $primary]1[/] as learned, "
+    "[b $primary]0[/] without[/]"
+)
+_FORGET_HINT = "[$secondary][b $primary]d[/] forgets one; it asks first[/]"
+_REVISION_HINT = (
+    "[$secondary][b $primary]Enter[/] makes it live  [b $primary]b[/] compares blind[/]"
+)
 
 
 class ModelPane(Vertical):
-    """All of it, under tabs. ``loading`` hears how far the loading of the model is."""
+    """The panes, under tabs. ``loading`` is the task that loads the model."""
 
-    # Reached where what has the focus has no use for them: the tabs, and a weight.
+    # Keys that the tabs and the weights do not use.
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("down", "app.focus_next", "Into the tab"),
         Binding("up", "app.focus_previous", "Back to the tabs"),
     ]
 
     class Changed(Message):
-        """How things stand is not as it was."""
+        """The state of the model or a task changed."""
 
     class Forgot(Message):
-        """Something was destroyed."""
+        """An item was forgotten."""
 
-        def __init__(self, report: ForgetReport) -> None:
-            super().__init__()
-            self.report = report
-
-    def __init__(
-        self, desk: UserSession, threads: BackgroundTasks, telling: Notifier, loading: TaskHandle
-    ) -> None:
+    def __init__(self, session: UserSession, loading: TaskHandle) -> None:
         super().__init__()
-        self.studying = ModelController(desk, threads, telling, self, loading)
-        self._telling = telling
-        self._talk = Conversation("")
+        self.state = ModelState()
+        self.load_task: TaskHandle | None = loading
+        self.learn_task: TaskHandle | None = None
+        self.compare_task: TaskHandle | None = None
+        self.forget_task: TaskHandle | None = None
+        self._session = session
+        self._user = session.user
+        self._elsewhere: TrainingStatus | None = None
+        self._watching = False
+        self._withdrawn: int | None = None
         self._selected: Exchange | None = None
-        # The turn that Why is about.
+        # The turn that the Why tab shows.
         self._explained: str | None = None
 
     def compose(self) -> ComposeResult:
@@ -67,164 +76,293 @@ class ModelPane(Vertical):
             with TabPane("Stack", id="stack-tab"), VerticalScroll(can_focus=False):
                 yield Static(id="no-stack", markup=False)
                 yield Vertical(id="weights")
-                yield Static(_TURNING, id="turning")
-            with TabPane("Built", id="revisions-tab"):
-                yield Revisions()
-                yield Static(_CHANGING, id="changing")
+                yield Static(_WEIGHT_HINT, id="weight-hint")
+            with TabPane("Revisions", id="revisions-tab"):
+                yield RevisionList()
+                yield Static(_REVISION_HINT, id="revision-hint")
             with TabPane("Report", id="report-tab"), VerticalScroll():
                 yield Static(id="report", markup=False)
             with TabPane("Why", id="why-tab"):
-                yield ForgettableList("why")
-                yield Static(_FORGETTING, classes="forgetting")
+                yield ForgettableList(id="why")
+                yield Static(_FORGET_HINT, classes="forget-hint")
             with TabPane("Memory", id="memory-tab"):
-                yield ForgettableList("memory")
-                yield Static(_FORGETTING, classes="forgetting")
+                yield ForgettableList(id="memory")
+                yield Static(_FORGET_HINT, classes="forget-hint")
 
-    async def show(self, standing: ModelState) -> None:
-        """What is so now; nothing once the program closes, as it may where a learn ends at that moment."""
+    # Tasks
+
+    @property
+    def tasks(self) -> list[TaskHandle]:
+        """What runs now."""
+        tasks = (self.load_task, self.learn_task, self.compare_task, self.forget_task)
+        return [each for each in tasks if each is not None]
+
+    @property
+    def progress(self) -> list[tuple[str, float]]:
+        """The stage and progress of each task, those of other programs last."""
+        progress = [(each.stage or "Loading the model", each.done) for each in self.tasks]
+        if self._elsewhere is not None and not self._is_training:
+            stage = f"{self._elsewhere.stage or 'Learning'} {self._elsewhere.layer or ''}".strip()
+            progress.append((f"Elsewhere: {stage}", self._elsewhere.done))
+        return progress
+
+    @property
+    def _is_training(self) -> bool:
+        return self.learn_task is not None or self.forget_task is not None
+
+    @work
+    async def load(self) -> None:
+        """Load the model."""
+        with errors_shown(self):
+            try:
+                await self._session.call(self._session.load)
+            finally:
+                self.load_task = None
+        await self._refresh()
+
+    @work
+    async def check_for_changes(self) -> None:
+        """Show what other programs train. An error waits for the next look."""
+        if self._watching or self._is_training:
+            return
+        self._watching = True
+        try:
+            status = await self._session.call(self._user.training_status)
+        except PersonalPeftError:
+            return
+        finally:
+            self._watching = False
+        known, self._elsewhere = self._elsewhere, None if self._is_training else status
+        if self._elsewhere != known:
+            self.post_message(self.Changed())
+            if self._elsewhere is None:
+                await self._refresh()
+
+    @work
+    async def refresh_state(self) -> None:
+        """Read the state of the model again."""
+        await self._refresh()
+
+    async def _refresh(self) -> None:
+        with errors_shown(self):
+            self.state = await self._session.call(self._session.read_model)
+            known, self._withdrawn = self._withdrawn, len(self.state.withdrawn)
+            for move in self.state.withdrawn[known:] if known is not None else ():
+                show_note(
+                    self,
+                    f"{move.layer}: {move.before} failed its probation; "
+                    f"{move.after or 'the bare base'} answers again.",
+                )
+            await self.show(self.state)
+        self.post_message(self.Changed())
+
+    async def show(self, state: ModelState) -> None:
+        """Show a state, unless the program has closed the pane."""
         if not self.is_attached:
             return
-        known = {weight.of: weight for weight in self.query(Weight)}
-        for name in known.keys() - {layer.name for layer in standing.layers}:
-            await known[name].remove()
-        for layer in standing.layers:
-            if layer.name in known:
-                known[layer.name].show(layer)
+        weights = {weight.layer_name: weight for weight in self.query(WeightControl)}
+        for name in weights.keys() - {layer.name for layer in state.layers}:
+            await weights[name].remove()
+        for layer in state.layers:
+            if layer.name in weights:
+                weights[layer.name].show(layer)
             else:
-                await self.query_one("#weights").mount(Weight(layer))
-        nothing = self.query_one("#no-stack", Static)
-        nothing.update(standing.problem or "The bare base answers: nothing was learned yet.")
-        nothing.display = bool(standing.problem) or not standing.layers
-        self.query_one("#turning").display = bool(standing.layers)
-        self.query_one(Revisions).show(standing)
-        self.query_one("#changing").display = bool(standing.revisions)
-        self.query_one("#report", Static).update(views.report(standing.report))
-        self.query_one("#memory", ForgettableList).show(views.memory(standing.items))
+                await self.query_one("#weights").mount(WeightControl(layer))
+        problem = self.query_one("#no-stack", Static)
+        problem.update(state.problem or "The bare base answers: nothing was learned yet.")
+        problem.display = bool(state.problem) or not state.layers
+        self.query_one("#weight-hint").display = bool(state.layers)
+        self.query_one(RevisionList).show(state)
+        self.query_one("#revision-hint").display = bool(state.revisions)
+        self.query_one("#report", Static).update(views.report(state.report))
+        self.query_one("#memory", ForgettableList).show(views.memory(state.items))
 
     # Tabs
 
     @property
     def tab(self) -> str:
-        """The tab that is turned to: "stack", "revisions", "report", "why" or "memory"."""
+        """The open tab: "stack", "revisions", "report", "why" or "memory"."""
         return self.query_one(TabbedContent).active.removesuffix("-tab")
 
     def open(self, tab: str) -> None:
-        """Shows a tab."""
+        """Show a tab."""
         self.display = True
-        self._turn_to(tab)
+        self._activate(tab)
         self._explain()
 
     def focus_tabs(self) -> None:
-        """Goes to the row of tabs."""
+        """Focus the row of tabs."""
         self.query_one("Tabs").focus()
 
-    def _turn_to(self, tab: str) -> None:
+    def _activate(self, tab: str) -> None:
         self.query_one(TabbedContent).active = f"{tab}-tab"
 
     def on_tabbed_content_tab_activated(self) -> None:
         self._explain()
 
-    # Why
+    # Provenance
 
-    def about(self, talk: Conversation, selected: Exchange | None, *, anew: bool = False) -> None:
-        """The conversation that is shown, and what is selected in it; ``anew``: why it was so may have changed."""
-        self._talk, self._selected = talk, selected
-        if anew or self._turn != self._explained:
+    def select(self, selected: Exchange | None) -> None:
+        """Set the exchange that the Why tab and comparisons are about."""
+        self._selected = selected
+        if self._turn != self._explained:
             self._explain()
 
     @property
     def _turn(self) -> str | None:
-        return None if self._selected is None else self._selected.turn
+        return self._selected.turn if self._selected is not None else None
 
     def _explain(self) -> None:
-        if not self.display or self.tab != "why":
-            return
-        turn = self._explained = self._turn
-        if turn is None:
-            self.query_one("#why", ForgettableList).show(views.why(None))
+        if self.display and self.tab == "why":
+            self._explained = self._turn
+            self._show_why(self._turn)
+
+    @work(exclusive=True, group="why")
+    async def _show_why(self, turn: str | None) -> None:
+        with errors_shown(self):
+            why = await self._session.call(self._user.why, turn) if turn is not None else None
+            self.query_one("#why", ForgettableList).show(views.why(why))
+
+    # Learning
+
+    def learn(self) -> None:
+        """Learn from all new feedback. While a learn runs, stop it."""
+        if self.learn_task is not None:
+            self.learn_task.stop()
+            show_note(self, "Learning stops after this step; the next learn resumes there.")
         else:
-            self.studying.explain(turn, partial(self._account, turn))
+            self.learn_task = TaskHandle("Learning")
+            self._learn(self.learn_task)
 
-    def _account(self, turn: str, account: Provenance) -> None:
-        # Another reply may have been selected meanwhile.
-        if turn == self._explained:
-            self.query_one("#why", ForgettableList).show(views.why(account))
+    @work
+    async def _learn(self, task: TaskHandle) -> None:
+        with errors_shown(self):
+            try:
+                report = await self._session.call(
+                    self._user.learn, progress=task.progress, cancelled=task.cancelled
+                )
+                show_note(self, f"{report.layer}: {report.verdict}. {report.reason}")
+                # The tab is set, but the pane does not open over what the user types.
+                self._activate("report")
+            except NothingToLearn as error:
+                show_note(self, describe_error(error))
+            finally:
+                self.learn_task = None
+        await self._refresh()
 
-    # What Studying says
+    # Comparing
 
-    def model_stands(self, standing: ModelState) -> None:
-        self.call_next(self.show, standing)
+    def compare(self, layer: str | None = None, revision: str | None = None) -> None:
+        """Compare the head of a layer with another revision, blind, on the selected prompt.
+
+        ``revision`` is an id or "base"; without one, or for the head, it is the previous head.
+        """
+        if self._turn is None:
+            show_note(self, "Ask something first: revisions are compared on the selected question.")
+        elif self.compare_task is not None:
+            show_note(self, "A comparison is running; Esc stops it.")
+        else:
+            self.compare_task = TaskHandle("Both are answering")
+            heads = {each.name: each.head or "base" for each in self.state.layers}
+            layer = layer or next(iter(heads), "style")
+            other = "previous" if revision in (None, heads.get(layer)) else revision
+            self._compare(self._turn, layer, other, self.compare_task)
+
+    @work
+    async def _compare(self, turn: str, layer: str, revision: str, task: TaskHandle) -> None:
+        with errors_shown(self):
+            try:
+                comparison = await self._session.call(
+                    lambda: self._user.compare(
+                        self._user.turn(turn).messages,
+                        "live",
+                        revision,
+                        layer=layer,
+                        cancelled=task.cancelled,
+                    )
+                )
+            finally:
+                self.compare_task = None
+            if comparison.same:
+                show_note(self, "Both answers are the same.")
+            elif await self.app.push_screen_wait(BlindCompareDialog(comparison, self._session)):
+                await self._refresh()
         self.post_message(self.Changed())
 
-    def model_changed(self) -> None:
-        self.post_message(self.Changed())
+    def stop_comparing(self) -> bool:
+        """Stop the comparison. Returns whether one was running."""
+        if self.compare_task is not None:
+            self.compare_task.stop()
+        return self.compare_task is not None
 
-    def model_learned(self, report: LearnReport) -> None:
-        self._telling.note(f"{report.layer}: {report.verdict}. {report.reason}")
-        # Turned to, but not opened over what somebody is typing on a small screen.
-        self._turn_to("report")
+    # Heads and weights
 
-    def model_compared(self, comparison: Comparison) -> None:
-        def choose(number: int) -> None:
-            self.studying.choose(comparison, number, screen.tell, screen.try_again)
+    def roll_back(self, layer: str, to: str | None) -> None:
+        """Make a revision live. "previous" undoes the last change, None is the bare base."""
+        if any(each.name == layer and each.head == to for each in self.state.layers):
+            show_note(self, f"{layer}: {to or 'the bare base'} is live already.")
+        else:
+            self._change(self._user.rollback, layer, to)
 
-        screen = BlindCompareDialog(comparison, choose)
-        self.app.push_screen(screen)
+    def undo(self) -> None:
+        """Undo the last change of the highest layer."""
+        if self.state.layers:
+            self.roll_back(self.state.layers[-1].name, "previous")
+        else:
+            show_note(self, "Nothing was learned yet; there is nothing to undo.")
 
-    def model_would_forget(self, item: str, what: Content, report: ForgetReport) -> None:
-        def sure(forget: bool | None) -> None:
-            if forget:
-                self.studying.forget(item)
+    @work
+    async def _change(self, change: Callable[..., Any], layer: str, value: Any) -> None:
+        with errors_shown(self):
+            move = await self._session.call(change, layer, value)
+            if move is not None:
+                before, after = (each or "the bare base" for each in (move.before, move.after))
+                show_note(self, f"{layer}: {before} → {after}")
+        await self._refresh()
 
-        sheet = ConfirmDialog(
-            "Forget this for good?", views.would_forget(what, report), "forget it", "keep it"
-        )
-        self.app.push_screen(sheet, sure)
+    def on_weight_control_weight_changed(self, event: WeightControl.WeightChanged) -> None:
+        self._change(self._user.set_weight, event.layer, event.weight)
 
-    def model_forgot(self, report: ForgetReport) -> None:
-        self.post_message(self.Forgot(report))
-        self.app.push_screen(TextDialog("Forgotten", Content(printable(str(report)))))
-
-    # What a person wants
-
-    def on_weight_turned(self, event: Weight.Turned) -> None:
-        self.studying.weigh(event.layer, event.weight)
-
-    def on_revisions_wanted(self, event: Revisions.Wanted) -> None:
+    def on_revision_list_revision_action(self, event: RevisionList.RevisionAction) -> None:
         if event.compare:
             self.compare(event.layer, event.revision or "base")
         else:
-            self.studying.roll_back(event.layer, event.revision)
+            self.roll_back(event.layer, event.revision)
 
-    def on_forgettable_list_forget(self, event: ForgettableList.Forget) -> None:
-        self.studying.would_forget(event.item, event.text)
+    # Forgetting
 
-    def compare(self, layer: str | None = None, revision: str | None = None) -> None:
-        """Two answers to the selected question, blind; of what is live and of a revision, as ``Studying.compare``."""
-        if self._selected is None:
-            self._telling.note(
-                "Ask something first: two revisions are compared on the selected question."
-            )
-        else:
-            self.studying.compare(self._talk.messages(self._selected.number), layer, revision)
+    @work
+    async def on_forgettable_list_forget_requested(
+        self, event: ForgettableList.ForgetRequested
+    ) -> None:
+        if self.forget_task is not None:
+            show_note(self, "An item is being forgotten; wait for it to end.")
+            return
+        with errors_shown(self):
+            preview = await self._session.call(self._user.forget, event.item, dry_run=True)
+            text = views.forget_preview(event.text, preview)
+            dialog = ConfirmDialog("Forget this for good?", text, "forget it", "keep it")
+            if not await self.app.push_screen_wait(dialog):
+                return
+            task = self.forget_task = TaskHandle("Forgetting")
+            try:
+                report = await self._session.call(
+                    self._user.forget, event.item, progress=task.progress, cancelled=task.cancelled
+                )
+            finally:
+                self.forget_task = None
+                await self._refresh()
+            # The reply itself may be gone: the Why tab waits for the next selection.
+            self._explained = ""
+            self.post_message(self.Forgot())
+            self.app.push_screen(TextDialog("Forgotten", Content(printable(str(report)))))
 
-    def roll_back(self) -> None:
-        """Undoes the last change of the highest layer that has changed."""
-        layers = [layer.name for layer in self.studying.standing.layers]
-        if layers:
-            self.studying.roll_back(layers[-1], "previous")
-        else:
-            self._telling.note("Nothing was learned yet; there is nothing to take back.")
+    # The report
 
     def read_report(self) -> None:
-        """Has all that the last learn said over the screen."""
-        report = self.studying.standing.report
-        if report is None:
-            self._telling.note("There is no report yet.")
+        """Show the whole last report."""
+        if self.state.report is None:
+            show_note(self, "There is no report yet.")
         else:
-            self.app.push_screen(TextDialog("The last report", Content(printable(str(report)))))
-
-
-_TURNING = "[$secondary][b $primary]← →[/] turn a weight, [b $primary]1[/] as learned, [b $primary]0[/] without[/]"
-_FORGETTING = "[$secondary][b $primary]d[/] forgets one; it asks first[/]"
-_CHANGING = "[$secondary][b $primary]Enter[/] makes it live  [b $primary]b[/] compares blind[/]"
+            text = Content(printable(str(self.state.report)))
+            self.app.push_screen(TextDialog("The last report", text))

@@ -1,36 +1,42 @@
-"""What is said to the person in a line that goes by itself."""
+"""Short messages over the screen."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from personalpeft.errors import Cancelled, PersonalPeftError
 from personalpeft_app.output import printable
 
 if TYPE_CHECKING:
-    from textual.app import App
+    from textual.dom import DOMNode
 
-# How long a line stands, in seconds. What went wrong comes with a way out, which takes longer to read.
-_NOTE, _WRONG = 4, 10
+# How long a message stays, in seconds. An error has a hint, which takes longer to read.
+_NOTE_SECONDS, _ERROR_SECONDS = 4, 10
 
 
-class Notifier:
-    """Lines over the screen of an app."""
+def show_note(node: DOMNode, text: str) -> None:
+    """Show one line."""
+    node.app.notify(printable(text), markup=False, timeout=_NOTE_SECONDS)
 
-    def __init__(self, app: App[None]) -> None:
-        self._app = app
 
-    def note(self, text: str) -> None:
-        """Something worth a line."""
-        self._app.notify(printable(text), markup=False, timeout=_NOTE)
+def show_error(node: DOMNode, error: PersonalPeftError) -> None:
+    """Show an error with its hint, unless the user cancelled."""
+    if not isinstance(error, Cancelled):
+        node.app.notify(
+            printable(error.hint),
+            title=printable(error.message),
+            severity="error",
+            markup=False,
+            timeout=_ERROR_SECONDS,
+        )
 
-    def wrong(self, error: PersonalPeftError) -> None:
-        """Something went wrong, and changed nothing. What a person stopped is not wrong."""
-        if not isinstance(error, Cancelled):
-            self._app.notify(
-                printable(error.hint),
-                title=printable(error.message),
-                severity="error",
-                markup=False,
-                timeout=_WRONG,
-            )
+
+@contextmanager
+def errors_shown(node: DOMNode) -> Iterator[None]:
+    """Show an error of the block in place of raising it."""
+    try:
+        yield
+    except PersonalPeftError as error:
+        show_error(node, error)

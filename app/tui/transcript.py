@@ -1,4 +1,4 @@
-"""The conversation on the screen: one view for each exchange, one of them selected."""
+"""The exchanges of one conversation, one of them selected."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from personalpeft_app.tui.exchange import ExchangeView, ReplyEditor
 
 
 class Transcript(VerticalScroll):
-    """The exchanges of one conversation. With the focus here, single letters say something about the selected reply."""
+    """A scrolling list of exchanges. While it has the focus, single letters act on the selected one."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up,k", "app.select(-1)", "The reply before"),
+        Binding("up,k", "app.select(-1)", "The previous reply"),
         Binding("down,j", "app.select(1)", "The next reply"),
         Binding("plus", "app.good", "Good"),
         Binding("minus", "app.bad", "Not good"),
@@ -39,40 +39,50 @@ class Transcript(VerticalScroll):
         yield Static(id="welcome")
 
     async def show(
-        self, talk: Conversation, *, selected: int | None, loaded: bool, drafts: dict[int, str]
+        self,
+        key: str,
+        conversation: Conversation,
+        *,
+        selected: int | None,
+        editing: int | None,
+        draft: str,
+        loaded: bool,
     ) -> None:
-        """Shows a conversation. ``drafts`` are the edits that are open, by number."""
-        views_now = {view.number: view for view in self.query(ExchangeView)}
-        if talk.key != self._key:
+        """Show a conversation. ``editing`` is the exchange whose editor is open, with ``draft``."""
+        if key != self._key:
+            self._key = key
             await self.remove_children(ExchangeView)
-            views_now, self._key = {}, talk.key
             self.anchor()
         welcome = self.query_one("#welcome", Static)
-        welcome.display = not talk.exchanges
+        welcome.display = conversation.id is None and not conversation.exchanges
         welcome.update(Content.from_markup(_WELCOME if loaded else _WELCOME + _LOADING))
-        for number, view in views_now.items():
-            if not talk.has(number):
-                await view.remove()
-        new = [ExchangeView(each) for each in talk.exchanges if each.number not in views_now]
+        views = {view.number: view for view in self.query(ExchangeView)}
+        for number in views.keys() - {each.number for each in conversation.exchanges}:
+            await views.pop(number).remove()
+        new = [e for e in conversation.exchanges if e.number not in views]
+        views.update({each.number: ExchangeView(each.number) for each in new})
         if new:
-            await self.mount_all(new)
+            await self.mount_all(views[each.number] for each in new)
+            order = {views[each.number]: at for at, each in enumerate(conversation.exchanges, 1)}
+            self.sort_children(key=lambda child: order.get(child, 0))
             self.anchor()
-        for view in self.query(ExchangeView):
-            if talk.has(view.number):
-                draft = drafts.get(view.number)
-                await view.show(
-                    talk[view.number], selected=view.number == selected, loaded=loaded, draft=draft
-                )
+        for each in conversation.exchanges:
+            await views[each.number].show(
+                each,
+                selected=each.number == selected,
+                loaded=loaded,
+                draft=draft if each.number == editing else None,
+            )
 
-    def bring(self, number: int) -> None:
-        """Brings an exchange into view."""
-        view = next((view for view in self.query(ExchangeView) if view.number == number), None)
-        if view is not None:
-            self.scroll_to_widget(view, animate=False)
+    def scroll_to_exchange(self, number: int) -> None:
+        """Scroll an exchange into view."""
+        for view in self.query(ExchangeView):
+            if view.number == number:
+                self.scroll_to_widget(view, animate=False)
 
     @property
-    def typed(self) -> str | None:
-        """What stands in the editor of a reply, where one is open."""
+    def editor_text(self) -> str | None:
+        """The text of the open editor, None if none is open."""
         editor = next(iter(self.query(ReplyEditor)), None)
         return None if editor is None else editor.text
 
@@ -80,9 +90,9 @@ class Transcript(VerticalScroll):
 _WELCOME = """\
 [b]Your own model.[/]
 
-Ask something. Then say what you think of the reply: [b $primary]↑[/] goes to it,
-[b $primary]+[/] and [b $primary]-[/] rate it, [b $primary]e[/] edits it in its place. [b $primary]^L[/] learns from all that.
+Ask something. Then correct the reply: [b $primary]↑[/] goes to it, [b $primary]+[/] and [b $primary]-[/] rate it,
+[b $primary]e[/] edits it in its place. [b $primary]^L[/] learns from your feedback.
 
 [$secondary][b]F1[/] all keys   [b]^P[/] all commands   [b]F2[/] conversations   [b]F3[/] your model[/]
 """
-_LOADING = "\n[$secondary i]The model is being loaded; what you ask meanwhile waits for it.[/]"
+_LOADING = "\n[$secondary i]The model is loading; questions wait for it.[/]"

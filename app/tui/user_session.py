@@ -1,129 +1,141 @@
-"""What takes time, over the public surface: called by threads, and knowing no screen.
+"""One user's model, as the screen calls it.
 
-Invariant: a ``Job`` is written by the thread that does it and read by the screen at any moment; each of its fields is only
-ever replaced whole, so that no lock is needed.
+Invariants: blocking work runs in a thread, and its failures arrive as ``PersonalPeftError``. The thread
+that does a task writes its ``TaskHandle``, and the screen reads it. Each field is only replaced whole,
+so no lock is needed.
 """
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from personalpeft.errors import BaseMismatch, Cancelled, NotFound, PersonalPeftError, PromptTooLong
+from personalpeft.errors import BaseMismatch, Cancelled, NotFound, PersonalPeftError
 from personalpeft.learning.outcomes import MoveCause, SignalUse
 from personalpeft.learning.report import LearnReport, from_json
 from personalpeft.learning.triggers import TriggerKind
-from personalpeft_app.tui.conversation import Conversation, shorten
-from personalpeft_app.tui.conversations import conversations
 
 if TYPE_CHECKING:
-    from personalpeft import Reply, Runtime, User
-    from personalpeft.chat.compare import Comparison
-    from personalpeft.erasure import ForgetReport
+    from personalpeft import Conversation, ConversationSummary, Reply, Runtime, User
     from personalpeft.memory.types import Item
-    from personalpeft.types import HeadMove, Layer, Revision
+    from personalpeft.types import HeadMove, Layer, Revision, Signal
 
-# How often a thread that waits for the model looks whether it is still wanted, in seconds.
-_LOOK = 0.05
-# How many of the newest turns are gone through for conversations: at the start, and where there are new ones.
-_REMEMBERED, _SINCE = 2000, 200
+P = ParamSpec("P")
+T = TypeVar("T")
+# How often a thread that waits for the model checks whether it was cancelled, in seconds.
+_POLL_SECONDS = 0.05
+_MAX_CONVERSATIONS = 500
 
 
 class TaskHandle:
-    """Something that is going on: how far it is, and the wish that it ends."""
+    """Progress and cancellation of a task."""
 
-    def __init__(self) -> None:
+    def __init__(self, stage: str = "") -> None:
         self.text = ""
-        self.stage = ""
+        self.stage = stage
         self.done = 0.0
         self.stopped = False
 
     def stop(self) -> None:
-        """Asks it to end after the step that is running."""
+        """Ask the task to end after its current step."""
         self.stopped = True
 
     def progress(self, stage: str, done: float) -> None:
-        """Hears how far it is."""
+        """Set the progress, 0 to 1."""
         self.stage, self.done = stage, done
 
     def cancelled(self) -> bool:
-        """Whether somebody asked it to end."""
+        """Return whether the task was asked to end."""
         return self.stopped
 
 
 @dataclass(frozen=True, slots=True)
-class CompletedReply:
-    """A reply, when the ledger took it in, and how many of the oldest exchanges the model was not told of for want of room."""
-
-    reply: Reply
-    at: datetime
-    left_out: int
-
-
-@dataclass(frozen=True, slots=True)
 class ModelState:
-    """How things are with a user's model: ``stack`` is the digest of what is live, None while the base is not known;
-    ``fresh`` counts what the next learn would go by: signals, and layers that are to be built anew; ``problem`` says why
-    the stack cannot answer; ``items`` are the rules and facts that act.
+    """What is known of the user's model.
+
+    Attributes:
+        stack: The digest of the live stack, None while the base is not loaded.
+        pending: Signals, and layers to rebuild, that the next learn would use.
+        problem: Why the stack cannot answer, else empty.
+        items: The rules and facts that apply.
     """
 
     layers: tuple[Layer, ...] = ()
     revisions: tuple[Revision, ...] = ()
     report: LearnReport | None = None
     stack: str | None = None
-    fresh: int = 0
+    pending: int = 0
     withdrawn: tuple[HeadMove, ...] = ()
     problem: str = ""
     items: tuple[Item, ...] = ()
 
 
-class UserSession:
-    """One user's model at work. Every method may take long and is for a thread of its own."""
+@dataclass(frozen=True, slots=True)
+class ChatState:
+    """The conversations in the ledger: a list of the newest, the open ones whole, signals by turn."""
 
-    def __init__(self, runtime: Runtime, user: User) -> None:
+    summaries: tuple[ConversationSummary, ...]
+    conversations: dict[str, Conversation]
+    signals: dict[str, list[Signal]]
+    version: object
+
+
+class UserSession:
+    """The user's model. All methods but ``call`` block."""
+
+    def __init__(
+        self, runtime: Runtime, user: User, wrap_bug: Callable[[Exception], PersonalPeftError]
+    ) -> None:
         self.user = user
         self._runtime = runtime
-        self._tried = threading.Event()
-        self._known: tuple[object, ...] | None = None
+        self._wrap_bug = wrap_bug
+        self._load_ended = threading.Event()
+
+    async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a blocking function in a thread. Raises ``PersonalPeftError`` alone."""
+        try:
+            return await asyncio.to_thread(function, *args, **kwargs)
+        except PersonalPeftError:
+            raise
+        except Exception as error:
+            raise self._wrap_bug(error) from error
 
     @property
     def ready(self) -> bool:
-        """Whether the model was loaded, or loading it failed, so that nothing need wait for it."""
-        return self._tried.is_set()
+        """Whether the model was loaded or failed to load."""
+        return self._load_ended.is_set()
 
     def load(self) -> None:
-        """Loads the model. Raises as ``Runtime.engine``; what asks later tries again."""
+        """Load the model. Raises as ``Runtime.engine``; later requests try again."""
         try:
             self._runtime.engine()
         finally:
-            self._tried.set()
+            self._load_ended.set()
 
-    def write(self, messages: Sequence[dict[str, str]], job: TaskHandle) -> CompletedReply:
-        """A reply, its text so far in ``job.text``. A conversation that is too long loses its beginning. Raises ``Cancelled``
-        where it was stopped before the first piece, and as ``User.stream``.
+    def answer(
+        self, prompt: str, conversation_id: str | None, replaces: str | None, task: TaskHandle
+    ) -> Reply:
+        """Generate a reply, with the text so far in ``task.text``.
+
+        Waits for the model. Raises ``Cancelled`` if stopped before the first token, and as
+        ``User.stream``.
         """
-        while not self._tried.wait(_LOOK):
-            if job.stopped:
-                raise Cancelled("Stopped before the model was there.")
-        heard, left_out = list(messages), 0
-        while True:
-            try:
-                reply = self._stream(heard, job)
-                return CompletedReply(reply, self.user.turn(reply).at, left_out)
-            except PromptTooLong:
-                less = shorten(heard)
-                if less is None:
-                    raise
-                heard, left_out = less, left_out + 1
-
-    def _stream(self, heard: list[dict[str, str]], job: TaskHandle) -> Reply:
-        stream = self.user.stream(heard, cancelled=job.cancelled)
+        while not self._load_ended.wait(_POLL_SECONDS):
+            if task.stopped:
+                raise Cancelled("Stopped before the model was loaded.")
+        stream = self.user.stream(
+            prompt,
+            conversation_id=conversation_id,
+            replaces=replaces,
+            truncation="auto",
+            cancelled=task.cancelled,
+        )
         try:
             for piece in stream:
-                job.text += piece
+                task.text += piece
         finally:
             stream.close()
         try:
@@ -131,20 +143,28 @@ class UserSession:
         except NotFound:
             raise Cancelled("Stopped before the reply began.") from None
 
-    def learn(self, job: TaskHandle) -> LearnReport:
-        """Learns from all that is new. Raises as ``User.learn``."""
-        return self.user.learn(progress=job.progress, cancelled=job.cancelled)
+    def read_chats(self, open_ids: set[str], known: object = None) -> ChatState | None:
+        """Read the conversations, None if no program changed anything since the version ``known``.
 
-    def compare(
-        self, messages: Sequence[dict[str, str]], revision: str, layer: str, job: TaskHandle
-    ) -> Comparison:
-        """What is live and another revision ("previous", "base" or an id) on the same prompt. Raises as ``User.compare``."""
-        return self.user.compare(
-            list(messages), "live", revision, layer=layer, cancelled=job.cancelled
-        )
+        An erased conversation is missing.
+        """
+        version = self.user.summary(), self.user.layers()
+        if version == known:
+            return None
+        conversations = {}
+        for each in open_ids:
+            try:
+                conversations[each] = self.user.conversation(each)
+            except NotFound:
+                continue
+        signals: dict[str, list[Signal]] = {}
+        for signal in self.user.signals():
+            signals.setdefault(signal.turn or "", []).append(signal)
+        summaries = self.user.conversations(_MAX_CONVERSATIONS)
+        return ChatState(summaries, conversations, signals, version)
 
-    def refresh(self) -> ModelState:
-        """How things are now. Does not wait for the model."""
+    def read_model(self) -> ModelState:
+        """Read the state of the model. Does not wait for it to load."""
         user = self.user
         reports = user.reports()
         stack, problem = None, ""
@@ -154,43 +174,22 @@ class UserSession:
             except BaseMismatch as error:
                 problem = describe_error(error)
             except PersonalPeftError:
-                # The base is not there. Loading it has said so already.
+                # The base is missing, which loading has reported.
                 stack = None
+        rebuilds = (TriggerKind.STACK_BELOW_CHANGED, TriggerKind.RETRACTED)
         return ModelState(
-            user.layers(),
-            user.revisions(),
-            from_json(reports[-1]) if reports else None,
-            stack,
-            sum(each.use_code is SignalUse.PENDING for each in user.lessons())
-            + sum(
-                each.kind in (TriggerKind.STACK_BELOW_CHANGED, TriggerKind.RETRACTED)
-                for each in user.pending().news
-            ),
-            tuple(move for move in user.history() if move.cause == MoveCause.WITHDRAWN),
-            problem,
-            user.items(),
+            layers=user.layers(),
+            revisions=user.revisions(),
+            report=from_json(reports[-1]) if reports else None,
+            stack=stack,
+            pending=sum(each.use_code is SignalUse.PENDING for each in user.lessons())
+            + sum(each.kind in rebuilds for each in user.pending().news),
+            withdrawn=tuple(m for m in user.history() if m.cause == MoveCause.WITHDRAWN),
+            problem=problem,
+            items=user.items(),
         )
-
-    def talks(self) -> tuple[Conversation, ...] | None:
-        """The newest conversations, where anything has changed since the last time; None where nothing has. What other
-        programs do with the same user shows so.
-        """
-        now = self.user.summary(), self.user.layers()
-        if now == self._known:
-            return None
-        newest = _REMEMBERED if self._known is None else _SINCE
-        self._known = now
-        return conversations(self.user.turns(newest), self.user.signals())
-
-    def forget_talks(self) -> None:
-        """The next look at ``talks`` finds them changed."""
-        self._known = () if self._known is not None else None
-
-    def forget(self, item: str, job: TaskHandle) -> ForgetReport:
-        """Destroys one thing that was said. Raises as ``User.forget``."""
-        return self.user.forget(item, progress=job.progress, cancelled=job.cancelled)
 
 
 def describe_error(error: PersonalPeftError) -> str:
-    """What went wrong and the way out, as one text."""
+    """Return the message and the hint."""
     return f"{error.message}\n{error.hint}".strip()

@@ -1,11 +1,13 @@
-"""What the screen says, as styled text made of values. Everything that a person or a model wrote goes in as text and never
-as markup, with its control characters shown.
+"""Styled text made of values.
+
+Invariant: what a user or a model wrote goes in as text and never as markup, with its control
+characters escaped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
 from textual.content import Content
 
@@ -13,17 +15,22 @@ from personalpeft.formatting import pluralize
 from personalpeft.learning.report import excerpt, signal_text
 from personalpeft.types import Verdict
 from personalpeft_app.output import format_time, printable
-from personalpeft_app.tui.conversation import Exchange
-from personalpeft_app.tui.forgettable_list import ListRow
 from personalpeft_app.tui.theme import DIM
-from personalpeft_app.tui.user_session import ModelState
 
 if TYPE_CHECKING:
     from personalpeft import LearnReport, Provenance
     from personalpeft.erasure import ForgetReport
-    from personalpeft.memory.types import Item
+    from personalpeft.memory.types import Item as MemoryItem
     from personalpeft.types import Layer, Revision
+    from personalpeft_app.tui.conversation import ConversationRow, Exchange
+    from personalpeft_app.tui.user_session import ModelState
 
+# A row of a list and the id of the item that it shows, None if it cannot be forgotten.
+Item: TypeAlias = tuple[Content, str | None]
+
+# In cells: the room for a title in the list of conversations, and for a revision in its pane.
+_TITLE_WIDTH = 22
+_PANE_WIDTH = 34
 _MARKS = {
     Verdict.PROMOTED: ("●", "$success"),
     Verdict.REFUSED: ("○", "$error"),
@@ -66,27 +73,22 @@ def feedback(exchange: Exchange) -> Content:
     return Content("   ").join(Content.assemble(part) for part in parts)
 
 
-def status(user: str, standing: ModelState, going: Sequence[tuple[str, float]]) -> Content:
-    """The footer's left: who answers, what goes on now and how far it is, and how much there is to learn."""
-    stack = (
-        "…"
-        if standing.stack is None
-        else standing.stack[:8]
-        if any(each.head for each in standing.layers)
-        else "base"
-    )
+def status(user: str, state: ModelState, tasks: Sequence[tuple[str, float]]) -> Content:
+    """The footer: the user and the stack, the running tasks, and how much there is to learn."""
+    stack = "base" if state.stack is not None else "…"
+    if state.stack is not None and any(each.head for each in state.layers):
+        stack = state.stack[:8]
     parts = [Content.assemble((user, "bold"), (f"@{stack}", "$primary"))]
-    if standing.problem:
+    if state.problem:
         parts.append(Content.assemble(("the stack cannot answer", "bold $error")))
-    parts += [_going(*each) for each in going]
-    if standing.fresh and not going:
-        parts.append(Content.assemble((f"{standing.fresh} to learn", "$accent")))
+    parts += [_progress(*each) for each in tasks]
+    if state.pending and not tasks:
+        parts.append(Content.assemble((f"{state.pending} to learn", "$accent")))
     return Content("  ").join(parts)
 
 
-def _going(stage: str, done: float) -> Content:
+def _progress(stage: str, done: float) -> Content:
     name = (excerpt(printable(stage), 26), "$accent")
-    # A stage that has only begun says nothing of how long it takes.
     if not done:
         return Content.assemble(name, (" …", "$accent"))
     filled = bar(done, 8)
@@ -95,61 +97,76 @@ def _going(stage: str, done: float) -> Content:
     )
 
 
-def layer(each: Layer, width: int) -> Content:
-    """A layer's name and what is live in it."""
-    live = (each.head or "the bare base").partition("@")
-    name = live[2] or live[0]
-    room = max(1, width - len(each.name) - len(each.scope) - len(name) - 2)
+def conversation(row: ConversationRow, *, shown: bool) -> Content:
+    """Two lines of the list: the title; the time of the last turn and the number of turns."""
+    below = ""
+    if row.is_busy:
+        below = "writing …"
+    elif row.summary is not None:
+        below = f"{format_time(row.summary.updated_at)[5:]} · {row.summary.num_turns}"
+    title = excerpt(printable(" ".join(row.title.split()) or "A new conversation"), _TITLE_WIDTH)
     return Content.assemble(
-        (each.name, "bold"), (f" {each.scope}", DIM), " " * room, (name, "$primary")
+        ("▸ " if shown else "  ", "$primary"),
+        (title, "bold" if shown else ""),
+        "\n  ",
+        (below, DIM),
     )
 
 
-def gain(revision: Revision) -> float | None:
-    """How much likelier the answers held back became with it, in nats a token; None where that was not measured."""
-    target = revision.scores.get("target") or {}
-    if not target.get("asked") or target.get("before") is None or target.get("after") is None:
-        return None
-    return float(target["after"]) - float(target["before"])
+def layer(each: Layer, width: int) -> Content:
+    """The name of a layer and its head."""
+    head = each.head.rpartition("@")[2] if each.head else "the bare base"
+    room = max(1, width - len(each.name) - len(each.scope) - len(head) - 2)
+    return Content.assemble(
+        (each.name, "bold"), (f" {each.scope}", DIM), " " * room, (head, "$primary")
+    )
 
 
-def revision(each: Revision, *, live: bool, largest: float, width: int) -> Content:
-    """Two lines of the list: verdict, id and time; a bar of what it gained, as a part of the ``largest`` gain."""
+def revisions(state: ModelState) -> Iterator[tuple[str, str | None, Content]]:
+    """Yield each layer's revisions, newest first, then its bare base: layer, revision, text."""
+    largest = max((abs(_gain(each) or 0.0) for each in state.revisions), default=0.0)
+    for each in state.layers:
+        for revision in reversed(state.revisions):
+            if revision.layer == each.name:
+                is_live = each.head == revision.id
+                yield each.name, revision.id, _revision(revision, live=is_live, largest=largest)
+        live = "" if each.head else "  live"
+        yield each.name, None, Content.assemble(("◦ ", DIM), f"{each.name} the bare base{live}")
+
+
+def _revision(each: Revision, *, live: bool, largest: float) -> Content:
     mark, colour = _MARKS[each.verdict]
-    won = gain(each)
-    head = each.id.rpartition("@")[2]
-    word = "live" if live else f"{each.verdict}"
+    gain = _gain(each)
     first = [
         (f"{mark} ", colour),
         (f"{each.layer} ", "bold" if live else ""),
-        (head, ""),
-        (f"  {word}", colour),
+        (each.id.rpartition("@")[2], ""),
+        ("  live" if live else f"  {each.verdict}", colour),
     ]
-    if won is None:
+    if gain is None:
         second: list[tuple[str, str]] = [("  not measured", DIM)]
     else:
-        figure = f" {won:+.2f}"
-        filled = bar(abs(won) / largest if largest else 0.0, width - 3 - len(figure) - 13)
-        second = [("  ", ""), (filled or "╸", colour), (figure, "" if won > 0 else "$error")]
+        figure = f" {gain:+.2f}"
+        # The end of the line is two spaces and a time.
+        width = _PANE_WIDTH - 3 - len(figure) - 13
+        filled = bar(abs(gain) / largest if largest else 0.0, width) or "╸"
+        second = [("  ", ""), (filled, colour), (figure, "" if gain > 0 else "$error")]
     last = (
         ("  on probation", "$warning") if each.probation else (f"  {format_time(each.at)[5:]}", DIM)
     )
     return Content.assemble(*first, "\n", *second, last)
 
 
-def revisions_in_order(
-    revisions: Sequence[Revision], layers: Iterable[Layer]
-) -> list[tuple[str, Revision | None]]:
-    """The rows of the list: each layer's revisions, newest first, and then None for the bare base."""
-    rows: list[tuple[str, Revision | None]] = []
-    for each in layers:
-        rows += [(each.name, found) for found in reversed(revisions) if found.layer == each.name]
-        rows.append((each.name, None))
-    return rows
+def _gain(revision: Revision) -> float | None:
+    """The gain of the held-out answers in nats a token, None if it was not measured."""
+    target = revision.scores.get("target") or {}
+    if not target.get("asked") or target.get("before") is None or target.get("after") is None:
+        return None
+    return float(target["after"]) - float(target["before"])
 
 
 def report(last: LearnReport | None) -> Content:
-    """The last report, short enough for the side panel."""
+    """The last report, short enough for the side pane."""
     if last is None:
         return Content.assemble(("No learn yet. Correct a few replies, then press ^L.", DIM))
     word = last.event if last.event != "learn" else str(last.verdict)
@@ -181,69 +198,62 @@ def report(last: LearnReport | None) -> Content:
     return Content.assemble(*parts)
 
 
-def why(account: Provenance | None) -> list[ListRow]:
-    """Why the selected reply was as it was: each thing that went into it, and the reply itself."""
-    if account is None:
-        return [ListRow(Content.assemble(("Select a reply that is in the ledger.", DIM)))]
-    turn = account.turn
-    rows = [_forgettable_row("this reply", turn.reply, turn.id)]
-    for part in account.parts:
+def why(provenance: Provenance | None) -> list[Item]:
+    """The selected reply, and each revision and signal that shaped it."""
+    if provenance is None:
+        return [_note("Select a reply that is in the ledger.")]
+    turn = provenance.turn
+    rows = [_item("this reply", turn.reply, turn.id)]
+    for part in provenance.parts:
         mark, colour = _MARKS[part.revision.verdict]
-        rows.append(_heading(f"{mark} {part.revision.id}", colour, f"  × {part.weight:g}"))
-        rows += [_forgettable_row(str(s.kind), signal_text(s), s.id) for s in part.signals]
-    rows += [_heading(f"○ {each}", DIM, "  forgotten since") for each in account.forgotten]
-    if account.items:
-        rows.append(_heading("In the prompt", "", ""))
-        rows += [_forgettable_row(str(s.kind), signal_text(s), s.id) for s in account.items]
+        rows.append(_heading(f"\n{mark} {part.revision.id}", colour, f"  × {part.weight:g}"))
+        rows += [_item(str(s.kind), signal_text(s), s.id) for s in part.signals]
+    rows += [_heading(f"\n○ {each}", DIM, "  forgotten since") for each in provenance.forgotten]
+    if provenance.items:
+        rows.append(_heading("\nIn the prompt"))
+        rows += [_item(str(s.kind), signal_text(s), s.id) for s in provenance.items]
     if len(rows) == 1:
-        rows.append(
-            ListRow(Content.assemble(("\nThe bare base answered, with nothing of yours.", DIM)))
-        )
+        rows.append(_note("\nThe bare base answered, without your feedback."))
     return rows
 
 
-def memory(items: Sequence[Item]) -> list[ListRow]:
-    """The rules and the facts that act now, the newest first."""
-    rows: list[ListRow] = []
-    for kind, title in (
-        ("rule", "Rules, in every prompt"),
-        ("fact", "Facts, looked up when they are near"),
-    ):
+def memory(items: Sequence[MemoryItem]) -> list[Item]:
+    """The rules and facts that apply now, newest first."""
+    rows: list[Item] = []
+    titles = {"rule": "Rules, in every prompt", "fact": "Facts, looked up when they are near"}
+    for kind, title in titles.items():
         own = [each for each in reversed(items) if each.kind == kind]
         if own:
-            rows.append(_heading(title, "", "", first=not rows))
-            rows += [
-                _forgettable_row(format_time(each.at)[5:10], each.text, each.id) for each in own
-            ]
-    return rows or [
-        ListRow(Content.assemble(("Nothing yet. F4 tells a fact, c on a reply a rule.", DIM)))
-    ]
+            rows.append(_heading(f"\n{title}" if rows else title))
+            rows += [_item(format_time(each.at)[5:10], each.text, each.id) for each in own]
+    return rows or [_note("Nothing yet. F4 adds a fact, c on a reply a rule.")]
 
 
-def would_forget(what: Content, report: ForgetReport) -> Content:
-    """What would go with something that is to be forgotten, and what would be built anew."""
-    parts: list[Content | str] = [what, "\n"]
-    gone = ((report.turns, "turn"), (report.signals, "signal"), (report.revisions, "revision"))
-    with_it = [pluralize(len(ids), each) for ids, each in gone if ids]
-    parts.append(f"\nDestroyed for good: {', '.join(with_it)}.")
+def forget_preview(text: Content, report: ForgetReport) -> Content:
+    """What forgetting an item would destroy and rebuild."""
+    parts: list[Content | str] = [text, "\n"]
+    destroyed = ((report.turns, "turn"), (report.signals, "signal"), (report.revisions, "revision"))
+    counts = [pluralize(len(ids), each) for ids, each in destroyed if ids]
+    parts.append(f"\nDestroyed for good: {', '.join(counts)}.")
     if report.emptied:
         parts.append(f"\nEmptied: {pluralize(len(report.emptied), 'turn')} that had it in view.")
-    for layer, head in report.heads.items():
+    for layer_name, head in report.heads.items():
         parts.append(
-            f"\n{layer} goes back to {head or 'the bare base'}, and is built anew from what is left."
+            f"\n{layer_name} goes back to {head or 'the bare base'} and is rebuilt without it."
         )
     if report.stands:
-        parts.append(
-            f"\nThe same words stand in {pluralize(len(report.stands), 'other place')}, which stay."
-        )
+        places = pluralize(len(report.stands), "other place")
+        parts.append(f"\nThe same words stay in {places}.")
     return Content.assemble(*parts)
 
 
-def _heading(text: str, colour: str, more: str, *, first: bool = False) -> ListRow:
-    return ListRow(
-        Content.assemble("" if first else "\n", (text, f"bold {colour}".strip()), (more, DIM))
-    )
+def _heading(text: str, colour: str = "", more: str = "") -> Item:
+    return Content.assemble((text, f"bold {colour}".strip()), (more, DIM)), None
 
 
-def _forgettable_row(what: str, text: str, item: str) -> ListRow:
-    return ListRow(Content.assemble((f"{what}: ", DIM), printable(excerpt(text, 60))), item)
+def _note(text: str) -> Item:
+    return Content.assemble((text, DIM)), None
+
+
+def _item(label: str, text: str, item: str) -> Item:
+    return Content.assemble((f"{label}: ", DIM), printable(excerpt(text, 60))), item

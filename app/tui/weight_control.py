@@ -1,4 +1,4 @@
-"""One layer of the stack with its weight, to be turned."""
+"""A layer of the stack with a slider for its weight."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from personalpeft_app.tui.theme import DIM
 if TYPE_CHECKING:
     from personalpeft.types import Layer
 
-_MOST = 2.0
+_MAX = 2.0
 _STEP = 0.1
 
 
-class Weight(Widget, can_focus=True):
-    """A layer and its weight, from 0 to 2, to turn with the arrow keys or the mouse."""
+class WeightControl(Widget, can_focus=True):
+    """A weight from 0 to 2, set with the arrow keys or the mouse."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("left,minus", "turn(-1)", "Less"),
-        Binding("right,plus", "turn(1)", "More"),
-        Binding("0", "set(0.0)", "Without it"),
-        Binding("1", "set(1.0)", "As it was learned"),
+        Binding("left,minus", "step(-1)", "Less"),
+        Binding("right,plus", "step(1)", "More"),
+        Binding("0", "set(0.0)", "Without the layer"),
+        Binding("1", "set(1.0)", "As learned"),
     ]
 
-    class Turned(Message):
-        """Somebody wants another weight."""
+    class WeightChanged(Message):
+        """The user set another weight."""
 
         def __init__(self, layer: str, weight: float) -> None:
             super().__init__()
@@ -40,26 +40,22 @@ class Weight(Widget, can_focus=True):
 
     def __init__(self, layer: Layer) -> None:
         super().__init__()
-        self._of = layer
+        self.layer_name = layer.name
+        self._layer = layer
         self.weight = layer.weight
 
-    @property
-    def of(self) -> str:
-        """Whose weight it is."""
-        return self._of.name
-
     def show(self, layer: Layer) -> None:
-        """What is so now."""
-        self._of, self.weight = layer, layer.weight
+        """Show the layer as it is now."""
+        self._layer, self.weight = layer, layer.weight
         self.refresh()
 
     def render(self) -> Content:
         width = self.size.width
         rail = width - 6
-        at = round(max(0.0, min(1.0, self.weight / _MOST)) * (rail - 1))
+        at = round(max(0.0, min(1.0, self.weight / _MAX)) * (rail - 1))
         knob = "◆" if self.has_focus else "●"
         return Content.assemble(
-            views.layer(self._of, width),
+            views.layer(self._layer, width),
             "\n",
             ("━" * at, "$primary"),
             (knob, "bold $accent" if self.has_focus else "bold $primary"),
@@ -70,17 +66,17 @@ class Weight(Widget, can_focus=True):
     def watch_has_focus(self, focus: bool) -> None:
         self.refresh()
 
-    def action_turn(self, steps: int) -> None:
+    def action_step(self, steps: int) -> None:
         self.action_set(round(self.weight + steps * _STEP, 2))
 
     def action_set(self, weight: float) -> None:
-        weight = max(0.0, min(_MOST, weight))
+        weight = max(0.0, min(_MAX, weight))
         if weight != self.weight:
             self.weight = weight
             self.refresh()
-            self.post_message(self.Turned(self.of, weight))
+            self.post_message(self.WeightChanged(self.layer_name, weight))
 
     def on_click(self, event: events.Click) -> None:
         rail = self.size.width - 6
         if event.y == 1 and event.x < rail:
-            self.action_set(round(event.x / (rail - 1) * _MOST / _STEP) * _STEP)
+            self.action_set(round(event.x / (rail - 1) * _MAX / _STEP) * _STEP)

@@ -10,9 +10,9 @@ from personalpeft import Runtime, User
 from personalpeft.errors import HomeError
 from personalpeft.types import SignalKind
 from personalpeft_app.tui.composer import Composer
+from personalpeft_app.tui.lists import RevisionList
 from personalpeft_app.tui.model_pane import ModelPane
-from personalpeft_app.tui.revisions import Revisions
-from personalpeft_app.tui.weight_control import Weight
+from personalpeft_app.tui.weight_control import WeightControl
 
 
 def _kinds(runtime: Runtime) -> list[SignalKind]:
@@ -20,7 +20,7 @@ def _kinds(runtime: Runtime) -> list[SignalKind]:
 
 
 def _stage(seat: Seat) -> str:
-    job = seat.app._panel.studying.learning
+    job = seat.app._model.learn_task
     assert job is not None
     return job.stage[:12]
 
@@ -118,14 +118,14 @@ def test_learning_shows_how_far_it_is_and_then_its_report(
         gate = Gate(monkeypatch)
         await seat.press("ctrl+l")
         await seat.until(
-            lambda: (job := seat.app._panel.studying.learning) and job.stage != "Learning",
+            lambda: (job := seat.app._model.learn_task) and job.stage != "Learning",
             "progress",
         )
         await seat.until(
             lambda: _stage(seat) in seat.screen.splitlines()[-1], "the stage in the footer"
         )
         gate.let(10_000)
-        await seat.until(lambda: seat.app._panel.studying.learning is None, "the end of the learn")
+        await seat.until(lambda: seat.app._model.learn_task is None, "the end of the learn")
         await seat.sees("style: promoted")
         await seat.until(lambda: "to learn" not in seat.screen.splitlines()[-1])
         assert f"ada@{ada.stack().digest[:8]}" in seat.screen
@@ -163,11 +163,11 @@ def test_nothing_to_learn_is_a_message(runtime: Runtime) -> None:
 @pytest.mark.exhaustive
 def test_a_weight_is_turned_with_the_keys_and_with_the_mouse(learned: Runtime) -> None:
     async def play(seat: Seat) -> None:
-        await seat.until(lambda: seat.app.query(Weight), "the weight")
+        await seat.until(lambda: seat.app.query(WeightControl), "the weight")
         await seat.press("f3", "down")
         await seat.press("left")
         await seat.until(lambda: learned.user("ada").layers()[0].weight == 0.9, "the new weight")
-        await seat.pilot.click(Weight, offset=(0, 1))
+        await seat.pilot.click(WeightControl, offset=(0, 1))
         await seat.until(
             lambda: learned.user("ada").layers()[0].weight == 0.0, "the mouse's weight"
         )
@@ -181,7 +181,7 @@ def test_rolling_back_makes_another_revision_live(learned: Runtime) -> None:
         seat.app.action_open("revisions")
         await seat.pilot.pause()
         await seat.sees("the bare base")
-        seat.app.query_one(Revisions).focus()
+        seat.app.query_one(RevisionList).focus()
         await seat.press("home", "enter")
         await seat.hears("is live already")
         await seat.press("end", "enter")
@@ -245,7 +245,7 @@ def test_the_side_panel_shows_revisions_with_what_they_gained(learned: Runtime) 
         seat.app.action_open("revisions")
         (revision,) = learned.user("ada").revisions()
         await seat.sees(revision.id.rpartition("@")[2])
-        assert "━" in str(seat.app.query_one(Revisions).get_option_at_index(0).prompt)
+        assert "━" in str(seat.app.query_one(RevisionList).get_option_at_index(0).prompt)
         seat.app.action_open("report")
         await seat.sees("held back to judge by")
         assert seat.app.query_one(ModelPane).tab == "report"

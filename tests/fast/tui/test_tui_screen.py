@@ -42,18 +42,18 @@ def test_a_wide_screen_shows_conversations_and_stack_beside_it(learned: Runtime)
     async def play(seat: Seat) -> None:
         await seat.sees("question 3")
         await seat.sees("always")
-        assert "Stack  Built  Report  Why" in seat.screen
+        assert "Stack  Revisions  Report  Why" in seat.screen
 
     sit_down(learned, play, size=(140, 40))
 
 
 def test_the_panel_opens_and_closes_on_one_key(learned: Runtime) -> None:
     async def play(seat: Seat) -> None:
-        assert "Built" not in seat.screen
+        assert "Revisions" not in seat.screen
         await seat.press("f3")
-        await seat.sees("Built")
+        await seat.sees("Revisions")
         await seat.press("f3")
-        assert "Built" not in seat.screen
+        assert "Revisions" not in seat.screen
 
     sit_down(learned, play)
 

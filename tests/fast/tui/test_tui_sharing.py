@@ -12,7 +12,7 @@ import personalpeft
 from personalpeft import Runtime, TrainingStatus, User
 from personalpeft.errors import HomeError
 from personalpeft_app.tui import app as screen
-from personalpeft_app.tui.forgettable_list import ForgettableList
+from personalpeft_app.tui.lists import ForgettableList
 from personalpeft_app.tui.user_session import ModelState
 
 pytestmark = pytest.mark.exhaustive
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.exhaustive
 
 @pytest.fixture(autouse=True)
 def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(screen, "_WATCH", 0.05)
+    monkeypatch.setattr(screen, "_WATCH_SECONDS", 0.05)
 
 
 def other(runtime: Runtime) -> Runtime:
@@ -200,7 +200,7 @@ def test_what_is_learned_here_is_not_said_to_be_learned_elsewhere(
             await seat.pilot.pause(0.05)
             seen.append(seat.screen.splitlines()[-1])
         gate.let(10_000)
-        await seat.until(lambda: seat.app._panel.studying.learning is None, "the end of the learn")
+        await seat.until(lambda: seat.app._model.learn_task is None, "the end of the learn")
         assert not any("Elsewhere" in line for line in seen)
 
     sit_down(runtime, play)
@@ -214,7 +214,7 @@ def test_what_ends_while_the_program_closes_is_shown_nowhere_and_breaks_nothing(
     ada.learn()
 
     async def play(seat: Seat) -> None:
-        panel = seat.app._panel
+        panel = seat.app._model
         standing = ModelState(layers=ada.layers(), revisions=ada.revisions())
         await panel.remove()
         await panel.show(standing)

@@ -100,7 +100,7 @@ class Seat:
         await self.pilot.pause()
 
     async def rests(self) -> None:
-        await self.until(lambda: not self.app._middle.speaking.busy, "the end of the reply")
+        await self.until(lambda: not self.app._chat.is_busy, "the end of the reply")
 
     async def edit(self) -> None:
         """Opens the newest reply, to be edited in its place."""
@@ -123,17 +123,17 @@ def sit_down(
     """Opens ada's chat at a size in cells, does what ``play`` does, and closes it. ``load`` is called before loading; ``bugs``
     says that the play is about one.
     """
-    desk = UserSession(runtime, runtime.user("ada"))
+    session = UserSession(runtime, runtime.user("ada"), _bug)
     if load is not None:
-        plain = desk._runtime.engine
+        plain = session._runtime.engine
 
         class _Loading:
             def engine(self) -> object:
                 load()
                 return plain()
 
-        desk._runtime = _Loading()  # type: ignore[assignment]
-    app = Tui(desk, TaskHandle(), _bug)
+        session._runtime = _Loading()  # type: ignore[assignment]
+    app = Tui(session, TaskHandle())
     heard: list[str] = []
     notify = app.notify
 
@@ -145,9 +145,9 @@ def sit_down(
 
     async def run() -> None:
         async with app.run_test(size=size, notifications=True) as pilot:
-            seat = Seat(app, pilot, heard, desk.user)
+            seat = Seat(app, pilot, heard, session.user)
             if load is None:
-                await seat.until(lambda: app._panel.studying.loading is None, "loading")
+                await seat.until(lambda: app._model.load_task is None, "loading")
             await play(seat)
             assert bugs or "bug:" not in seat.said
             await app.action_quit()
