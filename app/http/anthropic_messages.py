@@ -30,9 +30,9 @@ _ROLES = {"user": "user", "assistant": "assistant", "tool": "tool"}
 
 def blueprint(models: Models) -> Blueprint:
     """Return the routes."""
-    made = Blueprint("anthropic_messages", __name__)
+    routes = Blueprint("anthropic_messages", __name__)
 
-    @made.post("/v1/messages")
+    @routes.post("/v1/messages")
     def messages() -> Response:
         body = validation.read_object()
         validation.check_names(
@@ -41,11 +41,11 @@ def blueprint(models: Models) -> Blueprint:
         how = generation.sampling(body, stop="stop_sequences", hottest=1.0)
         if how["max_tokens"] is None:
             raise InvalidParameter("max_tokens is missing.", "max_tokens")
-        said = _read_messages(models, body)
+        prompt = _read_messages(models, body)
         offer = _offer(models, body)
         stream = validation.read_bool(body, "stream")
         model = models.named(generation.model_name(body))
-        asked = Generation(model, [said], **offer.options(how))
+        asked = Generation(model, [prompt], **offer.options(how))
         head = {
             "id": f"msg_{secrets.token_hex(12)}",
             "type": "message",
@@ -56,7 +56,7 @@ def blueprint(models: Models) -> Blueprint:
             return generation.sse_response(
                 asked,
                 _events(asked, head, offer),
-                lambda said: generation.format_event(said, "error"),
+                lambda error: generation.format_event(error, "error"),
             )
         (reply,) = asked.replies()
         written = offer.read(reply)
@@ -72,29 +72,32 @@ def blueprint(models: Models) -> Blueprint:
         response.headers.update(generation.headers(model, reply.stack.digest, reply.turn_id))
         return response
 
-    @made.post("/v1/messages/count_tokens")
+    @routes.post("/v1/messages/count_tokens")
     def count() -> Response:
         body = validation.read_object()
         validation.check_names(body, known=_KNOWN, ignored=_IGNORED, neutral=_NEUTRAL)
-        said, offer = _read_messages(models, body), _offer(models, body)
+        prompt, offer = _read_messages(models, body), _offer(models, body)
         model = models.named(generation.model_name(body))
         # An unread stream never reaches the model.
         unread = model.user.stream(
-            said, tools=offer.tools, must_call=offer.required, max_tokens=1, **model.options
+            prompt, tools=offer.tools, must_call=offer.required, max_tokens=1, **model.options
         )
         return jsonify({"input_tokens": unread.prompt_tokens})
 
-    return made
+    return routes
 
 
 def _read_messages(models: Models, body: Body) -> list[dict[str, Any]]:
     listed = tools.anthropic_messages(body.get("messages"))
-    said = generation.messages(listed, "messages", ("text",), _ROLES)
-    tools.checked(models, said)
+    messages = generation.messages(listed, "messages", ("text",), _ROLES)
+    tools.checked(models, messages)
     system = body.get("system")
     if not system:
-        return said
-    return [{"role": "system", "content": generation.text_of(system, "system", ("text",))}, *said]
+        return messages
+    return [
+        {"role": "system", "content": generation.text_of(system, "system", ("text",))},
+        *messages,
+    ]
 
 
 def _offer(models: Models, body: Body) -> ToolOptions:
@@ -123,8 +126,8 @@ def _events(asked: Generation, head: dict[str, Any], offer: ToolOptions) -> Iter
     begun = {**head, "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
     yield event("message_start", message=begun)
     reading, blocks = offer.reader(), _Blocks()
-    for said in (said for each in chain(first, stream) for said in reading.push(each)):
-        for kind, more in blocks.add(said):
+    for part in (part for each in chain(first, stream) for part in reading.push(each)):
+        for kind, more in blocks.add(part):
             yield event(kind, **more)
     reply, rest = generation.read_all(stream), reading.finish()
     offer.check(reply, [*blocks.calls, *tools.calls_of(rest)])
@@ -152,9 +155,9 @@ class _Blocks:
         self._open = False
         self.calls: list[ToolCall] = []
 
-    def add(self, said: Said) -> Iterator[tuple[str, dict[str, Any]]]:
+    def add(self, part: Said) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield the events of a text or call."""
-        if isinstance(said, str):
+        if isinstance(part, str):
             if not self._open:
                 self._open = True
                 yield (
@@ -163,12 +166,12 @@ class _Blocks:
                 )
             yield (
                 "content_block_delta",
-                {"index": self._number, "delta": {"type": "text_delta", "text": said}},
+                {"index": self._number, "delta": {"type": "text_delta", "text": part}},
             )
             return
         yield from self._closed()
-        self.calls.append(said)
-        call = tools.anthropic_call(said)
+        self.calls.append(part)
+        call = tools.anthropic_call(part)
         asked = json.dumps(call["input"], ensure_ascii=False)
         yield "content_block_start", {"index": self._number, "content_block": {**call, "input": {}}}
         yield (

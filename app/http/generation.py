@@ -69,11 +69,11 @@ def messages(
             raise InvalidParameter(
                 f"{place}.function_call: give tool_calls in its place.", f"{place}.function_call"
             )
-        said = about_tools(each, place)
+        tool_fields = about_tools(each, place)
         # Who only calls need say nothing.
-        silent = bool(said.get("tool_calls")) and each.get("content") is None
-        text = "" if silent else text_of(each.get("content"), f"{place}.content", kinds)
-        found.append({"role": roles[role], "content": text, **said})
+        is_silent = bool(tool_fields.get("tool_calls")) and each.get("content") is None
+        text = "" if is_silent else text_of(each.get("content"), f"{place}.content", kinds)
+        found.append({"role": roles[role], "content": text, **tool_fields})
     return found
 
 
@@ -83,7 +83,7 @@ def text_of(content: Any, where: str, kinds: Sequence[str]) -> str:
         return content
     if not isinstance(content, list) or len(content) > _MOST_MESSAGES:
         raise InvalidParameter(f"{where} must be a text or a list of parts.", where)
-    said = []
+    texts = []
     for number, part in enumerate(content):
         fits = (
             isinstance(part, dict)
@@ -95,8 +95,8 @@ def text_of(content: Any, where: str, kinds: Sequence[str]) -> str:
                 f"{where}[{number}]: only parts of type {kinds[0]} can be read.",
                 f"{where}[{number}]",
             )
-        said.append(part["text"])
-    return "".join(said)
+        texts.append(part["text"])
+    return "".join(texts)
 
 
 class Generation:
@@ -159,8 +159,8 @@ def metadata(model: Model, reply: Reply) -> dict[str, Any]:
 
 def headers(model: Model, stack: str, turn: str = "") -> dict[str, str]:
     """Return the same as headers. A stream has no turn before its end."""
-    said = {"X-PersonalPeft-User": model.user.id, "X-PersonalPeft-Stack": stack}
-    return {**said, "X-PersonalPeft-Turn": turn} if turn else said
+    found = {"X-PersonalPeft-User": model.user.id, "X-PersonalPeft-Stack": stack}
+    return {**found, "X-PersonalPeft-Turn": turn} if turn else found
 
 
 def sse_response(

@@ -30,16 +30,16 @@ _PREFIX = "personalpeft:"
 
 def blueprint(runtime: Runtime, places: ConcurrencyLimiter) -> Blueprint:
     """Return the route, for admins."""
-    made = Blueprint("metrics", __name__)
+    routes = Blueprint("metrics", __name__)
     registry = CollectorRegistry()
     registry.register(_Serving(runtime, places))
 
-    @made.get("/metrics")
+    @routes.get("/metrics")
     def metrics() -> Response:
         require_admin()
         return Response(generate_latest(registry), content_type=CONTENT_TYPE_LATEST)
 
-    return made
+    return routes
 
 
 class _Serving(Collector):

@@ -73,9 +73,9 @@ _COMPLETION_TOKENS = 16
 
 def blueprint(models: Models) -> Blueprint:
     """Return the routes."""
-    made = Blueprint("openai_chat", __name__)
+    routes = Blueprint("openai_chat", __name__)
 
-    @made.post("/v1/chat/completions")
+    @routes.post("/v1/chat/completions")
     def chat() -> Response:
         body = validation.read_object()
         validation.check_names(body, known=_CHAT, ignored=IGNORED, neutral=_CHAT_NEUTRAL)
@@ -83,7 +83,7 @@ def blueprint(models: Models) -> Blueprint:
             "max_tokens" if body.get("max_completion_tokens") is None else "max_completion_tokens"
         )
         how = generation.sampling(body, length=length)
-        said = generation.messages(body.get("messages"), "messages", ("text",), _ROLES)
+        messages = generation.messages(body.get("messages"), "messages", ("text",), _ROLES)
         how["logprobs"] = validation.read_bool(body, "logprobs")
         how["top_logprobs"] = (
             validation.read_int(body, "top_logprobs", least=0, most=MAX_TOP_LOGPROBS) or 0
@@ -95,10 +95,10 @@ def blueprint(models: Models) -> Blueprint:
             models, body, body.get("tools"), tools.openai_choice(body), alone=alone
         )
         return _answer(
-            models, body, [tools.checked(models, said)], offer.options(how), _Chat(offer)
+            models, body, [tools.checked(models, messages)], offer.options(how), _Chat(offer)
         )
 
-    @made.post("/v1/completions")
+    @routes.post("/v1/completions")
     def completion() -> Response:
         body = validation.read_object()
         known = (*_SAMPLING, "prompt", "logprobs")
@@ -112,7 +112,7 @@ def blueprint(models: Models) -> Blueprint:
             raise InvalidParameter("prompt is missing.", "prompt")
         return _answer(models, body, prompts, {**how, "template": False}, _Completion())
 
-    return made
+    return routes
 
 
 class _Chat:
@@ -124,8 +124,8 @@ class _Chat:
         self.offer = offer
 
     def choice(self, reply: Reply, logprobs: bool) -> dict[str, Any]:
-        said = self.offer.read(reply)
-        text, calls = tools.text_of(said), tools.calls_of(said)
+        parts = self.offer.read(reply)
+        text, calls = tools.text_of(parts), tools.calls_of(parts)
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
         if calls:
             message |= {
@@ -142,10 +142,10 @@ class _Chat:
     def opening(self) -> dict[str, Any] | None:
         return {"delta": {"role": "assistant", "content": ""}}
 
-    def delta(self, said: Said, number: int) -> dict[str, Any]:
-        if isinstance(said, ToolCall):
-            return {"delta": {"tool_calls": [{"index": number, **tools.openai_call(said)}]}}
-        return {"delta": {"content": said} if said else {}}
+    def delta(self, part: Said, number: int) -> dict[str, Any]:
+        if isinstance(part, ToolCall):
+            return {"delta": {"tool_calls": [{"index": number, **tools.openai_call(part)}]}}
+        return {"delta": {"content": part} if part else {}}
 
     def logprobs(self, tokens: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
         return {"content": format_logprobs(tokens), "refusal": None}
@@ -164,8 +164,8 @@ class _Completion:
     def opening(self) -> dict[str, Any] | None:
         return None
 
-    def delta(self, said: Said, number: int) -> dict[str, Any]:
-        return {"text": said}
+    def delta(self, part: Said, number: int) -> dict[str, Any]:
+        return {"text": part}
 
     def logprobs(self, tokens: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
         offsets = []
@@ -211,10 +211,13 @@ def _answer(
     choices = [
         {"index": n, **form.choice(reply, how["logprobs"])} for n, reply in enumerate(replies)
     ]
-    told = [generation.metadata(model, reply) for reply in replies]
-    said = {**head, "object": form.whole, "choices": choices, "usage": _usage(replies)}
+    metadata = [generation.metadata(model, reply) for reply in replies]
+    response_body = {**head, "object": form.whole, "choices": choices, "usage": _usage(replies)}
     response = jsonify(
-        {**said, "personalpeft": {**told[0], "turns": [each["turn"] for each in told]}}
+        {
+            **response_body,
+            "personalpeft": {**metadata[0], "turns": [each["turn"] for each in metadata]},
+        }
     )
     response.headers.update(generation.headers(model, replies[0].stack.digest, replies[0].turn_id))
     return response
@@ -229,10 +232,10 @@ class _StreamCursor:
         # The log-probs that were sent.
         self._tokens = self._letters = 0
 
-    def delta(self, said: Said) -> dict[str, Any]:
+    def delta(self, part: Said) -> dict[str, Any]:
         """Return the next part, with the log-probs of the tokens since the last one."""
-        delta = self._form.delta(said, len(self.calls))
-        self.calls += tools.calls_of([said])
+        delta = self._form.delta(part, len(self.calls))
+        self.calls += tools.calls_of([part])
         if not self._logprobs:
             return delta
         tokens = self._stream.logprobs[self._tokens :]
@@ -258,12 +261,12 @@ def _events(
             if not begun and (opening := form.opening()):
                 yield chunk(number, opening)
             begun = True
-            for said in reading.push(piece):
-                yield chunk(number, written.delta(said))
+            for part in reading.push(piece):
+                yield chunk(number, written.delta(part))
         reply, rest = generation.read_all(stream), reading.finish()
         form.offer.check(reply, [*written.calls, *tools.calls_of(rest)])
-        for said in rest:
-            yield chunk(number, written.delta(said))
+        for part in rest:
+            yield chunk(number, written.delta(part))
         replies.append(reply)
         finish = _finish(reply, called=bool(written.calls))
         yield chunk(

@@ -39,16 +39,16 @@ _PARTS = ("input_text", "output_text")
 
 def blueprint(models: Models) -> Blueprint:
     """Return the route."""
-    made = Blueprint("openai_responses", __name__)
+    routes = Blueprint("openai_responses", __name__)
 
-    @made.post("/v1/responses")
+    @routes.post("/v1/responses")
     def responses() -> Response:
         body = validation.read_object()
         validation.check_names(
             body, known=_KNOWN, ignored=(*IGNORED, "stream_options"), neutral=_NEUTRAL
         )
         how = generation.sampling(body, length="max_output_tokens")
-        said = tools.checked(models, _read_messages(body), "input")
+        prompt = tools.checked(models, _read_messages(body), "input")
         alone = not validation.read_bool(body, "parallel_tool_calls", True)
         choice = tools.openai_choice(body, flat=True)
         offer = tools.offered(
@@ -57,21 +57,21 @@ def blueprint(models: Models) -> Blueprint:
         how |= {**_likely(body, offer), "truncation": _truncation(body)}
         stream = validation.read_bool(body, "stream")
         model = models.named(generation.model_name(body))
-        asked = Generation(model, [said], **offer.options(how))
+        asked = Generation(model, [prompt], **offer.options(how))
         shape = _Shape(body, model.name)
         if stream:
             return generation.sse_response(asked, _events(asked, shape, offer), _fault)
         (reply,) = asked.replies()
         output = _Output()
-        for said in offer.read(reply):
-            list(output.add(said, reply.logprobs))
+        for part in offer.read(reply):
+            list(output.add(part, reply.logprobs))
         list(output.end(reply))
         whole = {**shape.ended(reply, output), "personalpeft": generation.metadata(model, reply)}
         response = jsonify(whole)
         response.headers.update(generation.headers(model, reply.stack.digest, reply.turn_id))
         return response
 
-    return made
+    return routes
 
 
 def _likely(body: Body, offer: ToolOptions) -> dict[str, Any]:
@@ -82,9 +82,7 @@ def _likely(body: Body, offer: ToolOptions) -> dict[str, Any]:
         raise InvalidParameter(f"include can be {_LOGPROBS}.", "include")
     if wanted and offer.tools:
         # Which of the tokens are text and which are calls shows only when the reply is read.
-        raise InvalidParameter(
-            "include: log-probs are not told of a reply that may call tools.", "include"
-        )
+        raise InvalidParameter("include: log-probs are not available with tools.", "include")
     if top and not wanted:
         raise InvalidParameter(f"top_logprobs goes with include {_LOGPROBS}.", "top_logprobs")
     return {"logprobs": bool(wanted), "top_logprobs": top}
@@ -210,11 +208,11 @@ class _Output:
         self._likely: list[dict[str, Any]] = []
         self._id = ""
 
-    def add(self, said: Said, tokens: Sequence[TokenLogprob] = ()) -> Iterator[Event]:
+    def add(self, part: Said, tokens: Sequence[TokenLogprob] = ()) -> Iterator[Event]:
         """Add a text or call, with the log-probs of its tokens if requested."""
-        if isinstance(said, ToolCall):
+        if isinstance(part, ToolCall):
             yield from self._closed("completed")
-            yield from self._call(said)
+            yield from self._call(part)
             return
         if self._text is None:
             self._text, self._id = [], f"msg_{secrets.token_hex(16)}"
@@ -222,10 +220,10 @@ class _Output:
             yield "response.output_item.added", {"output_index": len(self.items), "item": item}
             yield "response.content_part.added", {**self._place, "part": _part("", [])}
         known = format_logprobs(tokens)
-        self._text.append(said)
+        self._text.append(part)
         self._likely += known
-        if said or known:
-            yield "response.output_text.delta", {**self._place, "delta": said, "logprobs": known}
+        if part or known:
+            yield "response.output_text.delta", {**self._place, "delta": part, "logprobs": known}
 
     def end(self, reply: Reply) -> Iterator[Event]:
         """End the open item with the reply. An empty response has one message."""
@@ -302,18 +300,18 @@ def _events(asked: Generation, shape: _Shape, offer: ToolOptions) -> Iterator[st
     first = [piece] if (piece := next(stream, None)) is not None else []
     yield event("response.created", response=shape.begun())
     yield event("response.in_progress", response=shape.begun())
-    reading, output, told = offer.reader(), _Output(), 0
-    for said in (said for each in chain(first, stream) for said in reading.push(each)):
-        tokens = stream.logprobs[told:]
-        told += len(tokens)
-        for kind, more in output.add(said, tokens):
+    reading, output, sent = offer.reader(), _Output(), 0
+    for part in (part for each in chain(first, stream) for part in reading.push(each)):
+        tokens = stream.logprobs[sent:]
+        sent += len(tokens)
+        for kind, more in output.add(part, tokens):
             yield event(kind, **more)
     reply, rest = generation.read_all(stream), reading.finish()
     offer.check(reply, [*output.calls, *tools.calls_of(rest)])
     # The last tokens may have made no text.
-    rest = rest or ([""] if told < len(reply.logprobs) else [])
+    rest = rest or ([""] if sent < len(reply.logprobs) else [])
     for kind, more in chain(
-        *(output.add(said, reply.logprobs[told:]) for said in rest), output.end(reply)
+        *(output.add(part, reply.logprobs[sent:]) for part in rest), output.end(reply)
     ):
         yield event(kind, **more)
     kind = "response.incomplete" if reply.finish_reason == "length" else "response.completed"
@@ -326,8 +324,8 @@ def _events(asked: Generation, shape: _Shape, offer: ToolOptions) -> Iterator[st
     )
 
 
-def _fault(said: dict[str, Any]) -> str:
-    error = said["error"]
+def _fault(body: dict[str, Any]) -> str:
+    error = body["error"]
     flat = {
         "type": "error",
         "code": error["code"],

@@ -19,9 +19,9 @@ _PAGE, _LONGEST_PAGE = 100, 1000
 
 def blueprint(runtime: Runtime, models: Models) -> Blueprint:
     """Return the routes."""
-    made = Blueprint("openai_rest", __name__)
+    routes = Blueprint("openai_rest", __name__)
 
-    @made.get("/v1/models")
+    @routes.get("/v1/models")
     def listed() -> Response:
         names, more = models.page(*_paging())
         data = [_model(*each) for each in names]
@@ -32,14 +32,14 @@ def blueprint(runtime: Runtime, models: Models) -> Blueprint:
         )
         return jsonify({"object": "list", "data": data, **ends, "has_more": more})
 
-    @made.get("/v1/models/<path:name>")
+    @routes.get("/v1/models/<path:name>")
     def one(name: str) -> Response:
         if name == runtime.embedder:
             return jsonify(_model(name, 0))
         model = models.named(name)
         return jsonify(_model(model.name, models.create_user(model)))
 
-    @made.post("/v1/embeddings")
+    @routes.post("/v1/embeddings")
     def embeddings() -> Response:
         body = validation.read_object()
         validation.check_names(body, known=("model", "input", "encoding_format"), ignored=("user",))
@@ -67,7 +67,7 @@ def blueprint(runtime: Runtime, models: Models) -> Blueprint:
         usage = {"prompt_tokens": found.tokens, "total_tokens": found.tokens}
         return jsonify({"object": "list", "data": data, "model": found.model, "usage": usage})
 
-    return made
+    return routes
 
 
 def _paging() -> tuple[str | None, int]:

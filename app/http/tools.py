@@ -57,9 +57,9 @@ class ToolOptions:
     def read(self, reply: Reply) -> list[Said]:
         """Return the text and calls of a whole reply. Raises as ``check``."""
         reading = self.reader()
-        said = [*reading.push(reply.text), *reading.finish()]
-        self.check(reply, calls_of(said))
-        return said
+        parts = [*reading.push(reply.text), *reading.finish()]
+        self.check(reply, calls_of(parts))
+        return parts
 
     def check(self, reply: Reply, calls: Sequence[ToolCall]) -> None:
         """Raise ``ServingFailed`` for a finished reply without the required call.
@@ -86,14 +86,14 @@ class ToolOptions:
         return "" if self.single and reply.stop == CALL_ENDS else reply.stop
 
 
-def calls_of(said: Iterable[Said]) -> list[ToolCall]:
+def calls_of(parts: Iterable[Said]) -> list[ToolCall]:
     """Return the calls in parts of a reply."""
-    return [each for each in said if isinstance(each, ToolCall)]
+    return [each for each in parts if isinstance(each, ToolCall)]
 
 
-def text_of(said: Iterable[Said]) -> str:
+def text_of(parts: Iterable[Said]) -> str:
     """Return the text in parts of a reply."""
-    return "".join(each for each in said if isinstance(each, str))
+    return "".join(each for each in parts if isinstance(each, str))
 
 
 def offered(
@@ -193,7 +193,7 @@ def anthropic_messages(listed: Any) -> Any:
     """Return Anthropic's messages in OpenAI's format, where tool results are messages."""
     if not isinstance(listed, list):
         return listed
-    return [said for each in listed for said in _apart(each)]
+    return [message for each in listed for message in _apart(each)]
 
 
 def anthropic_call(call: ToolCall) -> dict[str, Any]:
