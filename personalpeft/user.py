@@ -177,7 +177,7 @@ class User(
             replaces=None if replaces is None else self.turn(replaces).id,
             truncate=truncate,
         )
-        return request.start_stream(self._services, self.id, chat, cancelled)
+        return request.start_stream(self._services, self.id, chat, cancelled, self.observe)
 
     @_same_parameters_as(stream)
     def chat(self, prompt: Prompt, **options: Any) -> Reply:

@@ -20,7 +20,6 @@ from personalpeft.chat.validation import uses_tools
 from personalpeft.engine.engine import Request
 from personalpeft.engine.request import OutputStream
 from personalpeft.errors import InvalidInput, PersonalPeftError, PromptTooLong
-from personalpeft.feedback import observe
 from personalpeft.learning.data.facts import memorized
 from personalpeft.learning.evaluate.measures import internalized_rules
 from personalpeft.services import Services
@@ -63,9 +62,13 @@ class _Position:
 
 
 def start_stream(
-    services: Services, user: str, chat: ChatRequest, cancelled: Callable[[], bool] | None
+    services: Services,
+    user: str,
+    chat: ChatRequest,
+    cancelled: Callable[[], bool] | None,
+    observe: Callable[[str, str], object],
 ) -> Stream:
-    """Implement ``User.stream``."""
+    """Implement ``User.stream``. ``observe(turn, seen)`` records implicit feedback."""
     check_tool_support(services, chat.messages)
     engine = services.engine
     # First: whatever is forgotten after this line may be in the reply, which is then not recorded.
@@ -91,7 +94,7 @@ def start_stream(
         )
         # The turn is recorded, so what this raises must not fail the reply.
         with suppress(PersonalPeftError):
-            _observe(services, user, chat, position, messages[-1])
+            _observe(services, user, chat, position, messages[-1], observe)
         return replace(
             reply,
             turn_id=turn.id,
@@ -183,18 +186,23 @@ def _count_tokens(services: Services, text: str) -> int:
 
 
 def _observe(
-    services: Services, user: str, chat: ChatRequest, position: _Position, message: Message
+    services: Services,
+    user: str,
+    chat: ChatRequest,
+    position: _Position,
+    message: Message,
+    observe: Callable[[str, str], object],
 ) -> None:
     """Record the implicit feedback that a new turn gives on an earlier one."""
     if services.observing == "off":
         return
     if chat.replaces is not None:
-        observe(services, user, chat.replaces, "regenerated")
+        observe(chat.replaces, "regenerated")
     elif position.previous is not None and message.role == "user":
         turn = services.store.ledger.turn(user, position.previous)
         seen = classify(message.content, turn.reply)
         if seen is not None:
-            observe(services, user, turn, seen)
+            observe(turn.id, seen)
 
 
 def check_tool_support(services: Services, messages: Sequence[Message]) -> None:
