@@ -1,12 +1,10 @@
-"""A conversation in plain lines: what is typed is asked, and a line that begins with a slash does something about the
-last reply.
-"""
+"""Chat in plain lines. A line that begins with a slash is a command, mostly about the last reply."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,7 +13,6 @@ from personalpeft.errors import (
     InvalidInput,
     NotFound,
     PersonalPeftError,
-    PromptTooLong,
     suggest_nearest,
 )
 from personalpeft_app import session
@@ -44,45 +41,40 @@ _HELP = """\
 
 
 @dataclass
-class Conversation:
-    """What was said so far, and the reply that feedback is about."""
+class PlainChat:
+    """A conversation by its id, and the reply that feedback is about."""
 
     common: GlobalOptions
     user: User
     display: Display
-    messages: list[dict[str, str]] = field(default_factory=list)
+    conversation_id: str | None = None
     last: Reply | None = None
 
-    def read_command(self, text: str) -> None:
-        """Asks, in the light of what was said before; a conversation that is too long loses its beginning."""
-        asked = [*self.messages, {"role": "user", "content": text}]
-        while True:
-            try:
-                reply = print_reply(
-                    self.common, self.user, asked, self.display, quietly=self.common.json
-                )
-                break
-            except PromptTooLong:
-                if len(asked) < 3:
-                    raise
-                asked = asked[2:]
-                info(
-                    self.common,
-                    "The conversation is too long for the base; its beginning is left out from here on.",
-                )
+    def ask(self, text: str) -> None:
+        """Continue the conversation and print the reply."""
+        reply = print_reply(
+            self.common,
+            self.user,
+            text,
+            self.display,
+            quietly=self.common.json,
+            conversation_id=self.conversation_id,
+        )
         if self.common.json:
             emit(self.common, reply, "")
         self.last = reply
-        self.messages = (
-            [*asked, {"role": "assistant", "content": reply.text}]
-            if reply.text.strip()
-            else asked[:-1]
-        )
+        self.conversation_id = reply.conversation_id
+        if reply.dropped_messages:
+            info(
+                self.common,
+                f"The conversation exceeds the context of the base: its oldest "
+                f"{reply.dropped_messages} messages were left out.",
+            )
         if reply.finish_reason == "cancelled":
             info(self.common, "Stopped.")
 
     def run(self, line: str) -> None:
-        """Does what a line with a slash says. Raises ``NotFound`` for a command that is not there, ``EOFError`` to leave."""
+        """Run a command. Raises ``NotFound`` for an unknown one, ``EOFError`` to leave."""
         name, _, rest = line[1:].partition(" ")
         actions: dict[str, Callable[[str], None]] = {
             "up": lambda rest: self._feedback(rating=1),
@@ -109,34 +101,34 @@ class Conversation:
             raise NotFound("There is no reply yet.", hint="Ask something first.")
         return self.last
 
-    def _feedback(self, **said: Any) -> None:
-        signal = self.user.feedback(self._reply(), **said)
-        info(self.common, f"Kept as {signal}.")
+    def _feedback(self, **feedback: Any) -> None:
+        signal = self.user.feedback(self._reply(), **feedback)
+        info(self.common, f"Recorded as {signal}.")
 
     def _edited(self) -> str:
         return _read("edit> ", prefill=" ".join(self._reply().text.split("\n")))
 
     def _remember(self, rest: str) -> None:
-        info(self.common, f"Kept as {self.user.remember(_text(rest, '/remember'))}.")
+        info(self.common, f"Recorded as {self.user.remember(_text(rest, '/remember'))}.")
 
     def _learn(self, rest: str) -> None:
-        learned = run_learn(self.common, self.user, self.display)
-        emit(self.common, learned.as_json(), str(learned))
+        report = run_learn(self.common, self.user, self.display)
+        emit(self.common, report.as_json(), str(report))
 
     def _why(self, rest: str) -> None:
-        account = self.user.why(self._reply())
-        emit(self.common, account.as_json(), str(account))
+        provenance = self.user.why(self._reply())
+        emit(self.common, provenance.as_json(), str(provenance))
 
     def _new(self, rest: str) -> None:
-        self.messages, self.last = [], None
+        self.conversation_id, self.last = None, None
         info(self.common, "A new conversation.")
 
 
 @command("chat", examples=("personalpeft chat", "personalpeft chat --user ada"))
 def chat(common: GlobalOptions) -> None:
-    """Talk, line by line.
+    """Chat in plain lines, in one conversation.
 
-    The conversation is kept in mind, and /help lists what else a line can do.
+    /help lists the commands that a line can give.
 
     Ctrl-C stops a reply and not the chat; Ctrl-D or /quit leaves.
     """
@@ -144,14 +136,14 @@ def chat(common: GlobalOptions) -> None:
     with session.open_user(common, "make", display) as user:
         if _is_terminal():
             info(common, f"You are {user.id}. /help lists what else you can do; Ctrl-D leaves.")
-        conversation = Conversation(common, user, display)
+        plain_chat = PlainChat(common, user, display)
         while True:
             try:
                 line = _read(_PROMPT).strip()
                 if line.startswith("/"):
-                    conversation.run(line)
+                    plain_chat.run(line)
                 elif line:
-                    conversation.read_command(line)
+                    plain_chat.ask(line)
             except EOFError:
                 break
             except KeyboardInterrupt:
@@ -161,7 +153,7 @@ def chat(common: GlobalOptions) -> None:
 
 
 def _read(prompt: str, prefill: str = "") -> str:
-    """The next line. Raises ``EOFError`` where there is none."""
+    """Return the next line. Raises ``EOFError`` at the end of the input."""
     if not _is_terminal():
         line = sys.stdin.readline()
         if not line:

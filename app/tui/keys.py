@@ -17,7 +17,7 @@ KEYS: dict[str, tuple[Key, ...]] = {
         Key("F1", "this list"),
         Key("Ctrl+P", "all commands, by name"),
         Key("F2", "the conversations"),
-        Key("F3", "your model: stack, built, report, why, memory"),
+        Key("F3", "your model: stack, revisions, report, why, memory"),
         Key("F4", "tell a fact about you"),
         Key("Ctrl+N", "a new conversation"),
         Key("Ctrl+R", "ask for the last reply again"),
@@ -55,7 +55,7 @@ KEYS: dict[str, tuple[Key, ...]] = {
         Key("← →", "turn a layer's weight"),
         Key("1, 0", "as it was learned, without it"),
     ),
-    "In what was built": (
+    "In the revisions": (
         Key("Enter", "make it live"),
         Key("b", "compare it blind with what is live"),
     ),
@@ -82,7 +82,7 @@ COMMANDS = (
     ("Links", "Open one of the selected reply's (o)", "links"),
     ("Why", "What the selected reply was made of (w)", "why"),
     ("Stack", "Layers and their weights (F3)", "open('stack')"),
-    ("Built", "Every revision, and what it gained", "open('revisions')"),
+    ("Revisions", "Every revision, and what it gained", "open('revisions')"),
     ("Memory", "Rules and facts, each to be forgotten", "open('memory')"),
     ("Report", "All that the last learn said", "report"),
     ("Roll back", "Undo the last change of the highest layer", "roll_back"),
