@@ -3,10 +3,10 @@
 Waitress stores a whole body before the app runs. So its parser asks here once it has the headers.
 
 - A body is kept only for a valid token.
-- A body above ``bodies.LARGEST`` is kept only where a route takes files. The caller must be
+- A body above ``validation.LARGEST`` is kept only where a route takes files. The caller must be
   allowed to use that route.
 - All bodies together take at most ``MOST_HELD`` bytes, those of one token at most
-  ``bodies.LARGEST_FILE``.
+  ``validation.LARGEST_FILE``.
 
 The announced size counts, from the headers to the end of the answer. A refused body is thrown away
 as it comes, or the connection is closed where that would take long. The app answers a refused
