@@ -17,7 +17,7 @@ from personalpeft.adapters.types import Adapter
 from personalpeft.archive import ImportSummary, import_user
 from personalpeft.backends import BACKENDS, load_backend
 from personalpeft.base_models.registry import all_cards, find_card
-from personalpeft.base_models.resolve import resolve_base
+from personalpeft.base_models.resolve import find_changed_files, resolve_base
 from personalpeft.base_models.types import Base, ModelCard
 from personalpeft.chat.routing import AdapterRouter
 from personalpeft.chat.validation import check_text
@@ -278,8 +278,12 @@ class Runtime(
         return publish(self._services, self._adapter, place, users, progress)
 
     def verify(self) -> tuple[Problem, ...]:
-        """Recompute every digest in the home and return the problems found."""
-        return verify(self._services.store)
+        """Recompute every digest in the home and of prepared bases; return the problems found."""
+        changed = tuple(
+            Problem(str(path), "differs from when it was prepared", "The next start prepares it.")
+            for path in find_changed_files(self.settings.cache)
+        )
+        return (*verify(self._services.store), *changed)
 
     def collect_garbage(
         self, *, dry_run: bool = False, progress: Progress = lambda stage, done: None

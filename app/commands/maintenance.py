@@ -33,7 +33,7 @@ def doctor(common: GlobalOptions, load: bool) -> None:
 
 @command("verify", examples=("personalpeft verify", "personalpeft verify --json"))
 def verify(common: GlobalOptions) -> None:
-    """Check the contents of the home.
+    """Check the contents of the home and the prepared bases.
 
     Computes every digest again and lists what is wrong. Changes nothing.
 

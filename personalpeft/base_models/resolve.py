@@ -3,10 +3,10 @@ no folder of safetensors into the cache.
 
 Invariants:
 
-- Weights are hashed on every call. Weights that differ from the card's digest are never opened.
+- Weights without an unbroken seal are hashed. Weights that differ from the card's digest are never
+  opened.
 - An entry of the cache is complete or missing: it is made in a temporary folder and renamed. Only
-  the holder of its lock makes, uses or removes it. Its files are hashed on every call; an entry
-  that was changed is made again.
+  the holder of its lock makes, uses or removes it. An entry that was changed is made again.
 - A process holds the entries it uses until it ends, also by a crash. Entries in use stay.
 - An entry is removed once it is superseded and unused for a week: by a newer entry with the same
   key, or by one from other sources at the same place. Programs of several versions share a cache.
@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError
@@ -44,6 +45,7 @@ from personalpeft.base_models.files import (
     package_files,
 )
 from personalpeft.base_models.inspect import FACTS, ModelFacts, inspect_model, restrict_to_targets
+from personalpeft.base_models.seals import sealed_digest
 from personalpeft.base_models.types import Base, ModelCard, Source
 from personalpeft.errors import (
     CardError,
@@ -74,7 +76,9 @@ def resolve_base(card: ModelCard, *, cache: Path, progress: Progress | None = No
     source = card.source
     if source.kind == "package":
         parts = package_files(card)
-        weights = hash_files(parts, lambda done: report(f"Checking {parts[0].name}", done))
+        weights = sealed_digest(
+            parts, cache, lambda done: report(f"Checking {parts[0].name}", done)
+        )
         check_digest(card, weights, str(parts[0]))
         entry = _entry(card, weights, cache, report, lambda into: convert_gguf(parts, into, report))
         return _base(card, entry.folder, entry.facts, weights, f"gguf {RECIPE}")
@@ -95,7 +99,7 @@ def resolve_base(card: ModelCard, *, cache: Path, progress: Progress | None = No
     digests = {}
     for name, path in folder_files(card, folder).items():
         report(f"Checking {name}", 0.0)
-        digests[name] = hash_files([path])
+        digests[name] = sealed_digest([path], cache)
     weights = folder_digest(digests)
     check_digest(card, weights, str(folder))
     # The facts depend on the template and other settings, which are not part of the digest.
@@ -175,10 +179,10 @@ def _entry(
         with suppress(OSError), _locked(folder, report):
             _hold_entry(folder)
         origin = _origin_of(card.source)
-        entry = _read_entry(folder, key)
+        entry = _read_entry(folder, key, cache)
         if entry is None:
             with _locked(folder, report):
-                entry = _read_entry(folder, key) or _make_entry(
+                entry = _read_entry(folder, key, cache) or _make_entry(
                     card, key, folder, report, make, origin
                 )
         _remove_superseded(folder, origin)
@@ -213,17 +217,44 @@ def _make_entry(
     return _Entry(folder, facts, files)
 
 
-def _read_entry(folder: Path, key: str) -> _Entry | None:
-    """Return an entry unless it is missing, incomplete or changed."""
+def find_changed_files(cache: Path) -> list[Path]:
+    """Return the prepared files that differ from their manifests. Reads all bytes."""
+    changed = []
+    for entry in sorted((cache / "bases").glob("*")):
+        with suppress(FileNotFoundError):
+            if _ENTRY_NAME.fullmatch(entry.name) and entry.is_dir():
+                content = _read_manifest(entry)
+                if content is None:
+                    changed.append(entry / _MANIFEST)
+                    continue
+                changed += [
+                    entry / name
+                    for name, digest in content["files"].items()
+                    if not (entry / name).is_file() or hash_files([entry / name]) != digest
+                ]
+    return changed
+
+
+def _read_manifest(folder: Path) -> dict[str, Any] | None:
+    """Return an entry's manifest unless it is missing or changed."""
     try:
         content = json.loads((folder / _MANIFEST).read_text("utf-8"))
         seal = content.pop("seal")
-        if seal != canonical_digest(content) or content["source"] != key:
+        return content if seal == canonical_digest(content) else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _read_entry(folder: Path, key: str, cache: Path) -> _Entry | None:
+    """Return an entry unless it is missing, incomplete or changed."""
+    try:
+        content = _read_manifest(folder)
+        if content is None or content["source"] != key:
             return None
         files = {str(name): str(digest) for name, digest in content["files"].items()}
         if {path.name for path in folder.iterdir()} != {_MANIFEST, *files}:
             return None
-        if any(hash_files([folder / name]) != digest for name, digest in files.items()):
+        if any(sealed_digest([folder / name], cache) != digest for name, digest in files.items()):
             return None
         return _Entry(folder, ModelFacts.from_json(content["facts"]), files)
     except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, AttributeError):

@@ -15,6 +15,7 @@ from filelock import FileLock
 from personalpeft.base_models.files import hash_files, join, package_files
 from personalpeft.base_models.gguf.tensor_names import GgufNames
 from personalpeft.base_models.gguf.writer import FORMAT, write_gguf
+from personalpeft.base_models.seals import sealed_digest
 from personalpeft.base_models.types import Base, ModelCard
 from personalpeft.errors import WeightsError
 
@@ -43,7 +44,11 @@ def _cached_file(base: Base, cache: Path, kind: str, make: Callable[[Path], None
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{file}.lock"):
-            if file.exists() and seal.exists() and seal.read_text("utf-8") == hash_files([file]):
+            if (
+                file.exists()
+                and seal.exists()
+                and seal.read_text("utf-8") == sealed_digest([file], cache)
+            ):
                 return file
             # Of processes that died: only the holder of the lock makes this file.
             for leftover in folder.glob(f"{file.name}.tmp-*"):

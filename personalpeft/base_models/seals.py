@@ -1,0 +1,92 @@
+"""Remember the digests of large files, so that a start does not read all of them.
+
+A seal holds a file's digest beside its size, times of change, inode and device. A file that differs
+in one of these is hashed again. Writing to a file changes its ctime, which no program can set back.
+
+Invariants:
+
+- A seal is taken only of files that rest: none changed while it was hashed, or just before.
+- A seal of another owner, or one that others can write, is ignored. So is a damaged one.
+- A folder that cannot be written keeps no seals, and the files are hashed each time.
+
+Threat: a program that can write the cache can write seals, and also the weights that they cover.
+Seals find damage and changes by accident. ``personalpeft verify`` reads all bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from personalpeft.base_models.files import hash_files
+
+_REST_NS = 2_000_000_000  # Longer than the steps of any file system's clock.
+_State = list[list[int]]
+
+
+def sealed_digest(
+    files: Sequence[Path], cache: Path, report: Callable[[float], None] = lambda done: None
+) -> str:
+    """Return ``hash_files(files)``; read the files only if their seal is missing or broken."""
+    before = _state(files)
+    if before is None:
+        return hash_files(files, report)
+    paths = [str(path.absolute()) for path in files]
+    name = hashlib.sha256(json.dumps(paths).encode()).hexdigest()[:32]
+    seal = cache / "seals" / f"{name}.json"
+    digest = _read(seal, paths, before)
+    if digest is None:
+        started = time.time_ns()
+        digest = hash_files(files, report)
+        if _state(files) == before and started - _newest(before) > _REST_NS:
+            _write(seal, {"paths": paths, "state": before, "digest": digest})
+    return digest
+
+
+def _state(files: Sequence[Path]) -> _State | None:
+    """Return what a seal compares, or None where files have no time of change."""
+    if os.name != "posix":
+        return None
+    try:
+        found = [path.stat() for path in files]
+    except OSError:
+        return None  # Hashing names the file that cannot be read.
+    return [[s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino, s.st_dev] for s in found]
+
+
+def _newest(state: _State) -> int:
+    return max((max(mtime, ctime) for _, mtime, ctime, _, _ in state), default=0)
+
+
+def _read(seal: Path, paths: Sequence[str], state: _State) -> str | None:
+    try:
+        with seal.open(encoding="utf-8") as file:
+            found = os.fstat(file.fileno())
+            if found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+                return None
+            content = json.load(file)
+        same = content["paths"] == list(paths) and content["state"] == state
+        digest = content["digest"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return digest if same and isinstance(digest, str) else None
+
+
+def _write(seal: Path, content: dict[str, object]) -> None:
+    with suppress(OSError):
+        seal.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle, fresh = tempfile.mkstemp(prefix=f"{seal.name}.tmp-", dir=seal.parent)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                json.dump(content, file)
+            Path(fresh).replace(seal)
+        except BaseException:
+            Path(fresh).unlink(missing_ok=True)
+            raise
