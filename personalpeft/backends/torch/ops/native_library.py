@@ -53,19 +53,10 @@ def load_library(cache: Path, name: str) -> ctypes.CDLL:
     Raises:
         NoCompiler: It can be neither loaded nor compiled.
     """
-    source_folder = resources.files(__package__) / "csrc"
-    source, header = (
-        source_folder.joinpath(name).read_bytes(),
-        source_folder.joinpath(_HEADER).read_bytes(),
-    )
-    options = (*_OPTIONS, *_instruction_flags())
-    about = f"{options}{platform.machine()}{cpu_flags()}{torch.__version__}".encode()
+    source, header, options = _inputs(name)
     try:
-        # Resolved once: no link may change between the checks and the loading.
-        folder = (
-            cache.resolve() / "kernels" / hashlib.sha256(header + source + about).hexdigest()[:16]
-        )
-        path = folder / "native.so"
+        path = _library_file(cache, name)
+        folder = path.parent
         unsafe = _make_private(folder)
         if not unsafe and _is_private(path):
             try:
@@ -84,6 +75,36 @@ def load_library(cache: Path, name: str) -> ctypes.CDLL:
             return ctypes.CDLL(str(built))
     except OSError as error:
         raise error if isinstance(error, NoCompiler) else NoCompiler(str(error)) from error
+
+
+def passed_file(cache: Path, names: Sequence[str], test: bytes) -> Path | None:
+    """Return the file that records that libraries passed a self-test; None if none may.
+
+    Its name covers the libraries' bytes and the test. A program that can write it can write them.
+    """
+    try:
+        libraries = [_library_file(cache, name) for name in names]
+        if any(_make_private(path.parent) or not _is_private(path) for path in libraries):
+            return None
+        digest = hashlib.sha256(test + b"".join(path.read_bytes() for path in libraries))
+    except OSError:
+        return None
+    return libraries[0].with_name(f"passed-{digest.hexdigest()[:32]}")
+
+
+def _inputs(name: str) -> tuple[bytes, bytes, tuple[str, ...]]:
+    """Return a library's source, the header and the compiler's options."""
+    folder = resources.files(__package__) / "csrc"
+    options = (*_OPTIONS, *_instruction_flags())
+    return folder.joinpath(name).read_bytes(), folder.joinpath(_HEADER).read_bytes(), options
+
+
+def _library_file(cache: Path, name: str) -> Path:
+    source, header, options = _inputs(name)
+    about = f"{options}{platform.machine()}{cpu_flags()}{torch.__version__}".encode()
+    # Resolved once: no link may change between the checks and the loading.
+    kernels = cache.resolve() / "kernels"
+    return kernels / hashlib.sha256(header + source + about).hexdigest()[:16] / "native.so"
 
 
 def _make_private(folder: Path) -> str:
