@@ -4,9 +4,9 @@
  */
 
 import { s } from "./dom.js";
-import { layerName, likely, percent, shortId } from "./words.js";
+import { layerName, likely, percent, shortId } from "./format.js";
 
-/** @typedef {import("./person.js").Revision} Revision */
+/** @typedef {import("./user.js").Revision} Revision */
 
 const HEIGHT = 200;
 const WIDEST = 760;

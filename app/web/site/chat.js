@@ -6,19 +6,19 @@
 import { openDialog } from "./dialog.js";
 import { button, h, said } from "./dom.js";
 import { ExchangeView, fit } from "./exchange.js";
-import { opinion } from "./next.js";
-import { aloud, complain, reader, tell } from "./say.js";
+import { classify } from "./implicit_feedback.js";
+import * as notify from "./notify.js";
 import { draft } from "./session.js";
-import { messagesOf, nothingYet, threads } from "./threads.js";
-import { excerpt, moment } from "./words.js";
+import { messagesOf, emptyConversation, threads } from "./conversations.js";
+import { excerpt, moment } from "./format.js";
 
-/** @typedef {import("./threads.js").Thread} Thread */
+/** @typedef {import("./conversations.js").Thread} Thread */
 
 // So many turns at a time are gone through for conversations, the newest first.
 const TURNS = 500;
 
-/** @param {import("./person.js").Person} person */
-export function chatRoom(person) {
+/** @param {import("./user.js").Person} person */
+export function chatView(person) {
   const kept = draft("ask");
   const field = h("textarea", { id: "ask", rows: 1, placeholder: "Ask something", "aria-label": "Your question", dir: "auto", enterkeyhint: "send", value: kept.read() });
   const send = button("Ask", () => (going ? stop() : ask()), { class: "go" });
@@ -27,11 +27,11 @@ export function chatRoom(person) {
   const composer = h("form", { class: "composer", "aria-label": "Ask", onsubmit: (/** @type {Event} */ event) => event.preventDefault() }, field, send);
   const element = h("div", { class: "room talk" },
     h("div", { class: "row apart" }, title, h("div", { class: "row" },
-      button("Earlier", earlier, { class: "quiet" }), button("New conversation", () => open(nothingYet()), { class: "quiet" }))),
+      button("Earlier", earlier, { class: "quiet" }), button("New conversation", () => open(emptyConversation()), { class: "quiet" }))),
     list, composer);
 
   /** @type {Thread} */
-  let thread = nothingYet();
+  let thread = emptyConversation();
   /** @type {ExchangeView[]} */
   let views = [];
   /** @type {{ abort: AbortController, stream: string } | null} */
@@ -40,7 +40,7 @@ export function chatRoom(person) {
 
   /** @param {Thread} next */
   function open(next) {
-    if (going) return tell("A reply is still being written.");
+    if (going) return notify.toast("A reply is still being written.");
     thread = next;
     views = thread.exchanges.map((exchange) => view(exchange));
     draw();
@@ -50,7 +50,7 @@ export function chatRoom(person) {
     return undefined;
   }
 
-  /** @param {import("./threads.js").Exchange} exchange */
+  /** @param {import("./conversations.js").Exchange} exchange */
   const view = (exchange) => new ExchangeView(person, exchange, { again });
 
   function draw() {
@@ -88,11 +88,11 @@ export function chatRoom(person) {
   }
 
   /**
-   * @param {import("./threads.js").Exchange | undefined} before
+   * @param {import("./conversations.js").Exchange | undefined} before
    * @param {string} text what comes after it
    */
   function tellOf(before, text) {
-    const seen = before?.turn && !before.stopped ? opinion(text, before.reply) : null;
+    const seen = before?.turn && !before.stopped ? classify(text, before.reply) : null;
     if (before?.turn && seen) person.observe(before.turn, seen);
   }
 
@@ -112,7 +112,7 @@ export function chatRoom(person) {
 
   /**
    * @param {ExchangeView} made
-   * @param {import("./person.js").Message[]} messages
+   * @param {import("./user.js").Message[]} messages
    * @param {() => void} undo what to do where no reply began
    */
   async function write(made, messages, undo) {
@@ -121,7 +121,7 @@ export function chatRoom(person) {
     made.show();
     draw();
     made.element.scrollIntoView({ block: "nearest" });
-    const listening = reader();
+    const listening = notify.reader();
     let text = "";
     let drawn = 0;
     try {
@@ -145,7 +145,7 @@ export function chatRoom(person) {
         }
       }
     } catch (error) {
-      complain(error);
+      notify.error(error);
     }
     going = null;
     made.writing = false;
@@ -165,7 +165,7 @@ export function chatRoom(person) {
 
   /**
    * The events of a reply. A conversation that is too long loses its beginning, and the reader hears of it.
-   * @param {import("./person.js").Message[]} messages
+   * @param {import("./user.js").Message[]} messages
    * @param {{ abort: AbortController }} asked
    * @returns {AsyncGenerator<[string, any], void, void>}
    */
@@ -174,7 +174,7 @@ export function chatRoom(person) {
     for (;;) {
       try {
         yield* person.stream(told, asked.abort.signal);
-        if (told !== messages) tell("The conversation is long: its beginning was left out.");
+        if (told !== messages) notify.toast("The conversation is long: its beginning was left out.");
         return;
       } catch (error) {
         const first = told.findIndex((message) => message.role === "user");
@@ -186,17 +186,17 @@ export function chatRoom(person) {
 
   async function stop() {
     if (!going) return;
-    aloud("Stopping.");
+    notify.announce("Stopping.");
     // Through the server, so that what came is kept as a turn that something can be said about.
-    if (going.stream) await person.stop(going.stream).catch(complain);
+    if (going.stream) await person.stop(going.stream).catch(notify.error);
     else going.abort.abort();
   }
 
   async function earlier() {
-    /** @type {import("./person.js").Turn[]} */
+    /** @type {import("./user.js").Turn[]} */
     const turns = [];
     const picks = h("ul", { class: "picks" });
-    const more = button("Show older", () => older().catch(complain));
+    const more = button("Show older", () => older().catch(notify.error));
     const older = async () => {
       more.disabled = true;
       try {
@@ -222,7 +222,7 @@ export function chatRoom(person) {
       await older();
       close = openDialog("Earlier conversations", turns.length ? picks : h("p", { class: "dim" }, "There are none yet."), more);
     } catch (error) {
-      complain(error);
+      notify.error(error);
     }
   }
 
@@ -268,7 +268,7 @@ export function chatRoom(person) {
         if (newest && !views.length) open(newest);
       } catch (error) {
         loaded = false;
-        complain(error);
+        notify.error(error);
       }
       list.setAttribute("aria-busy", "false");
     },
@@ -277,7 +277,7 @@ export function chatRoom(person) {
       // What was forgotten must not stay on the screen.
       if (about === "forgotten" && !going) {
         loaded = false;
-        thread = nothingYet();
+        thread = emptyConversation();
         views = [];
         draw();
       }

@@ -2,13 +2,13 @@
 
 import { button, h } from "./dom.js";
 import { fit, reply } from "./exchange.js";
-import { inTurn } from "./inturn.js";
-import { aloud, complain } from "./say.js";
+import { coalesce } from "./coalesce.js";
+import * as notify from "./notify.js";
 import { draft } from "./session.js";
-import { layerName, moment, shortId } from "./words.js";
+import { layerName, moment, shortId } from "./format.js";
 
-/** @param {import("./person.js").Person} person */
-export function compareRoom(person) {
+/** @param {import("./user.js").Person} person */
+export function compareView(person) {
   const kept = draft("compare");
   const title = h("h1", { tabindex: "-1" }, "Compare");
   const field = h("textarea", { id: "compare-ask", rows: 2, dir: "auto", value: kept.read() });
@@ -26,9 +26,9 @@ export function compareRoom(person) {
   const element = h("div", { class: "room" }, title,
     h("p", { class: "lead" }, "Two answers, in an order drawn by chance. Choose the better one; only then you hear whose they are. Your choice is kept as a preference."),
     nothing, form, answers);
-  /** @type {import("./person.js").Revision[]} */
+  /** @type {import("./user.js").Revision[]} */
   let revisions = [];
-  /** @type {import("./person.js").Layer[]} */
+  /** @type {import("./user.js").Layer[]} */
   let layers = [];
 
   field.addEventListener("input", () => {
@@ -37,7 +37,7 @@ export function compareRoom(person) {
   });
   layer.addEventListener("change", () => offer());
 
-  const load = inTurn(async () => {
+  const load = coalesce(async () => {
     try {
       [layers, revisions] = await Promise.all([person.layers(), person.revisions()]);
       const before = layer.value;
@@ -47,7 +47,7 @@ export function compareRoom(person) {
       offer(other.value);
       fit(field);
     } catch (error) {
-      complain(error);
+      notify.error(error);
     }
   });
 
@@ -70,7 +70,7 @@ export function compareRoom(person) {
       show(await person.compare({ prompt, layer: layer.value, a: "live", b: other.value }));
     } catch (error) {
       answers.replaceChildren();
-      complain(error);
+      notify.error(error);
     }
     ask.disabled = false;
     return undefined;
@@ -91,7 +91,7 @@ export function compareRoom(person) {
         reveal([first, second], which, choice);
         neither.remove();
       } catch (error) {
-        complain(error);
+        notify.error(error);
       }
     };
   }
@@ -103,7 +103,7 @@ export function compareRoom(person) {
       section.querySelector("button")?.replaceWith(h("p", { class: chosen ? "yours" : "dim" }, `${name(chosen ? choice.chosen : choice.other)}${chosen ? ", which you chose" : ""}`));
       section.classList.toggle("chosen", chosen);
     }
-    aloud(`You chose ${name(choice.chosen)}.`);
+    notify.announce(`You chose ${name(choice.chosen)}.`);
   }
 
   return {

@@ -7,11 +7,11 @@ import { marked } from "./diff.js";
 import { button, h, icon, said, written } from "./dom.js";
 import { render } from "./markdown.js";
 import { draft } from "./session.js";
-import { aloud, complain, tell } from "./say.js";
+import * as notify from "./notify.js";
 import { openWhy } from "./why.js";
 
-/** @typedef {import("./threads.js").Exchange} Exchange */
-/** @typedef {import("./person.js").Person} Person */
+/** @typedef {import("./conversations.js").Exchange} Exchange */
+/** @typedef {import("./user.js").Person} Person */
 
 const KEYS = { "+": "good", "-": "bad", e: "edit", f: "rule", c: "copy", r: "again", w: "why" };
 
@@ -117,15 +117,15 @@ export class ExchangeView {
 
   /** @param {1 | -1} rating */
   async rate(rating) {
-    if (this.exchange.rating === rating) return aloud("You have said that already.");
+    if (this.exchange.rating === rating) return notify.announce("You have said that already.");
     try {
       await this.person.feedback(this.turn, { rating });
       this.exchange.rating = rating;
       this.show();
-      aloud(rating > 0 ? "Kept: it was good." : "Kept: it was not good.");
+      notify.announce(rating > 0 ? "Kept: it was good." : "Kept: it was not good.");
       return undefined;
     } catch (error) {
-      return complain(error);
+      return notify.error(error);
     }
   }
 
@@ -133,10 +133,10 @@ export class ExchangeView {
     const text = this.exchange.edited ?? this.exchange.reply;
     try {
       await copyText(text);
-      tell("Copied.");
+      notify.toast("Copied.");
       this.person.observe(this.turn, "copied");
     } catch {
-      tell("This browser does not let the page copy; select the text and copy it.");
+      notify.toast("This browser does not let the page copy; select the text and copy it.");
     }
   }
 
@@ -150,7 +150,7 @@ export class ExchangeView {
       save: async (text) => {
         await this.person.feedback(this.turn, { edit: text });
         exchange.edited = text;
-        tell("Kept. The next learn learns from it.");
+        notify.toast("Kept. The next learn learns from it.");
       },
     });
   }
@@ -163,7 +163,7 @@ export class ExchangeView {
       save: async (text) => {
         await this.person.feedback(this.turn, { comment: text });
         this.exchange.comments.push(text);
-        tell("Kept. It is heeded from the next reply on.");
+        notify.toast("Kept. It is heeded from the next reply on.");
       },
     });
   }
@@ -186,7 +186,7 @@ export class ExchangeView {
         leave();
       } catch (error) {
         save_.disabled = false;
-        complain(error);
+        notify.error(error);
       }
       return undefined;
     };

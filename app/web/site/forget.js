@@ -5,11 +5,11 @@
 import { Problem } from "./api.js";
 import { openDialog } from "./dialog.js";
 import { button, h, written } from "./dom.js";
-import { complain } from "./say.js";
-import { count, layerName } from "./words.js";
+import * as notify from "./notify.js";
+import { count, layerName } from "./format.js";
 
 /**
- * @param {import("./person.js").Person} person
+ * @param {import("./user.js").Person} person
  * @param {{ follow: (job: any) => Promise<any> }} learning
  * @param {string} item the id of a signal
  * @param {string} text what it says
@@ -22,19 +22,19 @@ export async function askToForget(person, learning, item, text) {
       try {
         await learning.follow(await person.forget(item, false));
       } catch (error) {
-        complain(error);
+        notify.error(error);
       }
     }, { class: "do harm" });
     const close = openDialog("Forget this?", written(text, "words quoted"), h("p", {}, consequences(would)),
       h("p", { class: "dim" }, "It is destroyed, and there is no way back. What was built from it is built anew without it, which can take a while."),
       h("div", { class: "row", data: { way: "out" } }, button("Keep it", () => close()), forget));
   } catch (error) {
-    complain(error);
+    notify.error(error);
   }
 }
 
 /**
- * @param {import("./person.js").Person} person
+ * @param {import("./user.js").Person} person
  * @param {string} item
  */
 async function whatWouldGo(person, item) {

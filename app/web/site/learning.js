@@ -5,13 +5,13 @@
  */
 
 import { button, h, said } from "./dom.js";
-import { inTurn } from "./inturn.js";
+import { coalesce } from "./coalesce.js";
 import { headline } from "./report.js";
-import { complain, tell } from "./say.js";
-import { count, layerName, percent } from "./words.js";
+import * as notify from "./notify.js";
+import { count, layerName, percent } from "./format.js";
 
-/** @typedef {import("./person.js").Job} Job */
-/** @typedef {import("./person.js").Learning} Learning */
+/** @typedef {import("./user.js").Job} Job */
+/** @typedef {import("./user.js").Learning} Learning */
 
 // Milliseconds between two looks at what others learn: while they do, while they do not, and when nobody answers.
 const BEAT = 1000;
@@ -19,7 +19,7 @@ const REST = 3000;
 const TROUBLE = 15000;
 
 /**
- * @param {import("./person.js").Person} person
+ * @param {import("./user.js").Person} person
  * @param {HTMLElement} place
  */
 export function learningStrip(person, place) {
@@ -52,14 +52,14 @@ export function learningStrip(person, place) {
     bar.value = job.progress;
   }
 
-  const look = inTurn(async () => {
+  const look = coalesce(async () => {
     if (job || elsewhere) return;
     try {
       const pending = await person.pending();
       if (!job && !elsewhere) text.textContent = waiting(pending);
     } catch (error) {
       text.textContent = "What there is to learn is not known now.";
-      complain(error);
+      notify.error(error);
     }
   });
 
@@ -67,7 +67,7 @@ export function learningStrip(person, place) {
     try {
       await follow(await person.learn());
     } catch (error) {
-      complain(error);
+      notify.error(error);
     }
   }
 
@@ -76,7 +76,7 @@ export function learningStrip(person, place) {
     try {
       await person.cancel(job.id);
     } catch (error) {
-      complain(error);
+      notify.error(error);
     }
   }
 
@@ -104,10 +104,10 @@ export function learningStrip(person, place) {
 
   /** @param {Job} over */
   function ended(over) {
-    if (!over.ended) tell("The server went away in the middle of it. The next learn goes on from there.");
-    else if (over.error && over.state !== "cancelled") tell(`${over.error.message} ${over.error.hint}`.trim());
-    else if (over.state === "cancelled") tell("Stopped. The next learn goes on from there.");
-    else if (over.report) tell([over.report, ...over.report.above].map(headline).join(". ") + ".");
+    if (!over.ended) notify.toast("The server went away in the middle of it. The next learn goes on from there.");
+    else if (over.error && over.state !== "cancelled") notify.toast(`${over.error.message} ${over.error.hint}`.trim());
+    else if (over.state === "cancelled") notify.toast("Stopped. The next learn goes on from there.");
+    else if (over.report) notify.toast([over.report, ...over.report.above].map(headline).join(". ") + ".");
     person.changed(over.kind === "forget" ? "forgotten" : "learned");
   }
 
@@ -128,7 +128,7 @@ export function learningStrip(person, place) {
   async function endedElsewhere(before) {
     try {
       const { reports } = await person.digest(before.since);
-      if (reports.length) tell(`${reports.map(headline).join(". ")}.`);
+      if (reports.length) notify.toast(`${reports.map(headline).join(". ")}.`);
     } finally {
       person.changed("learned");
     }
@@ -153,7 +153,7 @@ export function learningStrip(person, place) {
   look();
   person.running().then(async (found) => {
     if (found && !job) await follow(found);
-  }).catch(complain);
+  }).catch(notify.error);
   watch();
   return { begin, follow };
 }

@@ -1,17 +1,17 @@
 /** Begins the page: comes in, makes the rooms, and goes from one to another. */
 
 import { listener } from "./api.js";
-import { chatRoom } from "./chat.js";
-import { compareRoom } from "./compare.js";
+import { chatView } from "./chat.js";
+import { compareView } from "./compare.js";
 import { button, h } from "./dom.js";
 import { listenForKeys, showKeys } from "./keys.js";
 import { learningStrip } from "./learning.js";
-import { memoryRoom } from "./memory.js";
-import { comeIn, comeInAgain, followLink, otherPerson } from "./people.js";
-import { Person } from "./person.js";
-import { end, keepUser, takeLink } from "./session.js";
-import { stackRoom } from "./stack.js";
-import { timelineRoom } from "./timeline.js";
+import { memoryView } from "./memory.js";
+import { comeIn, comeInAgain, followLink, otherPerson } from "./users.js";
+import { Person } from "./user.js";
+import { signOut, keepUser, takeLink } from "./session.js";
+import { stackView } from "./stack.js";
+import { timelineView } from "./timeline.js";
 
 /** @typedef {{ element: HTMLElement, title: HTMLElement, shown: () => unknown, changed: (about: string) => unknown }} Room */
 
@@ -29,16 +29,16 @@ const main = place("main");
 const who = await comeIn(main);
 const person = new Person(who.user);
 const learning = learningStrip(person, place("learning"));
-const compare = compareRoom(person);
+const compare = compareView(person);
 /** @type {Record<string, Room>} */
 const rooms = {
-  talk: chatRoom(person),
-  timeline: timelineRoom(person, { compare: (layer, revision) => {
+  talk: chatView(person),
+  timeline: timelineView(person, { compare: (layer, revision) => {
     go("compare");
     compare.choose(layer, revision);
   } }),
-  memory: memoryRoom(person, learning),
-  stack: stackRoom(person, who.base),
+  memory: memoryView(person, learning),
+  stack: stackView(person, who.base),
   compare,
 };
 const names = Object.keys(rooms);
@@ -53,7 +53,7 @@ place("nav").replaceChildren(h("ul", {}, links.map((link) => h("li", {}, link)))
 place("foot").replaceChildren(
   button("Keys", showKeys, { class: "quiet", "aria-haspopup": "dialog" }),
   ...(who.many ? [otherPerson(() => leave(() => keepUser("")))] : []),
-  button("Sign out", () => leave(end), { class: "quiet" }));
+  button("Sign out", () => leave(signOut), { class: "quiet" }));
 for (const id of ["nav", "foot"]) place(id).hidden = false;
 
 /** @param {string} name */

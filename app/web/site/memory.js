@@ -2,13 +2,13 @@
 
 import { button, h, said, written } from "./dom.js";
 import { askToForget } from "./forget.js";
-import { inTurn } from "./inturn.js";
-import { complain, tell } from "./say.js";
+import { coalesce } from "./coalesce.js";
+import * as notify from "./notify.js";
 import { draft } from "./session.js";
-import { day, excerpt, kindName, layerName, saidBy } from "./words.js";
+import { day, excerpt, kindName, layerName, saidBy } from "./format.js";
 
-/** @typedef {import("./person.js").Item} Item */
-/** @typedef {import("./person.js").Account} Account */
+/** @typedef {import("./user.js").Item} Item */
+/** @typedef {import("./user.js").Account} Account */
 
 const PAGE = 30;
 /** @type {Record<string, string>} */
@@ -23,10 +23,10 @@ const USES = {
 };
 
 /**
- * @param {import("./person.js").Person} person
+ * @param {import("./user.js").Person} person
  * @param {{ follow: (job: any) => Promise<any> }} learning
  */
-export function memoryRoom(person, learning) {
+export function memoryView(person, learning) {
   const title = h("h1", { tabindex: "-1" }, "Memory");
   const kept = draft("fact");
   const field = h("input", { type: "text", id: "fact", maxlength: 2000, dir: "auto", autocomplete: "off", value: kept.read(), "aria-describedby": "fact-hint" });
@@ -66,9 +66,9 @@ export function memoryRoom(person, learning) {
       await person.remember(text, {});
       field.value = "";
       kept.write("");
-      tell("Remembered.");
+      notify.toast("Remembered.");
     } catch (error) {
-      complain(error);
+      notify.error(error);
     }
   }
 
@@ -82,14 +82,14 @@ export function memoryRoom(person, learning) {
       for (const each of [prompt, answer]) each.value = "";
       asked.write("");
       answered.write("");
-      tell("Kept. The next learn learns from it.");
+      notify.toast("Kept. The next learn learns from it.");
     } catch (error) {
-      complain(error);
+      notify.error(error);
     }
     return undefined;
   }
 
-  const load = inTurn(async () => {
+  const load = coalesce(async () => {
     try {
       const [items, accounts] = await Promise.all([person.items(), person.lessons()]);
       const byId = new Map(accounts.map((account) => [account.signal.id, account]));
@@ -108,7 +108,7 @@ export function memoryRoom(person, learning) {
       };
       draw();
     } catch (error) {
-      complain(error);
+      notify.error(error);
     }
   });
 
@@ -177,10 +177,10 @@ export function memoryRoom(person, learning) {
   async function act(what, done) {
     try {
       await what();
-      tell(done);
+      notify.toast(done);
       return true;
     } catch (error) {
-      complain(error);
+      notify.error(error);
       return false;
     }
   }

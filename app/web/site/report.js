@@ -1,9 +1,9 @@
 /** What a learn came to, in plain words. */
 
 import { h, said, written } from "./dom.js";
-import { count, excerpt, kindName, layerName, likely, percent, span } from "./words.js";
+import { count, excerpt, kindName, layerName, likely, percent, span } from "./format.js";
 
-/** @typedef {import("./person.js").Report} Report */
+/** @typedef {import("./user.js").Report} Report */
 
 /** @type {Record<string, string>} */
 const USES = {

@@ -46,7 +46,7 @@ export function keepUser(id) {
 }
 
 /** Forgets all that this tab keeps, what was typed too. */
-export function end() {
+export function signOut() {
   sessionStorage.clear();
 }
 

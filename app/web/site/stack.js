@@ -1,12 +1,12 @@
 /** The room of what answers now: the base, and the layers that stand on it, each with its weight, its scope and its head. */
 
 import { button, h, keepFile } from "./dom.js";
-import { inTurn } from "./inturn.js";
-import { complain, tell } from "./say.js";
-import { layerName, moment, shortId } from "./words.js";
+import { coalesce } from "./coalesce.js";
+import * as notify from "./notify.js";
+import { layerName, moment, shortId } from "./format.js";
 
-/** @typedef {import("./person.js").Layer} Layer */
-/** @typedef {import("./person.js").Revision} Revision */
+/** @typedef {import("./user.js").Layer} Layer */
+/** @typedef {import("./user.js").Revision} Revision */
 
 // Milliseconds.
 const REST = 300;
@@ -14,10 +14,10 @@ const REST = 300;
 const SCOPES = { always: "always", near: "when a question is near its lessons", never: "never" };
 
 /**
- * @param {import("./person.js").Person} person
+ * @param {import("./user.js").Person} person
  * @param {string} base
  */
-export function stackRoom(person, base) {
+export function stackView(person, base) {
   const title = h("h1", { tabindex: "-1" }, "Stack");
   const peft = button("Download the layers for PEFT", () => take(() => person.exportPeft(null), `${person.id}.zip`), { hidden: true });
   const list = h("ol", { class: "stack", "aria-label": "What answers, the uppermost first" });
@@ -30,7 +30,7 @@ export function stackRoom(person, base) {
   // Whose weight is being turned must not be drawn anew under their hand.
   let turning = false;
 
-  const load = inTurn(async () => {
+  const load = coalesce(async () => {
     try {
       const [layers, revisions] = await Promise.all([person.layers(), person.revisions()]);
       peft.hidden = !layers.some((layer) => layer.head);
@@ -38,7 +38,7 @@ export function stackRoom(person, base) {
         h("h2", {}, base), h("p", { class: "dim" }, "The base, the same for everybody. Nothing ever changes it."),
         layers.length ? null : h("p", {}, "It answers alone: nothing of yours was learned yet.")));
     } catch (error) {
-      complain(error);
+      notify.error(error);
     }
   });
 
@@ -77,9 +77,9 @@ export function stackRoom(person, base) {
         slider.value = String(value);
         figure.textContent = value.toFixed(2);
         usual.disabled = value === 1;
-        tell(`${name} at ${value.toFixed(2)} from the next reply on.`);
+        notify.toast(`${name} at ${value.toFixed(2)} from the next reply on.`);
       } catch (error) {
-        complain(error);
+        notify.error(error);
         load();
       }
       turning = false;
@@ -107,12 +107,12 @@ export function stackRoom(person, base) {
 
   /** @param {() => Promise<Blob>} what @param {string} name */
   async function take(what, name) {
-    tell("It is being packed.");
+    notify.toast("It is being packed.");
     try {
       keepFile(await what(), name);
-      tell(`${name} is in your downloads.`);
+      notify.toast(`${name} is in your downloads.`);
     } catch (error) {
-      complain(error);
+      notify.error(error);
     }
   }
 
@@ -120,9 +120,9 @@ export function stackRoom(person, base) {
   async function act(what, done) {
     try {
       await what();
-      tell(done);
+      notify.toast(done);
     } catch (error) {
-      complain(error);
+      notify.error(error);
       load();
     }
   }

@@ -2,21 +2,21 @@
 
 import { chart } from "./chart.js";
 import { button, h } from "./dom.js";
-import { inTurn } from "./inturn.js";
+import { coalesce } from "./coalesce.js";
 import { headline, reportParts } from "./report.js";
-import { complain, tell } from "./say.js";
-import { layerName, moment, shortId } from "./words.js";
+import * as notify from "./notify.js";
+import { layerName, moment, shortId } from "./format.js";
 
-/** @typedef {import("./person.js").Revision} Revision */
+/** @typedef {import("./user.js").Revision} Revision */
 /** @typedef {{ at: string, revision: string | null, draw: () => HTMLElement }} Entry */
 
 const PAGE = 25;
 
 /**
- * @param {import("./person.js").Person} person
+ * @param {import("./user.js").Person} person
  * @param {{ compare: (layer: string, revision: string) => void }} go
  */
-export function timelineRoom(person, go) {
+export function timelineView(person, go) {
   const title = h("h1", { tabindex: "-1" }, "Timeline");
   const charts = h("div", { class: "charts" });
   const list = h("ol", { class: "timeline", "aria-label": "What happened, newest first" });
@@ -27,7 +27,7 @@ export function timelineRoom(person, go) {
   let entries = [];
   let shown = PAGE;
 
-  const shownRoom = inTurn(async () => {
+  const shownRoom = coalesce(async () => {
     try {
       const [revisions, reports, history, layers] = await Promise.all([person.revisions(), person.reports(), person.history(), person.layers()]);
       const heads = new Map(layers.map((layer) => [layer.name, layer.head]));
@@ -35,7 +35,7 @@ export function timelineRoom(person, go) {
       entries = timeline(revisions, reports, history, heads);
       show(PAGE);
     } catch (error) {
-      complain(error);
+      notify.error(error);
     }
   });
 
@@ -71,8 +71,8 @@ export function timelineRoom(person, go) {
 
   /**
    * @param {Revision[]} revisions
-   * @param {import("./person.js").Report[]} reports
-   * @param {import("./person.js").Move[]} history
+   * @param {import("./user.js").Report[]} reports
+   * @param {import("./user.js").Move[]} history
    * @param {Map<string, string | null>} heads
    * @returns {Entry[]} newest first
    */
@@ -119,9 +119,9 @@ export function timelineRoom(person, go) {
   async function back(layer, to) {
     try {
       const move = await person.rollback(layer, to);
-      tell(`${layerName(layer)}: ${move.after ? `${shortId(move.after)} is live` : "the bare base is live"}.`);
+      notify.toast(`${layerName(layer)}: ${move.after ? `${shortId(move.after)} is live` : "the bare base is live"}.`);
     } catch (error) {
-      complain(error);
+      notify.error(error);
     }
   }
 
@@ -134,7 +134,7 @@ export function timelineRoom(person, go) {
   };
 }
 
-/** @param {import("./person.js").Move} move */
+/** @param {import("./user.js").Move} move */
 function moved(move) {
   const name = (/** @type {string | null} */ id) => (id ? shortId(id) : "the bare base");
   const how = move.cause === "rollback" ? "rolled back by you" : move.cause;

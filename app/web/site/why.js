@@ -2,13 +2,13 @@
 
 import { openDialog } from "./dialog.js";
 import { h, said } from "./dom.js";
-import { complain } from "./say.js";
-import { count, excerpt, kindName, layerName, moment, saidBy, shortId } from "./words.js";
+import * as notify from "./notify.js";
+import { count, excerpt, kindName, layerName, moment, saidBy, shortId } from "./format.js";
 
 const SHOWN = 12;
 
 /**
- * @param {import("./person.js").Person} person
+ * @param {import("./user.js").Person} person
  * @param {string} turn
  */
 export async function openWhy(person, turn) {
@@ -16,7 +16,7 @@ export async function openWhy(person, turn) {
     const why = await person.why(turn);
     openDialog("Why this answer?", ...account(why));
   } catch (error) {
-    complain(error);
+    notify.error(error);
   }
 }
 
@@ -38,7 +38,7 @@ function account(why) {
   return parts;
 }
 
-/** @param {import("./person.js").Signal[]} signals */
+/** @param {import("./user.js").Signal[]} signals */
 function signalList(signals) {
   const rows = signals.slice(-SHOWN).map((signal) =>
     h("li", {}, h("span", { class: "dim" }, `${kindName(signal.kind)} `), h("span", { class: "words" }, said(excerpt(saidBy(signal), 160)))));

@@ -209,7 +209,7 @@ def test_a_screen_reader_finds_landmarks_and_hears_replies_by_sentences(visit: V
     page.evaluate(
         """() => { window.heard = []; new MutationObserver((changes) => changes.forEach((each) =>
         each.addedNodes.forEach((node) => window.heard.push(node.textContent))))
-        .observe(document.getElementById("aloud"), { childList: true }); }"""
+        .observe(document.getElementById("announcements"), { childList: true }); }"""
     )
     reply = visit.ask("Hello").locator(".reply").inner_text()
     assert "".join(page.evaluate("window.heard")).strip() == reply.strip()

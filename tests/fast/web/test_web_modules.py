@@ -1,14 +1,9 @@
-"""What the page works out by itself: the marks of a correction, and which turns are one conversation."""
+"""What the page works out by itself: the marks of a correction, Markdown and implicit feedback."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-from web_makers import Site, Visit
-
-from personalpeft.formatting import to_json
-from personalpeft_app.tui.conversations import conversations
+from web_makers import Visit
 
 _CHANGES = """async ([path, count]) => {
   const { changes } = await import(path);
@@ -22,11 +17,6 @@ _CHANGES = """async ([path, count]) => {
     if (without("in") !== before || without("out") !== after) return [before, after];
   }
   return null;
-}"""
-_THREADS = """async ([path, turns, signals]) => {
-  const { threads } = await import(path);
-  return threads(turns, signals).map((thread) => [thread.id, thread.exchanges.map((each) =>
-    [each.turn, each.rating, each.edited, each.comments.length])]);
 }"""
 
 
@@ -63,8 +53,8 @@ _MARKDOWN = """async ([path, count]) => {
   return null;
 }"""
 _OPINION = """async ([path, text, reply]) => {
-  const { opinion } = await import(path);
-  return opinion(text, reply);
+  const { classify } = await import(path);
+  return classify(text, reply);
 }"""
 _MARKED = "<p><em>a</em> <strong>b</strong> <strong><em>c</em></strong> <em>d</em> <strong>e</strong> <s>f</s></p>"
 _SHOWN = """async ([path, text]) => {
@@ -165,7 +155,9 @@ def test_what_comes_next_says_something_of_a_reply_only_where_that_is_plain(
     visit: Visit, text: str, reply: str, seen: str | None
 ) -> None:
     visit.come()
-    assert visit.page.evaluate(_OPINION, [_module(visit, "next.js"), text, reply]) == seen
+    assert (
+        visit.page.evaluate(_OPINION, [_module(visit, "implicit_feedback.js"), text, reply]) == seen
+    )
 
 
 # Each text twice as long as the one before, so that what grows faster than its text is found out before it takes for ever.
@@ -180,7 +172,7 @@ _TIMED = """async ([path, which, most]) => {
       place.remove();
     },
     reader: (text) => module.reader().heard(text),
-    opinion: (text) => module.opinion(text, "Paris."),
+    classify: (text) => module.classify(text, "Paris."),
     marked: (text) => module.marked(text, text + "!"),
     excerpt: (text) => module.excerpt(text),
   }[which];
@@ -218,10 +210,10 @@ _TIMED = """async ([path, which, most]) => {
     ("which", "module"),
     [
         ("markdown", "markdown.js"),
-        ("reader", "say.js"),
-        ("opinion", "next.js"),
+        ("reader", "notify.js"),
+        ("classify", "implicit_feedback.js"),
         ("marked", "diff.js"),
-        ("excerpt", "words.js"),
+        ("excerpt", "format.js"),
     ],
 )
 def test_no_text_keeps_the_page_busy(visit: Visit, which: str, module: str) -> None:
@@ -234,42 +226,3 @@ def test_a_mark_that_is_never_closed_stands_as_it_was_written(visit: Visit) -> N
     visit.come()
     text = "***a *b __c ~~d `e ``f"
     assert visit.page.evaluate(_SHOWN, [_module(visit, "markdown.js"), text]) == f"<p>{text}</p>"
-
-
-@pytest.mark.exhaustive
-def test_conversations_are_the_same_here_and_in_the_terminal(site: Site, visit: Visit) -> None:
-    ada = site.runtime.user("ada")
-
-    def ask(*told: str) -> Any:
-        roles = ("user", "assistant")
-        return ada.chat(
-            [{"role": roles[n % 2], "content": text} for n, text in enumerate(told)], temperature=0
-        )
-
-    first = ask("Hello")
-    ada.feedback(first, rating=1)
-    ada.feedback(first, edit="Good morning.")
-    second = ask("Hello", "Good morning.", "And then?")
-    ask("Hello", "Good morning.", "And then?", second.text, "Last one")
-    again = ask("Hello", "Good morning.", "And then?")
-    ada.feedback(again, comment="Be brief.")
-    ask("Hello")
-    ask("Hello")
-    ask("Something else")
-    correct = [ask(f"question {n}") for n in range(5)]
-    for reply in correct:
-        ada.feedback(reply, edit="Ahoy! Arrr!")
-    ada.learn()
-    ada.compare("Which?", "live", "base").choose(1)
-
-    talks = conversations(ada.turns(), ada.signals())
-    expected = [
-        [
-            talk.key,
-            [[each.turn, each.rating, each.edited, each.comments] for each in talk.exchanges],
-        ]
-        for talk in talks
-    ]
-    visit.come()
-    asked = [_module(visit, "threads.js"), to_json(ada.turns()), to_json(ada.signals())]
-    assert visit.page.evaluate(_THREADS, asked) == expected

@@ -16,8 +16,8 @@ const place = (id) => /** @type {HTMLElement} */ (document.getElementById(id));
  * Something was done. It goes by itself.
  * @param {string} text
  */
-export function tell(text) {
-  aloud(text);
+export function toast(text) {
+  announce(text);
   const note = show(text, "");
   setTimeout(() => note.remove(), LONG);
 }
@@ -26,13 +26,13 @@ export function tell(text) {
  * Something went wrong. It stays until it is put away.
  * @param {unknown} error
  */
-export function complain(error) {
+export function error(error) {
   if (error instanceof Problem && error.kind === "Cancelled") return;
   const ours = error instanceof Problem;
   if (!ours) console.error(error);
   const message = ours ? error.message : "Something went wrong in this page.";
   const hint = ours ? error.hint : "Load it again; what you typed is kept.";
-  aloud(`${message} ${hint}`);
+  announce(`${message} ${hint}`);
   show(message, hint);
 }
 
@@ -40,9 +40,9 @@ export function complain(error) {
  * For who listens alone.
  * @param {string} text
  */
-export function aloud(text) {
+export function announce(text) {
   const line = h("p", {}, text);
-  place("aloud").append(line);
+  place("announcements").append(line);
   // Long enough for it to be taken in, and then nobody finds it by chance.
   setTimeout(() => line.remove(), 4000);
 }
@@ -58,12 +58,12 @@ export function reader() {
       const ends = [...text.slice(told).matchAll(/(?<=[.!?:;\n])\s/g)].at(-1);
       if (!ends) return;
       const to = told + ends.index + ends[0].length;
-      aloud(spoken(text.slice(told, to)));
+      announce(spoken(text.slice(told, to)));
       told = to;
     },
     /** @param {string} text */
     over(text) {
-      if (text.length > told) aloud(spoken(text.slice(told)));
+      if (text.length > told) announce(spoken(text.slice(told)));
     },
   };
 }

@@ -4,13 +4,13 @@
  * of the old one.
  */
 
-/** @typedef {import("./person.js").Turn} Turn */
-/** @typedef {import("./person.js").Signal} Signal */
+/** @typedef {import("./user.js").Turn} Turn */
+/** @typedef {import("./user.js").Signal} Signal */
 
 /**
  * One question and its reply as the page shows them.
  * @typedef {{ asked: string, reply: string, turn: string | null, stopped: boolean, rating: number, edited: string | null, comments: string[] }} Exchange
- * @typedef {{ id: string, at: string, system: import("./person.js").Message[], exchanges: Exchange[] }} Thread
+ * @typedef {{ id: string, at: string, system: import("./user.js").Message[], exchanges: Exchange[] }} Thread
  */
 
 /**
@@ -52,7 +52,7 @@ export function threads(turns, signals) {
  * @param {Thread} thread
  * @param {string} question
  * @param {number} [until] how many exchanges come before it
- * @returns {import("./person.js").Message[]}
+ * @returns {import("./user.js").Message[]}
  */
 export function messagesOf(thread, question, until = thread.exchanges.length) {
   const told = thread.exchanges.slice(0, until).filter((exchange) => exchange.turn).flatMap((exchange) => [
@@ -63,7 +63,7 @@ export function messagesOf(thread, question, until = thread.exchanges.length) {
 }
 
 /** @returns {Thread} */
-export const nothingYet = () => ({ id: "", at: "", system: [], exchanges: [] });
+export const emptyConversation = () => ({ id: "", at: "", system: [], exchanges: [] });
 
 /**
  * @param {{ turn: Turn, before: any, first: string }} place
@@ -112,7 +112,7 @@ function placeBefore(turn, ends) {
   }) ?? null;
 }
 
-/** @param {import("./person.js").Message[]} messages */
+/** @param {import("./user.js").Message[]} messages */
 const asked = (messages) => messages.filter((message) => message.role === "user").map((message) => message.content);
 
 /** @param {Turn} one @param {Turn} other */

@@ -3,9 +3,9 @@
 import { ask, pages, Problem, redeem } from "./api.js";
 import { openDialog } from "./dialog.js";
 import { button, h, said } from "./dom.js";
-import { complain } from "./say.js";
-import { end, keepToken, keepUser, token, user } from "./session.js";
-import { count } from "./words.js";
+import * as notify from "./notify.js";
+import { signOut, keepToken, keepUser, token, user } from "./session.js";
+import { count } from "./format.js";
 
 /**
  * @typedef {{ user: string, base: string, many: boolean }} Who `many`: the token may choose another user.
@@ -29,10 +29,10 @@ export async function comeIn(place) {
     } catch (error) {
       const status = error instanceof Problem ? error.status : 0;
       if (status === 401) {
-        end();
+        signOut();
         await new Promise((done) => place.replaceChildren(signIn("That token is not known here.", () => done(undefined))));
       } else {
-        complain(error);
+        notify.error(error);
         // A name that cannot be one is asked for anew; else the server has no time now, and the token is as good as before.
         if (status === 400) keepUser("");
         else await new Promise((done) => place.replaceChildren(h("div", { class: "alone" }, button("Try again", () => done(undefined), { class: "go" }))));
@@ -59,7 +59,7 @@ export async function followLink(link) {
     keepUser(link.user);
     return true;
   } catch (error) {
-    complain(error);
+    notify.error(error);
     return false;
   }
 }

@@ -18,7 +18,7 @@ const AGAINST = new RegExp([
  * @param {string} reply the one before it
  * @returns {"thanked" | "contradicted" | null}
  */
-export function opinion(text, reply) {
+export function classify(text, reply) {
   const said = text.trim();
   if (THANKS.test(said)) return TAKEN_BACK.test(said) ? null : "thanked";
   // Who was asked something answers that.

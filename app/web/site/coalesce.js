@@ -4,7 +4,7 @@
  * @param {() => Promise<void>} work must not throw
  * @returns {() => Promise<void>}
  */
-export function inTurn(work) {
+export function coalesce(work) {
   /** @type {Promise<void> | null} */
   let going = null;
   let again = false;
