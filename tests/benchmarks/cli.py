@@ -229,6 +229,22 @@ def bench_attach(common: GlobalOptions, repeat: int) -> None:
     emit(common, found, format_table(_HEADS, rows))
 
 
+@command(
+    "start", examples=("personalpeft bench start", "personalpeft bench start --repeat 9 --json")
+)
+@_repeat(5)
+def bench_start(common: GlobalOptions, repeat: int) -> None:
+    """The first token of a fresh process.
+
+    From the command to the first byte of its reply, with and without a fact. Takes about two minutes.
+    """
+    _need_torch(common)
+    from benchmarks import start
+
+    found = start.bench_start(common.base_name(), repetitions=repeat, say=_printer(common))
+    emit(common, found, format_table(_HEADS, _lines(found.seconds, found.spread, "s")))
+
+
 @command("busy", examples=("personalpeft bench busy", "personalpeft bench busy --repeat 5 --json"))
 @_repeat(3)
 @_tokens(64)
@@ -580,6 +596,7 @@ bench.add_section(
             bench_catalog,
             bench_serve,
             bench_attach,
+            bench_start,
             bench_busy,
             bench_publish,
             bench_wave,

@@ -1,0 +1,90 @@
+"""``bench start``: how long ``personalpeft ask`` takes in a fresh process to the first byte of its reply.
+
+Once without facts, and once with one that the question finds. CPU seconds are those of the whole process, which stops after
+one token. A first run of each prepares the base and is not counted.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.figures import spread
+
+_COMMAND = (sys.executable, "-m", "personalpeft_app")
+_FACTS = {"plain": (), "with a fact": ("I have two cats and live in Lisbon.",)}
+_QUESTION = "How many cats do I have?"
+
+
+@dataclass(frozen=True, slots=True)
+class StartBench:
+    """The object that ``--json`` prints: medians of the repetitions; ``spread`` has the least and the most."""
+
+    bench: str
+    base: str
+    repetitions: int
+    seconds: dict[str, float]
+    cpu_seconds: dict[str, float]
+    spread: dict[str, tuple[float, float]]
+
+
+def bench_start(base_name: str, *, repetitions: int, say: Callable[[str], None]) -> StartBench:
+    """Run the command with and without a fact, in turns."""
+    runs: dict[str, list[tuple[float, float]]] = {name: [] for name in _FACTS}
+    with tempfile.TemporaryDirectory(prefix="personalpeft-bench-") as work:
+        for name, facts in _FACTS.items():
+            for fact in facts:
+                subprocess.run(
+                    [*_COMMAND, "remember", fact],
+                    env=_environment(base_name, Path(work, name)),
+                    check=True,
+                    capture_output=True,
+                )
+            _ask(base_name, Path(work, name))
+        for repetition in range(1, repetitions + 1):
+            for name, found in runs.items():
+                found.append(_ask(base_name, Path(work, name)))
+                say(f"{repetition}: {name}, {found[-1][0]:.2f} s")
+    first = {name: spread([seconds for seconds, _ in found]) for name, found in runs.items()}
+    cpu = {name: spread([seconds for _, seconds in found]) for name, found in runs.items()}
+    return StartBench(
+        bench="start",
+        base=base_name,
+        repetitions=repetitions,
+        seconds={name: each.median for name, each in first.items()},
+        cpu_seconds={name: each.median for name, each in cpu.items()},
+        spread={name: (each.least, each.most) for name, each in first.items()},
+    )
+
+
+def _environment(base_name: str, home: Path) -> dict[str, str]:
+    return {**os.environ, "PERSONALPEFT_BASE": base_name, "PERSONALPEFT_HOME": str(home)}
+
+
+def _ask(base_name: str, home: Path) -> tuple[float, float]:
+    """Return the seconds to the first byte, and the CPU seconds of the process."""
+    before, started = _cpu_seconds(), time.perf_counter()
+    with subprocess.Popen(
+        [*_COMMAND, "ask", "--quiet", "--max-tokens", "1", _QUESTION],
+        env=_environment(base_name, home),
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.read(1)
+        seconds = time.perf_counter() - started
+        process.stdout.read()
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, _COMMAND)
+    return seconds, _cpu_seconds() - before
+
+
+def _cpu_seconds() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
