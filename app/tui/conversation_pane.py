@@ -178,9 +178,11 @@ class ConversationPane(Vertical):
             self._selected.pop(event.key, None)
             self._set(event.key, self._open[event.key].ask(event.text))
             self._answer_next(event.key)
-        elif event.mode == "remember":
-            self._record_text(event, None)
-        elif (turn := self.answered_turn()) is not None:
+            return
+        turn = self.answered_turn() if event.mode == "comment" else None
+        if turn is not None or event.mode == "remember":
+            # What the user types next is a question. The draft stays in its mode until recorded.
+            self.write("ask")
             self._record_text(event, turn)
 
     def _answer_next(self, key: str) -> None:
@@ -370,7 +372,7 @@ class ConversationPane(Vertical):
 
     @work
     async def _record_text(self, sent: Composer.Sent, turn: str | None) -> None:
-        with errors_shown(self):
+        try:
             if turn is not None:
                 await self._record(turn, comment=sent.text)
                 note = "Recorded; it is a rule from the next question on."
@@ -378,9 +380,12 @@ class ConversationPane(Vertical):
                 await self._session.call(self._session.user.remember, sent.text)
                 self.post_message(self.Recorded())
                 note = "Remembered; it is looked up from the next question on."
+        except PersonalPeftError as error:
+            show_error(self, error)
+            if sent.key == self.key and not self._composer.text.strip():
+                self.write(sent.mode)
+        else:
             self._composer.clear_sent(sent)
-            if self._composer.mode == sent.mode and not self._composer.text.strip():
-                self._composer.set_mode(self.key, "ask")
             show_note(self, note)
 
     def edit(self) -> None:

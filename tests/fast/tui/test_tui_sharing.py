@@ -69,9 +69,7 @@ def test_one_question_is_never_shown_twice_however_often_one_looks(runtime: Runt
         await seat.until(lambda: len(runtime.user("ada").turns()) == 4, "another reply")
         await seat.pilot.pause(0.3)
         assert [seat.screen.count(f"› question {number}") for number in range(3)] == [1, 1, 1]
-        assert (
-            len([talk for talk in seat.app._middle.speaking.talks.values() if talk.exchanges]) == 1
-        )
+        assert len(runtime.user("ada").conversations()) == 1
 
     sit_down(runtime, play, size=(80, 40))
 
