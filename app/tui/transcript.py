@@ -90,7 +90,8 @@ class Transcript(VerticalScroll):
 _WELCOME = """\
 [b]Your own model.[/]
 
-Ask something. Then correct the reply: [b $primary]↑[/] goes to it, [b $primary]+[/] and [b $primary]-[/] rate it,
+Ask something. Then correct the reply: [b $primary]↑[/] goes to it, \
+[b $primary]+[/] and [b $primary]-[/] rate it, \
 [b $primary]e[/] edits it in its place. [b $primary]^L[/] learns from your feedback.
 
 [$secondary][b]F1[/] all keys   [b]^P[/] all commands   [b]F2[/] conversations   [b]F3[/] your model[/]

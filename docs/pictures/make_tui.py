@@ -28,7 +28,7 @@ from personalpeft import Runtime
 from personalpeft.errors import PersonalPeftError
 from personalpeft_app.tui.app import Tui
 from personalpeft_app.tui.dialogs import BlindCompareDialog, ConfirmDialog
-from personalpeft_app.tui.forgettable_list import ForgettableList
+from personalpeft_app.tui.lists import ForgettableList
 from personalpeft_app.tui.user_session import TaskHandle, UserSession
 
 HERE = Path(__file__).parent
@@ -87,14 +87,14 @@ async def _draw(
     over: type[Screen[Any]] = Screen,
 ) -> None:
     """``over`` is what comes over the conversation then."""
-    app = Tui(UserSession(runtime, runtime.user("ada")), TaskHandle(), _bug)
+    app = Tui(UserSession(runtime, runtime.user("ada"), _bug), TaskHandle())
     async with app.run_test(size=size) as pilot:
-        while app._panel.studying.loading is not None or app._panel.studying.standing.stack is None:
+        while app._model.load_task is not None or app._model.state.stack is None:
             await pilot.pause(0.05)
         for key in keys:
             await pilot.press(key)
             await pilot.pause()
-            while app._middle.speaking.busy:
+            while app._chat.is_busy:
                 await pilot.pause(0.05)
         play(app)
         while not isinstance(app.screen, over):
