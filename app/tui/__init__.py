@@ -1,1 +1,1 @@
-"""The terminal chat: frozen values for what was said, threads for what takes time, thin widgets for what is seen."""
+"""The terminal chat: frozen values for state, threads for blocking work, Textual widgets."""
