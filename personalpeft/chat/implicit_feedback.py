@@ -45,7 +45,7 @@ _THANKS = _phrases("""
     감사합니다|고마워|고마워요|고맙습니다
 """)
 _CONTRADICTIONS = _phrases("""
-    wrong|incorrect|not true|that is wrong|that's wrong|thats wrong|this is wrong|it's wrong
+    wrong|incorrect|not true|that is wrong|that's wrong|thats wrong|it's wrong
     that is not right|that's not right|that is not true|that's not true|that is incorrect
     that's incorrect|that is false|that's false|you are wrong|you're wrong|you are mistaken
     that is not what i asked|that's not what i asked|that is not what i meant

@@ -6,7 +6,6 @@
 import { openDialog } from "./dialog.js";
 import { button, h, said } from "./dom.js";
 import { ExchangeView, fit } from "./exchange.js";
-import { classify } from "./implicit_feedback.js";
 import * as notify from "./notify.js";
 import { draft } from "./session.js";
 import { messagesOf, emptyConversation, threads } from "./conversations.js";
@@ -69,7 +68,6 @@ export function chatView(person) {
   function ask() {
     const text = field.value.trim();
     if (!text || going) return;
-    tellOf(thread.exchanges.at(-1), text);
     const exchange = { asked: text, reply: "", turn: null, stopped: false, rating: 0, edited: null, comments: [] };
     const made = view(exchange);
     field.value = "";
@@ -85,15 +83,6 @@ export function chatView(person) {
       kept.write(field.value);
       fit(field);
     });
-  }
-
-  /**
-   * @param {import("./conversations.js").Exchange | undefined} before
-   * @param {string} text what comes after it
-   */
-  function tellOf(before, text) {
-    const seen = before?.turn && !before.stopped ? classify(text, before.reply) : null;
-    if (before?.turn && seen) person.observe(before.turn, seen);
   }
 
   /** @param {ExchangeView} old */

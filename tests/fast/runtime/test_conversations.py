@@ -186,6 +186,14 @@ def test_a_forgotten_turn_leaves_its_conversation(ada: User) -> None:
         assert first.text not in texts
 
 
+def test_forgetting_a_turn_in_the_middle_keeps_the_turns_before_and_after_it(ada: User) -> None:
+    first = ada.chat("hello")
+    turns = [ada.chat(f"{n}", conversation_id=first.conversation_id).turn_id for n in range(4)]
+    ada.forget(turns[1])
+    conversation = ada.conversation(first.conversation_id or "")
+    assert [turn.id for turn in conversation.turns] == [first.turn_id, turns[0], *turns[2:]]
+
+
 def test_an_exported_user_has_the_same_conversations(
     ada: User, runtime: Runtime, tmp_path: Path
 ) -> None:
@@ -262,6 +270,9 @@ def test_nothing_is_observed_unless_the_app_asked_for_it(ada: User) -> None:
         ("不对。", "contradicted"),
         ("خطأ", "contradicted"),
         ("wrong side of the road?", None),
+        ("This is wrong, fix it: 2+2=5", None),
+        ("What is wrong with that?", None),
+        ("ok, " * 50_000, None),
         ("No.", None),
         ("", None),
     ],

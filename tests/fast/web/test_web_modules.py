@@ -52,10 +52,6 @@ _MARKDOWN = """async ([path, count]) => {
   }
   return null;
 }"""
-_OPINION = """async ([path, text, reply]) => {
-  const { classify } = await import(path);
-  return classify(text, reply);
-}"""
 _MARKED = "<p><em>a</em> <strong>b</strong> <strong><em>c</em></strong> <em>d</em> <strong>e</strong> <s>f</s></p>"
 _SHOWN = """async ([path, text]) => {
   const { render } = await import(path);
@@ -120,46 +116,6 @@ def test_a_reply_is_shown_as_the_markdown_that_it_is(visit: Visit, text: str, sh
     assert visit.page.evaluate(_SHOWN, [_module(visit, "markdown.js"), text]) == shown
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(
-    ("text", "reply", "seen"),
-    [
-        ("Thanks!", "Paris.", "thanked"),
-        ("great, thank you so much", "Paris.", "thanked"),
-        ("Thanks a lot.", "Paris.", "thanked"),
-        ("Thanks, now the same for Italy.", "Paris.", "thanked"),
-        ("Thanks, but that was Rome.", "Paris.", None),
-        ("Thanks. That's not right.", "Paris.", None),
-        ("Thanks, it doesn't work", "Paris.", None),
-        ("thanks for nothing", "Paris.", None),
-        ("Thank you letter for a wedding gift, please", "Paris.", None),
-        ("Thanks to Newton we have calculus.", "Paris.", None),
-        ("Thank you in French?", "Paris.", None),
-        ("No thanks.", "Shall I go on?", None),
-        ("Thanksgiving is when?", "Paris.", None),
-        ("That's wrong.", "Paris.", "contradicted"),
-        ("No, that is not what I asked.", "Paris.", "contradicted"),
-        ("No, I meant the river.", "Paris.", "contradicted"),
-        ("Wrong!", "Paris.", "contradicted"),
-        ("No, I meant the river.", "Do you mean the town?", None),
-        ("No, I said yes to her and now I regret it", "Paris.", None),
-        ("This is wrong, fix it: 2+2=5", "Paris.", None),
-        ("It was not what I said that hurt her.", "Paris.", None),
-        ("What is wrong with that?", "Paris.", None),
-        ("It is not right to lie. Why?", "Paris.", None),
-        ("And the capital of Italy?", "Paris.", None),
-        ("", "Paris.", None),
-    ],
-)
-def test_what_comes_next_says_something_of_a_reply_only_where_that_is_plain(
-    visit: Visit, text: str, reply: str, seen: str | None
-) -> None:
-    visit.come()
-    assert (
-        visit.page.evaluate(_OPINION, [_module(visit, "implicit_feedback.js"), text, reply]) == seen
-    )
-
-
 # Each text twice as long as the one before, so that what grows faster than its text is found out before it takes for ever.
 _TIMED = """async ([path, which, most]) => {
   const module = await import(path);
@@ -172,7 +128,6 @@ _TIMED = """async ([path, which, most]) => {
       place.remove();
     },
     reader: (text) => module.reader().heard(text),
-    classify: (text) => module.classify(text, "Paris."),
     marked: (text) => module.marked(text, text + "!"),
     excerpt: (text) => module.excerpt(text),
   }[which];
@@ -211,7 +166,6 @@ _TIMED = """async ([path, which, most]) => {
     [
         ("markdown", "markdown.js"),
         ("reader", "notify.js"),
-        ("classify", "implicit_feedback.js"),
         ("marked", "diff.js"),
         ("excerpt", "format.js"),
     ],
