@@ -60,10 +60,10 @@ lint: $(STAMP) ## Format, lint, types, and the directions of imports
 	@echo "== lint-imports"; $(BIN)/lint-imports
 
 docs: $(STAMP) ## Write the pages that are made from the code
-	@$(BIN)/python -m personalpeft_app.reference > docs/commands.md.new && mv docs/commands.md.new docs/commands.md
-	@$(BIN)/python -m personalpeft_app.http.api_v1.reference > docs/api.md.new && mv docs/api.md.new docs/api.md
+	@$(BIN)/python -m personalpeft_app.reference > docs/reference/commands.md.new && mv docs/reference/commands.md.new docs/reference/commands.md
+	@$(BIN)/python -m personalpeft_app.http.api_v1.reference > docs/reference/http-api.md.new && mv docs/reference/http-api.md.new docs/reference/http-api.md
 	@$(BIN)/python docs/diagrams/draw.py
-	@echo "docs/commands.md docs/api.md docs/architecture.md"
+	@echo "docs/reference/commands.md docs/reference/http-api.md docs/explanation/architecture.md"
 
 plots: $(STAMP) ## Draw what bench sweep and bench capacity kept in docs/plots
 	@$(BIN)/python docs/plots/draw.py

@@ -53,6 +53,9 @@ class GlobalOptions:
         return settings.home, settings.cache
 
 
+GLOBAL_OPTIONS_TITLE = "Options of every command, before or after its name"
+
+
 class _GlobalOption(click.Option):
     """An option of every command, which help lists apart from the command's own."""
 
@@ -93,7 +96,7 @@ class _Help(click.Command):
             # The text above explains the arguments; their names alone say nothing.
             if record is not None and isinstance(parameter, click.Option):
                 (common if isinstance(parameter, _GlobalOption) else own).append(record)
-        common_title = "Options of every command, before or after its name"
+        common_title = GLOBAL_OPTIONS_TITLE
         for title, records in (("Options", own), (common_title, common)):
             if records:
                 with formatter.section(title):

@@ -1,7 +1,8 @@
-"""Writes docs/commands.md from the commands themselves: ``python -m personalpeft_app.reference > docs/commands.md``."""
+"""Write docs/reference/commands.md from the commands themselves."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import click
@@ -9,6 +10,7 @@ import click
 from personalpeft.errors import ERROR_CODES
 from personalpeft_app.cli import PROGRAM, cli
 from personalpeft_app.error_output import BROKEN_PIPE, BUG, STOPPED
+from personalpeft_app.options import GLOBAL_OPTIONS_TITLE
 
 _WIDTH = 96
 
@@ -17,10 +19,11 @@ _HEAD = """\
 
 This page is made by `make docs` from the commands themselves; change the texts there.
 
-Data goes to stdout, progress, notes and errors to stderr. What is piped has no colours and is not cut to a width, and with
-`--json` every command prints one JSON value (`chat` one a reply). The options at the end of each help are taken before and after the
-command's name. `PERSONALPEFT_HOME`, `PERSONALPEFT_USER`, `PERSONALPEFT_BASE`, `PERSONALPEFT_CACHE`,
-`PERSONALPEFT_PLUGINS` and `NO_COLOR` are heeded.
+Data goes to stdout, progress, notes and errors to stderr. Piped output has no colours and is not
+cut to a width. With `--json` every command prints one JSON value, `chat` one for each reply. The
+options of every command stand once, under `personalpeft`; they may come before or after the
+command's name. `PERSONALPEFT_CACHE` names the folder of what can be made
+anew, `PERSONALPEFT_PLUGINS` the plugins that may load; `NO_COLOR` turns colours off.
 
 ## Exit codes
 
@@ -65,7 +68,11 @@ def _tree(command: click.Command, parent: click.Context, level: int) -> Iterator
 
 def _one(context: click.Context, level: int) -> Iterator[str]:
     yield from ("", f"{'#' * level} {context.command_path}", "", "```text")
-    yield from (line.rstrip() for line in context.get_help().splitlines())
+    # The options that every command takes stand once, in the help of the program itself.
+    sections = re.split(r"\n\n(?=\S)", context.get_help())
+    if context.parent is not None:
+        sections = [each for each in sections if not each.startswith(GLOBAL_OPTIONS_TITLE)]
+    yield from (line.rstrip() for line in "\n\n".join(sections).splitlines())
     yield "```"
 
 

@@ -2,7 +2,7 @@
 
 The file is a zip archive. ``personal.json`` names the format, the user, and the size and SHA-256 of
 every other member. ``ledger.jsonl`` holds the ledger's entries in order, one JSON object a line.
-``blobs/<digest>`` are the packed adapters. docs/privacy.md describes the format.
+``blobs/<digest>`` are the packed adapters. docs/explanation/privacy.md describes the format.
 
 Invariants: the same user at the same moment gives the same bytes. Reading any bytes either gives a
 whole user whose digests were all recomputed, or raises ``PersonalFileError``. No member is unpacked

@@ -129,7 +129,7 @@ class _Checks:
             if self._settings.vllm is None:
                 raise InvalidInput(
                     "No vLLM server is configured.",
-                    hint="Set PERSONALPEFT_VLLM_URL; docs/engines.md says how to start one.",
+                    hint="Set PERSONALPEFT_VLLM_URL; docs/how-to/engines.md says how to start one.",
                 )
             return f"the vLLM server at {self._settings.vllm.url}; --load asks it for the base"
         try:

@@ -1,4 +1,4 @@
-"""The frozen values that the parts exchange. docs/architecture.md defines their names.
+"""The frozen values that the parts exchange. docs/explanation/architecture.md defines their names.
 
 Nothing here does I/O, holds a tensor or reads a clock.
 """

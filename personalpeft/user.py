@@ -593,8 +593,8 @@ class User(
 
         Erased are its text, the revisions that saw it, reports about it, and replies that had it in
         the prompt. Layers that lose their head return to what was live before the item, and are
-        rebuilt from what is left and judged as in a learn. docs/privacy.md says what goes with
-        what.
+        rebuilt from what is left and judged as in a learn. docs/explanation/privacy.md says what
+        goes with what.
 
         Args:
             item: A reply, a turn, or the id of a turn or signal.

@@ -65,7 +65,7 @@ _AtLeastOne = Annotated[float, Field(strict=True, ge=1, lt=1e9)]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The daemon's settings; docs/daemon.md explains each.
+    """The daemon's settings; docs/how-to/daemon.md explains each.
 
     Attributes:
         min_signals: New lessons of a user that are enough to learn at any time.

@@ -1,4 +1,4 @@
-"""``/metrics`` in the text format of Prometheus, under the names of ``docs/serving.md``.
+"""``/metrics`` in the text format of Prometheus, under the names of ``docs/explanation/serving.md``.
 
 Names after the prefix are vLLM's where they mean the same. No label names a user, prompt or reply.
 """

@@ -1,4 +1,4 @@
-"""Every key and every command, once: the help on F1, docs/tui.md and the palette are made of these tables."""
+"""Every key and every command, once: the help on F1, docs/how-to/terminal-chat.md and the palette are made of these tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draw the diagrams of docs/architecture.md from the code: the layout, a chat and a learn.
+"""Draw the diagrams of docs/explanation/architecture.md from the code: the layout, a chat and a learn.
 
 The layout comes from the import graph. The two paths come from a trace of one real chat and one
 real learn on the fake backend. Run without arguments to rewrite the page; ``--check`` fails if the
@@ -21,7 +21,7 @@ from typing import Any
 import grimp
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "architecture.md"
+PAGE = ROOT / "docs" / "explanation" / "architecture.md"
 PACKAGE = ROOT / "personalpeft"
 # Values and errors travel everywhere, so an arrow to them says nothing about the path.
 VALUES = {
@@ -49,7 +49,7 @@ def main() -> int:
     if "--check" not in sys.argv:
         PAGE.write_text(drawn, "utf-8")
     elif drawn != page:
-        print("docs/architecture.md is out of date; run `make docs`.", file=sys.stderr)
+        print("docs/explanation/architecture.md is out of date; run `make docs`.", file=sys.stderr)
         return 1
     return 0
 
@@ -62,7 +62,7 @@ def replace_block(page: str, name: str, diagram: str) -> str:
     page, count = pattern.subn(lambda _: block, page)
     if count != 1:
         raise SystemExit(
-            f"docs/architecture.md must contain the marks of {name} once, got {count}."
+            f"docs/explanation/architecture.md must contain the marks of {name} once, got {count}."
         )
     return page
 

@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/tui.md from the running chat: ``python docs/pictures/make_tui.py``.
+"""Draws the pictures of docs/how-to/terminal-chat.md from the running chat: ``python docs/pictures/make_tui.py``.
 
 On the backend without a model, in a throw-away home and by a clock of its own, so that every run draws the same to the
 byte, wherever it runs.

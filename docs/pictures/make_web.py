@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/web.md from the running page: ``PYTHONPATH=tests python docs/pictures/make_web.py``.
+"""Draws the pictures of docs/how-to/web-page.md from the running page: ``PYTHONPATH=tests python docs/pictures/make_web.py``.
 
 A real server and a real browser, on the backend without a model, by a clock of its own. That backend's replies and likelihoods are
 made up, and here they are made up to look like a small model's: everything else is the page as it is.

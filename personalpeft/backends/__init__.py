@@ -67,7 +67,7 @@ def load_backend(
         if vllm is None:
             raise InvalidInput(
                 "The backend vllm must have a server, and none is set.",
-                hint="Set PERSONALPEFT_VLLM_URL to its address; see docs/engines.md.",
+                hint="Set PERSONALPEFT_VLLM_URL to its address; see docs/how-to/engines.md.",
             )
         return VllmBackend(base, slots=slots, rows=rows, cache=cache, server=vllm, entropy=entropy)
     if name == "fake":

@@ -223,7 +223,7 @@ class Engine:
         self._core.clear_caches()
 
     def metrics(self) -> Snapshot:
-        """Return all metrics; the names are in ``docs/serving.md``."""
+        """Return all metrics; the names are in ``docs/explanation/serving.md``."""
         return self._core.snapshot()
 
     def check_integrity(self) -> None:

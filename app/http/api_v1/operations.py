@@ -1,6 +1,6 @@
 """The table of operations: what each takes and answers, and the errors that it can end in.
 
-Routes, the OpenAPI document, docs/api.md and the client are made from it.
+Routes, the OpenAPI document, docs/reference/http-api.md and the client are made from it.
 """
 
 from __future__ import annotations

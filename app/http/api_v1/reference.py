@@ -1,4 +1,4 @@
-"""Write docs/api.md from the table: ``python -m personalpeft_app.http.api_v1.reference > docs/api.md``."""
+"""Write docs/reference/http-api.md from the table of operations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _HEAD = """\
 
 `make docs` writes this page from the table of operations (`app/http/api_v1/operations.py`). Routes,
 client and the OpenAPI 3.1 document at `/api/v1/openapi.json` come from the same table. The
-library's method of the same name documents each operation ([embedding.md](embedding.md)).
+library's method of the same name documents each operation ([embedding.md](../how-to/embed.md)).
 
 ## First request
 

@@ -6,7 +6,7 @@ import { token } from "./session.js";
 
 const ROOT = new URL("api/v1/", document.baseURI);
 
-/** What went wrong: `kind` as in docs/api.md, `hint` a way out; `status` 0 where no server answered. */
+/** What went wrong: `kind` as in docs/reference/http-api.md, `hint` a way out; `status` 0 where no server answered. */
 export class Problem extends Error {
   /**
    * @param {string} kind

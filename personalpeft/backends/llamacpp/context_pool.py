@@ -1,8 +1,8 @@
 """Contexts of llama.cpp. Each computes one sequence at a time, with one stack.
 
 The numbers of a sequence depend on where its keys and values lie in a context, and on how many
-tokens one call computes (docs/engines.md has figures). So sequences share neither contexts nor
-calls, and keys and values lie in a context from its beginning and without gaps.
+tokens one call computes (docs/how-to/engines.md has figures). So sequences share neither contexts
+nor calls, and keys and values lie in a context from its beginning and without gaps.
 
 Invariants:
 

@@ -39,7 +39,7 @@ from personalpeft.backends.torch.training.session import FrozenBelow, TorchSessi
 from personalpeft.base_models.types import Base
 
 _SCORE_TOKENS = 1024
-# Differences due to rounding, nats per token (measured: docs/benchmarks.md).
+# Differences due to rounding, nats per token (measured: docs/benchmarks/index.md).
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 # Cache tokens for each row beside the longest one.
 _TOKENS_A_ROW = 512

@@ -1,6 +1,7 @@
 """Find the row counts for which a matrix product gives each row the same bits.
 
-A library adds in another order for another number of rows or threads (measured: docs/serving.md).
+A library adds in another order for another number of rows or threads (measured:
+docs/explanation/serving.md).
 The row counts fall into classes. Within one class, a row's bits depend neither on the number of
 rows nor on its position. A product whose input is padded or split to row counts of one class gives
 each row the same bits in any batch.

@@ -2,8 +2,8 @@
 
 OpenMP keeps a team for each thread that used one. When all teams together exceed the cores, none of
 them spins while waiting, and a decoding step with hundreds of short loops takes a quarter longer
-(docs/benchmarks.md). So each thread releases its team after its work. A new team takes less than a
-millisecond.
+(docs/benchmarks/index.md). So each thread releases its team after its work. A new team takes less
+than a millisecond.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A pass has hundreds of short parallel loops, each as slow as its slowest thread. One busy neighbour
 makes a pass with two threads on two cores ten times slower, but one thread alone only 1.5 times
-(docs/serving.md). So there are never more threads than free cores.
+(docs/explanation/serving.md). So there are never more threads than free cores.
 """
 
 from __future__ import annotations

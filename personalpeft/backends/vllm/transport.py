@@ -31,7 +31,7 @@ _TEMPORARY = frozenset({429, 502, 503, 504})
 _CONNECT_SECONDS = 5.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
 _MAX_MESSAGE = 300
-_START_HINT = "Start it, or set PERSONALPEFT_VLLM_URL to its address; see docs/engines.md."
+_START_HINT = "Start it, or set PERSONALPEFT_VLLM_URL to its address; see docs/how-to/engines.md."
 _LOG_HINT = "Try again; its log may have the reason."
 
 

@@ -1,7 +1,7 @@
 """Turn signals into training examples: the write policy, which assigns each signal to a layer.
 
-Each current signal has exactly one assignment, with its reason; docs/ledger.md has the table.
-Invariants:
+Each current signal has exactly one assignment, with its reason; docs/explanation/ledger.md has the
+table. Invariants:
 
 - Only a user's own acts are trained on. What an app observed counts as a weak rating where the app
   had switched that on, and never against a user's own act.

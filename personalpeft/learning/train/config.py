@@ -2,7 +2,7 @@
 
 Signals, base, the revisions below and a ``TrainingConfig`` together decide every byte of a
 revision. The defaults suit a base of about 135M parameters; a card's ``[learning]`` table overrides
-them. docs/learning.md says how each default was measured.
+them. docs/explanation/learning.md says how each default was measured.
 
 Invariant: the stored spelling of a field never changes, because revisions, adapter files and the
 digests of build inputs hold it. A field that was renamed keeps its old name as ``STORED_NAMES``.

@@ -15,7 +15,7 @@ from personalpeft_app.cli import cli
 from personalpeft_app.options import Command, Group
 from personalpeft_app.reference import render
 
-_REFERENCE = Path(__file__).parents[3] / "docs" / "commands.md"
+_REFERENCE = Path(__file__).parents[3] / "docs" / "reference" / "commands.md"
 
 
 def test_the_reference_is_what_the_commands_say() -> None:
@@ -443,7 +443,7 @@ def test_a_chat_remembers_what_was_said_and_does_what_slashes_say(place: Place) 
     assert len(newest["messages"]) == len(first["messages"]) == 1
     assert [message["content"] for message in second["messages"]] == [
         "hello",
-        first["reply"],
+        "Ahoy!",
         "and you?",
     ]
     assert {signal["kind"] for signal in first["signals"]} == {

@@ -113,7 +113,7 @@ def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
 
 
 def test_the_page_has_every_setting_with_its_default() -> None:
-    page = (ROOT / "docs/daemon.md").read_text("utf-8")
+    page = (ROOT / "docs/how-to/daemon.md").read_text("utf-8")
     for field in fields(Settings):
         default = str(field.default).lower() if isinstance(field.default, bool) else field.default
         shown = (

@@ -54,7 +54,7 @@ def test_the_library_use_of_the_readme_runs_as_printed(
 
 
 def test_the_test_of_the_embedding_page_passes(tmp_path: Path) -> None:
-    block = _blocks(ROOT / "docs/embedding.md", "python")[-1]
+    block = _blocks(ROOT / "docs/how-to/embed.md", "python")[-1]
     exec(
         compile(block, "embedding.md", "exec"), {"personalpeft": personalpeft, "tmp_path": tmp_path}
     )
@@ -63,7 +63,7 @@ def test_the_test_of_the_embedding_page_passes(tmp_path: Path) -> None:
 def test_the_http_page_has_the_errors_of_the_code_and_the_routes_of_the_server(
     tmp_path: Path,
 ) -> None:
-    page = (ROOT / "docs/http.md").read_text("utf-8")
+    page = (ROOT / "docs/how-to/serve-openai-clients.md").read_text("utf-8")
     named: dict[int, list[str]] = {}
     for error, outcome in ERROR_CODES.items():
         named.setdefault(outcome.http_status, []).append(f"`{error.__name__}`")
@@ -77,7 +77,9 @@ def test_the_http_page_has_the_errors_of_the_code_and_the_routes_of_the_server(
 def test_the_clients_of_the_http_page_run_as_printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    openai_block, anthropic_block, flask_block = _blocks(ROOT / "docs/http.md", "python")
+    openai_block, anthropic_block, flask_block = _blocks(
+        ROOT / "docs/how-to/serve-openai-clients.md", "python"
+    )
     monkeypatch.setenv("PERSONALPEFT_HOME", str(tmp_path))
     names: dict[str, Any] = {}
     on_the_fake = flask_block.replace("personalpeft.open()", 'personalpeft.open(backend="fake")')
@@ -119,7 +121,7 @@ def test_the_annotated_tree_names_what_is_there() -> None:
 
 
 def test_the_learning_page_has_the_numbers_of_the_code() -> None:
-    page = (ROOT / "docs/learning.md").read_text("utf-8")
+    page = (ROOT / "docs/explanation/learning.md").read_text("utf-8")
     recipe = TrainingConfig()
     for said in (
         f"{recipe.learning_rate:.0e}".replace("e-04", "e-4"),
@@ -136,7 +138,7 @@ def test_the_learning_page_has_the_numbers_of_the_code() -> None:
 
 
 def test_the_learning_page_has_the_numbers_of_the_drill() -> None:
-    page = (ROOT / "docs/learning.md").read_text("utf-8").split("## Practice")[1]
+    page = (ROOT / "docs/explanation/learning.md").read_text("utf-8").split("## Practice")[1]
     config = RLConfig()
     for said in (
         f"{config.rounds} rounds of {config.prompts_per_round} tasks with {config.num_generations} replies",

@@ -95,7 +95,7 @@ def test_the_document_names_every_operation_and_every_error_by_its_status(ada: C
 
 
 def test_the_page_of_the_docs_is_that_of_the_table() -> None:
-    page = Path(__file__).parents[3] / "docs/api.md"
+    page = Path(__file__).parents[3] / "docs/reference/http-api.md"
     assert page.read_text("utf-8") == reference.render()
 
 

@@ -189,7 +189,7 @@ def test_another_kind_of_request_with_a_manner_of_its_own_takes_nothing_back(
 
 
 def test_the_page_on_learning_has_the_numbers_of_the_code() -> None:
-    page = (Path(__file__).parents[3] / "docs/learning.md").read_text("utf-8")
+    page = (Path(__file__).parents[3] / "docs/explanation/learning.md").read_text("utf-8")
     assert "at most once in 250: 4 after 7, 5 after 5" in page
     for older, newer in ((7, 4), (5, 5)):
         assert found_at(["signed"] * older + ["listed"] * newer) == older

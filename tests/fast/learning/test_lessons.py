@@ -436,7 +436,7 @@ def test_a_thumb_that_an_edit_explains_is_not_counted_among_the_thumbs() -> None
 
 
 def test_the_page_on_the_ledger_has_the_policy_of_the_code() -> None:
-    page = (Path(__file__).parents[3] / "docs/ledger.md").read_text("utf-8")
+    page = (Path(__file__).parents[3] / "docs/explanation/ledger.md").read_text("utf-8")
     rows = [line.split("|") for line in page.splitlines() if line.startswith("| ")]
     table = {row[4].strip(): row[3].strip() for row in rows if len(row) == 6}
     few, of_few = _thumbs(1, 1)

@@ -195,7 +195,7 @@ def test_a_histogram_counts_each_value_in_the_first_bucket_that_holds_it() -> No
 
 
 def test_the_page_about_serving_names_every_metric_and_every_setting() -> None:
-    page = (ROOT / "docs/serving.md").read_text("utf-8")
+    page = (ROOT / "docs/explanation/serving.md").read_text("utf-8")
     for table in (COUNTERS, GAUGES, HISTOGRAMS):
         for name, meaning in table.items():
             assert f"| `{name}` | {meaning} |" in page, name

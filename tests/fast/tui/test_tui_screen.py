@@ -128,7 +128,7 @@ def test_without_a_terminal_it_names_another_way() -> None:
 
 
 def test_the_page_names_every_key() -> None:
-    page = (ROOT / "docs/tui.md").read_text("utf-8")
+    page = (ROOT / "docs/how-to/terminal-chat.md").read_text("utf-8")
     for keys in KEYS.values():
         for key in keys:
             assert f"| {key.press} | {key.does} |" in page

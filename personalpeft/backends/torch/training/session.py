@@ -36,7 +36,7 @@ from personalpeft.backends.torch.training.lora_autograd import (
 from personalpeft.backends.torch.training.packing import pack
 
 # Tokens of one pass over several sessions. More are hardly faster and take more memory
-# (docs/learning.md).
+# (docs/explanation/learning.md).
 _PASS_TOKENS = 256
 
 
