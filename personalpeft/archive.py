@@ -334,6 +334,10 @@ def _check_contents(portable: UserExport, revisions: Sequence[Revision]) -> None
     heads = {move["layer"]: move["after"] for move in portable.contents("move")}
     if any(heads.get(layer["name"]) != layer["head"] for layer in portable.layers):
         raise _invalid("A layer's head is not the end of its history.")
+    turns = [turn["id"] for turn in portable.contents("turn")]
+    for number, turn in enumerate(portable.contents("turn")):
+        if turn.get("previous") in turns[number:]:
+            raise _invalid("A turn continues itself or a later turn.")
     for signal in portable.contents("signal"):
         if not _is_payload(SignalKind(signal["kind"]), json.loads(signal["payload"])):
             raise _invalid(f"A signal has an invalid payload for {SignalKind(signal['kind'])}.")

@@ -235,19 +235,12 @@ def _continues(messages: Sequence[Message], turn: Turn) -> bool:
 
 
 def _chain(links: Mapping[str, ConversationLink], end: str) -> list[ConversationLink]:
-    """Return the links from the first turn to ``end``, without turns that were erased."""
-    order = list(links)
+    """Return the links from the first turn to ``end``."""
     chain: list[ConversationLink] = []
     at: str | None = end
-    while at is not None:
-        link = links[at]
-        chain.append(link)
-        at = link.previous
-        if at is not None and at not in links:
-            # It was erased, and what it continued with it: go on with the turn before it.
-            older = (links[each] for each in reversed(order[: order.index(link.turn)]))
-            same = (each.turn for each in older if each.conversation == link.conversation)
-            at = next(same, None)
+    while at is not None and at in links:
+        chain.append(links[at])
+        at = links[at].previous
     return chain[::-1]
 
 

@@ -179,6 +179,18 @@ def _erase_signals(eraser: _RowEraser, signals: frozenset[str]) -> None:
 
 
 def _erase_turns(eraser: _RowEraser, erasure: Erasure) -> None:
+    # A turn that continued an erased one continues what that one continued.
+    select = "select seq, id, previous from turn"
+    before = {
+        row["id"]: row["previous"]
+        for row in _select_in(eraser.db, select, eraser.user, "id", erasure.turns)
+    }
+    for row in _select_in(eraser.db, select, eraser.user, "previous", erasure.turns):
+        if row["id"] not in erasure.turns:
+            previous = row["previous"]
+            while previous in before:
+                previous = before[previous]
+            eraser.update("turn", row["seq"], previous=previous)
     eraser.delete_where("turn", "id", erasure.turns)
     for turn_id, messages in erasure.redacted.items():
         sql = "select seq, used from turn where user = ? and id = ?"

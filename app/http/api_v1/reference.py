@@ -16,7 +16,7 @@ _HEAD = """\
 
 `make docs` writes this page from the table of operations (`app/http/api_v1/operations.py`). Routes,
 client and the OpenAPI 3.1 document at `/api/v1/openapi.json` come from the same table. The
-library's method of the same name documents each operation ([embedding.md](../how-to/embed.md)).
+library's method of the same name documents each operation ([In an app of your own](../how-to/embed.md)).
 
 ## First request
 
@@ -59,7 +59,7 @@ from its last step. Besides the library's errors a call raises `NotAllowed` and 
 ## Errors
 
 `{"error": {"kind", "message", "hint"}}`; `kind` is the class of the error, and
-[commands.md](commands.md) lists the status of each. Every route also has these:
+[Commands](commands.md) lists the status of each. Every route also has these:
 
 | status | kind | when |
 | --- | --- | --- |

@@ -194,6 +194,26 @@ def test_forgetting_a_turn_in_the_middle_keeps_the_turns_before_and_after_it(ada
     assert [turn.id for turn in conversation.turns] == [first.turn_id, turns[0], *turns[2:]]
 
 
+def test_a_reply_is_regenerated_after_the_turn_before_it_was_forgotten(ada: User) -> None:
+    first = ada.chat("hello")
+    second = ada.chat("and then?", conversation_id=first.conversation_id)
+    third = ada.chat("and after?", conversation_id=first.conversation_id)
+    ada.forget(second.turn_id)
+    again = ada.chat("and after?", conversation_id=first.conversation_id, replaces=third.turn_id)
+    conversation = ada.conversation(first.conversation_id or "")
+    assert [turn.id for turn in conversation.turns] == [first.turn_id, again.turn_id]
+
+
+def test_forgetting_a_reply_does_not_bring_back_the_one_that_it_replaced(ada: User) -> None:
+    first = ada.chat("hello")
+    rejected = ada.chat("and then?", conversation_id=first.conversation_id)
+    again = ada.chat("and then?", conversation_id=first.conversation_id, replaces=rejected.turn_id)
+    last = ada.chat("and after?", conversation_id=first.conversation_id)
+    ada.forget(again.turn_id)
+    conversation = ada.conversation(first.conversation_id or "")
+    assert [turn.id for turn in conversation.turns] == [first.turn_id, last.turn_id]
+
+
 def test_an_exported_user_has_the_same_conversations(
     ada: User, runtime: Runtime, tmp_path: Path
 ) -> None:

@@ -305,7 +305,13 @@ def of(kind: str, /, **columns: Any) -> Callable[[dict[str, Any]], None]:
     return change
 
 
+def continue_itself(entry: dict[str, Any]) -> None:
+    if entry["kind"] == "turn" and not entry["forgotten"]:
+        entry["content"]["previous"] = entry["content"]["id"]
+
+
 FORGED = {
+    "a turn that continues itself": continue_itself,
     "a payload of another shape": of("signal", payload='{"text":5}'),
     "a kind that is none": of("signal", kind="secret"),
     "a role that is none": of("turn", messages='[["root","x"]]'),
