@@ -1,12 +1,12 @@
 /**
- * Our own API, asked. Every request carries the token; whatever goes wrong is a Problem with words that a person can read.
+ * Requests to the HTTP API. Each carries the token; each failure is thrown as a `Problem`.
  */
 
 import { token } from "./session.js";
 
 const ROOT = new URL("api/v1/", document.baseURI);
 
-/** What went wrong: `kind` as in docs/reference/http-api.md, `hint` a way out; `status` 0 where no server answered. */
+/** An error: `kind` as in docs/reference/http-api.md, `hint` says what to do; `status` is 0 if no server answered. */
 export class Problem extends Error {
   /**
    * @param {string} kind
@@ -22,15 +22,15 @@ export class Problem extends Error {
   }
 }
 
-/** @type {{ refused: () => void }} Who is told that the token is not, or no longer, good. */
+/** @type {{ refused: () => void }} Called when the server refuses the token. */
 export const listener = { refused: () => {} };
 
 /**
  * @param {string} method
  * @param {string} path below /api/v1/
- * @param {{ body?: any, query?: Record<string, any>, signal?: AbortSignal, quiet?: boolean, secret?: string }} [more] quiet: nobody did
- *   anything, so nobody is asked for a token either; secret: in place of this tab's token
- * @returns {Promise<any>} what was answered; null for nothing
+ * @param {{ body?: any, query?: Record<string, any>, signal?: AbortSignal, quiet?: boolean, secret?: string }} [more] quiet: the
+ *   user did nothing, so a refused token opens no sign-in; secret: used instead of this tab's token
+ * @returns {Promise<any>} the JSON of the response, null if it has none
  */
 export async function ask(method, path, more = {}) {
   const response = await send(method, path, more);
@@ -58,7 +58,7 @@ export async function file(path, query = {}) {
 }
 
 /**
- * All pages of a list, or as many as hold `most`.
+ * Reads all pages of a list, or pages until there are `most` values.
  * @param {string} path
  * @param {Record<string, any>} [query]
  * @param {number} [most]
@@ -78,7 +78,7 @@ export async function pages(path, query = {}, most = Infinity) {
 }
 
 /**
- * The events of a stream, as [name, value]. Throws the Problem that an error event tells of.
+ * Yields the events of a stream as [name, value]. Throws the Problem of an error event.
  * @param {string} method
  * @param {string} path
  * @param {{ body?: any, signal?: AbortSignal }} [more]
@@ -112,7 +112,7 @@ export async function* events(method, path, more = {}) {
 
 /**
  * @param {string} block
- * @returns {[string, any] | null} null for a line that says only that the server is there
+ * @returns {[string, any] | null} null for a keep-alive line
  */
 function parsed(block) {
   let name = "";
@@ -144,17 +144,17 @@ async function send(method, path, { body, query, signal, quiet, secret }) {
     referrerPolicy: "no-referrer",
   }).catch(unreachable);
   if (response.ok) return response;
-  const told = await response.json().catch(() => ({}));
+  const failure = await response.json().catch(() => ({}));
   if (response.status === 401 && !quiet) listener.refused();
-  throw problemOf(told.error ?? {}, response.status);
+  throw problemOf(failure.error ?? {}, response.status);
 }
 
 /**
- * @param {{ kind?: string, message?: string, hint?: string }} told
+ * @param {{ kind?: string, message?: string, hint?: string }} error
  * @param {number} status
  */
-function problemOf(told, status) {
-  return new Problem(told.kind ?? "Problem", told.message ?? `The server answered ${status}.`, told.hint ?? "", status);
+function problemOf(error, status) {
+  return new Problem(error.kind ?? "Problem", error.message ?? `The server answered ${status}.`, error.hint ?? "", status);
 }
 
 /**

@@ -1,47 +1,44 @@
 /**
- * The room to talk in. Invariants: a question that cannot be answered stays where it can be asked again; what is being typed is
- * kept at every key; one reply is written at a time.
+ * The chat view. Invariants: a prompt that cannot be answered can be sent again; a draft is stored at every key; one reply streams
+ * at a time.
  */
 
 import { openDialog } from "./dialog.js";
-import { button, h, said } from "./dom.js";
+import { button, h, inlineText } from "./dom.js";
 import { ExchangeView, fit } from "./exchange.js";
 import * as notify from "./notify.js";
 import { draft } from "./session.js";
-import { messagesOf, emptyConversation, threads } from "./conversations.js";
-import { excerpt, moment } from "./format.js";
+import { emptyConversation, newExchange, readConversation } from "./conversations.js";
+import { count, excerpt, moment } from "./format.js";
 
-/** @typedef {import("./conversations.js").Thread} Thread */
+/** @typedef {import("./conversations.js").Conversation} Conversation */
+/** @typedef {import("./conversations.js").Exchange} Exchange */
 
-// So many turns at a time are gone through for conversations, the newest first.
-const TURNS = 500;
-
-/** @param {import("./user.js").Person} person */
-export function chatView(person) {
+/** @param {import("./user.js").User} user */
+export function chatView(user) {
   const kept = draft("ask");
   const field = h("textarea", { id: "ask", rows: 1, placeholder: "Ask something", "aria-label": "Your question", dir: "auto", enterkeyhint: "send", value: kept.read() });
   const send = button("Ask", () => (going ? stop() : ask()), { class: "go" });
   const list = h("div", { class: "exchanges" });
-  const title = h("h1", { tabindex: "-1" }, "Talk");
+  const title = h("h1", { tabindex: "-1" }, "Chat");
   const composer = h("form", { class: "composer", "aria-label": "Ask", onsubmit: (/** @type {Event} */ event) => event.preventDefault() }, field, send);
-  const element = h("div", { class: "room talk" },
+  const element = h("div", { class: "view chat" },
     h("div", { class: "row apart" }, title, h("div", { class: "row" },
-      button("Earlier", earlier, { class: "quiet" }), button("New conversation", () => open(emptyConversation()), { class: "quiet" }))),
+      button("Conversations", showConversations, { class: "quiet" }), button("New conversation", () => open(emptyConversation()), { class: "quiet" }))),
     list, composer);
 
-  /** @type {Thread} */
-  let thread = emptyConversation();
+  let conversation = emptyConversation();
   /** @type {ExchangeView[]} */
   let views = [];
   /** @type {{ abort: AbortController, stream: string } | null} */
   let going = null;
   let loaded = false;
 
-  /** @param {Thread} next */
+  /** @param {Conversation} next */
   function open(next) {
-    if (going) return notify.toast("A reply is still being written.");
-    thread = next;
-    views = thread.exchanges.map((exchange) => view(exchange));
+    if (going) return notify.toast("A reply is still streaming.");
+    conversation = next;
+    views = conversation.exchanges.map((exchange) => view(exchange));
     draw();
     // On a phone the keys would come up and take half of the screen.
     if (!touched()) field.focus({ preventScroll: true });
@@ -49,8 +46,8 @@ export function chatView(person) {
     return undefined;
   }
 
-  /** @param {import("./conversations.js").Exchange} exchange */
-  const view = (exchange) => new ExchangeView(person, exchange, { again });
+  /** @param {Exchange} exchange */
+  const view = (exchange) => new ExchangeView(user, exchange, { regenerate });
 
   function draw() {
     for (const each of views) {
@@ -68,69 +65,77 @@ export function chatView(person) {
   function ask() {
     const text = field.value.trim();
     if (!text || going) return;
-    const exchange = { asked: text, reply: "", turn: null, stopped: false, rating: 0, edited: null, comments: [] };
+    const exchange = newExchange(text);
     const made = view(exchange);
     field.value = "";
     kept.write("");
     fit(field);
-    thread.exchanges.push(exchange);
+    conversation.exchanges.push(exchange);
     views.push(made);
-    write(made, messagesOf(thread, text, thread.exchanges.length - 1), () => {
-      // It could not be asked: the words go back to where they were typed, unless others stand there by now.
-      thread.exchanges.pop();
+    stream(made, {}, () => {
+      conversation.exchanges.pop();
       views.pop();
-      if (!field.value) field.value = text;
-      kept.write(field.value);
-      fit(field);
+      restorePrompt(text);
     });
   }
 
   /** @param {ExchangeView} old */
-  function again(old) {
+  function regenerate(old) {
     if (going || old !== views.at(-1)) return;
-    person.observe(old.turn, "regenerated");
-    const exchange = { ...old.exchange, reply: "", turn: null, stopped: false, rating: 0, edited: null, comments: [] };
+    const exchange = newExchange(old.exchange.prompt);
     const made = view(exchange);
-    thread.exchanges.splice(-1, 1, exchange);
+    conversation.exchanges.splice(-1, 1, exchange);
     views.splice(-1, 1, made);
-    write(made, messagesOf(thread, exchange.asked, thread.exchanges.length - 1), () => {
-      thread.exchanges.splice(-1, 1, old.exchange);
+    stream(made, { replaces: old.turn }, () => {
+      conversation.exchanges.splice(-1, 1, old.exchange);
       views.splice(-1, 1, old);
     });
   }
 
+  /** @param {string} text */
+  function restorePrompt(text) {
+    field.value ||= text;
+    kept.write(field.value);
+    fit(field);
+  }
+
   /**
    * @param {ExchangeView} made
-   * @param {import("./user.js").Message[]} messages
-   * @param {() => void} undo what to do where no reply began
+   * @param {{ replaces?: string }} more
+   * @param {() => void} undo runs if no reply began
    */
-  async function write(made, messages, undo) {
+  async function stream(made, more, undo) {
+    const { exchange } = made;
     going = { abort: new AbortController(), stream: "" };
     made.writing = true;
     made.show();
     draw();
     made.element.scrollIntoView({ block: "nearest" });
-    const listening = notify.reader();
+    const reader = notify.reader();
     let text = "";
     let drawn = 0;
     try {
-      for await (const [name, event] of answered(messages, going)) {
+      const chat = { prompt: exchange.prompt, conversation_id: conversation.id, ...more };
+      for await (const [name, event] of user.stream(chat, going.abort.signal)) {
         if (name === "begun") going.stream = event.stream;
         else if (name === "piece") {
           text += event.text;
-          listening.heard(text);
+          reader.add(text);
           if (!drawn) {
             drawn = requestAnimationFrame(() => {
               drawn = 0;
               if (!made.writing) return;
-              if (!made.exchange.reply) made.grow(text), made.marks();
+              if (!exchange.reply) made.grow(text), made.marks();
               else made.grow(text);
-              keepInSight(made.element);
+              keepInView(made.element);
             });
           }
         } else if (name === "ended") {
-          Object.assign(made.exchange, { reply: event.reply.text, turn: event.reply.turn_id, stopped: event.reply.finish_reason === "cancelled" });
-          listening.over(event.reply.text);
+          const { reply } = event;
+          Object.assign(exchange, { reply: reply.text, turn: reply.turn_id, stopped: reply.finish_reason === "cancelled" });
+          conversation.id = reply.conversation_id;
+          reader.end(reply.text);
+          if (reply.dropped_messages) notify.toast(`The conversation is too long for the model. It read it without the ${count(reply.dropped_messages, "oldest message", "oldest messages")}.`);
         }
       }
     } catch (error) {
@@ -138,78 +143,57 @@ export function chatView(person) {
     }
     going = null;
     made.writing = false;
-    if (made.exchange.turn) {
-      thread.id ||= made.exchange.turn;
-      person.changed("talked");
-    } else if (text) {
-      // The line broke in the middle: what came stays in sight, and what was asked can be asked again.
-      made.exchange.stopped = true;
-      field.value ||= made.exchange.asked;
-      kept.write(field.value);
-      fit(field);
+    if (exchange.turn) user.changed("chat");
+    else if (text) {
+      // The connection broke: the partial reply stays on the screen, and the prompt can be sent again.
+      exchange.stopped = true;
+      restorePrompt(exchange.prompt);
     } else undo();
     made.show();
     draw();
   }
 
-  /**
-   * The events of a reply. A conversation that is too long loses its beginning, and the reader hears of it.
-   * @param {import("./user.js").Message[]} messages
-   * @param {{ abort: AbortController }} asked
-   * @returns {AsyncGenerator<[string, any], void, void>}
-   */
-  async function* answered(messages, asked) {
-    let told = messages;
-    for (;;) {
-      try {
-        yield* person.stream(told, asked.abort.signal);
-        if (told !== messages) notify.toast("The conversation is long: its beginning was left out.");
-        return;
-      } catch (error) {
-        const first = told.findIndex((message) => message.role === "user");
-        if (/** @type {any} */ (error).kind !== "PromptTooLong" || told.length - first < 3) throw error;
-        told = told.toSpliced(first, 2);
-      }
-    }
-  }
-
   async function stop() {
     if (!going) return;
     notify.announce("Stopping.");
-    // Through the server, so that what came is kept as a turn that something can be said about.
-    if (going.stream) await person.stop(going.stream).catch(notify.error);
+    // Through the server, which records the partial reply as a turn that takes feedback.
+    if (going.stream) await user.stop(going.stream).catch(notify.error);
     else going.abort.abort();
   }
 
-  async function earlier() {
-    /** @type {import("./user.js").Turn[]} */
-    const turns = [];
+  async function showConversations() {
     const picks = h("ul", { class: "picks" });
-    const more = button("Show older", () => older().catch(notify.error));
-    const older = async () => {
+    /** @type {string | null} */
+    let next = null;
+    const more = button("Show older", () => load().catch(notify.error));
+    const load = async () => {
       more.disabled = true;
       try {
-        const [found, signals] = await Promise.all([person.turns(TURNS, turns.at(-1)?.id), person.signals()]);
-        turns.push(...found);
-        more.hidden = found.length < TURNS;
-        const seen = picks.children.length;
-        // All anew: what was the beginning of a conversation may go on further back.
-        picks.replaceChildren(...threads(turns, signals).map(pick));
-        // Who works with keys goes on with what came.
-        if (seen) picks.children[Math.min(seen, picks.children.length - 1)].querySelector("button")?.focus();
+        const page = await user.conversations(next);
+        next = page.next;
+        more.hidden = next === null;
+        const rows = page.items.map(pick);
+        const isFirst = !picks.children.length;
+        picks.append(...rows);
+        if (!isFirst) rows[0]?.querySelector("button")?.focus();
       } finally {
         more.disabled = false;
       }
     };
-    /** @param {Thread} each */
-    const pick = (each) => h("li", {}, h("button", { type: "button", class: "pick", onclick: () => {
-      close();
-      open(each);
-    } }, h("span", { class: "words" }, said(excerpt(each.exchanges[0].asked))), h("span", { class: "dim number" }, moment(each.at))));
+    /** @param {import("./user.js").ConversationSummary} each */
+    const pick = (each) => h("li", {}, h("button", { type: "button", class: "pick", onclick: async () => {
+      try {
+        const found = await readConversation(user, each.id);
+        close();
+        open(found);
+      } catch (error) {
+        notify.error(error);
+      }
+    } }, h("span", { class: "words" }, inlineText(excerpt(each.title))), h("span", { class: "dim number" }, moment(each.updated_at))));
     let close = () => {};
     try {
-      await older();
-      close = openDialog("Earlier conversations", turns.length ? picks : h("p", { class: "dim" }, "There are none yet."), more);
+      await load();
+      close = openDialog("Conversations", picks.children.length ? picks : h("p", { class: "dim" }, "There are none yet."), more);
     } catch (error) {
       notify.error(error);
     }
@@ -217,8 +201,8 @@ export function chatView(person) {
 
   function welcome() {
     return h("div", { class: "welcome" },
-      h("p", { class: "words" }, "Ask something, then say what you think of the answer."),
-      h("p", { class: "dim" }, "Correct a reply in its place, and the next learn makes the model answer more like that. Everything can be undone."));
+      h("p", { class: "words" }, "Ask something, then rate or correct the reply."),
+      h("p", { class: "dim" }, "The next learn trains on your corrections. Every learn can be undone."));
   }
 
   field.addEventListener("input", () => {
@@ -251,9 +235,9 @@ export function chatView(person) {
       draw();
       list.setAttribute("aria-busy", "true");
       try {
-        const [turns, signals] = await Promise.all([person.turns(TURNS), person.signals()]);
-        const [newest] = threads(turns, signals);
-        // Unless somebody was quicker.
+        const { items } = await user.conversations(null, 1);
+        const newest = items.length ? await readConversation(user, items[0].id) : null;
+        // The user may have asked something meanwhile.
         if (newest && !views.length) open(newest);
       } catch (error) {
         loaded = false;
@@ -263,10 +247,10 @@ export function chatView(person) {
     },
     /** @param {string} about */
     changed(about) {
-      // What was forgotten must not stay on the screen.
-      if (about === "forgotten" && !going) {
+      // Erased texts must not stay on the screen.
+      if (about === "forget" && !going) {
         loaded = false;
-        thread = emptyConversation();
+        conversation = emptyConversation();
         views = [];
         draw();
       }
@@ -274,14 +258,14 @@ export function chatView(person) {
   };
 }
 
-/** Whether this is a screen to touch, where Enter makes a new line as everywhere else there. */
+/** Whether this is a touch screen. There Enter makes a new line. */
 const touched = () => matchMedia("(pointer: coarse)").matches;
 
 /**
- * While a reply grows its end stays in sight, unless the reader has gone up to read.
+ * Keeps the end of a growing reply in view, unless the user has scrolled up.
  * @param {HTMLElement} element
  */
-function keepInSight(element) {
+function keepInView(element) {
   const below = element.getBoundingClientRect().bottom - innerHeight;
   if (below > -180 && below < 240) scrollBy(0, below + 180);
 }

@@ -1,4 +1,4 @@
-/** The room to compare blind: two revisions answer the same question, and whose the answers are is told after the choice. */
+/** The view to compare blind: two revisions answer the same prompt, and their names are shown after the choice. */
 
 import { button, h } from "./dom.js";
 import { fit, reply } from "./exchange.js";
@@ -7,8 +7,8 @@ import * as notify from "./notify.js";
 import { draft } from "./session.js";
 import { layerName, moment, shortId } from "./format.js";
 
-/** @param {import("./user.js").Person} person */
-export function compareView(person) {
+/** @param {import("./user.js").User} user */
+export function compareView(user) {
   const kept = draft("compare");
   const title = h("h1", { tabindex: "-1" }, "Compare");
   const field = h("textarea", { id: "compare-ask", rows: 2, dir: "auto", value: kept.read() });
@@ -22,9 +22,9 @@ export function compareView(person) {
       h("div", {}, h("label", { for: layer.id }, "Layer"), layer),
       h("div", {}, h("label", { for: other.id }, "What is live, against"), other)),
     h("div", { class: "row" }, ask));
-  const nothing = h("p", { class: "empty" }, "There is nothing to compare yet. Learn something first.");
-  const element = h("div", { class: "room" }, title,
-    h("p", { class: "lead" }, "Two answers, in an order drawn by chance. Choose the better one; only then you hear whose they are. Your choice is kept as a preference."),
+  const nothing = h("p", { class: "empty" }, "There is no revision to compare yet. Press Learn first.");
+  const element = h("div", { class: "view" }, title,
+    h("p", { class: "lead" }, "Two answers in random order. Choose the better one; then their revisions are shown. The choice is recorded as a preference."),
     nothing, form, answers);
   /** @type {import("./user.js").Revision[]} */
   let revisions = [];
@@ -39,7 +39,7 @@ export function compareView(person) {
 
   const load = coalesce(async () => {
     try {
-      [layers, revisions] = await Promise.all([person.layers(), person.revisions()]);
+      [layers, revisions] = await Promise.all([user.layers(), user.revisions()]);
       const before = layer.value;
       nothing.hidden = layers.length > 0;
       form.hidden = !layers.length;
@@ -67,7 +67,7 @@ export function compareView(person) {
     ask.disabled = true;
     answers.replaceChildren(h("p", { class: "dim" }, "Both are answering …"));
     try {
-      show(await person.compare({ prompt, layer: layer.value, a: "live", b: other.value }));
+      show(await user.compare({ prompt, layer: layer.value, a: "live", b: other.value }));
     } catch (error) {
       answers.replaceChildren();
       notify.error(error);
@@ -87,7 +87,7 @@ export function compareView(person) {
     /** @param {1 | 2} which */
     const choose = async (which) => {
       try {
-        const choice = await person.choose(found.id, which);
+        const choice = await user.choose(found.id, which);
         reveal([first, second], which, choice);
         neither.remove();
       } catch (error) {
@@ -111,7 +111,7 @@ export function compareView(person) {
     title,
     shown: load,
     /** @param {string} about */
-    changed: (about) => void (["moved", "learned", "forgotten"].includes(about) && load()),
+    changed: (about) => void (["stack", "learn", "forget"].includes(about) && load()),
     /** @param {string} name @param {string} revision */
     async choose(name, revision) {
       await load();

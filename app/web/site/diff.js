@@ -2,7 +2,7 @@
 
 import { h } from "./dom.js";
 
-// Beyond so many pairs of words the marks would take too long to find, and nobody would read them.
+// Texts with more pairs of words than this are shown without marks, since the comparison would take too long.
 const MOST = 400_000;
 // Fewer letters than these between two changes are one change with them.
 const LEAST = 8;

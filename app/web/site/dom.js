@@ -1,5 +1,5 @@
 /**
- * Elements made by hand. Text goes in as text: nothing here, or anywhere else in this page, reads markup from a string.
+ * Builds elements. Text is inserted as text: no module of this page parses markup from a string.
  */
 
 const SVG = "http://www.w3.org/2000/svg";
@@ -31,24 +31,24 @@ export function s(tag, props = {}, ...children) {
 }
 
 /**
- * What somebody wrote, inside a line of ours: it has a direction of its own and changes nobody else's.
+ * Text of a user inside a line of the page, isolated so that its direction does not change the line's.
  * @param {string} text
  */
-export function said(text) {
+export function inlineText(text) {
   return h("bdi", {}, text);
 }
 
 /**
- * What somebody wrote, as a block with its own lines.
+ * Text of a user as a block with its own line breaks and direction.
  * @param {string} text
  * @param {string} [classes]
  */
-export function written(text, classes = "") {
+export function textBlock(text, classes = "") {
   return h("div", { class: `written ${classes}`.trim(), dir: "auto" }, text);
 }
 
 /**
- * A button with a word on it.
+ * A button with a text.
  * @param {string} text
  * @param {(event: MouseEvent) => void} press
  * @param {Record<string, any>} [props]
@@ -58,14 +58,14 @@ export function button(text, press, props = {}) {
 }
 
 /**
- * Has the browser keep a file, where the person keeps what they download.
+ * Downloads a file.
  * @param {Blob} content
  * @param {string} name
  */
-export function keepFile(content, name) {
+export function downloadFile(content, name) {
   const url = URL.createObjectURL(content);
   h("a", { href: url, download: name }).click();
-  // It may be read a while after this has returned.
+  // The browser may still be reading it after this returns.
   setTimeout(() => URL.revokeObjectURL(url), 60_000);
 }
 
@@ -81,7 +81,7 @@ const SHAPES = {
 };
 
 /**
- * A button with a drawing on it, and the word for who does not see it.
+ * A button with an icon; the text is its tooltip and its label for screen readers.
  * @param {string} shape
  * @param {string} text
  * @param {(event: MouseEvent) => void} press

@@ -1,33 +1,33 @@
 /**
- * One question and its reply on the page, with everything that can be said about it. It is one element from the question until
- * the ledger has the turn and afterwards; what somebody types in it stays until it is kept or given up.
+ * A prompt and its reply, with the controls for feedback. The same element is shown while the reply streams and afterwards; drafts
+ * in it stay until they are sent or cancelled.
  */
 
 import { marked } from "./diff.js";
-import { button, h, icon, said, written } from "./dom.js";
+import { button, h, icon, inlineText, textBlock } from "./dom.js";
 import { render } from "./markdown.js";
 import { draft } from "./session.js";
 import * as notify from "./notify.js";
 import { openWhy } from "./why.js";
 
 /** @typedef {import("./conversations.js").Exchange} Exchange */
-/** @typedef {import("./user.js").Person} Person */
+/** @typedef {import("./user.js").User} User */
 
 const KEYS = { "+": "good", "-": "bad", e: "edit", f: "rule", c: "copy", r: "again", w: "why" };
 
 export class ExchangeView {
   /**
-   * @param {Person} person
+   * @param {User} user
    * @param {Exchange} exchange
-   * @param {{ again: (view: ExchangeView) => void }} acts
+   * @param {{ regenerate: (view: ExchangeView) => void }} acts
    */
-  constructor(person, exchange, acts) {
-    this.person = person;
+  constructor(user, exchange, acts) {
+    this.user = user;
     this.exchange = exchange;
     this.acts = acts;
     this.writing = false;
     this.isLast = false;
-    this.question = h("h2", { class: "question" }, h("span", { class: "written", dir: "auto" }, exchange.asked));
+    this.question = h("h2", { class: "question" }, h("span", { class: "written", dir: "auto" }, exchange.prompt));
     this.body = h("div", { class: "body" });
     this.margin = h("div", { class: "margin" });
     this.tools = h("div", { class: "tools", role: "toolbar", "aria-label": "About this reply" });
@@ -36,47 +36,47 @@ export class ExchangeView {
     this.show();
   }
 
-  /** Draws it anew from its exchange. */
+  /** Redraws the exchange. */
   show() {
     const { exchange } = this;
-    this.element.setAttribute("aria-label", `You asked: ${exchange.asked.slice(0, 120)}`);
+    this.element.setAttribute("aria-label", `You asked: ${exchange.prompt.slice(0, 120)}`);
     this.element.setAttribute("aria-busy", String(this.writing));
     if (exchange.edited !== null) this.body.replaceChildren(marked(exchange.reply, exchange.edited));
     else if (exchange.reply || !exchange.turn) this.body.replaceChildren(this.text = reply(exchange.reply));
-    else this.body.replaceChildren(h("p", { class: "dim" }, "It said nothing."));
+    else this.body.replaceChildren(h("p", { class: "dim" }, "The reply is empty."));
     this.marks();
     this.tools.replaceChildren(...(exchange.turn ? this.buttons() : []));
   }
 
   /**
-   * Only the text that came: this runs many times a second.
-   * @param {string} text all of it so far
+   * Redraws the text alone, since this runs many times a second.
+   * @param {string} text the reply so far
    */
   grow(text) {
     this.exchange.reply = text;
     if (this.text) render(this.text, text);
   }
 
-  /** What was said about it, in the margin. */
+  /** Redraws the margin: the state and the feedback. */
   marks() {
     const { exchange } = this;
     const lines = [];
     if (this.writing) lines.push(h("p", { class: "dim" }, exchange.reply ? "writing …" : "thinking …"));
     if (exchange.stopped) lines.push(h("p", { class: "dim" }, "stopped"));
-    if (exchange.rating) lines.push(h("p", { class: "yours" }, exchange.rating > 0 ? "It was good." : "It was not good."));
+    if (exchange.rating) lines.push(h("p", { class: "yours" }, exchange.rating > 0 ? "Rated good" : "Rated not good"));
     if (exchange.edited !== null) lines.push(h("p", { class: "yours" }, "Corrected by you"), this.switcher());
-    lines.push(...exchange.comments.map((text) => h("p", { class: "yours" }, "From now on: ", said(text))));
+    lines.push(...exchange.comments.map((text) => h("p", { class: "yours" }, "Rule: ", inlineText(text))));
     this.margin.replaceChildren(...lines);
   }
 
-  /** Shows the reply as it was, and with the marks again. */
+  /** Returns the button that switches between the original reply and the marked edit. */
   switcher() {
     let former = false;
-    const press = button("Show what it said", () => {
+    const press = button("Show the original", () => {
       former = !former;
-      const { reply: said, edited } = this.exchange;
-      this.body.replaceChildren(former ? reply(said) : marked(said, edited ?? said));
-      press.textContent = former ? "Show the correction" : "Show what it said";
+      const { reply: original, edited } = this.exchange;
+      this.body.replaceChildren(former ? reply(original) : marked(original, edited ?? original));
+      press.textContent = former ? "Show the correction" : "Show the original";
     }, { class: "link" });
     return press;
   }
@@ -87,10 +87,10 @@ export class ExchangeView {
       icon("good", "Good", () => this.rate(1), { "aria-pressed": String(rating > 0) }),
       icon("bad", "Not good", () => this.rate(-1), { "aria-pressed": String(rating < 0) }),
       icon("edit", "Correct it", () => this.edit()),
-      icon("rule", "Say a rule to follow from now on", () => this.comment()),
+      icon("rule", "Add a rule for all replies", () => this.comment()),
       icon("copy", "Copy", () => this.copy()),
-      this.isLast && icon("again", "Ask again", () => this.acts.again(this)),
-      icon("why", "Why this answer?", () => openWhy(this.person, this.turn)),
+      this.isLast && icon("again", "Regenerate", () => this.acts.regenerate(this)),
+      icon("why", "Why this answer?", () => openWhy(this.user, this.turn)),
     ].filter((each) => each !== false);
   }
 
@@ -101,7 +101,7 @@ export class ExchangeView {
 
   /** @param {KeyboardEvent} event */
   pressed(event) {
-    // Only where the reply itself has the focus: a letter in a field is a letter.
+    // Only if the reply itself has the focus, so that typing in a field does nothing else.
     if (event.target !== this.element || event.ctrlKey || event.metaKey || event.altKey || !this.exchange.turn) return;
     const name = /** @type {Record<string, string>} */ (KEYS)[event.key];
     const aside = { ArrowDown: "nextElementSibling", ArrowUp: "previousElementSibling" }[event.key];
@@ -110,19 +110,19 @@ export class ExchangeView {
       /** @type {HTMLElement | null} */ (this.element[/** @type {"nextElementSibling"} */ (aside)])?.focus();
     } else if (name) {
       event.preventDefault();
-      const acts = { good: () => this.rate(1), bad: () => this.rate(-1), edit: () => this.edit(), rule: () => this.comment(), copy: () => this.copy(), again: () => this.isLast && this.acts.again(this), why: () => openWhy(this.person, this.turn) };
+      const acts = { good: () => this.rate(1), bad: () => this.rate(-1), edit: () => this.edit(), rule: () => this.comment(), copy: () => this.copy(), again: () => this.isLast && this.acts.regenerate(this), why: () => openWhy(this.user, this.turn) };
       /** @type {Record<string, () => void>} */ (acts)[name]();
     }
   }
 
   /** @param {1 | -1} rating */
   async rate(rating) {
-    if (this.exchange.rating === rating) return notify.announce("You have said that already.");
+    if (this.exchange.rating === rating) return notify.announce("That rating is recorded already.");
     try {
-      await this.person.feedback(this.turn, { rating });
+      await this.user.feedback(this.turn, { rating });
       this.exchange.rating = rating;
       this.show();
-      notify.announce(rating > 0 ? "Kept: it was good." : "Kept: it was not good.");
+      notify.announce(rating > 0 ? "Recorded: good." : "Recorded: not good.");
       return undefined;
     } catch (error) {
       return notify.error(error);
@@ -134,36 +134,36 @@ export class ExchangeView {
     try {
       await copyText(text);
       notify.toast("Copied.");
-      this.person.observe(this.turn, "copied");
+      this.user.observe(this.turn, "copied");
     } catch {
       notify.toast("This browser does not let the page copy; select the text and copy it.");
     }
   }
 
-  /** The reply becomes a field, in its place. */
+  /** Opens the reply in a text field, in its place. */
   edit() {
     if (this.body.querySelector("textarea")) return;
     const { exchange } = this;
     this.form({
       place: `edit.${this.turn}`, label: "The reply as it should have been", text: exchange.edited ?? exchange.reply,
-      keep: "Keep correction", inPlace: true,
+      keep: "Save correction", inPlace: true,
       save: async (text) => {
-        await this.person.feedback(this.turn, { edit: text });
+        await this.user.feedback(this.turn, { edit: text });
         exchange.edited = text;
-        notify.toast("Kept. The next learn learns from it.");
+        notify.toast("Recorded. The next learn trains on it.");
       },
     });
   }
 
-  /** A rule, below the reply. */
+  /** Opens a field for a rule, below the reply. */
   comment() {
     if (this.body.querySelector("textarea")) return;
     this.form({
-      place: `rule.${this.turn}`, label: "A rule to follow from now on", text: "", keep: "Keep rule", inPlace: false,
+      place: `rule.${this.turn}`, label: "A rule for all replies", text: "", keep: "Save rule", inPlace: false,
       save: async (text) => {
-        await this.person.feedback(this.turn, { comment: text });
+        await this.user.feedback(this.turn, { comment: text });
         this.exchange.comments.push(text);
-        notify.toast("Kept. It is heeded from the next reply on.");
+        notify.toast("Recorded. It is in every prompt from the next reply on.");
       },
     });
   }
@@ -217,13 +217,13 @@ export class ExchangeView {
 }
 
 /**
- * What the model said.
+ * Renders the text of a reply.
  * @param {string} text
  */
-export const reply = (text) => render(written("", "reply"), text);
+export const reply = (text) => render(textBlock("", "reply"), text);
 
 /**
- * As high as what is in it.
+ * Fits the height of a field to its text.
  * @param {HTMLTextAreaElement} field
  */
 export function fit(field) {
@@ -234,7 +234,7 @@ export function fit(field) {
 /** @param {string} text */
 async function copyText(text) {
   if (navigator.clipboard) return navigator.clipboard.writeText(text);
-  // A page that came over plain HTTP from another machine has no clipboard of its own.
+  // Browsers offer no clipboard to pages loaded over plain HTTP from another machine.
   const field = h("textarea", { class: "unseen", value: text });
   document.body.append(field);
   field.select();

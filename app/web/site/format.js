@@ -1,4 +1,4 @@
-/** Moments, numbers and texts in a few plain words. */
+/** Dates, numbers and texts formatted for the page. */
 
 const MOMENT = new Intl.DateTimeFormat(undefined, { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" });
 const DAY = new Intl.DateTimeFormat(undefined, { day: "numeric", month: "long", year: "numeric" });
@@ -23,7 +23,7 @@ export const count = (count, one, many = `${one}s`) => `${count.toLocaleString()
  */
 export function excerpt(text, most = 90) {
   const line = text.replace(/\s+/g, " ").trim();
-  // By whole characters: half of an emoji is none.
+  // By code points, so that no emoji is cut in half.
   const letters = [...line];
   return letters.length <= most ? line : `${letters.slice(0, most - 1).join("").trimEnd()}…`;
 }
@@ -48,7 +48,7 @@ export function percent(part) {
 }
 
 /**
- * A layer as it is called on this page.
+ * The name of a layer on this page.
  * @param {string} layer
  */
 export function layerName(layer) {
@@ -56,25 +56,25 @@ export function layerName(layer) {
 }
 
 /**
- * A revision without its layer.
+ * The id of a revision without its layer.
  * @param {string} id
  */
 export const shortId = (id) => id.slice(id.lastIndexOf("@") + 1).slice(0, 8);
 
 /** @type {Record<string, string>} */
 const KINDS = {
-  rating: "thumb", edit: "correction", preference: "choice", comment: "rule", reward: "score", demonstration: "shown answer", fact: "fact",
+  rating: "thumb", edit: "correction", preference: "choice", comment: "rule", reward: "score", demonstration: "demonstration", fact: "fact",
 };
 
 /** @param {string} kind of a signal */
 export const kindName = (kind) => KINDS[kind] ?? kind;
 
 /**
- * What a signal says.
+ * The text of a signal.
  * @param {{ kind: string, payload: Record<string, any> }} signal
  * @returns {string}
  */
-export function saidBy({ kind, payload }) {
-  if (kind === "rating") return payload.value > 0 ? "It was good." : "It was not good.";
+export function signalText({ kind, payload }) {
+  if (kind === "rating") return payload.value > 0 ? "Rated good" : "Rated not good";
   return String(payload.text ?? payload.answer ?? payload.value ?? "");
 }

@@ -1,6 +1,6 @@
 /**
- * Keys for the whole page, and the list of all of them. A single letter or mark does something only where nobody can be typing;
- * who speaks to the machine, or hits keys by chance, can switch those off.
+ * Keyboard shortcuts of the whole page, and their list. A single key acts only outside text fields; users of speech input can switch
+ * single keys off.
  */
 
 import { openDialog } from "./dialog.js";
@@ -9,13 +9,13 @@ import { h } from "./dom.js";
 const OFF = "personalpeft.keys.off";
 
 const LISTS = {
-  Everywhere: [["1 … 5", "go to a room"], ["/", "go to where you ask"], ["l", "learn, or cancel a learn"], ["?", "this list"]],
-  "Where you ask": [["Enter", "ask"], ["Shift Enter", "a new line"], ["↑", "to the last reply, with nothing typed"], ["Esc", "stop the reply"]],
-  "On a reply": [["↑ ↓", "another reply"], ["+", "it was good"], ["-", "it was not good"], ["e", "correct it"], ["f", "a rule to follow from now on"], ["r", "ask again"], ["c", "copy"], ["w", "why this answer"]],
-  "While you correct": [["Ctrl Enter", "keep it"], ["Esc", "leave it; what you typed stays"]],
+  Everywhere: [["1 … 5", "go to a view"], ["/", "go to the prompt"], ["l", "learn, or cancel a learn"], ["?", "this list"]],
+  "In the prompt": [["Enter", "ask"], ["Shift Enter", "a new line"], ["↑", "to the last reply, with nothing typed"], ["Esc", "stop the reply"]],
+  "On a reply": [["↑ ↓", "another reply"], ["+", "rate it good"], ["-", "rate it not good"], ["e", "correct it"], ["f", "a rule for all replies"], ["r", "regenerate"], ["c", "copy"], ["w", "why this answer"]],
+  "While you correct": [["Ctrl Enter", "save it"], ["Esc", "cancel; the draft stays"]],
 };
 
-/** @param {{ room: (number: number) => void, ask: () => void, learn: () => void }} acts */
+/** @param {{ view: (number: number) => void, ask: () => void, learn: () => void }} acts */
 export function listenForKeys(acts) {
   document.addEventListener("keydown", (event) => {
     if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || localStorage.getItem(OFF)) return;
@@ -24,7 +24,7 @@ export function listenForKeys(acts) {
     if (event.key === "?") showKeys();
     else if (event.key === "/") acts.ask();
     else if (event.key === "l") acts.learn();
-    else if (/^[1-5]$/.test(event.key)) acts.room(Number(event.key));
+    else if (/^[1-5]$/.test(event.key)) acts.view(Number(event.key));
     else return;
     event.preventDefault();
   });
@@ -39,5 +39,5 @@ export function showKeys() {
   });
   const lists = Object.entries(LISTS).map(([name, keys]) => h("section", {}, h("h3", {}, name),
     h("dl", { class: "keys" }, keys.map(([key, text]) => h("div", {}, h("dt", {}, h("kbd", {}, key)), h("dd", {}, text))))));
-  openDialog("Keys", h("div", { class: "key-lists" }, lists), h("p", { class: "check" }, off, h("label", { for: "keys-off" }, "Single keys do something")));
+  openDialog("Keys", h("div", { class: "key-lists" }, lists), h("p", { class: "check" }, off, h("label", { for: "keys-off" }, "Use single-key shortcuts")));
 }

@@ -1,10 +1,9 @@
 /**
- * What is being learned now, and the button that begins it; at the side of every room. Invariants: a learn goes on in the server
- * whatever becomes of this page, which finds it again when it is loaded anew; what another program learns is shown while it
- * does, and can be stopped only there.
+ * The state of learning and the Learn button, beside every view. Invariants: a learn runs in the server even if this page closes, and
+ * the page finds it again on load; a learn of another program is shown, and can be cancelled only there.
  */
 
-import { button, h, said } from "./dom.js";
+import { button, h, inlineText } from "./dom.js";
 import { coalesce } from "./coalesce.js";
 import { headline } from "./report.js";
 import * as notify from "./notify.js";
@@ -13,16 +12,16 @@ import { count, layerName, percent } from "./format.js";
 /** @typedef {import("./user.js").Job} Job */
 /** @typedef {import("./user.js").Learning} Learning */
 
-// Milliseconds between two looks at what others learn: while they do, while they do not, and when nobody answers.
-const BEAT = 1000;
-const REST = 3000;
-const TROUBLE = 15000;
+// Milliseconds between two requests: during a learn of another program, otherwise, and after a failed request.
+const POLL_BUSY_MS = 1000;
+const POLL_IDLE_MS = 3000;
+const POLL_FAILED_MS = 15000;
 
 /**
- * @param {import("./user.js").Person} person
+ * @param {import("./user.js").User} user
  * @param {HTMLElement} place
  */
-export function learningStrip(person, place) {
+export function learningStrip(user, place) {
   const text = h("p", { class: "learning-text" });
   const bar = h("progress", { max: 1, value: 0, "aria-label": "How far the learn is", hidden: true });
   const press = button("Learn", () => (job ? cancel() : begin()), { id: "learn" });
@@ -31,9 +30,9 @@ export function learningStrip(person, place) {
 
   /** @type {Job | null} */
   let job = null;
-  // How many jobs this page has followed: an answer from before the last of them says nothing any more.
+  // The number of jobs that this page has followed. A response from before the last of them is outdated.
   let followed = 0;
-  /** @type {Learning | null} what another program learns */
+  /** @type {Learning | null} a learn of another program */
   let elsewhere = null;
 
   function draw() {
@@ -42,30 +41,30 @@ export function learningStrip(person, place) {
     press.hidden = !job && Boolean(elsewhere);
     press.disabled = press.hidden || job?.state === "stopping";
     if (elsewhere && !job) {
-      text.replaceChildren(said(whatIsLearned(elsewhere)), h("span", { class: "dim block" }, "in another program"));
+      text.replaceChildren(inlineText(trainingText(elsewhere)), h("span", { class: "dim block" }, "in another program"));
       bar.value = elsewhere.steps ? elsewhere.step / elsewhere.steps : 0;
     }
     if (!job) return;
-    // A stage that has only begun says nothing of how long it takes.
+    // A stage that has only started has no progress yet.
     const done = job.progress ? ` ${percent(job.progress)}` : "";
-    text.replaceChildren(job.state === "stopping" ? "Stopping after this step …" : said(`${job.stage || "Beginning"}${done}`));
+    text.replaceChildren(job.state === "stopping" ? "Stopping after this step …" : inlineText(`${job.stage || "Starting"}${done}`));
     bar.value = job.progress;
   }
 
-  const look = coalesce(async () => {
+  const refresh = coalesce(async () => {
     if (job || elsewhere) return;
     try {
-      const pending = await person.pending();
+      const pending = await user.pending();
       if (!job && !elsewhere) text.textContent = waiting(pending);
     } catch (error) {
-      text.textContent = "What there is to learn is not known now.";
+      text.textContent = "The state of learning is unknown.";
       notify.error(error);
     }
   });
 
   async function begin() {
     try {
-      await follow(await person.learn());
+      await follow(await user.learn());
     } catch (error) {
       notify.error(error);
     }
@@ -74,15 +73,15 @@ export function learningStrip(person, place) {
   async function cancel() {
     if (!job) return;
     try {
-      await person.cancel(job.id);
+      await user.cancel(job.id);
     } catch (error) {
       notify.error(error);
     }
   }
 
-  /** @param {Job} begun @returns {Promise<Job>} as it is when it is over */
+  /** @param {Job} begun @returns {Promise<Job>} the finished job */
   async function follow(begun) {
-    // Found by itself before the answer to who began it was here.
+    // The poll found the job before the response that started it arrived.
     if (job?.id === begun.id) return begun;
     job = begun;
     elsewhere = null;
@@ -90,7 +89,7 @@ export function learningStrip(person, place) {
     draw();
     let now = begun;
     try {
-      for await (now of person.follow(begun.id)) {
+      for await (now of user.follow(begun.id)) {
         job = now;
         draw();
       }
@@ -104,18 +103,18 @@ export function learningStrip(person, place) {
 
   /** @param {Job} over */
   function ended(over) {
-    if (!over.ended) notify.toast("The server went away in the middle of it. The next learn goes on from there.");
+    if (!over.ended) notify.toast("The connection to the server was lost. The next learn continues from the last step.");
     else if (over.error && over.state !== "cancelled") notify.toast(`${over.error.message} ${over.error.hint}`.trim());
-    else if (over.state === "cancelled") notify.toast("Stopped. The next learn goes on from there.");
+    else if (over.state === "cancelled") notify.toast("Stopped. The next learn continues from the last step.");
     else if (over.report) notify.toast([over.report, ...over.report.above].map(headline).join(". ") + ".");
-    person.changed(over.kind === "forget" ? "forgotten" : "learned");
+    user.changed(over.kind === "forget" ? "forget" : "learned");
   }
 
-  async function glimpse() {
+  async function poll() {
     const at = followed;
-    const now = await person.learning();
-    // What this server does for another page can be followed from here too.
-    const own = now && !elsewhere ? await person.running() : null;
+    const now = await user.learning();
+    // A job that another page of this server started can be followed and cancelled here.
+    const own = now && !elsewhere ? await user.running() : null;
     if (job || followed !== at) return;
     if (own) return void (await follow(own));
     const before = elsewhere;
@@ -127,52 +126,52 @@ export function learningStrip(person, place) {
   /** @param {Learning} before */
   async function endedElsewhere(before) {
     try {
-      const { reports } = await person.digest(before.since);
+      const { reports } = await user.digest(before.since);
       if (reports.length) notify.toast(`${reports.map(headline).join(". ")}.`);
     } finally {
-      person.changed("learned");
+      user.changed("learn");
     }
   }
 
-  async function watch() {
+  async function pollForever() {
     for (;;) {
-      let rest = REST;
+      let rest = POLL_IDLE_MS;
       try {
-        if (!job) await glimpse();
-        if (elsewhere) rest = BEAT;
+        if (!job) await poll();
+        if (elsewhere) rest = POLL_BUSY_MS;
       } catch {
-        // The next thing that is asked for says what is wrong; who only looks on keeps silent.
-        rest = TROUBLE;
+        // The user's next request reports the error; a background poll does not.
+        rest = POLL_FAILED_MS;
       }
       await new Promise((done) => setTimeout(done, rest));
       if (document.hidden) await new Promise((seen) => document.addEventListener("visibilitychange", seen, { once: true }));
     }
   }
 
-  person.addEventListener("changed", look);
-  look();
-  person.running().then(async (found) => {
+  user.addEventListener("changed", refresh);
+  refresh();
+  user.running().then(async (found) => {
     if (found && !job) await follow(found);
   }).catch(notify.error);
-  watch();
+  pollForever();
   return { begin, follow };
 }
 
 /** @param {Learning} learning */
-function whatIsLearned({ layer, stage, step, steps }) {
+function trainingText({ layer, stage, step, steps }) {
   const part = stage === "Practising" ? "round" : "step";
   const what = stage === "Judging" || !steps ? stage.toLowerCase() || "beginning" : `${part} ${step} of ${steps}`;
-  return layer ? `${layerName(layer)}: ${what}` : "Something is being learned";
+  return layer ? `${layerName(layer)}: ${what}` : "Learning";
 }
 
 /** @param {{ news: { kind: string, layer: string }[], too_few: Record<string, number> }} pending */
 export function waiting(pending) {
   const lessons = pending.news.filter((news) => news.kind === "lesson").length;
-  if (lessons) return `${count(lessons, "thing")} to learn from`;
-  if (pending.news.some((news) => news.kind === "begun")) return "A learn was begun and can go on";
-  if (pending.news.some((news) => news.kind === "taken back")) return "Something that was learned was taken back";
-  if (pending.news.length) return "Something it stands on has changed";
+  if (lessons) return `${count(lessons, "lesson")} to learn from`;
+  if (pending.news.some((news) => news.kind === "begun")) return "An unfinished learn can continue";
+  if (pending.news.some((news) => news.kind === "taken back")) return "Retracted feedback is to be unlearned";
+  if (pending.news.length) return "A layer below changed";
   const few = Object.values(pending.too_few).reduce((sum, number) => sum + number, 0);
-  if (few) return `${count(few, "correction")} so far; a first learn takes a few more`;
+  if (few) return `${count(few, "lesson")} so far; the first learn needs a few more`;
   return "Nothing new to learn";
 }

@@ -1,4 +1,4 @@
-/** Begins the page: comes in, makes the rooms, and goes from one to another. */
+/** Entry point: signs in, creates the views and switches between them. */
 
 import { listener } from "./api.js";
 import { chatView } from "./chat.js";
@@ -7,13 +7,13 @@ import { button, h } from "./dom.js";
 import { listenForKeys, showKeys } from "./keys.js";
 import { learningStrip } from "./learning.js";
 import { memoryView } from "./memory.js";
-import { comeIn, comeInAgain, followLink, otherPerson } from "./users.js";
-import { Person } from "./user.js";
-import { signOut, keepUser, takeLink } from "./session.js";
+import { signIn, signInAgain, followLink, switchUserButton } from "./users.js";
+import { User } from "./user.js";
+import { signOut, storeUser, takeLink } from "./session.js";
 import { stackView } from "./stack.js";
 import { timelineView } from "./timeline.js";
 
-/** @typedef {{ element: HTMLElement, title: HTMLElement, shown: () => unknown, changed: (about: string) => unknown }} Room */
+/** @typedef {{ element: HTMLElement, title: HTMLElement, shown: () => unknown, changed: (about: string) => unknown }} View */
 
 /** @param {string} id */
 const place = (id) => /** @type {HTMLElement} */ (document.getElementById(id));
@@ -26,33 +26,33 @@ addEventListener("hashchange", async (event) => {
 });
 if (link) await followLink(link);
 const main = place("main");
-const who = await comeIn(main);
-const person = new Person(who.user);
-const learning = learningStrip(person, place("learning"));
-const compare = compareView(person);
-/** @type {Record<string, Room>} */
-const rooms = {
-  talk: chatView(person),
-  timeline: timelineView(person, { compare: (layer, revision) => {
+const who = await signIn(main);
+const user = new User(who.user);
+const learning = learningStrip(user, place("learning"));
+const compare = compareView(user);
+/** @type {Record<string, View>} */
+const views = {
+  chat: chatView(user),
+  timeline: timelineView(user, { compare: (layer, revision) => {
     go("compare");
     compare.choose(layer, revision);
   } }),
-  memory: memoryView(person, learning),
-  stack: stackView(person, who.base),
+  memory: memoryView(user, learning),
+  stack: stackView(user, who.base),
   compare,
 };
-const names = Object.keys(rooms);
+const names = Object.keys(views);
 /** @type {string} */
 let here = "";
-// How far down the room to talk in was when it was left.
-let left = 0;
+// The scroll position of the chat view when it was left.
+let chatScroll = 0;
 
 place("who").textContent = who.user;
-const links = names.map((name) => h("a", { href: `#/${name}` }, rooms[name].title.textContent));
+const links = names.map((name) => h("a", { href: `#/${name}` }, views[name].title.textContent));
 place("nav").replaceChildren(h("ul", {}, links.map((link) => h("li", {}, link))));
 place("foot").replaceChildren(
   button("Keys", showKeys, { class: "quiet", "aria-haspopup": "dialog" }),
-  ...(who.many ? [otherPerson(() => leave(() => keepUser("")))] : []),
+  ...(who.many ? [switchUserButton(() => leave(() => storeUser("")))] : []),
   button("Sign out", () => leave(signOut), { class: "quiet" }));
 for (const id of ["nav", "foot"]) place(id).hidden = false;
 
@@ -64,32 +64,32 @@ function go(name) {
 
 function show() {
   const named = location.hash.slice(2);
-  // Another hash is a place in this room, as the one that the skip link leads to.
-  if (location.hash && !(named in rooms) && here) return;
-  const name = named in rooms ? named : names[0];
+  // Other hashes, such as the skip link's, are anchors in this view.
+  if (location.hash && !(named in views) && here) return;
+  const name = named in views ? named : names[0];
   const first = !here;
-  if (here === names[0]) left = scrollY;
+  if (here === names[0]) chatScroll = scrollY;
   here = name;
-  const room = rooms[name];
-  main.replaceChildren(room.element);
+  const view = views[name];
+  main.replaceChildren(view.element);
   for (const [n, link] of links.entries()) {
     if (names[n] === name) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
-  document.title = `${room.title.textContent} · ${who.user} · My model`;
-  room.shown();
-  // Who listens hears where they are; who has just come begins at the top.
+  document.title = `${view.title.textContent} · ${who.user} · My model`;
+  view.shown();
+  // Focus moves to the heading, so that screen readers announce the view. On load it stays at the top.
   if (!first) {
-    room.title.focus({ preventScroll: true });
-    // A conversation is gone on with where it was left.
-    scrollTo(0, name === names[0] ? left : 0);
+    view.title.focus({ preventScroll: true });
+    // The chat keeps its scroll position.
+    scrollTo(0, name === names[0] ? chatScroll : 0);
   }
 }
 
 /** @param {() => void} forget */
 function leave(forget) {
   forget();
-  // All that was read of this person goes with the page.
+  // A reload drops all data of this user.
   location.replace(location.pathname);
 }
 
@@ -97,20 +97,20 @@ let asked = false;
 listener.refused = () => {
   if (asked) return;
   asked = true;
-  comeInAgain(() => {
+  signInAgain(() => {
     asked = false;
   });
 };
-// A room that is not in sight asks again when it is shown; the one to talk in must let go of what was forgotten at once.
-person.addEventListener("changed", (event) => {
+// Hidden views reload when shown, except the chat, which must drop erased texts at once.
+user.addEventListener("changed", (event) => {
   const about = /** @type {CustomEvent<string>} */ (event).detail;
-  rooms[here].changed(about);
-  if (here !== "talk") rooms.talk.changed(about);
+  views[here].changed(about);
+  if (here !== "chat") views.chat.changed(about);
 });
 listenForKeys({
-  room: (number) => go(names[number - 1]),
+  view: (number) => go(names[number - 1]),
   ask: () => {
-    go("talk");
+    go("chat");
     place("ask").focus();
   },
   learn: () => place("learn").click(),

@@ -1,78 +1,77 @@
 /**
- * What the page tells a person: messages that are seen until they are read, and words for who listens. Invariant: a message
- * takes no focus, so that nobody is interrupted while typing.
+ * Messages on the screen and for screen readers. Invariant: a message takes no focus.
  */
 
-import { h, said } from "./dom.js";
+import { h, inlineText } from "./dom.js";
 import { Problem } from "./api.js";
 
-const LONG = 9000;
-const MOST = 3;
+const TOAST_MS = 9000;
+const MAX_NOTES = 3;
 
 /** @param {string} id */
 const place = (id) => /** @type {HTMLElement} */ (document.getElementById(id));
 
 /**
- * Something was done. It goes by itself.
+ * Shows a message that disappears by itself.
  * @param {string} text
  */
 export function toast(text) {
   announce(text);
   const note = show(text, "");
-  setTimeout(() => note.remove(), LONG);
+  setTimeout(() => note.remove(), TOAST_MS);
 }
 
 /**
- * Something went wrong. It stays until it is put away.
+ * Shows an error until the user closes it.
  * @param {unknown} error
  */
 export function error(error) {
   if (error instanceof Problem && error.kind === "Cancelled") return;
   const ours = error instanceof Problem;
   if (!ours) console.error(error);
-  const message = ours ? error.message : "Something went wrong in this page.";
-  const hint = ours ? error.hint : "Load it again; what you typed is kept.";
+  const message = ours ? error.message : "This page has a bug.";
+  const hint = ours ? error.hint : "Reload it; drafts are kept.";
   announce(`${message} ${hint}`);
   show(message, hint);
 }
 
 /**
- * For who listens alone.
+ * Announces a text to screen readers alone.
  * @param {string} text
  */
 export function announce(text) {
   const line = h("p", {}, text);
   place("announcements").append(line);
-  // Long enough for it to be taken in, and then nobody finds it by chance.
+  // Long enough for a screen reader to read it, then removed so that browsing does not find it.
   setTimeout(() => line.remove(), 4000);
 }
 
 /**
- * Reads out a reply that is still being written, a sentence at a time: word by word nobody could listen to it.
+ * Announces a streaming reply sentence by sentence.
  */
 export function reader() {
-  let told = 0;
+  let announced = 0;
   return {
-    /** @param {string} text all of it so far */
-    heard(text) {
-      const ends = [...text.slice(told).matchAll(/(?<=[.!?:;\n])\s/g)].at(-1);
+    /** @param {string} text the reply so far */
+    add(text) {
+      const ends = [...text.slice(announced).matchAll(/(?<=[.!?:;\n])\s/g)].at(-1);
       if (!ends) return;
-      const to = told + ends.index + ends[0].length;
-      announce(spoken(text.slice(told, to)));
-      told = to;
+      const to = announced + ends.index + ends[0].length;
+      announce(plainText(text.slice(announced, to)));
+      announced = to;
     },
     /** @param {string} text */
-    over(text) {
-      if (text.length > told) announce(spoken(text.slice(told)));
+    end(text) {
+      if (text.length > announced) announce(plainText(text.slice(announced)));
     },
   };
 }
 
 /**
- * Without the marks of Markdown, which nobody wants to hear.
+ * Returns the text without Markdown marks.
  * @param {string} text
  */
-const spoken = (text) => text.replace(/\*{1,3}(?=\S)|(?<=\S)\*{1,3}|`+|^ *(?:#+|>) /gm, "");
+const plainText = (text) => text.replace(/\*{1,3}(?=\S)|(?<=\S)\*{1,3}|`+|^ *(?:#+|>) /gm, "");
 
 /**
  * @param {string} message
@@ -80,10 +79,10 @@ const spoken = (text) => text.replace(/\*{1,3}(?=\S)|(?<=\S)\*{1,3}|`+|^ *(?:#+|
  */
 function show(message, hint) {
   const notes = place("notes");
-  while (notes.children.length >= MOST) notes.firstElementChild?.remove();
+  while (notes.children.length >= MAX_NOTES) notes.firstElementChild?.remove();
   const note = h("div", { class: "note" },
-    h("p", {}, said(message), hint ? h("span", { class: "way" }, said(hint)) : null),
-    h("button", { type: "button", "aria-label": "Put this message away", onclick: () => note.remove() }, "×"));
+    h("p", {}, inlineText(message), hint ? h("span", { class: "way" }, inlineText(hint)) : null),
+    h("button", { type: "button", "aria-label": "Close this message", onclick: () => note.remove() }, "×"));
   notes.append(note);
   return note;
 }

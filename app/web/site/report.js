@@ -1,50 +1,55 @@
-/** What a learn came to, in plain words. */
+/** The report of a learn in words. */
 
-import { h, said, written } from "./dom.js";
+import { h, inlineText, textBlock } from "./dom.js";
 import { count, excerpt, kindName, layerName, likely, percent, span } from "./format.js";
 
 /** @typedef {import("./user.js").Report} Report */
 
 /** @type {Record<string, string>} */
 const USES = {
-  "learned": "Learned from",
-  "learned, not live": "Tried with",
-  "held back to judge by": "Held back to judge by",
-  "left out: the layer is full": "Left out, since the layer is full",
+  learned: "Trained on",
+  learned_not_live: "Trained on, not live",
+  held_out: "Held out, for the gate",
+  no_capacity: "Left out, since the layer is full",
+};
+/** @type {Record<string, string>} */
+const OUTCOMES = {
+  promoted: "learned",
+  refused: "not better, so nothing changed",
+  abstained: "too little evidence, so nothing changed",
+  dry_run: "a dry run",
+  unfinished: "unfinished; the next learn continues it",
+  nothing_to_learn: "nothing to learn",
+  unchanged: "unchanged",
+  head_moved: "another program changed it meanwhile",
+  failed: "nothing was learned",
+  withdrawn: "withdrawn",
+  confirmed: "confirmed, the probation is over",
+  retracted: "removed, since all of its lessons were retracted",
 };
 const SHOWN = 6;
 
 /**
- * One line: what became of it.
+ * The outcome in one line.
  * @param {Report} report
  * @returns {string}
  */
 export function headline(report) {
   const name = report.layer ? layerName(report.layer) : "Learning";
-  if (report.error) return `${name}: nothing was learned`;
-  if (report.dry_run) return `${name}: a dry run`;
-  if (report.event === "withdrawn") return `${name}: taken back by itself`;
-  if (report.event === "confirmed") return `${name}: the probation is over`;
-  if (report.event === "taken back") return `${name}: gone, since all that it had learned was taken back`;
-  if (report.accepted) return `${name}: live because you said so`;
-  if (!report.revision) return `${name}: nothing was built`;
-  if (report.verdict === "promoted") return report.probation ? `${name}: learned, on probation` : `${name}: learned`;
-  if (report.verdict === "refused") return `${name}: not better, so nothing changed`;
-  return `${name}: no difference could be seen, so nothing changed`;
+  if (report.accepted) return `${name}: live because you accepted it`;
+  return `${name}: ${(OUTCOMES[report.outcome] ?? report.outcome)}${report.outcome === "promoted" && report.probation ? ", on probation" : ""}`;
 }
 
 /**
- * What it means for the person.
+ * What the outcome means for the user.
  * @param {Report} report
  * @returns {string}
  */
 export function meaning(report) {
-  if (report.error || report.dry_run) return "";
-  if (report.event === "withdrawn") return "What you said afterwards spoke against it, so what was live before came back.";
-  if (report.event === "confirmed") return "What you said afterwards spoke for it, so it stays.";
-  if (report.accepted) return "The judge was against it, and you asked for it all the same.";
-  if (report.verdict === "promoted" && report.probation) return "It answers from now on. The evidence is still thin: what you say next decides whether it stays.";
-  if (report.verdict === "promoted") return "It answers from now on.";
+  if (report.accepted) return "The gate did not promote it; you made it live by name.";
+  if (report.outcome === "withdrawn") return "Your later feedback was against it, so the earlier revision is live again.";
+  if (report.outcome === "confirmed") return "Your later feedback confirmed it.";
+  if (report.outcome === "promoted") return report.probation ? "It is live. The evidence is thin: your next feedback decides whether it stays." : "It is live.";
   return "";
 }
 
@@ -55,7 +60,7 @@ export function meaning(report) {
  */
 export function figures(scores) {
   const lines = [];
-  const names = { target: "The answers that were held back to judge by", retention: "Older answers", trained: "The answers just learned" };
+  const names = { target: "Held-out answers", retention: "Older answers", trained: "Trained answers" };
   for (const [key, name] of Object.entries(names)) {
     const part = scores[key];
     if (!part?.asked || part.before === null || part.after === null) continue;
@@ -71,7 +76,7 @@ export function figures(scores) {
 }
 
 /**
- * All of a report but its headline.
+ * The report without its headline.
  * @param {Report} report
  * @returns {HTMLElement[]}
  */
@@ -80,7 +85,7 @@ export function reportParts(report) {
   const means = meaning(report);
   return [
     means && h("p", {}, means),
-    h("p", { class: "dim" }, "The judge’s words: ", said(report.reason), "."),
+    h("p", { class: "dim" }, "Reason: ", inlineText(report.reason), "."),
     lines.length && h("ul", { class: "plain figures" }, lines.map((line) => h("li", {}, line))),
     ...sources(report),
     ...examples(report),
@@ -91,22 +96,22 @@ export function reportParts(report) {
 /** @param {Report} report */
 function sources(report) {
   if (!report.sources?.length) return [];
-  const uses = Map.groupBy(report.sources, (source) => source.use);
-  return [h("details", {}, h("summary", {}, `What it went by: ${count(report.sources.length, "thing")} you said`),
-    [...uses].map(([use, these]) => h("div", {}, h("h3", {}, USES[use] ?? capital(use)),
+  const uses = Map.groupBy(report.sources, (source) => source.use_code);
+  return [h("details", {}, h("summary", {}, `Sources: ${count(report.sources.length, "signal")}`),
+    [...uses].map(([use, these]) => h("div", {}, h("h3", {}, USES[use] ?? capital(these[0].use)),
       h("ul", { class: "plain" }, these.slice(0, SHOWN).map((source) =>
-        h("li", {}, h("span", { class: "dim" }, `${kindName(source.kind)} `), h("span", { class: "words" }, said(excerpt(source.text, 140))))),
+        h("li", {}, h("span", { class: "dim" }, `${kindName(source.kind)} `), h("span", { class: "words" }, inlineText(excerpt(source.text, 140))))),
       these.length > SHOWN ? h("li", { class: "dim" }, `and ${these.length - SHOWN} more`) : null))))];
 }
 
 /** @param {Report} report */
 function examples(report) {
   if (!report.examples?.length) return [];
-  return [h("details", { open: true }, h("summary", {}, "Before and after, on questions it was not shown"),
+  return [h("details", { open: true }, h("summary", {}, "Before and after, on held-out prompts"),
     report.examples.slice(0, 4).map((example) => h("dl", { class: "example" },
-      h("div", { class: "example-asked" }, h("dt", { class: "unseen" }, "Asked"), h("dd", {}, written(example.prompt))),
-      h("div", {}, h("dt", {}, "before"), h("dd", {}, written(example.before || "(nothing)", "words"))),
-      h("div", {}, h("dt", {}, "after"), h("dd", {}, written(example.after || "(nothing)", "words"))))))];
+      h("div", { class: "example-asked" }, h("dt", { class: "unseen" }, "Asked"), h("dd", {}, textBlock(example.prompt))),
+      h("div", {}, h("dt", {}, "before"), h("dd", {}, textBlock(example.before || "(nothing)", "words"))),
+      h("div", {}, h("dt", {}, "after"), h("dd", {}, textBlock(example.after || "(nothing)", "words"))))))];
 }
 
 /** @param {string} text */

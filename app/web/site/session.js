@@ -1,6 +1,6 @@
 /**
- * The token of this tab. It comes from a link, behind whose `#` no browser sends anything to a server, or from the form; it stays in
- * this tab's storage until the tab is closed, and is in no cookie, so that no other page can have it sent.
+ * The token and the drafts of this tab, in its session storage. The token comes from the fragment of a link, which browsers send to no
+ * server, or from the form. No cookie holds it, so that no other page can make the browser send it.
  */
 
 const TOKEN = "personalpeft.token";
@@ -16,21 +16,21 @@ const USER_ID = /^[a-z0-9][a-z0-9._-]{0,63}$/;
  * @returns {Link | null}
  */
 export function takeLink(hash = "") {
-  const told = new URLSearchParams(location.hash.slice(1));
-  if (!told.has("code") && !told.has("token")) return null;
+  const params = new URLSearchParams(location.hash.slice(1));
+  if (!params.has("code") && !params.has("token")) return null;
   // In place of the entry with the secret, so that neither Back nor a copied address holds it.
   history.replaceState(null, "", location.pathname + location.search + hash);
-  const [code, token, user] = ["code", "token", "user"].map((name) => told.get(name)?.trim() ?? "");
+  const [code, token, user] = ["code", "token", "user"].map((name) => params.get(name)?.trim() ?? "");
   return code || token ? { code, token, user: USER_ID.test(user) ? user : "" } : null;
 }
 
-/** @returns {string} empty where nobody has signed in. */
+/** @returns {string} empty if signed out. */
 export function token() {
   return sessionStorage.getItem(TOKEN) ?? "";
 }
 
 /** @param {string} secret */
-export function keepToken(secret) {
+export function storeToken(secret) {
   sessionStorage.setItem(TOKEN, secret.trim());
 }
 
@@ -40,7 +40,7 @@ export function user() {
 }
 
 /** @param {string} id */
-export function keepUser(id) {
+export function storeUser(id) {
   if (id) sessionStorage.setItem(USER, id);
   else sessionStorage.removeItem(USER);
 }
@@ -51,7 +51,7 @@ export function signOut() {
 }
 
 /**
- * What somebody was typing, kept until it is sent.
+ * A draft of a text field, stored until it is sent.
  * @param {string} place
  */
 export function draft(place) {

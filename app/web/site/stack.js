@@ -1,6 +1,6 @@
-/** The room of what answers now: the base, and the layers that stand on it, each with its weight, its scope and its head. */
+/** The stack view: the base and the user's layers, each with its weight, its scope and its live revision. */
 
-import { button, h, keepFile } from "./dom.js";
+import { button, h, downloadFile } from "./dom.js";
 import { coalesce } from "./coalesce.js";
 import * as notify from "./notify.js";
 import { layerName, moment, shortId } from "./format.js";
@@ -9,34 +9,34 @@ import { layerName, moment, shortId } from "./format.js";
 /** @typedef {import("./user.js").Revision} Revision */
 
 // Milliseconds.
-const REST = 300;
+const SETTLE_MS = 300;
 /** @type {Record<string, string>} */
-const SCOPES = { always: "always", near: "when a question is near its lessons", never: "never" };
+const SCOPES = { always: "always", near: "for prompts similar to its lessons", never: "never" };
 
 /**
- * @param {import("./user.js").Person} person
+ * @param {import("./user.js").User} user
  * @param {string} base
  */
-export function stackView(person, base) {
+export function stackView(user, base) {
   const title = h("h1", { tabindex: "-1" }, "Stack");
-  const peft = button("Download the layers for PEFT", () => take(() => person.exportPeft(null), `${person.id}.zip`), { hidden: true });
-  const list = h("ol", { class: "stack", "aria-label": "What answers, the uppermost first" });
-  const element = h("div", { class: "room" }, title,
-    h("p", { class: "lead" }, "What answers you: one shared base, and the layers that are yours. Turn a weight, and the next reply is made with it."), list,
+  const peft = button("Download the layers for PEFT", () => take(() => user.exportPeft(null), `${user.id}.zip`), { hidden: true });
+  const list = h("ol", { class: "stack", "aria-label": "The stack, topmost first" });
+  const element = h("div", { class: "view" }, title,
+    h("p", { class: "lead" }, "One shared base and your own layers. A changed weight applies from the next reply on."), list,
     h("section", { class: "part" }, h("h2", {}, "Take it with you"),
-      h("p", { class: "lead" }, "All that you said and all that was built from it, in one file that “personalpeft import” takes in elsewhere. Whoever has the file has all of it."),
-      h("div", { class: "row" }, button("Download everything", () => take(() => person.export(), `${person.id}.personal`)), peft)));
+      h("p", { class: "lead" }, "All of your feedback and adapters in one file, for “personalpeft import” on another machine. The file contains everything, so store it safely."),
+      h("div", { class: "row" }, button("Download everything", () => take(() => user.export(), `${user.id}.personal`)), peft)));
 
-  // Whose weight is being turned must not be drawn anew under their hand.
-  let turning = false;
+  // A redraw would move the slider that the user is dragging.
+  let dragging = false;
 
   const load = coalesce(async () => {
     try {
-      const [layers, revisions] = await Promise.all([person.layers(), person.revisions()]);
+      const [layers, revisions] = await Promise.all([user.layers(), user.revisions()]);
       peft.hidden = !layers.some((layer) => layer.head);
       list.replaceChildren(...layers.toReversed().map((layer) => row(layer, revisions)), h("li", { class: "layer base" },
-        h("h2", {}, base), h("p", { class: "dim" }, "The base, the same for everybody. Nothing ever changes it."),
-        layers.length ? null : h("p", {}, "It answers alone: nothing of yours was learned yet.")));
+        h("h2", {}, base), h("p", { class: "dim" }, "The base, shared by all users and never changed."),
+        layers.length ? null : h("p", {}, "You have no layers yet.")));
     } catch (error) {
       notify.error(error);
     }
@@ -52,7 +52,7 @@ export function stackView(person, base) {
       h("div", { class: "two" },
         h("div", { class: "field" }, h("label", { for: `head-${layer.name}` }, "Live"), heads(layer, own)),
         h("div", { class: "field" }, h("label", { for: `scope-${layer.name}` }, "Attached"), scopes(layer))),
-      layer.head ? h("div", { class: "row" }, button("Download for PEFT", () => take(() => person.exportPeft(layer.name), `${person.id}-${layer.name}.zip`), { class: "quiet", "aria-label": `Download ${name} for PEFT` })) : null);
+      layer.head ? h("div", { class: "row" }, button("Download for PEFT", () => take(() => user.exportPeft(layer.name), `${user.id}-${layer.name}.zip`), { class: "quiet", "aria-label": `Download ${name} for PEFT` })) : null);
   }
 
   /** @param {Layer} layer @param {string} name */
@@ -64,16 +64,16 @@ export function stackView(person, base) {
       figure.textContent = Number(slider.value).toFixed(2);
     });
     let rest = 0;
-    // A key that is held down turns it many times; only where it comes to rest is said.
+    // A key that is held down fires many times; only the final value is sent.
     slider.addEventListener("change", () => {
       clearTimeout(rest);
-      rest = setTimeout(() => set(Number(slider.value)), REST);
+      rest = setTimeout(() => set(Number(slider.value)), SETTLE_MS);
     });
     /** @param {number} value */
     const set = async (value) => {
-      turning = true;
+      dragging = true;
       try {
-        await person.weigh(layer.name, value);
+        await user.weigh(layer.name, value);
         slider.value = String(value);
         figure.textContent = value.toFixed(2);
         usual.disabled = value === 1;
@@ -82,7 +82,7 @@ export function stackView(person, base) {
         notify.error(error);
         load();
       }
-      turning = false;
+      dragging = false;
     };
     return h("div", { class: "weight" }, h("label", { for: slider.id }, "Weight"), slider, figure, usual);
   }
@@ -92,7 +92,7 @@ export function stackView(person, base) {
     const choice = h("select", { id: `head-${layer.name}` },
       own.map((each) => h("option", { value: each.id, selected: each.id === layer.head }, `${shortId(each.id)}, ${moment(each.at)}, ${each.verdict}`)),
       h("option", { value: "", selected: !layer.head }, "none: the bare base"));
-    choice.addEventListener("change", () => act(() => person.rollback(layer.name, choice.value || null),
+    choice.addEventListener("change", () => act(() => user.rollback(layer.name, choice.value || null),
       choice.value ? `${layerName(layer.name)}: ${shortId(choice.value)} is live.` : `${layerName(layer.name)}: the bare base is live.`));
     return choice;
   }
@@ -101,15 +101,15 @@ export function stackView(person, base) {
   function scopes(layer) {
     const choice = h("select", { id: `scope-${layer.name}` },
       Object.entries(SCOPES).map(([value, text]) => h("option", { value, selected: value === layer.scope }, text)));
-    choice.addEventListener("change", () => act(() => person.scope(layer.name, choice.value), `${layerName(layer.name)} is attached ${SCOPES[choice.value]}.`));
+    choice.addEventListener("change", () => act(() => user.scope(layer.name, choice.value), `${layerName(layer.name)} is attached ${SCOPES[choice.value]}.`));
     return choice;
   }
 
   /** @param {() => Promise<Blob>} what @param {string} name */
   async function take(what, name) {
-    notify.toast("It is being packed.");
+    notify.toast("Preparing the file.");
     try {
-      keepFile(await what(), name);
+      downloadFile(await what(), name);
       notify.toast(`${name} is in your downloads.`);
     } catch (error) {
       notify.error(error);
@@ -132,6 +132,6 @@ export function stackView(person, base) {
     title,
     shown: load,
     /** @param {string} about */
-    changed: (about) => void (!turning && ["moved", "learned", "forgotten"].includes(about) && load()),
+    changed: (about) => void (!dragging && ["stack", "learn", "forget"].includes(about) && load()),
   };
 }

@@ -1,4 +1,4 @@
-/** The room of everything that was built: the scores as a chart, and each learn and each move in plain words, newest first. */
+/** The timeline view: a chart of the scores, and each learn and each move of a head, newest first. */
 
 import { chart } from "./chart.js";
 import { button, h } from "./dom.js";
@@ -13,23 +13,23 @@ import { layerName, moment, shortId } from "./format.js";
 const PAGE = 25;
 
 /**
- * @param {import("./user.js").Person} person
+ * @param {import("./user.js").User} user
  * @param {{ compare: (layer: string, revision: string) => void }} go
  */
-export function timelineView(person, go) {
+export function timelineView(user, go) {
   const title = h("h1", { tabindex: "-1" }, "Timeline");
   const charts = h("div", { class: "charts" });
-  const list = h("ol", { class: "timeline", "aria-label": "What happened, newest first" });
+  const list = h("ol", { class: "timeline", "aria-label": "Events, newest first" });
   const more = button("Show older", () => show(shown + PAGE), { hidden: true });
-  const element = h("div", { class: "room" }, title,
-    h("p", { class: "lead" }, "Every revision of your model. Going back to one loses nothing: the others stay where they are."), charts, list, more);
+  const element = h("div", { class: "view" }, title,
+    h("p", { class: "lead" }, "Every revision of your model. Rolling back keeps all of them."), charts, list, more);
   /** @type {Entry[]} */
   let entries = [];
   let shown = PAGE;
 
-  const shownRoom = coalesce(async () => {
+  const load = coalesce(async () => {
     try {
-      const [revisions, reports, history, layers] = await Promise.all([person.revisions(), person.reports(), person.history(), person.layers()]);
+      const [revisions, reports, history, layers] = await Promise.all([user.revisions(), user.reports(), user.history(), user.layers()]);
       const heads = new Map(layers.map((layer) => [layer.name, layer.head]));
       draw(revisions, heads);
       entries = timeline(revisions, reports, history, heads);
@@ -43,7 +43,7 @@ export function timelineView(person, go) {
   function show(count) {
     shown = count;
     list.replaceChildren(...entries.slice(0, count).map((entry) => entry.draw()));
-    if (!entries.length) list.replaceChildren(h("li", { class: "empty" }, "Nothing was built yet. Correct a few replies, then press Learn."));
+    if (!entries.length) list.replaceChildren(h("li", { class: "empty" }, "There are no revisions yet. Correct a few replies, then press Learn."));
     more.hidden = entries.length <= count;
   }
 
@@ -54,7 +54,7 @@ export function timelineView(person, go) {
       const drawing = chart(layer, own, heads.get(layer) ?? null, pick, charts.clientWidth);
       if (!drawing) continue;
       charts.append(h("figure", {},
-        h("figcaption", {}, h("strong", {}, layerName(layer)), h("span", { class: "dim" }, " how likely the answers held back became, a token")),
+        h("figcaption", {}, h("strong", {}, layerName(layer)), h("span", { class: "dim" }, " likelihood of the held-out answers, per token")),
         h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": `Chart of ${layerName(layer)}` }, drawing)));
     }
   }
@@ -77,16 +77,16 @@ export function timelineView(person, go) {
    * @returns {Entry[]} newest first
    */
   function timeline(revisions, reports, history, heads) {
-    const told = new Set(reports.map((report) => report.revision));
+    const reported = new Set(reports.map((report) => report.revision));
     const known = new Set(revisions.map((revision) => revision.id));
-    const silent = revisions.filter((revision) => !told.has(revision.id));
-    // What a learn moved is told by its report.
+    const imported = revisions.filter((revision) => !reported.has(revision.id));
+    // Moves by a learn are part of its report.
     const moves = history.filter((move) => !["learn", "accepted", "withdrawn", "taken back", "import"].includes(move.cause));
     return [
-      ...reports.map((report) => ({ at: report.at, revision: report.event === "learn" ? report.revision : null,
+      ...reports.map((report) => ({ at: report.at, revision: ["withdrawn", "confirmed", "retracted"].includes(report.outcome) ? null : report.revision,
         draw: () => entry(report.at, headline(report), reportParts(report), report.revision, report.layer, known, heads, report.verdict) })),
-      ...silent.map((revision) => ({ at: revision.at, revision: revision.id,
-        draw: () => entry(revision.at, `${layerName(revision.layer)}: brought in`, [h("p", { class: "dim" }, revision.reason)], revision.id, revision.layer, known, heads, revision.verdict) })),
+      ...imported.map((revision) => ({ at: revision.at, revision: revision.id,
+        draw: () => entry(revision.at, `${layerName(revision.layer)}: imported`, [h("p", { class: "dim" }, revision.reason)], revision.id, revision.layer, known, heads, revision.verdict) })),
       ...moves.map((move) => ({ at: move.at, revision: null, draw: () => moved(move) })),
     ].sort((one, other) => other.at.localeCompare(one.at));
   }
@@ -118,7 +118,7 @@ export function timelineView(person, go) {
   /** @param {string} layer @param {string} to */
   async function back(layer, to) {
     try {
-      const move = await person.rollback(layer, to);
+      const move = await user.rollback(layer, to);
       notify.toast(`${layerName(layer)}: ${move.after ? `${shortId(move.after)} is live` : "the bare base is live"}.`);
     } catch (error) {
       notify.error(error);
@@ -128,9 +128,9 @@ export function timelineView(person, go) {
   return {
     element,
     title,
-    shown: shownRoom,
+    shown: load,
     /** @param {string} about */
-    changed: (about) => void (about !== "talked" && about !== "said" && shownRoom()),
+    changed: (about) => void (about !== "chat" && about !== "feedback" && load()),
   };
 }
 

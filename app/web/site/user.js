@@ -1,6 +1,6 @@
 /**
- * One person's model as this page knows it: what can be asked of it and said to it. Whoever listens hears "changed" after
- * anything that may have changed what is shown, with what that was about.
+ * One user's model, over the HTTP API. Fires "changed" after each request that may change what a view shows; its detail names the
+ * area: "chat", "feedback", "learn", "stack" or "forget".
  */
 
 import { ask, events, file, pages } from "./api.js";
@@ -9,18 +9,19 @@ import { ask, events, file, pages } from "./api.js";
  * @typedef {{ role: string, content: string }} Message
  * @typedef {{ base: string, digest: string, entries: { layer: string, revision: string, weight: number }[] }} Stack
  * @typedef {{ id: string, at: string, messages: Message[], reply: string, stack: Stack, finish_reason: string, used: string[] }} Turn
+ * @typedef {{ id: string, title: string, updated_at: string, num_turns: number, last_turn: string }} ConversationSummary
  * @typedef {{ id: string, kind: string, at: string, payload: Record<string, any>, turn: string | null, source: string }} Signal
- * @typedef {{ signal: Signal, place: string, layer: string | null, why: string, use: string, revision: string | null }} Account
+ * @typedef {{ signal: Signal, place: string, layer: string | null, why: string, use: string, use_code: string, revision: string | null }} SignalStatus
  * @typedef {{ id: string, kind: "rule" | "fact", text: string, at: string }} Item
  * @typedef {{ name: string, position: number, head: string | null, weight: number, scope: string }} Layer
  * @typedef {{ id: string, layer: string, parent: string | null, scores: Record<string, any>, verdict: string, reason: string, probation: boolean, at: string, signals: Record<string, string> }} Revision
  * @typedef {{ layer: string, before: string | null, after: string | null, cause: string, at: string }} Move
  * @typedef {{ id: string, kind: string, state: string, stage: string, progress: number, begun: string, ended: string | null, report: Report | null, forgotten: any, error: { message: string, hint: string, kind: string } | null }} Job
  * @typedef {{ layer: string | null, stage: string, step: number, steps: number, since: string }} Learning
- * @typedef {{ layer: string, verdict: string, reason: string, at: string, seconds: number, revision: string | null, before: string | null, probation: boolean, steps: number, sources: { signal: string, kind: string, text: string, use: string }[], examples: { prompt: string, before: string, after: string }[], scores: Record<string, any>, dry_run: boolean, accepted: boolean, event: string, error: string, above: Report[] }} Report
+ * @typedef {{ layer: string, outcome: string, verdict: string, reason: string, at: string, seconds: number, revision: string | null, before: string | null, probation: boolean, steps: number, sources: { signal: string, kind: string, text: string, use: string, use_code: string }[], examples: { prompt: string, before: string, after: string }[], scores: Record<string, any>, accepted: boolean, error: string, above: Report[] }} Report
  */
 
-export class Person extends EventTarget {
+export class User extends EventTarget {
   /** @param {string} id */
   constructor(id) {
     super();
@@ -29,19 +30,24 @@ export class Person extends EventTarget {
     this.known = new Map();
   }
 
-  /** @param {string} about "said", "learned", "moved" or "forgotten" */
+  /** @param {string} about "chat", "feedback", "learn", "stack" or "forget" */
   changed(about) {
-    if (about === "forgotten") this.known.clear();
+    if (about === "forget") this.known.clear();
     this.dispatchEvent(new CustomEvent("changed", { detail: about }));
   }
 
   /**
-   * @param {number} most
-   * @param {string} [before] a turn: only what is older
-   * @returns {Promise<Turn[]>} newest first
+   * @param {string | null} after the `next` of the page before
+   * @param {number} [limit]
+   * @returns {Promise<{ items: ConversationSummary[], next: string | null }>} newest first
    */
-  turns(most, before) {
-    return pages(this.at("turns"), before ? { after: before } : {}, most);
+  conversations(after, limit = 100) {
+    return ask("GET", this.at("conversations"), { query: { limit, ...(after === null ? {} : { after }) } });
+  }
+
+  /** @param {string} id @returns {Promise<{ id: string, turns: Turn[] }>} oldest turn first */
+  conversation(id) {
+    return ask("GET", this.at("conversations", id));
   }
 
   /**
@@ -60,7 +66,7 @@ export class Person extends EventTarget {
     return pages(this.at("signals"));
   }
 
-  /** @returns {Promise<Account[]>} oldest first */
+  /** @returns {Promise<SignalStatus[]>} oldest first */
   lessons() {
     return pages(this.at("lessons"));
   }
@@ -95,12 +101,12 @@ export class Person extends EventTarget {
     return ask("GET", this.at("pending"));
   }
 
-  /** @returns {Promise<Learning | null>} what is being learned now, by this server or another program on its home */
+  /** @returns {Promise<Learning | null>} the learn that runs now, in this server or another program on its home */
   learning() {
     return ask("GET", this.at("learning"), { quiet: true });
   }
 
-  /** @param {string} since a moment @returns {Promise<{ reports: Report[] }>} what learning did from then on */
+  /** @param {string} since ISO 8601 @returns {Promise<{ reports: Report[] }>} the learns since then */
   digest(since) {
     return ask("GET", this.at("digest"), { query: { since } });
   }
@@ -111,14 +117,14 @@ export class Person extends EventTarget {
   }
 
   /**
-   * A reply in pieces: events "begun", "piece", "ended".
-   * @param {Message[]} messages
+   * Streams a reply: events "begun", "piece" and "ended".
+   * @param {{ prompt: string, conversation_id: string | null, replaces?: string }} chat
    * @param {AbortSignal} signal
    */
-  stream(messages, signal) {
-    // Another number each time, else who asks again hears the same again.
+  stream(chat, signal) {
+    // A new seed each time, otherwise regenerating returns the same reply.
     const seed = crypto.getRandomValues(new Uint32Array(1))[0];
-    return events("POST", this.at("chat/stream"), { body: { prompt: messages, seed }, signal });
+    return events("POST", this.at("chat/stream"), { body: { ...chat, seed }, signal });
   }
 
   /** @param {string} stream */
@@ -134,14 +140,14 @@ export class Person extends EventTarget {
    */
   async feedback(turn, what) {
     const { signal } = await ask("POST", this.at("turns", turn, "feedback"), { body: what });
-    this.changed("said");
+    this.changed("feedback");
     return signal;
   }
 
   /**
-   * What this page saw; the server keeps it only where it was opened so.
+   * Reports implicit feedback. The server records it only where that is switched on.
    * @param {string} turn
-   * @param {"copied" | "regenerated"} seen
+   * @param {"copied"} seen
    */
   observe(turn, seen) {
     return ask("POST", this.at("turns", turn, "observe"), { body: { seen } }).catch(() => null);
@@ -150,25 +156,25 @@ export class Person extends EventTarget {
   /** @param {string} prompt @param {string} answer @param {string | null} skill null: for the style */
   async teach(prompt, answer, skill) {
     await ask("POST", this.at("teach"), { body: { prompt, answer, skill } });
-    this.changed("said");
+    this.changed("feedback");
   }
 
   /** @param {string} text @param {{ questions?: string[], answer?: string }} more */
   async remember(text, more) {
     await ask("POST", this.at("remember"), { body: { text, ...more } });
-    this.changed("said");
+    this.changed("feedback");
   }
 
   /** @param {string} item @param {string} text */
   async editItem(item, text) {
     await ask("PUT", this.at("items", item), { body: { text } });
-    this.changed("said");
+    this.changed("feedback");
   }
 
   /** @param {string} item */
   async removeItem(item) {
     await ask("DELETE", this.at("items", item));
-    this.changed("said");
+    this.changed("feedback");
   }
 
   /** @returns {Promise<Job>} */
@@ -204,23 +210,23 @@ export class Person extends EventTarget {
   /** @param {string} layer @param {number} weight */
   async weigh(layer, weight) {
     await ask("PUT", this.at("layers", layer, "weight"), { body: { weight } });
-    this.changed("moved");
+    this.changed("stack");
   }
 
   /** @param {string} layer @param {string} scope */
   async scope(layer, scope) {
     await ask("PUT", this.at("layers", layer, "scope"), { body: { scope } });
-    this.changed("moved");
+    this.changed("stack");
   }
 
   /** @param {string} layer @param {string | null} to a revision, "previous", or null for the bare base @returns {Promise<Move>} */
   async rollback(layer, to) {
     const move = await ask("POST", this.at("layers", layer, "rollback"), { body: { to } });
-    this.changed("moved");
+    this.changed("stack");
     return move;
   }
 
-  /** @returns {Promise<Blob>} all that was said and learned, as a .personal file */
+  /** @returns {Promise<Blob>} the user's whole ledger and adapters, as a .personal file */
   export() {
     return file(this.at("export"));
   }
@@ -238,7 +244,7 @@ export class Person extends EventTarget {
   /** @param {string} comparison @param {1 | 2} which */
   async choose(comparison, which) {
     const choice = await ask("POST", this.at("comparisons", comparison, "choice"), { body: { which } });
-    this.changed("said");
+    this.changed("feedback");
     return choice;
   }
 

@@ -1,40 +1,42 @@
-/** Coming in: the token, and whose model it is about. A token of one user leads straight to theirs. */
+/** Signing in: the token, then the user. A token of one user needs no choice. */
 
-import { ask, pages, Problem, redeem } from "./api.js";
+import { ask, Problem, redeem } from "./api.js";
+import { coalesce } from "./coalesce.js";
 import { openDialog } from "./dialog.js";
-import { button, h, said } from "./dom.js";
+import { button, h, inlineText } from "./dom.js";
 import * as notify from "./notify.js";
-import { signOut, keepToken, keepUser, token, user } from "./session.js";
+import { signOut, storeToken, storeUser, token, user } from "./session.js";
 import { count } from "./format.js";
 
 /**
+ * @typedef {{ items: { id: string, turns: number, signals: number }[], next: string | null }} Found
  * @typedef {{ user: string, base: string, many: boolean }} Who `many`: the token may choose another user.
  */
 
 /**
- * Who it is about, as soon as that is known; asks in `place` for what is missing.
+ * Returns the signed-in user; asks for a missing token or user in `place`.
  * @param {HTMLElement} place
  * @returns {Promise<Who>}
  */
-export async function comeIn(place) {
+export async function signIn(place) {
   for (;;) {
-    if (!token()) await new Promise((done) => place.replaceChildren(signIn("", () => done(undefined))));
+    if (!token()) await new Promise((done) => place.replaceChildren(tokenForm("", () => done(undefined))));
     try {
       const holder = await ask("GET", "token");
       const chosen = holder.user ?? (user() || (await choose(place)));
-      // Made where there is none yet, as everywhere on first use.
+      // Creates the user on first use.
       await ask("PUT", `users/${encodeURIComponent(chosen)}`);
-      keepUser(chosen);
+      storeUser(chosen);
       return { user: chosen, base: holder.base, many: holder.user === null };
     } catch (error) {
       const status = error instanceof Problem ? error.status : 0;
       if (status === 401) {
         signOut();
-        await new Promise((done) => place.replaceChildren(signIn("That token is not known here.", () => done(undefined))));
+        await new Promise((done) => place.replaceChildren(tokenForm("The server does not know that token.", () => done(undefined))));
       } else {
         notify.error(error);
-        // A name that cannot be one is asked for anew; else the server has no time now, and the token is as good as before.
-        if (status === 400) keepUser("");
+        // An invalid name is asked for again; any other error is the server's, and the token stays.
+        if (status === 400) storeUser("");
         else await new Promise((done) => place.replaceChildren(h("div", { class: "alone" }, button("Try again", () => done(undefined), { class: "go" }))));
       }
     }
@@ -42,7 +44,7 @@ export async function comeIn(place) {
 }
 
 /**
- * Signs in by a link, if it can be used. Where another session is signed in, the person decides first; after a no it stays as it was.
+ * Signs in by a link, if it can be used. Where another session is signed in, the user is asked first; without consent nothing changes.
  * @param {import("./session.js").Link} link
  * @returns {Promise<boolean>} whether this tab has another session now
  */
@@ -52,11 +54,11 @@ export async function followLink(link) {
     const secret = link.code ? await redeem(link.code) : link.token;
     if (before) {
       const after = await sessionOf(secret, link.user);
-      if (!after) throw new Problem("Unauthorized", "The link's token is not known here.", "Nothing was changed.");
+      if (!after) throw new Problem("Unauthorized", "The server does not know the link's token.", "Nothing was changed.");
       if (before !== after && !(await agreed(before, after))) return false;
     }
-    keepToken(secret);
-    keepUser(link.user);
+    storeToken(secret);
+    storeUser(link.user);
     return true;
   } catch (error) {
     notify.error(error);
@@ -66,8 +68,8 @@ export async function followLink(link) {
 
 /**
  * @param {string} secret
- * @param {string} chosen whose model it is used for, where it may choose
- * @returns {Promise<string | null>} who is signed in with it, and with whose model; null for a token that is not known
+ * @param {string} chosen the user of an administrator's token
+ * @returns {Promise<string | null>} the holder, null for an unknown token
  */
 async function sessionOf(secret, chosen) {
   try {
@@ -82,7 +84,7 @@ async function sessionOf(secret, chosen) {
 /**
  * @param {string} before
  * @param {string} after
- * @returns {Promise<boolean>} no answer is a no
+ * @returns {Promise<boolean>} false if the dialog is closed
  */
 function agreed(before, after) {
   return new Promise((done) => {
@@ -94,19 +96,19 @@ function agreed(before, after) {
     });
     const row = h("div", { class: "row", data: { way: "out" } }, stay, change);
     const close = openDialog("Change who is signed in?",
-      h("p", {}, "This tab is signed in as ", h("strong", {}, said(before)), "."),
-      h("p", {}, "The link that was opened signs it in as ", h("strong", {}, said(after)), "."),
+      h("p", {}, "This tab is signed in as ", h("strong", {}, inlineText(before)), "."),
+      h("p", {}, "The link that was opened signs it in as ", h("strong", {}, inlineText(after)), "."),
       h("p", { class: "dim" }, "If you did not ask for that link, stay."), row);
     row.closest("dialog")?.addEventListener("close", () => done(yes));
   });
 }
 
 /**
- * Asks for a token over whatever is on the page, which stays as it is: nobody loses what they typed because a token ended.
+ * Asks for a new token in a dialog over the page, so that drafts stay.
  * @param {() => void} done
  */
-export function comeInAgain(done) {
-  const dialog = h("dialog", { "aria-label": "Sign in again" }, signIn("The token is not good any more.", () => {
+export function signInAgain(done) {
+  const dialog = h("dialog", { "aria-label": "Sign in again" }, tokenForm("The token is no longer valid.", () => {
     dialog.close();
     done();
   }));
@@ -122,47 +124,65 @@ export function comeInAgain(done) {
  * @param {string} problem
  * @param {() => void} done
  */
-function signIn(problem, done) {
+function tokenForm(problem, done) {
   const field = h("input", { type: "password", id: "token", autocomplete: "current-password", required: true, spellcheck: "false", "aria-describedby": "token-hint" });
   return h("form", { class: "alone", onsubmit: (/** @type {Event} */ event) => {
     event.preventDefault();
     if (!field.value.trim()) return;
-    keepToken(field.value);
+    storeToken(field.value);
     done();
   } },
   h("h1", {}, "Sign in"),
-  h("p", { class: "dim" }, "A model that learns from what you say about its answers."),
+  h("p", { class: "dim" }, "A model that learns from your feedback."),
   problem ? h("p", { class: "harm", role: "alert" }, problem) : null,
   h("div", { class: "field" }, h("label", { for: "token" }, "Token"), field,
-    h("p", { class: "hint", id: "token-hint" }, "The server prints a link that signs you in once. ", h("code", {}, "personalpeft token make --user NAME"), " makes a token for one person.")),
-  h("button", { type: "submit", class: "go" }, "Come in"));
+    h("p", { class: "hint", id: "token-hint" }, "The server prints a link that signs you in once. ", h("code", {}, "personalpeft token make --user NAME"), " makes a token for one user.")),
+  h("button", { type: "submit", class: "go" }, "Sign in"));
 }
 
 /**
- * Whose model, for a token that may choose.
+ * Lets an administrator choose a user.
  * @param {HTMLElement} place
  * @returns {Promise<string>}
  */
 async function choose(place) {
-  const users = await pages("users");
+  const first = await findUsers("");
   return new Promise((chosen) => {
     const field = h("input", { type: "text", id: "user", required: true, autocomplete: "off", autocapitalize: "none", spellcheck: "false", pattern: "[a-z0-9][a-z0-9._\\-]{0,63}", "aria-describedby": "user-hint" });
-    const filter = h("input", { type: "search", "aria-label": "Find a person", placeholder: "Find a person", hidden: users.length < 12 });
-    const rows = users.map((each) => ({ id: each.id, element: h("li", {}, h("button", { type: "button", class: "pick", onclick: () => chosen(each.id) },
-      h("strong", {}, said(each.id)), h("span", { class: "dim number" }, `${count(each.turns, "turn")}, ${count(each.signals, "signal")}`))) }));
-    filter.addEventListener("input", () => {
-      for (const row of rows) row.element.hidden = !row.id.includes(filter.value.toLowerCase());
+    const search = h("input", { type: "search", "aria-label": "Find a user", placeholder: "Find a user", hidden: first.next === null && first.items.length < 12 });
+    const picks = h("ul", { class: "picks" });
+    const rest = h("p", { class: "dim" }, "Search to find more users.");
+    /** @param {Found} found */
+    const draw = (found) => {
+      rest.hidden = found.next === null;
+      picks.replaceChildren(...found.items.map((each) => h("li", {}, h("button", { type: "button", class: "pick", onclick: () => chosen(each.id) },
+        h("strong", {}, inlineText(each.id)), h("span", { class: "dim number" }, `${count(each.turns, "turn")}, ${count(each.signals, "signal")}`)))));
+    };
+    const find = coalesce(async () => {
+      try {
+        draw(await findUsers(search.value.trim().toLowerCase()));
+      } catch (error) {
+        notify.error(error);
+      }
     });
+    search.addEventListener("input", find);
     const form = h("form", { class: "field", onsubmit: (/** @type {Event} */ event) => {
       event.preventDefault();
       chosen(field.value.trim());
     } },
-    h("label", { for: "user" }, users.length ? "Somebody new" : "Who are you?"),
+    h("label", { for: "user" }, first.items.length ? "New user" : "Your user name"),
     h("div", { class: "row nowrap" }, field, h("button", { type: "submit", class: "go" }, "Go")),
-    h("p", { class: "hint", id: "user-hint" }, "A short name of small letters and digits."));
-    place.replaceChildren(h("div", { class: "alone" }, h("h1", { tabindex: "-1" }, "Whose model?"), filter, h("ul", { class: "picks" }, rows.map((row) => row.element)), form));
+    h("p", { class: "hint", id: "user-hint" }, "A short name of lower-case letters and digits."));
+    draw(first);
+    place.replaceChildren(h("div", { class: "alone" }, h("h1", { tabindex: "-1" }, "Choose a user"), search, picks, rest, form));
   });
 }
 
+/**
+ * @param {string} search
+ * @returns {Promise<Found>} the first users whose id contains it
+ */
+const findUsers = (search) => ask("GET", "users", { query: { search, limit: 50 } });
+
 /** @param {() => void} press */
-export const otherPerson = (press) => button("Somebody else", press, { class: "quiet" });
+export const switchUserButton = (press) => button("Switch user", press, { class: "quiet" });

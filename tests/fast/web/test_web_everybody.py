@@ -13,7 +13,7 @@ from personalpeft.backends.fake import FakeBackend
 
 pytestmark = pytest.mark.exhaustive
 
-ROOMS = ("Talk", "Timeline", "Memory", "Stack", "Compare")
+ROOMS = ("Chat", "Timeline", "Memory", "Stack", "Compare")
 SMALL = {"viewport": {"width": 360, "height": 740}, "has_touch": True, "is_mobile": True}
 
 
@@ -61,7 +61,7 @@ def test_axe_finds_nothing_in_any_room_and_nothing_is_wider_than_the_screen(
             expect(page.locator("#learning")).to_contain_text("learn")
             _check(page, room)
             assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, room
-        visit.go("Talk")
+        visit.go("Chat")
         page.get_by_role("button", name="Why this answer?").last.click()
         _check(page, "why")
         page.keyboard.press("Escape")
@@ -122,12 +122,12 @@ def test_axe_finds_nothing_in_what_opens_what_others_learn_and_a_reply_with_ever
         visit.ask("Show me")
         _check(page, "a reply")
         assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
-        page.get_by_role("button", name="Earlier").click()
+        page.get_by_role("button", name="Conversations").click()
         expect(page.get_by_role("dialog").get_by_role("button", name="Close")).to_be_in_viewport()
         _check(page, "earlier")
         page.keyboard.press("Escape")
         visit.go("Memory")
-        page.get_by_text("Show it how you want something answered").click()
+        page.get_by_text("Show an answer that you want").click()
         _check(page, "showing an answer")
         assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
 
@@ -170,7 +170,7 @@ def test_a_person_without_a_mouse_asks_corrects_learns_and_goes_back(
     expect(last.get_by_text("Corrected by you")).to_be_visible()
     expect(last).to_be_focused()
     keys.press("+")
-    expect(last.get_by_text("It was good.")).to_be_visible()
+    expect(last.get_by_text("Rated good")).to_be_visible()
     keys.press("l")
     expect(page.locator(".note").last).to_contain_text("Style:")
     keys.press("2")
@@ -194,7 +194,7 @@ def test_a_question_mark_lists_the_keys_and_they_can_be_switched_off(visit: Visi
     page.keyboard.press("?")
     dialog = page.get_by_role("dialog", name="Keys")
     expect(dialog).to_contain_text("learn, or cancel a learn")
-    dialog.get_by_label("Single keys do something").uncheck()
+    dialog.get_by_label("Use single-key shortcuts").uncheck()
     page.keyboard.press("Escape")
     expect(dialog).to_have_count(0)
     page.keyboard.press("1")
@@ -203,7 +203,7 @@ def test_a_question_mark_lists_the_keys_and_they_can_be_switched_off(visit: Visi
 
 def test_a_screen_reader_finds_landmarks_and_hears_replies_by_sentences(visit: Visit) -> None:
     page = visit.come()
-    for role, name in (("navigation", "Rooms"), ("region", "Learning"), ("region", "Messages")):
+    for role, name in (("navigation", "Views"), ("region", "Learning"), ("region", "Messages")):
         expect(page.get_by_role(role, name=name)).to_have_count(1)  # type: ignore[arg-type]
     expect(page.get_by_role("main")).to_have_count(1)
     page.evaluate(

@@ -51,7 +51,7 @@ def test_what_another_program_learns_is_shown_while_it_does_and_told_when_it_is_
 ) -> None:
     correct(site.runtime)
     page = visit.come("Timeline")
-    expect(strip(page)).to_contain_text("5 things to learn from")
+    expect(strip(page)).to_contain_text("5 lessons to learn from")
     ada = site.runtime.user("ada")
     with learning_elsewhere(site) as go_on:
         learning = ada.training_status()
@@ -105,44 +105,52 @@ def test_what_another_window_learns_here_can_be_cancelled_in_this_one(
 def test_a_conversation_of_long_ago_is_found_further_back(site: Site, visit: Visit) -> None:
     ada = site.runtime.user("ada")
     first = ada.chat("The oldest question", max_tokens=1)
-    told = [
-        {"role": "user", "content": "The oldest question"},
-        {"role": "assistant", "content": first.text},
-    ]
-    for number in range(498):
+    for number in range(120):
         ada.chat(f"question {number}", max_tokens=1)
-    # Of this conversation the newest 500 turns have only the end.
-    ada.chat([*told, {"role": "user", "content": "And its end"}], max_tokens=1)
-    ada.chat("Just now", max_tokens=1)
     page = visit.come()
-    page.get_by_role("button", name="Earlier").click()
-    dialog = page.get_by_role("dialog", name="Earlier conversations")
-    expect(dialog.get_by_role("listitem")).to_have_count(500)
+    page.get_by_role("button", name="Conversations").click()
+    dialog = page.get_by_role("dialog", name="Conversations")
+    expect(dialog.get_by_role("listitem")).to_have_count(100)
     expect(dialog.get_by_role("button", name="The oldest question")).to_have_count(0)
     dialog.get_by_role("button", name="Show older").click()
     expect(dialog.get_by_role("button", name="Show older")).to_be_hidden()
-    expect(dialog.get_by_role("listitem")).to_have_count(500)
+    expect(dialog.get_by_role("listitem")).to_have_count(121)
     dialog.get_by_role("button", name="The oldest question").click()
+    expect(page.locator("article.exchange")).to_have_count(1)
+    visit.ask("And its end")
+    assert ada.turns(1)[0].conversation_id == first.conversation_id
+    page.reload()
+    visit.ready()
     expect(page.locator("article.exchange")).to_have_count(2)
-    expect(page.locator("article.exchange").last).to_contain_text("And its end")
+
+
+def test_a_conversation_longer_than_the_context_continues_and_says_what_was_left_out(
+    site: Site, visit: Visit
+) -> None:
+    page = visit.come()
+    long = "word " * (site.runtime.base().card.context // 8)
+    for _ in range(7):
+        visit.ask(long)
+    expect(page.locator(".note").last).to_contain_text("oldest message")
+    expect(page.locator("article.exchange")).to_have_count(7)
 
 
 def test_an_answer_is_shown_and_named_where_it_is_from(site: Site, visit: Visit) -> None:
     page = visit.come("Memory")
-    page.get_by_text("Show it how you want something answered").click()
-    page.get_by_label("When somebody asks").fill("Write to Bo.")
+    page.get_by_text("Show an answer that you want").click()
+    page.get_by_label("Prompt").fill("Write to Bo.")
     page.reload()
     visit.go("Memory")
     # What was typed is kept, and where it was typed is open.
-    expect(page.get_by_label("When somebody asks")).to_have_value("Write to Bo.")
-    page.get_by_role("button", name="Keep the answer").click()
-    expect(page.get_by_label("The answer that you want")).to_be_focused()
+    expect(page.get_by_label("Prompt")).to_have_value("Write to Bo.")
+    page.get_by_role("button", name="Save the answer").click()
+    expect(page.get_by_label("Wanted answer")).to_be_focused()
     page.keyboard.type("Dear Bo, hello.")
     page.get_by_label("Skill").fill("email")
-    page.get_by_role("button", name="Keep the answer").click()
-    expect(page.locator(".note")).to_contain_text("Kept.")
+    page.get_by_role("button", name="Save the answer").click()
+    expect(page.locator(".note")).to_contain_text("Recorded.")
     kept = page.get_by_role("listitem").filter(has_text="Dear Bo, hello.")
-    expect(kept).to_contain_text("shown answer Skill: email")
+    expect(kept).to_contain_text("demonstration Skill: email")
     expect(kept).to_contain_text("about Write to Bo.")
     (signal,) = site.runtime.user("ada").signals()
     assert signal.kind is SignalKind.DEMONSTRATION
@@ -151,7 +159,7 @@ def test_an_answer_is_shown_and_named_where_it_is_from(site: Site, visit: Visit)
         "answer": "Dear Bo, hello.",
         "skill": "email",
     }
-    expect(page.get_by_label("When somebody asks")).to_have_value("")
+    expect(page.get_by_label("Prompt")).to_have_value("")
 
 
 def test_a_person_takes_everything_with_them_and_layers_for_peft(
@@ -162,7 +170,7 @@ def test_a_person_takes_everything_with_them_and_layers_for_peft(
     expect(page.get_by_role("button", name="Download the layers for PEFT")).to_be_hidden()
     correct(site.runtime)
     site.runtime.user("ada").learn()
-    visit.go("Talk")
+    visit.go("Chat")
     visit.go("Stack")
     with page.expect_download() as download:
         page.get_by_role("button", name="Download everything").click()

@@ -127,7 +127,7 @@ _TIMED = """async ([path, which, most]) => {
       module.render(place, text);
       place.remove();
     },
-    reader: (text) => module.reader().heard(text),
+    reader: (text) => module.reader().add(text),
     marked: (text) => module.marked(text, text + "!"),
     excerpt: (text) => module.excerpt(text),
   }[which];

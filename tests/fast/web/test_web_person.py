@@ -22,12 +22,12 @@ def test_a_person_corrects_an_answer_learns_sees_the_change_and_rolls_back(
     field = reply.get_by_label("The reply as it should have been")
     expect(field).to_have_value(before)
     field.fill("Ahoy! Eight minutes. Arrr!")
-    reply.get_by_role("button", name="Keep correction").click()
+    reply.get_by_role("button", name="Save correction").click()
     expect(reply.get_by_text("Corrected by you")).to_be_visible()
     expect(reply.locator("ins").first).to_be_visible()
     ada = site.runtime.user("ada")
     assert ada.signals()[-1].payload == {"text": "Ahoy! Eight minutes. Arrr!"}
-    expect(page.get_by_label("Learning", exact=True)).to_contain_text("5 things to learn from")
+    expect(page.get_by_label("Learning", exact=True)).to_contain_text("5 lessons to learn from")
 
     visit.learn()
     (style,) = ada.layers()
@@ -39,7 +39,7 @@ def test_a_person_corrects_an_answer_learns_sees_the_change_and_rolls_back(
     expect(live.get_by_role("heading")).to_contain_text("learned")
     expect(page.get_by_role("img", name=f"Live is {short}")).to_be_visible()
 
-    visit.go("Talk")
+    visit.go("Chat")
     after = visit.ask("How do I boil an egg?").locator(".reply").inner_text()
     assert after != before
 
@@ -48,7 +48,7 @@ def test_a_person_corrects_an_answer_learns_sees_the_change_and_rolls_back(
     expect(page.locator("li.entry").first).to_contain_text("rolled back by you")
     expect(page.locator("li.entry.is-live")).to_have_count(0)
     assert ada.layers()[0].head is None
-    visit.go("Talk")
+    visit.go("Chat")
     page.get_by_role("button", name="New conversation").click()
     assert visit.ask("How do I boil an egg?").locator(".reply").inner_text() == before
 
@@ -80,9 +80,9 @@ def test_thumbs_rules_and_copying_reach_the_ledger(site: Site, visit: Visit) -> 
     reply = visit.ask("Hello")
     reply.get_by_role("button", name="Not good").click()
     expect(reply.get_by_role("button", name="Not good")).to_have_attribute("aria-pressed", "true")
-    reply.get_by_role("button", name="Say a rule").click()
-    reply.get_by_label("A rule to follow").fill("Answer in one sentence.")
-    reply.get_by_role("button", name="Keep rule").click()
+    reply.get_by_role("button", name="Add a rule").click()
+    reply.get_by_label("A rule for all replies").fill("Answer in one sentence.")
+    reply.get_by_role("button", name="Save rule").click()
     expect(reply.get_by_text("Answer in one sentence.")).to_be_visible()
     signals = site.runtime.user("ada").signals()
     assert [signal.kind for signal in signals] == [SignalKind.RATING, SignalKind.COMMENT]
@@ -96,7 +96,7 @@ def test_thumbs_rules_and_copying_reach_the_ledger(site: Site, visit: Visit) -> 
 def test_a_reply_is_asked_for_again_in_its_place(site: Site, visit: Visit) -> None:
     visit.come()
     reply = visit.ask("Hello")
-    reply.get_by_role("button", name="Ask again").click()
+    reply.get_by_role("button", name="Regenerate").click()
     expect(visit.page.locator("article.exchange")).to_have_count(1)
     expect(
         visit.page.locator("article.exchange").get_by_role("button", name="Good", exact=True)
@@ -121,11 +121,11 @@ def test_a_conversation_is_found_again_with_what_was_said_about_it(
     visit.page.reload()
     visit.ready()
     expect(visit.page.locator("article.exchange")).to_have_count(1)
-    visit.page.get_by_role("button", name="Earlier").click()
+    visit.page.get_by_role("button", name="Conversations").click()
     visit.page.get_by_role("dialog").get_by_role("button", name="Hello").click()
     replies = visit.page.locator("article.exchange")
     expect(replies).to_have_count(2)
-    expect(replies.first.get_by_text("It was good.")).to_be_visible()
+    expect(replies.first.get_by_text("Rated good")).to_be_visible()
 
 
 @pytest.mark.exhaustive
@@ -192,26 +192,26 @@ def test_memories_and_rules_name_where_they_are_from_and_can_be_forgotten(
     ada = site.runtime.user("ada")
     ada.feedback(ada.chat("How do I boil an egg?"), comment="Answer in one sentence.")
     page = visit.come("Memory")
-    page.get_by_label("Tell it a fact").fill("My dog is called Biscuit.")
+    page.get_by_label("A fact about you").fill("My dog is called Biscuit.")
     page.get_by_role("button", name="Remember").click()
     fact = page.get_by_role("listitem").filter(has_text="My dog is called Biscuit.")
-    expect(fact).to_contain_text("You said so on")
+    expect(fact).to_contain_text("From you on")
     rule = page.get_by_role("listitem").filter(has_text="Answer in one sentence.")
     expect(rule).to_contain_text("about How do I boil an egg?")
 
     fact.get_by_role("button", name="Change").click()
-    page.get_by_label("The fact, said anew").fill("My dog is called Rex.")
-    page.get_by_role("button", name="Keep", exact=True).click()
+    page.get_by_label("The fact, new text").fill("My dog is called Rex.")
+    page.get_by_role("button", name="Save", exact=True).click()
     renamed = page.get_by_role("listitem").filter(has_text="My dog is called Rex.")
     expect(renamed).to_be_visible()
 
     renamed.get_by_role("button", name="Forget").click()
     dialog = page.get_by_role("dialog", name="Forget this?")
-    expect(dialog).to_contain_text("This destroys")
+    expect(dialog).to_contain_text("This erases")
     dialog.get_by_role("button", name="Keep it").click()
     assert len(ada.items()) == 2
     renamed.get_by_role("button", name="Forget").click()
-    dialog.get_by_role("button", name="Forget it for good").click()
+    dialog.get_by_role("button", name="Forget it permanently").click()
     expect(renamed).to_have_count(0)
     assert [item.text for item in ada.items()] == ["Answer in one sentence."]
     rule.get_by_role("button", name="Switch off").click()
@@ -253,8 +253,8 @@ def test_what_the_page_sees_without_asking_is_kept_where_that_was_switched_on(
     last = visit.ask("No, that's wrong.")
     ada = site.runtime.user("ada")
     third, second, first = (turn.id for turn in ada.turns())
-    with page.expect_response("**/observe"):
-        last.get_by_role("button", name="Ask again").click()
+    last.get_by_role("button", name="Regenerate").click()
+    expect(page.locator("article.exchange").last).to_have_attribute("aria-busy", "false")
     seen = {
         signal.turn: signal.payload["how"] for signal in ada.signals() if signal.source == "app"
     }

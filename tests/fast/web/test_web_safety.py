@@ -42,7 +42,7 @@ def test_hostile_text_is_shown_as_text_in_every_room(
     assert reply.locator(".reply").inner_text() == HOSTILE[0] + HOSTILE[1]
     reply.get_by_role("button", name="Why this answer?").click()
     page.get_by_role("dialog").get_by_role("button", name="Close").click()
-    page.get_by_role("button", name="Earlier").click()
+    page.get_by_role("button", name="Conversations").click()
     page.get_by_role("dialog").get_by_role("button", name="Close").click()
     for room in ("Timeline", "Memory", "Stack", "Compare"):
         visit.go(room)
@@ -84,7 +84,7 @@ def test_a_mark_of_direction_turns_nothing_but_its_own_text(site: Site, visit: V
     site.runtime.user("ada").remember(f"{HOSTILE[3]}")
     page = visit.come("Memory")
     fact = page.get_by_role("listitem").filter(has_text="desrever")
-    expect(fact).to_contain_text("You said so on")
+    expect(fact).to_contain_text("From you on")
     assert fact.locator(".written").evaluate("(each) => getComputedStyle(each).unicodeBidi") in (
         "isolate",
         "plaintext",
@@ -111,13 +111,13 @@ def test_a_token_is_asked_for_where_there_is_none_and_a_wrong_one_is_refused(
     page = visit.page
     page.goto(site.url)
     page.get_by_label("Token").fill("pp_wrong")
-    page.get_by_role("button", name="Come in").click()
-    expect(page.get_by_role("alert")).to_contain_text("not known")
+    page.get_by_role("button", name="Sign in").click()
+    expect(page.get_by_role("alert")).to_contain_text("does not know")
     page.get_by_label("Token").fill(site.of("bob"))
     page.keyboard.press("Enter")
     expect(page.locator("#who")).to_have_text("bob")
     # A token of one user leads straight to theirs, and offers no other.
-    expect(page.get_by_role("button", name="Somebody else")).to_have_count(0)
+    expect(page.get_by_role("button", name="Switch user")).to_have_count(0)
 
 
 @pytest.mark.exhaustive
@@ -129,8 +129,8 @@ def test_administration_chooses_whose_model_it_looks_at(site: Site, visit: Visit
     expect(page.locator("#who")).to_have_text("bob")
     visit.ready()
     expect(page.locator("article.exchange")).to_contain_text("Ahoy! Answer 0.")
-    page.get_by_role("button", name="Somebody else").click()
-    page.get_by_label("Somebody new").fill("carla")
+    page.get_by_role("button", name="Switch user").click()
+    page.get_by_label("New user").fill("carla")
     page.get_by_role("button", name="Go", exact=True).click()
     expect(page.locator("#who")).to_have_text("carla")
     visit.ready()
@@ -161,16 +161,16 @@ def test_what_was_typed_is_there_after_a_reload_and_after_a_refusal(
     site.runtime.user("ada").remember("My dog is called Biscuit.")
     visit.go("Memory")
     page.get_by_role("button", name="Change").click()
-    page.get_by_label("The fact, said anew").fill("My dog is called Re")
+    page.get_by_label("The fact, new text").fill("My dog is called Re")
     # A learn that ends meanwhile, and another room, draw nothing over it.
     page.get_by_role("button", name="Learn", exact=True).click()
     expect(page.locator(".note").last).to_be_visible()
-    expect(page.get_by_label("The fact, said anew")).to_have_value("My dog is called Re")
+    expect(page.get_by_label("The fact, new text")).to_have_value("My dog is called Re")
     visit.go("Stack")
     visit.go("Memory")
     page.get_by_role("button", name="Change").click()
-    expect(page.get_by_label("The fact, said anew")).to_have_value("My dog is called Re")
-    visit.go("Talk")
+    expect(page.get_by_label("The fact, new text")).to_have_value("My dog is called Re")
+    visit.go("Chat")
 
     # More than the model can read: it is said, and the question stands where it was typed.
     long = "word " * 2000
@@ -193,7 +193,7 @@ def test_a_token_that_ends_is_asked_for_anew_over_the_page_as_it_is(
     page.get_by_role("button", name="Ask", exact=True).click()
     dialog = page.get_by_role("dialog", name="Sign in again")
     dialog.get_by_label("Token").fill(site.of("bob"))
-    dialog.get_by_role("button", name="Come in").click()
+    dialog.get_by_role("button", name="Sign in").click()
     expect(page.get_by_label("Your question")).to_have_value("Are you there?")
     page.get_by_role("button", name="Ask", exact=True).click()
     expect(
@@ -245,7 +245,7 @@ def test_the_printed_link_signs_in_once_as_one_user_and_leaves_no_secret_in_the_
     assert code not in page.url
     assert code not in page.content()
     # A session of ada and no more: it can choose no other user.
-    expect(page.get_by_role("button", name="Somebody else")).to_have_count(0)
+    expect(page.get_by_role("button", name="Switch user")).to_have_count(0)
     page.get_by_role("button", name="Sign out").click()
     expect(page.get_by_label("Token")).to_be_visible()
     page.goto(f"{site.url}/#code={code}")
