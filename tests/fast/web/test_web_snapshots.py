@@ -1,0 +1,102 @@
+"""Every view keeps its content and its order in light, dark and on a phone; colours and layout differ, the content does not.
+
+`PERSONALPEFT_UPDATE_SNAPSHOTS=1` writes the stored trees anew.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page
+from web_makers import Site, correct, visiting
+
+SNAPSHOTS = Path(__file__).parent / "snapshots"
+# Each view, and what is there once it has loaded.
+VIEWS = {
+    "Chat": "article.exchange",
+    "Timeline": "li.entry",
+    "Memory": "li.thing .origin q",
+    "Stack": "li.layer.base",
+    "Compare": "#compare-layer option",
+}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "light": {"color_scheme": "light"},
+    "dark": {"color_scheme": "dark"},
+    "phone": {"viewport": {"width": 360, "height": 740}, "has_touch": True, "is_mobile": True},
+}
+# Ids, times and the fake model's words change from run to run.
+_VARIABLE = (
+    (re.compile(r"\b[0-9a-f]{6}(?:[0-9a-f]{2})?\b"), "REVISION"),
+    (re.compile(r"\b\d{1,2} (?:[JFMASOND][a-z]{2,8})(?: \d{4})?(?:, \d\d:\d\d)?"), "TIME"),
+    (re.compile(r"\d+ steps? in (?:\d+ seconds?|under a second)"), "STEPS"),
+    (re.compile(r"[\d.]+ %"), "N %"),
+)
+
+
+@pytest.fixture
+def used(site: Site) -> Site:
+    """A home with conversations, feedback of several kinds and one learn."""
+    ada = site.runtime.user("ada")
+    correct(site.runtime, 6)
+    ada.learn()
+    ada.remember("My dog is called Biscuit.")
+    reply = ada.chat("How do I boil an egg?", temperature=0)
+    ada.feedback(reply, rating=1)
+    ada.feedback(reply, comment="Answer in one sentence.")
+    ada.feedback(reply, edit="Ahoy! Eight minutes. Arrr!")
+    return site
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_each_view_shows_what_it_showed_before(used: Site, browser: Browser, setting: str) -> None:
+    update = os.environ.get("PERSONALPEFT_UPDATE_SNAPSHOTS") == "1"
+    with visiting(browser, used, **SETTINGS[setting]) as visit:
+        page = visit.come()
+        for view, loaded in VIEWS.items():
+            visit.go(view)
+            page.locator(loaded).first.wait_for(state="attached")
+            page.wait_for_load_state("networkidle")
+            tree = _tree(page)
+            stored = SNAPSHOTS / f"{view.lower()}.txt"
+            if update:
+                stored.parent.mkdir(exist_ok=True)
+                stored.write_text(tree, "utf-8")
+            assert tree == stored.read_text("utf-8"), f"{view} in {setting}"
+            _assert_layout(page, f"{view} in {setting}")
+
+
+@pytest.mark.parametrize("setting", ["light", "dark"])
+def test_the_page_follows_the_colour_scheme_of_the_system(
+    used: Site, browser: Browser, setting: str
+) -> None:
+    with visiting(browser, used, **SETTINGS[setting]) as visit:
+        visit.come()
+        colours = visit.page.evaluate(
+            "(({ backgroundColor, color }) => [backgroundColor, color])(getComputedStyle(document.documentElement))"
+        )
+        background, text = (sum(map(float, re.findall(r"[\d.]+", each)[:3])) for each in colours)
+        assert (background > text) == (setting == "light"), colours
+
+
+def _tree(page: Page) -> str:
+    """Return the accessibility tree of the view without what changes from run to run."""
+    tree = page.locator("main").aria_snapshot()
+    for pattern, name in _VARIABLE:
+        tree = pattern.sub(name, tree)
+    return tree + "\n"
+
+
+def _assert_layout(page: Page, where: str) -> None:
+    """Fail if the page is wider than the screen, or a control lies outside of it or has no size."""
+    assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, where
+    outside = page.evaluate(
+        """() => [...document.querySelectorAll("main button, main input, main select, main textarea")]
+          .filter((each) => each.checkVisibility())
+          .map((each) => [each.outerHTML.slice(0, 80), each.getBoundingClientRect()])
+          .filter(([, box]) => box.left < 0 || box.right > innerWidth + 1 || !box.width || !box.height)"""
+    )
+    assert outside == [], where
