@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, Page, expect
 from web_makers import Site, correct, visiting
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
-# Each view, and what is there once it has loaded.
+# Each view, and how many of what are there once it has loaded.
 VIEWS = {
-    "Chat": "article.exchange",
-    "Timeline": "li.entry",
-    "Memory": "li.thing .origin q",
-    "Stack": "li.layer.base",
-    "Compare": "#compare-layer option",
+    "Chat": ("article.exchange", 1),
+    "Timeline": ("li.entry", 1),
+    "Memory": ("li.thing .origin q", 9),
+    "Stack": ("li.layer.base", 1),
+    "Compare": ("#compare-layer option", 1),
 }
 SETTINGS: dict[str, dict[str, Any]] = {
     "light": {"color_scheme": "light"},
@@ -56,9 +56,9 @@ def test_each_view_shows_what_it_showed_before(used: Site, browser: Browser, set
     update = os.environ.get("PERSONALPEFT_UPDATE_SNAPSHOTS") == "1"
     with visiting(browser, used, **SETTINGS[setting]) as visit:
         page = visit.come()
-        for view, loaded in VIEWS.items():
+        for view, (loaded, count) in VIEWS.items():
             visit.go(view)
-            page.locator(loaded).first.wait_for(state="attached")
+            expect(page.locator(loaded)).to_have_count(count)
             page.wait_for_load_state("networkidle")
             tree = _tree(page)
             stored = SNAPSHOTS / f"{view.lower()}.txt"
