@@ -158,9 +158,9 @@ def test_the_learning_page_has_the_numbers_of_the_drill() -> None:
 
 
 def test_the_verifier_of_the_plugins_page_is_one() -> None:
-    (block,) = _blocks(ROOT / "plugins/README.md", "python")
+    (block,) = _blocks(ROOT / "docs/how-to/write-a-plugin.md", "python")
     names: dict[str, Any] = {}
-    exec(compile(block, "plugins/README.md", "exec"), names)
+    exec(compile(block, "write-a-plugin.md", "exec"), names)
     verifying = Plugins().verifier(names["Shouting"]())
     (task,) = verifying.tasks(1, 1)
     assert [verifying.verify(task, reply)["right"] for reply in ("ONE", "One")] == [1.0, 0.0]

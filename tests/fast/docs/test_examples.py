@@ -56,6 +56,8 @@ def parse(arguments: list[str]) -> None:
         if not isinstance(command, click.Group):
             return
         rest = [*context._protected_args, *context.args]
+        if not rest and command.invoke_without_command:
+            return
         found, resolved, arguments = command.resolve_command(context, rest)
         assert resolved is not None
         name, command, parent = str(found), resolved, context
@@ -103,6 +105,20 @@ def test_every_python_block_compiles_and_imports_names_that_exist(page: Path) ->
                 for name in node.names:
                     if not hasattr(module, name.name):
                         importlib.import_module(f"{node.module}.{name.name}")
+
+
+@pytest.mark.parametrize("name", ["forget", "move-a-user", "test-with-the-fake", "write-a-plugin"])
+def test_the_python_of_a_how_to_page_runs_as_printed(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PERSONALPEFT_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    for block in blocks(ROOT / f"docs/how-to/{name}.md", "python"):
+        names: dict[str, Any] = {}
+        on_the_fake = block.replace("personalpeft.open()", 'personalpeft.open(backend="fake")')
+        exec(compile(on_the_fake, f"{name}.md", "exec"), names)
+        for each in [value for key, value in names.items() if key.startswith("test_")]:
+            each(tmp_path / "other")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
