@@ -25,7 +25,11 @@ from personalpeft.engine.metrics import COUNTERS, GAUGES, HISTOGRAMS
 from personalpeft_app.http.concurrency import ConcurrencyLimiter
 from personalpeft_app.http.security import require_admin
 
-_PREFIX = "personalpeft:"
+PREFIX = "personalpeft:"
+OWN_GAUGES = {
+    "http_requests_running": "requests that the server is answering",
+    "http_requests_most": "requests that the server answers at once",
+}
 
 
 def blueprint(runtime: Runtime, places: ConcurrencyLimiter) -> Blueprint:
@@ -55,25 +59,23 @@ class _Serving(Collector):
 
     def collect(self) -> Iterator[Metric]:
         yield InfoMetricFamily(
-            _PREFIX + "build", "what serves", {"version": version("personalpeft")}
+            PREFIX + "build", "what serves", {"version": version("personalpeft")}
         )
-        yield GaugeMetricFamily(
-            _PREFIX + "http_requests_running",
-            "requests that are being answered",
-            self._places.in_use,
-        )
-        yield GaugeMetricFamily(
-            _PREFIX + "http_requests_most", "requests that may be", self._places.count
-        )
+        own = {
+            "http_requests_running": self._places.in_use,
+            "http_requests_most": self._places.count,
+        }
+        for name, meaning in OWN_GAUGES.items():
+            yield GaugeMetricFamily(PREFIX + name, meaning, own[name])
         now = self._runtime.engine().metrics()
         for name, meaning in COUNTERS.items():
-            yield CounterMetricFamily(_PREFIX + name.removesuffix("_total"), meaning, now[name])
+            yield CounterMetricFamily(PREFIX + name.removesuffix("_total"), meaning, now[name])
         for name, meaning in GAUGES.items():
-            yield GaugeMetricFamily(_PREFIX + name, meaning, now[name])
+            yield GaugeMetricFamily(PREFIX + name, meaning, now[name])
         for name, meaning in HISTOGRAMS.items():
             found = now.histograms[name]
             below, buckets = 0, []
             for bound, count in zip((*map(str, found.bounds), "+Inf"), found.counts, strict=True):
                 below += count
                 buckets.append((bound, float(below)))
-            yield HistogramMetricFamily(_PREFIX + name, meaning, buckets, found.total)
+            yield HistogramMetricFamily(PREFIX + name, meaning, buckets, found.total)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ast
 import importlib
+import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from personalpeft_app import reference_pages
 from personalpeft_app.cli import cli
 
 ROOT = Path(__file__).parents[3]
@@ -119,6 +123,26 @@ def test_the_python_of_a_how_to_page_runs_as_printed(
         exec(compile(on_the_fake, f"{name}.md", "exec"), names)
         for each in [value for key, value in names.items() if key.startswith("test_")]:
             each(tmp_path / "other")
+
+
+@pytest.mark.parametrize("name", reference_pages.PAGES)
+def test_a_page_that_is_made_from_the_code_is_up_to_date(name: str) -> None:
+    page = ROOT / "docs/reference" / name
+    assert page.read_text("utf-8") == reference_pages.PAGES[name](), "run make docs"
+
+
+@pytest.mark.exhaustive
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", str(ROOT / ".mkdocs.yml")]
+    ended = subprocess.run(
+        [*build, "-d", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert (tmp_path / "search" / "search_index.json").exists()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
