@@ -185,12 +185,12 @@ def _erase_turns(eraser: _RowEraser, erasure: Erasure) -> None:
         row["id"]: row["previous"]
         for row in _select_in(eraser.db, select, eraser.user, "id", erasure.turns)
     }
-    for row in _select_in(eraser.db, select, eraser.user, "previous", erasure.turns):
-        if row["id"] not in erasure.turns:
-            previous = row["previous"]
+    for following in _select_in(eraser.db, select, eraser.user, "previous", erasure.turns):
+        if following["id"] not in erasure.turns:
+            previous = following["previous"]
             while previous in before:
                 previous = before[previous]
-            eraser.update("turn", row["seq"], previous=previous)
+            eraser.update("turn", following["seq"], previous=previous)
     eraser.delete_where("turn", "id", erasure.turns)
     for turn_id, messages in erasure.redacted.items():
         sql = "select seq, used from turn where user = ? and id = ?"
