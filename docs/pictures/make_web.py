@@ -153,7 +153,7 @@ def _draw(
     page = context.new_page()
     page.goto(link)
     page.locator(".exchanges[aria-busy=false]").wait_for(state="attached")
-    if room != "Talk":
+    if room != "Chat":
         page.get_by_role("navigation").get_by_role("link", name=room).click()
     page.wait_for_timeout(800)
     play(page)
@@ -193,8 +193,8 @@ def main() -> None:
         try:
             with sync_playwright() as playwright:
                 browser = browser_of(playwright)
-                _draw(browser, link, "web", "Talk")
-                _draw(browser, link, "web-dark", "Talk", _edit, color_scheme="dark")
+                _draw(browser, link, "web", "Chat")
+                _draw(browser, link, "web-dark", "Chat", _edit, color_scheme="dark")
                 _draw(browser, link, "web-timeline", "Timeline")
                 _draw(browser, link, "web-memory", "Memory")
                 _draw(browser, link, "web-stack", "Stack", viewport={"width": 1180, "height": 720})
@@ -210,7 +210,7 @@ def main() -> None:
                     browser,
                     link,
                     "web-phone",
-                    "Talk",
+                    "Chat",
                     viewport=_NARROW,
                     device_scale_factor=1.5,
                     has_touch=True,
