@@ -58,7 +58,7 @@ class Tui(OrderedKeyInput):
         Binding("f3", "model", "Your model"),
         Binding("f4", "remember", "Add a fact"),
         Binding("ctrl+n", "new", "New conversation"),
-        Binding("ctrl+r", "retry", "Ask again"),
+        Binding("ctrl+r", "retry", "Regenerate"),
         Binding("ctrl+l", "learn", "Learn"),
         Binding("escape", "stop", "Stop"),
         Binding("ctrl+c", "interrupt", "Stop", show=False),

@@ -1,4 +1,4 @@
-"""Every key and every command, once: the help on F1, docs/how-to/terminal-chat.md and the palette are made of these tables."""
+"""Every key and command of the terminal chat. The help on F1, the palette and docs/how-to/terminal-chat.md show these tables."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Key(NamedTuple):
-    """What to press, and what that does."""
+    """A key, or several, and its action."""
 
     press: str
     does: str
@@ -14,80 +14,80 @@ class Key(NamedTuple):
 
 KEYS: dict[str, tuple[Key, ...]] = {
     "Everywhere": (
-        Key("F1", "this list"),
-        Key("Ctrl+P", "all commands, by name"),
-        Key("F2", "the conversations"),
-        Key("F3", "your model: stack, revisions, report, why, memory"),
-        Key("F4", "tell a fact about you"),
-        Key("Ctrl+N", "a new conversation"),
-        Key("Ctrl+R", "ask for the last reply again"),
-        Key("Ctrl+L", "learn from what is new; again: stop"),
-        Key("Esc", "stop the reply; else go where you type"),
-        Key("Tab", "from one part of the screen to the next"),
-        Key("Ctrl+Q", "leave"),
+        Key("F1", "show this list"),
+        Key("Ctrl+P", "find a command by name"),
+        Key("F2", "show the conversations"),
+        Key("F3", "show your model: stack, revisions, report, why, memory"),
+        Key("F4", "add a fact"),
+        Key("Ctrl+N", "start a conversation"),
+        Key("Ctrl+R", "regenerate the last reply"),
+        Key("Ctrl+L", "learn, or cancel the learn"),
+        Key("Esc", "stop the reply; otherwise go to the prompt"),
+        Key("Tab", "go to the next part of the screen"),
+        Key("Ctrl+Q", "quit"),
     ),
-    "Where you type": (
+    "In the prompt": (
         Key("Enter", "send"),
-        Key("Ctrl+J", "a new line"),
-        Key("Ctrl+↑", "to the replies; ↑ too, with nothing typed"),
-        Key("Ctrl+C", "copy what is selected; else stop the reply"),
+        Key("Ctrl+J", "insert a line break"),
+        Key("Ctrl+↑", "go to the replies; ↑ too, if the prompt is empty"),
+        Key("Ctrl+C", "copy the selection; otherwise stop the reply"),
     ),
     "On a reply": (
-        Key("↑ ↓", "another reply"),
-        Key("+ -", "it was good, it was not"),
+        Key("↑ ↓", "go to another reply"),
+        Key("+ -", "rate it good, not good"),
         Key("e", "edit it in its place"),
-        Key("c", "comment: a rule to follow from now on"),
-        Key("r", "ask for it again"),
+        Key("c", "comment: add a rule for all replies"),
+        Key("r", "regenerate it"),
         Key("y", "copy it"),
-        Key("w", "why it was so"),
-        Key("o", "open a link in it, once you have seen where it leads"),
-        Key("Enter", "back to where you type"),
+        Key("w", "show why"),
+        Key("o", "show the address of a link, then open it"),
+        Key("Enter", "go back to the prompt"),
     ),
-    "While you edit a reply": (
-        Key("Ctrl+S", "keep it: that is how it should have been"),
-        Key("Esc", "leave it; what you typed stays there"),
+    "While editing a reply": (
+        Key("Ctrl+S", "save the edit"),
+        Key("Esc", "leave; the draft stays"),
     ),
     "In your model": (
-        Key("← →", "another tab"),
-        Key("↓", "into what the tab shows"),
+        Key("← →", "go to another tab"),
+        Key("↓", "go into the tab"),
     ),
     "In the stack": (
-        Key("← →", "turn a layer's weight"),
-        Key("1, 0", "as it was learned, without it"),
+        Key("← →", "change the weight of a layer"),
+        Key("1, 0", "set the weight to 1, to 0"),
     ),
     "In the revisions": (
         Key("Enter", "make it live"),
-        Key("b", "compare it blind with what is live"),
+        Key("b", "compare it blind with the live one"),
     ),
-    "In why and memory": (Key("d", "forget one for good; asks first, and says what goes with it"),),
+    "In why and memory": (Key("d", "forget an entry; asks first and lists the consequences"),),
     "In a comparison": (
-        Key("1, 2", "that answer is better"),
-        Key("n, Esc", "neither"),
+        Key("1, 2", "choose that answer"),
+        Key("n, Esc", "choose neither"),
     ),
 }
 
-# What the palette lists: name, what it does, and the action.
+# The palette: name, description and action of each command.
 COMMANDS = (
-    ("Learn, or stop learning", "From everything that is new (^L)", "learn"),
-    ("Good", "The selected reply was good (+)", "good"),
-    ("Not good", "The selected reply was not good (-)", "bad"),
-    ("Edit the reply", "Say how it should have been (e)", "edit_reply"),
-    ("Comment", "A rule to follow from now on (c)", "comment"),
-    ("Remember a fact", "About you, for all conversations (F4)", "remember"),
-    ("Ask again", "Another reply to the last question (^R)", "retry"),
+    ("Learn, or cancel the learn", "Train on all new feedback (^L)", "learn"),
+    ("Good", "Rate the selected reply good (+)", "good"),
+    ("Not good", "Rate the selected reply not good (-)", "bad"),
+    ("Edit the reply", "Write the reply that you wanted (e)", "edit_reply"),
+    ("Comment", "Add a rule for all replies (c)", "comment"),
+    ("Remember a fact", "Add a fact for all conversations (F4)", "remember"),
+    ("Regenerate", "Answer the last prompt again (^R)", "retry"),
     ("Copy the reply", "To the clipboard of this terminal (y)", "copy_reply"),
-    ("Stop", "The reply that is being written (Esc)", "stop"),
+    ("Stop", "End the streaming reply (Esc)", "stop"),
     ("New conversation", "The others stay (^N)", "new"),
-    ("Conversations", "Go to another one (F2)", "conversations"),
-    ("Links", "Open one of the selected reply's (o)", "links"),
-    ("Why", "What the selected reply was made of (w)", "why"),
+    ("Conversations", "Go to another conversation (F2)", "conversations"),
+    ("Links", "Open a link of the selected reply (o)", "links"),
+    ("Why", "Show what the selected reply was based on (w)", "why"),
     ("Stack", "Layers and their weights (F3)", "open('stack')"),
-    ("Revisions", "Every revision, and what it gained", "open('revisions')"),
-    ("Memory", "Rules and facts, each to be forgotten", "open('memory')"),
-    ("Report", "All that the last learn said", "report"),
-    ("Roll back", "Undo the last change of the highest layer", "roll_back"),
-    ("Compare blind", "The selected question, with and without the last change", "compare"),
-    ("Light or dark", "The colours", "colours"),
-    ("Keys", "All of them (F1)", "keys"),
-    ("Quit", "Leave (^Q)", "quit"),
+    ("Revisions", "Every revision and its gain", "open('revisions')"),
+    ("Memory", "Rules and facts", "open('memory')"),
+    ("Report", "The report of the last learn", "report"),
+    ("Roll back", "Undo the last change of the topmost layer", "roll_back"),
+    ("Compare blind", "Answer the selected prompt with and without the last change", "compare"),
+    ("Light or dark", "Switch the colours", "colours"),
+    ("Keys", "Show all keys (F1)", "keys"),
+    ("Quit", "Leave the chat (^Q)", "quit"),
 )

@@ -1,6 +1,6 @@
 """Every view keeps its content and its order in light, dark and on a phone; colours and layout differ, the content does not.
 
-`PERSONALPEFT_UPDATE_SNAPSHOTS=1` writes the stored trees anew.
+`UPDATE_SCREENS=1` writes the stored trees anew.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 from web_makers import Site, correct, visiting
 
-SNAPSHOTS = Path(__file__).parent / "snapshots"
+SCREENS = Path(__file__).parent / "screens"
 # Each view, and how many of what are there once it has loaded.
 VIEWS = {
     "Chat": ("article.exchange", 1),
@@ -53,7 +53,7 @@ def used(site: Site) -> Site:
 
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_each_view_shows_what_it_showed_before(used: Site, browser: Browser, setting: str) -> None:
-    update = os.environ.get("PERSONALPEFT_UPDATE_SNAPSHOTS") == "1"
+    update = os.environ.get("UPDATE_SCREENS") == "1"
     with visiting(browser, used, **SETTINGS[setting]) as visit:
         page = visit.come()
         for view, (loaded, count) in VIEWS.items():
@@ -61,7 +61,7 @@ def test_each_view_shows_what_it_showed_before(used: Site, browser: Browser, set
             expect(page.locator(loaded)).to_have_count(count)
             page.wait_for_load_state("networkidle")
             tree = _tree(page)
-            stored = SNAPSHOTS / f"{view.lower()}.txt"
+            stored = SCREENS / f"{view.lower()}.txt"
             if update:
                 stored.parent.mkdir(exist_ok=True)
                 stored.write_text(tree, "utf-8")
