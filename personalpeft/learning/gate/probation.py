@@ -1,12 +1,17 @@
 """Decide by later feedback whether a revision stays that went live on thin evidence.
 
-Two sequential tests run. For the revision: each liked reply multiplies the e-value of its lessons
-by 1.5 and each other by 0.5; at ``CONFIRMATION_E_VALUE`` (20) the probation ends. Against it, one
-test each for disliked and for corrected replies: their share is compared with the share before the
-revision, where the alternative is that half of the rest goes wrong too. At 20 the revision is
-withdrawn. Where the true share has not grown, that happens to at most one revision of twenty by
-each test, so to at most one of ten, however often one looks (Ville 1939). A share counts as 25 % at
-least, so it takes four dislikes, and a user who corrects every reply says nothing by going on.
+Withdrawal: two anytime-valid tests compare the rate of disliked and of corrected replies with the
+rates before the revision (``rates``). The mean of their e-values is tested, so both together
+withdraw a revision that is as good as before with a probability of at most 1/20. With fewer than
+``MIN_HISTORY`` earlier replies there is too little to compare with. A policy, and no test, acts
+then: dislikes are compared with a fixed share. ``tests/fast/learning/test_probation_rates.py``
+measures its error rates.
+
+Confirmation: the e-value of the lessons, times the e-value that the rate of liked replies rose.
+Likes alone confirm nothing: a user may like most replies of a worse revision too.
+
+Both sides multiply by 1.5 for each blind comparison that speaks for them and by 0.5 for each other.
+An e-value of ``CONFIRMATION_E_VALUE`` decides.
 
 Invariants: only a user's own acts count, one for each turn. Of several revisions that gave a reply
 together it counts for the one built last, since a change for the worse follows the last change. A
@@ -16,6 +21,8 @@ withdrawn, never one that the user chose. The same ledger gives the same result.
 
 from __future__ import annotations
 
+import itertools
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -28,11 +35,14 @@ from personalpeft.learning.gate.gate import (
     REGRESSED_FACTOR,
     Judgement,
 )
+from personalpeft.learning.gate.rates import rate_increase_e_values
 from personalpeft.learning.outcomes import LearnOutcome, MoveCause, Reason, ReasonCode, reason
 from personalpeft.learning.report import LearnReport
 from personalpeft.store.store import Store
 from personalpeft.types import USER_SOURCE, HeadMove, Revision, Signal, SignalKind, Verdict
 
+MIN_HISTORY = 20
+"""Earlier replies with feedback, from which on rates can be compared."""
 _MIN_SHARE = 0.25
 _MAX_SIGNALS = 400
 
@@ -43,6 +53,12 @@ class FeedbackOutcome(StrEnum):
     LIKED = "liked"
     DISLIKED = "disliked"
     CORRECTED = "corrected"
+    WON = "won"
+    """Chosen in a blind comparison."""
+    LOST = "lost"
+
+
+_COMPARED = frozenset({FeedbackOutcome.WON, FeedbackOutcome.LOST})
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,36 +77,79 @@ def sequential_test(
     ``before`` is feedback from before the revision was live, ``since`` on its own replies, oldest
     first, and ``e_value`` that of its lessons.
     """
-    kinds = (FeedbackOutcome.DISLIKED, FeedbackOutcome.CORRECTED)
+    rated_before = [each for each in before if each not in _COMPARED]
+    rated: list[FeedbackOutcome] = []
+    against, better = [1.0], [1.0]
+    won = lost = 0
+    if rated_since := [each for each in since if each not in _COMPARED]:
+        against += withdrawal_e_values(rated_before, rated_since)
+        better += rate_increase_e_values(
+            [each is FeedbackOutcome.LIKED for each in rated_before],
+            [each is FeedbackOutcome.LIKED for each in rated_since],
+        )
     # After each reply, so that the result does not depend on when one looks.
-    for count, outcome in enumerate(since, 1):
-        for kind in kinds:
-            if withdrawal_e_value(before, since[:count], kind) >= CONFIRMATION_E_VALUE:
-                earlier = f", {before.count(kind)} of {len(before)} before it" if before else ""
-                bad = since[:count].count(kind)
-                counts = {"bad": bad, "replies": count, "kind": str(kind), "earlier": earlier}
-                why = Reason(ReasonCode.WITHDRAWN, counts)
-                return ProbationResult(LearnOutcome.WITHDRAWN, why)
-        e_value *= IMPROVED_FACTOR if outcome is FeedbackOutcome.LIKED else REGRESSED_FACTOR
-        if e_value >= CONFIRMATION_E_VALUE:
-            liked = since[:count].count(FeedbackOutcome.LIKED)
-            why = reason(ReasonCode.CONFIRMED, liked=liked, replies=count)
+    for outcome in since:
+        won += outcome is FeedbackOutcome.WON
+        lost += outcome is FeedbackOutcome.LOST
+        if outcome not in _COMPARED:
+            rated.append(outcome)
+        if against[len(rated)] * _bet(lost, won) >= CONFIRMATION_E_VALUE:
+            return ProbationResult(LearnOutcome.WITHDRAWN, _withdrawal(rated_before, rated, lost))
+        if e_value * better[len(rated)] * _bet(won, lost) >= CONFIRMATION_E_VALUE:
+            liked = rated.count(FeedbackOutcome.LIKED) + won
+            why = reason(ReasonCode.CONFIRMED, liked=liked, replies=len(rated) + won + lost)
             return ProbationResult(LearnOutcome.CONFIRMED, why)
     return None
 
 
-def withdrawal_e_value(
-    before: Sequence[FeedbackOutcome], since: Sequence[FeedbackOutcome], kind: FeedbackOutcome
-) -> float:
-    """Return the e-value for a larger share of ``kind`` than before.
+def withdrawal_e_values(
+    before: Sequence[FeedbackOutcome], since: Sequence[FeedbackOutcome]
+) -> list[float]:
+    """Return the e-value against a revision after each of its rated replies."""
+    if len(before) < MIN_HISTORY:
+        return _policy_e_values(before, since)
+    by_kind = [
+        rate_increase_e_values([each is kind for each in before], [each is kind for each in since])
+        for kind in (FeedbackOutcome.DISLIKED, FeedbackOutcome.CORRECTED)
+    ]
+    return [sum(values) / len(values) for values in zip(*by_kind, strict=True)]
 
-    With the share p before and q = (1 + p) / 2, it is (q / p)^k ((1 - q) / (1 - p))^(n - k) for k
-    of n replies. One reply of each sort is added to those before, since few say little of a share.
+
+def _bet(num_for: int, num_against: int) -> float:
+    """Return the e-value against the hypothesis that blind comparisons are tosses of a coin."""
+    return IMPROVED_FACTOR**num_for * REGRESSED_FACTOR**num_against
+
+
+def _policy_e_values(
+    before: Sequence[FeedbackOutcome], since: Sequence[FeedbackOutcome]
+) -> list[float]:
+    """Return (q / p)^k ((1 - q) / (1 - p))^(n - k) for k dislikes of n replies, q = (1 + p) / 2.
+
+    p is the share of dislikes before, with one reply of each sort added, and at least a quarter.
     """
-    share = max(_MIN_SHARE, (before.count(kind) + 1) / (len(before) + 2))
+    disliked = before.count(FeedbackOutcome.DISLIKED)
+    share = max(_MIN_SHARE, (disliked + 1) / (len(before) + 2))
     feared = (1 + share) / 2
-    bad = since.count(kind)
-    return (feared / share) ** bad * ((1 - feared) / (1 - share)) ** (len(since) - bad)
+    factors = [
+        feared / share if each is FeedbackOutcome.DISLIKED else (1 - feared) / (1 - share)
+        for each in since
+    ]
+    return list(itertools.accumulate(factors, operator.mul))
+
+
+def _withdrawal(
+    before: Sequence[FeedbackOutcome], since: Sequence[FeedbackOutcome], lost: int
+) -> Reason:
+    """Return the reason: the kind of feedback that rose more, lost comparisons as dislikes."""
+
+    def rise(kind: FeedbackOutcome) -> float:
+        return since.count(kind) / max(1, len(since)) - before.count(kind) / max(1, len(before))
+
+    kind = max(FeedbackOutcome.DISLIKED, FeedbackOutcome.CORRECTED, key=rise)
+    bad = since.count(kind) + (lost if kind is FeedbackOutcome.DISLIKED else 0)
+    earlier = f", {before.count(kind)} of {len(before)} before it" if before else ""
+    counts = {"bad": bad, "replies": len(since) + lost, "kind": str(kind), "earlier": earlier}
+    return Reason(ReasonCode.WITHDRAWN, counts)
 
 
 def review_probation_locked(
@@ -189,7 +248,7 @@ def _load_feedback(
         ]
         newest = max(gave, key=order.__getitem__, default=None)
         is_own = revision.id in gave if was_compared else revision.id == newest
-        outcome = FeedbackOutcome.LIKED if was_chosen else _outcome_of(signals)
+        outcome = FeedbackOutcome.WON if was_chosen else _outcome_of(signals)
         if outcome is None:
             continue
         if is_own or was_chosen:
@@ -202,11 +261,12 @@ def _load_feedback(
 def _outcome_of(signals: Sequence[Signal]) -> FeedbackOutcome | None:
     """Return what the feedback on one reply says.
 
-    A dislike outweighs a correction, and that a like. To choose another revision's reply in a blind
-    comparison is a dislike.
+    A lost blind comparison outweighs a dislike, that a correction, and that a like.
     """
+    if any("revision" in signal.payload for signal in signals):
+        return FeedbackOutcome.LOST
     values = [rating_value(signal) for signal in signals]
-    if min(values, default=0) < 0 or any("revision" in signal.payload for signal in signals):
+    if min(values, default=0) < 0:
         return FeedbackOutcome.DISLIKED
     if any(signal.kind in (SignalKind.EDIT, SignalKind.PREFERENCE) for signal in signals):
         return FeedbackOutcome.CORRECTED
