@@ -368,7 +368,7 @@ def _norm(weights: Mapping[str, LoRAWeights]) -> float:
 
 def _logprobs(prompt: Tokens, completion: Tokens, stack: _Stack | None) -> tuple[float, ...]:
     """Return log-probs that rise with the stack's norm, and vary with all tokens before."""
-    mean = min((stack.norm / 20 if stack else 0.0) - 8.0, -0.5)
+    mean = min((stack.norm / 4 if stack else 0.0) - 40.0, -0.5)
     checksum = zlib.crc32(repr(prompt).encode())
     logprobs = []
     for token in completion:

@@ -232,6 +232,7 @@ class ReasonCode(_CodeWithText):
         "the others gained",
     )
     TOO_LITTLE_EVIDENCE = auto(), "that is too little to go by"
+    EFFECT_TOO_SMALL = auto(), "the mean gain of {effect} nats a token is too small to go by"
     PROBES_KEPT = auto(), "{kept} of {asked} general answers stayed right"
     RETENTION_KEPT = auto(), "{kept} of {asked} older answers are still known"
     NOTHING_HELD_OUT = auto(), "nothing that is left of it was held back to judge by"

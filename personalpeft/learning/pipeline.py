@@ -274,8 +274,13 @@ class TrainingPipeline:
     def _make_eval_job(self, plan: Plan, candidate: Candidate) -> EvalJob:
         store, user, layer = self.services.store, plan.user, plan.layer
         heads = [store.catalog.revision(user, entry.revision) for entry in plan.live.entries]
-        history = eval_history(heads, layer)
-        spent = {key.partition("/")[0] for key in history.spent_items}
+        candidates = [
+            each
+            for each in store.catalog.revisions(user)
+            if each.layer == layer and each.base == plan.live.base
+        ]
+        history = eval_history(heads, layer, candidates)
+        decided = {key.partition("/")[0] for key in history.decided_items}
         others = [entry.layer for entry in plan.live.entries if entry.layer != layer]
         base_completions = self.services.completions.complete_with_base(
             user,
@@ -287,7 +292,7 @@ class TrainingPipeline:
             raise cancelled_error("before the verdict")
         rule_lessons = plan.holdout[-MAX_RULE_LESSONS:]
         eval_set = EvalSet(
-            target=tuple(each for each in plan.holdout if each.signal not in spent),
+            target=tuple(each for each in plan.holdout if each.signal not in decided),
             retention=tuple(each for each in plan.holdout if each.signal not in plan.new_holdout),
             other_layers=tuple(
                 lesson

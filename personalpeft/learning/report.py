@@ -333,7 +333,7 @@ def _format_scores(scores: Mapping[str, Any]) -> list[str]:
         if probes.get("base_right"):
             kept = f"{len(probes['kept_of_base'])} of {probes['base_right']}"
             lines.append(("", f"{kept} that the base has right are right in all"))
-    if spent := len(scores.get("counted", ())):
+    if spent := len(scores.get("spent", scores.get("counted", ()))):
         stake = f"a stake of {scores['bet']:.1f} from {pluralize(spent, 'answer')}"
         lines.append(("evidence", f"{stake}; {CONFIRMATION_E_VALUE:g} is enough"))
     return [f"{name:<13} {line}" for name, line in lines]

@@ -312,6 +312,7 @@ def _measure(engine: Scorer, job: EvalJob, replies: Sequence[str]) -> EvalResult
         rule_gains=_measure_rules(engine, job),
         prior_e_value=history.prior_e_value,
         spent_items=history.spent_items,
+        decided_items=history.decided_items,
     )
     examples = tuple(
         Example(lesson.messages[-1].content, *texts)

@@ -2,10 +2,12 @@
 
 A held-out lesson is improved where its log-prob per token rises by more than ``TIE_MARGIN`` nats
 from the live stack to the candidate, and regressed where it falls by as much. Improved and
-regressed items multiply an e-value (Shafer 2021, "Testing by betting") by 1.5 and by 0.5. From
-``CONFIRMATION_E_VALUE`` on a promotion is final. Below it, a candidate whose own items come to more
-than ``PROBATION_E_VALUE`` goes live on probation, and its successors continue with its e-value
-(``EvalHistory``).
+regressed items multiply the e-value of the layer (Shafer 2021, "Testing by betting") by 1.5 and by
+0.5, whatever the verdict. From ``CONFIRMATION_E_VALUE`` on a promotion is final.
+
+Below it a policy decides, and no test: a candidate goes live on probation if its own items come to
+more than ``PROBATION_E_VALUE`` and their mean change is at least ``min_effect``.
+``tests/fast/learning/test_gate_rates.py`` measures how often noise and harm pass.
 
 Invariant: harm is counted in total as well as against the live stack: from the probes that the base
 answers, and from the best that an older item ever was. Many learns that each do a little harm are
@@ -55,6 +57,7 @@ class Margins(CardConfig):
     max_kl: Number = 2.0  # mean KL from the base on the probes, in nats a token
     min_pmi: Number = 0.1  # see ``TextQuality``; 0 switches the check off
     min_word_order_gap: Number = 0.75  # see ``TextQuality``; 0 switches the check off
+    min_effect: Number = 0.1  # least mean gain of held-out items, in nats a token
 
 
 def load_margins(card: str, overrides: Json, *, random: bool = False) -> Margins:
@@ -164,13 +167,14 @@ class Evidence:
     probes: ProbeResults
     kl: float  # mean KL from the base on the probes, in nats a token
     prior_e_value: float = 1.0  # of the candidate's history
-    spent_items: frozenset[str] = frozenset()  # the items that ``prior_e_value`` was won with
+    spent_items: frozenset[str] = frozenset()  # items that ``prior_e_value`` has counted
+    decided_items: frozenset[str] = frozenset()  # items that the live revisions were promoted with
     text_quality: TextQuality = NOT_MEASURED
     rule_gains: Mapping[str, RuleGain] = field(default_factory=dict)
 
     @property
     def e_value(self) -> float:
-        """The e-value of the history and this candidate. No item counts twice."""
+        """The e-value of the layer, with this candidate. No item counts twice."""
         value = self.prior_e_value
         for item in self._unspent():
             factor = REGRESSED_FACTOR if item.regressed else 1.0
@@ -188,7 +192,7 @@ class Evidence:
     def as_json(self) -> dict[str, Any]:
         """Return the scores of a revision. Later candidates read them: the keys are stored."""
         pins = {item.signal: item.as_json() for item in (*self.retention, *self.target)}
-        spent = {item.signal for item in self._unspent() if item.improved or item.regressed}
+        decided = {item.signal for item in self.target if item.improved or item.regressed}
         return {
             "target": _summarize(self.target),
             "retention": _summarize(self.retention, is_retention=True),
@@ -200,7 +204,8 @@ class Evidence:
             },
             # In significant digits: an e-value can be small, and 0 would stay 0 for ever.
             "bet": float(f"{self.e_value:.6g}"),
-            "counted": sorted(self.spent_items | spent),
+            "spent": sorted(self.spent_items | decided),
+            "counted": sorted(self.decided_items | decided),
             "sense": self.text_quality.as_json(),
             "rules": {rule: asdict(gain) for rule, gain in self.rule_gains.items()},
             # Revisions that were judged by the same version can be compared by their figures.
@@ -261,11 +266,10 @@ def judge(
     is_held_out = is_decided or not evidence.trained_examples
     items = evidence.target if is_held_out else evidence.trained_examples
     improved = sum(item.improved for item in items)
-    # Memorized items move a little with every learn, so a regression must exceed the margin.
-    regressed = sum(item.regressed_beyond_margin for item in items)
+    regressed = sum(item.regressed for item in items)
     if improved == regressed == 0:
         return Judgement(Verdict.ABSTAINED, (Reason(ReasonCode.NO_DIFFERENCE),))
-    gain = sum(item.change for item in items if item.improved or item.regressed_beyond_margin)
+    gain = sum(item.change for item in items)
     counts = {
         "improved": improved,
         "regressed": regressed,
@@ -281,6 +285,9 @@ def judge(
         # Two improved and one regressed may be chance, whatever the sum.
         too_little = Reason(ReasonCode.TOO_LITTLE_EVIDENCE)
         return Judgement(Verdict.ABSTAINED, (Reason(code, counts), too_little))
+    if gain < margins.min_effect * len(items) and evidence.e_value < CONFIRMATION_E_VALUE:
+        too_small = reason(ReasonCode.EFFECT_TOO_SMALL, effect=f"{gain / len(items):.2f}")
+        return Judgement(Verdict.ABSTAINED, (Reason(code, counts), too_small))
     return _promote(evidence, Reason(code, counts))
 
 
@@ -374,26 +381,28 @@ def _round(value: float) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class EvalHistory:
-    """What a candidate inherits from the live revisions: their evidence, and what it may not undo.
+    """What a candidate inherits from earlier revisions: evidence, and what it may not undo.
 
-    A candidate is compared with the live stack, whose head was compared with the one before it, and
-    so on. The e-values along this chain multiply. If no step made an unseen lesson likelier, the
-    product reaches ``CONFIRMATION_E_VALUE`` in at most one chain of twenty, however often one looks
+    Each candidate is compared with the stack that was live then. The e-values of all candidates of
+    a layer multiply. If no candidate makes unseen lessons likelier more often than less likely, the
+    product reaches ``CONFIRMATION_E_VALUE`` in at most one layer of twenty, however often one looks
     (Ville 1939). Three rules keep that true:
 
     - Only lessons that were never trained on count.
-    - A lesson counts once in a chain, when it first improved or regressed. Later it is retention.
+    - A lesson counts once in the life of a layer, when it first improved or regressed, also under a
+      candidate that was refused. Otherwise a user's twentieth try would bet on the same lessons
+      until chance was kind.
     - An e-value that reached the threshold is spent: the next candidate starts with 1.
 
-    A rollback starts another chain, on which the same lessons count again.
-
-    ``prior_e_value`` and ``spent_items`` are as in ``Evidence``. ``base``, ``last`` and ``best``
-    are log-probs per token of held-out items: under the bare base, when the newest live revision
-    was judged, and the highest ever. ``base_probes`` are the base's answers to the probes.
+    ``prior_e_value``, ``spent_items`` and ``decided_items`` are as in ``Evidence``. ``base``,
+    ``last`` and ``best`` are log-probs per token of held-out items: under the bare base, when the
+    newest live revision was judged, and the highest ever. ``base_probes`` are the base's answers to
+    the probes.
     """
 
     prior_e_value: float = 1.0
     spent_items: frozenset[str] = frozenset()
+    decided_items: frozenset[str] = frozenset()
     base: Mapping[str, float] = field(default_factory=dict)
     last: Mapping[str, float] = field(default_factory=dict)
     best: Mapping[str, float] = field(default_factory=dict)
@@ -409,8 +418,14 @@ class EvalHistory:
         return None if last is not None and live < last - TIE_MARGIN else self.best.get(item)
 
 
-def eval_history(heads: Sequence[Revision], layer: str) -> EvalHistory:
-    """Return what a candidate for ``layer`` inherits from the live heads of all layers."""
+def eval_history(
+    heads: Sequence[Revision], layer: str, candidates: Sequence[Revision] = ()
+) -> EvalHistory:
+    """Return what a candidate for ``layer`` inherits.
+
+    ``heads`` are the live revisions of all layers, ``candidates`` all revisions of this layer that
+    were ever judged on the open base, whatever the verdict.
+    """
     base: dict[str, float] = {}
     last: dict[str, float] = {}
     best: dict[str, float] = {}
@@ -434,10 +449,22 @@ def eval_history(heads: Sequence[Revision], layer: str) -> EvalHistory:
                 if value is not None:
                     known[item] = value
     own = next((head for head in heads if head.layer == layer), None)
-    if own is None:
-        return EvalHistory(base=base, last=last, best=best, base_probes=base_probes)
-    # Revisions of early versions do not store what was spent; they were judged by all their items.
-    held_out = [signal for signal, role in own.signals.items() if role == "pinned"]
-    spent = frozenset(own.scores.get("counted", held_out))
-    e_value = float(own.scores.get("bet", 1.0)) if own.probation else 1.0
-    return EvalHistory(e_value, spent, base, last, best, base_probes)
+    judged = [each for each in (*heads, *candidates) if each.layer == layer and each.scores]
+    newest = sorted(judged, key=lambda each: each.at)[-1] if judged else None
+    e_value = float(newest.scores.get("bet", 1.0)) if newest else 1.0
+    return EvalHistory(
+        1.0 if e_value >= CONFIRMATION_E_VALUE else e_value,
+        frozenset(newest.scores.get("spent", _decided_items(newest))) if newest else frozenset(),
+        _decided_items(own) if own else frozenset(),
+        base,
+        last,
+        best,
+        base_probes,
+    )
+
+
+def _decided_items(revision: Revision) -> frozenset[str]:
+    """Return the items that a revision and those before it were promoted with."""
+    # Revisions of early versions do not store them; they were judged by all their items.
+    held_out = [signal for signal, role in revision.signals.items() if role == "pinned"]
+    return frozenset(revision.scores.get("counted", held_out))

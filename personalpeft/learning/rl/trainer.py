@@ -273,13 +273,18 @@ class _Practice:
         )
         if self.options.cancelled():
             raise Cancelled("Stopped before the verdict; nothing has changed.", hint=RESUME_HINT)
+        judged = [
+            each
+            for each in store.catalog.revisions(job.user)
+            if each.layer == job.layer and each.base == job.live.base
+        ]
         return EvalSet(
             target=(),
             retention=held_out([job.layer]),
             other_layers=held_out(layer for layer in layers if layer != job.layer),
             trained_examples=(),
             base_completions=base_completions,
-            history=eval_history(heads, job.layer),
+            history=eval_history(heads, job.layer, judged),
         )
 
     def _report(

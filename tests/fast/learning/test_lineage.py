@@ -56,7 +56,14 @@ NOTHING = EvalHistory()
 
 def evidence(target: list[EvalItem], lineage: EvalHistory = NOTHING) -> Evidence:
     return Evidence(
-        tuple(target), (), (), ProbeResults(), 0.0, lineage.prior_e_value, lineage.spent_items
+        tuple(target),
+        (),
+        (),
+        ProbeResults(),
+        0.0,
+        lineage.prior_e_value,
+        lineage.spent_items,
+        lineage.decided_items,
     )
 
 
@@ -96,7 +103,9 @@ def test_a_tie_has_not_counted_yet() -> None:
 
 def test_what_an_earlier_version_kept_is_read_as_having_counted() -> None:
     older = replace(REVISION, scores={"bet": 2.25, "canaries": {"asked": 6}})
-    assert eval_history([older], "style") == EvalHistory(2.25, frozenset({"s_1"}))
+    assert eval_history([older], "style") == EvalHistory(
+        2.25, frozenset({"s_1"}), frozenset({"s_1"})
+    )
 
 
 def test_what_the_base_said_is_asked_once() -> None:
@@ -120,26 +129,29 @@ def test_what_somebody_accepted_by_name_is_not_held_against_those_who_follow() -
 
 
 @given(learns=st.lists(st.lists(st.sampled_from("WLT"), max_size=4), max_size=10))
-def test_over_any_learns_each_lesson_is_bet_on_once(learns: list[list[str]]) -> None:
-    heads: list[Revision] = []
-    signals: list[EvalItem] = []
+def test_over_any_learns_each_lesson_is_bet_on_once_whatever_the_verdict(
+    learns: list[list[str]],
+) -> None:
+    head: Revision | None = None
+    judged_before: list[Revision] = []
+    pending: list[EvalItem] = []
     outcomes = {"W": (-3.0, -1.0), "L": (-1.0, -3.0), "T": (-1.0, -1.0)}
-    expected, spent = 1.0, 1.0
+    expected = 1.0
     for number, learn in enumerate(learns):
-        lineage = eval_history(heads, "style")
-        new = [EvalItem(f"{number}.{i}", *outcomes[outcome]) for i, outcome in enumerate(learn)]
-        seen = evidence([*signals, *new], lineage)
+        history = eval_history([head] if head else [], "style", judged_before)
+        pending += [EvalItem(f"{number}.{i}", *outcomes[each]) for i, each in enumerate(learn)]
+        # What a refused candidate was judged by is asked again, and not bet on again.
+        seen = evidence([x for x in pending if x.signal not in history.decided_items], history)
         for outcome in learn:
             expected *= {"W": IMPROVED_FACTOR, "L": REGRESSED_FACTOR, "T": 1.0}[outcome]
-        assert abs(seen.e_value / (expected / spent) - 1) < 1e-3
-        if judge(seen, Margins()).verdict is Verdict.PROMOTED:
-            head = judged(seen)
-            heads = [head]
-            signals += new
-            if not head.probation:
-                spent = expected
-        else:
-            expected = spent * lineage.prior_e_value
+        assert abs(seen.e_value / expected - 1) < 1e-3
+        verdict = judge(seen, Margins()).verdict
+        candidate = judged(seen, verdict=verdict, at=REVISION.at + timedelta(number))
+        judged_before.append(candidate)
+        if verdict is Verdict.PROMOTED:
+            head = candidate
+        if expected >= CONFIRMATION_E_VALUE:
+            expected = 1.0
 
 
 def test_a_lineage_that_teaches_nothing_is_confirmed_in_one_of_twenty_at_most() -> None:

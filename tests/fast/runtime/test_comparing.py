@@ -113,7 +113,7 @@ def test_what_is_chosen_of_a_skill_is_a_lesson_of_that_skill(ada: User) -> None:
 
 def test_choosing_against_what_is_on_probation_again_and_again_withdraws_it(ada: User) -> None:
     head = ada.stack().entries[0].revision
-    for number in range(4):
+    for number in range(8):
         comparison = ada.compare(f"{PROMPT} {number}", head, "base")
         comparison.choose(1 if comparison.answers[0].revision == "base" else 2)
     assert ada.history()[-1].cause == "withdrawn"
