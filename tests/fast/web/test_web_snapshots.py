@@ -33,7 +33,7 @@ _VARIABLE = (
     (re.compile(r"\b[0-9a-f]{6}(?:[0-9a-f]{2})?\b"), "REVISION"),
     (re.compile(r"\b\d{1,2} (?:[JFMASOND][a-z]{2,8})(?: \d{4})?(?:, \d\d:\d\d)?"), "TIME"),
     (re.compile(r"\d+ steps? in (?:\d+ seconds?|under a second)"), "STEPS"),
-    (re.compile(r"[\d.]+ %"), "N %"),
+    (re.compile(r"[\d.]+(?:e-\d+)? %"), "N %"),
 )
 
 
