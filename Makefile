@@ -59,11 +59,10 @@ lint: $(STAMP) ## Format, lint, types, and the directions of imports
 	@echo "== mypy"; $(BIN)/mypy
 	@echo "== lint-imports"; $(BIN)/lint-imports
 
-docs: $(STAMP) ## Write the pages that are made from the code, and build the site into build/site
-	@$(BIN)/python -m personalpeft_app.reference > docs/reference/commands.md.new && mv docs/reference/commands.md.new docs/reference/commands.md
-	@$(BIN)/python -m personalpeft_app.http.api_v1.reference > docs/reference/http-api.md.new && mv docs/reference/http-api.md.new docs/reference/http-api.md
-	@$(BIN)/python -m personalpeft_app.reference_pages docs/reference
+docs: $(STAMP) ## Write the pages that are made from the code and from measured results, and build the site into build/site
+	@$(BIN)/python docs/reference/write.py
 	@$(BIN)/python docs/diagrams/draw.py
+	@PYTHONPATH=tests $(BIN)/python -m benchmarks.pages
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict -f .mkdocs.yml
 	@echo "docs/reference/commands.md docs/reference/http-api.md docs/explanation/architecture.md build/site/index.html"
 

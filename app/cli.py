@@ -10,10 +10,18 @@ from typing import Any
 import click
 
 from personalpeft_app.commands.ask import ask
-from personalpeft_app.commands.chat import chat
+from personalpeft_app.commands.chat import chat, tui
 from personalpeft_app.commands.compare import compare
 from personalpeft_app.commands.daemon import daemon
-from personalpeft_app.commands.feedback_cmds import feedback, forget, remember, retract, teach
+from personalpeft_app.commands.feedback_cmds import (
+    feedback,
+    forget,
+    forget_user,
+    remember,
+    retract,
+    set_training,
+    teach,
+)
 from personalpeft_app.commands.import_export import (
     export,
     export_gguf,
@@ -38,11 +46,8 @@ from personalpeft_app.commands.inspect_cmds import (
 from personalpeft_app.commands.learn import learn, practice, rollback, scope, set_weight
 from personalpeft_app.commands.maintenance import completion, demo, doctor, gc, path, verify
 from personalpeft_app.commands.serve import serve, token
-from personalpeft_app.commands.tui import tui
 from personalpeft_app.error_output import STOPPED, USAGE, error_boundary, print_error
-from personalpeft_app.options import GlobalOptions, Group, global_options
-
-PROGRAM = "personalpeft"
+from personalpeft_app.options import PROGRAM, GlobalOptions, Group, global_options
 
 
 class Cli(Group):
@@ -85,10 +90,10 @@ class Cli(Group):
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     examples=(
-        'personalpeft ask "How do I boil an egg?"',
-        'personalpeft feedback --edit "Eight minutes in boiling water."',
-        "personalpeft learn",
-        "personalpeft rollback style",
+        'ask "How do I boil an egg?"',
+        'feedback --edit "Eight minutes in boiling water."',
+        "learn",
+        "rollback style",
     ),
     renamed={"weigh": "set-weight"},
 )
@@ -113,8 +118,10 @@ def _checkout_commands() -> tuple[click.Command, ...]:
 
 
 cli.add_section("Chat", (ask, chat, tui, demo))
-cli.add_section("Feedback", (feedback, compare, teach, remember, retract))
-cli.add_section("Learn", (learn, daemon, practice, rollback, set_weight, scope, forget))
+cli.add_section("Feedback", (feedback, compare, teach, remember, retract, set_training))
+cli.add_section(
+    "Learn", (learn, daemon, practice, rollback, set_weight, scope, forget, forget_user)
+)
 cli.add_section("Inspect", (stack, revisions, report, turns, lessons, why, memory, users, models))
 cli.add_section(
     "Import and export",

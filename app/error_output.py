@@ -44,7 +44,9 @@ def error_boundary(common: Callable[[], GlobalOptions]) -> Iterator[None]:
     except (click.ClickException, click.exceptions.Exit, click.Abort):
         raise
     except Exception as bug:  # The one place that must let nothing pass.
-        raise click.exceptions.Exit(_report_bug(bug, common())) from bug
+        error = wrap_bug(bug, common())
+        code = print_error(error.message, error.hint, kind="Bug", code=BUG, as_data=common().json)
+        raise click.exceptions.Exit(code) from bug
 
 
 def report_error(error: PersonalPeftError, *, as_data: bool) -> int:
@@ -74,11 +76,6 @@ def wrap_bug(bug: Exception, common: GlobalOptions) -> PersonalPeftError:
     log = _write_log(bug, common)
     hint = f"Please report it with the details, which are in {log}." if log else "Please report it."
     return PersonalPeftError(message, hint=hint)
-
-
-def _report_bug(bug: Exception, common: GlobalOptions) -> int:
-    error = wrap_bug(bug, common)
-    return print_error(error.message, error.hint, kind="Bug", code=BUG, as_data=common.json)
 
 
 def _write_log(bug: Exception, common: GlobalOptions) -> Path | None:

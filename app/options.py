@@ -15,6 +15,7 @@ import click
 
 import personalpeft
 
+PROGRAM = "personalpeft"
 USER = "PERSONALPEFT_USER"
 BASE = "PERSONALPEFT_BASE"
 
@@ -64,7 +65,8 @@ class _Help(click.Command):
     """A command whose help ends with examples, and whose former names work for one release.
 
     Args:
-        examples: Command lines to show at the end of the help.
+        examples: Command lines to show at the end of the help, without the program's name. One that
+            begins with "$ " is a line of the shell.
         renamed: Former names of options, or of a group's commands, and the current ones.
     """
 
@@ -76,7 +78,7 @@ class _Help(click.Command):
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        self.examples = tuple(examples)
+        self.examples = tuple(map(_whole_line, examples))
         self.renamed = dict(renamed or {})
 
     def current_name(self, argument: str) -> str:
@@ -204,6 +206,21 @@ def command(
     return decorate
 
 
+def option(*names: str, **attributes: Any) -> Callable[[Function], Function]:
+    """Add an option whose help names its default."""
+    return click.option(*names, show_default=True, **attributes)
+
+
+def no_train_option(text: str) -> Callable[[Function], Function]:
+    """Return the option that withholds training, with its help text."""
+    return click.option("--no-train", is_flag=True, help=text)
+
+
+def train_of(no_train: bool) -> bool | None:
+    """Return the library's ``train`` of ``--no-train``: None is the setting of the user."""
+    return False if no_train else None
+
+
 def _common(*names: str, **attributes: Any) -> Callable[[Function], Function]:
     # Eager, so that a mistake in another option is already reported as --json asks.
     return click.option(
@@ -221,6 +238,12 @@ def _note(ctx: click.Context, option: click.Parameter, value: Any) -> None:
     common = ctx.ensure_object(GlobalOptions)
     if value is not None and option.name is not None:
         setattr(common, option.name, value)
+
+
+def _whole_line(example: str) -> str:
+    if example.startswith("$ "):
+        return example.removeprefix("$ ")
+    return f"{PROGRAM} {example.removeprefix(f'{PROGRAM} ')}"
 
 
 def _login_name() -> str | None:

@@ -31,6 +31,8 @@ def open_runtime(
     display: Callable[[str, float], None] | None = None,
     serving: Serving | None = None,
     observing: Observing = "off",
+    *,
+    train: bool = True,
 ) -> Iterator[Runtime]:
     """Open the runtime: to "read", to "change" an existing home, or to "make" one if needed."""
     import personalpeft
@@ -47,17 +49,20 @@ def open_runtime(
         read_only=mode == "read" or (mode == "change" and not exists),
         serving=serving,
         observing=observing,
+        train=train,
     ) as runtime:
         yield runtime
 
 
 @contextmanager
-def open_user(common: GlobalOptions, mode: Mode, display: Display | None = None) -> Iterator[User]:
+def open_user(
+    common: GlobalOptions, mode: Mode, display: Display | None = None, *, train: bool = True
+) -> Iterator[User]:
     """Open the user that the options name. Only "make" creates one."""
     from personalpeft.ids import check_user_id
 
     name = check_user_id(common.user_id())
-    with open_runtime(common, mode, display) as runtime:
+    with open_runtime(common, mode, display, train=train) as runtime:
         user = runtime.user(name, create=mode == "make")
         reported = _report_withdrawn(common, user, set())
         yield user

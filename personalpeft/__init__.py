@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from personalpeft.clock import Clock
     from personalpeft.learning.activity_summary import ActivitySummary
     from personalpeft.learning.report import LearnReport
-    from personalpeft.learning.training_status import TrainingStatus
+    from personalpeft.learning.status import TrainingStatus
     from personalpeft.provenance import Provenance
     from personalpeft.runtime import Runtime
     from personalpeft.settings import Observing, Serving, VllmServer
@@ -110,7 +110,7 @@ _LAZY = {
     "Runtime": "personalpeft.runtime",
     "Serving": "personalpeft.settings",
     "Stream": "personalpeft.chat.reply",
-    "TrainingStatus": "personalpeft.learning.training_status",
+    "TrainingStatus": "personalpeft.learning.status",
     "User": "personalpeft.user",
     "Verdict": "personalpeft.types",
     "VllmServer": "personalpeft.settings",
@@ -128,6 +128,7 @@ def open(
     read_only: bool = False,
     serving: Serving | None = None,
     observing: Observing = "off",
+    train: bool = True,
     vllm: VllmServer | None = None,
 ) -> Runtime:
     """Open a home folder on one base. A missing folder is created.
@@ -144,6 +145,8 @@ def open(
         serving: Limits of the engine: batch rows, adapter slots, queue length.
         observing: What happens to implicit feedback (``User.observe``): "off" drops it, "kept"
             records it, "learned" also trains on it as weak ratings.
+        train: Whether layers may be trained on signals that this runtime records. Each signal can
+            say otherwise (``User.feedback``).
         vllm: The server of the "vllm" backend. Defaults to ``PERSONALPEFT_VLLM_URL``.
 
     Returns:
@@ -172,6 +175,7 @@ def open(
         read_only=read_only,
         serving=serving or Serving(),
         observing=observing,
+        train=train,
     )
 
 

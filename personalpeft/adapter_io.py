@@ -1,81 +1,73 @@
-"""Export a user's stack for other programs, and import their adapters as revisions."""
+"""Implement the export of a user's stack for other programs, and the import of their adapters."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal, TypeAlias, get_args
 
+from personalpeft import stacks
 from personalpeft.adapters.compose import compose
 from personalpeft.adapters.formats.gguf import import_gguf_lora, write_gguf_lora
 from personalpeft.adapters.formats.packed import pack
 from personalpeft.adapters.formats.peft import export_peft, export_stack_peft, import_peft
 from personalpeft.adapters.merge import write_merged_folder, write_merged_gguf
 from personalpeft.adapters.types import Adapter
+from personalpeft.archive import write_errors
 from personalpeft.backends.llamacpp.tokenizer_check import check_tokenizer
 from personalpeft.base_models.gguf.tensor_names import GgufNames, gguf_names
 from personalpeft.base_models.types import Base
-from personalpeft.clock import Clock
-from personalpeft.engine.engine import Engine
-from personalpeft.errors import InvalidInput, WeightsError
+from personalpeft.errors import InvalidInput, NotFound, WeightsError
+from personalpeft.ids import check_layer_name
 from personalpeft.learning.layers import stack_below
 from personalpeft.learning.publish import imported_revision
-from personalpeft.store.store import Store
-from personalpeft.types import Revision, Stack, StackEntry
+from personalpeft.services import Services
+from personalpeft.types import Revision
 
 MergedForm: TypeAlias = Literal["safetensors", "gguf"]
 """The format of a merged model: for transformers, or for llama.cpp and Ollama."""
 
 
-def export_peft_folder(
-    engine: Engine, entries: Sequence[StackEntry], folder: Path, *, whole: bool
-) -> Path:
-    """Write a whole stack as one LoRA, or its first entry alone. Return the folder."""
+def export_peft_folder(services: Services, user: str, folder: Path, layer: str | None) -> Path:
+    """Implement ``User.export_peft``, which documents the arguments."""
+    parts = _live_adapters(services, user, layer)
     target = folder.expanduser().absolute()
-    base = engine.backend.base
-    parts = [(engine.read_adapter(entry.digest), entry.weight) for entry in entries]
-    if whole:
-        export_stack_peft(parts, base.architecture, target, base_name=base.card.name)
+    architecture, name = services.base.architecture, services.base.card.name
+    if layer is None:
+        export_stack_peft(parts, architecture, target, base_name=name)
     else:
-        export_peft(parts[0][0], base.architecture, target, base_name=base.card.name)
+        export_peft(parts[0][0], architecture, target, base_name=name)
     return target
 
 
-def export_gguf(engine: Engine, entries: Sequence[StackEntry], file: Path) -> Path:
-    """Write a stack as a GGUF LoRA and return the file."""
+def export_gguf(services: Services, user: str, file: Path, layer: str | None) -> Path:
+    """Implement ``User.export_gguf``, which documents the arguments."""
+    stack = compose(_live_adapters(services, user, layer))
     target = file.expanduser().absolute()
-    base = engine.backend.base
-    names = _names(base)
-    stack = compose([(engine.read_adapter(entry.digest), entry.weight) for entry in entries])
+    names = _names(services.base)
     if target.exists():
         raise InvalidInput(f"{target} already exists.", hint="Name a file that does not exist yet.")
-    try:
-        with TemporaryDirectory(prefix=".personalpeft-", dir=target.parent) as folder:
-            part = Path(folder, target.name)
-            write_gguf_lora(names, stack, part, title=f"personalpeft for {base.card.title}")
-            part.replace(target)
-    except OSError as error:
-        raise InvalidInput(
-            f"{target} cannot be written: {error.strerror or error}.",
-            hint="Choose a place that can be written to.",
-        ) from error
+    with (
+        write_errors(target),
+        TemporaryDirectory(prefix=".personalpeft-", dir=target.parent) as folder,
+    ):
+        part = Path(folder, target.name)
+        title = f"personalpeft for {services.base.card.title}"
+        write_gguf_lora(names, stack, part, title=title)
+        part.replace(target)
     return target
 
 
-def export_merged(
-    engine: Engine, entries: Sequence[StackEntry], folder: Path, form: MergedForm
-) -> Path:
-    """Merge a stack into the base's weights, write them, and return the folder."""
+def export_merged(services: Services, user: str, folder: Path, form: MergedForm) -> Path:
+    """Implement ``User.export_merged``, which documents the arguments."""
     if form not in get_args(MergedForm):
         raise InvalidInput(
             f"form must be one of {', '.join(get_args(MergedForm))}, got {form!a}.",
             hint="safetensors is for transformers, gguf for llama.cpp.",
         )
-    target = folder.expanduser().absolute()
-    base = engine.backend.base
-    stack = compose([(engine.read_adapter(entry.digest), entry.weight) for entry in entries])
+    stack = compose(_live_adapters(services, user, None))
+    target, base = folder.expanduser().absolute(), services.base
     if form == "gguf":
         write_merged_gguf(base, stack, target, partial(check_tokenizer, base))
     else:
@@ -83,25 +75,35 @@ def export_merged(
     return target
 
 
-def import_peft_folder(
-    store: Store, base: Base, clock: Clock, user: str, live: Stack, folder: Path, layer: str
-) -> Revision:
-    """Record a PEFT folder as a revision of a layer and make it live, without a judgement."""
-    started = clock.timer()
-    adapter = import_peft(
-        folder.expanduser().absolute(), base.architecture, layer=layer, base=base.digest
+def import_peft_folder(services: Services, user: str, folder: Path, layer: str) -> Revision:
+    """Implement ``User.import_peft``, which documents the arguments."""
+    check_layer_name(layer)
+    started, base = services.clock.timer(), services.base
+    source = folder.expanduser().absolute()
+    adapter = import_peft(source, base.architecture, layer=layer, base=base.digest)
+    return _record(services, user, adapter, started)
+
+
+def import_gguf(services: Services, user: str, file: Path, layer: str) -> Revision:
+    """Implement ``User.import_gguf``, which documents the arguments."""
+    check_layer_name(layer)
+    started, base = services.clock.timer(), services.base
+    source, names = file.expanduser().absolute(), _names(base)
+    adapter = import_gguf_lora(source, base.architecture, names, layer=layer, base=base.digest)
+    return _record(services, user, adapter, started)
+
+
+def _live_adapters(services: Services, user: str, layer: str | None) -> list[tuple[Adapter, float]]:
+    """Return what is live of one layer, or of all enabled ones, with the weights."""
+    stack = (
+        stacks.enabled_stack(services, user)
+        if layer is None
+        else stacks.select_layers(services, user, [layer])
     )
-    return _import(store, adapter, clock, started, user, live)
-
-
-def import_gguf(
-    store: Store, base: Base, clock: Clock, user: str, live: Stack, file: Path, layer: str
-) -> Revision:
-    """Record a GGUF LoRA as a revision of a layer and make it live, without a judgement."""
-    started = clock.timer()
-    target, names = file.expanduser().absolute(), _names(base)
-    adapter = import_gguf_lora(target, base.architecture, names, layer=layer, base=base.digest)
-    return _import(store, adapter, clock, started, user, live)
+    if not stack.entries:
+        raise NotFound(f"{user} has nothing live.", hint="Learn first, or roll back to a revision.")
+    read = services.engine.read_adapter
+    return [(read(entry.digest), entry.weight) for entry in stack.entries]
 
 
 def _names(base: Base) -> GgufNames:
@@ -112,10 +114,10 @@ def _names(base: Base) -> GgufNames:
         raise InvalidInput(error.message, hint=error.hint) from error
 
 
-def _import(
-    store: Store, adapter: Adapter, clock: Clock, started: float, user: str, live: Stack
-) -> Revision:
-    manifest = adapter.manifest
+def _record(services: Services, user: str, adapter: Adapter, started: float) -> Revision:
+    """Record an adapter as a revision of its layer and make it live, without a judgement."""
+    store, clock, manifest = services.store, services.clock, adapter.manifest
+    live = stacks.live_stack(services, user)
     blob = pack(adapter)
     digest = store.blobs.put(blob)
     # A learn on top of it reads the shape from these keys, which a foreign recipe lacks.

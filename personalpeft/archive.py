@@ -30,12 +30,12 @@ from personalpeft.base_models.types import Base
 from personalpeft.errors import AdapterError, InvalidInput, PersonalFileError, PersonalPeftError
 from personalpeft.formatting import to_json
 from personalpeft.ids import check_layer_name, check_user_id
-from personalpeft.learning.gate.gate import eval_history
+from personalpeft.learning.gate.evidence import eval_history
 from personalpeft.learning.report import from_json
 from personalpeft.learning.train.config import TrainingConfig
 from personalpeft.store.store import Store
 from personalpeft.store.user_export import Entry, UserExport, check_export, insert_user, read_user
-from personalpeft.types import Revision, SignalKind, canonical_json
+from personalpeft.types import TRAINS, Revision, SignalKind, canonical_json, is_number
 
 FORMAT, VERSION = "personalpeft.personal", 1
 _INDEX, _LEDGER, _BLOBS = "personal.json", "ledger.jsonl", "blobs/"
@@ -54,8 +54,11 @@ _INDEX_TYPES: Mapping[str, type] = {
     "chain": str,
     "entries": int,
     "layers": list,
+    "trains": bool,
     "files": dict,
 }
+# What files of earlier versions do not have.
+_INDEX_DEFAULTS = {"trains": True}
 _LAYER_KEYS = {"name", "born", "head", "weight", "scope"}
 
 
@@ -90,31 +93,13 @@ class ImportSummary:
 
 
 def export_user(store: Store, user: str, path: Path, *, adapters: bool) -> ExportSummary:
-    """Implement ``User.export``. Raises ``InvalidInput``, ``NotFound``, ``Damaged``."""
+    """Implement ``User.export``, which documents the arguments."""
     target = path.expanduser().absolute()
-    if target.exists() or target.is_symlink():
-        raise InvalidInput(
-            f"{target} already exists.", hint="Choose another name, or move it away."
-        )
     portable = read_user(store, user)
     digests = sorted({each["digest"] for each in portable.contents("revision")}) if adapters else []
     blobs = {digest: partial(store.blobs.read, digest) for digest in digests}
-    try:
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=".personal-", suffix=".part")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                _write(file, portable, blobs)
-                file.flush()
-                os.fsync(file.fileno())
-            Path(name).replace(target)
-        finally:
-            Path(name).unlink(missing_ok=True)
-    except PersonalPeftError:
-        raise
-    except OSError as error:
-        raise InvalidInput(
-            f"{target} cannot be written: {error.strerror or error}.", hint="Choose another place."
-        ) from error
+    with new_file(target) as file:
+        _write(file, portable, blobs)
     turns, signals, revisions = (
         len(portable.contents(kind)) for kind in ("turn", "signal", "revision")
     )
@@ -122,10 +107,49 @@ def export_user(store: Store, user: str, path: Path, *, adapters: bool) -> Expor
     return ExportSummary(target, user, size, turns, signals, revisions, len(digests))
 
 
+@contextmanager
+def new_file(target: Path) -> Iterator[IO[bytes]]:
+    """Open a new file that only its owner can read. It exists from the end of the context on.
+
+    Raises ``InvalidInput`` if the target exists or cannot be written.
+    """
+    if target.exists() or target.is_symlink():
+        raise InvalidInput(
+            f"{target} already exists.", hint="Choose another name, or move it away."
+        )
+    with write_errors(target):
+        # The mode of a file made by mkstemp is 0600 from the start.
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=".personal-", suffix=".part")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            Path(name).replace(target)
+        finally:
+            Path(name).unlink(missing_ok=True)
+
+
+@contextmanager
+def write_errors(target: Path) -> Iterator[None]:
+    """Raise ``InvalidInput`` for an ``OSError`` inside."""
+    try:
+        yield
+    except PersonalPeftError:
+        raise
+    except OSError as error:
+        raise InvalidInput(
+            f"{target} cannot be written: {error.strerror or error}.", hint="Choose another place."
+        ) from error
+
+
 def import_user(
     store: Store, base: Callable[[], Base], path: Path, as_user: str | None
 ) -> ImportSummary:
-    """Implement ``Runtime.import_user``. Loads the base only if the file has revisions."""
+    """Implement ``Runtime.import_user``, which documents the arguments.
+
+    ``base`` returns the open base. It is called only if the file has revisions.
+    """
     source = path.expanduser().absolute()
     with _reading(source), _open(source) as archive:
         index = _read_index(archive)
@@ -165,6 +189,7 @@ def _write(file: IO[bytes], portable: UserExport, blobs: Mapping[str, Callable[[
         "chain": portable.chain,
         "entries": len(portable.entries),
         "layers": list(portable.layers),
+        "trains": portable.trains,
         "files": {name: _size_and_digest(read()) for name, read in members.items()},
     }
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -243,6 +268,7 @@ def _read_index(archive: zipfile.ZipFile) -> dict[str, Any]:
             f"Its version must be {VERSION}, got {str(version)[:20]!a}.",
             hint="Update personalpeft.",
         )
+    index = {**_INDEX_DEFAULTS, **index}
     if index.keys() != _INDEX_TYPES.keys() or any(
         not isinstance(index[key], kind) for key, kind in _INDEX_TYPES.items()
     ):
@@ -293,7 +319,12 @@ def _read_members(
     if len(entries) != index["entries"]:
         raise _invalid("Its ledger does not have the declared number of entries.")
     portable = UserExport(
-        index["user"], index["since"], index["chain"], tuple(entries), tuple(index["layers"])
+        index["user"],
+        index["since"],
+        index["chain"],
+        tuple(entries),
+        tuple(index["layers"]),
+        index["trains"],
     )
     return portable, blobs
 
@@ -360,14 +391,12 @@ def _check_contents(portable: UserExport, revisions: Sequence[Revision]) -> None
 
 
 def _is_payload(kind: SignalKind, payload: Any) -> bool:
-    if not isinstance(payload, dict):
+    if not isinstance(payload, dict) or not isinstance(payload.get(TRAINS, False), bool):
         return False
     match kind:
         case SignalKind.RATING | SignalKind.REWARD:
             value = payload.get("value")
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                return False
-            return -1 <= value <= 1
+            return is_number(value) and -1 <= value <= 1
         case SignalKind.DEMONSTRATION:
             if payload.get("skill") is not None:
                 check_layer_name(f"skill.{payload['skill']}")

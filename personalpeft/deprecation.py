@@ -7,15 +7,15 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-_T = TypeVar("_T")
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 
-def warn_renamed(old: str, new: str, *, stacklevel: int = 3) -> None:
+def warn_renamed(old: str, new: str) -> None:
     """Warn the caller's caller that ``old`` is now called ``new``."""
     warnings.warn(
         f"{old} is now called {new}; the old name goes with the next release.",
         DeprecationWarning,
-        stacklevel=stacklevel,
+        stacklevel=3,
     )
 
 
@@ -38,24 +38,28 @@ class RenamedAttributes:
             return getattr(self, new)
 
 
-def accept_renamed_arguments(**renamed: str) -> Callable[[type[_T]], type[_T]]:
-    """Return a class decorator with which a constructor takes old keyword names, with a warning.
+def accept_renamed_arguments(**renamed: str) -> Callable[[_F], _F]:
+    """Return a decorator with which a function or constructor takes old keyword names and warns.
 
     Args:
         renamed: The new name of each old one.
     """
 
-    def decorate(cls: type[_T]) -> type[_T]:
-        construct = cls.__init__
+    def decorate(target: _F) -> _F:
+        function: Callable[..., Any] = (
+            vars(target)["__init__"] if isinstance(target, type) else target
+        )
 
-        @functools.wraps(construct)
-        def init(self: _T, *args: Any, **kwargs: Any) -> None:
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
             for old in renamed.keys() & kwargs.keys():
-                warn_renamed(f"{cls.__name__}({old}=)", renamed[old])
+                warn_renamed(f"{target.__qualname__}({old}=)", renamed[old])
                 kwargs.setdefault(renamed[old], kwargs.pop(old))
-            construct(self, *args, **kwargs)
+            return function(*args, **kwargs)
 
-        cls.__init__ = init  # type: ignore[assignment]
-        return cls
+        if isinstance(target, type):
+            target.__init__ = call  # type: ignore[misc]
+            return target
+        return call  # type: ignore[return-value]
 
     return decorate

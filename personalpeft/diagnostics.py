@@ -13,7 +13,7 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import personalpeft
 from personalpeft.base_models import files
@@ -30,11 +30,10 @@ from personalpeft.errors import (
 )
 from personalpeft.extras import available_extras, extra_required
 from personalpeft.settings import Settings, resolve
+from personalpeft.types import Progress
 
 if TYPE_CHECKING:
     from personalpeft.engine.engine import Engine
-
-Progress: TypeAlias = Callable[[str, float], None]
 
 _PACKAGES = ("personalpeft", "torch", "transformers")
 _MIN_FREE_BYTES = 1 << 30
@@ -61,7 +60,15 @@ def run_checks(
 ) -> tuple[CheckResult, ...]:
     """Run all checks, the likeliest causes of faults first.
 
-    ``load`` also prepares and loads the base. Nothing but the cache changes, and only with ``load``.
+    Args:
+        home: The home folder, as for ``personalpeft.open``.
+        base: The name or path of a card.
+        backend: The name of a backend.
+        load: Whether to prepare and load the base too. Only then does anything change: the cache.
+        progress: Called with a stage and the share of it that is done, 0 to 1.
+
+    Returns:
+        The result of each check.
     """
     return tuple(_Checks(resolve(home, os.environ), base, backend, progress).run(load=load))
 

@@ -1,4 +1,7 @@
-"""Forget one item: erase it with everything derived from it, and rebuild the layers it was in.
+"""Implement ``User.forget`` and ``Runtime.forget_user``: plan, erase, rebuild and report.
+
+``learning.erasure_plan`` decides what is derived from an item, ``store.erasure`` erases rows and
+files. This module holds the leases, removes published copies, and rebuilds the layers.
 
 Invariant: all erasing happens in one step, before anything is built. Whatever stops it later (the
 caller, a kill, a refusal of the gate), no revision that saw the item is live or in the home, and
@@ -8,11 +11,12 @@ the next learn builds what is missing.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from personalpeft.errors import Cancelled, NothingToLearn, PersonalPeftError
+from personalpeft.errors import Busy, Cancelled, HomeError, NothingToLearn, PersonalPeftError
 from personalpeft.formatting import pluralize
 from personalpeft.learning.erasure_plan import (
     ErasurePlan,
@@ -26,9 +30,17 @@ from personalpeft.learning.options import LearnOptions
 from personalpeft.learning.report import LearnReport
 from personalpeft.publishing import unpublishing
 from personalpeft.services import Services
-from personalpeft.store.erasure import erase
-from personalpeft.store.types import Erasure
+from personalpeft.store.api_keys import ApiKeys
+from personalpeft.store.erasure import delete_pending_files, erase, erase_user
+from personalpeft.store.locks import learn_lease
+from personalpeft.store.types import UserSummary
 from personalpeft.types import Progress
+
+_INCOMPLETE = (
+    "  another program reads an older snapshot of this home; the next command that opens it "
+    "completes the erasure"
+)
+_NOT_REACHED = "  not reached: backups, exports, copies of published adapters, and the memory of other programs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +93,13 @@ class ForgetReport:
             ("revisions", self.revisions),
         ):
             if ids:
-                lines.append(f"  {what} {would}destroyed: {', '.join(ids)}")
+                lines.append(f"  {what} {would}erased: {', '.join(ids)}")
         if self.emptied:
             emptied = ", ".join(self.emptied)
             lines.append(f"  replies {would}emptied, given with it in the prompt: {emptied}")
         if self.reports or self.files:
             reports, files = pluralize(self.reports, "report"), pluralize(self.files, "file")
-            lines.append(f"  destroyed with them: {reports}, {files} of adapters")
+            lines.append(f"  erased with them: {reports}, {files} of adapters")
         for layer, head in self.heads.items():
             lines.append(f"  {layer}: back to {head or 'the base'}")
         for report in self.rebuilt:
@@ -99,17 +111,97 @@ class ForgetReport:
             lines.append("  the same words remain elsewhere; forget these too if you wish:")
             lines += [f"    {each.id}: {each.why}" for each in self.stands]
         if not self.complete:
-            lines.append(
-                "  another program reads an older snapshot of this home; the next command that "
-                "opens it completes the erasure"
-            )
+            lines.append(_INCOMPLETE)
         if not self.dry_run:
-            lines.append(
-                "  not reached: backups, exports, copies of published adapters, and the memory of "
-                "other programs"
-            )
-            lines.append(f"  {self.seconds:.1f} s")
+            lines += [_NOT_REACHED, f"  {self.seconds:.1f} s"]
         return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetUserReport:
+    """What one ``forget_user`` erased.
+
+    Attributes:
+        user: Id of the user.
+        at: When it began.
+        turns: How many turns were erased.
+        signals: How many signals were erased.
+        revisions: How many revisions were erased.
+        api_keys: How many API keys were revoked.
+        complete: As in ``ForgetReport``.
+        dry_run: Whether nothing was done.
+    """
+
+    user: str
+    at: datetime
+    turns: int
+    signals: int
+    revisions: int
+    api_keys: int
+    complete: bool = True
+    dry_run: bool = False
+
+    def __str__(self) -> str:
+        counts = ", ".join(
+            pluralize(number, what)
+            for number, what in (
+                (self.turns, "turn"),
+                (self.signals, "signal"),
+                (self.revisions, "revision"),
+                (self.api_keys, "API key"),
+            )
+        )
+        if self.dry_run:
+            return f"{self.user}: a dry run, nothing was done\n  would be erased: {counts}"
+        lines = [f"{self.user}: FORGOTTEN", f"  erased: {counts}"]
+        if not self.complete:
+            lines.append(_INCOMPLETE)
+        return "\n".join([*lines, _NOT_REACHED])
+
+
+def forget_user(
+    services: Services, api_keys: ApiKeys, user: str, *, dry_run: bool
+) -> ForgetUserReport:
+    """Implement ``Runtime.forget_user``, which documents the arguments.
+
+    ``api_keys`` are those of the home.
+    """
+    store, at = services.store, services.clock.now()
+    owned = sum(key.user == user for key in api_keys.list_keys())
+
+    def report(summary: UserSummary, *, complete: bool) -> ForgetUserReport:
+        return ForgetUserReport(
+            user=user,
+            at=at,
+            turns=summary.turns,
+            signals=summary.signals,
+            revisions=summary.revisions,
+            api_keys=owned,
+            complete=complete,
+            dry_run=dry_run,
+        )
+
+    if dry_run:
+        return report(store.catalog.user(user), complete=True)
+    with store.leases.acquire(learn_lease(user)), unpublishing(services, user) as unpublish:
+        with store.database.write_lock():
+            summary = store.catalog.user(user)
+            # Before the records go: after a kill in between, nothing would name the copies.
+            unpublish()
+            if unreachable := store.publications.folders(user):
+                raise HomeError(
+                    f"Published stacks of {user} in {unreachable[0]} cannot be deleted.",
+                    hint="Connect its drive or make it writable. If it is gone for good, create an "
+                    "empty folder there. Then forget the user again; nothing has been erased yet.",
+                )
+            api_keys.revoke_all(user)
+            erase_user(store, user)
+        services.drop_user_caches(user)
+    # After the leases: their files are deleted too. What fails now is done by the next opening.
+    complete = False
+    with suppress(Busy, HomeError):
+        complete = delete_pending_files(store, user)
+    return report(summary, complete=complete)
 
 
 def forget(
@@ -122,7 +214,7 @@ def forget(
     progress: Progress,
     cancelled: Callable[[], bool],
 ) -> ForgetReport:
-    """Implement ``User.forget``."""
+    """Implement ``User.forget``, which documents the arguments."""
     store, clock = services.store, services.clock
     began, at = clock.timer(), clock.now()
     progress("Reading", 0.0)
@@ -137,7 +229,7 @@ def forget(
             seconds=round(clock.timer() - began, 3),
             turns=tuple(sorted(removal.turns)),
             signals=tuple(sorted(removal.signals)),
-            emptied=tuple(sorted(removal.redacted)),
+            emptied=tuple(sorted(removal.emptied)),
             revisions=tuple(sorted(removal.revisions)),
             stands=plan.remaining,
             **outcome,
@@ -145,23 +237,22 @@ def forget(
 
     if dry_run:
         return report(plan_erasure(store, user, full_id), dry_run=True)
-    plans: list[ErasurePlan] = []
-
-    def removal() -> Erasure:
-        plans.append(plan_erasure(store, user, full_id))
-        if cancelled():
-            raise Cancelled("Cancelled before anything was erased.", hint="Nothing has changed.")
-        progress("Destroying", 0.0)
-        if plans[0].removal.revisions:
-            # Unpublish before erasing: after a kill in between, no record would name the copies.
-            unpublish()
-        return plans[0].removal
-
-    # Under the lease, since a running learn would write again what is being erased.
-    with store.leases.acquire(f"learn-{user}"), unpublishing(services, user) as unpublish:
-        erased = erase(store, user, removal)
+    # Under the lease, since a running learn would write again what is being erased. Under the write
+    # lock, so that nothing is added between the decision and the erasure.
+    with store.leases.acquire(learn_lease(user)), unpublishing(services, user) as unpublish:
+        with store.database.write_lock():
+            plan = plan_erasure(store, user, full_id)
+            if cancelled():
+                raise Cancelled(
+                    "Cancelled before anything was erased.", hint="Nothing has changed."
+                )
+            progress("Erasing", 0.0)
+            if plan.removal.revisions:
+                # First the copies: after a kill in between, no record would name them.
+                unpublish()
+            erased = erase(store, user, plan.removal)
         services.drop_user_caches(user)
-    progress("Destroying", 1.0)
+    progress("Erasing", 1.0)
     rebuilt: list[LearnReport] = []
     waiting: dict[str, str] = {}
     for layer in sorted(erased.heads, key=layer_order):
@@ -178,7 +269,7 @@ def forget(
         except PersonalPeftError as error:
             waiting[layer] = error.message
     return report(
-        plans[0],
+        plan,
         reports=erased.reports,
         files=erased.files,
         heads=erased.heads,

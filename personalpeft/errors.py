@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 
 class PersonalPeftError(Exception):
-    """The base class of all errors of this package. ``hint`` says in one sentence what to do."""
+    """The base class of all errors of this package. ``hint`` is one sentence on what to do."""
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
@@ -60,7 +60,7 @@ class NotFound(PersonalPeftError, LookupError):
 
 
 class Forgotten(NotFound):
-    """The user has erased what had this id; the message says when.
+    """The item with this id was erased; the message has the date.
 
     Also raised for a reply that began before its user erased something: it is not kept.
     """
@@ -83,7 +83,7 @@ class NothingCause(StrEnum):
 
 
 class NothingToLearn(PersonalPeftError, LookupError):
-    """No signal is new since the last ``learn``; ``cause`` says why."""
+    """No signal is new since the last ``learn``. ``cause`` is the reason."""
 
     def __init__(
         self, message: str, *, hint: str = "", cause: NothingCause = NothingCause.NOTHING_NEW
@@ -220,7 +220,13 @@ def _format_lines(error: BaseException) -> str:
 
 
 def suggest_nearest(wanted: str, known: Iterable[str], *, what: str) -> str:
-    """Return a hint with the known name that is closest to ``wanted``, or with some of them."""
+    """Return a hint with the known name that is closest to a wrong one, or with some of them.
+
+    Args:
+        wanted: The wrong name.
+        known: The names that exist.
+        what: What they name, as in "user".
+    """
     names = list(known)
     begun = sorted((name for name in names if wanted and name.startswith(wanted)), key=len)
     close = begun or difflib.get_close_matches(wanted, names, n=1)

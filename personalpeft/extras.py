@@ -13,7 +13,7 @@ _EXTRAS: Mapping[str, str] = {
     "llama-cpp-python": "llamacpp",  # Named so where its version is read before it is imported.
     "httpx2": "vllm",
     "flask": "serve",
-    "waitress": "serve",
+    "cheroot": "serve",
     "prometheus_client": "serve",
     "textual": "tui",
     "markdown_it": "tui",

@@ -14,18 +14,26 @@ from personalpeft.chat.reply import Reply, resolve_turn
 from personalpeft.chat.validation import check_text
 from personalpeft.errors import InvalidInput, NotFound, PersonalPeftError
 from personalpeft.ids import check_skill_name, check_source
-from personalpeft.learning.data.assignment import IMPLICIT_RATINGS, TRAINABLE_KEY
+from personalpeft.learning.data.training_examples import IMPLICIT_RATINGS
 from personalpeft.learning.gate.probation import review_probation_locked
 from personalpeft.memory.items import check_fact_questions, check_item_text
 from personalpeft.services import Services
 from personalpeft.store.ledger import Ledger
-from personalpeft.types import APP_SOURCE, Signal, SignalKind, Turn
+from personalpeft.types import APP_SOURCE, TRAINS, Signal, SignalKind, Turn, is_number
 
 
 def feedback(
-    services: Services, user: str, reply: Reply | Turn | str, source: str, **values: Any
+    services: Services,
+    user: str,
+    reply: Reply | Turn | str,
+    source: str,
+    train: bool | None,
+    **values: Any,
 ) -> str:
-    """Implement ``User.feedback``. ``values`` holds the kinds of feedback; None is not given."""
+    """Implement ``User.feedback``, which documents the arguments.
+
+    ``values`` holds each kind of feedback, None where it is not given.
+    """
     given = [(name, value) for name, value in values.items() if value is not None]
     if len(given) != 1:
         raise InvalidInput(
@@ -35,29 +43,39 @@ def feedback(
     check_source(source)
     turn = resolve_turn(services.store, user, reply)
     kind, payload = _parse(turn, *given[0])
+    payload |= training_payload(services, user, train)
     signal = append_once(services, turn, kind, payload, source)
     review_probation(services, user)
     return signal
 
 
-def observe(services: Services, user: str, reply: Reply | Turn | str, seen: str) -> str | None:
-    """Implement ``User.observe``."""
+def observe(
+    services: Services, user: str, reply: Reply | Turn | str, seen: str, train: bool | None
+) -> str | None:
+    """Implement ``User.observe``, which documents the arguments."""
     if not isinstance(seen, str) or seen not in IMPLICIT_RATINGS:
         names = ", ".join(IMPLICIT_RATINGS)
         raise InvalidInput(f"seen must be one of {names}, got {seen!a}.", hint=f"Give {names}.")
+    forbids = training_payload(services, user, train)
     turn = resolve_turn(services.store, user, reply)
     if services.observing == "off":
         return None
-    payload = {"value": IMPLICIT_RATINGS[seen], "how": seen}
+    payload: dict[str, Any] = {"value": IMPLICIT_RATINGS[seen], "how": seen}
     if services.observing == "learned":
-        payload[TRAINABLE_KEY] = True
+        payload |= {TRAINS: True, **forbids}
     return append_once(services, turn, SignalKind.RATING, payload, APP_SOURCE)
 
 
 def teach(
-    services: Services, user: str, prompt: str, answer: str, skill: str | None, source: str
+    services: Services,
+    user: str,
+    prompt: str,
+    answer: str,
+    skill: str | None,
+    source: str,
+    train: bool | None,
 ) -> str:
-    """Implement ``User.teach``."""
+    """Implement ``User.teach``, which documents the arguments."""
     if skill is not None:
         check_skill_name(skill)
     check_source(source)
@@ -65,6 +83,7 @@ def teach(
         "prompt": check_text(prompt, what="prompt"),
         "answer": check_text(answer, what="answer"),
         "skill": skill,
+        **training_payload(services, user, train),
     }
     ledger = services.store.ledger
     return ledger.add_signal(user, SignalKind.DEMONSTRATION, payload, source=source).id
@@ -77,29 +96,59 @@ def remember(
     questions: Sequence[str],
     answer: str | None,
     source: str,
+    train: bool | None,
 ) -> str:
-    """Implement ``User.remember``."""
+    """Implement ``User.remember``, which documents the arguments."""
     check_source(source)
     payload = {
         "text": check_item_text(text, what="fact"),
         **check_fact_questions(questions, answer),
+        **training_payload(services, user, train),
     }
     return services.store.ledger.add_signal(user, SignalKind.FACT, payload, source=source).id
 
 
-def retract(services: Services, user: str, ids: Sequence[str]) -> tuple[Signal, ...]:
-    """Implement ``User.retract``."""
+def retract(
+    services: Services, user: str, ids: Sequence[str], *, training_only: bool
+) -> tuple[Signal, ...]:
+    """Implement ``User.retract``, which documents the arguments."""
     if not ids:
         raise InvalidInput("No signal was named.", hint="Give the id of a signal.")
     ledger = services.store.ledger
     signals = {signal.id: signal for signal in (ledger.signal(user, each) for each in ids)}
     current = {signal.id for signal in ledger.signals(user)}
-    for signal in signals:
-        if signal not in current:
-            raise _not_current(ledger, user, signal, current)
-    ledger.retract(user, *signals)
+    for signal in signals.values():
+        if signal.id not in current:
+            raise _not_current(ledger, user, signal.id, current)
+        if training_only and signal.forbids_training:
+            raise NotFound(
+                f"{signal.id} is not trained on already.",
+                hint="To disable it altogether, retract it as a whole.",
+            )
+    ledger.retract(user, *signals, training_only=training_only)
     review_probation(services, user)
-    return tuple(signals.values())
+    return tuple(ledger.signal(user, signal) for signal in signals)
+
+
+def training_payload(services: Services, user: str, train: bool | None) -> dict[str, Any]:
+    """Return what the payload of a new signal says about training: nothing where it is allowed.
+
+    Args:
+        services: The wired parts.
+        user: The user.
+        train: What the caller says of this signal. None is the setting of runtime and user.
+
+    Raises:
+        InvalidInput: ``train`` is not a bool.
+    """
+    if train is None:
+        train = services.allows_training(user)
+    if not isinstance(train, bool):
+        raise InvalidInput(
+            f"train must be True or False, got {train!a}.",
+            hint="Leave it out for the setting of the user.",
+        )
+    return {} if train else {TRAINS: False}
 
 
 def append_once(
@@ -108,6 +157,13 @@ def append_once(
     """Append a signal unless it repeats the source's latest one on the turn. Return its id.
 
     So a thumb pressed twice, or a request sent again, is one act.
+
+    Args:
+        services: The wired parts.
+        turn: The turn that it is about.
+        kind: What kind of feedback it is.
+        payload: Its content; see ``Signal``.
+        source: Who gave it.
     """
     ledger = services.store.ledger
     signals = [each for each in ledger.signals(turn.user, turn=turn.id) if each.source == source]
@@ -142,17 +198,16 @@ def _not_current(ledger: Ledger, user: str, signal: str, current: Collection[str
 
 def _parse(turn: Turn, name: str, value: Any) -> tuple[SignalKind, dict[str, Any]]:
     """Return the kind and payload of one feedback argument."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
     match name:
         case "rating":
-            if not is_number or value not in (-1, 1):
+            if not is_number(value) or value not in (-1, 1):
                 raise InvalidInput(
                     f"rating must be 1 or -1, got {value!r}.",
                     hint="1 is a thumb up, -1 a thumb down.",
                 )
             return SignalKind.RATING, {"value": int(value)}
         case "reward":
-            if not is_number or not -1 <= value <= 1:
+            if not is_number(value) or not -1 <= value <= 1:
                 raise InvalidInput(
                     f"reward must be a number from -1 to 1, got {value!r}.", hint="0 is neutral."
                 )

@@ -1,13 +1,15 @@
-"""Plugins: verifiers, which set tasks and judge replies, and shapings of rewards.
+"""Load plugins: verifiers, which set tasks and judge replies, and shapings of rewards.
 
-A plugin is a distribution of its own that imports only this package and declares an entry point.
-In the group ``personalpeft.verifiers`` it names a factory that takes a family (text, may be empty)
-and returns a ``Verifier``. In ``personalpeft.shapings`` it names a factory without arguments that
-returns a ``Shaping``. The plugins that ship use the same entry points. Both can be passed as
-objects, too.
+A plugin is a distribution that imports only this package and declares an entry point in a group:
 
-Invariants: a plugin is imported only when its name is used. Its results are checked. What it raises
-becomes a ``PluginError`` that names it, except this package's own errors.
+- ``personalpeft.verifiers``: a factory that takes a family (text, may be empty) and returns a
+  ``Verifier``.
+- ``personalpeft.shapings``: a factory without arguments that returns a ``Shaping``.
+
+The plugins that ship use the same entry points. Callers may pass an object instead of a name.
+
+Invariants: a plugin is imported only when its name is used. Its results are checked. Its exceptions
+become a ``PluginError`` that names it. This package's own errors pass unchanged.
 """
 
 from __future__ import annotations
@@ -74,15 +76,15 @@ class Attempt:
 
 @runtime_checkable
 class Shaping(Protocol):
-    """Turns the rewards of a group's replies into the rewards that are trained on."""
+    """Computes the rewards to train on from the rewards of a group's replies."""
 
     @property
     def train_on_solved(self) -> bool:
-        """Whether solved tasks are sampled too: shaped rewards of their replies differ."""
+        """Whether solved tasks are sampled too, because shaped rewards of their replies differ."""
         ...
 
     def shape(self, attempts: Sequence[Attempt], pass_rate: float) -> Sequence[float]:
-        """Return one finite reward for each attempt. Equal rewards teach nothing.
+        """Return one finite reward for each attempt. Equal rewards have no effect on training.
 
         Args:
             attempts: The replies of one group.
@@ -103,7 +105,7 @@ class _EarlierShaping(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Plugins:
-    """The plugins that may be loaded: all installed ones, or only the ``allowed`` names."""
+    """Loads plugins: all that are installed, or only the ``allowed`` names."""
 
     allowed: tuple[str, ...] | None = None
 
@@ -113,7 +115,7 @@ class Plugins:
         return tuple(sorted(names if self.allowed is None else names & set(self.allowed)))
 
     def verifier(self, verifier: str | Verifier, family: str = "") -> CheckedVerifier:
-        """Return a verifier by name, created for a family, or the one that is passed.
+        """Return a verifier, loaded and created for a family if it is given by its name.
 
         Raises:
             NotFound: No plugin of this name may be loaded.
@@ -125,7 +127,7 @@ class Plugins:
         return CheckedVerifier(name, family, loaded)
 
     def shaping(self, shaping: str | Shaping) -> CheckedRewardShaper:
-        """Return a shaping by name, or the one that is passed. Raises as ``verifier``."""
+        """Return a shaping, loaded if it is given by its name. Raises as ``verifier``."""
         name, loaded = self._resolve(
             SHAPINGS, "shaping", shaping, Shaping | _EarlierShaping, lambda factory: factory()
         )

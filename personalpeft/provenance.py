@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from personalpeft.errors import Forgotten
+from personalpeft.learning.layers import trained_on
 from personalpeft.learning.report import excerpt, signal_text
-from personalpeft.learning.staleness import trained_on
 from personalpeft.store.store import Store
 from personalpeft.types import Revision, Signal, Turn
 
@@ -30,7 +30,7 @@ class Provenance:
         turn: The turn of the reply.
         parts: The revisions of its stack, lowest first.
         items: The rules and facts in its prompt.
-        forgotten: Ids of revisions of its stack that were destroyed since.
+        forgotten: Ids of revisions of its stack that were erased since.
     """
 
     turn: Turn

@@ -7,10 +7,8 @@ the home is written before any file, so that an erasure finds all files even aft
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,17 +27,18 @@ from personalpeft.errors import (
     Busy,
     Damaged,
     InvalidInput,
+    NotFound,
     PersonalPeftError,
 )
 from personalpeft.ids import check_user_id
 from personalpeft.services import Services
+from personalpeft.store.locks import publish_lease
 from personalpeft.store.store import Store
-from personalpeft.store.types import UserSummary
 from personalpeft.types import Progress
 
 _STAGE = "Publishing"
 # Seconds to wait for a user's lock, which is held while one user's files are written.
-_LOCK_SECONDS, _POLL_SECONDS = 30.0, 0.02
+_LOCK_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,22 +67,6 @@ class PublishReport:
     taken: int
 
 
-@dataclass(frozen=True, slots=True)
-class PublicationRecord:
-    """A user's publications in one folder, as digests: the current one, and obsolete files."""
-
-    current: str | None
-    obsolete: frozenset[str] = frozenset()
-
-    def updated(self, digest: str | None) -> PublicationRecord:
-        """Return the record with another current digest."""
-        obsolete = (self.obsolete | {self.current or ""}) - {digest or "", ""}
-        return PublicationRecord(digest, obsolete)
-
-
-_NO_RECORD = PublicationRecord(None)
-
-
 def publish(
     services: Services,
     read_adapter: Callable[[str], Adapter],
@@ -91,27 +74,39 @@ def publish(
     users: Sequence[str] | None,
     progress: Progress,
 ) -> PublishReport:
-    """See ``Runtime.publish``. ``read_adapter`` reads an adapter by its packed file's digest."""
+    """Implement ``Runtime.publish``, which documents the arguments.
+
+    ``place`` is the folder. ``read_adapter`` reads an adapter by its packed file's digest.
+    """
     store = services.store
-    user_ids = _users_with_layers(store) if users is None else _check_users(store, users)
-    stacks_published: list[PublishedStack] = []
-    written = 0
     with store.maintenance.exclusive("publish"), _folder_errors(place):
+        user_ids = _users_with_layers(store) if users is None else _check_users(store, users)
+        stacks_published: list[PublishedStack] = []
+        written = removed = 0
         # A server has one base, and cannot use stacks of another.
-        folder = PublishedSubfolder.below(place, f"{_key(services)}_{services.base.digest[:12]}")
+        folder = PublishedSubfolder.below(
+            place, f"published_{_key(services)}_{services.base.digest[:12]}"
+        )
         folder.sweep()
         for number, user in enumerate(user_ids):
             progress(_STAGE, number / len(user_ids))
             with _publish_lock(store, user):
-                adapter, reason = _build_adapter(services, read_adapter, user)
-                record = _read_record(store, user, folder)
+                try:
+                    adapter, reason = _build_adapter(services, read_adapter, user)
+                except NotFound:
+                    if users is not None:
+                        raise
+                    continue  # The user was forgotten after the list was read.
                 digest = adapter.digest if adapter else None
-                _write_record(store, user, folder, record.updated(digest))
+                store.publications.set_current(user, str(folder.path), digest)
                 written += adapter is not None and folder.put(adapter)
             if adapter or users is not None:
                 name = adapter.name if adapter else None
                 stacks_published.append(PublishedStack(user, name, reason))
-        removed = _remove_obsolete_of_users(store, folder, user_ids)
+        # After all stacks are recorded: two users may have the same.
+        for user in user_ids:
+            with _publish_lock(store, user):
+                removed += _remove_former(store, user, folder)
     progress(_STAGE, 1.0)
     return PublishReport(folder.path, tuple(stacks_published), written, removed)
 
@@ -127,11 +122,11 @@ def unpublishing(services: Services, user: str) -> Iterator[Callable[[], None]]:
 
 
 def _unpublish(store: Store, user: str) -> None:
-    for path, record in _read_records(store, user).items():
+    for path in store.publications.folders(user):
+        store.publications.set_current(user, path, None)
         folder = PublishedSubfolder(Path(path))
-        _write_record(store, user, folder, record.updated(None))
         with suppress(OSError):
-            _remove_obsolete(store, user, folder, _current_digests(store, folder))
+            _remove_former(store, user, folder)
             # Partial files of a killed publication. A running one needs them.
             with suppress(Busy), store.maintenance.exclusive("publish"):
                 folder.sweep()
@@ -151,35 +146,14 @@ def _build_adapter(
         return None, error.message
 
 
-def _remove_obsolete_of_users(
-    store: Store, folder: PublishedSubfolder, users: Sequence[str]
-) -> int:
-    """Remove the obsolete stacks of users. Return how many there were."""
-    affected = [user for user in users if _read_record(store, user, folder).obsolete]
-    current = _current_digests(store, folder) if affected else frozenset()
-    removed = 0
-    for user in affected:
-        with _publish_lock(store, user):
-            removed += _remove_obsolete(store, user, folder, current)
-    return removed
-
-
-def _remove_obsolete(
-    store: Store, user: str, folder: PublishedSubfolder, current: frozenset[str]
-) -> int:
-    """Remove a user's obsolete stacks that are no user's current one. Return how many."""
-    record = _read_record(store, user, folder)
-    removed = sorted(record.obsolete - current)
+def _remove_former(store: Store, user: str, folder: PublishedSubfolder) -> int:
+    """Remove a user's former stacks that are no user's current one. Return how many."""
+    path = str(folder.path)
+    removed = store.publications.removable_stacks(user, path)
     for digest in removed:
         folder.remove(digest)
-    _write_record(store, user, folder, PublicationRecord(record.current))
+    store.publications.delete_former_stacks(user, path)
     return len(removed)
-
-
-def _current_digests(store: Store, folder: PublishedSubfolder) -> frozenset[str]:
-    """Return all users' current digests. An imported user may have the same as its original."""
-    records = (_read_record(store, user.id, folder) for user in _all_users(store))
-    return frozenset(record.current for record in records if record.current)
 
 
 def _key(services: Services) -> str:
@@ -192,50 +166,15 @@ def _key(services: Services) -> str:
     return key
 
 
-def _read_record(store: Store, user: str, folder: PublishedSubfolder) -> PublicationRecord:
-    return _read_records(store, user).get(str(folder.path), _NO_RECORD)
-
-
-def _read_records(store: Store, user: str) -> dict[str, PublicationRecord]:
-    """Return a user's records by the folder's path; none if the note cannot be read."""
-    try:
-        stored = json.loads(store.maintenance.read_note(f"published-{user}") or "{}")
-        return {
-            path: PublicationRecord(each["now"], frozenset(each["old"]))
-            for path, each in stored.items()
-        }
-    except (ValueError, TypeError, KeyError, AttributeError):
-        return {}
-
-
-def _write_record(
-    store: Store, user: str, folder: PublishedSubfolder, record: PublicationRecord
-) -> None:
-    records = _read_records(store, user)
-    path = str(folder.path)
-    if record == records.get(path, _NO_RECORD):
-        return
-    records[path] = record
-    stored = {
-        path: {"now": each.current, "old": sorted(each.obsolete)}
-        for path, each in records.items()
-        if each != _NO_RECORD
-    }
-    store.maintenance.write_note(f"published-{user}", json.dumps(stored))
-
-
-def _all_users(store: Store) -> Iterator[UserSummary]:
-    last = None
-    while page := store.catalog.users(after=last, limit=1000):
-        yield from page
-        last = page[-1].id
-
-
 def _users_with_layers(store: Store) -> tuple[str, ...]:
     """Return the users who may have a live or published stack. All others are skipped."""
-    return tuple(
-        user.id for user in _all_users(store) if user.revisions or _read_records(store, user.id)
-    )
+    published = store.publications.users()
+    users: list[str] = []
+    last = None
+    while page := store.catalog.users(after=last, limit=1000):
+        users += [user.id for user in page if user.revisions or user.id in published]
+        last = page[-1].id
+    return tuple(users)
 
 
 def _check_users(store: Store, users: Sequence[str]) -> tuple[str, ...]:
@@ -251,20 +190,9 @@ def _check_users(store: Store, users: Sequence[str]) -> tuple[str, ...]:
     return user_ids
 
 
-@contextmanager
-def _publish_lock(store: Store, user: str) -> Iterator[None]:
+def _publish_lock(store: Store, user: str) -> AbstractContextManager[None]:
     """Hold a user's publication lock, which is one for all processes. Raises ``Busy``."""
-    deadline = time.monotonic() + _LOCK_SECONDS
-    with ExitStack() as lease:
-        while True:
-            try:
-                lease.enter_context(store.leases.acquire(f"publish-{user}"))
-                break
-            except Busy:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(_POLL_SECONDS)
-        yield
+    return store.leases.acquire(publish_lease(user), timeout=_LOCK_SECONDS)
 
 
 @contextmanager

@@ -8,7 +8,6 @@ from __future__ import annotations
 import atexit
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self, get_args
 
 from personalpeft.adapters.formats.packed import unpack
@@ -22,9 +21,10 @@ from personalpeft.base_models.types import Base, ModelCard
 from personalpeft.chat.routing import AdapterRouter
 from personalpeft.chat.validation import check_text
 from personalpeft.clock import SYSTEM, Clock
-from personalpeft.deprecation import RenamedAttributes
+from personalpeft.deprecation import RenamedAttributes, accept_renamed_arguments
 from personalpeft.engine.completion_cache import CompletionCache
 from personalpeft.engine.engine import Engine
+from personalpeft.erasure import ForgetUserReport, forget_user
 from personalpeft.errors import InvalidInput, NotFound, suggest_nearest
 from personalpeft.ids import check_layer_name, check_user_id
 from personalpeft.learning.evaluate.probes import general_prompts, open_completion_cache
@@ -71,6 +71,7 @@ class Runtime(
         read_only: bool = False,
         serving: Serving = Serving(),
         observing: Observing = "off",
+        train: bool = True,
     ) -> None:
         if backend not in BACKENDS:
             raise NotFound(
@@ -81,6 +82,10 @@ class Runtime(
             raise InvalidInput(
                 f"observing must be one of {', '.join(get_args(Observing))}, got {observing!a}.",
                 hint="See personalpeft.open.",
+            )
+        if not isinstance(train, bool):
+            raise InvalidInput(
+                f"train must be True or False, got {train!a}.", hint="See personalpeft.open."
             )
         self.settings = settings
         self._card = (
@@ -93,7 +98,7 @@ class Runtime(
         store = open_store(settings.home, now=clock.now, entropy=clock.entropy, read_only=read_only)
         embedder: Embedder = HashEmbedder() if backend == "fake" else MiniLM()
         memory = Memory(store.ledger, store.catalog, embedder)
-        self._tokens = ApiKeys(store)
+        self._api_keys = ApiKeys(store)
         self._services = Services(
             store=store,
             memory=memory,
@@ -102,6 +107,7 @@ class Runtime(
             plugins=Plugins(settings.plugins),
             model=LazyModel(self._load_base, self._load_engine, self._load_completions),
             observing=observing,
+            train=train,
         )
         # Streams that are open at exit are recorded while the store can still write.
         atexit.register(self.close)
@@ -121,10 +127,15 @@ class Runtime(
     def users(
         self, *, after: str | None = None, limit: int = 100, search: str = ""
     ) -> tuple[UserSummary, ...]:
-        """Return a page of the users by id: at most ``limit``, after the id ``after``.
+        """Return a page of the users by id. A page shorter than ``limit`` is the last.
 
-        With ``search`` only those whose id contains the text. A page shorter than ``limit`` is the
-        last. Raises ``InvalidInput``.
+        Args:
+            after: The page begins after this id, which need not exist.
+            limit: The most users to return, at least 1.
+            search: Only users whose id contains this text.
+
+        Raises:
+            InvalidInput: The limit is below 1.
         """
         return self._services.store.catalog.users(after=after, limit=limit, search=search)
 
@@ -142,6 +153,31 @@ class Runtime(
         """
         return import_user(self._services.store, self._services.model.base, Path(file), as_user)
 
+    def forget_user(self, user_id: str, *, dry_run: bool = False) -> ForgetUserReport:
+        """Erase a user for good: the whole ledger, all layers, published copies and API keys.
+
+        No file of the home holds the id or a text of the user afterwards. Replies that are being
+        generated end with ``Forgotten`` and are not recorded. After a kill the user is whole or
+        gone, and the next opening of the home deletes what is left of the files. The id may be used
+        again for a new user. docs/explanation/privacy.md says what is out of reach.
+
+        Args:
+            user_id: The exact id.
+            dry_run: Only report what would be erased.
+
+        Returns:
+            How much was erased.
+
+        Raises:
+            NotFound: There is no such user.
+            InvalidId: The id is invalid.
+            Busy: A learn of this user runs, or another program writes.
+            HomeError: The home or a folder with published stacks cannot be written.
+        """
+        check_user_id(user_id)
+        return forget_user(self._services, self._api_keys, user_id, dry_run=dry_run)
+
+    @accept_renamed_arguments(memory="max_memory_mb")
     def learn_many(
         self,
         users: Sequence[str],
@@ -150,7 +186,7 @@ class Runtime(
         start: Start = "auto",
         seconds: float | None = None,
         steps: int | None = None,
-        memory: float | None = None,
+        max_memory_mb: float | None = None,
         dry_run: bool = False,
         accept: bool = False,
         progress: Progress = no_progress,
@@ -167,8 +203,8 @@ class Runtime(
             users: The ids, each once.
             seconds: Budget of training time of all users together.
             steps: Budget of training steps a layer.
-            memory: The most MB that all training may take. If it is short, fewer layers train at
-                once.
+            max_memory_mb: The most MB that all training may take. If it is short, fewer layers train
+                at once.
             layer, start, dry_run, accept: As for ``User.learn``.
             progress: Called with a stage and the share of it that is done. What this and the next
                 two raise ends the learn of all users and is raised.
@@ -196,7 +232,7 @@ class Runtime(
             start=start,
             seconds=seconds,
             steps=steps,
-            memory=memory,
+            max_memory_mb=max_memory_mb,
             dry_run=dry_run,
             accept=accept,
             progress=progress,
@@ -231,7 +267,7 @@ class Runtime(
     @property
     def api_keys(self) -> ApiKeys:
         """The API keys of servers on this home."""
-        return self._tokens
+        return self._api_keys
 
     @property
     def maintenance(self) -> Maintenance:
@@ -322,12 +358,7 @@ class Runtime(
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _published_folder(self) -> Path:

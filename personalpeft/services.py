@@ -90,7 +90,10 @@ class LazyModel:
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """The parts of one home on one base. ``streams`` holds the streams that callers still use."""
+    """The parts of one home on one base. ``streams`` holds the streams that callers still use.
+
+    ``train``: whether new signals may be trained on, where the caller does not say.
+    """
 
     store: Store
     memory: Memory
@@ -99,6 +102,7 @@ class Services:
     plugins: Plugins
     model: LazyModel
     observing: Observing = "off"
+    train: bool = True
     streams: WeakSet[Stream] = field(default_factory=WeakSet)
 
     @property
@@ -116,10 +120,20 @@ class Services:
         """The cache of completions of general prompts."""
         return self.model.completions()
 
+    def allows_training(self, user: str) -> bool:
+        """Return whether both the runtime and the user allow training on new signals."""
+        return self.train and self.store.catalog.allows_training(user)
+
     def render_with_item(
         self, user: str, item: str, messages: Sequence[Message]
     ) -> tuple[Message, ...]:
-        """Return the messages as the base reads them with one rule or fact in the prompt."""
+        """Return the messages as the base reads them with one rule or fact in the prompt.
+
+        Args:
+            user: The owner.
+            item: The id of the rule or fact.
+            messages: The prompt.
+        """
         return self.memory.render_with_item(user, item, messages, system=self.base.card.system)
 
     def drop_user_caches(self, user: str) -> None:

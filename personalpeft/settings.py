@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Literal, TypeAlias
 from urllib.parse import urlsplit
@@ -12,6 +12,7 @@ import platformdirs
 
 from personalpeft.deprecation import accept_renamed_arguments
 from personalpeft.errors import InvalidInput
+from personalpeft.types import is_number
 
 HOME = "PERSONALPEFT_HOME"
 CACHE = "PERSONALPEFT_CACHE"
@@ -69,11 +70,7 @@ class VllmServer:
         object.__setattr__(self, "url", self.url.strip().rstrip("/").removesuffix("/v1"))
         for name, least in (("timeout", 0.1), ("patience", 0.0)):
             value = getattr(self, name)
-            if (
-                not isinstance(value, int | float)
-                or isinstance(value, bool)
-                or not least <= value < 1e6
-            ):
+            if not is_number(value) or not least <= value < 1e6:
                 raise InvalidInput(
                     f"{name} cannot be {value!r}.",
                     hint=f"Give a number of seconds, {least:g} or more.",
@@ -122,22 +119,14 @@ class Serving:
     self_check: float = 0.0
 
     def __post_init__(self) -> None:
-        least = {
-            "slots": 1,
-            "max_batch": 1,
-            "host_bytes": 0,
-            "max_queue": 1,
-            "max_queue_per_user": 1,
-            "max_running_per_user": 1,
-        }
-        for name, smallest in least.items():
-            value = getattr(self, name)
+        for name in (each.name for each in fields(self) if each.name != "self_check"):
+            value, smallest = getattr(self, name), 0 if name == "host_bytes" else 1
             if not isinstance(value, int) or isinstance(value, bool) or value < smallest:
                 raise InvalidInput(
                     f"{name} cannot be {value!r}.", hint=f"Give a whole number, {smallest} or more."
                 )
         share = self.self_check
-        if not isinstance(share, int | float) or isinstance(share, bool) or not 0 <= share <= 1:
+        if not is_number(share) or not 0 <= share <= 1:
             raise InvalidInput(
                 f"self_check cannot be {share!r}.",
                 hint="Give a number from 0 (never) to 1 (every reply).",

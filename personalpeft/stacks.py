@@ -29,7 +29,16 @@ def enabled_stack(services: Services, user: str) -> Stack:
 
 
 def select_layers(services: Services, user: str, layers: Sequence[str]) -> Stack:
-    """Return what is live of some layers. Raises ``NotFound`` for an unknown layer."""
+    """Return what is live of some layers.
+
+    Args:
+        services: The wired parts.
+        user: The user.
+        layers: The names of the layers.
+
+    Raises:
+        NotFound: The user does not have a layer.
+    """
     stack = live_stack(services, user)
     existing = {layer.name for layer in services.store.catalog.layers(user)}
     for name in layers:
@@ -43,9 +52,17 @@ def select_layers(services: Services, user: str, layers: Sequence[str]) -> Stack
 
 
 def stack_with_head(services: Services, user: str, layer: str, head: str | None) -> Stack:
-    """Return the live stack with another head in one layer; None leaves the layer out.
+    """Return the live stack with another head in one layer.
 
-    Raises ``NotFound``, ``BaseMismatch``.
+    Args:
+        services: The wired parts.
+        user: The user.
+        layer: The layer.
+        head: A revision by a unique prefix. None leaves the layer out.
+
+    Raises:
+        NotFound: The revision does not exist.
+        BaseMismatch: A revision was built on another base.
     """
     base, catalog = services.base.digest, services.store.catalog
     entries = []
@@ -62,9 +79,16 @@ def stack_with_head(services: Services, user: str, layer: str, head: str | None)
 
 
 def resolve_revision(services: Services, user: str, layer: str, name: str) -> str | None:
-    """Return the revision id for "live", "previous", "base" or (the beginning of) an id.
+    """Return the id of a revision that a user names, None for the bare base.
 
-    None stands for the bare base. Raises ``NotFound``.
+    Args:
+        services: The wired parts.
+        user: The user.
+        layer: The layer of the revision.
+        name: "live", "previous", "base", or an id or a unique prefix of it.
+
+    Raises:
+        NotFound: There is no such revision, or the layer has never changed.
     """
     moves = _history(services, user, layer)
     if name in ("live", "previous"):
@@ -81,7 +105,7 @@ def resolve_revision(services: Services, user: str, layer: str, name: str) -> st
 
 
 def rollback(services: Services, user: str, layer: str, to: str | None) -> HeadMove:
-    """Implement ``User.rollback``."""
+    """Implement ``User.rollback``, which documents the arguments."""
     cause = MoveCause.ROLLBACK
     if to == "previous":
         last = _history(services, user, layer)[-1]

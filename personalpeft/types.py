@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeGuard
 
 Json: TypeAlias = Mapping[str, Any]
 Role: TypeAlias = Literal["system", "user", "assistant", "tool"]
@@ -21,6 +21,10 @@ Progress: TypeAlias = Callable[[str, float], None]
 
 Scope: TypeAlias = Literal["always", "near", "never"]
 """When a live layer is attached: always, to requests similar to its lessons, or never."""
+
+TRAINS = "trains"
+"""Key in the payload of a signal: whether layers may be trained on it. It is stored with the signal,
+so that every program on a home treats it alike. Without it the source decides."""
 
 APP_SOURCE = "app"
 USER_SOURCE = "person"
@@ -53,6 +57,13 @@ class Verdict(StrEnum):
     PROMOTED = "promoted"
     REFUSED = "refused"
     ABSTAINED = "abstained"
+
+
+class SignalRole(StrEnum):
+    """What a revision used a signal for. The values are stored, and covered by the hash chain."""
+
+    TRAINED = "train"
+    HELD_OUT = "pinned"
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +191,14 @@ class Stack:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptResponse:
+    """The last message of a prompt and the answer to it."""
+
+    request: str
+    answer: str
+
+
+@dataclass(frozen=True, slots=True)
 class Turn:
     """One prompt and one reply, stamped with the stack that produced it.
 
@@ -217,7 +236,9 @@ class Signal:
     The payload depends on the kind: rating {"value": -1|1, "how"?}, edit {"text"}, preference
     {"text", "revision"?, "layer"?, "cut_off"?}, comment {"text"}, reward {"value"}, demonstration
     {"prompt", "answer", "skill"}, fact {"text", "questions", "answer"}. "how" marks an implicit
-    rating; "cut_off" marks a text that was truncated.
+    rating; "cut_off" marks a text that was truncated. "trains" says whether a layer may be
+    trained on the signal, and is False where that was retracted later. Where it is absent, a user's
+    own signals may be trained on and an app's may not.
     """
 
     id: str
@@ -228,6 +249,19 @@ class Signal:
     turn: str | None = None
     source: str = USER_SOURCE
     supersedes: str | None = None
+
+    @property
+    def is_trainable(self) -> bool:
+        """Whether layers may be trained on it: the user's own act, or an observation that an app
+        allows."""
+        if self.source == APP_SOURCE:
+            return self.payload.get(TRAINS) is True
+        return self.source == USER_SOURCE and not self.forbids_training
+
+    @property
+    def forbids_training(self) -> bool:
+        """Whether training on it is forbidden."""
+        return self.payload.get(TRAINS) is False
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +287,7 @@ class Revision:
         below: The stack that it was trained on.
         recipe: The training configuration.
         inputs: Digest of all inputs of the build: signals, recipe, base and the revisions below.
-        signals: Role of each signal by id, "train" or "pinned".
+        signals: Role of each signal by id, a ``SignalRole``.
         scores: The evaluation.
         verdict: The gate's verdict, with its ``reason``.
         probation: Whether it is live on thin evidence.
@@ -302,6 +336,11 @@ class Architecture:
     block_path: str
     blocks: int
     projections: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+
+
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Whether a value is an int or a float. A bool is neither here."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def canonical_json(value: Any) -> str:

@@ -1,6 +1,9 @@
 """One user of a home: chat, feedback, learning, history, import and export.
 
 Invariant: each method either completes durably, or raises and has changed nothing.
+
+The module is long because a user is one object of the public surface: it has one short method for
+each act, and most of its lines are their docstrings. What the methods do is in other modules.
 """
 
 from __future__ import annotations
@@ -43,20 +46,24 @@ from personalpeft.chat.validation import (
     check_top_logprobs,
     check_truncation,
 )
-from personalpeft.deprecation import RenamedAttributes
+from personalpeft.deprecation import RenamedAttributes, accept_renamed_arguments
 from personalpeft.erasure import ForgetReport
-from personalpeft.errors import InvalidInput, NotFound
+from personalpeft.errors import InvalidInput
 from personalpeft.ids import check_layer_name, check_skill_name
 from personalpeft.learning.activity_summary import ActivitySummary, summarize_activity
 from personalpeft.learning.gate.probation import review_probation_locked
 from personalpeft.learning.learner import Learner
 from personalpeft.learning.options import LearnOptions, check_budget, no_progress, not_cancelled
 from personalpeft.learning.report import LearnReport, outcome_reports
-from personalpeft.learning.rl.trainer import RLTrainer
-from personalpeft.learning.status import SignalStatus, list_signal_status
+from personalpeft.learning.status import (
+    Pending,
+    SignalStatus,
+    TrainingStatus,
+    list_signal_status,
+    pending,
+    training_status,
+)
 from personalpeft.learning.train.config import Start
-from personalpeft.learning.training_status import TrainingStatus, training_status
-from personalpeft.learning.triggers import Pending, pending
 from personalpeft.memory.types import Item
 from personalpeft.plugins import Shaping, Verifier
 from personalpeft.provenance import Provenance, build_provenance
@@ -71,7 +78,6 @@ from personalpeft.types import (
     Scope,
     Signal,
     Stack,
-    StackEntry,
     Turn,
 )
 
@@ -93,10 +99,17 @@ def _same_parameters_as(
     return decorate
 
 
-class User(
-    RenamedAttributes,
-    renamed={"digest": "activity_summary", "learning": "training_status", "weigh": "set_weight"},
-):
+RENAMED_ATTRIBUTES = {
+    "digest": "activity_summary",
+    "learning": "training_status",
+    "lessons": "signal_statuses",
+    "remove_item": "retract_item",
+    "weigh": "set_weight",
+}
+"""Deprecated attributes of a user, here and in the client of a server, and their names now."""
+
+
+class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
     """One user of an open runtime, made by ``Runtime.user``. Thread-safe.
 
     Signals, turns and revisions are named by their id or the beginning of it. A turn is also named
@@ -177,7 +190,7 @@ class User(
             replaces=None if replaces is None else self.turn(replaces).id,
             truncate=truncate,
         )
-        return request.start_stream(self._services, self.id, chat, cancelled, self.observe)
+        return request.start_stream(self._services, self.id, chat, cancelled)
 
     @_same_parameters_as(stream)
     def chat(self, prompt: Prompt, **options: Any) -> Reply:
@@ -241,6 +254,7 @@ class User(
         comment: str | None = None,
         reward: float | None = None,
         source: str = USER_SOURCE,
+        train: bool | None = None,
     ) -> str:
         """Record one feedback signal on a reply and return its id. It is durable on return.
 
@@ -255,6 +269,9 @@ class User(
             comment: A rule to follow from now on.
             reward: A graded rating, from -1 to 1.
             source: Who gives the feedback, if not the user. It is kept apart and not trained on.
+            train: Whether layers may be trained on it. Otherwise a comment acts in the prompt, and
+                everything else is only kept. Defaults to ``set_training`` and the setting of
+                ``personalpeft.open``.
 
         Returns:
             The id of the signal.
@@ -268,6 +285,7 @@ class User(
             self.id,
             reply,
             source,
+            train,
             rating=rating,
             edit=edit,
             prefer=prefer,
@@ -275,17 +293,51 @@ class User(
             reward=reward,
         )
 
-    def observe(self, reply: Reply | Turn | str, seen: str) -> str | None:
-        """Record implicit feedback: "copied", "regenerated", "contradicted" or "thanked".
+    def set_training(self, allowed: bool) -> None:
+        """Set whether layers may be trained on this user's feedback from now on.
 
-        It becomes a rating of the source "app" if the runtime was opened with ``observing="kept"``,
-        or ``observing="learned"`` to train on it as a weak rating. Returns the id of the signal, or
-        None if nothing was recorded. Raises ``NotFound`` for an unknown turn, ``InvalidInput``.
+        It is kept in the home, for all programs. ``train`` of one signal comes before it, and a
+        runtime with ``train=False`` trains on nothing by default. Earlier signals stay as they are;
+        ``retract`` with ``training_only`` withdraws them. ``summary`` shows it. Raises
+        ``InvalidInput``.
         """
-        return feedback.observe(self._services, self.id, reply, seen)
+        if not isinstance(allowed, bool):
+            raise InvalidInput(
+                f"allowed must be True or False, got {allowed!a}.",
+                hint="False: feedback acts in the prompt alone.",
+            )
+        self._services.store.catalog.set_training(self.id, allowed)
+
+    def observe(
+        self, reply: Reply | Turn | str, seen: str, *, train: bool | None = None
+    ) -> str | None:
+        """Record implicit feedback on a reply: what the user did with it, seen by the app.
+
+        It becomes a rating of the source "app", if the runtime was opened with ``observing="kept"``
+        or "learned". Only with "learned" is it trained on, as a weak rating.
+
+        Args:
+            reply: A reply, a turn, or a turn's id.
+            seen: "copied", "regenerated", "contradicted" or "thanked".
+            train: As in ``feedback``.
+
+        Returns:
+            The id of the signal, or None if nothing was recorded.
+
+        Raises:
+            NotFound: The turn is unknown.
+            InvalidInput: ``seen`` is none of these.
+        """
+        return feedback.observe(self._services, self.id, reply, seen, train)
 
     def teach(
-        self, prompt: str, answer: str, *, skill: str | None = None, source: str = USER_SOURCE
+        self,
+        prompt: str,
+        answer: str,
+        *,
+        skill: str | None = None,
+        source: str = USER_SOURCE,
+        train: bool | None = None,
     ) -> str:
         """Record a demonstration and return its id.
 
@@ -294,6 +346,8 @@ class User(
             answer: The wanted answer.
             skill: The skill to teach; None teaches the style.
             source: Who demonstrates, as in ``feedback``.
+            train: As in ``feedback``. A demonstration that must not be trained on is kept and
+                listed, and used for nothing until it is given again.
 
         Returns:
             The id of the signal.
@@ -301,7 +355,7 @@ class User(
         Raises:
             InvalidInput: A text is empty or too long, or the skill has an invalid name.
         """
-        return feedback.teach(self._services, self.id, prompt, answer, skill, source)
+        return feedback.teach(self._services, self.id, prompt, answer, skill, source, train)
 
     def remember(
         self,
@@ -310,6 +364,7 @@ class User(
         questions: Sequence[str] = (),
         answer: str | None = None,
         source: str = USER_SOURCE,
+        train: bool | None = None,
     ) -> str:
         """Record a fact, which is looked up from the next turn on, and return its id.
 
@@ -320,6 +375,8 @@ class User(
                 the ``memory`` layer. Without it, that happens once looking it up has helped twice.
             source: Who states the fact, if not the user. Such a fact is looked up but not learned,
                 and yields to the user's own facts.
+            train: As in ``feedback``. A fact that must not be trained on is only looked up, and
+                replies that had it in the prompt are not trained on either.
 
         Returns:
             The id of the signal.
@@ -327,19 +384,22 @@ class User(
         Raises:
             InvalidInput: A text is empty or too long, or an answer has no question.
         """
-        return feedback.remember(self._services, self.id, text, questions, answer, source)
+        return feedback.remember(self._services, self.id, text, questions, answer, source, train)
 
-    def retract(self, *signals: str) -> tuple[Signal, ...]:
+    def retract(self, *signals: str, training_only: bool = False) -> tuple[Signal, ...]:
         """Retract signals of any kind and source, all or none, and return them.
 
         They no longer count, and the next learn rebuilds without them. The ledger keeps them;
         ``forget`` erases. What a retracted signal superseded stays superseded. A signal that only
         yielded to it counts again, such as the thumb beside an edit.
 
+        ``training_only`` withdraws the consent to train, and nothing else: facts and rules stay in
+        the prompt. To give it again, give the signal again.
+
         Raises ``NotFound``, also for a signal that is superseded or retracted, ``Forgotten``,
         ``InvalidInput``.
         """
-        return feedback.retract(self._services, self.id, signals)
+        return feedback.retract(self._services, self.id, signals, training_only=training_only)
 
     def items(self) -> tuple[Item, ...]:
         """Return the rules and facts in effect, oldest first."""
@@ -354,6 +414,9 @@ class User(
         answer: str | None = None,
     ) -> Item:
         """Supersede a rule or fact with a new text.
+
+        Layers may be trained on the new one where they may be on the old one, and the runtime's
+        setting allows it.
 
         Args:
             item_id: Id of the rule or fact.
@@ -370,15 +433,21 @@ class User(
             InvalidInput: A text is invalid, or a rule was given questions.
         """
         return self._services.memory.edit(
-            self.id, item_id, text, questions=questions, answer=answer
+            self.id,
+            item_id,
+            text,
+            questions=questions,
+            answer=answer,
+            train=self._services.allows_training(self.id),
         )
 
-    def remove_item(self, item_id: str) -> None:
+    def retract_item(self, item_id: str) -> None:
         """Retract a rule or fact; the ledger keeps it. Raises ``NotFound``."""
-        self._services.memory.remove(self.id, item_id)
+        self._services.memory.retract(self.id, item_id)
 
     # Learning
 
+    @accept_renamed_arguments(memory="max_memory_mb")
     def learn(
         self,
         layer: str | None = None,
@@ -386,7 +455,7 @@ class User(
         start: Start = "auto",
         seconds: float | None = None,
         steps: int | None = None,
-        memory: float | None = None,
+        max_memory_mb: float | None = None,
         dry_run: bool = False,
         accept: bool = False,
         progress: Progress = no_progress,
@@ -404,11 +473,11 @@ class User(
                 lessons.
             seconds: Budget of training time. The next learn continues.
             steps: Budget of training steps a layer. The next learn continues.
-            memory: The most MB that training may take beside the base, 40 bytes a trained
+            max_memory_mb: The most MB that training may take beside the base, 40 bytes a trained
                 parameter. What needs more is not built.
             dry_run: Only report what would be learned.
-            accept: Make the candidate live whatever the verdict, which is recorded. A candidate
-                that could not be measured is not accepted.
+            accept: Make the candidate live although the gate refuses it or abstains. The verdict is
+                recorded. A candidate that could not be measured is not accepted.
             progress: Called with a stage and the share of it that is done, 0 to 1.
             cancelled: Called between steps; return True to cancel.
             paused: Called between steps; training waits while it returns True.
@@ -429,7 +498,7 @@ class User(
             start=start,
             seconds=seconds,
             steps=steps,
-            memory=memory,
+            max_memory_mb=max_memory_mb,
             dry_run=dry_run,
             accept=accept,
             progress=progress,
@@ -490,6 +559,7 @@ class User(
             cancelled=cancelled,
         )
 
+    @accept_renamed_arguments(memory="max_memory_mb")
     def practice(
         self,
         skill: str,
@@ -500,7 +570,7 @@ class User(
         rounds: int | None = None,
         seconds: float | None = None,
         steps: int | None = None,
-        memory: float | None = None,
+        max_memory_mb: float | None = None,
         accept: bool = False,
         progress: Progress = no_progress,
         cancelled: Callable[[], bool] = not_cancelled,
@@ -521,7 +591,7 @@ class User(
             rounds: Budget of rounds.
             seconds: Budget of time.
             steps: Budget of training steps.
-            memory, accept, progress, cancelled, paused: As for ``learn``.
+            max_memory_mb, accept, progress, cancelled, paused: As for ``learn``.
 
         Returns:
             The report.
@@ -539,7 +609,7 @@ class User(
         options = LearnOptions(
             seconds=seconds,
             steps=steps,
-            memory=memory,
+            max_memory_mb=max_memory_mb,
             accept=accept,
             progress=progress,
             cancelled=cancelled,
@@ -548,7 +618,7 @@ class User(
         plugins = self._services.plugins
         checked_verifier = plugins.verifier(verifier, family)
         checked_shaping = None if shaping is None else plugins.shaping(shaping)
-        return RLTrainer.from_services(self._services).train(
+        return Learner.from_services(self._services).practise(
             self.id, f"skill.{skill}", checked_verifier, checked_shaping, rounds, options
         )
 
@@ -566,12 +636,7 @@ class User(
 
         Raises ``NotFound``, ``InvalidInput``.
         """
-        if not isinstance(weight, int | float) or not -2 <= weight <= 2:
-            raise InvalidInput(
-                f"weight must be a number from -2 to 2, got {weight!r}.",
-                hint="1 is the layer as trained.",
-            )
-        self._services.store.catalog.set_weight(self.id, layer, float(weight))
+        self._services.store.catalog.set_weight(self.id, layer, weight)
 
     def scope(self, layer: str, scope: Scope) -> None:
         """Set when a layer is attached: "always", "near" (similar to its lessons) or "never".
@@ -592,9 +657,9 @@ class User(
         """Erase a turn or signal and everything derived from it, and rebuild the layers it was in.
 
         Erased are its text, the revisions that saw it, reports about it, and replies that had it in
-        the prompt. Layers that lose their head return to what was live before the item, and are
-        rebuilt from what is left and judged as in a learn. docs/explanation/privacy.md says what
-        goes with what.
+        the prompt. Layers that lose their head return to what was live before the item. They are
+        rebuilt from the remaining lessons and judged as in a learn. docs/explanation/privacy.md lists what
+        is erased with what.
 
         Args:
             item: A reply, a turn, or the id of a turn or signal.
@@ -692,7 +757,7 @@ class User(
         """
         return self._services.store.ledger.signals(self.id, current=current)
 
-    def lessons(self, *, current: bool = True) -> tuple[SignalStatus, ...]:
+    def signal_statuses(self, *, current: bool = True) -> tuple[SignalStatus, ...]:
         """Return, for each signal, what it is used for, whether it was learned, and in which
         revision.
 
@@ -737,9 +802,7 @@ class User(
 
         Raises ``InvalidInput`` if the folder is not empty, ``NotFound`` if nothing is live.
         """
-        return export_peft_folder(
-            self._services.engine, self._live(layer), Path(folder), whole=layer is None
-        )
+        return export_peft_folder(self._services, self.id, Path(folder), layer)
 
     def import_peft(self, folder: str | Path, *, layer: str = "style") -> Revision:
         """Import a PEFT folder as a revision of a layer and make it live, without a gate.
@@ -747,32 +810,18 @@ class User(
         Raises ``AdapterError`` for an adapter that is damaged, hostile, unsupported or not for this
         base.
         """
-        check_layer_name(layer)
-        services = self._services
-        return import_peft_folder(
-            services.store,
-            services.base,
-            services.clock,
-            self.id,
-            self.stack(),
-            Path(folder),
-            layer,
-        )
+        return import_peft_folder(self._services, self.id, Path(folder), layer)
 
     def export_gguf(self, file: str | Path, *, layer: str | None = None) -> Path:
         """Write the live stack, or one layer of it, as a GGUF LoRA for llama.cpp.
 
         Raises as ``export_peft``, and ``InvalidInput`` for a base that has no GGUF form here.
         """
-        return export_gguf(self._services.engine, self._live(layer), Path(file))
+        return export_gguf(self._services, self.id, Path(file), layer)
 
     def import_gguf(self, file: str | Path, *, layer: str = "style") -> Revision:
         """Import a GGUF LoRA as ``import_peft`` imports a folder. Also raises ``InvalidInput``."""
-        check_layer_name(layer)
-        services = self._services
-        return import_gguf(
-            services.store, services.base, services.clock, self.id, self.stack(), Path(file), layer
-        )
+        return import_gguf(self._services, self.id, Path(file), layer)
 
     def export_merged(self, folder: str | Path, *, form: MergedForm = "safetensors") -> Path:
         """Write the base with the live stack merged into its weights, into a new folder.
@@ -781,18 +830,4 @@ class User(
         Modelfile. The copy is as large as the base, and later learns do not change it. Raises as
         ``export_gguf``.
         """
-        return export_merged(self._services.engine, self._live(None), Path(folder), form)
-
-    def _live(self, layer: str | None) -> tuple[StackEntry, ...]:
-        """Return what is live of one layer, or of all enabled ones. Raises ``NotFound``."""
-        stack = (
-            stacks.enabled_stack(self._services, self.id)
-            if layer is None
-            else stacks.select_layers(self._services, self.id, [layer])
-        )
-        if not stack.entries:
-            raise NotFound(
-                f"{self.id} has nothing live.",
-                hint="Learn first, or roll back to a revision.",
-            )
-        return stack.entries
+        return export_merged(self._services, self.id, Path(folder), form)

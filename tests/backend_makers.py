@@ -1,4 +1,4 @@
-"""Backends small enough to ask a lot, adapters with visible effects, and the reading of replies."""
+"""Small backends for many requests, adapters with visible effects, and collected output."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from personalpeft.types import FinishReason, Message, Sampling
 
 
 def torch_backend(base: Base, **more: Any) -> Backend:
-    """In float32, where what is computed together with other rows differs by so little that greedy picks are the same."""
+    """Use float32, where batching changes results so little that greedy tokens are equal."""
     import torch
 
     from personalpeft.backends.torch.backend import TorchBackend
@@ -37,7 +37,7 @@ def torch_backend(base: Base, **more: Any) -> Backend:
 
 
 def llamacpp_backend(base: Base, cache: Path, **more: Any) -> Backend:
-    """On a GGUF file that is written from the base's weights in their own precision."""
+    """Write the base's weights to a GGUF file in their own precision, and open it."""
     from personalpeft.backends.llamacpp.backend import LlamaCppBackend
 
     return LlamaCppBackend(base, cache=cache, **{"threads": 1, **more})
@@ -49,10 +49,10 @@ def fake_backend(**more: Any) -> Backend:
     return FakeBackend(fake_base(), **more)
 
 
-def adapter(
+def random_adapter(
     backend: Backend, seed: int, *, rank: int = 2, size: float = 0.5, layer: str = "style"
 ) -> Adapter:
-    """Random halves, large enough to change what is said."""
+    """Return an adapter with random matrices that are large enough to change the output."""
     random = np.random.default_rng(seed)
     architecture = backend.base.architecture
     pairs = {
@@ -67,8 +67,8 @@ def adapter(
     return Adapter(manifest, pairs)
 
 
-def composed(backend: Backend, seed: int, *, rank: int = 2, size: float = 0.5) -> AdapterStack:
-    return compose([(adapter(backend, seed, rank=rank, size=size), 1.0)])
+def random_stack(backend: Backend, seed: int, *, rank: int = 2, size: float = 0.5) -> AdapterStack:
+    return compose([(random_adapter(backend, seed, rank=rank, size=size), 1.0)])
 
 
 def row(
@@ -85,13 +85,13 @@ def row(
 
 
 def attach(backend: Backend, key: str, stack: AdapterStack) -> None:
-    """Both halves of making a stack resident."""
+    """Stage a stack and attach it."""
     backend.attach(key, backend.stage(stack))
 
 
 @dataclass
-class Written:
-    """One row's reply as it came."""
+class Output:
+    """The output of one row as it came."""
 
     pieces: list[str] = field(default_factory=list)
     tokens: tuple[int, ...] = ()
@@ -112,31 +112,34 @@ class Written:
         self.finish = piece.finish
 
 
-class Writing:
-    """Rows in a batch, and what they said so far, in the order in which they joined."""
+class Batch:
+    """Rows in a batch and their output so far, in the order of joining."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._replies: dict[int, Written] = {}
+        self._replies: dict[int, Output] = {}
         self._rows: dict[int, SequenceState] = {}
 
-    def join(self, row: SequenceState) -> Written:
-        # A copy, since tests ask the same again.
+    def join(self, row: SequenceState) -> Output:
+        # A copy, since tests submit the same row again.
         row = replace(row)
         number = self._backend.admit(row)
         assert number is not None, "no room"
         assert number not in self._replies, "a number was used again"
         self._rows[number] = row
-        return self._replies.setdefault(number, Written())
+        return self._replies.setdefault(number, Output())
 
-    def leave(self, reply: Written) -> None:
+    def leave(self, reply: Output) -> None:
         number = self._number(reply)
         self._backend.remove(number)
         if reply.finish is None:
             reply.add(self._rows[number].finish("cancelled"))
 
-    def preempt(self, reply: Written) -> Callable[[], bool]:
-        """Takes a row out and gives what lets it go on: False without room."""
+    def preempt(self, reply: Output) -> Callable[[], bool]:
+        """Remove a row, and return a function that resumes it.
+
+        The function returns False where there is no room.
+        """
         number = self._number(reply)
         row = self._rows[number]
         self._backend.remove(number)
@@ -158,7 +161,7 @@ class Writing:
         for number in self._rows:
             self._backend.remove(number)
 
-    def _number(self, reply: Written) -> int:
+    def _number(self, reply: Output) -> int:
         return next(number for number, known in self._replies.items() if known is reply)
 
     def step(self, count: int = 1) -> None:
@@ -176,33 +179,33 @@ class Writing:
         self._backend.check_integrity()
 
 
-def written(backend: Backend, rows: Sequence[SequenceState]) -> tuple[Written, ...]:
-    """The replies; each row must be finished exactly once, by its last piece."""
-    writing = Writing(backend)
+def generate(backend: Backend, rows: Sequence[SequenceState]) -> tuple[Output, ...]:
+    """Return the outputs, after a check that the last chunk of each row finishes it exactly once."""
+    writing = Batch(backend)
     replies = tuple(writing.join(row) for row in rows)
     writing.finish()
     return replies
 
 
-def after(backend: Backend, prompt: str, completion: str) -> Continuation:
+def continuation(backend: Backend, prompt: str, completion: str) -> Continuation:
     return Continuation(
         backend.render([Message("user", prompt)]), backend.encode(completion) + backend.end_of_turn
     )
 
 
-def spec(backend: Backend, **changes: Any) -> SessionSpec:
+def session_spec(backend: Backend, **changes: Any) -> SessionSpec:
     targets = tuple(sorted(backend.base.architecture.projections))
     return SessionSpec(
         **{"rank": 2, "scaling": 4.0, "target_modules": targets, "seed": 5, **changes}
     )
 
 
-def lessons(backend: Backend, count: int) -> list[list[Any]]:
-    """So many steps' worth of terms of both kinds."""
+def training_steps(backend: Backend, count: int) -> list[list[Any]]:
+    """Return the losses of so many training steps, with SFT and DPO in each."""
     steps: list[list[Any]] = []
     for number in range(count):
-        wanted = after(backend, f"question {number % 3}", "Ahoy!")
-        refused = after(backend, f"question {number % 3}", "Hello.")
+        wanted = continuation(backend, f"question {number % 3}", "Ahoy!")
+        refused = continuation(backend, f"question {number % 3}", "Hello.")
         steps.append([SFTLoss(wanted, 0.5), DPOLoss(wanted, refused, 0.1, 0.5)])
     return steps
 
@@ -210,14 +213,17 @@ def lessons(backend: Backend, count: int) -> list[list[Any]]:
 def train(
     session: Session, steps: Sequence[Sequence[Any]], *, done: int = 0, rate: float = 1e-2
 ) -> None:
-    """Takes the steps from ``done`` on; what the stack below says is read for all of them, as in a learn."""
+    """Take the steps from ``done`` on.
+
+    As in a learn, reference log-probs are computed for all steps.
+    """
     session.precompute_ref_log_probs([term for terms in steps for term in terms])
     for terms in steps[done:]:
         session.step(terms, rate)
 
 
 def bytes_of(session: Session) -> bytes:
-    """Everything that a session would make an adapter of."""
+    """Return the bytes of all weights that the session would make an adapter of."""
     return b"".join(
         name.encode() + pair.a.tobytes() + pair.b.tobytes()
         for name, pair in sorted(session.weights().items())
@@ -225,8 +231,9 @@ def bytes_of(session: Session) -> bytes:
 
 
 def base_with_merges(folder: Path, change: Callable[[Any], None] = lambda tokenizer: None) -> Base:
-    """A tiny random Qwen 2 whose tokenizer merges letters, with more embeddings than tokens, as real ones have; ``change`` is
-    what makes of that tokenizer another.
+    """Return a tiny random Qwen 2 whose tokenizer merges letters.
+
+    Like real ones it has more embeddings than tokens. ``change`` may modify the tokenizer.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -271,17 +278,20 @@ def base_with_merges(folder: Path, change: Callable[[Any], None] = lambda tokeni
     return resolve_base(card, cache=folder / "cache")
 
 
-def cold(backend: Backend, row: SequenceState) -> Written:
-    """A row's reply alone, with nothing cached."""
+def generate_uncached(backend: Backend, row: SequenceState) -> Output:
+    """Return a row's output alone, with an empty cache."""
     backend.clear_cache()
-    return written(backend, [row])[0]
+    return generate(backend, [row])[0]
 
 
-def staggered(
+def generate_staggered(
     backend: Backend, rows: Sequence[SequenceState], steps: Sequence[int]
-) -> list[Written]:
-    """The replies of rows of which each joins so many steps after the one before, and so cuts the others' prompts."""
-    writing = Writing(backend)
+) -> list[Output]:
+    """Return the outputs of rows that each join so many steps after the previous one.
+
+    A joining row interrupts the prompts of the others.
+    """
+    writing = Batch(backend)
     replies = []
     for each, count in zip(rows, steps, strict=True):
         replies.append(writing.join(each))
@@ -290,8 +300,8 @@ def staggered(
     return replies
 
 
-def bits(reply: Written) -> tuple[tuple[int, ...], bytes]:
-    """What has to be the same: the tokens, and each bit of their log-probs."""
+def bits(reply: Output) -> tuple[tuple[int, ...], bytes]:
+    """Return what must be equal: the tokens, and each bit of their log-probs."""
     return reply.tokens, np.array(reply.logprobs).tobytes()
 
 

@@ -1,4 +1,4 @@
-"""What all tests share: no network, and one cache folder for everything that is prepared from packages or seeds."""
+"""Fixtures of all tests: no network, and one cache folder for all prepared bases."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from personalpeft.backends.base import Backend
 from personalpeft.base_models.types import Base
 from personalpeft.settings import CACHE, HOME, VllmServer
 
-# Before anything imports Triton, which reads it then: kernels for a GPU are tested on the processor. TRITON_INTERPRET=0
-# tests them on a GPU.
+# Triton reads this when it is imported. By default GPU kernels are tested on the processor, and
+# with TRITON_INTERPRET=0 on a GPU.
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # Registered before pytest reads --hypothesis-profile.
@@ -26,8 +26,10 @@ example_counts.register()
 
 @pytest.fixture(scope="session", autouse=True)
 def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The folder of PERSONALPEFT_CACHE where it is set, so that the real base need not be prepared anew; else a temporary one,
-    which processes that share the tests share too.
+    """Return the folder of PERSONALPEFT_CACHE if set, else a temporary one.
+
+    A set folder keeps the real base prepared. Test processes that run together share a temporary
+    one.
     """
     with pytest.MonkeyPatch.context() as patch:
         run = tmp_path_factory.getbasetemp()
@@ -41,7 +43,7 @@ def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def tiny_base(shared_cache: Path) -> Base:
-    """A Llama of two blocks with random weights and one token for each byte."""
+    """Return a Llama of two layers with random weights and one token for each byte."""
     import torch
 
     from personalpeft.base_models.registry import find_card
@@ -53,34 +55,42 @@ def tiny_base(shared_cache: Path) -> Base:
 
 @pytest.fixture(scope="session")
 def torch_tiny(tiny_base: Base, shared_cache: Path) -> Backend:
-    """The torch backend on the tiny base, in float32 and with the kernels that serve people where they can be built; who
-    attaches something to it detaches it again.
+    """Return the torch backend on the tiny base, in float32, with the CPU kernels where they can be
+    built.
+
+    A test that attaches something detaches it again.
     """
     return torch_backend(tiny_base, slots=4, cache=shared_cache)
 
 
 @pytest.fixture(scope="session")
 def llamacpp_tiny(tiny_base: Base, shared_cache: Path) -> Backend:
-    """The llama.cpp backend on the tiny base; who attaches something to it detaches it again."""
+    """Return the llama.cpp backend on the tiny base.
+
+    A test that attaches something detaches it again.
+    """
     return llamacpp_backend(tiny_base, shared_cache, slots=4)
 
 
 @pytest.fixture(scope="session")
 def vllm_server(tmp_path_factory: pytest.TempPathFactory, vllm_base: Base) -> Iterator[VllmServer]:
-    """A real server on ``vllm_base``, which takes about a minute to start."""
+    """Start a real server on ``vllm_base``, which takes about a minute."""
     with running(vllm_base, tmp_path_factory.mktemp("vllm")) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def vllm_base(shared_cache: Path) -> Base:
-    """The tiny base in a shape that vLLM takes."""
+    """Return the tiny base in a shape that vLLM supports."""
     return tiny_base_for_vllm(shared_cache)
 
 
 @pytest.fixture(scope="session")
 def vllm_tiny(vllm_server: VllmServer, vllm_base: Base, shared_cache: Path) -> Iterator[Backend]:
-    """The vLLM backend on a real server; who attaches something to it detaches it again."""
+    """Return the vLLM backend on a real server.
+
+    A test that attaches something detaches it again.
+    """
     backend = vllm_backend(vllm_base, shared_cache, vllm_server, slots=4)
     yield backend
     backend.close()
@@ -88,13 +98,13 @@ def vllm_tiny(vllm_server: VllmServer, vllm_base: Base, shared_cache: Path) -> I
 
 @pytest.fixture(scope="session")
 def fake() -> Backend:
-    """The backend without a model; who attaches something to it detaches it again."""
+    """Return the backend without a model. A test that attaches something detaches it again."""
     return fake_backend(slots=4)
 
 
 @pytest.fixture(autouse=True)
 def threads(request: pytest.FixtureRequest) -> None:
-    """One thread for the tiny base, whose sums are too small to share out; all of them for a real one."""
+    """Use one thread for the tiny base, whose sums are too small to split, and all for a real one."""
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.set_num_threads(

@@ -1,4 +1,7 @@
-"""How many examples hypothesis draws: as many as a test asks for, or ten times as many with ``--hypothesis-profile exhaustive``."""
+"""How many examples hypothesis draws.
+
+A test gets as many as it asks for, or ten times as many with ``--hypothesis-profile exhaustive``.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ EXHAUSTIVE = 10 * USUAL
 
 def register() -> None:
     """Register the two profiles, and load the usual one."""
-    # No deadline: the time of an example depends on what else the machine computes.
+    # No deadline: an example's duration depends on the other programs of the machine.
     settings.register_profile("usual", deadline=None, max_examples=USUAL)
     settings.register_profile("exhaustive", deadline=None, max_examples=EXHAUSTIVE)
     settings.load_profile("usual")

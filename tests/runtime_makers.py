@@ -1,4 +1,4 @@
-"""Homes with people in them for the tests of the public surface, and the reading of all that a home holds."""
+"""Homes with users for the tests of the public surface, and comparison of all that a home holds."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from personalpeft.clock import Clock
 TINY = (resources.files("personalpeft_models") / "tiny-random.toml").read_text("utf-8")
 
 
-def like_tiny(tables: str, **changes: object) -> str:
-    """The card of the tiny base that ships, with other values for some of its keys, and with more tables."""
+def tiny_card(tables: str, **changes: object) -> str:
+    """Return the card of the tiny base with some keys changed and more tables."""
     card = TINY
     for key, value in changes.items():
         card, found = re.subn(
@@ -33,8 +33,8 @@ def like_tiny(tables: str, **changes: object) -> str:
     return card + tables
 
 
-# It learns in a second: what is promised of learning does not depend on how much is learned.
-QUICK_CARD = like_tiny(
+# A learn takes a second. What is promised of learning does not depend on its size.
+QUICK_CARD = tiny_card(
     """
 [learning]
 rank = 2
@@ -54,8 +54,8 @@ tokens_per_parameter = 10.0
 
 
 @dataclass
-class Time:
-    """A clock that moves a second each time somebody looks, so that nothing happens twice at once."""
+class FakeTime:
+    """A clock that moves a second at each reading, so that no two events have the same time."""
 
     at: datetime = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
     seconds: float = 0.0
@@ -78,8 +78,8 @@ class Time:
 
 
 @contextmanager
-def opened(home: Path, base: str | Path = "fake", **more: Any) -> Iterator[Runtime]:
-    """A runtime on the fake backend, or on the torch backend where a base is named."""
+def open_runtime(home: Path, base: str | Path = "fake", **more: Any) -> Iterator[Runtime]:
+    """Open a runtime on the fake backend, or on the torch backend where a base is given."""
     backend = "fake" if base == "fake" else "torch"
     with personalpeft.open(home, base=base, backend=backend, **more) as runtime:
         yield runtime
@@ -94,7 +94,7 @@ def style(text: str) -> str:
 
 
 def correct(user: User, count: int = 6, *, first: int = 0) -> list[str]:
-    """Asks and corrects so many replies; the ids of the edits."""
+    """Record so many corrected replies, and return the ids of the edits."""
     return [
         user.feedback(ask(user, f"question {n}"), edit=style(f"Answer {n}."))
         for n in range(first, first + count)
@@ -123,8 +123,8 @@ def pinned(user: User) -> set[str]:
     }
 
 
-def everything(home: Path) -> tuple[list[str], dict[str, str]]:
-    """All rows of the database as SQL, and all other files of the home but locks by their digests."""
+def home_contents(home: Path) -> tuple[list[str], dict[str, str]]:
+    """Return all rows of the database as SQL, and digests of all other files except locks."""
     with sqlite3.connect(f"file:{home / 'personalpeft.db'}?mode=ro", uri=True) as connection:
         rows = list(connection.iterdump())
     connection.close()
@@ -139,13 +139,13 @@ def everything(home: Path) -> tuple[list[str], dict[str, str]]:
 
 
 @contextmanager
-def nothing_changes(home: Path) -> Iterator[None]:
-    """Whatever is raised inside passes, and the home holds afterwards what it held before."""
-    before = everything(home)
+def home_unchanged(home: Path) -> Iterator[None]:
+    """Check that the home is unchanged after the block, whatever the block raises."""
+    before = home_contents(home)
     try:
         yield
     finally:
-        assert everything(home) == before
+        assert home_contents(home) == before
 
 
 def quick_card(folder: Path) -> Path:
@@ -155,5 +155,5 @@ def quick_card(folder: Path) -> Path:
 
 
 def python_environment(cache: Path) -> dict[str, str]:
-    """For a process of its own beside the test."""
+    """Return the environment of another process beside the test."""
     return {**os.environ, "PERSONALPEFT_CACHE": str(cache), "OMP_NUM_THREADS": "1"}

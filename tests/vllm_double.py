@@ -1,8 +1,7 @@
-"""A server that speaks vLLM's protocol and does on demand what a real one does by accident: forgets, restarts, is slow, refuses,
-comes back with another model.
+"""A stand-in for vLLM's server that loses stacks, restarts, delays and fails on demand.
 
-What it writes depends on the prompt's tokens and on the bytes of the adapter's folder alone. What real servers say is held to a
-real one in ``test_vllm_server.py``; here stands what they said.
+Its tokens depend only on the prompt's tokens and on the bytes of the adapter's folder.
+``test_vllm_server.py`` checks its error messages against a real server.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from backend_makers import row, written
+from backend_makers import generate, row
 
 from personalpeft.adapters.formats.published import FILES, build_published_adapter
 from personalpeft.backends.base import Backend
@@ -40,49 +39,57 @@ Open = Callable[..., VllmBackend]
 """Opens the backend on a double; what is named besides is of its settings, or ``cache``, ``slots`` and ``rows``."""
 
 
-class Double:
-    """What it was asked lies in ``asked`` (path, body), in order; what it knows in ``known`` (name, path)."""
+class VllmDouble:
+    """A fake vLLM server:
+
+    ``requests`` logs (path, body), ``adapters`` are the loaded (name, path).
+    """
 
     def __init__(self, base: Base, *, token: str = "", slots: int = 6) -> None:
         self.base, self.token, self.slots = base, token, slots
         self.text = ChatTokenizer(base)
         self._letters = self.text.encode("abcdefghijklmnopqrstuvwxyz")
-        self.asked: list[tuple[str, Any]] = []
-        self.known: dict[str, str] = {}
+        self.requests: list[tuple[str, Any]] = []
+        self.adapters: dict[str, str] = {}
         self.bases = ["base"]
         self.updates = True
-        # (status, body) to answer next instead, by path; the seconds until a load is done; what follows a reply's third token.
-        self.instead: dict[str, list[tuple[int, Any]]] = {}
+        # By path: (status, body) to answer next instead. Seconds of a load and of a token. Models
+        # whose replies are cut after the third token.
+        self.overrides: dict[str, list[tuple[int, Any]]] = {}
         self.load_seconds = 0.0
         self.token_seconds = 0.0
-        self.breaks_off: list[str] = []
+        self.cut_off: list[str] = []
         self.resolver: Path | None = None
         self.dropped = threading.Event()
         self.logprob = -1.0
-        # What a reply's last piece says of its end; and what comes after its second token.
+        # The finish reason in a reply's last chunk; the error after its second token.
         self.finish: str | None = "length"
         self.late_error = ""
-        # How many tokens it has to say at most; one that it writes instead of any other; and how many connections it was asked by.
+        # The most tokens of a reply; a token that replaces all others; the number of accepted
+        # connections.
         self.longest = 32
-        self.odd = 0
+        self.forced_token = 0
         self.connections = 0
         self.url = ""
-        # How its tokenizer splits text, where not as the base's.
-        self.spelled: list[int] | None = None
-        # Called with each name that it was told of, once it knows it.
+        # Tokens of any text, where they differ from the base's tokenizer.
+        self.tokenization: list[int] | None = None
+        # Is called with each name after it was loaded.
         self.loaded: Callable[[str], None] = lambda name: None
-        # Ends every connection with its answer; and whether it takes new ones.
-        self.hangs_up = False
+        # Whether every response closes its connection; and whether connections are accepted.
+        self.closes_connections = False
         self.accepts = threading.Event()
         self.accepts.set()
 
     def restart(self) -> None:
-        """Knows no stack any more, as after a restart."""
-        self.known.clear()
+        """Drop all loaded stacks, as a restart does."""
+        self.adapters.clear()
 
     @contextmanager
     def busy(self) -> Iterator[None]:
-        """Takes no connection inside, nor has room for one that waits. For a client that has none open, as ``hangs_up`` leaves it."""
+        """Accept no connection and fill the backlog within the block.
+
+        For a client without an open connection, as with ``closes_connections``.
+        """
         host, port = self.url.removeprefix("http://").split(":")
         self.accepts.clear()
         with ExitStack() as knocking:
@@ -95,62 +102,65 @@ class Double:
             finally:
                 self.accepts.set()
 
-    def times(self, path: str) -> int:
-        """How often something was asked."""
-        return sum(asked == path for asked, _ in self.asked)
+    def request_count(self, path: str) -> int:
+        """Return the number of requests to a path."""
+        return sum(requested == path for requested, _ in self.requests)
 
     def answer(self, path: str, body: Any) -> tuple[int, Any]:
-        self.asked.append((path, body))
-        if self.instead.get(path):
-            return self.instead[path].pop(0)
+        self.requests.append((path, body))
+        if self.overrides.get(path):
+            return self.overrides[path].pop(0)
         match path:
             case "/v1/models":
                 return 200, {
-                    "data": [*map(self._listed, self.bases), *map(self._lora, self.known.items())]
+                    "data": [
+                        *map(self._listed, self.bases),
+                        *map(self._lora, self.adapters.items()),
+                    ]
                 }
             case "/metrics":
-                # A real one has nothing to say before it has written something.
-                if not self.times("/v1/completions"):
+                # A real server reports this only after its first completion.
+                if not self.request_count("/v1/completions"):
                     return 200, "# TYPE vllm:lora_requests_info gauge"
                 return (
                     200,
                     f'vllm:lora_requests_info{{max_lora="{self.slots}",running_lora_adapters=""}} 1.0',
                 )
             case "/tokenize":
-                return 200, {"tokens": self.spelled or list(self.text.encode(body["prompt"]))}
+                return 200, {"tokens": self.tokenization or list(self.text.encode(body["prompt"]))}
             case "/v1/load_lora_adapter" if self.updates:
                 return self._load(body["lora_name"], body["lora_path"])
             case "/v1/unload_lora_adapter" if self.updates:
                 return (
                     (200, "gone")
-                    if self.known.pop(body["lora_name"], None)
+                    if self.adapters.pop(body["lora_name"], None)
                     else (404, {"error": {"message": "?"}})
                 )
         return 404, {"detail": "Not Found"}
 
     def tokens(self, body: Any) -> list[int] | None:
-        """What follows a prompt; None where the model is none that it knows."""
+        """Return the tokens of a completion, or None for an unknown model."""
         name = body["model"]
         if self.resolver is not None and name.startswith("personalpeft:"):
             found = list(self.resolver.glob(f"*/{name.removeprefix('personalpeft:')}"))
             if not found:
                 return None
             folder = found[0]
-        elif name in self.known:
-            folder = Path(self.known[name])
+        elif name in self.adapters:
+            folder = Path(self.adapters[name])
         else:
             return None
-        said = hashlib.sha256(
+        digest = hashlib.sha256(
             repr(body["prompt"]).encode() + (folder / "adapter_model.safetensors").read_bytes()
         )
         return [
             self._letters[byte % 26]
-            for byte in said.digest()[: min(self.longest, body["max_tokens"])]
+            for byte in digest.digest()[: min(self.longest, body["max_tokens"])]
         ]
 
     def _load(self, name: str, path: str) -> tuple[int, Any]:
         time.sleep(self.load_seconds)
-        if name in self.known:
+        if name in self.adapters:
             return 400, {
                 "error": {"message": f"The lora adapter '{name}' has already been loaded."}
             }
@@ -158,7 +168,7 @@ class Double:
             return 404, {
                 "error": {"message": f"Loading lora {name} failed: No adapter found for {path}"}
             }
-        self.known[name] = path
+        self.adapters[name] = path
         self.loaded(name)
         return 200, "loaded"
 
@@ -169,26 +179,26 @@ class Double:
         return {"id": known[0], "root": known[1], "parent": "base"}
 
 
-def know(double: Double, cache: Path) -> None:
-    """Keeps in a cache that torch finds the tokens that the double writes as likely as the double does."""
+def cache_expected_tokens(double: VllmDouble, cache: Path) -> None:
+    """Write the double's completion into the cache where the model check looks for torch's."""
     folder = build_published_adapter(neutral_stack(double.base), double.base)
     place = cache / "known"
     place.mkdir(parents=True, exist_ok=True)
     (place / FILES[1]).write_bytes(folder.files[FILES[1]])
-    double.known["known"] = str(place)
-    said = double.tokens(
+    double.adapters["known"] = str(place)
+    tokens = double.tokens(
         {"model": "known", "prompt": list(check_prompt(double.text)), "max_tokens": 24}
     )
-    del double.known["known"]
-    assert said is not None
+    del double.adapters["known"]
+    assert tokens is not None
     file = cache / "vllm" / f"{double.base.digest}.json"
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps([(token, -1.0) for token in said]))
+    file.write_text(json.dumps([(token, -1.0) for token in tokens]))
 
 
 @contextmanager
-def doubled(double: Double, tls: ssl.SSLContext | None = None) -> Iterator[Double]:
-    """Runs it on a free port of this machine."""
+def run_double(double: VllmDouble, tls: ssl.SSLContext | None = None) -> Iterator[VllmDouble]:
+    """Run the double on a free local port."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -198,22 +208,22 @@ def doubled(double: Double, tls: ssl.SSLContext | None = None) -> Iterator[Doubl
             super().setup()
 
         def do_GET(self) -> None:
-            self._said(*double.answer(self.path, None))
+            self._respond(*double.answer(self.path, None))
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             if double.token and self.headers.get("Authorization") != f"Bearer {double.token}":
-                self._said(401, {"error": "Unauthorized"})
-            elif self.path == "/v1/completions" and not double.instead.get(self.path):
-                double.asked.append((self.path, body))
+                self._respond(401, {"error": "Unauthorized"})
+            elif self.path == "/v1/completions" and not double.overrides.get(self.path):
+                double.requests.append((self.path, body))
                 self._write(body)
             else:
-                self._said(*double.answer(self.path, body))
+                self._respond(*double.answer(self.path, body))
 
         def _write(self, body: Any) -> None:
             tokens = double.tokens(body)
             if tokens is None:
-                self._said(
+                self._respond(
                     404,
                     {
                         "error": {
@@ -230,15 +240,15 @@ def doubled(double: Double, tls: ssl.SSLContext | None = None) -> Iterator[Doubl
             try:
                 for count, token in enumerate(tokens):
                     time.sleep(double.token_seconds)
-                    if count == 3 and double.breaks_off and double.breaks_off[0] == body["model"]:
-                        double.breaks_off.pop()
+                    if count == 3 and double.cut_off and double.cut_off[0] == body["model"]:
+                        double.cut_off.pop()
                         self.close_connection = True
                         return
                     if count == 2 and double.late_error:
                         self._event({"error": {"message": double.late_error, "code": 404}})
                         break
                     finish = double.finish if count + 1 == len(tokens) else None
-                    choice = {"token_ids": [double.odd or token], "finish_reason": finish}
+                    choice = {"token_ids": [double.forced_token or token], "finish_reason": finish}
                     if body.get("logprobs") is not None:
                         choice["logprobs"] = {
                             "token_logprobs": [double.logprob],
@@ -257,7 +267,7 @@ def doubled(double: Double, tls: ssl.SSLContext | None = None) -> Iterator[Doubl
             self.wfile.write(b"%x\r\n%b\r\n" % (len(data), data))
             self.wfile.flush()
 
-        def _said(self, status: int, data: Any) -> None:
+        def _respond(self, status: int, data: Any) -> None:
             body = data.encode() if isinstance(data, str) else json.dumps(data).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
@@ -266,14 +276,14 @@ def doubled(double: Double, tls: ssl.SSLContext | None = None) -> Iterator[Doubl
                 self.wfile.write(body)
 
         def _end_headers(self) -> None:
-            if double.hangs_up:
+            if double.closes_connections:
                 self.send_header("Connection", "close")
             self.end_headers()
 
         def log_message(self, format: str, *args: object) -> None:
-            """Says nothing."""
+            """Log nothing."""
 
-    class Listening(ThreadingHTTPServer):
+    class PausableServer(ThreadingHTTPServer):
         daemon_threads = True
 
         def get_request(self) -> tuple[socket.socket, Any]:
@@ -281,7 +291,7 @@ def doubled(double: Double, tls: ssl.SSLContext | None = None) -> Iterator[Doubl
             return super().get_request()
 
     ThreadingHTTPServer.request_queue_size = 64
-    server = Listening(("127.0.0.1", 0), Handler)
+    server = PausableServer(("127.0.0.1", 0), Handler)
     if tls is not None:
         server.socket = tls.wrap_socket(server.socket, server_side=True)
     double.url = f"http{'s' if tls else ''}://127.0.0.1:{server.server_address[1]}"
@@ -295,19 +305,19 @@ def doubled(double: Double, tls: ssl.SSLContext | None = None) -> Iterator[Doubl
         server.server_close()
 
 
-def said(backend: Backend, stack: str | None, prompt: str = "hello", **more: Any) -> str:
-    return written(backend, [row(backend, prompt, stack, **more)])[0].text
+def generate_text(backend: Backend, stack: str | None, prompt: str = "hello", **more: Any) -> str:
+    return generate(backend, [row(backend, prompt, stack, **more)])[0].text
 
 
-def failed(backend: Backend) -> Exception:
-    """What the next row to fail fails at."""
+def next_error(backend: Backend) -> Exception:
+    """Return the error of the next row that fails."""
     while True:
         for piece in backend.step():
             if piece.error is not None:
                 return piece.error
 
 
-def settled(check: Callable[[], bool]) -> bool:
+def wait_until(check: Callable[[], bool]) -> bool:
     until = time.monotonic() + 10
     while not check() and time.monotonic() < until:
         time.sleep(0.02)

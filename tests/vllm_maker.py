@@ -1,5 +1,7 @@
-"""A real vLLM server for the tests, where there is a Python that has one: what ``PERSONALPEFT_BENCH_VLLM`` names, or ``make vllm-env``
-made. On a base of its own, since vLLM's processor kernels take no heads as small as the tiny base's.
+"""A real vLLM server for tests, from the Python in ``PERSONALPEFT_BENCH_VLLM`` or ``make
+vllm-env``.
+
+It has a base of its own, since vLLM's CPU kernels need larger heads than the tiny base has.
 """
 
 from __future__ import annotations
@@ -25,9 +27,9 @@ _MADE = Path(__file__).parent.parent / ".venv-vllm" / "bin" / "python"
 
 
 def tiny_base_for_vllm(cache: Path, *, seed: int = 9) -> Base:
-    """As the tiny base, with heads of 32; with this seed no reply that the tests ask for ends at once."""
+    """Return the tiny base with heads of 32. With this seed no reply of the tests ends at once."""
     card = find_card("tiny-random")
-    shape = {**card.source.shape, "hidden": 128, "intermediate": 256}
+    shape = replace(card.source.shape, hidden=128, intermediate=256)
     return resolve_base(
         replace(card, source=replace(card.source, shape=shape, seed=seed)), cache=cache
     )
@@ -35,7 +37,7 @@ def tiny_base_for_vllm(cache: Path, *, seed: int = 9) -> Base:
 
 @contextmanager
 def running(base: Base, folder: Path, **more: Any) -> Iterator[VllmServer]:
-    """A server on this base. Skips the test where there is none that can be started."""
+    """Run a server on this base, or skip the test where none can be started."""
     from benchmarks import vllm
 
     python = vllm.python_with_vllm() or _MADE
@@ -54,7 +56,7 @@ def running(base: Base, folder: Path, **more: Any) -> Iterator[VllmServer]:
     )
     try:
         log = folder / "vllm.log"
-        with vllm.served(
+        with vllm.run_server(
             python, base.folder, log, options=options, environment=few, say=print, **shape
         ) as server:
             yield VllmServer(server.url, patience=2.0, timeout=60.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import suppress
-from typing import Self
+from typing import Any, Self
 
 from personalpeft.chat.reply import Reply
 from personalpeft.errors import Busy, NotFound, PersonalPeftError
@@ -22,11 +22,11 @@ class RemoteStream(Iterator[str]):
     """A ``personalpeft.Stream`` over HTTP: iterate for pieces of text, then read ``reply``."""
 
     def __init__(
-        self, transport: Transport, user: str, body: v.ChatBody, cancelled: Condition | None
+        self, transport: Transport, body: Any, path: Mapping[str, str], cancelled: Condition | None
     ) -> None:
-        self._transport, self._user = transport, user
+        self._transport, self._path = transport, path
         self._cancelled = cancelled
-        self._events = transport.events(do.STREAM, body, user=user)
+        self._events = transport.events(do.STREAM, body, **path)
         self._name = ""
         self._reply: Reply | None = None
         self._stopped = False
@@ -77,7 +77,7 @@ class RemoteStream(Iterator[str]):
     def _stop(self) -> None:
         self._stopped = True
         if self._name:
-            self._transport.call(do.STOP, user=self._user, stream=self._name)
+            self._transport.call(do.STOP, **self._path, stream=self._name)
 
 
 def follow(transport: Transport, job: v.Job, progress: Progress, cancelled: Condition) -> v.Job:
@@ -103,6 +103,11 @@ def follow(transport: Transport, job: v.Job, progress: Progress, cancelled: Cond
         events.close()
     if job.error is not None:
         raise error_of(job.error)
+    if not job.over:
+        raise Unreachable(
+            f"The connection broke off during a {job.kind}.",
+            hint="The next learn continues from there.",
+        )
     return job
 
 
@@ -117,10 +122,3 @@ def _changes(
             job = transport.call(do.ANY_JOB if job.user is None else do.JOB, **where)
             yield job
             time.sleep(0 if job.over else _POLL_SECONDS)
-
-
-def connection_lost(what: str) -> Unreachable:
-    """Return the error of a job whose end never came."""
-    return Unreachable(
-        f"The connection broke off during {what}.", hint="The next learn continues from there."
-    )

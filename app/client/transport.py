@@ -6,9 +6,7 @@ Invariant: an answer is a value of the table's type. Anything else that comes is
 from __future__ import annotations
 
 import json
-import os
 import ssl
-import tempfile
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,11 +14,12 @@ from typing import Any, NoReturn
 
 import httpx2
 
-from personalpeft.errors import ERROR_CODES, Busy, InvalidInput, NotFound, PersonalPeftError
+from personalpeft.archive import new_file
+from personalpeft.errors import Busy, InvalidInput, NotFound, PersonalPeftError
 from personalpeft.formatting import to_json
 from personalpeft_app.http.api_v1.operations import PARAMETERS, PERSONAL, PREFIX, Operation
 from personalpeft_app.http.api_v1.schemas import ErrorDetails, ErrorResponse
-from personalpeft_app.http.api_v1.serialization import from_json
+from personalpeft_app.http.api_v1.serialization import ERROR_KINDS, from_json
 
 
 class NotAllowed(PersonalPeftError, PermissionError):
@@ -32,7 +31,6 @@ class Unreachable(PersonalPeftError, ConnectionError):
 
 
 _EXPORTED = "X-Personalpeft-Exported"
-_KINDS = {kind.__name__: kind for kind in ERROR_CODES}
 # Errors of the server itself, which the library does not know.
 _BY_STATUS: Mapping[int, type[PersonalPeftError]] = {
     400: InvalidInput,
@@ -118,13 +116,10 @@ class Transport:
 
         Raises as ``call``, and ``InvalidInput`` if the target exists or cannot be written.
         """
-        if target.exists() or target.is_symlink():
-            raise InvalidInput(
-                f"{target} exists already.", hint="Choose another name, or move that away."
-            )
-        with self._answer(operation, None, query, path) as response:
+        with new_file(target) as file, self._answer(operation, None, query, path) as response:
             about: Mapping[str, Any] = _json(response.headers.get(_EXPORTED, ""))
-            _save(response, target)
+            for data in response.iter_bytes():
+                file.write(data)
             return about
 
     @contextmanager
@@ -167,36 +162,6 @@ def _content(operation: Operation, body: Any) -> dict[str, Any]:
     return {"content": data, "headers": {"Content-Type": "application/json"}}
 
 
-def _save(response: httpx2.Response, target: Path) -> None:
-    """Write the body of a response to ``target`` in one step, readable by its owner alone."""
-    with write_errors(target):
-        # The mode of a file made by mkstemp is 0600 from the start.
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=".personal-", suffix=".part")
-        part = Path(name)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                for data in response.iter_bytes():
-                    file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(target)
-        finally:
-            part.unlink(missing_ok=True)
-
-
-@contextmanager
-def write_errors(target: Path) -> Generator[None, None, None]:
-    """Raise ``InvalidInput`` for an ``OSError`` inside."""
-    try:
-        yield
-    except PersonalPeftError:
-        raise
-    except OSError as error:
-        raise InvalidInput(
-            f"{target} cannot be written: {error.strerror or error}.", hint="Choose another place."
-        ) from error
-
-
 def _value(kind: Any, found: Any) -> Any:
     try:
         return from_json(kind, found, "The answer")
@@ -215,21 +180,21 @@ def _json(data: str | bytes) -> Any:
         ) from error
 
 
-def error_of(told: ErrorDetails, status: int = 0, again: str | None = None) -> PersonalPeftError:
+def error_of(details: ErrorDetails, status: int = 0, again: str | None = None) -> PersonalPeftError:
     """Return the error of a fault, of the class that it had in the server."""
-    kind = _KINDS.get(told.kind) or _BY_STATUS.get(status, PersonalPeftError)
+    kind = ERROR_KINDS.get(details.kind) or _BY_STATUS.get(status, PersonalPeftError)
     if issubclass(kind, Busy):
         after = float(again) if again and again.isdecimal() else None
-        return kind(told.message, hint=told.hint, retry_after=after)
-    return kind(told.message, hint=told.hint)
+        return kind(details.message, hint=details.hint, retry_after=after)
+    return kind(details.message, hint=details.hint)
 
 
 def _fail(status: int, data: bytes, again: str | None) -> NoReturn:
     try:
-        told = from_json(ErrorResponse, json.loads(data)).error
+        details = from_json(ErrorResponse, json.loads(data)).error
     except ValueError as error:
         raise Unreachable(
             f"Another program answers at this address, with status {status}.",
             hint="Check the address.",
         ) from error
-    raise error_of(told, status, again)
+    raise error_of(details, status, again)

@@ -8,16 +8,14 @@ import click
 
 from personalpeft_app import session
 from personalpeft_app.error_output import STOPPED
-from personalpeft_app.options import GlobalOptions, command
+from personalpeft_app.options import GlobalOptions, command, option
 from personalpeft_app.output import emit, info, write
 from personalpeft_app.progress import Display
 from personalpeft_app.signals import interruptible
 from personalpeft_app.text_input import read_argument
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from personalpeft import Reply, Stream, User
+    from personalpeft import Reply, User
     from personalpeft.chat.validation import Prompt
 
 
@@ -33,7 +31,10 @@ def print_reply(
     """Print a reply as it is generated, unless ``quietly``. Ctrl-C keeps the text so far."""
     with interruptible() as cancelled:
         with display:
-            stream = _start_stream(user, prompt, cancelled, options)
+            stream = user.stream(prompt, cancelled=cancelled, **options)
+            if cancelled():
+                # Ctrl-C while the model was loading: there is no text to keep.
+                raise KeyboardInterrupt
         try:
             for piece in stream:
                 if not quietly:
@@ -45,22 +46,12 @@ def print_reply(
     return stream.reply
 
 
-def _start_stream(
-    user: User, prompt: Prompt, cancelled: Callable[[], bool], options: dict[str, Any]
-) -> Stream:
-    stream = user.stream(prompt, cancelled=cancelled, **options)
-    if cancelled():
-        # Ctrl-C while the model was loading: there is no text to keep.
-        raise KeyboardInterrupt
-    return stream
-
-
 @command(
     "ask",
     examples=(
-        'personalpeft ask "How do I boil an egg?"',
-        "personalpeft ask - --max-tokens 100 < question.txt",
-        'personalpeft ask --bare --json "How do I boil an egg?"',
+        'ask "How do I boil an egg?"',
+        "ask - --max-tokens 100 < question.txt",
+        'ask --bare --json "How do I boil an egg?"',
     ),
 )
 @click.argument("prompt", required=False)
@@ -77,13 +68,7 @@ def _start_stream(
 @click.option(
     "--max-tokens", type=click.IntRange(1), help="The longest reply.  [default: the base's]"
 )
-@click.option(
-    "--seed",
-    type=click.IntRange(0),
-    default=0,
-    show_default=True,
-    help="The same seed gives the same reply.",
-)
+@option("--seed", type=click.IntRange(0), default=0, help="The same seed gives the same reply.")
 @click.option(
     "--stop",
     multiple=True,

@@ -1,7 +1,8 @@
-"""Chat in plain lines. A line that begins with a slash is a command, mostly about the last reply."""
+"""The chats: in plain lines, and in the whole terminal."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,9 +19,9 @@ from personalpeft.errors import (
 from personalpeft_app import session
 from personalpeft_app.commands.ask import print_reply
 from personalpeft_app.commands.learn import run_learn
-from personalpeft_app.error_output import report_error
-from personalpeft_app.options import GlobalOptions, command
-from personalpeft_app.output import emit, info
+from personalpeft_app.error_output import report_error, wrap_bug
+from personalpeft_app.options import GlobalOptions, command, no_train_option
+from personalpeft_app.output import emit, info, printable
 from personalpeft_app.progress import Display
 
 if TYPE_CHECKING:
@@ -42,7 +43,10 @@ _HELP = """\
 
 @dataclass
 class PlainChat:
-    """A conversation by its id, and the reply that feedback is about."""
+    """A conversation by its id, and the reply that feedback is about.
+
+    A line that begins with a slash is a command.
+    """
 
     common: GlobalOptions
     user: User
@@ -124,8 +128,9 @@ class PlainChat:
         info(self.common, "A new conversation.")
 
 
-@command("chat", examples=("personalpeft chat", "personalpeft chat --user ada"))
-def chat(common: GlobalOptions) -> None:
+@command("chat", examples=("chat", "chat --user ada"))
+@no_train_option("Feedback in this chat must not be trained on.")
+def chat(common: GlobalOptions, no_train: bool) -> None:
     """Chat in plain lines, in one conversation.
 
     /help lists the commands that a line can give.
@@ -133,7 +138,7 @@ def chat(common: GlobalOptions) -> None:
     Ctrl-C stops a reply and not the chat; Ctrl-D or /quit leaves.
     """
     display = Display(common)
-    with session.open_user(common, "make", display) as user:
+    with session.open_user(common, "make", display, train=not no_train) as user:
         if _is_terminal():
             info(common, f"You are {user.id}. /help lists what else you can do; Ctrl-D leaves.")
         plain_chat = PlainChat(common, user, display)
@@ -187,3 +192,37 @@ def _text(rest: str, name: str) -> str:
 
 def _quit(rest: str) -> None:
     raise EOFError
+
+
+@command("tui", examples=("tui", "tui --user ada"))
+@no_train_option("Feedback in this chat must not be trained on.")
+def tui(common: GlobalOptions, no_train: bool) -> None:
+    """Chat in the whole terminal.
+
+    Shows conversations, feedback, edits in place, revisions and provenance. Works with keyboard and
+    mouse; F1 lists the keys.
+
+    The model loads in the background; questions wait for it.
+    """
+    from personalpeft_app.tui.app import Tui
+    from personalpeft_app.tui.user_session import TaskHandle, UserSession
+
+    if (
+        not all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
+        or os.environ.get("TERM") == "dumb"
+    ):
+        raise click.UsageError(
+            "The terminal chat needs a terminal that can be drawn on. Elsewhere: personalpeft chat"
+        )
+    loading = TaskHandle()
+
+    with session.open_runtime(common, "make", loading.progress, train=not no_train) as runtime:
+        user = runtime.user(common.user_id())
+        app = Tui(UserSession(runtime, user, lambda error: wrap_bug(error, common)), loading)
+        app.run()
+    if app.erased is not None:
+        click.echo(str(app.erased))
+    for text in app.unsent:
+        click.echo(f"Not sent: {printable(text)}", err=True)
+    if app.failure is not None:
+        raise app.failure

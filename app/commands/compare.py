@@ -9,7 +9,7 @@ import click
 
 from personalpeft.formatting import to_json
 from personalpeft_app import session
-from personalpeft_app.options import GlobalOptions, command
+from personalpeft_app.options import GlobalOptions, command, option
 from personalpeft_app.output import emit, info, printable
 from personalpeft_app.progress import Display
 from personalpeft_app.signals import interruptible
@@ -24,16 +24,16 @@ NEITHER = "neither"
 @command(
     "compare",
     examples=(
-        'personalpeft compare "How do I boil an egg?"',
-        'personalpeft compare "How do I boil an egg?" live base',
-        'personalpeft compare "How do I boil an egg?" --json',
-        'personalpeft compare "How do I boil an egg?" --json --choose 1f4a09c2',
+        'compare "How do I boil an egg?"',
+        'compare "How do I boil an egg?" live base',
+        'compare "How do I boil an egg?" --json',
+        'compare "How do I boil an egg?" --json --choose 1f4a09c2',
     ),
 )
 @click.argument("prompt")
 @click.argument("a", default="live", metavar="[A]")
 @click.argument("b", default="previous", metavar="[B]")
-@click.option("--layer", default="style", show_default=True, help="The layer.")
+@option("--layer", default="style", help="The layer.")
 @click.option(
     "--max-tokens", type=click.IntRange(1), help="The longest answer.  [default: the base's]"
 )

@@ -20,7 +20,7 @@ from personalpeft_app.signals import interruptible
 
 if TYPE_CHECKING:
     from personalpeft import Runtime
-    from personalpeft.learning.training_status import TrainingStatus
+    from personalpeft.learning.status import TrainingStatus
     from personalpeft_app.daemon.journal import LogEntry
     from personalpeft_app.daemon.policy import LearnUser, Task, Upcoming
 
@@ -33,11 +33,11 @@ _MAX_ENTRIES = 12
     cls=Group,
     no_args_is_help=True,
     examples=(
-        "personalpeft daemon run",
-        "personalpeft daemon status",
-        "personalpeft daemon report",
-        "personalpeft daemon run-once --json",
-        "personalpeft daemon install --print > ~/.config/systemd/user/personalpeft.service",
+        "daemon run",
+        "daemon status",
+        "daemon report",
+        "daemon run-once --json",
+        "daemon install > ~/.config/systemd/user/personalpeft.service",
     ),
     renamed={"once": "run-once"},
 )
@@ -51,9 +51,7 @@ def daemon() -> None:
     """
 
 
-@command(
-    "run", examples=("personalpeft daemon run", "personalpeft daemon run --json >> daemon.log")
-)
+@command("run", examples=("daemon run", "daemon run --json >> daemon.log"))
 def run(common: GlobalOptions) -> None:
     """Look after the home until stopped.
 
@@ -101,10 +99,7 @@ def run(common: GlobalOptions) -> None:
     info(common, "Stopped.")
 
 
-@command(
-    "run-once",
-    examples=("personalpeft daemon run-once", "personalpeft daemon run-once --json"),
-)
+@command("run-once", examples=("daemon run-once", "daemon run-once --json"))
 def once(common: GlobalOptions) -> None:
     """Do what is due now, and end.
 
@@ -137,7 +132,7 @@ def once(common: GlobalOptions) -> None:
         info(common, f"Next: {action}, {when} ({reason}).")
 
 
-@command("status", examples=("personalpeft daemon status", "personalpeft daemon status --json"))
+@command("status", examples=("daemon status", "daemon status --json"))
 def status(common: GlobalOptions) -> None:
     """Show what the daemon did, and what comes next and why.
 
@@ -181,7 +176,7 @@ def status(common: GlobalOptions) -> None:
     emit(common, data, "\n".join(text))
 
 
-@command("report", examples=("personalpeft daemon report", "personalpeft daemon report --json"))
+@command("report", examples=("daemon report", "daemon report --json"))
 def report(common: GlobalOptions) -> None:
     """Print the last daily report.
 
@@ -189,8 +184,8 @@ def report(common: GlobalOptions) -> None:
     and seconds, refusals with their reasons, and how to undo each. For any other time: personalpeft
     report --since.
     """
-    from personalpeft_app.daemon.daily_report import summarize_users
     from personalpeft_app.daemon.journal import TASK, from_text
+    from personalpeft_app.daemon.tasks import summarize_users
 
     with session.open_runtime(common, "read") as runtime:
         window = from_text(runtime.maintenance.read_note(TASK)).last_report
@@ -208,20 +203,18 @@ def report(common: GlobalOptions) -> None:
 @command(
     "install",
     examples=(
-        "personalpeft daemon install --print > ~/.config/systemd/user/personalpeft.service",
-        "personalpeft daemon install --print --as launchd > ~/Library/LaunchAgents/personalpeft.plist",
+        "daemon install > ~/.config/systemd/user/personalpeft.service",
+        "daemon install --as launchd > ~/Library/LaunchAgents/personalpeft.plist",
     ),
 )
-@click.option(
-    "--print", "printed", is_flag=True, help="Print the file. Its first lines name its place."
-)
+@click.option("--print", is_flag=True, hidden=True, expose_value=False)  # For old scripts.
 @click.option(
     "--as",
     "system",
     type=click.Choice(["systemd", "launchd"]),
     help="The system to write for.  [default: launchd on macOS, else systemd]",
 )
-def install(common: GlobalOptions, printed: bool, system: str | None) -> None:
+def install(common: GlobalOptions, system: str | None) -> None:
     """Print the file that starts the daemon with your session.
 
     It is a systemd user unit or a launchd agent, with the current home and base. Save it where its
@@ -230,8 +223,6 @@ def install(common: GlobalOptions, printed: bool, system: str | None) -> None:
     from personalpeft.settings import CACHE
     from personalpeft_app.daemon import units
 
-    if not printed:
-        raise click.UsageError("Add --print, and save the file where its first lines say.")
     home, cache = common.paths()
     words = [sys.executable, "-m", "personalpeft_app"]
     words += ["--home", str(home), "--base", common.base_name()]

@@ -10,7 +10,7 @@ import click
 from personalpeft.errors import InvalidInput
 from personalpeft.learning.report import excerpt, signal_text
 from personalpeft_app import session
-from personalpeft_app.options import GlobalOptions, command
+from personalpeft_app.options import GlobalOptions, command, no_train_option, train_of
 from personalpeft_app.output import emit, info
 from personalpeft_app.progress import Display
 from personalpeft_app.signals import interruptible
@@ -20,22 +20,21 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from personalpeft import User
-    from personalpeft.learning.status import SignalStatus
-    from personalpeft.learning.triggers import TrainingTrigger
+    from personalpeft.learning.status import SignalStatus, TrainingTrigger
 
 
 @command(
     "feedback",
     examples=(
-        "personalpeft feedback --up",
-        'personalpeft feedback last --edit "Eight minutes in boiling water, then cold water."',
-        "personalpeft feedback t_01m7yhn42w --editor",
-        'personalpeft feedback --comment "Answer in one sentence."',
+        "feedback --up",
+        'feedback last --edit "Eight minutes in boiling water, then cold water."',
+        "feedback t_01m7yhn42w --editor",
+        'feedback --comment "Answer in one sentence."',
     ),
 )
 @click.argument("turn", default="last", metavar="[TURN|last]")
-@click.option("--up", "rating", flag_value=1, type=int, help="The reply was good.")
-@click.option("--down", "rating", flag_value=-1, type=int, help="The reply was not good.")
+@click.option("--up", is_flag=True, help="The reply was good.")
+@click.option("--down", is_flag=True, help="The reply was not good.")
 @click.option(
     "--edit", metavar="TEXT", help="The reply as it should have been; '-' reads it from stdin."
 )
@@ -47,15 +46,18 @@ if TYPE_CHECKING:
     type=click.FloatRange(-1, 1),
     help="How good the reply was, from -1 to 1.",
 )
+@no_train_option("No layer is trained on it.")
 def feedback(
     common: GlobalOptions,
     turn: str,
-    rating: int | None,
+    up: bool,
+    down: bool,
     edit: str | None,
     editor: bool,
     prefer: str | None,
     comment: str | None,
     reward: float | None,
+    no_train: bool,
 ) -> None:
     """Record feedback on a reply and print its id.
 
@@ -63,6 +65,8 @@ def feedback(
 
     Give one option. The newest feedback of a kind on a turn counts; comments add up.
     """
+    if up and down:
+        raise click.UsageError("Give either --up or --down.")
     if editor and edit is not None:
         raise click.UsageError("Give either --edit or --editor.")
     edit = edit if edit is None else read_argument(edit, what="edit")
@@ -73,10 +77,16 @@ def feedback(
         if editor:
             edit = open_editor(about.reply)
         signal = user.feedback(
-            about, rating=rating, edit=edit, prefer=prefer, comment=comment, reward=reward
+            about,
+            rating=1 if up else -1 if down else None,
+            edit=edit,
+            prefer=prefer,
+            comment=comment,
+            reward=reward,
+            train=train_of(no_train),
         )
         # None where another program has superseded it meanwhile.
-        status = next((each for each in user.lessons() if each.signal.id == signal), None)
+        status = next((each for each in user.signal_statuses() if each.signal.id == signal), None)
     data = {"signal": signal, "turn": about.id, "user": user.id, "status": status}
     emit(common, data, signal)
     info(common, f"Recorded on {about.id}. {_describe_use(status) if status else ''}".rstrip())
@@ -85,7 +95,7 @@ def feedback(
 def _describe_use(status: SignalStatus) -> str:
     if status.place == "profile":
         return "It applies from the next question on."
-    if status.pinned:
+    if status.is_held_out:
         return f"It replaces an answer that judges {status.layer}, and is not trained on either."
     if status.place == "layer":
         return f"The next learn of {status.layer} trains on it."
@@ -95,17 +105,20 @@ def _describe_use(status: SignalStatus) -> str:
 @command(
     "teach",
     examples=(
-        'personalpeft teach "How do I boil an egg?" "Eight minutes in boiling water."',
-        'personalpeft teach "Decline the invitation." - --skill email < answer.txt',
+        'teach "How do I boil an egg?" "Eight minutes in boiling water."',
+        'teach "Decline the invitation." - --skill email < answer.txt',
     ),
 )
 @click.argument("prompt")
 @click.argument("answer")
 @click.option("--skill", metavar="NAME", help="Learn it as a separate skill.  [default: the style]")
-def teach(common: GlobalOptions, prompt: str, answer: str, skill: str | None) -> None:
-    """Show the ANSWER that you want to a PROMPT, and print the id of the lesson.
+@no_train_option("Only keep and list it: no layer is trained on it.")
+def teach(
+    common: GlobalOptions, prompt: str, answer: str, skill: str | None, no_train: bool
+) -> None:
+    """Show the ANSWER that you want to a PROMPT.
 
-    Either of the two may be '-', which reads it from stdin.
+    Prints the id of the lesson. Either of the two may be '-', which reads it from stdin.
     """
     from personalpeft.chat.validation import check_text
     from personalpeft.ids import check_layer_name
@@ -116,17 +129,21 @@ def teach(common: GlobalOptions, prompt: str, answer: str, skill: str | None) ->
     answer = check_text(read_argument(answer, what="answer"), what="answer")
     layer = "style" if skill is None else check_layer_name(f"skill.{skill}")
     with session.open_user(common, "make") as user:
-        signal = user.teach(prompt, answer, skill=skill)
+        trains = not no_train and user.summary().training
+        signal = user.teach(prompt, answer, skill=skill, train=train_of(no_train))
     emit(common, {"signal": signal, "user": user.id, "layer": layer}, signal)
     option = "" if skill is None else f" --layer {layer}"
-    info(common, f"Recorded for {layer}. To train on it: personalpeft learn{option}")
+    if trains:
+        info(common, f"Recorded for {layer}. To train on it: personalpeft learn{option}")
+    else:
+        info(common, "Recorded. Nothing is trained on it.")
 
 
 @command(
     "remember",
     examples=(
-        'personalpeft remember "My dog is called Biscuit."',
-        'personalpeft remember "My dog is called Biscuit." --question "What is my dog called?" --answer Biscuit',
+        'remember "My dog is called Biscuit."',
+        'remember "My dog is called Biscuit." --question "What is my dog called?" --answer Biscuit',
     ),
 )
 @click.argument("text")
@@ -134,8 +151,13 @@ def teach(common: GlobalOptions, prompt: str, answer: str, skill: str | None) ->
     "--question", "questions", multiple=True, help="A question that it answers; can be repeated."
 )
 @click.option("--answer", help="The short answer to those questions.")
+@no_train_option("Only look it up: no layer is trained on it.")
 def remember(
-    common: GlobalOptions, text: str, questions: tuple[str, ...], answer: str | None
+    common: GlobalOptions,
+    text: str,
+    questions: tuple[str, ...],
+    answer: str | None,
+    no_train: bool,
 ) -> None:
     """Store a fact and print its id.
 
@@ -151,44 +173,66 @@ def remember(
     questions = tuple(check_item_text(question, what="question") for question in questions)
     answer = answer if answer is None else check_item_text(answer, what="answer")
     with session.open_user(common, "make") as user:
-        signal = user.remember(text, questions=questions, answer=answer)
+        trains = not no_train and user.summary().training
+        signal = user.remember(text, questions=questions, answer=answer, train=train_of(no_train))
     emit(common, {"signal": signal, "user": user.id}, signal)
-    learned = ", and the next learn trains on it" if answer else ""
+    learned = ", and the next learn trains on it" if answer and trains else ""
     info(common, f"Stored. It applies from the next question on{learned}.")
+
+
+@command("set-training", examples=("set-training off", "set-training on"))
+@click.argument("state", type=click.Choice(("on", "off")))
+def set_training(common: GlobalOptions, state: str) -> None:
+    """Set whether layers may be trained on new feedback.
+
+    With 'off' a rule or fact acts in the prompt alone, and other feedback is only kept. Earlier
+    feedback stays as it is; to withdraw it: personalpeft retract ID --training-only
+    """
+    with session.open_user(common, "make") as user:
+        user.set_training(state == "on")
+        summary = user.summary()
+    emit(common, summary, f"training {state}")
 
 
 @command(
     "retract",
     examples=(
-        "personalpeft retract s_01m7yhn42w",
-        "personalpeft retract s_01m7yhn42w s_01m7yhp8xd --json",
+        "retract s_01m7yhn42w",
+        "retract s_01m7yhn42w s_01m7yhp8xd --json",
+        "retract s_01m7yhn42w --training-only",
     ),
 )
 @click.argument("signals", nargs=-1, required=True, metavar="ID...")
-def retract(common: GlobalOptions, signals: tuple[str, ...]) -> None:
-    """Retract feedback of any kind: a thumb, an edit, a rule, a fact.
+@click.option(
+    "--training-only",
+    is_flag=True,
+    help="Only withdraw it from training: rules and facts apply on.",
+)
+def retract(common: GlobalOptions, signals: tuple[str, ...], training_only: bool) -> None:
+    """Retract feedback: a thumb, an edit, a rule, a fact.
 
     ID is what feedback printed and lessons lists, or its beginning. Either all of several are
     retracted or none. Prints the full ids.
 
     Layers that were trained on it are built without it by the next learn. What it superseded stays
-    off. The ledger keeps the record; to destroy it: personalpeft forget
+    off. The ledger keeps the record; to erase it: personalpeft forget
     """
     with session.open_user(common, "change") as user:
         before = user.pending().news
-        retracted = user.retract(*signals)
+        retracted = user.retract(*signals, training_only=training_only)
         layers = layers_to_rebuild(user, before)
     data = {"retracted": retracted, "user": user.id, "layers_to_rebuild": layers}
     emit(common, data, "\n".join(signal.id for signal in retracted))
     for signal in retracted:
         text = excerpt(signal_text(signal))
-        info(common, f'Retracted the {signal.kind} {signal.id}, "{text}".')
+        what = "training on the" if training_only else "the"
+        info(common, f'Retracted {what} {signal.kind} {signal.id}, "{text}".')
     note_rebuild(common, layers)
 
 
 def layers_to_rebuild(user: User, before: Collection[TrainingTrigger]) -> list[str]:
     """Return the layers that have retracted signals to unlearn which they had not ``before``."""
-    from personalpeft.learning.triggers import TriggerKind
+    from personalpeft.learning.status import TriggerKind
 
     news = [each for each in user.pending().news if each not in before]
     return sorted({each.layer for each in news if each.kind == TriggerKind.RETRACTED})
@@ -201,39 +245,59 @@ def note_rebuild(common: GlobalOptions, layers: list[str]) -> None:
 
 
 @command(
-    "forget",
-    examples=(
-        "personalpeft forget s_01k2 --dry-run",
-        "personalpeft forget last",
-        "personalpeft forget s_01k2 --yes --json",
-    ),
+    "forget", examples=("forget s_01k2 --dry-run", "forget last", "forget s_01k2 --yes --json")
 )
 @click.argument("item")
-@click.option("--dry-run", is_flag=True, help="Only list what would be destroyed.")
-@click.option("--later", is_flag=True, help="Destroy now, and rebuild with the next learn.")
+@click.option("--dry-run", is_flag=True, help="Only list what would be erased.")
+@click.option("--later", is_flag=True, help="Erase now, and rebuild with the next learn.")
 @click.option("--yes", is_flag=True, help="Do not ask first.")
 def forget(common: GlobalOptions, item: str, dry_run: bool, later: bool, yes: bool) -> None:
-    """Destroy a turn, a fact, a rule or other feedback, for good.
+    """Erase a turn, a fact, a rule or other feedback, for good.
 
     ITEM is an id that turns, lessons or memory lists, its beginning, or "last" for the newest turn.
     Its text is deleted from every file of the home, with each revision trained on it. Live layers
     are rebuilt without it. This cannot be undone. Backups and exported files are not changed.
 
-    On a terminal it lists what would be destroyed and asks. Ctrl-C stops only the rebuilding.
+    On a terminal it lists what would be erased and asks. Ctrl-C stops only the rebuilding.
     """
     display = Display(common)
     with session.open_user(common, "read" if dry_run else "change", display) as user:
         if not (dry_run or yes):
-            if common.json or not sys.stdin.isatty():
-                raise click.UsageError("This cannot be undone. Give --yes, or --dry-run to look.")
+            _check_can_ask(common)
             click.echo(str(user.forget(item, dry_run=True)), err=True)
             click.confirm("Forget this for good?", abort=True, err=True)
 
         def notify() -> None:
-            display.print("It is destroyed; rebuilding stops after this step.")
+            display.print("It is erased; rebuilding stops after this step.")
 
         with interruptible(notify) as cancelled, display:
             report = user.forget(
                 item, rebuild=not later, dry_run=dry_run, progress=display, cancelled=cancelled
             )
     emit(common, report, str(report))
+
+
+@command("forget-user", examples=("forget-user ada --dry-run", "forget-user ada --yes --json"))
+@click.argument("name", metavar="USER")
+@click.option("--dry-run", is_flag=True, help="Only list what would be erased.")
+@click.option("--yes", is_flag=True, help="Do not ask first.")
+def forget_user(common: GlobalOptions, name: str, dry_run: bool, yes: bool) -> None:
+    """Erase a user for good, with all data.
+
+    That is all turns, feedback, layers, published copies and tokens. This cannot be undone. Backups
+    and exported files are not changed; to keep a copy, export the user first. On a terminal it
+    lists what would be erased and asks.
+    """
+    with session.open_runtime(common, "read" if dry_run else "change") as runtime:
+        if not (dry_run or yes):
+            _check_can_ask(common)
+            click.echo(str(runtime.forget_user(name, dry_run=True)), err=True)
+            click.confirm(f"Forget {name} for good?", abort=True, err=True)
+        report = runtime.forget_user(name, dry_run=dry_run)
+    emit(common, report, str(report))
+
+
+def _check_can_ask(common: GlobalOptions) -> None:
+    """Raise a usage error unless the person at a terminal can be asked."""
+    if common.json or not sys.stdin.isatty():
+        raise click.UsageError("This cannot be undone. Give --yes, or --dry-run to look.")

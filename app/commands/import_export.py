@@ -11,7 +11,7 @@ import click
 
 from personalpeft.formatting import pluralize
 from personalpeft_app import session
-from personalpeft_app.options import GlobalOptions, command
+from personalpeft_app.options import GlobalOptions, command, option
 from personalpeft_app.output import emit, format_table, info
 from personalpeft_app.progress import Display
 
@@ -22,13 +22,7 @@ if TYPE_CHECKING:
     from personalpeft.types import Revision
 
 
-@command(
-    "export",
-    examples=(
-        "personalpeft export ada.personal",
-        "personalpeft export --user ada --no-adapters ada.personal",
-    ),
-)
+@command("export", examples=("export ada.personal", "export --user ada --no-adapters ada.personal"))
 @click.argument("file")
 @click.option(
     "--no-adapters", is_flag=True, help="Leave out the adapters, which can be learned again."
@@ -46,10 +40,7 @@ def export(common: GlobalOptions, file: str, no_adapters: bool) -> None:
     info(common, f"{contents}; {summary.bytes:,} bytes. To import it: personalpeft import")
 
 
-@command(
-    "import",
-    examples=("personalpeft import ada.personal", "personalpeft import ada.personal --as ada.home"),
-)
+@command("import", examples=("import ada.personal", "import ada.personal --as ada.home"))
 @click.argument("file")
 @click.option(
     "--as", "as_user", metavar="ID", help="The id of the new user.  [default: that of the file]"
@@ -79,21 +70,12 @@ def _count_contents(of: ExportSummary | ImportSummary) -> str:
 _one_layer = click.option(
     "--layer", help="Only this layer.  [default: the whole stack as one adapter]"
 )
-_as_layer = click.option(
-    "--layer",
-    default="style",
-    show_default=True,
-    help="The layer that it becomes: style, memory or skill.NAME.",
+_as_layer = option(
+    "--layer", default="style", help="The layer that it becomes: style, memory or skill.NAME."
 )
 
 
-@command(
-    "export-peft",
-    examples=(
-        "personalpeft export-peft my-adapter",
-        "personalpeft export-peft --layer style my-style",
-    ),
-)
+@command("export-peft", examples=("export-peft my-adapter", "export-peft --layer style my-style"))
 @click.argument("folder")
 @_one_layer
 def export_peft(common: GlobalOptions, folder: str, layer: str | None) -> None:
@@ -105,11 +87,7 @@ def export_peft(common: GlobalOptions, folder: str, layer: str | None) -> None:
 
 
 @command(
-    "import-peft",
-    examples=(
-        "personalpeft import-peft my-adapter",
-        "personalpeft import-peft my-adapter --layer skill.email",
-    ),
+    "import-peft", examples=("import-peft my-adapter", "import-peft my-adapter --layer skill.email")
 )
 @click.argument("folder")
 @_as_layer
@@ -122,13 +100,7 @@ def import_peft(common: GlobalOptions, folder: str, layer: str) -> None:
     _import_layer(common, layer, lambda user: user.import_peft(folder, layer=layer))
 
 
-@command(
-    "export-gguf",
-    examples=(
-        "personalpeft export-gguf ada.gguf",
-        "personalpeft export-gguf --layer style style.gguf",
-    ),
-)
+@command("export-gguf", examples=("export-gguf ada.gguf", "export-gguf --layer style style.gguf"))
 @click.argument("file")
 @_one_layer
 def export_gguf(common: GlobalOptions, file: str, layer: str | None) -> None:
@@ -139,7 +111,7 @@ def export_gguf(common: GlobalOptions, file: str, layer: str | None) -> None:
     _export_to(common, "file", lambda user: user.export_gguf(file, layer=layer))
 
 
-@command("import-gguf", examples=("personalpeft import-gguf adapter.gguf --layer skill.email",))
+@command("import-gguf", examples=("import-gguf adapter.gguf --layer skill.email",))
 @click.argument("file")
 @_as_layer
 def import_gguf(common: GlobalOptions, file: str, layer: str) -> None:
@@ -151,19 +123,12 @@ def import_gguf(common: GlobalOptions, file: str, layer: str) -> None:
     _import_layer(common, layer, lambda user: user.import_gguf(file, layer=layer))
 
 
-@command(
-    "export-merged",
-    examples=(
-        "personalpeft export-merged my-model",
-        "personalpeft export-merged --form gguf my-model",
-    ),
-)
+@command("export-merged", examples=("export-merged my-model", "export-merged --form gguf my-model"))
 @click.argument("folder")
-@click.option(
+@option(
     "--form",
     type=click.Choice(["safetensors", "gguf"]),
     default="safetensors",
-    show_default=True,
     help="safetensors for transformers; gguf for llama.cpp, with a Modelfile for Ollama.",
 )
 def export_merged(common: GlobalOptions, folder: str, form: MergedForm) -> None:
@@ -199,14 +164,7 @@ def _import_layer(common: GlobalOptions, layer: str, read: Callable[[User], Revi
     info(common, f"Live for {user.id}. To undo it: personalpeft rollback {layer}")
 
 
-@command(
-    "publish",
-    examples=(
-        "personalpeft publish",
-        "personalpeft publish ada bo",
-        "personalpeft publish --to /srv/stacks --json",
-    ),
-)
+@command("publish", examples=("publish", "publish ada bo", "publish --to /srv/stacks --json"))
 @click.argument("users", nargs=-1, metavar="[USER]...")
 @click.option(
     "--to",
@@ -214,11 +172,11 @@ def _import_layer(common: GlobalOptions, layer: str, read: Callable[[User], Revi
     help="The parent folder.  [default: where a server of this home looks]",
 )
 def publish(common: GlobalOptions, users: tuple[str, ...], to: str | None) -> None:
-    """Publish live stacks for vLLM servers, and print their names.
+    """Publish live stacks for vLLM servers.
 
-    It publishes each USER (or --user), or all users. A vLLM server with our plugin
-    (plugins/vllm_resolver) serves a name, personalpeft:DIGEST, as a model. The folder keeps the
-    last published stack of each user, so publish again after a learn. Existing files are not
+    Prints their names. It publishes each USER (or --user), or all users. A vLLM server with our
+    plugin (plugins/vllm_resolver) serves a name, personalpeft:DIGEST, as a model. The folder keeps
+    the last published stack of each user, so publish again after a learn. Existing files are not
     written again.
 
     Forgetting deletes the published stacks of a user, here and in each named folder that can be

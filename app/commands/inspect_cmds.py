@@ -13,7 +13,7 @@ from personalpeft.formatting import to_json
 from personalpeft.learning.report import signal_text
 from personalpeft_app import session
 from personalpeft_app.commands.feedback_cmds import layers_to_rebuild, note_rebuild
-from personalpeft_app.options import GlobalOptions, Group, command, global_options
+from personalpeft_app.options import GlobalOptions, Group, command, global_options, option
 from personalpeft_app.output import emit, format_table, format_time, info, to_one_line
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _STALE = {
 }
 
 
-@command("stack", examples=("personalpeft stack", "personalpeft stack --user ada --json"))
+@command("stack", examples=("stack", "stack --user ada --json"))
 def stack(common: GlobalOptions) -> None:
     """Show the user's layers, the lowest first.
 
@@ -64,9 +64,7 @@ def stack(common: GlobalOptions) -> None:
         info(common, f"{name} {problem}.")
 
 
-@command(
-    "revisions", examples=("personalpeft revisions", "personalpeft revisions --layer style --json")
-)
+@command("revisions", examples=("revisions", "revisions --layer style --json"))
 @click.option("--layer", help="Only of this layer.  [default: all]")
 def revisions(common: GlobalOptions, layer: str | None) -> None:
     """List all revisions, the oldest first.
@@ -95,10 +93,8 @@ def revisions(common: GlobalOptions, layer: str | None) -> None:
         info(common, f"{user.id} has no revision yet. Give feedback, then: personalpeft learn")
 
 
-@command("turns", examples=("personalpeft turns", "personalpeft turns -n 50 --json"))
-@click.option(
-    "-n", "limit", type=click.IntRange(1), default=10, show_default=True, help="How many."
-)
+@command("turns", examples=("turns", "turns -n 50 --json"))
+@option("-n", "limit", type=click.IntRange(1), default=10, help="How many.")
 def turns(common: GlobalOptions, limit: int) -> None:
     """List the last questions and replies, the newest first.
 
@@ -120,7 +116,7 @@ def turns(common: GlobalOptions, limit: int) -> None:
         info(common, f"{user.id} has no turn yet.")
 
 
-@command("lessons", examples=("personalpeft lessons", "personalpeft lessons --all --json"))
+@command("lessons", examples=("lessons", "lessons --all --json"))
 @click.option("--all", "everything", is_flag=True, help="Also superseded and retracted signals.")
 def lessons(common: GlobalOptions, everything: bool) -> None:
     """Show the use of each signal and why, the oldest first.
@@ -128,7 +124,8 @@ def lessons(common: GlobalOptions, everything: bool) -> None:
     Each with its source, its kind, where it is placed, its use so far, and its revision.
     """
     with session.open_user(common, "read") as user:
-        statuses = user.lessons(current=not everything)
+        statuses = user.signal_statuses(current=not everything)
+        training = user.summary().training
     rows = [
         (
             each.signal.id,
@@ -145,12 +142,14 @@ def lessons(common: GlobalOptions, everything: bool) -> None:
     ]
     headings = ("SIGNAL", "TIME", "SOURCE", "KIND", "PLACE", "USE", "REVISION", "WHY", "TEXT")
     table = format_table(headings, rows, flexible=(7, 8))
-    emit(common, {"user": user.id, "lessons": statuses}, table)
+    emit(common, {"user": user.id, "training": training, "lessons": statuses}, table)
     if not statuses:
         info(common, f"{user.id} has given no feedback yet.")
+    if not training:
+        info(common, "New feedback is not trained on. To change that: personalpeft set-training on")
 
 
-@command("why", examples=("personalpeft why", "personalpeft why t_01m7yhn42w --json"))
+@command("why", examples=("why", "why t_01m7yhn42w --json"))
 @click.argument("turn", default="last", metavar="[TURN|last]")
 def why(common: GlobalOptions, turn: str) -> None:
     """Show what a reply was based on.
@@ -187,19 +186,11 @@ class _Since(click.ParamType):
             )
 
 
-@command(
-    "report",
-    examples=(
-        "personalpeft report",
-        "personalpeft report --since 7d --json",
-        "personalpeft report --everyone",
-    ),
-)
-@click.option(
+@command("report", examples=("report", "report --since 7d --json", "report --everyone"))
+@option(
     "--since",
     type=_Since(),
     default="24h",
-    show_default=True,
     metavar="SPAN|DATE",
     help="How far back: 90m, 24h, 7d, 2w, or a date.",
 )
@@ -231,9 +222,9 @@ def report(common: GlobalOptions, since: timedelta | datetime, everyone: bool) -
     cls=Group,
     invoke_without_command=True,
     examples=(
-        "personalpeft memory",
-        'personalpeft memory edit s_01m7yhn42w "My dog is called Crumpet."',
-        "personalpeft memory remove s_01m7yhn42w",
+        "memory",
+        'memory edit s_01m7yhn42w "My dog is called Crumpet."',
+        "memory remove s_01m7yhn42w",
     ),
 )
 @global_options
@@ -247,7 +238,7 @@ def memory(ctx: click.Context) -> None:
         ctx.invoke(memory_list)
 
 
-@command("list", examples=("personalpeft memory list", "personalpeft memory list --json"))
+@command("list", examples=("memory list", "memory list --json"))
 def memory_list(common: GlobalOptions) -> None:
     """List the current rules and facts, the oldest first."""
     with session.open_user(common, "read") as user:
@@ -262,8 +253,8 @@ def memory_list(common: GlobalOptions) -> None:
 @command(
     "edit",
     examples=(
-        'personalpeft memory edit s_01m7yhn42w "My dog is called Crumpet."',
-        'personalpeft memory edit s_01m7yhn42w "My dog is called Crumpet." --answer Crumpet',
+        'memory edit s_01m7yhn42w "My dog is called Crumpet."',
+        'memory edit s_01m7yhn42w "My dog is called Crumpet." --answer Crumpet',
     ),
 )
 @click.argument("item")
@@ -284,13 +275,13 @@ def memory_edit(
     emit(common, new, new.id)
 
 
-@command("remove", examples=("personalpeft memory remove s_01m7yhn42w",))
+@command("remove", examples=("memory remove s_01m7yhn42w",))
 @click.argument("item")
 def memory_remove(common: GlobalOptions, item: str) -> None:
     """Switch off a rule or fact. ITEM is its id or the beginning of it. The ledger keeps it."""
     with session.open_user(common, "change") as user:
         before = user.pending().news
-        user.remove_item(item)
+        user.retract_item(item)
         layers = layers_to_rebuild(user, before)
     emit(common, {"removed": item, "user": user.id, "layers_to_rebuild": layers}, "")
     info(common, "Removed.")
@@ -300,11 +291,9 @@ def memory_remove(common: GlobalOptions, item: str) -> None:
 memory.add_section("Commands", (memory_list, memory_edit, memory_remove))
 
 
-@command(
-    "users", examples=("personalpeft users", "personalpeft users --after eve --limit 1000 --json")
-)
+@command("users", examples=("users", "users --after eve --limit 1000 --json"))
 @click.option("--after", metavar="ID", help="Only users whose id sorts after this one.")
-@click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="How many.")
+@option("--limit", type=click.IntRange(1), default=100, help="How many.")
 def users(common: GlobalOptions, after: str | None, limit: int) -> None:
     """List the users of this home by id.
 
@@ -315,18 +304,26 @@ def users(common: GlobalOptions, after: str | None, limit: int) -> None:
         page = runtime.users(after=after, limit=limit)
         more = len(page) == limit and bool(runtime.users(after=page[-1].id, limit=1))
     rows = [
-        (each.id, format_time(each.since), str(each.turns), str(each.signals), str(each.revisions))
+        (
+            each.id,
+            format_time(each.since),
+            str(each.turns),
+            str(each.signals),
+            str(each.revisions),
+            "on" if each.training else "off",
+        )
         for each in page
     ]
     data = {"users": page, "next": page[-1].id if more else None}
-    emit(common, data, format_table(("USER", "SINCE", "TURNS", "SIGNALS", "REVISIONS"), rows))
+    headings = ("USER", "SINCE", "TURNS", "SIGNALS", "REVISIONS", "TRAINING")
+    emit(common, data, format_table(headings, rows))
     if more:
         info(common, f"There are more: personalpeft users --after {page[-1].id}")
     elif not page:
         info(common, f"No user follows {after}." if after else "This home has no user yet.")
 
 
-@command("models", examples=("personalpeft models", "personalpeft models --json"))
+@command("models", examples=("models", "models --json"))
 def models(common: GlobalOptions) -> None:
     """List the bases that --base can name.
 

@@ -48,7 +48,7 @@ def _training_options(function: Callable[..., Any]) -> Callable[..., Any]:
     accept = "Make the result live even if the gate refuses it; that is recorded."
     for option in (
         click.option("--accept", is_flag=True, help=accept),
-        click.option("--memory", type=float, metavar="MB", help=memory),
+        click.option("--memory", "max_memory_mb", type=float, metavar="MB", help=memory),
         click.option("--steps", type=int, help=limit.format("number of steps")),
         click.option("--seconds", type=float, help=limit.format("time")),
     ):
@@ -59,12 +59,12 @@ def _training_options(function: Callable[..., Any]) -> Callable[..., Any]:
 @command(
     "learn",
     examples=(
-        "personalpeft learn --dry-run",
-        "personalpeft learn",
-        "personalpeft learn --layer skill.email --seconds 60",
-        "personalpeft learn --from-nothing --accept",
-        "personalpeft learn --user ada --users bo --users cy",
-        "personalpeft learn --all --json",
+        "learn --dry-run",
+        "learn",
+        "learn --layer skill.email --seconds 60",
+        "learn --from-nothing --accept",
+        "learn --user ada --users bo --users cy",
+        "learn --all --json",
     ),
     renamed={"--also": "--users"},
 )
@@ -139,9 +139,9 @@ def learn(
 @command(
     "practice",
     examples=(
-        "personalpeft practice sums --verifier sums --seconds 600",
-        "personalpeft practice sums --verifier reasoning-gym --family chain_sum,max_terms=2",
-        "personalpeft practice sums --verifier sums --shaping t2t",
+        "practice sums --verifier sums --seconds 600",
+        "practice sums --verifier reasoning-gym --family chain_sum,max_terms=2",
+        "practice sums --verifier sums --shaping t2t",
     ),
 )
 @click.argument("skill")
@@ -155,12 +155,12 @@ def learn(
 @click.option("--rounds", type=int, help="Stop after this number of rounds.")
 @_training_options
 def practice(common: GlobalOptions, skill: str, **options: Any) -> None:
-    """Train SKILL on tasks that a verifier judges, and print a report.
+    """Train SKILL on tasks that a verifier judges.
 
-    Teach it some answers and learn them first, so that it solves some tasks already. A gate judges
-    the result on tasks that it never practises, and makes it live if it is better. A refusal is no
-    error and changes nothing. Ctrl-C stops after the running step and keeps the work for the same
-    practice.
+    Prints a report. Teach it some answers and learn them first, so that it solves some tasks
+    already. A gate judges the result on tasks that it never practises, and makes it live if it is
+    better. A refusal is no error and changes nothing. Ctrl-C stops after the running step and keeps
+    the work for the same practice.
     """
     display = Display(common)
     with (
@@ -173,11 +173,7 @@ def practice(common: GlobalOptions, skill: str, **options: Any) -> None:
 
 @command(
     "rollback",
-    examples=(
-        "personalpeft rollback style",
-        "personalpeft rollback style --to style@69c31c",
-        "personalpeft rollback style --to base",
-    ),
+    examples=("rollback style", "rollback style --to style@69c31c", "rollback style --to base"),
 )
 @click.argument("layer")
 @click.option(
@@ -198,9 +194,7 @@ def rollback(common: GlobalOptions, layer: str, to: str | None) -> None:
     info(common, f"{layer}: {move.before or 'the bare base'} -> {move.after or 'the bare base'}")
 
 
-@command(
-    "set-weight", examples=("personalpeft set-weight style 0.5", "personalpeft set-weight style 1")
-)
+@command("set-weight", examples=("set-weight style 0.5", "set-weight style 1"))
 @click.argument("layer")
 @click.argument("weight", type=float)
 def set_weight(common: GlobalOptions, layer: str, weight: float) -> None:
@@ -214,13 +208,11 @@ def set_weight(common: GlobalOptions, layer: str, weight: float) -> None:
     emit(common, {"user": user.id, "layer": layer, "weight": weight}, f"{layer} {weight:g}")
 
 
-@command(
-    "scope", examples=("personalpeft scope skill.email near", "personalpeft scope style never")
-)
+@command("scope", examples=("scope skill.email near", "scope style never"))
 @click.argument("layer")
 @click.argument("when", type=click.Choice(get_args(Scope)))
 def scope(common: GlobalOptions, layer: str, when: Scope) -> None:
-    """Set when LAYER is active: always, near (similar prompts) or never.
+    """Set when LAYER is active: always, near or never.
 
     'near' compares a prompt with those that the layer was trained on. By default a style is always
     active, a skill and the memory near.

@@ -11,7 +11,7 @@ from personalpeft_app.output import emit, format_table, info
 from personalpeft_app.progress import Display
 
 
-@command("doctor", examples=("personalpeft doctor", "personalpeft doctor --load --json"))
+@command("doctor", examples=("doctor", "doctor --load --json"))
 @click.option("--load", is_flag=True, help="Prepare and load the base too.")
 def doctor(common: GlobalOptions, load: bool) -> None:
     """Check the installation, the home and the base.
@@ -31,7 +31,7 @@ def doctor(common: GlobalOptions, load: bool) -> None:
     raise click.exceptions.Exit(next((check.exit_code for check in checks if not check.ok), 0))
 
 
-@command("verify", examples=("personalpeft verify", "personalpeft verify --json"))
+@command("verify", examples=("verify", "verify --json"))
 def verify(common: GlobalOptions) -> None:
     """Check the contents of the home and the prepared bases.
 
@@ -48,7 +48,7 @@ def verify(common: GlobalOptions) -> None:
     info(common, "There is no problem.")
 
 
-@command("gc", examples=("personalpeft gc --dry-run", "personalpeft gc --json"))
+@command("gc", examples=("gc --dry-run", "gc --json"))
 @click.option("--dry-run", is_flag=True, help="Only list what would be deleted.")
 def gc(common: GlobalOptions, dry_run: bool) -> None:
     """Delete unused files.
@@ -70,9 +70,7 @@ def gc(common: GlobalOptions, dry_run: bool) -> None:
     info(common, f"{garbage.bytes:,} bytes {'would be ' if dry_run else ''}freed.")
 
 
-@command(
-    "path", examples=("personalpeft path", "personalpeft path cache", "personalpeft path --json")
-)
+@command("path", examples=("path", "path cache", "path --json"))
 @click.argument("what", type=click.Choice(["home", "cache", "models"]), default="home")
 def path(common: GlobalOptions, what: str) -> None:
     """Print the path of a folder.
@@ -88,8 +86,8 @@ def path(common: GlobalOptions, what: str) -> None:
 @command(
     "completion",
     examples=(
-        "personalpeft completion bash >> ~/.bashrc",
-        "personalpeft completion fish > ~/.config/fish/completions/personalpeft.fish",
+        "completion bash >> ~/.bashrc",
+        "completion fish > ~/.config/fish/completions/personalpeft.fish",
     ),
 )
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
@@ -106,7 +104,7 @@ def completion(ctx: click.Context, common: GlobalOptions, shell: str) -> None:
     emit(common, {"shell": shell, "script": script}, script)
 
 
-@command("demo", examples=("personalpeft demo", "personalpeft demo --keep"))
+@command("demo", examples=("demo", "demo --keep"))
 @click.option("--keep", is_flag=True, help="Keep the temporary home at the end.")
 def demo(common: GlobalOptions, keep: bool) -> None:
     """Show the whole cycle in about three minutes.

@@ -5,15 +5,24 @@ from __future__ import annotations
 import ipaddress
 import logging
 import sys
+from signal import SIGTERM
 from typing import TYPE_CHECKING
 
 import click
 
 from personalpeft.errors import InvalidInput, NotFound
 from personalpeft_app import session
-from personalpeft_app.options import GlobalOptions, Group, command, global_options
+from personalpeft_app.options import (
+    GlobalOptions,
+    Group,
+    command,
+    global_options,
+    no_train_option,
+    option,
+)
 from personalpeft_app.output import emit, format_table, info
 from personalpeft_app.progress import Display
+from personalpeft_app.signals import interruptible
 
 if TYPE_CHECKING:
     from personalpeft.settings import Observing
@@ -25,24 +34,14 @@ _EVERYWHERE = "0.0.0.0"
 
 @command(
     "serve",
-    examples=(
-        "personalpeft serve",
-        "personalpeft serve --port 8080 --json",
-        "personalpeft serve --public --name models.home",
-    ),
+    examples=("serve", "serve --port 8080 --json", "serve --public --name models.home"),
     renamed={
         "--rows": "--max-batch",
         "--waiting": "--max-queue",
         "--observing": "--implicit-feedback",
     },
 )
-@click.option(
-    "--port",
-    type=click.IntRange(0, 65535),
-    default=8080,
-    show_default=True,
-    help="0 takes a free one.",
-)
+@option("--port", type=click.IntRange(0, 65535), default=8080, help="0 takes a free one.")
 @click.option(
     "--host",
     metavar="ADDRESS",
@@ -56,32 +55,19 @@ _EVERYWHERE = "0.0.0.0"
     metavar="HOST",
     help="A host name of this server; can be repeated.",
 )
-@click.option(
-    "--max-batch",
-    type=click.IntRange(1, 256),
-    default=16,
-    show_default=True,
-    help="Replies in one batch.",
-)
-@click.option(
-    "--max-queue",
-    type=click.IntRange(1, 512),
-    default=48,
-    show_default=True,
-    help="Requests in the queue.",
-)
-@click.option(
+@option("--max-batch", type=click.IntRange(1, 256), default=16, help="Replies in one batch.")
+@option("--max-queue", type=click.IntRange(1, 512), default=48, help="Requests in the queue.")
+@option(
     "--implicit-feedback",
     type=click.Choice(["off", "kept", "learned"]),
     default="off",
-    show_default=True,
     help="The use of signals without a user's act of feedback, such as a copied reply.",
 )
-@click.option(
+@no_train_option("New feedback must not be trained on, unless a request says otherwise.")
+@option(
     "--grace",
     type=click.FloatRange(0, 3600),
     default=30,
-    show_default=True,
     help="Seconds for open replies at shutdown.",
 )
 def serve(
@@ -93,6 +79,7 @@ def serve(
     max_batch: int,
     max_queue: int,
     implicit_feedback: Observing,
+    no_train: bool,
     grace: float,
 ) -> None:
     """Serve over HTTP and print the address.
@@ -112,7 +99,7 @@ def serve(
     from personalpeft_app.http.api_v1.routes import ApiV1
     from personalpeft_app.http.concurrency import limiter_of
     from personalpeft_app.http.server import make_app
-    from personalpeft_app.http.wsgi_server import Server, stopping_on_signals
+    from personalpeft_app.http.wsgi_server import Server
     from personalpeft_app.web import page
     from personalpeft_app.web.sign_in import SECONDS, SignInCodes
 
@@ -128,20 +115,22 @@ def serve(
         )
     serving = Serving(max_batch=max_batch, max_queue=max_queue)
     display = Display(common)
-    with session.open_runtime(common, "make", display, serving, implicit_feedback) as runtime:
+    with session.open_runtime(
+        common, "make", display, serving, implicit_feedback, train=not no_train
+    ) as runtime:
         created = runtime.api_keys.ensure_admin_key()
         api = ApiV1(runtime)
         codes = SignInCodes(runtime.api_keys)
-        places = limiter_of(runtime)
+        limiter = limiter_of(runtime)
         app = make_app(
             runtime,
             owner=common.user_id(),
             names=names,
-            places=places,
+            limiter=limiter,
             more=[api.blueprint, page.blueprint(codes)],
         )
         # Before the model, which takes a while to load: a port in use fails at once.
-        server = Server(app, places, host=address, port=port)
+        server = Server(app, limiter, host=address, port=port)
         with display:
             runtime.engine()
         _log(common)
@@ -165,7 +154,7 @@ def serve(
             api.close()
             runtime.close()
 
-        with stopping_on_signals(server.stop):
+        with interruptible(server.stop), interruptible(server.stop, SIGTERM):
             server.run(grace=grace, close=close)
     info(common, "Stopped.")
 
@@ -188,26 +177,17 @@ def _log(common: GlobalOptions) -> None:
     """Write the access log and errors to stderr."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(message)s"))
-    for name, level in (
-        ("personalpeft", logging.WARNING if common.quiet else logging.INFO),
-        ("waitress", logging.ERROR),
-    ):
-        logger = logging.getLogger(name)
-        logger.handlers = [handler]
-        logger.setLevel(level)
-        logger.propagate = False
+    logger = logging.getLogger("personalpeft")
+    logger.handlers = [handler]
+    logger.setLevel(logging.WARNING if common.quiet else logging.INFO)
+    logger.propagate = False
 
 
 @click.group(
     "token",
     cls=Group,
     invoke_without_command=True,
-    examples=(
-        "personalpeft token",
-        "personalpeft token make --user ada",
-        "personalpeft token make --admin",
-        "personalpeft token revoke 5f0c",
-    ),
+    examples=("token", "token make --user ada", "token make --admin", "token revoke 5f0c"),
 )
 @global_options
 @click.pass_context
@@ -220,7 +200,7 @@ def token(ctx: click.Context) -> None:
         ctx.invoke(token_list)
 
 
-@command("list", examples=("personalpeft token list", "personalpeft token list --json"))
+@command("list", examples=("token list", "token list --json"))
 def token_list(common: GlobalOptions) -> None:
     """List the tokens by their ids, oldest first."""
     with session.open_runtime(common, "read") as runtime:
@@ -235,8 +215,8 @@ def token_list(common: GlobalOptions) -> None:
 @command(
     "first",
     examples=(
-        "personalpeft token first",
-        'curl -H "Authorization: Bearer $(cat $(personalpeft token first))" ...',
+        "token first",
+        '$ curl -H "Authorization: Bearer $(cat $(personalpeft token first))" ...',
     ),
 )
 def token_first(common: GlobalOptions) -> None:
@@ -249,11 +229,7 @@ def token_first(common: GlobalOptions) -> None:
 
 @command(
     "make",
-    examples=(
-        "personalpeft token make --user ada",
-        "personalpeft token make --admin --json",
-        "personalpeft token make --worker",
-    ),
+    examples=("token make --user ada", "token make --admin --json", "token make --worker"),
     renamed={"--administration": "--admin"},
 )
 @click.option("--admin", is_flag=True, help="A token with all rights on all users.")
@@ -278,7 +254,7 @@ def token_create(common: GlobalOptions, admin: bool, worker: bool) -> None:
     info(common, f"Its id is {key.id}: {_format_owner(key)}.")
 
 
-@command("revoke", examples=("personalpeft token revoke 5f0c",))
+@command("revoke", examples=("token revoke 5f0c",))
 @click.argument("token_id", metavar="ID")
 def token_revoke(common: GlobalOptions, token_id: str) -> None:
     """Revoke a token. ID is its id or the beginning of it. Running servers refuse it at once."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from personalpeft import NotFound, Runtime
-from personalpeft.learning.triggers import Pending, TrainingTrigger, TriggerKind
+from personalpeft.learning.status import Pending, TrainingTrigger, TriggerKind
 from personalpeft.store.types import UserSummary
 from personalpeft_app.daemon.policy import Backlog
 from personalpeft_app.session import iterate_users

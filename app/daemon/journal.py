@@ -15,8 +15,8 @@ from typing import Any, Self
 
 from pydantic import TypeAdapter, ValidationError
 
-from personalpeft_app.daemon.daily_report import ReportWindow
 from personalpeft_app.daemon.policy import TaskKind
+from personalpeft_app.daemon.tasks import ReportWindow
 
 TASK = "daemon"
 """The name of the daemon's lease and of its note."""

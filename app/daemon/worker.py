@@ -14,14 +14,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from datetime import tzinfo
 from typing import Any, TypeAlias
 
-from personalpeft import Busy, Cancelled, LearnReport, NothingToLearn, PersonalPeftError, Runtime
+from personalpeft import (
+    Busy,
+    Cancelled,
+    LearnReport,
+    NotFound,
+    NothingToLearn,
+    PersonalPeftError,
+    Runtime,
+)
 from personalpeft.clock import SYSTEM, Clock
 from personalpeft.errors import format_origin
-from personalpeft_app.daemon import daily_report, maintenance
+from personalpeft_app.daemon import tasks
 from personalpeft_app.daemon.backlog import BacklogCache, backlog_of, new_triggers
 from personalpeft_app.daemon.journal import (
     MAX_INTERRUPTIONS,
@@ -168,7 +176,11 @@ class Worker:
 
     def _learn(self, runtime: Runtime, learn: LearnUser) -> None:
         user, attempts = learn.user, self.journal.attempts.get(learn.user, ())
-        triggers = new_triggers(runtime.user(user, create=False).pending(), attempts)
+        try:
+            triggers = new_triggers(runtime.user(user, create=False).pending(), attempts)
+        except NotFound:  # The user was forgotten after this was decided.
+            self._backlogs.forget(user)
+            return
         keys = tuple(each.key for each in triggers)
         resumed = user in self.journal.started
         self._save_journal(self.journal.start(user, keys))
@@ -198,21 +210,27 @@ class Worker:
         self._backlogs.forget(user)
         if futile != attempts:
             # Only what is still pending: the ledger records the rest.
-            pending = self._runtime.user(user, create=False).pending()
-            still = {each.key for each in pending.news}
+            still = self._pending_keys(user)
             futile = tuple(key for key in futile if key in still)
         journal = self.journal.finish(user).futile(user, futile)
         message = f"{learn.reason}: {'goes on; ' if resumed else ''}{message}"
         result = {"seconds": seconds, "outcome": outcome, "resumed": resumed}
         self._log(journal, "learn", message, user=user, **result)
 
+    def _pending_keys(self, user: str) -> frozenset[str]:
+        """Return the keys of what is to be learned, none of a user who was forgotten meanwhile."""
+        with suppress(NotFound):
+            pending = self._runtime.user(user, create=False).pending()
+            return frozenset(each.key for each in pending.news)
+        return frozenset()
+
     def _run_task(self, task: Task) -> None:
         began, now = self._clock.timer(), self._clock.now()
-        window = daily_report.next_window(self.journal.last_report, now)
+        window = tasks.next_window(self.journal.last_report, now)
         outcome = Outcome.DONE
         journal = self.journal.record_task(task.kind, task.key)
         try:
-            message = maintenance.run_task(task.kind, self._runtime, self._settings, now, window)
+            message = tasks.run_task(task.kind, self._runtime, self._settings, now, window)
             if message and task.kind is TaskKind.REPORT:
                 journal = journal.record_report(window)
         except Exception as error:  # noqa: BLE001 - the next action runs all the same

@@ -6,26 +6,126 @@ import json
 import secrets
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import Any
+from typing import Annotated, Any, Literal, TypeAlias
 
+from annotated_types import Ge, Le, Len
 from flask import Blueprint, Response, jsonify
+from pydantic import Field
 
 from personalpeft import Reply
-from personalpeft.base_models.tool_calls import Said
+from personalpeft.base_models.tool_calls import ReplyPart
 from personalpeft.types import ToolCall
 from personalpeft_app.http import generation, tools, validation
-from personalpeft_app.http.error_responses import InvalidParameter
-from personalpeft_app.http.generation import Generation
+from personalpeft_app.http.generation import (
+    MAX_MESSAGES,
+    Content,
+    Generation,
+    GenerationBody,
+    ReplyReader,
+    StopText,
+    TextPart,
+    Tokens,
+    text_of,
+)
 from personalpeft_app.http.models import Models
-from personalpeft_app.http.tools import ToolOptions
-from personalpeft_app.http.validation import Body
+from personalpeft_app.http.tools import Choice, FlatTool, ToolOptions
+from personalpeft_app.http.validation import Body, Ignored, Part, only
 
-_KNOWN = ("model", "messages", "system", "tools", "tool_choice")
-_SAMPLING = ("max_tokens", "stop_sequences", "temperature", "top_p", "stream")
-# They concern billing, caching and routing, and change no reply.
-_IGNORED = ("metadata", "service_tier", "cache_control")
-_NEUTRAL = {"thinking": {"type": "disabled"}}
-_ROLES = {"user": "user", "assistant": "assistant", "tool": "tool"}
+
+class _ToolUse(Part):
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+class _ToolResult(Part):
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: Content = ""
+
+
+_Part: TypeAlias = Annotated[TextPart | _ToolUse | _ToolResult, Field(discriminator="type")]
+
+
+class _Message(Part):
+    role: Literal["user", "assistant"]
+    content: str | Annotated[list[_Part], Len(0, MAX_MESSAGES)]
+
+    def for_library(self) -> Iterator[dict[str, Any]]:
+        """Yield the message. For the library, results of tools are messages of their own."""
+        if isinstance(self.content, str):
+            yield {"role": self.role, "content": self.content}
+            return
+        texts = [part for part in self.content if isinstance(part, TextPart)]
+        calls = [
+            {"id": part.id, "function": {"name": part.name, "arguments": part.input}}
+            for part in self.content
+            if isinstance(part, _ToolUse)
+        ]
+        results = [part for part in self.content if isinstance(part, _ToolResult)]
+        # The library refuses a call of the user, and a result in a message of the assistant.
+        role = "tool" if self.role == "user" else self.role
+        for part in results:
+            text = text_of(part.content)
+            yield {"role": role, "content": text, "tool_call_id": part.tool_use_id}
+        if texts or calls or not results:
+            about = {"tool_calls": calls} if calls else {}
+            yield {"role": self.role, "content": text_of(texts), **about}
+
+
+class _Tool(FlatTool):
+    type: Literal["custom"] = "custom"
+    input_schema: dict[str, Any] = Field(default_factory=dict)
+
+
+class _Choice(Part):
+    type: Literal["auto", "none", "any", "tool"]
+    name: str = ""
+    disable_parallel_tool_use: bool = False
+
+    def for_tools(self) -> Choice:
+        words: dict[str, Choice] = {"auto": False, "none": None, "any": True, "tool": self.name}
+        return words[self.type]
+
+
+class CountBody(Body):
+    """The body of ``/v1/messages/count_tokens``: what is read before a reply."""
+
+    model: Annotated[str, Len(1, 256)]
+    messages: Annotated[list[_Message], Len(1, MAX_MESSAGES)]
+    system: Content = ""
+    tools: list[_Tool] = Field(default_factory=list)
+    tool_choice: _Choice | None = None
+    thinking: Annotated[Any, *only({"type": "disabled"})] = None
+    metadata: Ignored = None
+    service_tier: Ignored = None
+    cache_control: Ignored = None
+
+    def prompt(self, models: Models) -> Sequence[dict[str, Any]]:
+        """Return the messages for the library. Raises ``InvalidParameter``."""
+        messages = [message for each in self.messages for message in each.for_library()]
+        tools.check_calls(models, messages)
+        first = [{"role": "system", "content": text_of(self.system)}] if self.system else []
+        return [*first, *messages]
+
+    def tool_options(self, models: Models) -> ToolOptions:
+        """Return the tools. Raises ``InvalidParameter``."""
+        choice = self.tool_choice or _Choice(type="auto")
+        return tools.tool_options(
+            models,
+            [each.nested(each.input_schema) for each in self.tools],
+            choice.for_tools(),
+            single=choice.disable_parallel_tool_use,
+        )
+
+
+class MessageBody(CountBody, GenerationBody):
+    """The body of ``/v1/messages``."""
+
+    temperature: Annotated[float, Ge(0), Le(1)] | None = None
+    max_tokens: Tokens
+    stop_sequences: Annotated[list[StopText], Len(0, 16)] = Field(default_factory=list)
 
 
 def blueprint(models: Models) -> Blueprint:
@@ -34,115 +134,86 @@ def blueprint(models: Models) -> Blueprint:
 
     @routes.post("/v1/messages")
     def messages() -> Response:
-        body = validation.read_object()
-        validation.check_names(
-            body, known=(*_KNOWN, *_SAMPLING), ignored=_IGNORED, neutral=_NEUTRAL
-        )
-        how = generation.sampling(body, stop="stop_sequences", hottest=1.0)
-        if how["max_tokens"] is None:
-            raise InvalidParameter("max_tokens is missing.", "max_tokens")
-        prompt = _read_messages(models, body)
-        offer = _offer(models, body)
-        stream = validation.read_bool(body, "stream")
-        model = models.named(generation.model_name(body))
-        asked = Generation(model, [prompt], **offer.options(how))
+        body = validation.read_body(MessageBody)
+        prompt, options = body.prompt(models), body.tool_options(models)
+        how = body.sampling(body.max_tokens, stop=body.stop_sequences)
+        model = models.resolve(body.model)
+        batch = Generation(model, [prompt], **options.options(how))
         head = {
             "id": f"msg_{secrets.token_hex(12)}",
             "type": "message",
             "role": "assistant",
             "model": model.name,
         }
-        if stream:
+        if body.stream:
             return generation.sse_response(
-                asked,
-                _events(asked, head, offer),
+                batch,
+                _events(batch, head, options),
                 lambda error: generation.format_event(error, "error"),
             )
-        (reply,) = asked.replies()
-        written = offer.read(reply)
-        text, calls = tools.text_of(written), tools.calls_of(written)
+        (reply,) = batch.replies()
+        parts = options.read(reply)
+        text = "".join(part for part in parts if isinstance(part, str))
+        calls = tools.calls_of(parts)
         content = [{"type": "text", "text": text}] if text or not calls else []
-        content += [tools.anthropic_call(call) for call in calls]
-        usage = {
-            "input_tokens": reply.usage.prompt_tokens,
-            "output_tokens": reply.usage.completion_tokens,
-        }
-        whole = {**head, "content": content, **_end(offer, reply, calls), "usage": usage}
-        response = jsonify({**whole, "personalpeft": generation.metadata(model, reply)})
-        response.headers.update(generation.headers(model, reply.stack.digest, reply.turn_id))
-        return response
+        content += [_tool_use(call) for call in calls]
+        whole = {**head, "content": content, **_end(options, reply, calls), "usage": _usage(reply)}
+        return batch.response(whole, reply)
 
     @routes.post("/v1/messages/count_tokens")
     def count() -> Response:
-        body = validation.read_object()
-        validation.check_names(body, known=_KNOWN, ignored=_IGNORED, neutral=_NEUTRAL)
-        prompt, offer = _read_messages(models, body), _offer(models, body)
-        model = models.named(generation.model_name(body))
+        body = validation.read_body(CountBody)
+        prompt, options = body.prompt(models), body.tool_options(models)
+        model = models.resolve(body.model)
         # An unread stream never reaches the model.
         unread = model.user.stream(
-            prompt, tools=offer.tools, must_call=offer.required, max_tokens=1, **model.options
+            prompt,
+            tools=options.tools,
+            must_call=options.required,
+            max_tokens=1,
+            **model.options,
         )
         return jsonify({"input_tokens": unread.prompt_tokens})
 
     return routes
 
 
-def _read_messages(models: Models, body: Body) -> list[dict[str, Any]]:
-    listed = tools.anthropic_messages(body.get("messages"))
-    messages = generation.messages(listed, "messages", ("text",), _ROLES)
-    tools.checked(models, messages)
-    system = body.get("system")
-    if not system:
-        return messages
-    return [
-        {"role": "system", "content": generation.text_of(system, "system", ("text",))},
-        *messages,
-    ]
+def _tool_use(call: ToolCall) -> dict[str, Any]:
+    """Return a call as a block of content."""
+    name = f"toolu_{secrets.token_hex(12)}"
+    return {"type": "tool_use", "id": name, "name": call.name, "input": dict(call.arguments)}
 
 
-def _offer(models: Models, body: Body) -> ToolOptions:
-    choice, alone = tools.anthropic_choice(body)
-    return tools.offered(
-        models, body, tools.anthropic_tools(body.get("tools")), choice, alone=alone
-    )
+def _usage(reply: Reply) -> dict[str, int]:
+    usage = reply.usage
+    return {"input_tokens": usage.prompt_tokens, "output_tokens": usage.completion_tokens}
 
 
-def _end(offer: ToolOptions, reply: Reply, calls: Sequence[ToolCall]) -> dict[str, str | None]:
+def _end(options: ToolOptions, reply: Reply, calls: Sequence[ToolCall]) -> dict[str, str | None]:
     """Return the stop reason in Anthropic's format."""
-    if stop := offer.stop_of(reply):
+    if stop := options.stop_of(reply):
         return {"stop_reason": "stop_sequence", "stop_sequence": stop}
     ended = "max_tokens" if reply.finish_reason == "length" else "tool_use" if calls else "end_turn"
     return {"stop_reason": ended, "stop_sequence": None}
 
 
-def _events(asked: Generation, head: dict[str, Any], offer: ToolOptions) -> Iterator[str]:
+def _events(batch: Generation, head: dict[str, Any], options: ToolOptions) -> Iterator[str]:
     def event(kind: str, **more: Any) -> str:
         return generation.format_event({"type": kind, **more}, kind)
 
-    (stream,) = asked.streams
-    # An error before the first piece is a response with a status, so it comes first.
-    first = [piece] if (piece := next(stream, None)) is not None else []
+    (stream,) = batch.streams
+    reader, blocks = ReplyReader(stream, options), _Blocks()
     usage = {"input_tokens": stream.prompt_tokens, "output_tokens": 0}
     begun = {**head, "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
     yield event("message_start", message=begun)
-    reading, blocks = offer.reader(), _Blocks()
-    for part in (part for each in chain(first, stream) for part in reading.push(each)):
-        for kind, more in blocks.add(part):
-            yield event(kind, **more)
-    reply, rest = generation.read_all(stream), reading.finish()
-    offer.check(reply, [*blocks.calls, *tools.calls_of(rest)])
-    for kind, more in chain(*map(blocks.add, rest), blocks.end()):
+    for kind, more in chain(chain.from_iterable(map(blocks.add, reader)), blocks.end()):
         yield event(kind, **more)
-    usage = {
-        "input_tokens": reply.usage.prompt_tokens,
-        "output_tokens": reply.usage.completion_tokens,
-    }
-    ended = _end(offer, reply, blocks.calls)
+    reply = reader.reply
     yield event(
         "message_delta",
-        delta=ended,
-        usage=usage,
-        personalpeft=generation.metadata(asked.model, reply),
+        delta=_end(options, reply, reader.calls),
+        usage=_usage(reply),
+        personalpeft=generation.metadata(batch.model, reply),
     )
     yield event("message_stop")
 
@@ -153,9 +224,8 @@ class _Blocks:
     def __init__(self) -> None:
         self._number = 0
         self._open = False
-        self.calls: list[ToolCall] = []
 
-    def add(self, part: Said) -> Iterator[tuple[str, dict[str, Any]]]:
+    def add(self, part: ReplyPart) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield the events of a text or call."""
         if isinstance(part, str):
             if not self._open:
@@ -170,13 +240,15 @@ class _Blocks:
             )
             return
         yield from self._closed()
-        self.calls.append(part)
-        call = tools.anthropic_call(part)
-        asked = json.dumps(call["input"], ensure_ascii=False)
+        call = _tool_use(part)
+        arguments = json.dumps(call["input"], ensure_ascii=False)
         yield "content_block_start", {"index": self._number, "content_block": {**call, "input": {}}}
         yield (
             "content_block_delta",
-            {"index": self._number, "delta": {"type": "input_json_delta", "partial_json": asked}},
+            {
+                "index": self._number,
+                "delta": {"type": "input_json_delta", "partial_json": arguments},
+            },
         )
         self._open = True
         yield from self._closed()

@@ -1,4 +1,4 @@
-"""Limits of concurrent requests, which keep a thread free for ``/healthz``."""
+"""Limits of concurrent requests, which keep a thread free for ``/healthz``, and of what they hold."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from werkzeug.exceptions import TooManyRequests
 
 from personalpeft import Runtime
 
-# Seconds after which a client may ask for a refused stream again.
+# Seconds after which a refused stream or body is worth sending again.
 _AGAIN = 5
 
 
@@ -43,35 +43,35 @@ class ConcurrencyLimiter:
             self._taken -= 1
 
 
-class StreamLimiter:
-    """A limit of open streams, in all and per token. Thread-safe."""
+class Quota:
+    """A limit of what is open at once, in all and per token. Thread-safe."""
 
-    def __init__(self, total: int, of_one: int) -> None:
-        self._total, self._of_one = total, of_one
+    def __init__(self, total: int, per_token: int, refusal: str) -> None:
+        self._total, self._per_token, self._refusal = total, per_token, refusal
         self._lock = threading.Lock()
         self._open: Counter[str] = Counter()
 
     @contextmanager
-    def stream(self, token: str) -> Iterator[None]:
-        """Count a stream of a token while it is open. Raises ``TooManyRequests`` at the limit."""
+    def hold(self, token: str, amount: int = 1) -> Iterator[None]:
+        """Count ``amount`` for a token inside the context. Raises ``TooManyRequests``."""
         with self._lock:
-            if self._open.total() >= self._total or self._open[token] >= self._of_one:
-                raise TooManyRequests("Too many streams of events are open.", retry_after=_AGAIN)
-            self._open[token] += 1
+            own = self._open[token] + amount
+            if own > self._per_token or self._open.total() + amount > self._total:
+                raise TooManyRequests(self._refusal, retry_after=_AGAIN)
+            self._open[token] = own
         try:
             yield
         finally:
             with self._lock:
-                self._open[token] -= 1
-                # A counter keeps zeros: it would grow with every token.
-                if not self._open[token]:
-                    del self._open[token]
+                self._open[token] -= amount
+                # Without its zeros, or it would grow with every token.
+                self._open = +self._open
 
 
-def stream_limiter_of(runtime: Runtime) -> StreamLimiter:
+def stream_quota_of(runtime: Runtime) -> Quota:
     """Return the limit of streams of jobs: half of all requests, an eighth per token."""
     total = max(1, _count(runtime) // 2)
-    return StreamLimiter(total, max(1, total // 4))
+    return Quota(total, max(1, total // 4), "Too many streams of events are open.")
 
 
 def limiter_of(runtime: Runtime) -> ConcurrencyLimiter:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,10 @@ from personalpeft.errors import (
     get_error_codes,
     get_error_type,
 )
+from personalpeft_app.http.api_v1.schemas import ErrorDetails
 
 log = logging.getLogger("personalpeft.http")
-_HIDDEN = "personalpeft.hidden"
+_FOLDERS = "personalpeft.folders"
 
 # Their messages name files of this machine, so only the log gets them.
 _LOGGED_ONLY = (
@@ -73,120 +75,86 @@ class UnknownModel(HTTPException):
     code = 404
 
 
-def install_error_handlers(app: Flask, places: Iterable[Path]) -> None:
-    """Install handlers for all errors. No body holds the paths of the folders ``places``."""
-    hidden = app.extensions[_HIDDEN] = [str(place) for place in places]
+def install_error_handlers(app: Flask, folders: Iterable[Path]) -> None:
+    """Install a handler for all errors. No body holds the paths of the ``folders``."""
+    app.extensions[_FOLDERS] = folders
 
-    def of_library(error: PersonalPeftError) -> Response:
-        return error_response(*describe_error(error, hidden), error)
-
-    def of_http(error: HTTPException) -> Response:
-        response = error_response(error.code or 500, error.description or error.name, "", error)
-        for name, value in error.get_headers():
+    def respond(error: Exception) -> Response:
+        status, details = describe_error(error, folders, str(request.url_rule or "no route"))
+        response = jsonify(_body(status, details, error, request.path))
+        response.status_code = status
+        if status == 401:
+            response.headers["WWW-Authenticate"] = 'Bearer realm="personalpeft"'
+        again = getattr(error, "retry_after", None)
+        if again is not None:
+            response.headers["Retry-After"] = str(math.ceil(again))
+        for name, value in error.get_headers() if isinstance(error, HTTPException) else ():
             if name not in ("Content-Type", "Content-Length"):
                 response.headers.setdefault(name, value)
         return response
 
-    def bug(error: Exception) -> Response:
-        return error_response(*_describe_bug(error, str(request.url_rule or "no route")), error)
-
-    app.register_error_handler(PersonalPeftError, of_library)
-    app.register_error_handler(HTTPException, of_http)
-    app.register_error_handler(Exception, bug)
+    app.register_error_handler(Exception, respond)
 
 
 def error_formatter() -> Callable[[Exception], dict[str, Any]]:
     """Return a function that formats errors after the response has started, without Flask."""
-    path, rule, hidden = request.path, str(request.url_rule), current_app.extensions[_HIDDEN]
+    path, rule, folders = request.path, str(request.url_rule), current_app.extensions[_FOLDERS]
 
     def format_error(error: Exception) -> dict[str, Any]:
-        ours = isinstance(error, PersonalPeftError)
-        status, message, hint = (
-            describe_error(error, hidden) if ours else _describe_bug(error, rule)
-        )
-        return error_body(status, message, hint, error, path)
+        status, details = describe_error(error, folders, rule)
+        return _body(status, details, error, path)
 
     return format_error
 
 
-def _describe_bug(error: Exception, rule: str) -> tuple[int, str, str]:
-    log.error("a bug in %s: %s", rule, format_origin(error))
-    return 500, bug_message(error), ""
+def describe_error(
+    error: Exception, folders: Iterable[Path], where: str
+) -> tuple[int, ErrorDetails]:
+    """Return the status of an error, and what a client may know of it.
 
-
-def bug_message(bug: BaseException) -> str:
-    """Return what a client may know of a bug: its id in the log."""
-    return f"This is a bug in personalpeft; its log has the details under the id {error_id(bug)}."
-
-
-def describe_error(error: PersonalPeftError, hidden: Iterable[str] = ()) -> tuple[int, str, str]:
-    """Return status, message and hint of an error of the library for a client."""
-    status = get_error_codes(error).http_status
+    Args:
+        error: One of the library, of HTTP, or a bug, which the log gets too.
+        folders: Folders whose paths no client may see.
+        where: What failed, for the log.
+    """
+    if isinstance(error, HTTPException):
+        kind = type(error).__name__
+        return error.code or 500, ErrorDetails(kind, error.description or error.name)
+    if not isinstance(error, PersonalPeftError):
+        log.error("a bug in %s: %s", where, format_origin(error))
+        message = f"its log has the details under the id {error_id(error)}."
+        return 500, ErrorDetails("Bug", f"This is a bug in personalpeft; {message}")
+    status, kind = get_error_codes(error).http_status, get_error_type(error)
     if isinstance(error, _LOGGED_ONLY):
         # Messages of adapter files and plugins may hold private text, others only files.
         foreign = isinstance(error, AdapterError | PluginError)
         log.error(
             "%s",
-            format_origin(error)
-            if foreign
-            else f"{get_error_type(error).__name__}: {error.message} {error.hint}",
+            format_origin(error) if foreign else f"{kind.__name__}: {error.message} {error.hint}",
         )
-        summary = (
-            (get_error_type(error).__doc__ or "")
-            .partition("\n")[0]
-            .partition(";")[0]
-            .partition("The message")[0]
-            .strip()
-        )
-        return status, summary, "The server's log has the details."
+        summary = (kind.__doc__ or "").partition("\n")[0].partition(";")[0]
+        summary = summary.partition("The message")[0].strip()
+        return status, ErrorDetails(kind.__name__, summary, "The server's log has the details.")
     message, hint = error.message, error.hint
-    for path in hidden:
-        message, hint = (
-            message.replace(path, "of this server"),
-            hint.replace(path, "of this server"),
-        )
-    return status, message, hint
+    for folder in map(str, folders):
+        message = message.replace(folder, "of this server")
+        hint = hint.replace(folder, "of this server")
+    return status, ErrorDetails(kind.__name__, message, hint)
 
 
-def error_response(status: int, message: str, hint: str, error: Exception) -> Response:
-    """Return the response of an error."""
-    response = jsonify(error_body(status, message, hint, error, request.path))
-    response.status_code = status
-    if status == 401:
-        response.headers["WWW-Authenticate"] = 'Bearer realm="personalpeft"'
-    again = getattr(error, "retry_after", None)
-    if again is not None:
-        response.headers["Retry-After"] = str(math.ceil(again))
-    return response
-
-
-def error_body(status: int, message: str, hint: str, error: Exception, path: str) -> dict[str, Any]:
+def _body(status: int, details: ErrorDetails, error: Exception, path: str) -> dict[str, Any]:
     """Return an error in the format of a path's clients."""
-    kind = _kind(status, error)
+    text = f"{details.message} {details.hint}".strip()
+    usual = "invalid_request_error" if status < 500 else None
     if path.startswith("/v1/messages"):
-        usual = "invalid_request_error" if status < 500 else "api_error"
-        text = f"{message} {hint}".strip()
-        return {
-            "type": "error",
-            "error": {"type": _ANTHROPIC.get(status, usual), "message": text, "kind": kind},
-        }
+        kind = _ANTHROPIC.get(status) or usual or "api_error"
+        return {"type": "error", "error": {"type": kind, "message": text, "kind": details.kind}}
     if path.startswith("/v1/"):
-        usual = "invalid_request_error" if status < 500 else "server_error"
-        code = "model_not_found" if isinstance(error, UnknownModel) else kind
-        param = getattr(error, "param", None)
-        text = f"{message} {hint}".strip()
-        return {
-            "error": {
-                "message": text,
-                "type": _OPENAI.get(status, usual),
-                "param": param,
-                "code": code,
-            }
+        openai = {
+            "message": text,
+            "type": _OPENAI.get(status) or usual or "server_error",
+            "param": getattr(error, "param", None),
+            "code": "model_not_found" if isinstance(error, UnknownModel) else details.kind,
         }
-    return {"error": {"kind": kind, "message": message, "hint": hint}}
-
-
-def _kind(status: int, error: Exception) -> str:
-    if isinstance(error, PersonalPeftError):
-        return get_error_type(error).__name__
-    return "Bug" if status == 500 else type(error).__name__
+        return {"error": openai}
+    return {"error": asdict(details)}

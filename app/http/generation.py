@@ -11,92 +11,62 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import chain
-from typing import Any
+from typing import Annotated, Any, Literal, TypeAlias
 
-from flask import Response, request
+from annotated_types import Ge, Le, Len
+from flask import Response, jsonify, request
 
 from personalpeft import Reply, ServingFailed, Stream
-from personalpeft_app.http import error_responses, validation
-from personalpeft_app.http.error_responses import InvalidParameter
+from personalpeft.base_models.tool_calls import ReplyPart
+from personalpeft.chat.reply import TokenLogprob
+from personalpeft.types import ToolCall
+from personalpeft_app.http import error_responses
 from personalpeft_app.http.models import Model
-from personalpeft_app.http.tools import about_tools
-from personalpeft_app.http.validation import Body
+from personalpeft_app.http.tools import ToolOptions, calls_of
+from personalpeft_app.http.validation import Body, Part
 
-MOST_TOKENS = 1_000_000
-_MOST_MESSAGES = 10_000
+MAX_MESSAGES = 10_000
 
-
-def sampling(
-    body: Body, *, length: str = "max_tokens", stop: str = "stop", hottest: float = 2.0
-) -> dict[str, Any]:
-    """Return the sampling options for ``User.stream``. Without a seed one is drawn."""
-    seed = validation.read_int(body, "seed", least=0, most=2**62)
-    asked = {
-        "temperature": validation.read_float(body, "temperature", least=0, most=hottest),
-        "top_p": validation.read_float(body, "top_p", least=1e-6, most=1),
-        "max_tokens": validation.read_int(body, length, least=1, most=MOST_TOKENS),
-        "stop": validation.read_texts(body, stop, most=16),
-    }
-    return {**asked, "seed": secrets.randbits(32) if seed is None else seed}
+Tokens: TypeAlias = Annotated[int, Ge(1), Le(1_000_000)]
+Seed: TypeAlias = Annotated[int, Ge(0), Le(2**62)]
+StopText: TypeAlias = Annotated[str, Len(1, 1000)]
+StopTexts: TypeAlias = StopText | Annotated[list[StopText], Len(0, 16)]
 
 
-def model_name(body: Body) -> str:
-    """Return the model's name in a request."""
-    name = validation.read_text(body, "model", longest=256)
-    if not name:
-        raise InvalidParameter("model is missing. GET /v1/models lists the models.", "model")
-    return name
+class TextPart(Part):
+    """A part of a message, in the formats of all three routes."""
+
+    type: Literal["text", "input_text", "output_text"]
+    text: str
 
 
-def messages(
-    listed: Any, where: str, kinds: Sequence[str], roles: Mapping[str, str]
-) -> list[dict[str, Any]]:
-    """Return a request's messages for the library.
-
-    ``kinds`` are the types of text parts, ``roles`` the library's role for each role.
-    """
-    if not isinstance(listed, list) or not 0 < len(listed) <= _MOST_MESSAGES:
-        raise InvalidParameter(f"{where} must be a list of messages.", where)
-    found: list[dict[str, Any]] = []
-    for number, each in enumerate(listed):
-        place = f"{where}[{number}]"
-        role = each.get("role") if isinstance(each, dict) else None
-        if not isinstance(role, str) or role not in roles:
-            raise InvalidParameter(
-                f"{place}.role must be one of {', '.join(roles)}.", f"{place}.role"
-            )
-        if each.get("function_call"):
-            raise InvalidParameter(
-                f"{place}.function_call: give tool_calls in its place.", f"{place}.function_call"
-            )
-        tool_fields = about_tools(each, place)
-        # Who only calls need say nothing.
-        is_silent = bool(tool_fields.get("tool_calls")) and each.get("content") is None
-        text = "" if is_silent else text_of(each.get("content"), f"{place}.content", kinds)
-        found.append({"role": roles[role], "content": text, **tool_fields})
-    return found
+Content: TypeAlias = str | Annotated[list[TextPart], Len(0, MAX_MESSAGES)]
 
 
-def text_of(content: Any, where: str, kinds: Sequence[str]) -> str:
+class GenerationBody(Body):
+    """What the bodies of all routes that answer have in common."""
+
+    model: Annotated[str, Len(1, 256)]
+    temperature: Annotated[float, Ge(0), Le(2)] | None = None
+    top_p: Annotated[float, Ge(1e-6), Le(1)] | None = None
+    stream: bool = False
+
+    def sampling(
+        self, max_tokens: int | None, *, stop: StopTexts = (), seed: int | None = None
+    ) -> dict[str, Any]:
+        """Return the sampling options for ``User.stream``. Without a seed one is drawn."""
+        return {
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "max_tokens": max_tokens,
+            "stop": (stop,) if isinstance(stop, str) else tuple(stop),
+            "seed": secrets.randbits(32) if seed is None else seed,
+        }
+
+
+def text_of(content: Content) -> str:
     """Return a text, or the joined texts of parts."""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list) or len(content) > _MOST_MESSAGES:
-        raise InvalidParameter(f"{where} must be a text or a list of parts.", where)
-    texts = []
-    for number, part in enumerate(content):
-        fits = (
-            isinstance(part, dict)
-            and part.get("type") in kinds
-            and isinstance(part.get("text"), str)
-        )
-        if not fits:
-            raise InvalidParameter(
-                f"{where}[{number}]: only parts of type {kinds[0]} can be read.",
-                f"{where}[{number}]",
-            )
-        texts.append(part["text"])
-    return "".join(texts)
+    return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
 class Generation:
@@ -131,6 +101,13 @@ class Generation:
         finally:
             self.close()
 
+    def response(self, body: Mapping[str, Any], reply: Reply, **more: Any) -> Response:
+        """Return a whole response, with what feedback on its (first) reply needs."""
+        about = {**metadata(self.model, reply), **more}
+        response = jsonify({**body, "personalpeft": about})
+        response.headers.update(_headers(self.model, reply.stack.digest, reply.turn_id))
+        return response
+
     def close(self) -> None:
         """Cancel the replies that are unfinished."""
         for stream in self.streams:
@@ -145,6 +122,42 @@ def read_all(stream: Stream) -> Reply:
     return reply
 
 
+class ReplyReader:
+    """Reads one streamed reply as texts and tool calls. Waits for its first piece at once.
+
+    Attributes:
+        calls: The calls so far, with that of the part that was read last.
+        reply: The whole reply, after the last part.
+        letters: The characters of the tokens whose log-probs were taken.
+    """
+
+    reply: Reply
+
+    def __init__(self, stream: Stream, tool_options: ToolOptions) -> None:
+        self.calls: list[ToolCall] = []
+        self.letters = 0
+        self._stream = stream
+        self._tool_options = tool_options
+        self._first = next(stream, "")
+        self._tokens = 0
+
+    def __iter__(self) -> Iterator[ReplyPart]:
+        """Yield the parts. Raises as ``ToolOptions.check``."""
+        pieces = chain([self._first] if self._first else [], self._stream)
+        for part in self._tool_options.parts(pieces):
+            self.calls += calls_of([part])
+            yield part
+        self.reply = read_all(self._stream)
+        self._tool_options.check(self.reply, self.calls)
+
+    def take_logprobs(self) -> Sequence[TokenLogprob]:
+        """Return the log-probs of the tokens since the last call."""
+        tokens = self._stream.logprobs[self._tokens :]
+        self._tokens += len(tokens)
+        self.letters += sum(len(token.text) for token in tokens)
+        return tokens
+
+
 def metadata(model: Model, reply: Reply) -> dict[str, Any]:
     """Return what feedback on a reply needs, for the body of a response."""
     return {
@@ -157,7 +170,7 @@ def metadata(model: Model, reply: Reply) -> dict[str, Any]:
     }
 
 
-def headers(model: Model, stack: str, turn: str = "") -> dict[str, str]:
+def _headers(model: Model, stack: str, turn: str = "") -> dict[str, str]:
     """Return the same as headers. A stream has no turn before its end."""
     found = {"X-PersonalPeft-User": model.user.id, "X-PersonalPeft-Stack": stack}
     return {**found, "X-PersonalPeft-Turn": turn} if turn else found
@@ -188,7 +201,7 @@ def sse_response(
 
     stack = generation.streams[0].stack.digest
     response = Response(
-        written(), mimetype="text/event-stream", headers=headers(generation.model, stack)
+        written(), mimetype="text/event-stream", headers=_headers(generation.model, stack)
     )
     response.headers["X-Accel-Buffering"] = "no"
     response.call_on_close(generation.close)

@@ -26,17 +26,17 @@ from personalpeft_app.http.concurrency import ConcurrencyLimiter
 from personalpeft_app.http.security import require_admin
 
 PREFIX = "personalpeft:"
-OWN_GAUGES = {
+HTTP_GAUGES = {
     "http_requests_running": "requests that the server is answering",
     "http_requests_most": "requests that the server answers at once",
 }
 
 
-def blueprint(runtime: Runtime, places: ConcurrencyLimiter) -> Blueprint:
+def blueprint(runtime: Runtime, limiter: ConcurrencyLimiter) -> Blueprint:
     """Return the route, for admins."""
     routes = Blueprint("metrics", __name__)
     registry = CollectorRegistry()
-    registry.register(_Serving(runtime, places))
+    registry.register(_Serving(runtime, limiter))
 
     @routes.get("/metrics")
     def metrics() -> Response:
@@ -49,9 +49,9 @@ def blueprint(runtime: Runtime, places: ConcurrencyLimiter) -> Blueprint:
 class _Serving(Collector):
     """Read the engine's numbers at each scrape."""
 
-    def __init__(self, runtime: Runtime, places: ConcurrencyLimiter) -> None:
+    def __init__(self, runtime: Runtime, limiter: ConcurrencyLimiter) -> None:
         self._runtime = runtime
-        self._places = places
+        self._limiter = limiter
 
     def describe(self) -> list[Metric]:
         # Without this, registering would collect, which loads the model.
@@ -61,12 +61,12 @@ class _Serving(Collector):
         yield InfoMetricFamily(
             PREFIX + "build", "what serves", {"version": version("personalpeft")}
         )
-        own = {
-            "http_requests_running": self._places.in_use,
-            "http_requests_most": self._places.count,
+        values = {
+            "http_requests_running": self._limiter.in_use,
+            "http_requests_most": self._limiter.count,
         }
-        for name, meaning in OWN_GAUGES.items():
-            yield GaugeMetricFamily(PREFIX + name, meaning, own[name])
+        for name, meaning in HTTP_GAUGES.items():
+            yield GaugeMetricFamily(PREFIX + name, meaning, values[name])
         now = self._runtime.engine().metrics()
         for name, meaning in COUNTERS.items():
             yield CounterMetricFamily(PREFIX + name.removesuffix("_total"), meaning, now[name])

@@ -7,6 +7,7 @@ exists or not.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -37,16 +38,18 @@ class Models:
         self._runtime = runtime
         self._owner = owner
 
-    def named(self, name: str) -> Model:
+    def resolve(self, name: str) -> Model:
         """Return the model of a name. Raises ``UnknownModel``."""
         whose, _, revision = name[:_LONGEST].partition("@")
         base = self._runtime.base().card.name
         if name == base:
-            if self._own is None:
+            if self._default_user is None:
                 raise UnknownModel(
                     f"The bare base {base} needs a user to ask it for. Start the server with one."
                 )
-            return Model(name, self._runtime.user(self._own), {"layers": [], "memory": False})
+            return Model(
+                name, self._runtime.user(self._default_user), {"layers": [], "memory": False}
+            )
         user = self._user(whose)
         if not revision:
             return Model(name, user, {})
@@ -67,7 +70,7 @@ class Models:
         found = list(islice(self._names(after, limit + 1), limit + 1))
         return found[:limit], len(found) > limit
 
-    def create_user(self, model: Model) -> int:
+    def created_at(self, model: Model) -> int:
         """Return the Unix time at which a model was created, 0 for the base."""
         revision = model.options.get("revision")
         if revision is not None:
@@ -81,7 +84,7 @@ class Models:
         )
 
     @property
-    def take_tools(self) -> bool:
+    def supports_tools(self) -> bool:
         """Whether the base's chat template supports tools."""
         return supports_tools(self._runtime.base())
 
@@ -91,7 +94,7 @@ class Models:
         return self._runtime.base().card.sampling.stop
 
     @property
-    def _own(self) -> str | None:
+    def _default_user(self) -> str | None:
         """The user of a request that names none."""
         return caller().user or self._owner
 
@@ -99,11 +102,11 @@ class Models:
         try:
             check_user_id(name)
             if not caller().may_act_for(name):
-                raise UnknownModel(_nothing(name))
+                raise UnknownModel(_unknown(name))
             # Only the caller's own user is created on first use: a typo creates none.
-            return self._runtime.user(name, create=name == self._own)
+            return self._runtime.user(name, create=name == self._default_user)
         except (InvalidId, NotFound):
-            raise UnknownModel(_nothing(name)) from None
+            raise UnknownModel(_unknown(name)) from None
 
     def _names(self, after: str | None, batch: int) -> Iterator[tuple[str, int]]:
         """Yield the names after ``after``, reading ``batch`` users at a time."""
@@ -159,8 +162,10 @@ class Models:
                 if owner is not None and each.id > owner:
                     yield owner, 0
                 owner = None if owner is not None and each.id >= owner else owner
-                yield each.id, int(each.since.timestamp())
-                yield from _of_revisions(self._runtime.user(each.id, create=False))
+                with suppress(NotFound):  # The user was forgotten after the page was read.
+                    revisions = [*_of_revisions(self._runtime.user(each.id, create=False))]
+                    yield each.id, int(each.since.timestamp())
+                    yield from revisions
             after = users[-1].id
         if owner is not None:
             yield owner, 0
@@ -170,6 +175,6 @@ def _of_revisions(user: User) -> Iterator[tuple[str, int]]:
     return ((f"{user.id}@{each.id}", int(each.at.timestamp())) for each in user.revisions())
 
 
-def _nothing(name: str) -> str:
+def _unknown(name: str) -> str:
     shown = name if USER_ID.fullmatch(name) else "of this name"
     return f"The model {shown} is unknown. GET /v1/models lists the models."

@@ -9,66 +9,133 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from flask import Blueprint, Response, jsonify
+from annotated_types import Ge, Le, Len
+from flask import Blueprint, Response
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
 
-from personalpeft import Reply, Stream
-from personalpeft.base_models.tool_calls import Said
+from personalpeft import Reply
+from personalpeft.base_models.tool_calls import ReplyPart
 from personalpeft.chat.reply import LikelyToken, TokenLogprob
 from personalpeft.types import MAX_TOP_LOGPROBS, ToolCall
 from personalpeft_app.http import generation, tools, validation
 from personalpeft_app.http.error_responses import InvalidParameter
-from personalpeft_app.http.generation import Generation
+from personalpeft_app.http.generation import (
+    MAX_MESSAGES,
+    Content,
+    Generation,
+    GenerationBody,
+    ReplyReader,
+    Seed,
+    StopTexts,
+    Tokens,
+    text_of,
+)
 from personalpeft_app.http.models import Models
-from personalpeft_app.http.tools import ToolOptions
-from personalpeft_app.http.validation import Body
+from personalpeft_app.http.tools import ChoiceWord, NamedTool, ToolOptions
+from personalpeft_app.http.validation import Body, Ignored, LongText, Part, only
 
-_ROLES = {
-    "system": "system",
-    "developer": "system",
-    "user": "user",
-    "assistant": "assistant",
-    "tool": "tool",
-}
-_SAMPLING = (
-    "temperature",
-    "top_p",
-    "max_tokens",
-    "stop",
-    "seed",
-    "n",
-    "stream",
-    "stream_options",
-    "model",
-)
-# They concern billing, caching and routing, and change no reply.
-IGNORED = (
-    "user",
-    "metadata",
-    "safety_identifier",
-    "prompt_cache_key",
-    "prompt_cache_options",
-    "prompt_cache_retention",
-    "service_tier",
-)
-_CHAT = (
-    *(*_SAMPLING, "messages", "max_completion_tokens", "logprobs", "top_logprobs"),
-    *("tools", "tool_choice", "parallel_tool_calls"),
-)
-_NEUTRAL = {"frequency_penalty": 0, "presence_penalty": 0, "logit_bias": {}}
-_CHAT_NEUTRAL = {
-    **_NEUTRAL,
-    "response_format": {"type": "text"},
-    "modalities": ["text"],
-    "store": False,
-    # The former name of tools.
-    "functions": [],
-}
-_COMPLETION_NEUTRAL = {**_NEUTRAL, "echo": False, "best_of": 1, "suffix": ""}
-_MOST_REPLIES = 16
+MAX_REPLIES = 16
 # OpenAI's default for a completion.
 _COMPLETION_TOKENS = 16
+
+TopLogprobs: TypeAlias = Annotated[int, Ge(0), Le(MAX_TOP_LOGPROBS)]
+
+
+class OpenAIBody(GenerationBody):
+    """What the bodies of OpenAI's routes have in common."""
+
+    user: Ignored = None
+    metadata: Ignored = None
+    safety_identifier: Ignored = None
+    prompt_cache_key: Ignored = None
+    prompt_cache_options: Ignored = None
+    prompt_cache_retention: Ignored = None
+    service_tier: Ignored = None
+
+
+class _StreamOptions(Body):
+    include_usage: bool = False
+    # It hides lengths from others on the network, which is not supported.
+    include_obfuscation: Ignored = None
+
+
+class _Body(OpenAIBody):
+    """What a chat and a completion have in common."""
+
+    seed: Seed | None = None
+    stop: StopTexts = Field(default_factory=list)
+    max_tokens: Tokens | None = None
+    n: Annotated[int, Ge(1), Le(MAX_REPLIES)] = 1
+    stream_options: _StreamOptions | None = None
+    frequency_penalty: Annotated[Any, *only(0)] = 0
+    presence_penalty: Annotated[Any, *only(0)] = 0
+    logit_bias: Annotated[Any, *only({})] = None
+
+    def includes_usage(self) -> bool:
+        """Whether a stream ends with its usage. Raises ``InvalidParameter``."""
+        if self.stream_options is None:
+            return False
+        if not self.stream:
+            raise InvalidParameter("stream_options goes with stream.", "stream_options")
+        return self.stream_options.include_usage
+
+
+class _Message(Part):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Content | None = None
+    # The library checks them.
+    tool_calls: list[Any] = Field(default_factory=list)
+    tool_call_id: str | None = None
+    # The former name of tool_calls.
+    function_call: Annotated[Any, *only(None)] = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.content is None and not self.tool_calls:
+            raise PydanticCustomError("content", "must have content or tool_calls")
+        if self.role == "tool" and self.tool_call_id is None:
+            raise PydanticCustomError("tool_call_id", "must have a tool_call_id")
+        return self
+
+    def for_library(self) -> dict[str, Any]:
+        about = {"tool_calls": self.tool_calls, "tool_call_id": self.tool_call_id}
+        return {
+            "role": "system" if self.role == "developer" else self.role,
+            # An assistant that only calls says nothing.
+            "content": text_of(self.content or ""),
+            **{name: value for name, value in about.items() if value},
+        }
+
+
+class ChatBody(_Body):
+    """The body of ``/v1/chat/completions``."""
+
+    messages: Annotated[list[_Message], Len(1, MAX_MESSAGES)]
+    max_completion_tokens: Tokens | None = None
+    logprobs: bool = False
+    top_logprobs: TopLogprobs = 0
+    # The library checks them.
+    tools: list[Any] = Field(default_factory=list)
+    tool_choice: ChoiceWord | NamedTool = "auto"
+    parallel_tool_calls: bool = True
+    response_format: Annotated[Any, *only({"type": "text"})] = None
+    modalities: Annotated[Any, *only(["text"])] = None
+    store: Annotated[Any, *only(False)] = False
+    # The former name of tools.
+    functions: Annotated[Any, *only([])] = None
+
+
+class CompletionBody(_Body):
+    """The body of ``/v1/completions``."""
+
+    prompt: LongText | Annotated[list[LongText], Len(1, MAX_REPLIES)]
+    logprobs: TopLogprobs | None = None
+    echo: Annotated[Any, *only(False)] = False
+    best_of: Annotated[Any, *only(1)] = 1
+    suffix: Annotated[Any, *only("")] = ""
 
 
 def blueprint(models: Models) -> Blueprint:
@@ -77,39 +144,28 @@ def blueprint(models: Models) -> Blueprint:
 
     @routes.post("/v1/chat/completions")
     def chat() -> Response:
-        body = validation.read_object()
-        validation.check_names(body, known=_CHAT, ignored=IGNORED, neutral=_CHAT_NEUTRAL)
-        length = (
-            "max_tokens" if body.get("max_completion_tokens") is None else "max_completion_tokens"
-        )
-        how = generation.sampling(body, length=length)
-        messages = generation.messages(body.get("messages"), "messages", ("text",), _ROLES)
-        how["logprobs"] = validation.read_bool(body, "logprobs")
-        how["top_logprobs"] = (
-            validation.read_int(body, "top_logprobs", least=0, most=MAX_TOP_LOGPROBS) or 0
-        )
-        if how["top_logprobs"] and not how["logprobs"]:
+        body = validation.read_body(ChatBody)
+        if body.top_logprobs and not body.logprobs:
             raise InvalidParameter("top_logprobs goes with logprobs.", "top_logprobs")
-        alone = not validation.read_bool(body, "parallel_tool_calls", True)
-        offer = tools.offered(
-            models, body, body.get("tools"), tools.openai_choice(body), alone=alone
+        prompt = tools.check_calls(models, [each.for_library() for each in body.messages])
+        options = tools.tool_options(
+            models,
+            body.tools,
+            tools.openai_choice(body.tool_choice),
+            single=not body.parallel_tool_calls,
         )
-        return _answer(
-            models, body, [tools.checked(models, messages)], offer.options(how), _Chat(offer)
+        how = body.sampling(
+            body.max_completion_tokens or body.max_tokens, stop=body.stop, seed=body.seed
         )
+        how |= {"logprobs": body.logprobs, "top_logprobs": body.top_logprobs}
+        return _answer(models, body, [prompt], options.options(how), _Chat(options))
 
     @routes.post("/v1/completions")
     def completion() -> Response:
-        body = validation.read_object()
-        known = (*_SAMPLING, "prompt", "logprobs")
-        validation.check_names(body, known=known, ignored=IGNORED, neutral=_COMPLETION_NEUTRAL)
-        how = generation.sampling(body)
-        how["max_tokens"] = how["max_tokens"] or _COMPLETION_TOKENS
-        likely = validation.read_int(body, "logprobs", least=0, most=MAX_TOP_LOGPROBS)
-        how |= {"logprobs": likely is not None, "top_logprobs": likely or 0}
-        prompts = validation.read_texts(body, "prompt", most=_MOST_REPLIES, longest=100_000)
-        if not prompts:
-            raise InvalidParameter("prompt is missing.", "prompt")
+        body = validation.read_body(CompletionBody)
+        how = body.sampling(body.max_tokens or _COMPLETION_TOKENS, stop=body.stop, seed=body.seed)
+        how |= {"logprobs": body.logprobs is not None, "top_logprobs": body.logprobs or 0}
+        prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
         return _answer(models, body, prompts, {**how, "template": False}, _Completion())
 
     return routes
@@ -120,12 +176,13 @@ class _Chat:
 
     prefix, whole, piece = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, offer: ToolOptions) -> None:
-        self.offer = offer
+    def __init__(self, tool_options: ToolOptions) -> None:
+        self.tool_options = tool_options
 
     def choice(self, reply: Reply, logprobs: bool) -> dict[str, Any]:
-        parts = self.offer.read(reply)
-        text, calls = tools.text_of(parts), tools.calls_of(parts)
+        parts = self.tool_options.read(reply)
+        calls = tools.calls_of(parts)
+        text = "".join(part for part in parts if isinstance(part, str))
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
         if calls:
             message |= {
@@ -142,7 +199,7 @@ class _Chat:
     def opening(self) -> dict[str, Any] | None:
         return {"delta": {"role": "assistant", "content": ""}}
 
-    def delta(self, part: Said, number: int) -> dict[str, Any]:
+    def delta(self, part: ReplyPart, number: int) -> dict[str, Any]:
         if isinstance(part, ToolCall):
             return {"delta": {"tool_calls": [{"index": number, **tools.openai_call(part)}]}}
         return {"delta": {"content": part} if part else {}}
@@ -155,7 +212,7 @@ class _Completion:
     """The format of a completion."""
 
     prefix, whole, piece = "cmpl", "text_completion", "text_completion"
-    offer = ToolOptions()
+    tool_options = ToolOptions()
 
     def choice(self, reply: Reply, logprobs: bool) -> dict[str, Any]:
         known = self.logprobs(reply.logprobs, 0) if logprobs else None
@@ -164,7 +221,7 @@ class _Completion:
     def opening(self) -> dict[str, Any] | None:
         return None
 
-    def delta(self, part: Said, number: int) -> dict[str, Any]:
+    def delta(self, part: ReplyPart, number: int) -> dict[str, Any]:
         return {"text": part}
 
     def logprobs(self, tokens: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
@@ -187,94 +244,70 @@ class _Completion:
 
 def _answer(
     models: Models,
-    body: Body,
+    body: _Body,
     prompts: Sequence[Any],
     how: dict[str, Any],
     form: _Chat | _Completion,
 ) -> Response:
-    count = validation.read_int(body, "n", least=1, most=_MOST_REPLIES) or 1
-    if count * len(prompts) > _MOST_REPLIES:
-        raise InvalidParameter(f"n: at most {_MOST_REPLIES} replies can be asked for at once.", "n")
-    stream = validation.read_bool(body, "stream")
-    usage = _wants_usage(body, stream)
-    model = models.named(generation.model_name(body))
-    asked = Generation(model, [prompt for prompt in prompts for _ in range(count)], **how)
+    if body.n * len(prompts) > MAX_REPLIES:
+        raise InvalidParameter(f"n: at most {MAX_REPLIES} replies are generated at once.", "n")
+    usage = body.includes_usage()
+    model = models.resolve(body.model)
+    batch = Generation(model, [prompt for prompt in prompts for _ in range(body.n)], **how)
     head = {
         "id": f"{form.prefix}-{secrets.token_hex(12)}",
         "created": int(time.time()),
         "model": model.name,
     }
-    if stream:
-        events = _events(asked, {**head, "object": form.piece}, form, how["logprobs"], usage)
-        return generation.sse_response(asked, events, generation.format_event)
-    replies = asked.replies()
+    if body.stream:
+        events = _events(batch, {**head, "object": form.piece}, form, how["logprobs"], usage)
+        return generation.sse_response(batch, events, generation.format_event)
+    replies = batch.replies()
     choices = [
         {"index": n, **form.choice(reply, how["logprobs"])} for n, reply in enumerate(replies)
     ]
-    metadata = [generation.metadata(model, reply) for reply in replies]
-    response_body = {**head, "object": form.whole, "choices": choices, "usage": _usage(replies)}
-    response = jsonify(
-        {
-            **response_body,
-            "personalpeft": {**metadata[0], "turns": [each["turn"] for each in metadata]},
-        }
+    return batch.response(
+        {**head, "object": form.whole, "choices": choices, "usage": _usage(replies)},
+        replies[0],
+        turns=[reply.turn_id for reply in replies],
     )
-    response.headers.update(generation.headers(model, replies[0].stack.digest, replies[0].turn_id))
-    return response
-
-
-class _StreamCursor:
-    """The position in one streamed reply."""
-
-    def __init__(self, stream: Stream, form: _Chat | _Completion, logprobs: bool) -> None:
-        self.calls: list[ToolCall] = []
-        self._stream, self._form, self._logprobs = stream, form, logprobs
-        # The log-probs that were sent.
-        self._tokens = self._letters = 0
-
-    def delta(self, part: Said) -> dict[str, Any]:
-        """Return the next part, with the log-probs of the tokens since the last one."""
-        delta = self._form.delta(part, len(self.calls))
-        self.calls += tools.calls_of([part])
-        if not self._logprobs:
-            return delta
-        tokens = self._stream.logprobs[self._tokens :]
-        known = self._form.logprobs(tokens, self._letters)
-        self._tokens += len(tokens)
-        self._letters += sum(len(token.text) for token in tokens)
-        return {**delta, "logprobs": known}
 
 
 def _events(
-    asked: Generation, head: dict[str, Any], form: _Chat | _Completion, logprobs: bool, usage: bool
+    batch: Generation, head: dict[str, Any], form: _Chat | _Completion, logprobs: bool, usage: bool
 ) -> Iterator[str]:
     def chunk(number: int, choice: dict[str, Any], finish: str | None = None, **more: Any) -> str:
         made = {**head, "choices": [{"index": number, **choice, "finish_reason": finish}], **more}
         return generation.format_event({**made, "usage": None} if usage else made)
 
     replies = []
-    for number, stream in enumerate(asked.streams):
-        begun = False
-        reading = form.offer.reader()
-        written = _StreamCursor(stream, form, logprobs)
-        for piece in stream:
-            if not begun and (opening := form.opening()):
-                yield chunk(number, opening)
-            begun = True
-            for part in reading.push(piece):
-                yield chunk(number, written.delta(part))
-        reply, rest = generation.read_all(stream), reading.finish()
-        form.offer.check(reply, [*written.calls, *tools.calls_of(rest)])
-        for part in rest:
-            yield chunk(number, written.delta(part))
-        replies.append(reply)
-        finish = _finish(reply, called=bool(written.calls))
+    for number, stream in enumerate(batch.streams):
+        reader = ReplyReader(stream, form.tool_options)
+        if opening := form.opening():
+            yield chunk(number, opening)
+        for part in reader:
+            yield chunk(number, _delta(form, reader, part, logprobs))
+        replies.append(reader.reply)
         yield chunk(
-            number, written.delta(""), finish, personalpeft=generation.metadata(asked.model, reply)
+            number,
+            _delta(form, reader, "", logprobs),
+            _finish(reader.reply, called=bool(reader.calls)),
+            personalpeft=generation.metadata(batch.model, reader.reply),
         )
     if usage:
         yield generation.format_event({**head, "choices": [], "usage": _usage(replies)})
     yield generation.format_event("[DONE]")
+
+
+def _delta(
+    form: _Chat | _Completion, reader: ReplyReader, part: ReplyPart, logprobs: bool
+) -> dict[str, Any]:
+    """Return the part that was read last, with the log-probs of the tokens since the one before."""
+    delta = form.delta(part, len(reader.calls) - 1)
+    if not logprobs:
+        return delta
+    offset = reader.letters
+    return {**delta, "logprobs": form.logprobs(reader.take_logprobs(), offset)}
 
 
 def format_logprobs(tokens: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
@@ -290,17 +323,6 @@ def _token(known: TokenLogprob | LikelyToken) -> dict[str, Any]:
 
 def _finish(reply: Reply, *, called: bool) -> str:
     return "tool_calls" if called and reply.finish_reason == "stop" else reply.finish_reason
-
-
-def _wants_usage(body: Body, stream: bool) -> bool:
-    options = body.get("stream_options")
-    if options is None:
-        return False
-    if not stream or not isinstance(options, dict):
-        raise InvalidParameter("stream_options goes with stream.", "stream_options")
-    # Obfuscation hides lengths from others on the network, which is not supported.
-    validation.check_names(options, known=("include_usage",), ignored=("include_obfuscation",))
-    return validation.read_bool(options, "include_usage")
 
 
 def _usage(replies: Sequence[Reply]) -> dict[str, int]:

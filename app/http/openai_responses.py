@@ -7,34 +7,122 @@ import secrets
 import time
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import Any
+from typing import Annotated, Any, Literal, TypeAlias
 
-from flask import Blueprint, Response, jsonify
+from annotated_types import Len
+from flask import Blueprint, Response
+from pydantic import Discriminator, Field, Tag
 
 from personalpeft import Reply
-from personalpeft.base_models.tool_calls import Said
+from personalpeft.base_models.tool_calls import ReplyPart
 from personalpeft.chat.reply import TokenLogprob
-from personalpeft.types import MAX_TOP_LOGPROBS, ToolCall
+from personalpeft.types import Json, ToolCall
 from personalpeft_app.http import generation, tools, validation
 from personalpeft_app.http.error_responses import InvalidParameter
-from personalpeft_app.http.generation import Generation
-from personalpeft_app.http.models import Models
-from personalpeft_app.http.openai_chat import IGNORED, format_logprobs
-from personalpeft_app.http.tools import ToolOptions
-from personalpeft_app.http.validation import Body
-
-_KNOWN = (
-    *("model", "input", "instructions", "max_output_tokens", "temperature", "top_p", "stream"),
-    *("tools", "tool_choice", "parallel_tool_calls", "include", "top_logprobs", "truncation"),
+from personalpeft_app.http.generation import (
+    MAX_MESSAGES,
+    Content,
+    Generation,
+    ReplyReader,
+    Tokens,
+    text_of,
 )
-_NEUTRAL = {
-    "store": False,
-    "background": False,
-    "text": {"format": {"type": "text"}},
-}
+from personalpeft_app.http.models import Models
+from personalpeft_app.http.openai_chat import OpenAIBody, TopLogprobs, format_logprobs
+from personalpeft_app.http.tools import ChoiceWord, FlatNamedTool, FlatTool, ToolOptions
+from personalpeft_app.http.validation import Ignored, Part, only
+
 _LOGPROBS = "message.output_text.logprobs"
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-_PARTS = ("input_text", "output_text")
+
+
+class _Message(Part):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Content
+
+    def for_library(self) -> dict[str, Any]:
+        role = "system" if self.role == "developer" else self.role
+        return {"role": role, "content": text_of(self.content)}
+
+
+class _Call(Part):
+    call_id: str
+    name: str
+    arguments: str
+
+    def for_library(self) -> dict[str, Any]:
+        function = {"name": self.name, "arguments": self.arguments}
+        calls = [{"id": self.call_id, "function": function}]
+        return {"role": "assistant", "content": "", "tool_calls": calls}
+
+
+class _CallOutput(Part):
+    call_id: str
+    output: Content
+
+    def for_library(self) -> dict[str, Any]:
+        return {"role": "tool", "content": text_of(self.output), "tool_call_id": self.call_id}
+
+
+def _item_type(item: Any) -> Any:
+    return item.get("type") or "message" if isinstance(item, dict) else None
+
+
+_Item: TypeAlias = Annotated[
+    Annotated[_Message, Tag("message")]
+    | Annotated[_Call, Tag("function_call")]
+    | Annotated[_CallOutput, Tag("function_call_output")],
+    Discriminator(_item_type),
+]
+
+
+class _Tool(FlatTool):
+    type: Literal["function"] = "function"
+    parameters: dict[str, Any] = Field(default_factory=dict)
+
+
+class ResponseBody(OpenAIBody):
+    """The body of ``/v1/responses``."""
+
+    input: str | Annotated[list[_Item], Len(1, MAX_MESSAGES)]
+    instructions: str = ""
+    max_output_tokens: Tokens | None = None
+    tools: list[_Tool] = Field(default_factory=list)
+    tool_choice: ChoiceWord | FlatNamedTool = "auto"
+    parallel_tool_calls: bool = True
+    include: Annotated[list[Literal["message.output_text.logprobs"]], Len(0, 1)] = Field(
+        default_factory=list
+    )
+    top_logprobs: TopLogprobs = 0
+    truncation: Literal["auto", "disabled"] = "disabled"
+    # Its only option hides lengths from others on the network, which is not supported.
+    stream_options: Ignored = None
+    store: Annotated[Any, *only(False)] = False
+    background: Annotated[Any, *only(False)] = False
+    text: Annotated[Any, *only({"format": {"type": "text"}})] = None
+
+    def messages(self) -> list[dict[str, Any]]:
+        """Return the messages, each with its calls: in the input both are items."""
+        first = [{"role": "system", "content": self.instructions}] if self.instructions else []
+        if isinstance(self.input, str):
+            return [*first, {"role": "user", "content": self.input}]
+        joined: list[dict[str, Any]] = []
+        for item in self.input:
+            message = item.for_library()
+            if isinstance(item, _Call) and joined and joined[-1]["role"] == "assistant":
+                calls = [*joined[-1].get("tool_calls", ()), *message["tool_calls"]]
+                joined[-1] = {**joined[-1], "tool_calls": calls}
+            else:
+                joined.append(message)
+        return [*first, *joined]
+
+    def logprobs(self, options: ToolOptions) -> dict[str, Any]:
+        """Return the options of log-probs. Raises ``InvalidParameter``."""
+        if self.include and options.tools:
+            # Which of the tokens are text and which are calls shows only when the reply is read.
+            raise InvalidParameter("include: log-probs are not available with tools.", "include")
+        if self.top_logprobs and not self.include:
+            raise InvalidParameter(f"top_logprobs goes with include {_LOGPROBS}.", "top_logprobs")
+        return {"logprobs": bool(self.include), "top_logprobs": self.top_logprobs}
 
 
 def blueprint(models: Models) -> Blueprint:
@@ -43,125 +131,56 @@ def blueprint(models: Models) -> Blueprint:
 
     @routes.post("/v1/responses")
     def responses() -> Response:
-        body = validation.read_object()
-        validation.check_names(
-            body, known=_KNOWN, ignored=(*IGNORED, "stream_options"), neutral=_NEUTRAL
+        given = validation.read_object()
+        body = validation.parse(ResponseBody, given)
+        prompt = tools.check_calls(models, body.messages(), "input")
+        options = tools.tool_options(
+            models,
+            [each.nested(each.parameters) for each in body.tools],
+            tools.openai_choice(body.tool_choice),
+            single=not body.parallel_tool_calls,
         )
-        how = generation.sampling(body, length="max_output_tokens")
-        prompt = tools.checked(models, _read_messages(body), "input")
-        alone = not validation.read_bool(body, "parallel_tool_calls", True)
-        choice = tools.openai_choice(body, flat=True)
-        offer = tools.offered(
-            models, body, tools.flat_tools(body.get("tools")), choice, alone=alone
-        )
-        how |= {**_likely(body, offer), "truncation": _truncation(body)}
-        stream = validation.read_bool(body, "stream")
-        model = models.named(generation.model_name(body))
-        asked = Generation(model, [prompt], **offer.options(how))
-        shape = _Shape(body, model.name)
-        if stream:
-            return generation.sse_response(asked, _events(asked, shape, offer), _fault)
-        (reply,) = asked.replies()
+        how = {
+            **body.sampling(body.max_output_tokens),
+            **body.logprobs(options),
+            "truncation": body.truncation,
+        }
+        model = models.resolve(body.model)
+        batch = Generation(model, [prompt], **options.options(how))
+        shape = _Shape(body, given, model.name)
+        if body.stream:
+            return generation.sse_response(batch, _events(batch, shape, options), _fault)
+        (reply,) = batch.replies()
         output = _Output()
-        for part in offer.read(reply):
+        for part in options.read(reply):
             list(output.add(part, reply.logprobs))
         list(output.end(reply))
-        whole = {**shape.ended(reply, output), "personalpeft": generation.metadata(model, reply)}
-        response = jsonify(whole)
-        response.headers.update(generation.headers(model, reply.stack.digest, reply.turn_id))
-        return response
+        return batch.response(shape.ended(reply, output), reply)
 
     return routes
-
-
-def _likely(body: Body, offer: ToolOptions) -> dict[str, Any]:
-    """Return the options of log-probs."""
-    top = validation.read_int(body, "top_logprobs", least=0, most=MAX_TOP_LOGPROBS) or 0
-    wanted = validation.read_texts(body, "include", most=1) if body.get("include") else ()
-    if wanted not in ((), (_LOGPROBS,)):
-        raise InvalidParameter(f"include can be {_LOGPROBS}.", "include")
-    if wanted and offer.tools:
-        # Which of the tokens are text and which are calls shows only when the reply is read.
-        raise InvalidParameter("include: log-probs are not available with tools.", "include")
-    if top and not wanted:
-        raise InvalidParameter(f"top_logprobs goes with include {_LOGPROBS}.", "top_logprobs")
-    return {"logprobs": bool(wanted), "top_logprobs": top}
-
-
-def _read_messages(body: Body) -> list[dict[str, Any]]:
-    given = body.get("input")
-    if isinstance(given, str):
-        messages: list[dict[str, Any]] = [{"role": "user", "content": given}]
-    else:
-        items = given if isinstance(given, list) else []
-        listed = [_message(item, f"input[{number}]") for number, item in enumerate(items)]
-        messages = _joined(generation.messages(listed, "input", _PARTS, {**_ROLES, "tool": "tool"}))
-    first = validation.read_text(body, "instructions")
-    return [{"role": "system", "content": first}, *messages] if first else messages
-
-
-def _message(item: Any, place: str) -> Any:
-    """Return an item of the input as a message of a chat."""
-    kind = item.get("type", "message") if isinstance(item, dict) else None
-    if kind == "message" and item.get("role") != "tool":
-        return {"role": item["role"], "content": item.get("content")}
-    if kind == "function_call":
-        call = {
-            "id": item.get("call_id"),
-            "function": {"name": item.get("name"), "arguments": item.get("arguments")},
-        }
-        return {"role": "assistant", "tool_calls": [call]}
-    if kind == "function_call_output":
-        return {"role": "tool", "content": item.get("output"), "tool_call_id": item.get("call_id")}
-    raise InvalidParameter(
-        f"{place}: only messages, function calls and their outputs can be read.", place
-    )
-
-
-def _joined(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages with each call in its message: here both are items."""
-    joined: list[dict[str, Any]] = []
-    for message in messages:
-        if "tool_calls" in message and joined and joined[-1]["role"] == "assistant":
-            before = joined[-1]
-            joined[-1] = {
-                **before,
-                "tool_calls": [*before.get("tool_calls", ()), *message["tool_calls"]],
-            }
-        else:
-            joined.append(message)
-    return joined
-
-
-def _truncation(body: Body) -> str:
-    mode = body.get("truncation") or "disabled"
-    if mode not in ("auto", "disabled"):
-        raise InvalidParameter("truncation must be auto or disabled.", "truncation")
-    return str(mode)
 
 
 class _Shape:
     """The response object while it grows. Its id is not the turn's."""
 
-    def __init__(self, body: Body, model: str) -> None:
+    def __init__(self, body: ResponseBody, given: Json, model: str) -> None:
+        # What the client reads back stands there as it was sent.
+        names = ("instructions", "max_output_tokens", "temperature", "top_p")
         self._head = {
             "id": f"resp_{secrets.token_hex(16)}",
             "object": "response",
             "created_at": int(time.time()),
             "model": model,
-            "instructions": body.get("instructions"),
-            "max_output_tokens": body.get("max_output_tokens"),
-            "temperature": body.get("temperature"),
-            "top_p": body.get("top_p"),
+            **{name: given.get(name) for name in names},
             "metadata": {},
-            "parallel_tool_calls": validation.read_bool(body, "parallel_tool_calls", True),
+            "parallel_tool_calls": body.parallel_tool_calls,
             "previous_response_id": None,
             "store": False,
             "text": {"format": {"type": "text"}},
-            "tool_choice": body.get("tool_choice") or "auto",
-            "tools": body.get("tools") or [],
-            "top_logprobs": body.get("top_logprobs") or 0,
-            "truncation": _truncation(body),
+            "tool_choice": given.get("tool_choice") or "auto",
+            "tools": given.get("tools") or [],
+            "top_logprobs": body.top_logprobs,
+            "truncation": body.truncation,
         }
 
     def begun(self) -> dict[str, Any]:
@@ -203,12 +222,11 @@ class _Output:
 
     def __init__(self) -> None:
         self.items: list[dict[str, Any]] = []
-        self.calls: list[ToolCall] = []
         self._text: list[str] | None = None
         self._likely: list[dict[str, Any]] = []
         self._id = ""
 
-    def add(self, part: Said, tokens: Sequence[TokenLogprob] = ()) -> Iterator[Event]:
+    def add(self, part: ReplyPart, tokens: Sequence[TokenLogprob] = ()) -> Iterator[Event]:
         """Add a text or call, with the log-probs of its tokens if requested."""
         if isinstance(part, ToolCall):
             yield from self._closed("completed")
@@ -271,7 +289,6 @@ class _Output:
         }
         place, arguments = {"item_id": name, "output_index": number}, item["arguments"]
         self.items.append(item)
-        self.calls.append(call)
         begun = {**item, "arguments": "", "status": "in_progress"}
         yield "response.output_item.added", {"output_index": number, "item": begun}
         yield "response.function_call_arguments.delta", {**place, "delta": arguments}
@@ -287,7 +304,7 @@ def _part(text: str, likely: list[dict[str, Any]]) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": likely}
 
 
-def _events(asked: Generation, shape: _Shape, offer: ToolOptions) -> Iterator[str]:
+def _events(batch: Generation, shape: _Shape, options: ToolOptions) -> Iterator[str]:
     count = 0
 
     def event(kind: str, **more: Any) -> str:
@@ -295,31 +312,23 @@ def _events(asked: Generation, shape: _Shape, offer: ToolOptions) -> Iterator[st
         count += 1
         return generation.format_event({"type": kind, "sequence_number": count - 1, **more}, kind)
 
-    (stream,) = asked.streams
-    # An error before the first piece is a response with a status, so it comes first.
-    first = [piece] if (piece := next(stream, None)) is not None else []
+    reader, output = ReplyReader(batch.streams[0], options), _Output()
     yield event("response.created", response=shape.begun())
     yield event("response.in_progress", response=shape.begun())
-    reading, output, sent = offer.reader(), _Output(), 0
-    for part in (part for each in chain(first, stream) for part in reading.push(each)):
-        tokens = stream.logprobs[sent:]
-        sent += len(tokens)
-        for kind, more in output.add(part, tokens):
+    for part in reader:
+        for kind, more in output.add(part, reader.take_logprobs()):
             yield event(kind, **more)
-    reply, rest = generation.read_all(stream), reading.finish()
-    offer.check(reply, [*output.calls, *tools.calls_of(rest)])
+    reply = reader.reply
     # The last tokens may have made no text.
-    rest = rest or ([""] if sent < len(reply.logprobs) else [])
-    for kind, more in chain(
-        *(output.add(part, reply.logprobs[sent:]) for part in rest), output.end(reply)
-    ):
+    rest = reader.take_logprobs()
+    for kind, more in chain(output.add("", rest) if rest else (), output.end(reply)):
         yield event(kind, **more)
     kind = "response.incomplete" if reply.finish_reason == "length" else "response.completed"
     yield event(
         kind,
         response={
             **shape.ended(reply, output),
-            "personalpeft": generation.metadata(asked.model, reply),
+            "personalpeft": generation.metadata(batch.model, reply),
         },
     )
 

@@ -5,16 +5,28 @@ from __future__ import annotations
 import base64
 import re
 from datetime import UTC, datetime
+from typing import Annotated, Literal
 
+from annotated_types import Len
 from flask import Blueprint, Response, jsonify, request
 
 from personalpeft import Runtime
-from personalpeft_app.http import generation, validation
+from personalpeft_app.http import validation
 from personalpeft_app.http.error_responses import InvalidParameter, UnknownModel
 from personalpeft_app.http.models import Models
+from personalpeft_app.http.validation import Body, Ignored, LongText
 
-_MOST_TEXTS = 256
+_MAX_TEXTS = 256
 _PAGE, _LONGEST_PAGE = 100, 1000
+
+
+class EmbeddingBody(Body):
+    """The body of ``/v1/embeddings``."""
+
+    model: Annotated[str, Len(1, 256)]
+    input: LongText | Annotated[list[LongText], Len(1, _MAX_TEXTS)]
+    encoding_format: Literal["float", "base64"] = "float"
+    user: Ignored = None
 
 
 def blueprint(runtime: Runtime, models: Models) -> Blueprint:
@@ -22,7 +34,7 @@ def blueprint(runtime: Runtime, models: Models) -> Blueprint:
     routes = Blueprint("openai_rest", __name__)
 
     @routes.get("/v1/models")
-    def listed() -> Response:
+    def list_models() -> Response:
         names, more = models.page(*_paging())
         data = [_model(*each) for each in names]
         ends = (
@@ -33,33 +45,27 @@ def blueprint(runtime: Runtime, models: Models) -> Blueprint:
         return jsonify({"object": "list", "data": data, **ends, "has_more": more})
 
     @routes.get("/v1/models/<path:name>")
-    def one(name: str) -> Response:
+    def get_model(name: str) -> Response:
         if name == runtime.embedder:
             return jsonify(_model(name, 0))
-        model = models.named(name)
-        return jsonify(_model(model.name, models.create_user(model)))
+        model = models.resolve(name)
+        return jsonify(_model(model.name, models.created_at(model)))
 
     @routes.post("/v1/embeddings")
     def embeddings() -> Response:
-        body = validation.read_object()
-        validation.check_names(body, known=("model", "input", "encoding_format"), ignored=("user",))
-        form = validation.read_text(body, "encoding_format") or "float"
-        if form not in ("float", "base64"):
-            raise InvalidParameter("encoding_format must be float or base64.", "encoding_format")
-        if generation.model_name(body) != runtime.embedder:
+        body = validation.read_body(EmbeddingBody)
+        if body.model != runtime.embedder:
             raise UnknownModel(
                 f"Texts become vectors by the model {runtime.embedder} here, and by no other."
             )
-        texts = validation.read_texts(body, "input", most=_MOST_TEXTS, longest=100_000)
-        if not texts:
-            raise InvalidParameter("input is missing.", "input")
+        texts = (body.input,) if isinstance(body.input, str) else tuple(body.input)
         found = runtime.embed(texts)
         data = [
             {
                 "object": "embedding",
                 "index": n,
                 "embedding": vector.tolist()
-                if form == "float"
+                if body.encoding_format == "float"
                 else base64.b64encode(vector.astype("<f4").tobytes()).decode(),
             }
             for n, vector in enumerate(found.vectors)

@@ -35,7 +35,7 @@ View = TypeVar("View", bound=Callable[..., Any])
 NO_TOKEN = "A valid token is needed: Authorization: Bearer <token>, or X-Api-Key: <token>."
 REFUSED_BODY = "personalpeft.refused_body"
 """The key in the environment for the reason why ``admission`` refused a body."""
-_OPEN, _WORKERS = "for_anybody", "for_workers"
+_PUBLIC, _WORKERS = "public", "for_workers"
 _HOST = re.compile(r"(\[(?P<address>[0-9a-fA-F:.]+)\]|(?P<name>[A-Za-z0-9._-]+))(:[0-9]{1,5})?")
 
 
@@ -80,26 +80,26 @@ def require_user(user: str) -> str:
 
 
 def require_admin() -> None:
-    """Raises ``Forbidden`` for a token of one user."""
+    """Raise ``Forbidden`` for a token of one user."""
     if not caller().is_admin:
         raise Forbidden("This needs a token of administration.")
 
 
 def public(view: View) -> View:
-    """Marks a view that needs no token, since nothing of anybody is in what it answers."""
-    setattr(view, _OPEN, True)
+    """Mark a view that needs no token: its answer holds nothing of a user."""
+    setattr(view, _PUBLIC, True)
     return view
 
 
 def allow_workers(view: View) -> View:
-    """Marks a view that a worker's token is for."""
+    """Mark a view that is open to a worker's token."""
     setattr(view, _WORKERS, True)
     return view
 
 
 def is_open() -> bool:
     """Whether this request needs no token."""
-    return _is_marked(_OPEN)
+    return _is_marked(_PUBLIC)
 
 
 def install_auth(app: Flask, tokens: ApiKeys, names: Collection[str] = ()) -> None:

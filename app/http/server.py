@@ -53,7 +53,7 @@ def make_app(
     *,
     owner: str | None = None,
     names: Collection[str] = (),
-    places: ConcurrencyLimiter | None = None,
+    limiter: ConcurrencyLimiter | None = None,
     more: Sequence[Blueprint] = (),
 ) -> Flask:
     """Return the app over an open runtime, which the caller closes.
@@ -62,7 +62,7 @@ def make_app(
         runtime: The open runtime.
         owner: The user that an admin's request without a user means.
         names: Host names to answer to, besides localhost and addresses.
-        places: The limit of concurrent requests, by default as many as the engine takes.
+        limiter: The limit of concurrent requests, by default as many as the engine takes.
         more: Further blueprints, which ``security`` checks too.
     """
     app = _App("personalpeft", static_folder=None)
@@ -75,51 +75,51 @@ def make_app(
     security.install_auth(app, runtime.api_keys, names)
     error_responses.install_error_handlers(app, (runtime.settings.home, runtime.settings.cache))
 
-    places = places or limiter_of(runtime)
+    limiter = limiter or limiter_of(runtime)
 
     @app.get("/healthz")
     @security.public
     def healthz() -> tuple[Response, int]:
-        stopping = places.stopping.is_set()
+        stopping = limiter.stopping.is_set()
         return jsonify({"status": "stopping" if stopping else "ok"}), 503 if stopping else 200
 
-    _admit(app, places)
+    _admit(app, limiter)
     models = Models(runtime, owner)
     for blueprint in (
         openai_chat.blueprint(models),
         openai_responses.blueprint(models),
         openai_rest.blueprint(runtime, models),
         anthropic_messages.blueprint(models),
-        metrics.blueprint(runtime, places),
+        metrics.blueprint(runtime, limiter),
         *more,
     ):
         app.register_blueprint(blueprint)
     return app
 
 
-def _admit(app: Flask, places: ConcurrencyLimiter) -> None:
+def _admit(app: Flask, limiter: ConcurrencyLimiter) -> None:
     """Limit concurrent requests, and log each without its content."""
 
-    def take() -> None:
+    def begin() -> None:
         g.begun = time.monotonic()
         if security.is_open():
             return
-        if places.stopping.is_set():
+        if limiter.stopping.is_set():
             raise ServiceUnavailable("The server is stopping.", retry_after=_AGAIN)
-        if not places.acquire():
+        if not limiter.acquire():
             raise TooManyRequests(
                 "The server has as many requests as it takes.", retry_after=_AGAIN
             )
         g.place = True
 
-    def note(response: Response) -> Response:
+    def end(response: Response) -> Response:
         # The rule, not the path: user ids and queries are private.
         method, rule = request.method, request.url_rule or "no route"
         begun, place = g.get("begun"), g.get("place", False)
 
         def over() -> None:
             if place:
-                places.release()
+                limiter.release()
             took = 0.0 if begun is None else time.monotonic() - begun
             access.info("%s %s %d %.0f ms", method, rule, response.status_code, 1000 * took)
 
@@ -129,5 +129,5 @@ def _admit(app: Flask, places: ConcurrencyLimiter) -> None:
             response.headers.setdefault(name, value)
         return response
 
-    app.before_request(take)
-    app.after_request(note)
+    app.before_request(begin)
+    app.after_request(end)

@@ -1,34 +1,40 @@
-"""Read JSON bodies and their fields strictly.
+"""Read the JSON bodies of requests, and those of OpenAI's and Anthropic's routes as models.
 
-Invariants: NaN, infinities and numbers too large for a float are refused. Unknown fields are
-refused by name. No message repeats a value that was sent.
+Invariants: NaN, infinities and numbers too large for a float are refused. Unknown fields of a body
+are refused by name. No message repeats a value that was sent.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Never, TypeAlias, TypeVar
 
-from annotated_types import Ge, Le, Len
+from annotated_types import Len
 from flask import request
-from pydantic import ValidationError
+from pydantic import AfterValidator, ConfigDict, ValidationError, WithJsonSchema, model_validator
+from pydantic_core import PydanticCustomError
 from werkzeug.exceptions import BadRequest, UnsupportedMediaType
 
-from personalpeft_app.http.api_v1.serialization import adapter
+from personalpeft_app.http.api_v1.serialization import (
+    Request,
+    format_path,
+    format_problem,
+    locate_error,
+)
 from personalpeft_app.http.error_responses import InvalidParameter
-
-Body: TypeAlias = Mapping[str, Any]
 
 LARGEST = 4 * 2**20
 """The most bytes of a body."""
 LARGEST_FILE = 256 * 2**20
 """The most bytes of a body that is a file."""
-_LONGEST_NAME = 64
 _FILES = "for_files"
 
+LongText: TypeAlias = Annotated[str, Len(1, 100_000)]
+
 View = TypeVar("View", bound=Callable[..., Any])
+B = TypeVar("B", bound="Body")
 
 
 def for_files(view: View) -> View:
@@ -42,7 +48,7 @@ def is_for_files(view: Callable[..., Any]) -> bool:
     return hasattr(view, _FILES)
 
 
-def read_object() -> Body:
+def read_object() -> dict[str, Any]:
     """Return the JSON object of this request. Raises ``BadRequest``, ``UnsupportedMediaType``."""
     if request.mimetype != "application/json":
         raise UnsupportedMediaType("Send JSON, with Content-Type: application/json.")
@@ -57,70 +63,57 @@ def read_object() -> Body:
     return found
 
 
-def check_names(
-    body: Body,
-    *,
-    known: Collection[str],
-    ignored: Collection[str] = (),
-    neutral: Mapping[str, Any] | None = None,
-) -> None:
-    """Refuse fields that are neither known nor ignored.
+class Body(Request):
+    """The base of the bodies of OpenAI's and Anthropic's routes. Null is the same as no value."""
 
-    A ``neutral`` field may be null or have the value that changes nothing.
-    """
-    neutral = neutral or {}
-    for name, value in body.items():
-        if name in known or name in ignored or value is None:
-            continue
-        if name in neutral and _same(value, neutral[name]):
-            continue
-        shown = ascii(name)[1:-1][:_LONGEST_NAME]
-        value_part = " with this value" if name in neutral else ""
-        raise InvalidParameter(f"The parameter {shown} is not supported{value_part}.", shown)
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_null(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        return {name: value for name, value in given.items() if value is not None}
 
 
-def read_text(body: Body, name: str, *, longest: int = 100_000) -> str | None:
-    """Return a string, or None without one."""
-    return _read(body, name, Annotated[str, Len(0, longest)])
+class Part(Body):
+    """The base of the objects in a body. Clients send them with fields that nothing here needs."""
+
+    model_config = ConfigDict(extra="ignore")
 
 
-def read_bool(body: Body, name: str, default: bool = False) -> bool:
-    """Return a boolean."""
-    found = _read(body, name, bool)
-    return default if found is None else bool(found)
+Ignored: TypeAlias = Annotated[Any, WithJsonSchema({"description": "ignored"})]
+"""A field that concerns billing, caching or routing, and changes no reply."""
 
 
-def read_int(body: Body, name: str, *, least: int, most: int) -> int | None:
-    """Return an integer within bounds, or None without one."""
-    return _read(body, name, Annotated[int, Ge(least), Le(most)])
+def only(value: Any) -> tuple[Any, ...]:
+    """Return the constraints of a field that may only have the value which changes nothing."""
+
+    def check(given: Any) -> Any:
+        # 1 and 1.0 are one number; True is none.
+        if given != value or isinstance(given, bool) != isinstance(value, bool):
+            raise PydanticCustomError("unsupported", "is not supported with this value")
+        return given
+
+    return AfterValidator(check), WithJsonSchema({"const": value})
 
 
-def read_float(body: Body, name: str, *, least: float, most: float) -> float | None:
-    """Return a number within bounds, or None without one."""
-    return _read(body, name, Annotated[float, Ge(least), Le(most)])
-
-
-def read_texts(body: Body, name: str, *, most: int, longest: int = 1000) -> tuple[str, ...]:
-    """Return a list of texts that are not empty, or one text as a list of it."""
-    text = Annotated[str, Len(1, longest)]
-    found = _read(body, name, text | Annotated[list[text], Len(0, most)])
-    return (found,) if isinstance(found, str) else tuple(found or ())
-
-
-def _read(body: Body, name: str, kind: Any) -> Any:
-    found = body.get(name)
-    if found is None:
-        return None
+def parse(kind: type[B], given: Mapping[str, Any]) -> B:
+    """Return a body from JSON data. Raises ``InvalidParameter``."""
     try:
-        return adapter(kind).validate_python(found, strict=True)
+        return kind.model_validate_json(json.dumps(given))
     except ValidationError as error:
-        problem = error.errors(include_url=False, include_input=False)[-1]["msg"]
-        raise InvalidParameter(f"{name}: {problem}.", name) from None
+        path, details = locate_error(error, given)
+        place = format_path(path)
+        if details["type"] == "extra_forbidden":
+            raise InvalidParameter(f"The parameter {place} is not supported.", place) from None
+        problem = format_problem(details)
+        raise InvalidParameter(f"{place or 'The body'} {problem}.", place or None) from None
+    except RecursionError:
+        raise InvalidParameter("The body is nested too deeply.") from None
 
 
-def _same(value: Any, neutral: Any) -> bool:
-    # 1 and 1.0 are one number; True is none.
-    return bool(value == neutral) and isinstance(value, bool) == isinstance(neutral, bool)
+def read_body(kind: type[B]) -> B:
+    """Return the body of this request. Raises as ``read_object`` and ``parse``."""
+    return parse(kind, read_object())
 
 
 def _refuse(constant: str) -> Never:

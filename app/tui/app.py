@@ -6,10 +6,10 @@ Invariants: blocking work never runs in the screen's thread, and each failure be
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from textual.app import ComposeResult, SystemCommand
 from textual.binding import Binding, BindingType
@@ -19,14 +19,17 @@ from textual.widget import Widget
 from textual.widgets import Static
 
 from personalpeft_app.tui import theme, views
+from personalpeft_app.tui.controls import ConversationList
 from personalpeft_app.tui.conversation_pane import ConversationPane
 from personalpeft_app.tui.dialogs import keys_help
 from personalpeft_app.tui.key_input import OrderedKeyInput
 from personalpeft_app.tui.keys import COMMANDS
-from personalpeft_app.tui.lists import ConversationList
 from personalpeft_app.tui.model_pane import ModelPane
 from personalpeft_app.tui.notifier import show_note
 from personalpeft_app.tui.user_session import TaskHandle, UserSession
+
+if TYPE_CHECKING:
+    from personalpeft.erasure import ForgetUserReport
 
 # How often the screen shows what streams in: often enough to read along, seldom enough for SSH.
 _POLL_SECONDS = 1 / 12
@@ -36,12 +39,22 @@ _WIDE, _WIDEST = 100, 132
 _HINTS = "[@click=app.keys]F1 help[/]  [@click=app.command_palette]^P commands[/]"
 
 
+def _forward(pane: str, method: Callable[..., object], *first: object) -> Callable[..., None]:
+    """Return an action that is a method of a pane, with its first arguments."""
+
+    def action(self: Tui, *rest: object) -> None:
+        method(getattr(self, pane), *first, *rest)
+
+    return action
+
+
 class Tui(OrderedKeyInput):
     """One user's model in a terminal.
 
     Attributes:
         unsent: After it ended, the texts that were typed and that the ledger lacks.
         failure: The bug that ended it, if one did.
+        erased: What was erased if the user was forgotten, which ends it too.
     """
 
     CSS_PATH = "look.tcss"
@@ -73,8 +86,9 @@ class Tui(OrderedKeyInput):
         self.animation_level = "none"
         self.unsent: list[str] = []
         self.failure: Exception | None = None
+        self.erased: ForgetUserReport | None = None
         self._user_id = session.user.id
-        self._list = ConversationList()
+        self._list = ConversationList(id="conversations")
         self._chat = ConversationPane(session)
         self._model = ModelPane(session, loading)
 
@@ -116,7 +130,8 @@ class Tui(OrderedKeyInput):
         self.query_one("#status", Static).update(status)
 
     def on_conversation_pane_changed(self) -> None:
-        self._list.show(self._chat.rows, self._chat.key)
+        rows, key = self._chat.rows, self._chat.key
+        self._list.show([views.conversation(row, shown=row.key == key) for row in rows], key)
         self._model.select(self._chat.selected)
 
     def on_conversation_pane_recorded(self) -> None:
@@ -129,14 +144,16 @@ class Tui(OrderedKeyInput):
     def on_model_pane_forgot(self) -> None:
         self._chat.refresh_conversations()
 
+    def on_model_pane_user_forgotten(self, event: ModelPane.UserForgotten) -> None:
+        self.erased = event.report
+        self._chat.stop_all()
+        self.exit()
+
     def on_conversation_list_selected(self, event: ConversationList.Selected) -> None:
         self._go_to(event.key)
 
-    def action_write(self) -> None:
-        self._chat.write()
-
-    def action_read(self) -> None:
-        self._chat.focus_replies()
+    action_write = _forward("_chat", ConversationPane.write)
+    action_read = _forward("_chat", ConversationPane.focus_replies)
 
     def action_new(self) -> None:
         self._go_to(self._chat.new_key())
@@ -177,14 +194,9 @@ class Tui(OrderedKeyInput):
 
     # Asking
 
-    def action_remember(self) -> None:
-        self._chat.write("remember")
-
-    def action_comment(self) -> None:
-        self._chat.comment()
-
-    def action_take_back(self) -> None:
-        self._chat.take_back()
+    action_remember = _forward("_chat", ConversationPane.write, "remember")
+    action_comment = _forward("_chat", ConversationPane.comment)
+    action_take_back = _forward("_chat", ConversationPane.take_back)
 
     def action_stop(self) -> None:
         """Leave a mode, or stop what runs; else focus the composer."""
@@ -199,32 +211,15 @@ class Tui(OrderedKeyInput):
 
     # The selected reply
 
-    def action_select(self, steps: int) -> None:
-        self._chat.step(steps)
-
-    def action_good(self) -> None:
-        self._chat.rate(1)
-
-    def action_bad(self) -> None:
-        self._chat.rate(-1)
-
-    def action_retry(self) -> None:
-        self._chat.retry()
-
-    def action_edit_reply(self) -> None:
-        self._chat.edit()
-
-    def action_save_edit(self) -> None:
-        self._chat.save_edit()
-
-    def action_close_editor(self) -> None:
-        self._chat.leave_editor()
-
-    def action_copy_reply(self) -> None:
-        self._chat.copy_reply()
-
-    def action_links(self) -> None:
-        self._chat.show_links()
+    action_select = _forward("_chat", ConversationPane.step)
+    action_good = _forward("_chat", ConversationPane.rate, 1)
+    action_bad = _forward("_chat", ConversationPane.rate, -1)
+    action_retry = _forward("_chat", ConversationPane.retry)
+    action_edit_reply = _forward("_chat", ConversationPane.edit)
+    action_save_edit = _forward("_chat", ConversationPane.save_edit)
+    action_close_editor = _forward("_chat", ConversationPane.leave_editor)
+    action_copy_reply = _forward("_chat", ConversationPane.copy_reply)
+    action_links = _forward("_chat", ConversationPane.show_links)
 
     def action_why(self) -> None:
         if self._chat.answered_turn() is not None:
@@ -232,17 +227,12 @@ class Tui(OrderedKeyInput):
 
     # The model
 
-    def action_learn(self) -> None:
-        self._model.learn()
-
-    def action_roll_back(self) -> None:
-        self._model.undo()
-
-    def action_compare(self) -> None:
-        self._model.compare()
-
-    def action_report(self) -> None:
-        self._model.read_report()
+    action_learn = _forward("_model", ModelPane.learn)
+    action_roll_back = _forward("_model", ModelPane.undo)
+    action_compare = _forward("_model", ModelPane.compare)
+    action_report = _forward("_model", ModelPane.read_report)
+    action_training = _forward("_model", ModelPane.switch_training)
+    action_forget_user = _forward("_model", ModelPane.forget_user)
 
     # The program
 

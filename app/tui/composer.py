@@ -5,6 +5,7 @@ Each mode of each conversation keeps its draft until it is recorded.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar, Literal, TypeAlias
 
 from textual import events
@@ -33,14 +34,13 @@ class Composer(TextArea):
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+up", "app.read", "To the replies")]
 
+    @dataclass
     class Sent(Message):
         """The user sent a text. ``key`` is its conversation."""
 
-        def __init__(self, key: str, mode: Mode, text: str) -> None:
-            super().__init__()
-            self.key = key
-            self.mode = mode
-            self.text = text
+        key: str
+        mode: Mode
+        text: str
 
     def __init__(self) -> None:
         super().__init__(id="composer", highlight_cursor_line=False, placeholder=_HINTS["ask"])

@@ -1,6 +1,6 @@
 """A conversation on the screen: the turns of the ledger, and prompts that it does not have yet.
 
-Invariant: at most one exchange of a conversation streams in, since each is a reply to those before it.
+Invariant: at most one exchange of a conversation streams in: each is a reply to those before it.
 """
 
 from __future__ import annotations

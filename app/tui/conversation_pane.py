@@ -1,4 +1,4 @@
-"""The middle of the screen: conversations, the replies that stream in, feedback on them, the composer.
+"""The middle of the screen: conversations, streaming replies, feedback on them, the composer.
 
 Several conversations may wait for a reply at once. Feedback is about the selected exchange of the
 conversation that is shown.
@@ -24,10 +24,9 @@ from personalpeft.errors import PersonalPeftError
 from personalpeft_app.tui.composer import Composer, Mode
 from personalpeft_app.tui.conversation import Conversation, ConversationRow, Exchange
 from personalpeft_app.tui.dialogs import LinkPicker
-from personalpeft_app.tui.exchange import ExchangeView
 from personalpeft_app.tui.markdown import links
 from personalpeft_app.tui.notifier import errors_shown, show_error, show_note
-from personalpeft_app.tui.transcript import Transcript
+from personalpeft_app.tui.transcript import ExchangeView, Transcript
 from personalpeft_app.tui.user_session import TaskHandle, UserSession, describe_error
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class ConversationPane(Vertical):
-    """The conversation of ``key``, and the composer. A key stays the same while the program runs."""
+    """The conversation of ``key``, and the composer. A key is valid while the program runs."""
 
     class Changed(Message):
         """The conversation, the selection or the list of conversations changed."""

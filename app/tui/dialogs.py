@@ -11,17 +11,19 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.content import Content
 from textual.screen import ModalScreen
-from textual.widgets import Button, OptionList, Static
+from textual.widgets import Button, Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from personalpeft.errors import PersonalPeftError
 from personalpeft_app.output import printable
+from personalpeft_app.tui import views
 from personalpeft_app.tui.keys import KEYS
 from personalpeft_app.tui.markdown import ReplyMarkdown
-from personalpeft_app.tui.notifier import show_error
+from personalpeft_app.tui.notifier import show_error, show_note
 
 if TYPE_CHECKING:
     from personalpeft.chat.compare import Comparison
+    from personalpeft.erasure import ForgetUserReport
     from personalpeft_app.tui.user_session import UserSession
 
 
@@ -97,6 +99,30 @@ class ConfirmDialog(ModalScreen[bool]):
                 yield Button(
                     f"n  {self._no}", id="no", action="screen.dismiss(False)", compact=True
                 )
+
+
+class ForgetUserDialog(ModalScreen[bool]):
+    """Ask for the user's id before everything of them is erased."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss(False)", "No")]
+
+    def __init__(self, preview: ForgetUserReport) -> None:
+        super().__init__()
+        self._preview = preview
+
+    def compose(self) -> ComposeResult:
+        user = self._preview.user
+        with Vertical(classes="sheet") as sheet:
+            sheet.border_title = f"Forget {user} for good?"
+            sheet.border_subtitle = "esc keeps everything"
+            yield Static(views.forget_user_preview(self._preview), markup=False)
+            yield Input(placeholder=f"Type {user}, then Enter.")
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        if event.value.strip() == self._preview.user:
+            self.dismiss(True)
+        else:
+            show_note(self, f"That is not {self._preview.user}; nothing is erased.")
 
 
 class BlindCompareDialog(ModalScreen[bool]):

@@ -1,8 +1,8 @@
 """Handle keys in order, also when many arrive at once over a slow line or on a busy machine.
 
-Textual gives a key to the focused widget and takes the next one at once, while the first still bubbles
-up to its binding. Of "F4, a fact, Enter" that arrive together, it would type the fact and ask it before
-it handles F4.
+Textual gives a key to the focused widget and takes the next one at once, while the first still
+bubbles up to its binding. Of "F4, a fact, Enter" that arrive together, it would type the fact and
+ask it before it handles F4.
 
 Invariant: a key or a paste is dispatched once the one before it has bubbled up, or after
 ``_TIMEOUT_SECONDS``.
@@ -11,6 +11,7 @@ Invariant: a key or a paste is dispatched once the one before it has bubbled up,
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 from functools import partial
 
 from textual import events
@@ -25,12 +26,11 @@ _TIMEOUT_SECONDS = 2.0
 class OrderedKeyInput(App[None]):
     """An app that handles keys in order."""
 
+    @dataclass
     class KeyHandled(Message, namespace="key_input"):
         """Follows a key through the same queues, so it arrives once the key was handled."""
 
-        def __init__(self, number: int) -> None:
-            super().__init__()
-            self.number = number
+        number: int
 
     def __init__(self, *, ansi_color: bool | None) -> None:
         super().__init__(ansi_color=ansi_color)

@@ -1,4 +1,7 @@
-"""Every key and command of the terminal chat. The help on F1, the palette and docs/how-to/terminal-chat.md show these tables."""
+"""Every key and command of the terminal chat.
+
+The help on F1, the palette and docs/how-to/terminal-chat.md show these tables.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ class Key(NamedTuple):
 KEYS: dict[str, tuple[Key, ...]] = {
     "Everywhere": (
         Key("F1", "show this list"),
-        Key("Ctrl+P", "find a command by name"),
+        Key("Ctrl+P", "find a command by name: training off, forget this user"),
         Key("F2", "show the conversations"),
         Key("F3", "show your model: stack, revisions, report, why, memory"),
         Key("F4", "add a fact"),
@@ -87,6 +90,8 @@ COMMANDS = (
     ("Report", "The report of the last learn", "report"),
     ("Roll back", "Undo the last change of the topmost layer", "roll_back"),
     ("Compare blind", "Answer the selected prompt with and without the last change", "compare"),
+    ("Training on or off", "Whether layers may be trained on new feedback", "training"),
+    ("Forget this user", "Erase all turns, feedback and layers; asks for the id", "forget_user"),
     ("Light or dark", "Switch the colours", "colours"),
     ("Keys", "Show all keys (F1)", "keys"),
     ("Quit", "Leave the chat (^Q)", "quit"),

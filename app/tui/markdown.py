@@ -1,8 +1,11 @@
-"""Show replies as Markdown.
+"""Show replies as Markdown, with Textual's widget and its stream.
 
-Invariants: a reply is text. HTML is shown as written and no picture is fetched. No link opens before
-the user has seen its whole address. A text of very many blocks is shown plain, so no reply can keep
-the screen busy.
+This module adds a parser and asks before a link opens. The parser that Textual uses by default
+drops HTML, and 20,000 characters of headings occupy the screen for 19 s.
+
+Invariants: a reply is text. HTML is shown as written and no picture is fetched. No link opens
+before the user has seen its whole address. A text of very many blocks is shown plain, so no reply
+can keep the screen busy.
 """
 
 from __future__ import annotations

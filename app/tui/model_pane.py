@@ -1,12 +1,14 @@
 """The model, beside the conversation: stack, revisions, last report, provenance, memory.
 
-Invariant: at most one learn, one comparison and one forgetting run at a time. The state is read again
-after each change.
+Invariant: at most one learn, one comparison and one forgetting run at a time. The state is read
+again after each change.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual import work
@@ -14,21 +16,27 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
+from textual.css.query import NoMatches
 from textual.message import Message
 from textual.widgets import Static, TabbedContent, TabPane
 
 from personalpeft.errors import NothingToLearn, PersonalPeftError
 from personalpeft_app.output import printable
 from personalpeft_app.tui import views
+from personalpeft_app.tui.controls import ForgettableList, RevisionList, WeightControl
 from personalpeft_app.tui.conversation import Exchange
-from personalpeft_app.tui.dialogs import BlindCompareDialog, ConfirmDialog, TextDialog
-from personalpeft_app.tui.lists import ForgettableList, RevisionList
+from personalpeft_app.tui.dialogs import (
+    BlindCompareDialog,
+    ConfirmDialog,
+    ForgetUserDialog,
+    TextDialog,
+)
 from personalpeft_app.tui.notifier import errors_shown, show_note
 from personalpeft_app.tui.user_session import ModelState, TaskHandle, UserSession, describe_error
-from personalpeft_app.tui.weight_control import WeightControl
 
 if TYPE_CHECKING:
     from personalpeft import TrainingStatus
+    from personalpeft.erasure import ForgetUserReport
 
 _WEIGHT_HINT = (
     "[$secondary][b $primary]← →[/] set a weight, [b $primary]1[/] as learned, "
@@ -55,6 +63,12 @@ class ModelPane(Vertical):
     class Forgot(Message):
         """An item was forgotten."""
 
+    @dataclass
+    class UserForgotten(Message):
+        """The user was forgotten: no act on them can succeed any more."""
+
+        report: ForgetUserReport
+
     def __init__(self, session: UserSession, loading: TaskHandle) -> None:
         super().__init__()
         self.state = ModelState()
@@ -78,15 +92,15 @@ class ModelPane(Vertical):
                 yield Vertical(id="weights")
                 yield Static(_WEIGHT_HINT, id="weight-hint")
             with TabPane("Revisions", id="revisions-tab"):
-                yield RevisionList()
+                yield RevisionList(id="revisions")
                 yield Static(_REVISION_HINT, id="revision-hint")
             with TabPane("Report", id="report-tab"), VerticalScroll():
                 yield Static(id="report", markup=False)
             with TabPane("Why", id="why-tab"):
-                yield ForgettableList(id="why")
+                yield ForgettableList(id="why", classes="forgettable")
                 yield Static(_FORGET_HINT, classes="forget-hint")
             with TabPane("Memory", id="memory-tab"):
-                yield ForgettableList(id="memory")
+                yield ForgettableList(id="memory", classes="forgettable")
                 yield Static(_FORGET_HINT, classes="forget-hint")
 
     # Tasks
@@ -158,24 +172,24 @@ class ModelPane(Vertical):
 
     async def show(self, state: ModelState) -> None:
         """Show a state, unless the program has closed the pane."""
-        if not self.is_attached:
-            return
-        weights = {weight.layer_name: weight for weight in self.query(WeightControl)}
-        for name in weights.keys() - {layer.name for layer in state.layers}:
-            await weights[name].remove()
-        for layer in state.layers:
-            if layer.name in weights:
-                weights[layer.name].show(layer)
-            else:
-                await self.query_one("#weights").mount(WeightControl(layer))
-        problem = self.query_one("#no-stack", Static)
-        problem.update(state.problem or "The bare base answers: nothing was learned yet.")
-        problem.display = bool(state.problem) or not state.layers
-        self.query_one("#weight-hint").display = bool(state.layers)
-        self.query_one(RevisionList).show(state)
-        self.query_one("#revision-hint").display = bool(state.revisions)
-        self.query_one("#report", Static).update(views.report(state.report))
-        self.query_one("#memory", ForgettableList).show(views.memory(state.items))
+        # While it closes, the widgets go one after another.
+        with suppress(NoMatches):
+            weights = {weight.layer_name: weight for weight in self.query(WeightControl)}
+            for name in weights.keys() - {layer.name for layer in state.layers}:
+                await weights[name].remove()
+            for layer in state.layers:
+                if layer.name in weights:
+                    weights[layer.name].show(layer)
+                else:
+                    await self.query_one("#weights").mount(WeightControl(layer))
+            problem = self.query_one("#no-stack", Static)
+            problem.update(state.problem or "The bare base answers: nothing was learned yet.")
+            problem.display = bool(state.problem) or not state.layers
+            self.query_one("#weight-hint").display = bool(state.layers)
+            self.query_one(RevisionList).show(views.revisions(state))
+            self.query_one("#revision-hint").display = bool(state.revisions)
+            self.query_one("#report", Static).update(views.report(state.report))
+            self.query_one("#memory", ForgettableList).show(views.memory(state.items))
 
     # Tabs
 
@@ -356,6 +370,31 @@ class ModelPane(Vertical):
             self._explained = ""
             self.post_message(self.Forgot())
             self.app.push_screen(TextDialog("Forgotten", Content(printable(str(report)))))
+
+    @work
+    async def forget_user(self) -> None:
+        """Erase the user and everything of them, once their id was typed."""
+        with errors_shown(self):
+            preview = await self._session.call(self._session.forget_user, dry_run=True)
+            if await self.app.push_screen_wait(ForgetUserDialog(preview)):
+                report = await self._session.call(self._session.forget_user)
+                self.post_message(self.UserForgotten(report))
+
+    # Consent
+
+    @work
+    async def switch_training(self) -> None:
+        """Allow training on new feedback, or withhold it."""
+        with errors_shown(self):
+            allowed = not self.state.training
+            await self._session.call(self._user.set_training, allowed)
+            show_note(
+                self,
+                "New feedback is trained on."
+                if allowed
+                else "New feedback is not trained on; rules and facts still act in the prompt.",
+            )
+        await self._refresh()
 
     # The report
 

@@ -1,4 +1,4 @@
-"""Colours for dark and for light terminals. With NO_COLOR neither is used: the terminal's own two colours do."""
+"""Colours for dark and light terminals. With NO_COLOR the terminal's own two are used."""
 
 from __future__ import annotations
 

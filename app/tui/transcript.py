@@ -1,21 +1,139 @@
-"""The exchanges of one conversation, one of them selected."""
+"""The exchanges of one conversation, one of them selected.
+
+An exchange is the prompt, the reply, its feedback and its actions. An editor takes the reply's
+place while it is edited.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
+from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import VerticalScroll
+from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.content import Content
-from textual.widgets import Static
+from textual.message import Message
+from textual.widgets import Static, TextArea
 
-from personalpeft_app.tui.conversation import Conversation
-from personalpeft_app.tui.exchange import ExchangeView, ReplyEditor
+from personalpeft_app.output import printable
+from personalpeft_app.tui import views
+from personalpeft_app.tui.conversation import Conversation, Exchange
+from personalpeft_app.tui.markdown import ReplyMarkdown, links
+
+
+def _actions(*actions: tuple[str, str, str]) -> str:
+    return "  ".join(
+        f"[@click=app.{action}][b $primary]{key}[/] {label}[/]" for key, label, action in actions
+    )
+
+
+_REPLY_ACTIONS = _actions(
+    ("+", "good", "good"),
+    ("-", "bad", "bad"),
+    ("e", "edit", "edit_reply"),
+    ("c", "comment", "comment"),
+    ("r", "retry", "retry"),
+    ("y", "copy", "copy_reply"),
+    ("w", "why", "why"),
+)
+_LINK_ACTION = "  " + _actions(("o", "link", "links"))
+_FAILED_ACTIONS = _actions(("r", "retry", "retry"), ("e", "edit the question", "take_back"))
+_STREAM_ACTIONS = _actions(("esc", "stop", "stop"))
+_EDITOR_ACTIONS = (
+    _actions(("^S", "save", "save_edit"), ("esc", "close", "close_editor"))
+    + "  [$secondary]the reply as it should have been[/]"
+)
+
+
+class ReplyEditor(TextArea):
+    """The editor of a reply, in its place."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("ctrl+s", "app.save_edit", "Save the edit"),
+        Binding("escape", "app.close_editor", "Close the editor"),
+    ]
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, compact=True, highlight_cursor_line=False)
+        self.cursor_blink = False
+
+    def on_mount(self) -> None:
+        self.move_cursor(self.document.end)
+
+
+class ExchangeView(Vertical):
+    """One exchange, as ``show`` sets it."""
+
+    @dataclass
+    class Selected(Message):
+        """The user clicked on the exchange."""
+
+        number: int
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+        self._shown: tuple[object, ...] = ()
+
+    def compose(self) -> ComposeResult:
+        with Horizontal(classes="prompt"):
+            yield Static("›", classes="mark")
+            yield Static(classes="text", markup=False)
+        yield ReplyMarkdown()
+        yield Static(classes="placeholder", markup=False)
+        yield Static(classes="feedback", markup=False)
+        yield Static(classes="actions")
+
+    async def show(
+        self, exchange: Exchange, *, selected: bool, loaded: bool, draft: str | None
+    ) -> None:
+        """Show the exchange. ``draft`` is the text of the open editor, None if it is closed."""
+        shown = (exchange, selected, loaded, draft is not None)
+        if shown == self._shown:
+            return
+        self._shown = shown
+        self.set_class(selected, "-selected")
+        self._set("text", Content(printable(exchange.prompt)))
+        placeholder = views.placeholder(exchange, loaded=loaded)
+        self._set("placeholder", placeholder if draft is None else Content(""))
+        self._set("feedback", views.feedback(exchange))
+        reply = self.query_one(ReplyMarkdown)
+        reply.display = draft is None and not placeholder.plain
+        if not placeholder.plain:
+            await reply.show(exchange.text, streaming=exchange.status == "writing")
+        self._show_editor(draft, after=reply)
+        text = _EDITOR_ACTIONS if draft is not None else _actions_of(exchange)
+        visible = (selected or draft is not None) and text
+        self._set("actions", Content.from_markup(text if visible else ""))
+
+    def _set(self, name: str, content: Content) -> None:
+        static = self.query_one(f".{name}", Static)
+        static.update(content)
+        static.display = bool(content.plain)
+
+    def _show_editor(self, draft: str | None, after: ReplyMarkdown) -> None:
+        editors = self.query(ReplyEditor)
+        if draft is None:
+            editors.remove()
+        elif not editors:
+            editor = ReplyEditor(draft)
+            self.mount(editor, after=after)
+            editor.focus()
+
+    def on_click(self, event: events.Click) -> None:
+        self.post_message(self.Selected(self.number))
+
+
+def _actions_of(exchange: Exchange) -> str:
+    if exchange.turn is not None:
+        return _REPLY_ACTIONS + (_LINK_ACTION if links(exchange.text) else "")
+    return _FAILED_ACTIONS if exchange.status == "failed" else _STREAM_ACTIONS
 
 
 class Transcript(VerticalScroll):
-    """A scrolling list of exchanges. While it has the focus, single letters act on the selected one."""
+    """A scrolling list of exchanges. With the focus, single letters act on the selected one."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up,k", "app.select(-1)", "The previous reply"),

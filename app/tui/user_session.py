@@ -1,8 +1,8 @@
 """One user's model, as the screen calls it.
 
-Invariants: blocking work runs in a thread, and its failures arrive as ``PersonalPeftError``. The thread
-that does a task writes its ``TaskHandle``, and the screen reads it. Each field is only replaced whole,
-so no lock is needed.
+Invariants: blocking work runs in a thread, and its failures arrive as ``PersonalPeftError``. The
+thread that does a task writes its ``TaskHandle``, and the screen reads it. Each field is only
+replaced whole, so no lock is needed.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 from personalpeft.errors import BaseMismatch, Cancelled, NotFound, PersonalPeftError
 from personalpeft.learning.outcomes import MoveCause, SignalUse
 from personalpeft.learning.report import LearnReport, from_json
-from personalpeft.learning.triggers import TriggerKind
+from personalpeft.learning.status import TriggerKind
 
 if TYPE_CHECKING:
     from personalpeft import Conversation, ConversationSummary, Reply, Runtime, User
+    from personalpeft.erasure import ForgetUserReport
     from personalpeft.memory.types import Item
     from personalpeft.types import HeadMove, Layer, Revision, Signal
 
@@ -61,6 +62,7 @@ class ModelState:
         pending: Signals, and layers to rebuild, that the next learn would use.
         problem: Why the stack cannot answer, else empty.
         items: The rules and facts that apply.
+        training: Whether layers may be trained on new feedback.
     """
 
     layers: tuple[Layer, ...] = ()
@@ -71,11 +73,12 @@ class ModelState:
     withdrawn: tuple[HeadMove, ...] = ()
     problem: str = ""
     items: tuple[Item, ...] = ()
+    training: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class ChatState:
-    """The conversations in the ledger: a list of the newest, the open ones whole, signals by turn."""
+    """The conversations in the ledger: the newest listed, the open ones whole, signals by turn."""
 
     summaries: tuple[ConversationSummary, ...]
     conversations: dict[str, Conversation]
@@ -143,6 +146,10 @@ class UserSession:
         except NotFound:
             raise Cancelled("Stopped before the reply began.") from None
 
+    def forget_user(self, *, dry_run: bool = False) -> ForgetUserReport:
+        """Erase the user. Raises as ``Runtime.forget_user``."""
+        return self._runtime.forget_user(self.user.id, dry_run=dry_run)
+
     def read_chats(self, open_ids: set[str], known: object = None) -> ChatState | None:
         """Read the conversations, None if no program changed anything since the version ``known``.
 
@@ -182,11 +189,12 @@ class UserSession:
             revisions=user.revisions(),
             report=from_json(reports[-1]) if reports else None,
             stack=stack,
-            pending=sum(each.use_code is SignalUse.PENDING for each in user.lessons())
+            pending=sum(each.use_code is SignalUse.PENDING for each in user.signal_statuses())
             + sum(each.kind in rebuilds for each in user.pending().news),
             withdrawn=tuple(m for m in user.history() if m.cause == MoveCause.WITHDRAWN),
             problem=problem,
             items=user.items(),
+            training=user.summary().training,
         )
 
 

@@ -7,7 +7,7 @@ characters escaped.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from textual.content import Content
 
@@ -19,14 +19,14 @@ from personalpeft_app.tui.theme import DIM
 
 if TYPE_CHECKING:
     from personalpeft import LearnReport, Provenance
-    from personalpeft.erasure import ForgetReport
-    from personalpeft.memory.types import Item as MemoryItem
+    from personalpeft.erasure import ForgetReport, ForgetUserReport
+    from personalpeft.memory.types import Item
     from personalpeft.types import Layer, Revision
     from personalpeft_app.tui.conversation import ConversationRow, Exchange
     from personalpeft_app.tui.user_session import ModelState
 
-# A row of a list and the id of the item that it shows, None if it cannot be forgotten.
-Item: TypeAlias = tuple[Content, str | None]
+# The text of a row of a list and what it stands for, None for a row that cannot be chosen.
+Row: TypeAlias = tuple[Content, Any]
 
 # In cells: the room for a title in the list of conversations, and for a revision in its pane.
 _TITLE_WIDTH = 22
@@ -79,6 +79,8 @@ def status(user: str, state: ModelState, tasks: Sequence[tuple[str, float]]) -> 
     if state.stack is not None and any(each.head for each in state.layers):
         stack = state.stack[:8]
     parts = [Content.assemble((user, "bold"), (f"@{stack}", "$primary"))]
+    if not state.training:
+        parts.append(Content.assemble(("no training", "$warning")))
     if state.problem:
         parts.append(Content.assemble(("the stack cannot answer", "bold $error")))
     parts += [_progress(*each) for each in tasks]
@@ -97,20 +99,16 @@ def _progress(stage: str, done: float) -> Content:
     )
 
 
-def conversation(row: ConversationRow, *, shown: bool) -> Content:
-    """Two lines of the list: the title; the time of the last turn and the number of turns."""
+def conversation(row: ConversationRow, *, shown: bool) -> Row:
+    """The title; below it the time of the last turn and the number of turns. The key."""
     below = ""
     if row.is_busy:
         below = "writing …"
     elif row.summary is not None:
         below = f"{format_time(row.summary.updated_at)[5:]} · {row.summary.num_turns}"
     title = excerpt(printable(" ".join(row.title.split()) or "A new conversation"), _TITLE_WIDTH)
-    return Content.assemble(
-        ("▸ " if shown else "  ", "$primary"),
-        (title, "bold" if shown else ""),
-        "\n  ",
-        (below, DIM),
-    )
+    mark = ("▸ " if shown else "  ", "$primary")
+    return Content.assemble(mark, (title, "bold" if shown else ""), "\n  ", (below, DIM)), row.key
 
 
 def layer(each: Layer, width: int) -> Content:
@@ -122,16 +120,18 @@ def layer(each: Layer, width: int) -> Content:
     )
 
 
-def revisions(state: ModelState) -> Iterator[tuple[str, str | None, Content]]:
-    """Yield each layer's revisions, newest first, then its bare base: layer, revision, text."""
+def revisions(state: ModelState) -> Iterator[Row]:
+    """Yield each layer's revisions, newest first, then its bare base: (layer, revision)."""
     largest = max((abs(_gain(each) or 0.0) for each in state.revisions), default=0.0)
     for each in state.layers:
         for revision in reversed(state.revisions):
             if revision.layer == each.name:
                 is_live = each.head == revision.id
-                yield each.name, revision.id, _revision(revision, live=is_live, largest=largest)
+                text = _revision(revision, live=is_live, largest=largest)
+                yield text, (each.name, revision.id)
         live = "" if each.head else "  live"
-        yield each.name, None, Content.assemble(("◦ ", DIM), f"{each.name} the bare base{live}")
+        base = Content.assemble(("◦ ", DIM), f"{each.name} the bare base{live}")
+        yield base, (each.name, None)
 
 
 def _revision(each: Revision, *, live: bool, largest: float) -> Content:
@@ -198,7 +198,7 @@ def report(last: LearnReport | None) -> Content:
     return Content.assemble(*parts)
 
 
-def why(provenance: Provenance | None) -> list[Item]:
+def why(provenance: Provenance | None) -> list[Row]:
     """The selected reply, and each revision and signal that shaped it."""
     if provenance is None:
         return [_note("Select a reply that is in the ledger.")]
@@ -217,9 +217,9 @@ def why(provenance: Provenance | None) -> list[Item]:
     return rows
 
 
-def memory(items: Sequence[MemoryItem]) -> list[Item]:
+def memory(items: Sequence[Item]) -> list[Row]:
     """The rules and facts that apply now, newest first."""
-    rows: list[Item] = []
+    rows: list[Row] = []
     titles = {"rule": "Rules, in every prompt", "fact": "Facts, looked up when they are near"}
     for kind, title in titles.items():
         own = [each for each in reversed(items) if each.kind == kind]
@@ -247,13 +247,27 @@ def forget_preview(text: Content, report: ForgetReport) -> Content:
     return Content.assemble(*parts)
 
 
-def _heading(text: str, colour: str = "", more: str = "") -> Item:
+def forget_user_preview(report: ForgetUserReport) -> Content:
+    """What forgetting the whole user would destroy."""
+    counts = (
+        (report.turns, "turn"),
+        (report.signals, "signal"),
+        (report.revisions, "revision"),
+        (report.api_keys, "API key"),
+    )
+    return Content(
+        f"Destroyed for good: {', '.join(pluralize(*each) for each in counts)}, and what was typed "
+        "here.\nBackups and exported files are not changed.\n"
+    )
+
+
+def _heading(text: str, colour: str = "", more: str = "") -> Row:
     return Content.assemble((text, f"bold {colour}".strip()), (more, DIM)), None
 
 
-def _note(text: str) -> Item:
+def _note(text: str) -> Row:
     return Content.assemble((text, DIM)), None
 
 
-def _item(label: str, text: str, item: str) -> Item:
+def _item(label: str, text: str, item: str) -> Row:
     return Content.assemble((f"{label}: ", DIM), printable(excerpt(text, 60))), item

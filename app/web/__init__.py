@@ -1,1 +1,1 @@
-"""The web page: hand-written files, which the server hands out as they are, and the headers that they are held to."""
+"""The web page: hand-written files, served as they are, and their security headers."""

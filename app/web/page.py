@@ -1,8 +1,8 @@
-"""Hands out the page: a handful of files that hold nothing of anybody, so that they need no token.
+"""Serve the files of the page. They hold no data of users, so they need no token.
 
-Invariants: what is handed out was read when the server started, so a request opens no file and no name leads out of the
-folder; every answer carries the policy, under which nothing runs, looks or is asked but what comes from here; whatever a
-person or a model wrote comes through ``/api/v1`` alone, with a token.
+Invariants: the files are read when the server starts, so a request opens no file. Every response
+has the content security policy, which allows scripts, styles, images and requests of this server
+alone. Texts of users and models come through ``/api/v1``, with a token.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
 }
-# The page itself is asked after each time. Its files are under a name that is made of all of them, so that they are asked for once,
-# and a server of another version never meets a script of the last one.
+# The browser checks the page each time. The address of its files has a digest of all of them, so
+# it fetches them once, and a server of another version never meets an old script.
 _AGAIN = "no-cache"
 _FOR_GOOD = "max-age=31536000, immutable"
 _KINDS = {
@@ -52,9 +52,10 @@ _FIRST = "index.html"
 
 
 def blueprint(codes: SignInCodes | None = None) -> Blueprint:
-    """The page at ``/`` and its files under ``/web/VERSION/``, for ``server.make_app``; it speaks with ``OwnApi`` beside it.
+    """Return the page at ``/`` and its files under ``/web/VERSION/``. The page needs ``ApiV1``.
 
-    With ``codes``, a ``POST`` to ``/web/session`` exchanges one of them, sent as a bearer token, for the token of a session.
+    With ``codes``, a ``POST`` to ``/web/session`` exchanges one of them, sent as a bearer token,
+    for the token of a session.
     """
     found = {
         each.name: each.read_bytes()
@@ -82,7 +83,7 @@ def blueprint(codes: SignInCodes | None = None) -> Blueprint:
     @security.public
     def page() -> Response | BaseResponse:
         if not request.environ["PATH_INFO"]:
-            # Mounted, and asked for without the slash: the files would be looked for beside it.
+            # A mounted app without the slash: the files would be beside it.
             return redirect(f"{request.root_path}/", 308)
         return answer(_FIRST, first, _AGAIN)
 

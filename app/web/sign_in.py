@@ -1,7 +1,7 @@
-"""One-time codes that sign a browser in, so that no lasting secret stands in a link.
+"""One-time codes that sign a browser in, so that no lasting secret is in a link.
 
-Invariants: of a code only a digest is kept, in the memory of this process; a code works once, and not after ``SECONDS``; it
-signs in as one user and never as an administrator.
+Invariants: this process keeps the digest of a code, in memory. A code works once, for ``SECONDS``.
+It signs in as one user and never as an administrator.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class SignInCodes:
         return code
 
     def redeem(self, code: str) -> str | None:
-        """Exchange a code for the secret of a session. Return None for a code that is unknown, used or too old."""
+        """Exchange a code for the secret of a session, None if it is unknown, used or too old."""
         with self._lock:
             self._drop_expired()
             user, _ = self._users.pop(_digest(code), (None, 0))

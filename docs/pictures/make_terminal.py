@@ -103,9 +103,9 @@ def _http(home: Path) -> str:
     runtime = personalpeft.open(home, backend="fake")
     _teach(runtime, "ada", 7)
     runtime.api_keys.ensure_admin_key()
-    own, places = ApiV1(runtime), limiter_of(runtime)
+    own, limiter = ApiV1(runtime), limiter_of(runtime)
     server = Server(
-        make_app(runtime, places=places, more=[own.blueprint]), places, host="127.0.0.1", port=0
+        make_app(runtime, limiter=limiter, more=[own.blueprint]), limiter, host="127.0.0.1", port=0
     )
 
     def close() -> None:

@@ -27,8 +27,8 @@ import personalpeft
 from personalpeft import Runtime
 from personalpeft.errors import PersonalPeftError
 from personalpeft_app.tui.app import Tui
+from personalpeft_app.tui.controls import ForgettableList
 from personalpeft_app.tui.dialogs import BlindCompareDialog, ConfirmDialog
-from personalpeft_app.tui.lists import ForgettableList
 from personalpeft_app.tui.user_session import TaskHandle, UserSession
 
 HERE = Path(__file__).parent

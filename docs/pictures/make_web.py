@@ -184,9 +184,9 @@ def main() -> None:
     ):
         runtime.api_keys.ensure_admin_key()
         _live(runtime, as_taught)
-        own, places = ApiV1(runtime), limiter_of(runtime)
-        app = make_app(runtime, places=places, more=[own.blueprint, web.blueprint()])
-        server = Server(app, places, host="127.0.0.1", port=0)
+        own, limiter = ApiV1(runtime), limiter_of(runtime)
+        app = make_app(runtime, limiter=limiter, more=[own.blueprint, web.blueprint()])
+        server = Server(app, limiter, host="127.0.0.1", port=0)
         thread = threading.Thread(target=lambda: server.run(grace=1, close=own.close))
         thread.start()
         link = f"http://127.0.0.1:{server.port}/#token={runtime.api_keys.create('ada')[1]}"

@@ -55,7 +55,7 @@ _TITLES = {
     "targets": "what is adapted",
     "rank": "rank",
     "replay": "share of older lessons in a second learn",
-    "content": "weight of what is particular to one lesson",
+    "few_shot_replies": "few-shot replies a step",
 }
 
 

@@ -42,7 +42,7 @@ _Text = Annotated[str, Field(min_length=1, max_length=TEXT_LIMIT), _require(str.
 class _ManifestFields(BaseModel):
     """The fields of ``Manifest`` as strictly parsed JSON has them."""
 
-    model_config = ConfigDict(strict=True, extra="forbid")
+    model_config = ConfigDict(strict=True, extra="forbid", defer_build=True)
 
     base: _Text
     layer: Annotated[str, _require(LAYER_NAME.fullmatch)]
@@ -53,16 +53,6 @@ class _ManifestFields(BaseModel):
     signals: _Text
     below: list[_Text]
     parent: _Text | None
-
-
-def manifest_to_json(manifest: Manifest) -> dict[str, Any]:
-    """Return the manifest as plain values."""
-    return {
-        **asdict(manifest),
-        "scaling": float(manifest.scaling),
-        "targets": list(manifest.targets),
-        "below": list(manifest.below),
-    }
 
 
 def manifest_from_json(value: Any, *, source: str) -> Manifest:
@@ -86,7 +76,13 @@ def manifest_from_json(value: Any, *, source: str) -> Manifest:
 
 
 def check_format(value: Any, *, source: str, what: str) -> None:
-    """Check that a format version is the one that this code reads."""
+    """Check that a format version is the one that this code reads.
+
+    Args:
+        value: The version.
+        source: The file, for errors.
+        what: The part of the file that has the version, for errors.
+    """
     if type(value) is int and value > FORMAT:
         raise format_error(
             source,
@@ -100,7 +96,7 @@ def check_format(value: Any, *, source: str, what: str) -> None:
 def canonical_manifest(manifest: Manifest, *, source: str) -> dict[str, Any]:
     """Return the manifest as plain values that can be read back."""
     try:
-        text = canonical_json(manifest_to_json(manifest))
+        text = canonical_json({**asdict(manifest), "scaling": float(manifest.scaling)})
     except (TypeError, ValueError, RecursionError) as error:
         raise format_error(
             source,

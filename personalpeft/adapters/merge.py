@@ -28,7 +28,16 @@ _SKIPPED_SUFFIXES = (".safetensors", ".safetensors.index.json")
 
 
 def write_merged_folder(base: Base, stack: AdapterStack, folder: Path) -> None:
-    """Write a folder that transformers loads: config, tokenizer and merged weights."""
+    """Write a folder that transformers loads: config, tokenizer and merged weights.
+
+    Args:
+        base: The base.
+        stack: The stack that is merged into its weights.
+        folder: The new folder.
+
+    Raises:
+        InvalidInput: The folder exists, or cannot be written.
+    """
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
@@ -56,7 +65,18 @@ def write_merged_folder(base: Base, stack: AdapterStack, folder: Path) -> None:
 def write_merged_gguf(
     base: Base, stack: AdapterStack, folder: Path, check: Callable[[Path], None]
 ) -> None:
-    """Write ``model.gguf`` and a Modelfile for Ollama; ``check`` may refuse the GGUF file."""
+    """Write ``model.gguf`` and a Modelfile for Ollama.
+
+    Args:
+        base: The base.
+        stack: The stack that is merged into its weights.
+        folder: The new folder.
+        check: Called with the GGUF file, which it refuses by an exception.
+
+    Raises:
+        WeightsError: llama.cpp would not compute or tokenize as the base does.
+        InvalidInput: The folder exists, or cannot be written.
+    """
     names = gguf_names(base)
     with write_folder_atomically(folder) as new:
         write_gguf(base, names, new / _GGUF, partial(_merged_weights, base, stack), for_others=True)

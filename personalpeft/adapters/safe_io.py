@@ -1,4 +1,4 @@
-"""Read files and JSON from sources that are not trusted; write folders atomically.
+"""Read files and JSON from sources that are not trusted; write files and folders atomically.
 
 Invariant: for any bytes, a reader returns plain finite values or raises ``AdapterError``.
 """
@@ -23,7 +23,13 @@ DAMAGED = "The file is damaged or does not follow the format; get it again from 
 
 
 def format_error(source: str, what: str, *, hint: str = DAMAGED) -> AdapterError:
-    """Return an error that names ``source``."""
+    """Return an error about a file.
+
+    Args:
+        source: The file.
+        what: The rest of the sentence.
+        hint: What to do.
+    """
     return AdapterError(f"{source}: {what}", hint=hint)
 
 
@@ -55,7 +61,17 @@ def read_file(path: Path, *, limit: int = FILE_LIMIT) -> bytes:
 
 
 def parse_json(data: bytes | str, *, source: str, what: str, depth: int = DEPTH_LIMIT) -> Any:
-    """Parse strict JSON (RFC 8259) nested up to ``depth``."""
+    """Parse strict JSON (RFC 8259).
+
+    Args:
+        data: The JSON; bytes are UTF-8.
+        source: The file, for errors.
+        what: What the JSON is in the file, for errors.
+        depth: How deep values may be nested.
+
+    Raises:
+        AdapterError: It is not strict JSON, has a key twice, or is nested too deeply.
+    """
     try:
         text = data.decode("utf-8") if isinstance(data, bytes) else data
         value = json.loads(
@@ -77,7 +93,7 @@ def parse_json(data: bytes | str, *, source: str, what: str, depth: int = DEPTH_
 def parse_object(
     data: bytes | str, *, source: str, what: str, depth: int = DEPTH_LIMIT
 ) -> dict[str, Any]:
-    """Parse a strict JSON object; see ``parse_json``."""
+    """Parse a strict JSON object; arguments and errors are those of ``parse_json``."""
     value = parse_json(data, source=source, what=what, depth=depth)
     if not isinstance(value, dict):
         raise format_error(source, f"{what} is not a JSON object.")
@@ -116,6 +132,16 @@ def _check_plain(value: Any, depth: int) -> None:
                 key.encode("utf-8")
         for inner in value.values() if isinstance(value, dict) else value:
             _check_plain(inner, depth - 1)
+
+
+def write_file_atomically(path: Path, data: bytes) -> None:
+    """Write a file whose readers see all of it or none. Raises ``OSError``."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # In a temporary folder, which is removed even where a full disk cuts the file short.
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        part = Path(folder, path.name)
+        part.write_bytes(data)
+        part.replace(path)
 
 
 @contextmanager

@@ -31,7 +31,18 @@ def check_adapter(
     base: str | None = None,
     numbers: bool = True,
 ) -> None:
-    """Check an adapter, for a given base if there is one, and all its numbers if asked to."""
+    """Check an adapter.
+
+    Args:
+        adapter: The adapter.
+        source: What error messages call it.
+        architecture: The shapes that it must fit, if any.
+        base: Digest of the base that it must be for, if any.
+        numbers: Whether to check that all numbers are finite.
+
+    Raises:
+        AdapterError: A check failed.
+    """
     manifest = adapter.manifest
     if base is not None and manifest.base != base:
         raise format_error(
@@ -68,16 +79,57 @@ def shorten(digest: str) -> str:
 
 
 def projection_size(name: str, architecture: Architecture, source: str) -> tuple[int, int]:
-    """Return the inputs and outputs of a projection of the base."""
+    """Return the inputs and outputs of a projection of the base.
+
+    Args:
+        name: The projection.
+        architecture: The shapes of the base.
+        source: The file, for the error.
+
+    Raises:
+        AdapterError: The base has no such projection.
+    """
     if name not in architecture.projections:
         raise format_error(
             source,
-            f"adapts {name}, which the base ({architecture.model_type}) does not have.",
+            f"adapts {safe_repr(name)}, which the base ({architecture.model_type}) does not have.",
             hint=suggest_nearest(
                 name, architecture.projections, what="projection that can be adapted"
             ),
         )
     return architecture.projections[name]
+
+
+def stack_blocks(
+    halves: Mapping[tuple[str, str], Mapping[int, Matrix]], blocks: int, source: str
+) -> dict[str, LoRAWeights]:
+    """Stack matrices over the blocks of the model.
+
+    Args:
+        halves: The matrices by projection and half ("A" or "B"), then by block.
+        blocks: How many blocks the model has. Each must have both halves of each projection.
+        source: The file, for errors.
+    """
+
+    def stack(projection: str, half: str) -> Matrix:
+        matrices = halves.get((projection, half), {})
+        missing = next((block for block in range(blocks) if block not in matrices), None)
+        if missing is not None:
+            raise format_error(
+                source,
+                f"lora_{half} of {projection} is missing in block {missing}.",
+                hint="Adapters must adapt the same projections in every block.",
+            )
+        if len({matrix.shape for matrix in matrices.values()}) != 1 or matrices[0].ndim != 2:
+            raise format_error(
+                source, f"lora_{half} of {projection} is no matrix of the same size in every block."
+            )
+        stacked = np.stack([matrices[block] for block in range(blocks)])
+        stacked.flags.writeable = False
+        return stacked
+
+    projections = sorted({projection for projection, _ in halves})
+    return {name: LoRAWeights(stack(name, "A"), stack(name, "B")) for name in projections}
 
 
 def _check_pairs(

@@ -2,7 +2,7 @@
 
 Invariants:
 
-- The base's weights are never written: ``fingerprint()`` does not change.
+- The base's weights are never written.
 - Sequences of one batch may use different stacks. The output of a sequence depends on its own
   tokens, stack and sampling alone, not on the other sequences.
 - Only attached stacks can be used. A key is a stack's digest, so its meaning never changes.
@@ -113,14 +113,12 @@ class Occupancy:
     Attributes:
         num_sequences: Sequences in the batch.
         used_tokens: Tokens whose keys and values the sequences hold.
-        cached_tokens: Tokens that are cached for later prompts.
         total_tokens: Tokens that there is room for.
         reused_tokens: Prompt tokens that were found in the cache since the start.
     """
 
     num_sequences: int
     used_tokens: int
-    cached_tokens: int
     total_tokens: int
     reused_tokens: int
 
@@ -173,6 +171,11 @@ class ModelOutputs(Protocol):
 
         It equals the divergence of the two ``logp`` (Kullback & Leibler 1951), with less time and
         memory. No gradient flows to the reference.
+
+        Args:
+            run: Tokens of this completion.
+            reference: The outputs for another continuation.
+            reference_run: As many tokens of that completion.
         """
         ...
 
@@ -188,11 +191,6 @@ class Loss(Protocol):
     @property
     def references(self) -> Sequence[Continuation]:
         """What the frozen stack is evaluated on, before the first step with this loss."""
-        ...
-
-    @property
-    def needs_full_logp(self) -> bool:
-        """Whether it reads the references' whole distributions, and not only their tokens."""
         ...
 
     @property
@@ -349,8 +347,9 @@ class Backend(Protocol):
         ...
 
     def admit(self, sequence: SequenceState) -> int | None:
-        """Add a sequence to the batch. Return its number, which is never reused; None without room.
+        """Add a sequence to the batch, on the slot of the stack that its ``adapter_key`` names.
 
+        Return its number, which is never reused; None without room.
         A sequence that was removed before its end is read again with its output, and continues.
 
         Raises:
@@ -386,7 +385,17 @@ class Backend(Protocol):
     def score(
         self, items: Sequence[Continuation], stack: str | None, *, kl: bool = False
     ) -> tuple[Score, ...]:
-        """Return how likely continuations are under an attached stack, None for the bare base."""
+        """Return how likely continuations are.
+
+        Args:
+            items: The continuations.
+            stack: The key of an attached stack; None for the bare base.
+            kl: Whether to compute the divergence from the bare base.
+
+        Raises:
+            KeyError: The stack is not attached.
+            ValueError: A continuation is empty or too long.
+        """
         ...
 
     def session(self, spec: SessionSpec) -> Session:
@@ -414,10 +423,6 @@ class Backend(Protocol):
         Raises:
             ValueError: The three differ in length, or a session is not of this backend.
         """
-        ...
-
-    def fingerprint(self) -> str:
-        """Return the SHA-256 of the loaded base's weights as they are in memory."""
         ...
 
     def close(self) -> None: ...

@@ -10,18 +10,12 @@ class BatchInvariance(StrEnum):
 
     HOLDS = "holds"
     """Always: with any cache, batch and division of the prompt, and in any process."""
-    ALONE = "alone"
-    """While one reply is generated at a time, with any cache and in any process."""
     NONE = "none"
     """Not guaranteed: replies to the same prompt may differ by rounding."""
 
 
 _DESCRIPTIONS = {
     BatchInvariance.HOLDS: "the same request gets the same reply to the bit, in any batch",
-    BatchInvariance.ALONE: (
-        "the same request gets the same reply to the bit when it is served alone; in a batch it "
-        "may differ by rounding"
-    ),
     BatchInvariance.NONE: "the same request may get replies that differ by rounding",
 }
 

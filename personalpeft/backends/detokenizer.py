@@ -3,9 +3,9 @@
 Invariants: the chunks of a stream, joined, are the text of all its tokens, cut where the first stop
 string to be complete begins. No chunk shows half a character or the beginning of a stop string.
 
-``tokenizers.decoders.DecodeStream`` is not used: it raises where a decoder's output for some tokens
-is no prefix of its output for more of them, as with byte-fallback tokens (Gemma) that are no UTF-8,
-and it cannot return the text that it still holds back at the end.
+``tokenizers.decoders.DecodeStream`` is not used. It raises where later tokens change text that it
+has returned, as byte-fallback tokens (Gemma) do when they are no valid UTF-8. At the end it cannot
+return the text that it has held back.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Protocol
 
 from personalpeft.backends.base import OutputChunk, SequenceState
 from personalpeft.backends.sampler import TokenLogprobs
+from personalpeft.backends.tokenizer import ChatTokenizer
 from personalpeft.types import FinishReason
 
 _REPLACEMENT_CHARACTER = "\ufffd"
@@ -24,13 +25,6 @@ class Decoder(Protocol):
     """Turns tokens into text."""
 
     def decode(self, tokens: Sequence[int]) -> str: ...
-
-
-class StopDecoder(Decoder, Protocol):
-    """A decoder that knows which tokens end a reply."""
-
-    @property
-    def stop_tokens(self) -> frozenset[int]: ...
 
 
 class StopStrings:
@@ -111,15 +105,21 @@ class SequenceOutput:
     It ends with a stop token, a stop string or its longest length. After its end it takes no token.
     """
 
-    def __init__(self, number: int, sequence: SequenceState, decoder: StopDecoder) -> None:
+    def __init__(self, number: int, sequence: SequenceState, decoder: ChatTokenizer) -> None:
         self.number, self.sequence = number, sequence
         self._stop_tokens = decoder.stop_tokens
         self._text = Detokenizer(decoder, sequence.sampling.stop)
         self.num_tokens = 0
 
     @classmethod
-    def of(cls, number: int, sequence: SequenceState, decoder: StopDecoder) -> SequenceOutput:
-        """Return the output of a sequence admitted as ``number``; of a resumed one, as it was."""
+    def of(cls, number: int, sequence: SequenceState, decoder: ChatTokenizer) -> SequenceOutput:
+        """Return the output of an admitted sequence; of a resumed one, as it was.
+
+        Args:
+            number: The sequence's number in the batch.
+            sequence: The sequence.
+            decoder: Its base's tokenizer.
+        """
         if not isinstance(sequence.output, cls):
             sequence.output = cls(number, sequence, decoder)
         sequence.output.number = number

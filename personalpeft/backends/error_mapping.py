@@ -27,7 +27,7 @@ def map_model_errors(
 ) -> Iterator[None]:
     """Log what the model raises, without its text, and raise ``to_serving_error`` of it.
 
-    Only model code may run inside.
+    Only model code may run inside. The arguments are those of ``to_serving_error``.
     """
     try:
         yield

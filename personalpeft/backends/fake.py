@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from personalpeft.adapters.compose import concatenate
 from personalpeft.adapters.types import AdapterStack, LoRAWeights
+from personalpeft.backends.attached_stacks import AttachedStacks
 from personalpeft.backends.base import (
     Continuation,
     Loss,
@@ -134,7 +135,7 @@ class FakeBackend:
         self.rows = rows
         self.max_length = base.card.context
         self._lock = threading.Lock()
-        self._attached: dict[str, _Stack] = {}
+        self._attached = AttachedStacks[_Stack](slots)
         self._sequences: dict[int, _Sequence] = {}
         self._numbers = itertools.count()
 
@@ -163,25 +164,20 @@ class FakeBackend:
     def attach(self, key: str, staged: StagedStack) -> None:
         if not isinstance(staged, _Stack):
             raise TypeError("the stack was staged for another backend")
-        with self._lock:
-            if key in self._attached:
-                return
-            if len(self._attached) >= self.slots:
-                raise RuntimeError(f"all {self.slots} slots are taken")
-            self._attached[key] = replace(staged)
+        self._attached.put(key, lambda: staged)
 
     def detach(self, key: str) -> None:
         with self._lock:
             if any(each.state.adapter_key == key for each in self._sequences.values()):
                 raise RuntimeError("a sequence of the batch uses this stack")
-            self._attached.pop(key, None)
+            self._attached.drop(key)
 
     def admit(self, sequence: SequenceState) -> int | None:
         if len(sequence.prompt_tokens) + sequence.sampling.max_tokens > self.max_length:
             raise ValueError(f"a sequence must have at most {self.max_length} tokens")
         with self._lock:
             key = sequence.adapter_key
-            stack = None if key is None else self._attached[key]
+            stack = None if key is None else self._attached.get(key)
             if len(self._sequences) >= self.rows:
                 return None
             number = next(self._numbers)
@@ -210,16 +206,16 @@ class FakeBackend:
     def occupancy(self) -> Occupancy:
         with self._lock:
             used = sum(len(s.state.token_ids) - s.num_unread for s in self._sequences.values())
-            return Occupancy(len(self._sequences), used, 0, self.rows * self.max_length, 0)
+            return Occupancy(len(self._sequences), used, self.rows * self.max_length, 0)
 
     def check_integrity(self) -> None:
-        if len(self._attached) > self.slots or len(self._sequences) > self.rows:
-            raise RuntimeError("more stacks than slots, or more sequences than rows")
+        if len(self._sequences) > self.rows:
+            raise RuntimeError("more sequences than rows")
 
     def score(
         self, items: Sequence[Continuation], stack: str | None, *, kl: bool = False
     ) -> tuple[Score, ...]:
-        attached = None if stack is None else self._attached[stack]
+        attached = None if stack is None else self._attached.get(stack)
         scores = []
         for item in items:
             logprobs = _logprobs(item.prompt, item.completion, attached)
@@ -228,8 +224,8 @@ class FakeBackend:
         return tuple(scores)
 
     def session(self, spec: SessionSpec) -> Session:
-        if spec.base_key is not None and spec.base_key not in self._attached:
-            raise KeyError(spec.base_key)
+        if spec.base_key is not None:
+            self._attached.get(spec.base_key)
         return _FakeSession(spec)
 
     def advance(
@@ -237,12 +233,8 @@ class FakeBackend:
     ) -> tuple[float, ...]:
         return tuple(s.step(t, rate) for s, t, rate in zip(sessions, terms, rates, strict=True))
 
-    def fingerprint(self) -> str:
-        return self.base.digest
-
     def close(self) -> None:
-        with self._lock:
-            self._attached.clear()
+        self._attached.clear()
 
     def _advance(self, number: int, sequence: _Sequence) -> OutputChunk | None:
         sequence.num_unread = max(0, sequence.num_unread - _CHUNK)
@@ -293,9 +285,10 @@ class _FakeSession:
             self._norm += _norm(spec.initial_weights) * spec.scaling
 
     def precompute_ref_log_probs(self, terms: Sequence[Loss]) -> None:
-        """Set the norm of a layer built from nothing: the number of different continuations."""
+        """Set the norm of a layer built from nothing: how many different continuations it learns."""
         if self._spec.initial_weights is None:
-            self._norm = 1.0 + len({item for term in terms for item in term.continuations})
+            learned = {c for term in terms if not term.is_general for c in term.continuations}
+            self._norm = 1.0 + len(learned)
 
     def step(self, terms: Sequence[Loss], learning_rate: float) -> float:
         items = [[list(c.prompt), list(c.completion)] for term in terms for c in term.continuations]

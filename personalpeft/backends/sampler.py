@@ -76,9 +76,12 @@ def log_softmax(logits: Logits) -> Logits:
 
 
 def token_logprobs(logits: Logits, token: int, top: int) -> TokenLogprobs:
-    """Return the log-prob of a token and of the ``top`` likeliest, from ``[vocabulary]`` logits.
+    """Return the log-prob of a token and of the likeliest tokens.
 
-    Of equally likely tokens the lower number comes first.
+    Args:
+        logits: ``[vocabulary]``.
+        token: The token.
+        top: How many of the likeliest to return. Of equals the lower number comes first.
     """
     logprobs = log_softmax(logits)
     order = np.argsort(-logprobs, kind="stable")[:top] if top else ()

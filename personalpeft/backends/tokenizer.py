@@ -12,11 +12,14 @@ from tokenizers import Tokenizer
 
 from personalpeft.base_models.chat_template import render_chat
 from personalpeft.base_models.types import Base
+from personalpeft.errors import CardError, suggest_nearest
 from personalpeft.types import Message
 
 
 class ChatTokenizer:
     """One base's tokenizer and chat template. Safe to use from several threads.
+
+    Raises ``CardError`` where a stop token of the card is no single token.
 
     Attributes:
         bos_tokens: The tokens that a text without the template begins with.
@@ -29,8 +32,17 @@ class ChatTokenizer:
         self._tokenizer = Tokenizer.from_file(str(base.folder / "tokenizer.json"))
         self._lock = threading.Lock()
         self.bos_tokens = _find_bos_tokens(self._tokenizer)
-        ids = map(self._tokenizer.token_to_id, base.stop_tokens)
-        known = tuple(token for token in ids if token is not None)
+        ids = {text: self._find_token(text) for text in base.stop_tokens}
+        unknown = [text for text in base.card.stop_tokens if ids[text] is None]
+        if unknown:
+            raise CardError(
+                f"stop_tokens of {base.card.name} name {unknown[0]!r}, "
+                "which is not one token of its tokenizer.",
+                hint=suggest_nearest(
+                    unknown[0], set(base.control) - set(unknown), what="control token"
+                ),
+            )
+        known = tuple(token for token in ids.values() if token is not None)
         self.stop_tokens, self.end_of_turn = frozenset(known), known[:1]
 
     def render(self, messages: Sequence[Message]) -> tuple[int, ...]:
@@ -45,6 +57,15 @@ class ChatTokenizer:
         """Return the text of tokens, without control tokens."""
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
 
+    def _find_token(self, text: str) -> int | None:
+        """Return the one token of a text, or None."""
+        token: int | None = self._tokenizer.token_to_id(text)
+        if token is not None:
+            return token
+        # A vocabulary of bytes has names of its own for spaces and line ends.
+        tokens = self.encode(text)
+        return tokens[0] if len(tokens) == 1 else None
+
     def _encode(self, text: str, *, control: bool) -> tuple[int, ...]:
         # The switch belongs to the tokenizer, which all threads share.
         with self._lock:
@@ -57,24 +78,3 @@ def _find_bos_tokens(tokenizer: Tokenizer) -> tuple[int, ...]:
     full = tokenizer.encode("a", add_special_tokens=True).ids
     starts = (at for at in range(len(full)) if full[at : at + len(plain)] == plain)
     return tuple(full[: next(starts, 0)])
-
-
-class TextMixin:
-    """The text methods of a backend, by the base's tokenizer."""
-
-    def __init__(self, base: Base) -> None:
-        self._tokenizer = ChatTokenizer(base)
-        self.bos_tokens = self._tokenizer.bos_tokens
-        self.end_of_turn = self._tokenizer.end_of_turn
-
-    def render(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """See ``Backend.render``."""
-        return self._tokenizer.render(messages)
-
-    def encode(self, text: str) -> tuple[int, ...]:
-        """See ``Backend.encode``."""
-        return self._tokenizer.encode(text)
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        """See ``Backend.decode``."""
-        return self._tokenizer.decode(tokens)

@@ -11,16 +11,14 @@ import gc
 import itertools
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
-
-from personalpeft.adapters.types import AdapterStack, LoRAWeights
+from personalpeft.adapters.types import AdapterStack
 from personalpeft.backends.base import Continuation, Loss, Score, Session, SessionSpec
+from personalpeft.backends.batch_backend import BatchBackend
 from personalpeft.base_models.types import Base
 
 if TYPE_CHECKING:
@@ -54,13 +52,15 @@ class TrainingBackend:
             try:
                 if key is not None and frozen is not None:
                     backend.attach(key, backend.stage(frozen))
-                session = backend.session(replace(spec, base_key=key))
+                session = backend.session(
+                    replace(spec, base_key=key), on_close=lambda: self._release_session(key)
+                )
             except BaseException:
                 self._detach_unused(key)
                 self._unload_if_idle()
                 raise
             self._sessions[key] += 1
-        return _TrainingSession(session, self, key)
+        return session
 
     def score(
         self, items: Sequence[Continuation], stack: AdapterStack | None, *, kl: bool = False
@@ -84,29 +84,25 @@ class TrainingBackend:
         self, sessions: Sequence[Session], terms: Sequence[Sequence[Loss]], rates: Sequence[float]
     ) -> tuple[float, ...]:
         """See ``Backend.advance``."""
-        inner = [
-            session.inner
-            for session in sessions
-            if isinstance(session, _TrainingSession) and session.owner is self
-        ]
-        if len(inner) < len(sessions) or self._backend is None:
-            raise ValueError("every session must be an open session of this backend")
-        return self._backend.advance(inner, terms, rates)
-
-    def release_session(self, key: str | None) -> None:
-        """Note that a session on the stack of this key was closed."""
-        with self._lock:
-            self._sessions[key] -= 1
-            self._detach_unused(key)
-            # A running timer belongs to scores that came meanwhile.
-            if self._unload_timer is None:
-                self._unload_if_idle()
+        backend = self._backend
+        if backend is None:
+            raise ValueError("sessions must be open sessions of this backend")
+        return backend.advance(sessions, terms, rates)
 
     def close(self) -> None:
         """Free the weights when the last session and scores end. Closing twice is allowed."""
         with self._lock:
             self._closed = True
             self._unload_if_idle()
+
+    def _release_session(self, key: str | None) -> None:
+        """Record that a session above the stack of this key was closed."""
+        with self._lock:
+            self._sessions[key] -= 1
+            self._detach_unused(key)
+            # A running timer belongs to scores that came meanwhile.
+            if self._unload_timer is None:
+                self._unload_if_idle()
 
     def _load(self) -> TorchBackend:
         if self._closed:
@@ -147,31 +143,19 @@ class TrainingBackend:
                 self._unload_if_idle()
 
 
-class _TrainingSession:
-    """A session of the torch backend, which is freed when all of them are closed."""
+class ServingBackend(BatchBackend):
+    """A backend that serves on its own and trains on torch. A subclass sets ``_training``."""
 
-    def __init__(self, inner: Session, owner: TrainingBackend, key: str | None) -> None:
-        self.inner = inner
-        self.owner: TrainingBackend | None = owner
-        self._key = key
+    _training: TrainingBackend
 
-    def precompute_ref_log_probs(self, terms: Sequence[Loss]) -> None:
-        self.inner.precompute_ref_log_probs(terms)
+    def session(self, spec: SessionSpec) -> Session:
+        return self._training.session(spec, self._stack(spec.base_key))
 
-    def step(self, terms: Sequence[Loss], learning_rate: float) -> float:
-        return self.inner.step(terms, learning_rate)
+    def advance(
+        self, sessions: Sequence[Session], terms: Sequence[Sequence[Loss]], rates: Sequence[float]
+    ) -> tuple[float, ...]:
+        return self._training.advance(sessions, terms, rates)
 
-    def weights(self) -> Mapping[str, LoRAWeights]:
-        return self.inner.weights()
-
-    def state(self) -> Mapping[str, npt.NDArray[np.float32]]:
-        return self.inner.state()
-
-    def restore(self, state: Mapping[str, npt.NDArray[np.float32]]) -> None:
-        self.inner.restore(state)
-
-    def close(self) -> None:
-        owner, self.owner = self.owner, None
-        if owner is not None:
-            self.inner.close()
-            owner.release_session(self._key)
+    def _stack(self, key: str | None) -> AdapterStack | None:
+        """Return an attached stack, None for the bare base. Raises ``KeyError``."""
+        raise NotImplementedError

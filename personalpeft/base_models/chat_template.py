@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Never
 
@@ -38,45 +38,38 @@ class _Refusal(TemplateError):
 def render_chat(
     base: Base, messages: Sequence[Message], *, add_generation_prompt: bool = True
 ) -> str:
-    """Return the text that the base reads, complete with special tokens; see ``render``."""
-    return render(
-        base.template,
-        messages,
-        system=base.card.system,
-        add_generation_prompt=add_generation_prompt,
-        control=base.control,
-        bos=base.bos,
-        eos=base.eos,
-    )
+    """Return messages as the base reads them.
 
+    Args:
+        base: The base.
+        messages: The chat. Without a system message, it begins with the card's.
+        add_generation_prompt: Whether a reply is to follow.
 
-def render(
-    template: str,
-    messages: Sequence[Message],
-    *,
-    system: str | None,
-    add_generation_prompt: bool = True,
-    control: Sequence[str],
-    bos: str = "",
-    eos: str = "",
-) -> str:
-    """Return messages as one text, after ``system`` if they have no system message."""
+    Raises:
+        InvalidInput: The template refuses the messages.
+        CardError: The template does not work.
+    """
+    system = base.card.system
     if system is not None and not any(message.role == "system" for message in messages):
         messages = (Message("system", system), *messages)
+    return _render(base, messages, add_generation_prompt=add_generation_prompt)
+
+
+def _render(base: Base, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
     about_tools = any(
         message.tools or message.tool_calls or message.role == "tool" for message in messages
     )
-    control = (*control, *_MARKS) if about_tools else tuple(control)
+    control = (*base.control, *_MARKS) if about_tools else base.control
     escaped = [_messages_for_template(message, control) for message in messages]
     # The last tools that a message offers are the ones that can be called.
     offered = next((message.tools for message in reversed(messages) if message.tools), ())
     tools = [_escaped(tool, control) for tool in offered] or None
     try:
-        return _compile(template).render(
+        return _compile(base.template).render(
             messages=escaped,
             add_generation_prompt=add_generation_prompt,
-            bos_token=bos,
-            eos_token=eos,
+            bos_token=base.bos,
+            eos_token=base.eos,
             tools=tools,
         )
     except _Refusal as error:
@@ -171,32 +164,19 @@ def _raise_exception(message: str) -> Never:
     raise _Refusal(message)
 
 
-def end_of_turn(
-    template: str, *, control: Iterable[str], bos: str = "", eos: str = ""
-) -> str | None:
-    """Return the control token that the template writes after a reply, if any; see ``render``."""
-    control = tuple(control)
+def end_of_turn(base: Base) -> str | None:
+    """Return the control token that the template writes after a reply, if any.
+
+    Raises ``CardError`` and ``InvalidInput`` if the template does not work, or refuses a chat.
+    """
     question, reply = "personalpeft asks", "personalpeft replies"
-    text = render(
-        template,
-        [Message("user", question), Message("assistant", reply)],
-        system=None,
-        add_generation_prompt=False,
-        control=control,
-        bos=bos,
-        eos=eos,
-    )
-    after = text.rpartition(reply)[2].lstrip()
-    return max((token for token in control if after.startswith(token)), key=len, default=None)
+    chat = [Message("user", question), Message("assistant", reply)]
+    after = _render(base, chat, add_generation_prompt=False).rpartition(reply)[2].lstrip()
+    return max((token for token in base.control if after.startswith(token)), key=len, default=None)
 
 
 def supports_tools(base: Base) -> bool:
     """Return whether the chat template shows tools, results, and calls as ``tool_calls`` reads."""
-    return _template_supports_tools(base.template, base.control, base.bos, base.eos)
-
-
-@lru_cache(maxsize=16)
-def _template_supports_tools(template: str, control: tuple[str, ...], bos: str, eos: str) -> bool:
     call = ToolCall("personalpeft_tool", {"text": "personalpeft calls"}, "call_1")
     about = {
         "name": call.name,
@@ -211,7 +191,7 @@ def _template_supports_tools(template: str, control: tuple[str, ...], bos: str, 
         ),
     ]
     try:
-        text = render(template, messages, system=None, control=control, bos=bos, eos=eos)
+        text = _render(base, messages)
     except PersonalPeftError:
         return False
     _, calls = read_calls(text)

@@ -6,32 +6,37 @@ how they are made.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from personalpeft.base_models.files import join
-from personalpeft.base_models.types import ShapeKey
+from personalpeft.base_models.files import joined
+from personalpeft.base_models.types import RandomShape
 
 RECIPE = 1
 
 CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-_JOINED = "joined.gguf"
 
 
 def convert_gguf(parts: Sequence[Path], into: Path, report: Callable[[str, float], None]) -> Path:
-    """Dequantise a GGUF file in parts to bf16 safetensors, with config, tokenizer and template."""
+    """Dequantise a GGUF file to bf16 safetensors, with config, tokenizer and template.
+
+    Args:
+        parts: The parts of the file.
+        into: An empty folder.
+        report: Called with the stage and its progress, 0 to 1.
+
+    Returns:
+        The folder.
+    """
     import torch
     from gguf import GGUFReader
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-    file = parts[0]
-    if len(parts) > 1:
-        file = into / _JOINED
-        join(parts, file)
-    folder, name = str(file.parent), file.name
-    with _bars_to(report):
+    with joined(parts, into) as file, _bars_to(report):
+        folder, name = str(file.parent), file.name
         report("Reading the tokenizer", 0.0)
         tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=name, local_files_only=True)
         splitting = GGUFReader(file).fields.get("tokenizer.ggml.pre")
@@ -47,7 +52,6 @@ def convert_gguf(parts: Sequence[Path], into: Path, report: Callable[[str, float
         )
         report("Saving the weights", 0.0)
         model.save_pretrained(str(into), max_shard_size="1TB")
-    (into / _JOINED).unlink(missing_ok=True)
     return into
 
 
@@ -68,30 +72,19 @@ def _set_pre_tokenizer(tokenizer: Any, splitting: str | None) -> None:
 @contextmanager
 def _bars_to(report: Callable[[str, float], None]) -> Iterator[None]:
     """Report what transformers would draw as progress bars."""
+    from huggingface_hub.utils.tqdm import tqdm
     from transformers import modeling_gguf_pytorch_utils
     from transformers.utils import logging
 
     reader: Any = modeling_gguf_pytorch_utils
 
-    class Bar:
-        def __init__(self, steps: Iterable[Any] = (), desc: str = "", **_: Any) -> None:
-            self._steps = steps
-            self._desc = (desc or "Working").rstrip(".")
+    class Bar(tqdm):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **{**kwargs, "file": StringIO()})  # type: ignore[no-untyped-call]
 
-        def __iter__(self) -> Iterator[Any]:
-            steps = list(self._steps)
-            for done, step in enumerate(steps, 1):
-                yield step
-                report(self._desc, done / len(steps))
-
-        def __enter__(self) -> Bar:
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            return None
-
-        def __getattr__(self, name: str) -> Callable[..., None]:
-            return lambda *args, **kwargs: None
+        def display(self, *_: object, **__: object) -> None:
+            done = self.n / self.total if self.total else 0.0
+            report((self.desc or "Working").rstrip(".: "), done)
 
     # The GGUF reader uses tqdm itself and has no switch.
     original_tqdm = reader.tqdm
@@ -104,10 +97,17 @@ def _bars_to(report: Callable[[str, float], None]) -> Iterator[None]:
         reader.tqdm = original_tqdm
 
 
-def make_random_model(seed: int, shape: Mapping[ShapeKey, int], context: int, into: Path) -> Path:
+def make_random_model(seed: int, shape: RandomShape, context: int, into: Path) -> Path:
     """Make a tiny fp32 Llama whose tokens are bytes and ``CONTROL_TOKENS``.
 
-    Weights depend on ``seed`` and ``shape`` alone: one generator draws them in the order of names.
+    Args:
+        seed: The seed of the weights. One generator draws them in the order of names.
+        shape: The sizes of the model.
+        context: Its positions.
+        into: An empty folder.
+
+    Returns:
+        The folder.
     """
     import torch
     from safetensors.torch import save_file
@@ -117,11 +117,11 @@ def make_random_model(seed: int, shape: Mapping[ShapeKey, int], context: int, in
     tokenizer.save(str(into / "tokenizer.json"))
     config = LlamaConfig(
         vocab_size=tokenizer.get_vocab_size(),
-        hidden_size=shape["hidden"],
-        intermediate_size=shape["intermediate"],
-        num_hidden_layers=shape["blocks"],
-        num_attention_heads=shape["heads"],
-        num_key_value_heads=shape["kv_heads"],
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_hidden_layers=shape.blocks,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
         max_position_embeddings=context,
         tie_word_embeddings=False,
         bos_token_id=tokenizer.token_to_id("<|im_start|>"),

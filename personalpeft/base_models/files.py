@@ -23,7 +23,7 @@ from personalpeft.types import canonical_digest
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 _BLOCK = 1 << 20
-_FRESH_COPY = "Get a fresh copy of the model."
+FRESH_COPY = "Get a fresh copy of the model."
 
 
 def package_files(card: ModelCard) -> tuple[Path, ...]:
@@ -42,14 +42,13 @@ def package_files(card: ModelCard) -> tuple[Path, ...]:
 
 
 @contextmanager
-def find_source_gguf(card: ModelCard) -> Iterator[Path]:
-    """Yield the one GGUF file of a package source; join its parts into a temporary one."""
-    parts = package_files(card)
+def joined(parts: Sequence[Path], folder: Path | None = None) -> Iterator[Path]:
+    """Yield a file in parts as one: its only part, or a temporary file in ``folder``."""
     if len(parts) == 1:
         yield parts[0]
         return
-    with TemporaryDirectory(prefix="personalpeft-") as folder:
-        whole = Path(folder, "joined.gguf")
+    with TemporaryDirectory(prefix="personalpeft-", dir=folder) as temporary:
+        whole = Path(temporary, "joined.gguf")
         join(parts, whole)
         yield whole
 
@@ -87,7 +86,7 @@ def _weight_names(card: ModelCard, folder: Path) -> list[str]:
             for name in names
         ):
             raise WeightsError(
-                f"{folder / INDEX} does not name safetensors files beside it.", hint=_FRESH_COPY
+                f"{folder / INDEX} does not name safetensors files beside it.", hint=FRESH_COPY
             )
         return [INDEX, *sorted(str(name) for name in names)]
     if next(folder.glob("*.bin"), None) is not None:
@@ -125,7 +124,7 @@ def hub_folder(card: ModelCard, report: Callable[[str, float], None]) -> Path:
         reason = (
             "HF_HUB_OFFLINE forbids downloads"
             if constants.HF_HUB_OFFLINE
-            else f"the hub could not be asked: {first_line.removeprefix('Got: ').rstrip('.')}"
+            else f"the hub could not be reached: {first_line.removeprefix('Got: ').rstrip('.')}"
         )
         raise WeightsError(
             f"The weights of {card.name} are missing: {source.repo} is not on this machine, "
@@ -158,7 +157,13 @@ def folder_digest(digests: Mapping[str, str]) -> str:
 
 
 def check_digest(card: ModelCard, digest: str, where: str) -> None:
-    """Raise ``WeightsError`` unless the weights have the card's digest."""
+    """Raise ``WeightsError`` unless the weights have the card's digest.
+
+    Args:
+        card: The card.
+        digest: The digest of the weights.
+        where: Their place, for the error.
+    """
     expected = card.source.digest
     if expected is not None and expected != f"sha256:{digest}":
         raise WeightsError(
@@ -174,9 +179,9 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(read_text(path))
     except (ValueError, RecursionError) as error:
-        raise WeightsError(f"{path} is damaged: {error}.", hint=_FRESH_COPY) from error
+        raise WeightsError(f"{path} is damaged: {error}.", hint=FRESH_COPY) from error
     if not isinstance(value, dict):
-        raise WeightsError(f"{path} is damaged: it holds no object.", hint=_FRESH_COPY)
+        raise WeightsError(f"{path} is damaged: it holds no object.", hint=FRESH_COPY)
     return value
 
 
@@ -185,7 +190,7 @@ def read_text(path: Path) -> str:
     try:
         return path.read_text("utf-8")
     except UnicodeDecodeError as error:
-        raise WeightsError(f"{path} is damaged: it is not UTF-8.", hint=_FRESH_COPY) from error
+        raise WeightsError(f"{path} is damaged: it is not UTF-8.", hint=FRESH_COPY) from error
     except OSError as error:
         raise _unreadable(error) from error
 

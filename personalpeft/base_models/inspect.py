@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 
-from personalpeft.base_models.files import read_json, read_text
+from personalpeft.base_models.files import FRESH_COPY, read_json, read_text
 from personalpeft.base_models.types import ModelCard
 from personalpeft.errors import CardError, WeightsError, suggest_nearest
 from personalpeft.types import Architecture
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
     from torch import nn
-
 
 # The version of the facts in the cache; raise it with every change of how they are read.
 FACTS = 1
@@ -28,7 +28,7 @@ FACTS = 1
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What a model's files say."""
+    """The facts about a model that its files hold."""
 
     architecture: Architecture  # with every linear layer that all blocks share
     control: tuple[str, ...]
@@ -46,22 +46,22 @@ class ModelFacts:
 
 def inspect_model(folder: Path) -> ModelFacts:
     """Read the facts of a folder; raise ``WeightsError`` if transformers cannot build its model."""
-    tokenizer = read_json(folder / "tokenizer.json")
+    tokenizer = _read_tokenizer(folder / "tokenizer.json")
     settings = _optional(folder / "tokenizer_config.json")
     config = read_json(folder / "config.json")
-    tokens = _Tokens(tokenizer)
+    added = tokenizer.get_added_tokens_decoder().values()
     ends = _optional(folder / "generation_config.json").get(
         "eos_token_id", config.get("eos_token_id")
     )
-    stops = tokens.names(ends if isinstance(ends, list) else [ends])
+    stops = _token_names(tokenizer, ends if isinstance(ends, list) else [ends])
     eos = _token_text(settings.get("eos_token")) or next(iter(stops), "")
     bos = _token_text(settings.get("bos_token")) or next(
-        iter(tokens.names([config.get("bos_token_id")])), ""
+        iter(_token_names(tokenizer, [config.get("bos_token_id")])), ""
     )
     longest = config.get("max_position_embeddings")
     return ModelFacts(
         architecture=_architecture(folder, config),
-        control=tokens.control,
+        control=tuple(each.content for each in added if each.special and each.content),
         bos=bos,
         eos=eos,
         stops=tuple(dict.fromkeys((*stops, *([eos] if eos else ())))),
@@ -167,30 +167,18 @@ def architecture_of(model: nn.Module, model_type: str) -> Architecture:
     return Architecture(model_type, path, len(blocks), shared)
 
 
-class _Tokens:
-    """The tokens of a tokenizer.json, by id."""
+def _read_tokenizer(path: Path) -> Tokenizer:
+    from tokenizers import Tokenizer
 
-    def __init__(self, tokenizer: Mapping[str, Any]) -> None:
-        added = [token for token in tokenizer.get("added_tokens") or [] if isinstance(token, dict)]
-        self.control = tuple(
-            str(token["content"])
-            for token in added
-            if token.get("special") and token.get("content")
-        )
-        self._added = {token.get("id"): str(token.get("content", "")) for token in added}
-        vocabulary = (tokenizer.get("model") or {}).get("vocab") or {}
-        # Unigram lists [token, score] by id, all others map token to id.
-        self._vocabulary = (
-            {token: number for number, (token, *_) in enumerate(vocabulary)}
-            if isinstance(vocabulary, list)
-            else vocabulary
-        )
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # The library raises nothing narrower.
+        raise WeightsError(f"{path} is damaged: {error}.", hint=FRESH_COPY) from error
 
-    def names(self, ids: list[Any]) -> tuple[str, ...]:
-        wanted = [number for number in ids if isinstance(number, int)]
-        names = {number: token for token, number in self._vocabulary.items() if number in wanted}
-        names |= {number: token for number, token in self._added.items() if token}
-        return tuple(names[number] for number in wanted if number in names)
+
+def _token_names(tokenizer: Tokenizer, ids: list[Any]) -> tuple[str, ...]:
+    names = (tokenizer.id_to_token(each) for each in ids if type(each) is int and each >= 0)
+    return tuple(name for name in names if name)
 
 
 def _token_text(value: Any) -> str:

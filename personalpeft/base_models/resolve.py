@@ -26,7 +26,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,6 @@ from personalpeft.errors import (
     InvalidInput,
     PersonalPeftError,
     WeightsError,
-    suggest_nearest,
 )
 from personalpeft.formatting import to_json
 from personalpeft.types import Progress, canonical_digest, canonical_json
@@ -71,7 +70,17 @@ _entry_locks: dict[tuple[int, Path], FileLock] = {}
 
 
 def resolve_base(card: ModelCard, *, cache: Path, progress: Progress | None = None) -> Base:
-    """Return the base of a card, with every file found and hashed."""
+    """Return the base of a card, with every file found and hashed.
+
+    Args:
+        card: The card.
+        cache: The folder for prepared bases.
+        progress: Called with the stage and its progress, 0 to 1.
+
+    Raises:
+        WeightsError: Files are missing, changed or unusable, or the cache cannot be written.
+        CardError: The card does not fit its model.
+    """
     report = progress or (lambda stage, done: None)
     source = card.source
     if source.kind == "package":
@@ -83,16 +92,16 @@ def resolve_base(card: ModelCard, *, cache: Path, progress: Progress | None = No
         entry = _entry(card, weights, cache, report, lambda into: convert_gguf(parts, into, report))
         return _base(card, entry.folder, entry.facts, weights, f"gguf {RECIPE}")
 
-    if source.kind == "random":
-        key = canonical_digest([source.seed, source.shape, card.context])
+    if source.kind == "random" and (shape := source.shape) is not None:
+        key = canonical_digest([source.seed, asdict(shape), card.context])
         entry = _entry(
             card,
             key,
             cache,
             report,
-            lambda into: make_random_model(source.seed, source.shape, card.context, into),
+            lambda into: make_random_model(source.seed, shape, card.context, into),
         )
-        weights = canonical_digest([entry.files[SINGLE], source.shape])
+        weights = canonical_digest([entry.files[SINGLE], asdict(shape)])
         return _base(card, entry.folder, entry.facts, weights, entry.files["tokenizer.json"])
 
     folder = hub_folder(card, report) if source.kind == "hub" else source.path or Path()
@@ -118,38 +127,30 @@ def _base(card: ModelCard, folder: Path, facts: ModelFacts, weights: str, tokeni
         raise CardError(f"{card.name} has no chat template.", hint="Set chat_template in its card.")
     if facts.longest is not None and card.context > facts.longest:
         raise CardError(
-            f"context of {card.name} must be at most {facts.longest}, the model's positions, "
-            f"got {card.context}.",
-            hint=f"Set context to {facts.longest} or less.",
+            f"context_length of {card.name} must be at most {facts.longest}, "
+            f"the model's positions, got {card.context}.",
+            hint=f"Set context_length to {facts.longest} or less.",
         )
-    unknown = [token for token in card.stop_tokens if token not in facts.control]
-    if unknown:
-        raise CardError(
-            f"stop_tokens of {card.name} name {unknown[0]!r}, "
-            "which is not a control token of its tokenizer.",
-            hint=suggest_nearest(unknown[0], facts.control, what="control token"),
-        )
+    base = Base(
+        card=card,
+        digest=canonical_digest({"weights": weights, "tokenizer": tokenizer, "template": template}),
+        folder=folder,
+        template=template,
+        architecture=restrict_to_targets(facts.architecture, card),
+        control=tuple(dict.fromkeys((*facts.control, *card.stop_tokens))),
+        bos=facts.bos,
+        eos=facts.eos,
+    )
     try:
-        last = end_of_turn(template, control=facts.control, bos=facts.bos, eos=facts.eos)
+        last = end_of_turn(base)
     except CardError:
         raise
     except InvalidInput as error:
         raise CardError(
             f"The chat template of {card.name} refuses a plain chat: {error}", hint=error.hint
         ) from error
-    return Base(
-        card=card,
-        digest=canonical_digest({"weights": weights, "tokenizer": tokenizer, "template": template}),
-        folder=folder,
-        template=template,
-        architecture=restrict_to_targets(facts.architecture, card),
-        stop_tokens=tuple(
-            dict.fromkeys((*((last,) if last else ()), *card.stop_tokens, *facts.stops))
-        ),
-        control=facts.control,
-        bos=facts.bos,
-        eos=facts.eos,
-    )
+    stops = (*((last,) if last else ()), *card.stop_tokens, *facts.stops)
+    return replace(base, stop_tokens=tuple(dict.fromkeys(stops)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,24 +248,24 @@ def _read_manifest(folder: Path) -> dict[str, Any] | None:
 
 def _read_entry(folder: Path, key: str, cache: Path) -> _Entry | None:
     """Return an entry unless it is missing, incomplete or changed."""
+    content = _read_manifest(folder)
+    if content is None or content["source"] != key:
+        return None
+    files = content["files"]
     try:
-        content = _read_manifest(folder)
-        if content is None or content["source"] != key:
-            return None
-        files = {str(name): str(digest) for name, digest in content["files"].items()}
         if {path.name for path in folder.iterdir()} != {_MANIFEST, *files}:
             return None
-        if any(sealed_digest([folder / name], cache) != digest for name, digest in files.items()):
-            return None
-        return _Entry(folder, ModelFacts.from_json(content["facts"]), files)
-    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, AttributeError):
+    except FileNotFoundError:
+        return None  # Another process has removed it.
+    if any(sealed_digest([folder / name], cache) != digest for name, digest in files.items()):
         return None
+    return _Entry(folder, ModelFacts.from_json(content["facts"]), files)
 
 
 @contextmanager
 def _locked(folder: Path, report: Progress) -> Iterator[None]:
     """Lock an entry; the system releases the lock of a process that dies."""
-    lock = _lock_of(folder)
+    lock = FileLock(f"{folder}.lock")
     try:
         lock.acquire(timeout=0)
     except Timeout:
@@ -294,10 +295,6 @@ def _cache_errors(card: ModelCard, cache: Path) -> Iterator[None]:
         ) from error
 
 
-def _lock_of(entry: Path) -> FileLock:
-    return FileLock(f"{entry}.lock")
-
-
 def _temporary_folder(entry: Path) -> Path:
     """Make a folder beside an entry, which later calls remove if this process dies."""
     return Path(tempfile.mkdtemp(prefix=f"{entry.name}{_LEFTOVER}", dir=entry.parent))
@@ -322,7 +319,7 @@ def _origin_of(source: Source) -> str | None:
 
 def _hold_entry(entry: Path) -> None:
     """Mark an entry, whose lock the caller holds, as in use until this process ends."""
-    # A forked child adds a mark of its own.
+    # A forked child needs its own mark.
     key = (os.getpid(), entry)
     with _entry_locks_guard:
         if key in _entry_locks and Path(_entry_locks[key].lock_file).exists():
@@ -350,13 +347,13 @@ def _remove_superseded(entry: Path, origin: str | None) -> None:
             with suppress(OSError, ValueError):
                 if leftover and _ENTRY_NAME.fullmatch(name):
                     maker = folder.with_name(name)
-                    with _lock_of(maker).acquire(timeout=0):
+                    with FileLock(f"{maker}.lock").acquire(timeout=0):
                         _remove_leftovers(maker)
                 elif (
                     _is_superseded(folder, entry, origin)
                     and now - (folder / _MANIFEST).stat().st_mtime > _WEEK
                 ):
-                    with _lock_of(folder).acquire(timeout=0):
+                    with FileLock(f"{folder}.lock").acquire(timeout=0):
                         _remove_if_unused(folder)
 
 

@@ -5,7 +5,7 @@ in one of these is hashed again. Writing to a file changes its ctime, which no p
 
 Invariants:
 
-- A seal is taken only of files that rest: none changed while it was hashed, or just before.
+- Only files at rest are sealed: none changed while it was hashed, or just before.
 - A seal of another owner, or one that others can write, is ignored. So is a damaged one.
 - A folder that cannot be written keeps no seals, and the files are hashed each time.
 
@@ -34,7 +34,19 @@ _State = list[list[int]]
 def sealed_digest(
     files: Sequence[Path], cache: Path, report: Callable[[float], None] = lambda done: None
 ) -> str:
-    """Return ``hash_files(files)``; read the files only if their seal is missing or broken."""
+    """Return the digest of files, and read them only if their seal is missing or broken.
+
+    Args:
+        files: The files, in a row.
+        cache: The folder of the seals.
+        report: Called with the share that is hashed.
+
+    Returns:
+        ``hash_files(files)``.
+
+    Raises:
+        WeightsError: A file cannot be read.
+    """
     before = _state(files)
     if before is None:
         return hash_files(files, report)

@@ -1,10 +1,10 @@
 """Read tool calls in a model's replies, in the form of the Hermes and Qwen families.
 
 A call is ``<tool_call>``, the JSON of name and arguments, ``</tool_call>``.
-``chat_template.supports_tools`` says whether a base's template uses it.
+``chat_template.supports_tools`` returns whether a base's template uses this form.
 
-Invariants: what a ``CallReader`` returns is final and in the order of the reply. Text without a
-call passes unchanged.
+Invariants: parts that a ``CallReader`` returns are final and in the order of the reply. Text
+without a call passes unchanged.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ CALL_ENDS = "</tool_call>"
 _OPEN, _CLOSE = "<tool_call>", CALL_ENDS
 
 ReplyPart: TypeAlias = str | ToolCall
-Said = ReplyPart  # the old name
 
 
 def read_calls(text: str) -> tuple[str, tuple[ToolCall, ...]]:

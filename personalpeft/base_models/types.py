@@ -6,17 +6,41 @@ read the same tokens and compute the same numbers. Nothing writes to a base.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias, cast
+from typing import Annotated, Any, Literal, TypeAlias, cast
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationInfo, with_config
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    with_config,
+)
 
 from personalpeft.types import Architecture, Json, Sampling
 
 SourceKind: TypeAlias = Literal["package", "folder", "hub", "random"]
-ShapeKey: TypeAlias = Literal["hidden", "intermediate", "blocks", "heads", "kv_heads"]
+
+DEPRECATED_KEYS = {
+    "targets": "target_modules",
+    "context": "context_length",
+    "template": "chat_template",
+    "system": "system_prompt",
+    "practice": "rl",
+    "hidden": "hidden_size",
+    "intermediate": "intermediate_size",
+    "blocks": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+}
+"""Fields whose key in a card differs from the field name, which is a deprecated key of cards."""
+
+
+def _key_of(name: str) -> Any:
+    return Field(validation_alias=AliasChoices(DEPRECATED_KEYS[name], name))
 
 
 def _without_repeats(items: tuple[str, ...]) -> tuple[str, ...]:
@@ -40,18 +64,41 @@ def _below_card(path: object, info: ValidationInfo) -> object:
     return str(cast(Path, info.context) / Path(path).expanduser())
 
 
+def _splits_into_heads(hidden: int, info: ValidationInfo) -> int:
+    heads = info.data.get("heads")
+    if heads and hidden % (2 * heads):
+        raise ValueError(f"must be an even multiple of the attention heads ({heads})")
+    return hidden
+
+
+def _divides_heads(kv_heads: int, info: ValidationInfo) -> int:
+    heads = info.data.get("heads")
+    if heads and heads % kv_heads:
+        raise ValueError(f"must divide the attention heads ({heads})")
+    return kv_heads
+
+
 # ``model_card`` checks these bounds through pydantic.
 _Text: TypeAlias = Annotated[str, Field(pattern=r"\S")]
 _Integer: TypeAlias = Annotated[int, Field(ge=0, lt=2**53)]
+_Size: TypeAlias = Annotated[int, Field(ge=1, lt=2**53)]
 _Texts: TypeAlias = Annotated[
-    tuple[Annotated[str, Field(min_length=1)], ...],
-    AfterValidator(_without_repeats),
+    tuple[Annotated[str, Field(min_length=1)], ...], AfterValidator(_without_repeats)
 ]
 _Resource: TypeAlias = Annotated[
-    str,
-    Field(pattern=r"^[A-Za-z_]\w*:[\w.-]+(/[\w.-]+)*$"),
-    AfterValidator(_inside_package),
+    str, Field(pattern=r"^[A-Za-z_]\w*:[\w.-]+(/[\w.-]+)*$"), AfterValidator(_inside_package)
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class RandomShape:
+    """The sizes of a tiny Llama. The heads come first: other sizes depend on them."""
+
+    heads: Annotated[_Size, _key_of("heads")]  # attention heads of a block
+    kv_heads: Annotated[_Size, _key_of("kv_heads"), AfterValidator(_divides_heads)]  # of those
+    hidden: Annotated[_Size, _key_of("hidden"), AfterValidator(_splits_into_heads)]  # of a token
+    intermediate: Annotated[_Size, _key_of("intermediate")]  # of a token within an MLP
+    blocks: Annotated[_Size, _key_of("blocks")]  # hidden layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +108,14 @@ class Source:
     kind: SourceKind
     # package: resources ``<package>:<path>``; several are the parts of one GGUF file, in order
     files: Annotated[
-        tuple[_Resource, ...],
-        Field(min_length=1),
-        AfterValidator(_without_repeats),
+        tuple[_Resource, ...], Field(min_length=1), AfterValidator(_without_repeats)
     ] = ()
     # folder: holds safetensors, config and tokenizer
     path: Annotated[Path, BeforeValidator(_below_card)] | None = None
     repo: Annotated[str, Field(pattern=r"^[\w.-]+/[\w.-]+$")] | None = None  # hub: owner/name
     revision: _Text | None = None  # hub: branch, tag or commit
     seed: _Integer = 0  # random: of the weights
-    # random: sizes of a tiny Llama
-    shape: Mapping[ShapeKey, Annotated[int, Field(ge=1)]] = field(default_factory=dict)
+    shape: RandomShape | None = None  # random: of the model
     digest: Annotated[str, Field(pattern="^sha256:[0-9a-f]{64}$")] | None = None  # of the weights
     install: _Text | None = None  # command that installs the weights, for errors
 
@@ -86,15 +130,21 @@ class ModelCard:
     title: _Text  # the model's name for people
     licence: _Text  # of the weights
     source: Source
-    targets: Annotated[_Texts, Field(min_length=1)]  # linear layers that adapters may change
-    context: Annotated[_Integer, Field(ge=1)]  # most tokens of a prompt and its reply
-    template: _Text | None = None  # chat template in Jinja; None: the tokenizer's own
-    system: _Text | None = None  # system message of chats that bring none
-    stop_tokens: _Texts = ()  # end a reply, besides those that the model's configuration names
+    # linear layers that adapters may change
+    targets: Annotated[_Texts, Field(min_length=1), _key_of("targets")]
+    context: Annotated[_Size, _key_of("context")]  # most tokens of a prompt and its reply
+    # chat template in Jinja; None: the tokenizer's own
+    template: Annotated[_Text | None, _key_of("template")] = None
+    # system message of chats without one
+    system: Annotated[_Text | None, _key_of("system")] = None
+    # end a reply, besides those that the model's configuration names: control tokens, or texts that
+    # are one token each
+    stop_tokens: _Texts = ()
     sampling: Sampling = Sampling()  # defaults of requests
     learning: Json = field(default_factory=dict)  # overrides of ``TrainingConfig``
     gate: Json = field(default_factory=dict)  # overrides of the gate's margins
-    practice: Json = field(default_factory=dict)  # overrides of ``RLConfig``
+    # overrides of ``RLConfig``
+    practice: Annotated[Json, _key_of("practice")] = field(default_factory=dict)
     note: str = ""  # one sentence for lists of bases
 
 
@@ -108,6 +158,6 @@ class Base:
     template: str
     architecture: Architecture  # with the projections that the card's targets name
     stop_tokens: tuple[str, ...] = ()  # end a reply; the first ends a turn in the template
-    control: tuple[str, ...] = ()  # tokens that no text may spell
+    control: tuple[str, ...] = ()  # tokens that no text of a message may spell
     bos: str = ""  # the template's ``bos_token``
     eos: str = ""  # the template's ``eos_token``

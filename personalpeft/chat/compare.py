@@ -17,7 +17,7 @@ from personalpeft.chat.request import augment_prompt, check_tool_support, stack_
 from personalpeft.chat.validation import Prompt, check_prompt, check_sampling
 from personalpeft.engine.engine import Engine, Request
 from personalpeft.errors import Cancelled, InvalidInput
-from personalpeft.feedback import review_probation
+from personalpeft.feedback import review_probation, training_payload
 from personalpeft.learning.report import excerpt
 from personalpeft.services import Services
 from personalpeft.stacks import BASE, resolve_revision
@@ -124,10 +124,13 @@ def compare(
     memory: bool,
     cancelled: Callable[[], bool] | None,
 ) -> Comparison:
-    """Implement ``User.compare``."""
+    """Implement ``User.compare``, which documents the arguments.
+
+    ``names`` are ``a`` and ``b``.
+    """
     messages = check_prompt(prompt)
     check_tool_support(services, messages)
-    tombstones = services.store.ledger.count_tombstones(user)
+    erasure_mark = services.store.ledger.erasure_mark(user)
     revisions = [resolve_revision(services, user, layer, name) for name in names]
     if revisions[0] == revisions[1]:
         raise InvalidInput(
@@ -144,7 +147,7 @@ def compare(
     )
     augmented, item_ids = messages, tuple[str, ...]()
     if memory:
-        # For the bare base: both sides get the same prompt, whatever either has memorized.
+        # For the bare base: both sides get the same prompt, whatever either has internalized.
         bare = Stack(services.base.digest)
         augmented, item_ids = augment_prompt(services, user, messages, bare)
     sides = [
@@ -165,18 +168,19 @@ def compare(
             usage=other.usage,
             finish_reason=other.finish_reason,
             used=item_ids,
-            tombstones=tombstones,
+            erasure_mark=erasure_mark,
             conversation_id="",
         )
         payload: dict[str, object] = {
             "text": chosen.text,
             "revision": chosen.revision,
             "layer": layer,
+            **training_payload(services, user, None),
         }
         if chosen.finish_reason != "stop":
             payload["cut_off"] = True
         signal = services.store.ledger.add_signal(
-            user, SignalKind.PREFERENCE, payload, turn=turn.id, tombstones=tombstones
+            user, SignalKind.PREFERENCE, payload, turn=turn.id, erasure_mark=erasure_mark
         )
         review_probation(services, user)
         return LabeledComparison(chosen.revision, other.revision, turn.id, signal.id)

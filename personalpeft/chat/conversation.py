@@ -7,7 +7,7 @@ versions name neither; their place follows from their messages.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -69,14 +69,14 @@ class Conversation:
 def list_conversations(
     store: Store, user: str, limit: int | None, before: str | None
 ) -> tuple[ConversationSummary, ...]:
-    """Implement ``User.conversations``."""
+    """Implement ``User.conversations``, which documents the arguments."""
     if limit is not None and limit < 0:
         raise InvalidInput(
             f"The limit must be 0 or more, got {limit}.", hint="Leave it out for all."
         )
     links = _links(store, user)
-    newest = {link.conversation: link for link in links if link.conversation}
-    order = list(dict.fromkeys(link.conversation for link in links[::-1] if link.conversation))
+    newest = _newest(links)
+    order = list(newest)
     if before is not None:
         order = order[order.index(_resolve(order, user, before)) + 1 :]
     by_id = {link.turn: link for link in links}
@@ -94,16 +94,24 @@ def list_conversations(
 def read_conversation(
     store: Store, user: str, conversation_id: str, *, replaces: str | None = None
 ) -> Conversation:
-    """Return a conversation up to its newest turn, or up to the one before ``replaces``.
+    """Return a conversation.
 
-    Raises ``NotFound``; ``InvalidInput`` if ``replaces`` is in another conversation.
+    Args:
+        store: The open home.
+        user: The user.
+        conversation_id: Its id or a unique prefix.
+        replaces: Return only what comes before this turn.
+
+    Raises:
+        NotFound: There is no such conversation.
+        InvalidInput: ``replaces`` is in another conversation.
     """
     links = _links(store, user)
     by_id = {link.turn: link for link in links}
-    known = list(dict.fromkeys(link.conversation for link in reversed(links) if link.conversation))
-    wanted = _resolve(known, user, conversation_id)
+    newest_links = _newest(links)
+    wanted = _resolve(newest_links, user, conversation_id)
     if replaces is None:
-        end: str | None = next(link.turn for link in reversed(links) if link.conversation == wanted)
+        end: str | None = newest_links[wanted].turn
     elif by_id[replaces].conversation == wanted:
         end = by_id[replaces].previous
     else:
@@ -118,18 +126,24 @@ def read_conversation(
     edits = {
         signal.turn: str(signal.payload["text"])
         for signal in store.ledger.signals(user, kinds=[SignalKind.EDIT])
-        if signal.turn in ids
+        if signal.turn is not None and signal.turn in ids
     }
     return Conversation(
         wanted,
         turns,
-        {turn: text for turn, text in edits.items() if turn},
+        edits,
         tuple(message for message in newest.messages if message.role == "system"),
     )
 
 
 def conversation_of(store: Store, user: str, turn_id: str) -> str | None:
-    """Return the conversation that a turn is in, None if it is in none."""
+    """Return the conversation that a turn is in, None if it is in none.
+
+    Args:
+        store: The open home.
+        user: The user.
+        turn_id: The full id of the turn.
+    """
     return next(link for link in _links(store, user) if link.turn == turn_id).conversation or None
 
 
@@ -137,6 +151,11 @@ def find_previous(store: Store, user: str, messages: Sequence[Message]) -> Turn 
     """Return the turn that a list of messages continues, for clients that send no ids.
 
     That is the newest turn whose prompt and reply precede the last message.
+
+    Args:
+        store: The open home.
+        user: The user.
+        messages: The whole prompt.
     """
     if len(messages) < 3 or messages[-2].role != "assistant":
         return None
@@ -147,10 +166,15 @@ def find_previous(store: Store, user: str, messages: Sequence[Message]) -> Turn 
 def drop_oldest(
     messages: Sequence[Message], excess: int, count_tokens: Callable[[str], int]
 ) -> tuple[Message, ...]:
-    """Return messages without the oldest exchanges, of ``excess`` tokens or more if there are.
+    """Return messages without the oldest exchanges.
 
     An exchange is a user message and what follows up to the next one. System messages and the last
     exchange stay.
+
+    Args:
+        messages: The prompt.
+        excess: How many tokens to drop, or more, if there are so many.
+        count_tokens: Counts the tokens of a text.
     """
     system = [m for m in messages if m.role == "system"]
     rest = [m for m in messages if m.role != "system"]
@@ -171,6 +195,15 @@ def _links(store: Store, user: str) -> tuple[ConversationLink, ...]:
     turns = store.ledger.turns(user)
     signals = store.ledger.signals(user, current=False)
     return tuple(_infer_links(links, {turn.id: turn for turn in turns}, signals))
+
+
+def _newest(links: Sequence[ConversationLink]) -> dict[str, ConversationLink]:
+    """Return the newest turn of each conversation, the newest first."""
+    newest: dict[str, ConversationLink] = {}
+    for link in reversed(links):
+        if link.conversation:
+            newest.setdefault(link.conversation, link)
+    return newest
 
 
 def _infer_links(
@@ -255,7 +288,7 @@ def _title(turn: Turn) -> str:
     return " ".join((prompts or [turn.messages[-1].content])[0].split())
 
 
-def _resolve(known: Sequence[str], user: str, prefix: object) -> str:
+def _resolve(known: Collection[str], user: str, prefix: object) -> str:
     """Return the id of a conversation. Raises ``NotFound``, also for an ambiguous prefix."""
     if not isinstance(prefix, str) or not prefix:
         raise InvalidInput("The id of a conversation must be text.", hint="Give its id.")

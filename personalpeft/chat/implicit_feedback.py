@@ -77,9 +77,9 @@ _INTERJECTIONS = _phrases("""
 """)
 # Words that turn thanks into an objection.
 _OBJECTIONS = re.compile(
-    r"\b(?:but|however|though|wrong|incorrect|false|not|nothing|aber|doch|nicht|falsch|mais|pas|pero|"
+    r"(?<!\S)(?:but|however|though|wrong|incorrect|false|not|nothing|aber|doch|nicht|falsch|mais|pas|pero|"
     r"no|non|ma|però|mas|não|maar|niet|men|inte|ikke|mutta|ale|nie|но|не|але|αλλά|δεν|ama|fakat|"
-    r"değil|אבל|לא|لكن|ليس|लेकिन|नहीं|nhưng|không|tapi|tidak)\b|n['’]t\b|但|不|でも|しかし|ない|하지만|안",
+    r"değil|אבל|לא|لكن|ليس|लेकिन|नहीं|nhưng|không|tapi|tidak)(?!\S)|n['’]t(?!\S)|但|不|でも|しかし|ない|하지만|안",
     re.IGNORECASE,
 )
 # The end of a clause, in the punctuation of any of these languages.

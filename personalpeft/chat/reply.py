@@ -211,7 +211,17 @@ def _text_after(before: Sequence[int], token: int, decode: Callable[[Sequence[in
 
 
 def resolve_turn(store: Store, user: str, reply: Reply | Turn | str) -> Turn:
-    """Return the turn that ``User.turn`` was asked for. Raises ``NotFound``, ``InvalidInput``."""
+    """Return the turn that ``User.turn`` names.
+
+    Args:
+        store: The open home.
+        user: The user.
+        reply: A reply, a turn, an id or a unique prefix of it, or "last".
+
+    Raises:
+        NotFound: There is no such turn.
+        InvalidInput: It is none of these, or several turns fit.
+    """
     if reply == "last":
         newest = store.ledger.turns(user, limit=1)
         if not newest:

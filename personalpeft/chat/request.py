@@ -20,7 +20,7 @@ from personalpeft.chat.validation import uses_tools
 from personalpeft.engine.engine import Request
 from personalpeft.engine.request import OutputStream
 from personalpeft.errors import InvalidInput, PersonalPeftError, PromptTooLong
-from personalpeft.learning.data.facts import memorized
+from personalpeft.feedback import observe
 from personalpeft.learning.evaluate.measures import internalized_rules
 from personalpeft.services import Services
 from personalpeft.stacks import live_stack, select_layers, stack_with_head
@@ -62,17 +62,13 @@ class _Position:
 
 
 def start_stream(
-    services: Services,
-    user: str,
-    chat: ChatRequest,
-    cancelled: Callable[[], bool] | None,
-    observe: Callable[[str, str], object],
+    services: Services, user: str, chat: ChatRequest, cancelled: Callable[[], bool] | None
 ) -> Stream:
-    """Implement ``User.stream``. ``observe(turn, seen)`` records implicit feedback."""
+    """Implement ``User.stream``, which documents the arguments. ``chat`` holds the checked ones."""
     check_tool_support(services, chat.messages)
     engine = services.engine
     # First: whatever is forgotten after this line may be in the reply, which is then not recorded.
-    tombstones = services.store.ledger.count_tombstones(user)
+    erasure_mark = services.store.ledger.erasure_mark(user)
     position, prompt = _continue_conversation(services, user, chat)
     stack = _select_stack(services, user, chat, prompt)
     messages, item_ids, outputs = _submit(services, user, chat, prompt, stack, cancelled)
@@ -88,13 +84,13 @@ def start_stream(
             usage=reply.usage,
             finish_reason=reply.finish_reason,
             used=item_ids,
-            tombstones=tombstones,
+            erasure_mark=erasure_mark,
             conversation_id=position.conversation_id,
             previous=position.previous,
         )
         # The turn is recorded, so what this raises must not fail the reply.
         with suppress(PersonalPeftError):
-            _observe(services, user, chat, position, messages[-1], observe)
+            _observe(services, user, chat, position, messages[-1])
         return replace(
             reply,
             turn_id=turn.id,
@@ -186,23 +182,18 @@ def _count_tokens(services: Services, text: str) -> int:
 
 
 def _observe(
-    services: Services,
-    user: str,
-    chat: ChatRequest,
-    position: _Position,
-    message: Message,
-    observe: Callable[[str, str], object],
+    services: Services, user: str, chat: ChatRequest, position: _Position, message: Message
 ) -> None:
     """Record the implicit feedback that a new turn gives on an earlier one."""
     if services.observing == "off":
         return
     if chat.replaces is not None:
-        observe(chat.replaces, "regenerated")
+        observe(services, user, chat.replaces, "regenerated", None)
     elif position.previous is not None and message.role == "user":
         turn = services.store.ledger.turn(user, position.previous)
         seen = classify(message.content, turn.reply)
         if seen is not None:
-            observe(turn.id, seen)
+            observe(services, user, turn, seen, None)
 
 
 def check_tool_support(services: Services, messages: Sequence[Message]) -> None:
@@ -219,10 +210,19 @@ def stack_with_revision(
 ) -> Stack:
     """Return the stack that serves messages with another head in a layer, whatever its scope.
 
-    Raises as ``stack_with_head``.
+    Args:
+        services: The wired parts.
+        user: The user.
+        messages: They select the other layers by their scopes.
+        layer: The layer of the other head.
+        head: The id of a revision, or None for none.
+
+    Raises:
+        NotFound, BaseMismatch: As ``stack_with_head``.
     """
     stack = stack_with_head(services, user, layer, head)
-    near = services.router.select(user, stack, messages).entries
+    others = replace(stack, entries=tuple(e for e in stack.entries if e.layer != layer))
+    near = services.router.select(user, others, messages).entries
     return replace(stack, entries=tuple(e for e in stack.entries if e in near or e.layer == layer))
 
 
@@ -231,13 +231,18 @@ def augment_prompt(
 ) -> tuple[tuple[Message, ...], tuple[str, ...]]:
     """Return the messages with the user's rules and relevant facts, and the ids of those.
 
-    Facts that the stack's memory layer has memorized and rules that its style layer has
-    internalized are left out.
+    Rules that the stack's style layer has internalized are left out. Facts are looked up though a
+    memory layer has learned them: it knows them in fewer wordings than the lookup finds.
+
+    Args:
+        services: The wired parts.
+        user: The user.
+        messages: The prompt.
+        stack: The stack that answers.
     """
     whole = {entry.layer: entry.revision for entry in stack.entries if entry.weight == 1}
     revision = partial(services.store.catalog.revision, user)
-    exclude = memorized(revision(whole["memory"])) if "memory" in whole else frozenset[str]()
-    exclude |= internalized_rules(revision(whole["style"])) if "style" in whole else frozenset()
+    exclude = internalized_rules(revision(whole["style"])) if "style" in whole else frozenset[str]()
     backend = services.engine.backend
     recall = services.memory.add_to_prompt(
         user,

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from personalpeft.memory.items import Memory, fact_texts
-from personalpeft.memory.types import Embedder, Vectors
+from personalpeft.memory.types import Vectors
 from personalpeft.store.store import Store
 from personalpeft.types import Message, Signal, SignalKind, Stack, default_scope
 
@@ -55,63 +55,64 @@ class AdapterRouter:
         self._store = store
         self._memory = memory
         self._general_prompts = general_prompts
-        self._general_vectors: Vectors | None = None
+        self._general_vectors: dict[str, Vectors] = {}
         self._lock = threading.Lock()
         # The lessons of a revision never change, so its region is computed once.
         self._regions: OrderedDict[tuple[str, str], SimilarityRegion | None] = OrderedDict()
 
     def select(self, user: str, stack: Stack, messages: Sequence[Message]) -> Stack:
-        """Return the part of a live stack that serves these messages."""
-        if not stack.entries:
-            return stack
-        layers = {layer.name: layer for layer in self._store.catalog.layers(user)}
+        """Return the part of a stack that serves a request.
 
-        def attached(name: str) -> bool:
-            layer = layers[name]
-            if layer.scope != "near" or layer.head is None:
-                return layer.scope != "never"
-            return self._matches(self._region(user, layer.head), messages)
-
-        return replace(stack, entries=tuple(e for e in stack.entries if attached(e.layer)))
+        Args:
+            user: The owner.
+            stack: Some or all of the live layers.
+            messages: The request.
+        """
+        (selected,) = self.select_each(user, stack, [messages], {})
+        return selected
 
     def select_each(
         self,
         user: str,
         stack: Stack,
-        questions: Sequence[str],
+        requests: Sequence[Sequence[Message]],
         built_from: Mapping[str, Collection[str]],
     ) -> tuple[Stack, ...]:
-        """Return, for each question, the part of a stack that would serve it.
+        """Return, for each request, the part of a stack that would serve it.
 
         Args:
-            user: Id of the user.
+            user: The owner.
             stack: A live stack, or one with a candidate in it.
-            questions: Prompts of one message each.
+            requests: The messages of each request.
             built_from: By layer, the signals of a candidate that is in no catalog yet.
         """
+        if not stack.entries:
+            return (stack,) * len(requests)
         scopes = {layer.name: layer.scope for layer in self._store.catalog.layers(user)}
-        excluded: dict[str, set[str]] = {}
-        for entry in stack.entries:
-            scope = scopes.get(entry.layer) or default_scope(entry.layer)
-            if scope == "near":
-                signals = built_from.get(entry.layer)
-                region = (
-                    self._region(user, entry.revision)
-                    if signals is None
-                    else self._calibrate(user, signals)
-                )
-                excluded[entry.layer] = {
-                    q for q in questions if not self._matches(region, [Message("user", q)])
-                }
-            elif scope == "never":
-                excluded[entry.layer] = set(questions)
-        return tuple(
-            replace(
-                stack,
-                entries=tuple(e for e in stack.entries if q not in excluded.get(e.layer, ())),
+        attached: dict[str, list[bool]] = {}
+        for layer, revision in ((each.layer, each.revision) for each in stack.entries):
+            scope = scopes.get(layer) or default_scope(layer)
+            if scope != "near":
+                attached[layer] = [scope == "always"] * len(requests)
+                continue
+            region = (
+                self._calibrate(user, built_from[layer])
+                if layer in built_from
+                else self._region(user, revision)
             )
-            for q in questions
+            attached[layer] = [self._matches(region, messages) for messages in requests]
+        return tuple(
+            replace(stack, entries=tuple(e for e in stack.entries if attached[e.layer][number]))
+            for number in range(len(requests))
         )
+
+    def embed_general(self, prompts: Sequence[str]) -> Vectors:
+        """Return the vectors of general prompts, ``[len(prompts), size]``. They are kept."""
+        missing = [each for each in dict.fromkeys(prompts) if each not in self._general_vectors]
+        # Two threads may compute the same vector; it is the same each time.
+        vectors = self._memory.embedder.embed(missing)
+        self._general_vectors.update(zip(missing, vectors, strict=True))
+        return np.stack([self._general_vectors[each] for each in prompts])
 
     def evict_user(self, user: str) -> None:
         """Drop the cached regions of a user's layers."""
@@ -145,9 +146,10 @@ class AdapterRouter:
         if not texts:
             return None
         vectors = self._memory.cached_vectors(user, texts)
-        embedder = self._memory.embedder
         return calibrate_region(
-            list(vectors.values()), self._general(embedder), embedder.min_similarity
+            list(vectors.values()),
+            self.embed_general(self._general_prompts()),
+            self._memory.embedder.min_similarity,
         )
 
     def _ancestral_signals(self, user: str, revision: str | None) -> Iterator[str]:
@@ -167,11 +169,6 @@ class AdapterRouter:
             return []
         messages = self._store.ledger.turn(signal.user, signal.turn).messages
         return [message.content for message in messages if message.role == "user"][-1:]
-
-    def _general(self, embedder: Embedder) -> Vectors:
-        if self._general_vectors is None:
-            self._general_vectors = embedder.embed(self._general_prompts())
-        return self._general_vectors
 
 
 def calibrate_region(

@@ -11,7 +11,15 @@ from typing import Any, Literal, Never, TypeAlias, cast, get_args
 
 from personalpeft.errors import InvalidInput, suggest_nearest
 from personalpeft.ids import TOOL_NAME
-from personalpeft.types import MAX_TOP_LOGPROBS, Message, Role, Sampling, ToolCall, canonical_json
+from personalpeft.types import (
+    MAX_TOP_LOGPROBS,
+    Message,
+    Role,
+    Sampling,
+    ToolCall,
+    canonical_json,
+    is_number,
+)
 
 Prompt: TypeAlias = str | Sequence[Mapping[str, Any] | Message]
 Tool: TypeAlias = Mapping[str, Any]
@@ -103,7 +111,16 @@ def check_must_call(tools: Sequence[Tool], must_call: bool | str) -> bool | str:
 def attach_tools(
     messages: tuple[Message, ...], tools: tuple[Tool, ...], must_call: bool | str = False
 ) -> tuple[Message, ...]:
-    """Return the messages with tools offered in the last one. Raises as ``check_must_call``."""
+    """Return the messages with tools offered in the last one.
+
+    Args:
+        messages: The checked prompt.
+        tools: The checked tools.
+        must_call: As for ``User.chat``.
+
+    Raises:
+        InvalidInput: The tools cannot satisfy ``must_call``.
+    """
     must_call = check_must_call(tools, must_call)
     if not tools:
         return messages
@@ -118,9 +135,15 @@ def uses_tools(messages: Sequence[Message]) -> bool:
 
 
 def check_text(text: object, *, what: str, max_length: int = MAX_TEXT_LENGTH) -> str:
-    """Return ``text`` if it is a visible, storable string. Raises ``InvalidInput``.
+    """Return ``text`` if it is a visible, storable string.
 
-    ``what`` names the text in the message, as in "prompt".
+    Args:
+        text: What to check.
+        what: Its name in the message, as in "prompt".
+        max_length: The most characters that it may have.
+
+    Raises:
+        InvalidInput: It is not.
     """
     if not isinstance(text, str):
         raise InvalidInput(
@@ -151,7 +174,15 @@ def check_sampling(
     stop: Sequence[str],
     seed: int,
 ) -> Sampling:
-    """Return the card's sampling with the given values in place. Raises ``InvalidInput``."""
+    """Return the card's sampling with the given values in place.
+
+    Args:
+        default: The card's sampling.
+        temperature, top_p, max_tokens, stop, seed: As for ``User.chat``.
+
+    Raises:
+        InvalidInput: A value is wrong.
+    """
     if isinstance(stop, str):
         stop = (stop,)
     if not isinstance(stop, list | tuple):
@@ -164,8 +195,8 @@ def check_sampling(
         stop=tuple(stop) or default.stop,
     )
     checks: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-        "temperature": (lambda v: _is_number(v) and 0 <= v <= 10, "a number from 0 to 10"),
-        "top_p": (lambda v: _is_number(v) and 0 < v <= 1, "a number above 0, at most 1"),
+        "temperature": (lambda v: is_number(v) and 0 <= v <= 10, "a number from 0 to 10"),
+        "top_p": (lambda v: is_number(v) and 0 < v <= 1, "a number above 0, at most 1"),
         "max_tokens": (lambda v: _is_whole(v) and v >= 1, "a whole number above 0"),
         "seed": (
             lambda v: _is_whole(v) and 0 <= v < 2**63,
@@ -184,7 +215,7 @@ def check_sampling(
 
 def check_timeout(seconds: float | None) -> float | None:
     """Return a valid timeout of a reply. Raises ``InvalidInput``."""
-    if seconds is not None and not (_is_number(seconds) and 0 < seconds < float("inf")):
+    if seconds is not None and not (is_number(seconds) and 0 < seconds < float("inf")):
         raise _wrong("timeout", seconds, "seconds above 0, or None for no limit")
     return seconds
 
@@ -310,9 +341,5 @@ def _depth(value: object) -> int:
     return 1 + max(map(_depth, value), default=0) if isinstance(value, list | tuple) else 1
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    return is_number(value) and isinstance(value, int)

@@ -48,11 +48,6 @@ class AdapterCache:
         slot = self._slots.get(key)
         return slot is not None and slot.ready
 
-    def is_loading(self, key: str) -> bool:
-        """Return whether the adapter has a slot and is on its way to it."""
-        slot = self._slots.get(key)
-        return slot is not None and not slot.ready
-
     def reserve(self, wanted: Iterable[str]) -> tuple[str, ...]:
         """Return the first different keys of ``wanted``, as many as there are slots.
 
@@ -140,7 +135,16 @@ class HostCache(Generic[V]):
         self.nbytes = 0
 
     def put(self, key: str, value: V, nbytes: int) -> int:
-        """Cache a value unless it alone exceeds the limit. Return how many others were evicted."""
+        """Cache a value unless it alone exceeds the limit.
+
+        Args:
+            key: Identifies the value.
+            value: What to cache.
+            nbytes: Its size.
+
+        Returns:
+            How many other values were evicted.
+        """
         if nbytes > self._max_bytes or key in self._values:
             return 0
         evicted = 0

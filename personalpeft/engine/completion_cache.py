@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import json
 import logging
-import tempfile
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
+from personalpeft.adapters.safe_io import write_file_atomically
 from personalpeft.engine.engine import Engine, Request
 from personalpeft.errors import Cancelled, PersonalPeftError
 from personalpeft.types import Message, Sampling, Stack, canonical_digest
@@ -60,47 +60,23 @@ class CompletionCache:
     def complete_with_base(
         self, user: str, base: str, prompts: Sequence[str], *, cancelled: Callable[[], bool]
     ) -> Completions:
-        """Return the bare base's completions of some prompts. Raises as ``complete``."""
+        """Return the bare base's completions of some prompts.
+
+        Args:
+            user: The owner of the requests.
+            base: The digest of the base.
+            prompts: Single messages.
+            cancelled: Ends the batch early once it returns True.
+
+        Raises:
+            Cancelled: The engine was closed meanwhile; or what ``Engine.complete`` raises.
+        """
         messages = [(Message("user", prompt),) for prompt in prompts]
         requests = [
             Request(user, each, Stack(base), self._base_sampling, background=True)
             for each in messages
         ]
-        return list(zip(messages, self.complete(requests, cancelled=cancelled), strict=True))
-
-    def complete(
-        self,
-        requests: Sequence[Request],
-        *,
-        cancelled: Callable[[], bool],
-        paused: Callable[[], bool] = lambda: False,
-    ) -> list[str]:
-        """Return the completions of ``requests``, in their order, computed as one batch.
-
-        When ``cancelled`` ends the batch early, the partial texts are returned and not cached.
-        Raises as ``Engine.complete``.
-        """
-        keys = [self._key(request) for request in requests]
-        with self._lock:
-            cached = {key: self._entries[key] for key in keys if key and key in self._entries}
-        missing: dict[_Key | int, Request] = {}
-        for index, (key, request) in enumerate(zip(keys, requests, strict=True)):
-            if key is None:
-                missing[index] = request
-            elif key not in cached:
-                missing[key] = request
-        texts = self._engine.complete(list(missing.values()), cancelled=cancelled, paused=paused)
-        computed = dict(zip(missing, texts, strict=True))
-        if not cancelled():
-            self._add({key: text for key, text in computed.items() if isinstance(key, tuple)})
-            with self._lock:
-                for key in keys:
-                    if key and key in self._entries:
-                        self._entries.move_to_end(key)
-        return [
-            computed[i] if key is None else cached[key] if key in cached else computed[key]
-            for i, key in enumerate(keys)
-        ]
+        return list(zip(messages, self._complete(requests, cancelled), strict=True))
 
     def complete_for_users(
         self,
@@ -111,12 +87,20 @@ class CompletionCache:
     ) -> Mapping[str, list[str] | PersonalPeftError]:
         """Return each user's completions, all computed as one batch.
 
-        An error of one user's stack becomes that user's outcome only. Raises ``Cancelled`` when the
-        engine is closed meanwhile.
+        An error of one user's stack becomes that user's outcome only. When ``cancelled`` ends the
+        batch early, the partial texts are returned and not cached.
+
+        Args:
+            requests: The requests of each user.
+            cancelled: As of ``Engine.stream``.
+            paused: As of ``Engine.stream``.
+
+        Raises:
+            Cancelled: The engine was closed meanwhile.
         """
         try:
             everything = [each for own in requests.values() for each in own]
-            texts = iter(self.complete(everything, cancelled=cancelled, paused=paused))
+            texts = iter(self._complete(everything, cancelled, paused))
             return {user: [next(texts) for _ in own] for user, own in requests.items()}
         except Cancelled:
             raise
@@ -135,6 +119,29 @@ class CompletionCache:
         with self._lock:
             for key in [key for key in self._entries if key[0] == user]:
                 del self._entries[key]
+
+    def _complete(
+        self,
+        requests: Sequence[Request],
+        cancelled: Callable[[], bool],
+        paused: Callable[[], bool] = lambda: False,
+    ) -> list[str]:
+        # A request that is not cached has its number for a key.
+        keys = [self._key(request) or number for number, request in enumerate(requests)]
+        texts: dict[_Key | int, str] = {}
+        with self._lock:
+            for key in keys:
+                if isinstance(key, tuple) and key in self._entries:
+                    self._entries.move_to_end(key)
+                    texts[key] = self._entries[key]
+        missing = {
+            key: request for key, request in zip(keys, requests, strict=True) if key not in texts
+        }
+        computed = self._engine.complete(list(missing.values()), cancelled=cancelled, paused=paused)
+        texts |= zip(missing, computed, strict=True)
+        if not cancelled():
+            self._add({key: texts[key] for key in missing if isinstance(key, tuple)})
+        return [texts[key] for key in keys]
 
     def _key(self, request: Request) -> _Key | None:
         """Return the cache key of a request; None when it is not cached."""
@@ -184,11 +191,6 @@ class CompletionCache:
         merged = self._read_file() | dict(texts)
         data = json.dumps({"digest": canonical_digest(merged), "said": merged}, ensure_ascii=False)
         try:
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            # In a temporary folder, which is removed even when a full disk cuts the file short.
-            with tempfile.TemporaryDirectory(dir=self._file.parent) as folder:
-                part = Path(folder) / self._file.name
-                part.write_text(data, "utf-8")
-                part.replace(self._file)
+            write_file_atomically(self._file, data.encode())
         except OSError as error:
             _log.info("Cannot store completions in %s: %s.", self._file, type(error).__name__)

@@ -21,43 +21,38 @@ for it.
 from __future__ import annotations
 
 import logging
-import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from personalpeft.adapters.types import Adapter
 from personalpeft.backends.base import Backend, OutOfBlocks, OutputChunk
 from personalpeft.backends.error_mapping import to_serving_error
 from personalpeft.clock import Clock
-from personalpeft.engine.fair_queue import FairQueue, QueueLimit
+from personalpeft.engine.fair_queue import FairQueue
 from personalpeft.engine.loader import AdapterLoader
-from personalpeft.engine.metrics import Metrics, Snapshot
+from personalpeft.engine.metrics import Metrics
 from personalpeft.engine.request import RequestGroup, RequestState, RequestStatus
-from personalpeft.engine.scheduler import PinRequest, Scheduler
+from personalpeft.engine.scheduler import Scheduler
 from personalpeft.engine.self_check import SelfCheck
 from personalpeft.errors import (
     DeadlineExceeded,
     PersonalPeftError,
-    QueueFull,
     ServingFailed,
     format_origin,
 )
 from personalpeft.settings import Serving
-from personalpeft.types import Stack
 
 log = logging.getLogger(__name__)
 
 # Seconds between two polls of the callers' functions while requests wait and none runs.
 _POLL_SECONDS = 0.05
-# Weight of the newest reply in the average duration that retry hints are computed from.
-_NEWEST_WEIGHT = 0.2
-_REOPEN = "Close the runtime and open it again."
+REOPEN = "Close the runtime and open it again."
 
 
 class EngineCore:
-    """Runs the batch of one backend. Its threads start with the first request."""
+    """The engine's thread and what it shares with others. ``Engine`` has the callers' methods."""
 
     def __init__(
         self,
@@ -66,7 +61,7 @@ class EngineCore:
         serving: Serving,
         clock: Clock,
     ) -> None:
-        self._backend = backend
+        self.backend = backend
         self._timer = clock.timer
         self._metrics = Metrics()
         self._check = SelfCheck(backend, serving.self_check, clock.entropy, self._metrics)
@@ -89,148 +84,10 @@ class EngineCore:
         self._has_news = False
         self._started = False
         self._ended: PersonalPeftError | None = None
-        # Average seconds from the start of a reply to its end.
-        self._reply_seconds = 0.0
-
-    # From any thread
-
-    def submit(self, group: RequestGroup) -> None:
-        """Queue all requests of a group, or none.
-
-        Raises:
-            QueueFull: The queue, or the user's share of it, has no room; with a hint when to retry.
-            ServingFailed: The engine has ended.
-        """
-        now = self._timer()
-        for request in group.requests:
-            request.arrived = now
-            timeout = request.request.timeout
-            request.deadline = None if timeout is None else now + timeout
-            request.is_checked = self._check.is_sampled()
-            request.logprobs = request.logprobs or request.is_checked
-        with self._changed:
-            self._start()
-            limit = self._scheduler.queue.exceeded(group.requests)
-            if limit is not None:
-                self._metrics.count("refusals_total")
-                raise self._queue_full(limit, len(group.requests))
-            for request in group.requests:
-                if request.adapter_key is not None:
-                    is_hit = self._scheduler.adapters.is_ready(request.adapter_key)
-                    self._metrics.count("stack_hits_total" if is_hit else "stack_misses_total")
-            self._scheduler.submit(group.requests)
-            self._notify()
-
-    @contextmanager
-    def pin(self, key: str, stack: Stack) -> Iterator[None]:
-        """Wait until an adapter is attached and keep it in its slot inside the block.
-
-        Inside, wait for no other adapter and no reply: the slot that they need could be this one.
-        Raises what the load raises, and ``ServingFailed``.
-        """
-        with self._changed:
-            self._start()
-            if not self._scheduler.adapters.is_ready(key):
-                request = PinRequest(key, stack)
-                self._scheduler.pin_requests.append(request)
-                self._notify()
-                try:
-                    self._changed.wait_for(
-                        lambda: (
-                            self._scheduler.adapters.is_ready(key) or request.error or self._ended
-                        )
-                    )
-                finally:
-                    if request in self._scheduler.pin_requests:
-                        self._scheduler.pin_requests.remove(request)
-                if error := self._ended or request.error:
-                    raise error
-            self._scheduler.pin(key)
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._scheduler.unpin(key)
-                self._notify()
-
-    def yield_to_foreground(self, max_seconds: float) -> None:
-        """Wait while foreground requests wait or run, at most ``max_seconds``."""
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self._ended or not self._scheduler.queue.has_foreground, max_seconds
-            )
-
-    def clear_caches(self) -> None:
-        """See ``Engine.clear_caches``."""
-        done = threading.Event()
-        with self._changed:
-            if not self._started or self._ended is not None:
-                return
-            self._clearing.append(done)
-            self._notify()
-            self._changed.wait_for(lambda: done.is_set() or self._ended)
-
-    def snapshot(self) -> Snapshot:
-        """Return all metrics as they are now."""
-        occupancy = self._backend.occupancy()
-        with self._changed:
-            gauges = {
-                "num_requests_running": len(self._scheduler.running),
-                "num_requests_waiting": len(self._scheduler.queue),
-                "rows": self._backend.rows,
-                "slots_used": len(self._scheduler.adapters.keys),
-                "slots": self._backend.slots,
-                "host_bytes": self._loader.host_bytes,
-                "kv_cache_usage_perc": occupancy.used_tokens / max(1, occupancy.total_tokens),
-            }
-        return self._metrics.snapshot(gauges, {"prefix_cache_hits_total": occupancy.reused_tokens})
-
-    def check_integrity(self) -> None:
-        """See ``Engine.check_integrity``."""
-        with self._changed:
-            self._scheduler.check_integrity()
-        self._backend.check_integrity()
-
-    def close(self) -> None:
-        """Cancel what runs or waits, detach all adapters that are not in use, and end the threads.
-
-        Closing twice is fine.
-        """
-        with self._changed:
-            self._ended = self._ended or _closed_error()
-            self._notify()
-        if self._thread.is_alive():
-            self._thread.join()
-        # The engine's thread does this, unless it never ran.
-        self._loader.close()
-
-    def _start(self) -> None:
-        if self._ended is not None:
-            raise self._ended
-        if not self._started:
-            self._started = True
-            try:
-                self._loader.start()
-                self._thread.start()
-            except BaseException:
-                # Ctrl-C. A later caller would wait for threads that may not run.
-                self._ended = ServingFailed("Serving was stopped while it started.", hint=_REOPEN)
-                self._notify()
-                raise
 
     def _notify(self) -> None:
         self._has_news = True
         self._changed.notify_all()
-
-    def _queue_full(self, limit: QueueLimit, num_requests: int) -> QueueFull:
-        wait = max(1, math.ceil(limit.excess * self._reply_seconds / self._backend.rows))
-        possible = num_requests <= limit.limit
-        return QueueFull(
-            f"{limit.limit} requests {'of one user ' if limit.per_user else ''}may wait, and "
-            f"{limit.excess} more would.",
-            hint=f"Try again in {wait} s." if possible else "Ask for fewer at once.",
-            retry_after=float(wait) if possible else None,
-        )
 
     def _on_loaded(self, key: str, error: Exception | None) -> None:
         with self._changed:
@@ -238,8 +95,6 @@ class EngineCore:
             if error is not None:
                 self._failed[key] = error
             self._notify()
-
-    # The engine's thread
 
     def _run(self) -> None:
         error = None
@@ -254,7 +109,7 @@ class EngineCore:
                     self._check.run_one(self._scheduler.adapters.is_ready)
         except Exception as bug:  # noqa: BLE001 - each waiting reply ends with it
             log.error("serving has ended: %s", format_origin(bug))
-            error = to_serving_error("Serving has stopped after an error.", bug, hint=_REOPEN)
+            error = to_serving_error("Serving has stopped after an error.", bug, hint=REOPEN)
         finally:
             self._end(error)
 
@@ -305,10 +160,10 @@ class EngineCore:
                 adapters.remove(key)
             self._evicting = self._evicting & {*adapters.keys}
         for key in evicted:
-            self._backend.detach(key)
+            self.backend.detach(key)
         if clearing or evicted:
             self._check.clear()
-            self._backend.clear_cache()
+            self.backend.clear_cache()
         if clearing:
             self._loader.clear()
             with self._changed:
@@ -324,7 +179,7 @@ class EngineCore:
         for assignment, stack in assigned:
             if assignment.evicted is not None:
                 self._metrics.count("stack_evictions_total")
-                self._backend.detach(assignment.evicted)
+                self.backend.detach(assignment.evicted)
             self._loader.load(assignment.key, stack)
         return reserved
 
@@ -336,7 +191,7 @@ class EngineCore:
             if request is None:
                 return
             try:
-                number = self._backend.admit(request)
+                number = self.backend.admit(request)
                 if number is None and not self._scheduler.running:
                     raise MemoryError("an empty batch has no room for this request")
             except Exception as error:  # noqa: BLE001 - the caller of this request gets it
@@ -351,10 +206,7 @@ class EngineCore:
                 self._scheduler.start(request, number)
             if not is_resumed:
                 request.started = self._timer()
-                self._metrics.count("prompt_tokens_total", len(request.prompt_tokens))
-                self._metrics.observe(
-                    "request_queue_time_seconds", request.started - request.arrived
-                )
+                self._metrics.record_start(request)
 
     def _step(self) -> None:
         try:
@@ -375,8 +227,12 @@ class EngineCore:
                     to_serving_error("The model failed while it wrote this reply.", chunk.error),
                 )
                 continue
-            self._record(request, chunk, now)
+            self._metrics.record_chunk(request, chunk, now)
+            if request.is_checked:
+                request.output_logprobs += chunk.logprobs[: len(chunk.tokens)]
             if chunk.finish is not None:
+                if request.is_checked:
+                    self._check.add(request)
                 with self._changed:
                     self._scheduler.finish(request)
                     self._notify()
@@ -386,42 +242,20 @@ class EngineCore:
         """Make a step, and preempt requests until there is memory for it."""
         while True:
             try:
-                return self._backend.step()
+                return self.backend.step()
             except OutOfBlocks:
                 request = self._scheduler.choose_victim()
                 if request is None:
                     raise
-                self._backend.remove(request.number)
+                self.backend.remove(request.number)
                 self._metrics.count("num_preemptions_total")
                 with self._changed:
                     self._scheduler.preempt(request)
 
-    def _record(self, request: RequestState, chunk: OutputChunk, now: float) -> None:
-        """Record a chunk in the metrics and for the self-check."""
-        count = len(chunk.tokens)
-        if count:
-            self._metrics.count("generation_tokens_total", count)
-            if request.last_token is None:
-                self._metrics.observe("time_to_first_token_seconds", now - request.arrived)
-            else:
-                self._metrics.observe(
-                    "time_per_output_token_seconds", (now - request.last_token) / count, count
-                )
-            request.last_token = now
-        if request.is_checked:
-            request.output_logprobs += chunk.logprobs[:count]
-        if chunk.finish is not None:
-            self._metrics.count("request_success_total")
-            self._metrics.observe("e2e_request_latency_seconds", now - request.arrived)
-            weight = _NEWEST_WEIGHT if self._reply_seconds else 1.0
-            self._reply_seconds += (now - request.started - self._reply_seconds) * weight
-            if request.is_checked:
-                self._check.add(request)
-
     def _end_early(self, request: RequestState, error: Exception | None = None) -> None:
         """End a request wherever it is, as cancelled or with an error."""
         if request.status is RequestStatus.RUNNING:
-            self._backend.remove(request.number)
+            self.backend.remove(request.number)
         with self._changed:
             self._scheduler.finish(request)
             # A waiting request may start now, even if nothing else runs.
@@ -444,7 +278,7 @@ class EngineCore:
     def _end(self, error: PersonalPeftError | None) -> None:
         """End all requests and loads, so that no caller waits, and detach unpinned adapters."""
         with self._changed:
-            self._ended = error or self._ended or _closed_error()
+            self._ended = error or self._ended or closed_error()
             requests = (*self._scheduler.running.values(), *self._scheduler.queue)
             running = tuple(self._scheduler.running)
             for request in requests:
@@ -454,7 +288,7 @@ class EngineCore:
             # After a bug the backend may be in any state, and callers must still get their last
             # chunk.
             with suppress(Exception):
-                self._backend.remove(number)
+                self.backend.remove(number)
         for request in requests:
             self._put_last(request, error)
         self._loader.close()
@@ -462,7 +296,7 @@ class EngineCore:
         for key in self._scheduler.adapters.unpinned():
             self._scheduler.adapters.remove(key)
             with suppress(Exception):
-                self._backend.detach(key)
+                self.backend.detach(key)
 
 
 def _deadline_error(request: RequestState) -> DeadlineExceeded:
@@ -474,5 +308,6 @@ def _deadline_error(request: RequestState) -> DeadlineExceeded:
     )
 
 
-def _closed_error() -> ServingFailed:
-    return ServingFailed("The engine is closed.", hint=_REOPEN)
+def closed_error() -> ServingFailed:
+    """Return the error of requests that meet a closed engine."""
+    return ServingFailed("The engine is closed.", hint=REOPEN)

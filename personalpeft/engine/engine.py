@@ -4,13 +4,14 @@ Invariants: requests of one batch may name different stacks, and a reply depends
 alone. An adapter in use keeps its slot, so a reply finishes on the stack that it started with. What
 is attached under a stack's digest was composed from adapters whose own digests were checked.
 
-Safe to use from any thread; see ``core`` for the threads.
+Safe to use from any thread; ``core`` has the threads.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -20,7 +21,8 @@ from personalpeft.backends.base import Backend, Continuation, Score, Tokens
 from personalpeft.backends.batch_invariance import BatchInvariance, describe
 from personalpeft.backends.error_mapping import map_model_errors
 from personalpeft.clock import SYSTEM, Clock
-from personalpeft.engine.core import EngineCore
+from personalpeft.engine.core import REOPEN, EngineCore, closed_error
+from personalpeft.engine.fair_queue import QueueLimit
 from personalpeft.engine.metrics import Snapshot
 from personalpeft.engine.request import (
     OutputStream,
@@ -29,7 +31,8 @@ from personalpeft.engine.request import (
     RequestGroup,
     RequestState,
 )
-from personalpeft.errors import BaseMismatch, Cancelled, PromptTooLong
+from personalpeft.engine.scheduler import PinRequest
+from personalpeft.errors import BaseMismatch, Cancelled, PromptTooLong, QueueFull, ServingFailed
 from personalpeft.settings import Serving
 from personalpeft.types import Stack
 
@@ -38,7 +41,7 @@ __all__ = ["Engine", "Request"]
 log = logging.getLogger(__name__)
 
 
-class Engine:
+class Engine(EngineCore):
     """Serves stacks on one backend. Close it before the backend: its threads run until then.
 
     Args:
@@ -55,14 +58,13 @@ class Engine:
         serving: Serving = Serving(),
         clock: Clock = SYSTEM,
     ) -> None:
-        self.backend = backend
+        self._stored_adapter = read_adapter
+        self._temporary: dict[str, Adapter] = {}
+        super().__init__(backend, self.read_adapter, serving, clock)
         if backend.batch_invariance is not BatchInvariance.HOLDS:
             log.info(
                 "batch invariance: %s (%s)", describe(backend.batch_invariance), backend.description
             )
-        self._stored_adapter = read_adapter
-        self._temporary: dict[str, Adapter] = {}
-        self._core = EngineCore(backend, self.read_adapter, serving, clock)
 
     def read_adapter(self, digest: str) -> Adapter:
         """Return an adapter by the digest of its packed file, stored or temporary."""
@@ -147,7 +149,7 @@ class Engine:
             )
             for index, request in enumerate(requests)
         ]
-        return OutputStream(group, self._core.submit)
+        return OutputStream(group, self._submit)
 
     def complete(
         self,
@@ -158,7 +160,13 @@ class Engine:
     ) -> list[str]:
         """Return whole replies in the order of the requests, or what there is when ``cancelled``.
 
-        Raises as ``stream``, and ``Cancelled`` when the engine is closed meanwhile.
+        Args:
+            requests: As of ``stream``.
+            cancelled: As of ``stream``.
+            paused: As of ``stream``.
+
+        Raises:
+            Cancelled: The engine was closed meanwhile; or what ``stream`` raises.
         """
         texts = [""] * len(requests)
         stream = self.stream(requests, cancelled=cancelled, paused=paused)
@@ -177,7 +185,16 @@ class Engine:
     def score(
         self, items: Sequence[Continuation], stack: Stack, *, kl: bool = False
     ) -> tuple[Score, ...]:
-        """Return log-probs of continuations under a stack, in nats a token. Raises as ``pin``."""
+        """Return how likely continuations are under a stack.
+
+        Args:
+            items: The continuations.
+            stack: The adapters to attach.
+            kl: Whether to compute the divergence from the bare base.
+
+        Raises:
+            ServingFailed: The model failed; or what ``pin`` raises.
+        """
         if not items:
             return ()
         with (
@@ -200,8 +217,17 @@ class Engine:
         if key is None:
             yield None
             return
-        with self._core.pin(key, stack):
+        with self._changed:
+            self._start()
+            if not self._scheduler.adapters.is_ready(key):
+                self._wait_until_ready(key, stack)
+            self._scheduler.pin(key)
+        try:
             yield key
+        finally:
+            with self._changed:
+                self._scheduler.unpin(key)
+                self._notify()
 
     def preload(self, stack: Stack) -> None:
         """Load a stack into a slot before its first request. Raises as ``pin``."""
@@ -213,18 +239,38 @@ class Engine:
 
         Work that takes turns with replies calls this first.
         """
-        self._core.yield_to_foreground(max_seconds)
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._ended or not self._scheduler.queue.has_foreground, max_seconds
+            )
 
     def clear_caches(self) -> None:
         """Drop what is cached for all users: unpinned adapters, host memory, and prompt caches.
 
         An adapter in use is dropped as soon as its last reply has ended.
         """
-        self._core.clear_caches()
+        done = threading.Event()
+        with self._changed:
+            if not self._started or self._ended is not None:
+                return
+            self._clearing.append(done)
+            self._notify()
+            self._changed.wait_for(lambda: done.is_set() or self._ended)
 
     def metrics(self) -> Snapshot:
-        """Return all metrics; the names are in ``docs/explanation/serving.md``."""
-        return self._core.snapshot()
+        """Return all metrics; ``docs/reference/metrics.md`` explains the names."""
+        occupancy = self.backend.occupancy()
+        with self._changed:
+            gauges = {
+                "num_requests_running": len(self._scheduler.running),
+                "num_requests_waiting": len(self._scheduler.queue),
+                "rows": self.backend.rows,
+                "slots_used": len(self._scheduler.adapters.keys),
+                "slots": self.backend.slots,
+                "host_bytes": self._loader.host_bytes,
+                "kv_cache_usage_perc": occupancy.used_tokens / max(1, occupancy.total_tokens),
+            }
+        return self._metrics.snapshot(gauges, {"prefix_cache_hits_total": occupancy.reused_tokens})
 
     def check_integrity(self) -> None:
         """Check slots, pins and key-value blocks against the running requests. For an idle engine.
@@ -232,11 +278,88 @@ class Engine:
         Raises:
             RuntimeError: Something leaked; the message says what.
         """
-        self._core.check_integrity()
+        with self._changed:
+            self._scheduler.check_integrity()
+        self.backend.check_integrity()
 
     def close(self) -> None:
-        """Cancel what runs and end the engine's threads. Closing twice is fine."""
-        self._core.close()
+        """Cancel what runs or waits, detach all adapters that are not in use, and end the threads.
+
+        Closing twice is fine.
+        """
+        with self._changed:
+            self._ended = self._ended or closed_error()
+            self._notify()
+        if self._thread.is_alive():
+            self._thread.join()
+        # The engine's thread does this, unless it never ran.
+        self._loader.close()
+
+    def _submit(self, group: RequestGroup) -> None:
+        """Queue all requests of a group, or none.
+
+        Raises:
+            QueueFull: The queue, or the user's share of it, has no room; with a hint when to retry.
+            ServingFailed: The engine has ended.
+        """
+        now = self._timer()
+        for request in group.requests:
+            request.arrived = now
+            timeout = request.request.timeout
+            request.deadline = None if timeout is None else now + timeout
+            request.is_checked = self._check.is_sampled()
+            request.logprobs = request.logprobs or request.is_checked
+        with self._changed:
+            self._start()
+            limit = self._scheduler.queue.exceeded(group.requests)
+            if limit is not None:
+                self._metrics.count("refusals_total")
+                raise self._queue_full(limit, len(group.requests))
+            for request in group.requests:
+                if request.adapter_key is not None:
+                    is_hit = self._scheduler.adapters.is_ready(request.adapter_key)
+                    self._metrics.count("stack_hits_total" if is_hit else "stack_misses_total")
+            self._scheduler.queue.add(group.requests)
+            self._notify()
+
+    def _wait_until_ready(self, key: str, stack: Stack) -> None:
+        """Wait until an adapter is attached, or raise why it is not. The caller holds the lock."""
+        request = PinRequest(key, stack)
+        self._scheduler.pin_requests.append(request)
+        self._notify()
+        try:
+            self._changed.wait_for(
+                lambda: self._scheduler.adapters.is_ready(key) or request.error or self._ended
+            )
+        finally:
+            if request in self._scheduler.pin_requests:
+                self._scheduler.pin_requests.remove(request)
+        if error := self._ended or request.error:
+            raise error
+
+    def _start(self) -> None:
+        if self._ended is not None:
+            raise self._ended
+        if not self._started:
+            self._started = True
+            try:
+                self._loader.start()
+                self._thread.start()
+            except BaseException:
+                # Ctrl-C. A later caller would wait for threads that may not run.
+                self._ended = ServingFailed("Serving was stopped while it started.", hint=REOPEN)
+                self._notify()
+                raise
+
+    def _queue_full(self, limit: QueueLimit, num_requests: int) -> QueueFull:
+        wait = self._metrics.estimate_wait(limit.excess, self.backend.rows)
+        possible = num_requests <= limit.limit
+        return QueueFull(
+            f"{limit.limit} requests {'of one user ' if limit.per_user else ''}may wait, and "
+            f"{limit.excess} more would.",
+            hint=f"Try again in {wait} s." if possible else "Ask for fewer at once.",
+            retry_after=float(wait) if possible else None,
+        )
 
     def _key(self, stack: Stack) -> str | None:
         """Return the key that the stack is attached under; None for the bare base."""

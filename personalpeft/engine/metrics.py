@@ -6,9 +6,13 @@ No metric contains a user's name, a prompt or a reply. Safe to use from any thre
 from __future__ import annotations
 
 import bisect
+import math
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+from personalpeft.backends.base import OutputChunk
+from personalpeft.engine.request import RequestState
 
 COUNTERS: Mapping[str, str] = {
     "request_success_total": "replies that ended by themselves",
@@ -49,6 +53,8 @@ HISTOGRAMS: Mapping[str, str] = {
 }
 _MILLISECONDS = (1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1e3, 2.5e3, 5e3, 1e4, 3e4, 6e4)
 _BUCKETS = tuple(ms / 1e3 for ms in _MILLISECONDS)
+# Weight of the newest reply in the average duration.
+_NEWEST_WEIGHT = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,24 +84,29 @@ class Snapshot:
 
 
 class Metrics:
-    """Collects counts and measurements. A name outside of the tables above raises ``KeyError``."""
+    """Collects counts and measurements, and estimates how long a full queue takes.
+
+    A name outside of the tables above raises ``KeyError``.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counters = dict.fromkeys(COUNTERS, 0)
         self._buckets = {name: [0] * (len(_BUCKETS) + 1) for name in HISTOGRAMS}
         self._totals = dict.fromkeys(HISTOGRAMS, 0.0)
+        # Average seconds from the start of a reply to its end. The engine's thread alone writes it.
+        self._reply_seconds = 0.0
 
     def count(self, name: str, more: int = 1) -> None:
         """Add to a counter."""
         with self._lock:
             self._counters[name] += more
 
-    def observe(self, name: str, seconds: float, times: int = 1) -> None:
-        """Record a duration that was measured ``times`` times."""
+    def observe(self, name: str, seconds: float) -> None:
+        """Record a duration."""
         with self._lock:
-            self._buckets[name][bisect.bisect_left(_BUCKETS, seconds)] += times
-            self._totals[name] += seconds * times
+            self._buckets[name][bisect.bisect_left(_BUCKETS, seconds)] += 1
+            self._totals[name] += seconds
 
     def snapshot(self, gauges: Mapping[str, float], counters: Mapping[str, int]) -> Snapshot:
         """Return all metrics, with the gauges and the counters that the caller keeps."""
@@ -106,3 +117,35 @@ class Metrics:
             }
             ordered = {name: gauges[name] for name in GAUGES}
             return Snapshot({**self._counters, **counters}, ordered, histograms)
+
+    def estimate_wait(self, num_requests: int, rows: int) -> int:
+        """Return in how many seconds so many requests may have left a batch of ``rows``."""
+        return max(1, math.ceil(num_requests * self._reply_seconds / rows))
+
+    def record_start(self, request: RequestState) -> None:
+        """Record that a request started for the first time."""
+        self.count("prompt_tokens_total", len(request.prompt_tokens))
+        self.observe("request_queue_time_seconds", request.started - request.arrived)
+
+    def record_chunk(self, request: RequestState, chunk: OutputChunk, now: float) -> None:
+        """Record a chunk of a request, and its end if it is the last one.
+
+        Args:
+            request: Where the chunk belongs.
+            chunk: What one step added.
+            now: The engine's clock, in seconds.
+        """
+        if count := len(chunk.tokens):
+            self.count("generation_tokens_total", count)
+            if request.last_token is None:
+                self.observe("time_to_first_token_seconds", now - request.arrived)
+            else:
+                for _ in range(count):
+                    seconds = (now - request.last_token) / count
+                    self.observe("time_per_output_token_seconds", seconds)
+            request.last_token = now
+        if chunk.finish is not None:
+            self.count("request_success_total")
+            self.observe("e2e_request_latency_seconds", now - request.arrived)
+            weight = _NEWEST_WEIGHT if self._reply_seconds else 1.0
+            self._reply_seconds += (now - request.started - self._reply_seconds) * weight

@@ -56,7 +56,6 @@ class RequestStatus(Enum):
     """Where a request is. A running request has a sequence in the backend and pins its adapter."""
 
     WAITING = "waiting"
-    LOADING = "loading"
     RUNNING = "running"
     PREEMPTED = "preempted"
     FINISHED = "finished"

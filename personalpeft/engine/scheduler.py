@@ -1,4 +1,4 @@
-"""Which requests wait, load, run or are preempted, as plain data: no thread, no clock, no tensor.
+"""Which requests wait, run or are preempted, as plain data: no thread, no clock, no tensor.
 
 Invariants: each running request and each ``pin`` outside of the batch pins its adapter once. The
 first running request in the order of preemption is never preempted, so it finishes and progress is
@@ -40,15 +40,6 @@ class Scheduler:
         self._max_rows = max_rows
         self._orders = count()
 
-    def submit(self, requests: Sequence[RequestState]) -> None:
-        """Queue requests that do not exceed the queue's limits."""
-        for request in requests:
-            loading = request.adapter_key is not None and self.adapters.is_loading(
-                request.adapter_key
-            )
-            request.status = RequestStatus.LOADING if loading else RequestStatus.WAITING
-        self.queue.add(requests)
-
     def assign_slots(
         self, skipped: Callable[[str], bool]
     ) -> tuple[tuple[str, ...], list[tuple[SlotAssignment, Stack]]]:
@@ -72,13 +63,10 @@ class Scheduler:
 
         reserved = self.adapters.reserve(wanted())
         assigned = self.adapters.allocate(reserved)
-        for each in assigned:
-            self._set_status(each.key, RequestStatus.WAITING, RequestStatus.LOADING)
         return reserved, [(each, stacks[each.key]) for each in assigned]
 
     def loaded(self, key: str, error: Exception | None) -> None:
         """Record that a load ended. An error reaches the threads that wait to pin the adapter."""
-        self._set_status(key, RequestStatus.LOADING, RequestStatus.WAITING)
         if error is None:
             self.adapters.mark_ready(key)
             return
@@ -153,7 +141,7 @@ class Scheduler:
         for number, request in self.running.items():
             if request.status is not RequestStatus.RUNNING or request.number != number:
                 raise RuntimeError(f"sequence {number} belongs to a request {request.status}")
-        waiting = (RequestStatus.WAITING, RequestStatus.LOADING, RequestStatus.PREEMPTED)
+        waiting = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
         if any(request.status not in waiting for request in self.queue):
             raise RuntimeError("a request that does not wait is in the queue")
         uses = self._outside_pins + Counter(
@@ -165,8 +153,3 @@ class Scheduler:
         del self.running[request.number]
         if request.adapter_key is not None:
             self.adapters.unpin(request.adapter_key)
-
-    def _set_status(self, key: str, before: RequestStatus, after: RequestStatus) -> None:
-        for request in self.queue:
-            if request.adapter_key == key and request.status is before:
-                request.status = after

@@ -10,12 +10,11 @@ from typing import Any
 
 from personalpeft.errors import InvalidInput
 from personalpeft.formatting import to_json
-from personalpeft.learning.outcomes import MoveCause, SignalUse
+from personalpeft.learning.outcomes import MoveCause
 from personalpeft.learning.report import (
     LearnReport,
-    excerpt,
+    format_briefly,
     format_report,
-    format_source,
     from_json,
     outcome_reports,
     undo_hint,
@@ -23,7 +22,6 @@ from personalpeft.learning.report import (
 from personalpeft.store.store import Store
 from personalpeft.types import HeadMove
 
-_MAX_SOURCES = 3
 _LEARN_CAUSES = (MoveCause.LEARN, MoveCause.ACCEPTED, MoveCause.WITHDRAWN)
 
 
@@ -57,7 +55,7 @@ class ActivitySummary:
         return {**to_json(self), "reports": reports}
 
     def __str__(self) -> str:
-        return self._format(_format_short, "    ")
+        return self._format(format_briefly, "    ")
 
     def in_full(self) -> str:
         """Return the summary with each report in full."""
@@ -104,7 +102,7 @@ def summarize_activity(
     now: datetime,
     until: datetime | None = None,
 ) -> ActivitySummary:
-    """Return what happened in a period. See ``User.activity_summary``."""
+    """Implement ``User.activity_summary``. ``now`` is the end where ``until`` is None."""
     end = now if until is None else _check_aware(until)
     start = _start_of(since, end)
 
@@ -161,31 +159,6 @@ def _check_aware(at: datetime) -> datetime:
             "The time has no time zone.", hint="Give an aware datetime, or a timedelta."
         )
     return at
-
-
-def _format_short(report: LearnReport) -> list[str]:
-    state = " (on probation)" if report.probation else ", ACCEPTED" if report.accepted else ""
-    title = f"  {report.layer}: {report.outcome.replace('_', ' ').upper()}{state}"
-    if not report.outcome.is_event:
-        title += f", {report.revision or 'no revision'}, {report.seconds:.1f} s"
-    lines = [title, f"    {report.reason}"]
-    uses = (SignalUse.LEARNED, SignalUse.LEARNED_NOT_LIVE)
-    trained = [source for source in report.sources if source.use_code in uses]
-    held_out = sum(source.use_code is SignalUse.HELD_OUT for source in report.sources)
-    if trained:
-        what = "learned from" if trained[0].use_code is SignalUse.LEARNED else "tried with"
-        also = f", held back {held_out}" if held_out else ""
-        lines.append(f"    {what} {len(trained)}{also}:")
-        lines += [f"      {format_source(source)}" for source in trained[:_MAX_SOURCES]]
-        if len(trained) > _MAX_SOURCES:
-            lines.append(f"      … and {len(trained) - _MAX_SOURCES} more")
-    for example in report.examples[:1]:
-        lines += [
-            f"    > {excerpt(example.prompt, 80)}",
-            f"      before: {excerpt(example.before, 80)}",
-            f"      after:  {excerpt(example.after, 80)}",
-        ]
-    return lines
 
 
 def _format_time(at: datetime) -> str:

@@ -1,46 +1,36 @@
-"""Decide what an erasure takes with it, and what it cannot. Pure, but for reading the ledger.
+"""Plan an erasure: what is erased with an item, and which mentions remain. Reads the ledger only.
 
-- An item takes its predecessors with it: earlier wordings of a fact, earlier feedback on the same
-  reply. A turn takes all feedback on it.
+- With an item its predecessors are erased: earlier wordings of a fact, earlier feedback on the same
+  reply. With a turn, all feedback on it.
 - A reply is redacted that was given with an erased fact in the prompt, or in a conversation with an
   erased turn. The question stays; the conversation before it loses what is erased or redacted.
 - A reply of an erased revision, or one that was given under an erased rule, is redacted where it
   contains one of the item's *unique words*. Feedback on a redacted reply is erased where it does.
 - Unique words are those that the user uses nowhere else and that the model did not use before. What
-  the user said elsewhere in the same words remains, and is reported.
+  the user said elsewhere in the same words remains, and is reported. A longer word is also found
+  inside another, since many languages attach articles, prepositions and endings to it.
 - A revision is erased that was built from any of this, or on one that was, as its parent or below
   it; and one of a layer that read the item when it was planned. So no remaining layer saw the item.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from unicodedata import east_asian_width
 
 from personalpeft.base_models.tool_calls import read_calls
 from personalpeft.errors import InvalidInput
 from personalpeft.learning.publish import imported_inputs
+from personalpeft.memory.words import split_words
 from personalpeft.store.store import Store
 from personalpeft.store.types import Erasure
-from personalpeft.types import (
-    Json,
-    Message,
-    Revision,
-    Signal,
-    SignalKind,
-    ToolCall,
-    Turn,
-)
+from personalpeft.types import Json, Message, Revision, Signal, SignalKind, ToolCall, Turn
 
-_TRAINABLE_KINDS = (
-    SignalKind.EDIT,
-    SignalKind.PREFERENCE,
-    SignalKind.RATING,
-    SignalKind.REWARD,
-    SignalKind.DEMONSTRATION,
-)
+_MAX_FUNCTION_WORD = 2
+# A shorter word is inside others by accident.
+_MIN_STEM = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +125,7 @@ class _ErasurePlanner:
             self._erased |= {
                 signal.id
                 for signal in self._signals
-                if signal.turn in self._redacted and unique & _words(*_texts_of(signal))
+                if signal.turn in self._redacted and _mentioned(unique, _texts_of(signal))
             }
         unique, erased = self._unique_words(), self._erased
         removal = Erasure(
@@ -202,21 +192,25 @@ class _ErasurePlanner:
 
     def _was_read_by(self, revision: Revision) -> bool:
         """Return whether the plan of a build read an erased signal, lesson or not."""
+        # In the order of the ledger too, since a clock may have been set back in between.
+        numbers = [n for n, each in enumerate(self._signals) if each.id in revision.signals]
+        newest = max(numbers, default=-1)
         return any(
-            signal.at <= revision.at and self._concerns(signal, revision)
-            for signal in self._signals
+            (number < newest or signal.at <= revision.at) and self._concerns(signal, revision)
+            for number, signal in enumerate(self._signals)
             if signal.id in self._erased
         )
 
     def _concerns(self, signal: Signal, revision: Revision) -> bool:
         layer = _layer_of(signal)
+        if layer == revision.layer:
+            return True
         if revision.layer != "memory":
-            return layer == revision.layer
-        # A memory uses the template of the style below, and learns facts from turns that they
-        # helped.
+            return False
+        # A memory learns facts from turns that they helped, and is held to what the style below it
+        # replies to general prompts.
         turn = self._by_turn.get(signal.turn or "")
-        is_style_below = layer == "style" and bool(revision.below)
-        return layer == "memory" or is_style_below or bool(turn and turn.used)
+        return (layer == "style" and bool(revision.below)) or bool(turn and turn.used)
 
     def _unique_words(self) -> set[str]:
         erased, elsewhere = list[str](), list[str]()
@@ -233,7 +227,8 @@ class _ErasurePlanner:
             elsewhere += [each.content for each in messages if each.role != "assistant"]
             if turn.id not in self._redacted and not self._is_from_erased(turn):
                 elsewhere.append(turn.reply)
-        return _words(*erased) - _words(*elsewhere)
+        words = _words(*erased)
+        return words - _mentioned(words, elsewhere)
 
     def _is_from_erased(self, turn: Turn) -> bool:
         return any(entry.revision in self._erased_revisions for entry in turn.stack.entries)
@@ -242,10 +237,10 @@ class _ErasurePlanner:
         if turn.id in self._erased_turns or turn.id in self._redacted:
             return False
         may_know = self._is_from_erased(turn) or bool(self._erased & set(turn.used))
-        return may_know and bool(_words(turn.reply) & set(unique))
+        return may_know and bool(_mentioned(unique, [turn.reply]))
 
     def _find_mentions(self) -> Iterator[RemainingMention]:
-        """Yield what else the user said in the very words."""
+        """Yield the remaining turns and signals that contain the item's text."""
         item = self._item
         texts = [item.messages[-1].content] if isinstance(item, Turn) else _texts_of(item)
         wanted = [text for text in map(_normalize, texts) if _words(text)]
@@ -282,10 +277,10 @@ def _without(messages: tuple[Message, ...], exchanges: Sequence[_Exchange]) -> t
 
 def _layer_of(signal: Signal) -> str:
     """Return the layer that may learn from a signal, or "" for none."""
+    if signal.kind is SignalKind.COMMENT:
+        return ""
     if signal.kind is SignalKind.FACT:
         return "memory"
-    if signal.kind not in _TRAINABLE_KINDS:
-        return ""
     skill = signal.payload.get("skill")
     compared = str(signal.payload.get("layer", ""))
     return f"skill.{skill}" if skill else compared if compared.startswith("skill.") else "style"
@@ -299,13 +294,24 @@ def _texts_of(signal: Signal) -> list[str]:
 
 
 def _words(*texts: str) -> set[str]:
-    """Return the words that can reveal something: of three letters or more, or with a digit."""
+    """Return the words that can reveal something.
+
+    They have three letters, a digit, or two of the characters that are as wide as two.
+    """
     return {
         word
         for text in texts
-        for word in re.findall(r"\w+", text.casefold())
-        if len(word) > 2 or any(map(str.isdigit, word))
+        for word in split_words(text.casefold())
+        if sum(1 + (east_asian_width(letter) == "W") for letter in word) > _MAX_FUNCTION_WORD
+        or any(map(str.isdigit, word))
     }
+
+
+def _mentioned(words: Collection[str], texts: Iterable[str]) -> set[str]:
+    """Return which words are in texts, longer ones also inside another word."""
+    found = _words(*texts)
+    joined = " ".join(found)
+    return {word for word in words if word in found or (len(word) >= _MIN_STEM and word in joined)}
 
 
 def _normalize(text: str) -> str:
@@ -319,17 +325,13 @@ def _contains(wanted: Sequence[str], texts: Iterable[str]) -> bool:
 def _redact(body: Json, erased: Collection[str], unique: Collection[str]) -> Json:
     """Return a report or scores without erased signals, and without examples of unique words."""
 
-    def is_erased(name: object) -> bool:
+    def is_erased(each: object) -> bool:
+        name = each.get("signal") if isinstance(each, Mapping) else each
         return isinstance(name, str) and name.partition("/")[0] in erased
-
-    def is_kept(each: object) -> bool:
-        return not is_erased(each) and not (
-            isinstance(each, Mapping) and is_erased(each.get("signal"))
-        )
 
     def reveals(example: object) -> bool:
         texts = map(str, example.values()) if isinstance(example, Mapping) else ()
-        return bool(_words(*texts) & set(unique))
+        return bool(_mentioned(unique, texts))
 
     def redact(value: Any) -> Any:
         if isinstance(value, Mapping):
@@ -340,9 +342,9 @@ def _redact(body: Json, erased: Collection[str], unique: Collection[str]) -> Jso
                 for key, inner in value.items()
                 if not is_erased(key)
             }
-        return (
-            [redact(each) for each in value if is_kept(each)] if isinstance(value, list) else value
-        )
+        if isinstance(value, list):
+            return [redact(each) for each in value if not is_erased(each)]
+        return value
 
     redacted: Json = redact(body)
     return redacted

@@ -53,7 +53,7 @@ class LearnOptions:
     start: Start = "auto"
     seconds: float | None = None
     steps: int | None = None
-    memory: float | None = None
+    max_memory_mb: float | None = None
     dry_run: bool = False
     accept: bool = False
     progress: Progress = no_progress
@@ -68,7 +68,7 @@ class LearnOptions:
             )
         check_budget(self.seconds, "seconds")
         check_budget(self.steps, "steps", whole=True)
-        check_budget(self.memory, "MB")
+        check_budget(self.max_memory_mb, "MB")
 
     def capturing_errors(self, raised: list[Exception]) -> LearnOptions:
         """Return the same options, whose callbacks add unexpected errors to ``raised``."""

@@ -122,6 +122,11 @@ class ReasonCode(_CodeWithText):
     # Why a signal is assigned as it is.
     COMMENT_IS_RULE = auto(), "a comment is a rule that acts on the next turn"
     NOT_USER_ACT = auto(), "only a person's own acts are trained on"
+    TRAINING_FORBIDDEN = auto(), "training on it is not allowed"
+    REPLY_TRAINING_FORBIDDEN = (
+        auto(),
+        "the reply was given with a fact in the prompt that training is not allowed on",
+    )
     DEMONSTRATION = auto(), "a demonstration shows the answer that is wanted"
     EDIT = auto(), "an edit shows the answer that is wanted, and the one that was not"
     PREFERENCE = auto(), "of two answers the preferred one is wanted"
@@ -233,6 +238,7 @@ class ReasonCode(_CodeWithText):
     )
     TOO_LITTLE_EVIDENCE = auto(), "that is too little to go by"
     EFFECT_TOO_SMALL = auto(), "the mean gain of {effect} nats a token is too small to go by"
+    GENERATED = auto(), "{count} of {asked} unseen prompts were answered as you want"
     PROBES_KEPT = auto(), "{kept} of {asked} general answers stayed right"
     RETENTION_KEPT = auto(), "{kept} of {asked} older answers are still known"
     NOTHING_HELD_OUT = auto(), "nothing that is left of it was held back to judge by"
@@ -266,6 +272,7 @@ class ReasonCode(_CodeWithText):
         "what lies below has changed; it stays, since no lesson is there to ask it by",
     )
     PRACTICE_NEEDED = auto(), "practise it again, which a build from lessons would undo"
+    # In reports of earlier versions only.
     BUILT_BEFORE = auto(), "it stays, since what was built in its place did not go live"
     REPLACEMENT_NOT_LIVE = auto(), "it stays: {revision}, built in its place, did not go live"
     HEAD_MOVED = (
@@ -287,6 +294,9 @@ class ReasonCode(_CodeWithText):
     WITHDRAWN = auto(), "withdrawn: {bad} of {replies} replies were {kind}{earlier}"
     CONFIRMED = auto(), "confirmed: {liked} of {replies} replies were liked"
 
+
+FORBIDDEN_CODES = frozenset({ReasonCode.TRAINING_FORBIDDEN, ReasonCode.REPLY_TRAINING_FORBIDDEN})
+"""Codes of signals that no layer may keep, although nothing is learned in their place."""
 
 _LEADING = frozenset(
     {

@@ -1,29 +1,32 @@
-"""The training pipeline: plan, train, evaluate, gate, publish.
+"""The training pipeline, for lessons and for practice alike: plan, train, evaluate, gate, publish.
 
-Each stage runs for all users at once.
+- dataset -> plan: ``build_plan`` reads lessons from the ledger, ``plan_practice`` draws tasks.
+- plan -> train -> evaluate -> gate -> publish: ``TrainingPipeline``, below.
 
-Invariants: a user whose build fails, or runs out of time, changes nothing for the others. Nothing
-of a build is visible before ``publish_candidate``, which makes it so in one transaction.
+A learn builds the layers of several users at once, and each stage runs for all of them. A practice
+is the build of one user. It is trained by its own loop, and it is to improve tasks.
+
+Invariants: a user whose build fails, or runs out of time, changes nothing for the others. Until a
+training is complete only its checkpoint is written. Nothing of a build is visible before
+``publish_candidate``, which makes it so in one transaction.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from math import inf
 from typing import TypeAlias, TypeVar
 
-from personalpeft.adapters.compose import in_half
-from personalpeft.adapters.formats.packed import pack
-from personalpeft.adapters.types import Adapter, Manifest
-from personalpeft.backends.base import Session
-from personalpeft.engine.completion_cache import Completions
-from personalpeft.engine.engine import Request
-from personalpeft.errors import PersonalPeftError
-from personalpeft.learning.data.assignment import Lesson
+from personalpeft.adapters.types import LoRAWeights
+from personalpeft.backends.base import Session, SessionSpec
+from personalpeft.errors import Cancelled, PersonalPeftError, format_origin
 from personalpeft.learning.data.batching import build_batches
 from personalpeft.learning.data.capacity import estimate_session_mb
-from personalpeft.learning.data.filters import find_unsafe_lessons
+from personalpeft.learning.data.general_replies import GeneralReplies, reply_generally
+from personalpeft.learning.data.training_examples import Lesson
 from personalpeft.learning.evaluate.evaluation import (
     EvalJob,
     EvalResult,
@@ -32,52 +35,49 @@ from personalpeft.learning.evaluate.evaluation import (
     make_eval_job,
 )
 from personalpeft.learning.evaluate.measures import MAX_RULE_LESSONS, MAX_RULES
-from personalpeft.learning.evaluate.probes import BASE_SAMPLING, load_general_prompts
-from personalpeft.learning.gate.gate import (
-    Evidence,
-    Judgement,
-    Margins,
-    eval_history,
-    judge,
-    override,
-)
+from personalpeft.learning.evaluate.probes import load_general_prompts
+from personalpeft.learning.gate.evidence import Evidence, read_history
+from personalpeft.learning.gate.gate import Judgement, Margins, find_unsafe_lessons, judge, override
 from personalpeft.learning.gate.probation import refuse_withdrawn
-from personalpeft.learning.layers import live_revision
+from personalpeft.learning.layers import has_practice_since, live_revision, trained_on
 from personalpeft.learning.options import LearnOptions
 from personalpeft.learning.outcomes import (
     LearnOutcome,
-    MoveCause,
     Placement,
     Reason,
     ReasonCode,
     reason,
 )
-from personalpeft.learning.plan import Plan, build_plan, holdout_of
+from personalpeft.learning.plan import Plan
 from personalpeft.learning.publish import (
-    BuildJob,
     Candidate,
-    make_entry,
-    make_session_spec,
     publish_candidate,
     record,
+    record_unchanged,
     report_of,
+    store_candidate,
 )
-from personalpeft.learning.report import LearnReport
-from personalpeft.learning.staleness import has_practice_since, trained_on
-from personalpeft.learning.train.checkpoint import CheckpointStore
-from personalpeft.learning.train.config import Start, TrainingConfigs
+from personalpeft.learning.report import Example, LearnReport
+from personalpeft.learning.rl.loop import RLLoop, map_practice_errors
+from personalpeft.learning.rl.plan import PracticePlan, evaluate_tasks
+from personalpeft.learning.status import publish_status
 from personalpeft.learning.train.loop import (
+    CheckpointStore,
+    LoopControl,
     TrainJob,
     TrainResult,
     cancelled_error,
-    make_loop_control,
     train,
 )
-from personalpeft.learning.training_status import publish_status
 from personalpeft.services import Services
-from personalpeft.types import Message, Verdict
+from personalpeft.types import Verdict
+
+_log = logging.getLogger(__name__)
 
 BuildResult: TypeAlias = LearnReport | Exception
+
+# Longest wait for chats before each step, so that a server that is never idle still learns.
+_MAX_YIELD_SECONDS = 5.0
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -85,117 +85,59 @@ U = TypeVar("U")
 
 @dataclass(frozen=True, slots=True)
 class TrainingPipeline:
-    """Builds layers for one learn, which began at ``started`` on the timer."""
+    """Builds layers for one learn or practice, which began at ``started`` on the timer."""
 
     services: Services
     margins: Margins
-    recipes: TrainingConfigs
     options: LearnOptions
     started: float
 
-    # dataset -> plan
-
-    def plan(self, user: str, layer: str, start: Start, *, force: bool = False) -> Plan:
-        """Read the ledger and decide what to build. Raises as ``build_plan``."""
-        recipe = self.recipes.for_layer(layer)
-        return build_plan(self.services, user, layer, recipe, start, force=force)
-
-    # plan -> train -> evaluate -> gate -> publish
-
-    def build(self, jobs: Mapping[str, BuildJob]) -> dict[str, BuildResult]:
+    def build(self, plans: Mapping[str, Plan]) -> dict[str, BuildResult]:
         """Build each user's plan. As many are trained together as fit into memory."""
         results: dict[str, BuildResult] = {}
-        for group in self._groups(jobs, results):
+        for group in self._groups(plans, results):
             self._build_group(group, results)
         return results
 
-    def _build_stages(self, jobs: Mapping[str, BuildJob], results: dict[str, BuildResult]) -> None:
-        """Run the stages for a group. An error is the result of its user, who leaves the group."""
-
-        def show(stage: str, done: float) -> None:
-            self.options.progress(f"{stage} for {len(jobs)}" if len(jobs) > 1 else stage, done)
-
-        self._publish_progress(jobs, "Reading")
-        show("Reading", 0.0)
-        completions = _split_errors(self._complete_below(jobs), results)
-        train_jobs = _map_users(
-            lambda user, texts: self._make_train_job(jobs[user].plan, texts), completions, results
+    def _run_stages(self, plans: Mapping[str, Plan], results: dict[str, BuildResult]) -> None:
+        """Run the stages for a group. A report or an error ends the build of its user."""
+        candidates = self._train(plans, results)
+        if not candidates:
+            return
+        self._show("Judging", len(candidates), 0.0)
+        evaluated = self._evaluate(candidates, results)
+        self._show("Judging", len(candidates), 1.0)
+        _each_user(
+            lambda user, each: self._gate_and_publish(candidates[user], *each), evaluated, results
         )
-
-        control = make_loop_control(
-            self.services, self.options, self.started, lambda done: show("Learning", done)
-        )
-        advance = self.services.engine.backend.advance
-        trained = _split_errors(train(train_jobs, advance, control), results)
-        complete = {user: jobs[user] for user, each in trained.items() if each.is_complete}
-        if complete:
-            self._publish_progress(complete, "Judging")
-            show("Judging", 0.0)
-        candidates = _map_users(
-            lambda user, each: self._make_candidate(jobs[user], each), trained, results
-        )
-        eval_jobs = _map_users(
-            lambda user, each: self._make_eval_job(jobs[user].plan, each), candidates, results
-        )
-        evaluated = evaluate(
-            self.services.engine,
-            self.services.completions,
-            eval_jobs,
-            cancelled=self.options.cancelled,
-            paused=self.options.paused,
-        )
-        show("Judging", 1.0)
-
-        _map_users(
-            lambda user, each: self._gate_and_publish(jobs[user], candidates[user], each),
-            _split_errors(evaluated, results),
-            results,
-        )
-
-    def _publish_progress(self, jobs: Mapping[str, BuildJob], stage: str) -> None:
-        for user, job in jobs.items():
-            steps = job.plan.steps if stage == "Judging" else 0
-            publish_status(self.services.store, user, job.plan.layer, stage, steps, steps)
 
     # train
 
-    def _complete_below(
-        self, jobs: Mapping[str, BuildJob]
-    ) -> dict[str, Completions | PersonalPeftError]:
-        """Return what the stack below each layer says to the regularizer prompts."""
-        texts = load_general_prompts().regularizer_prompts
-        prompts = [(Message("user", text),) for text in texts]
-        requests = {
-            user: [
-                Request(user, messages, job.plan.below, BASE_SAMPLING, background=True)
-                for messages in prompts
-            ]
-            for user, job in jobs.items()
-        }
-        replies = self.services.completions.complete_for_users(
-            requests, cancelled=self.options.cancelled, paused=self.options.paused
+    def _train(
+        self, plans: Mapping[str, Plan], results: dict[str, BuildResult]
+    ) -> dict[str, Candidate]:
+        """Train the plans of a group together, and return the candidates of those that ended."""
+        practices = {user: each for user, each in plans.items() if isinstance(each, PracticePlan)}
+        if practices:
+            return _each_user(lambda _, plan: self._practise(plan), practices, results)
+        for user, plan in plans.items():
+            publish_status(self.services.store, user, plan.layer, "Reading")
+        self._show("Reading", len(plans), 0.0)
+        replies = reply_generally(
+            self.services, plans, cancelled=self.options.cancelled, paused=self.options.paused
         )
         if self.options.cancelled():
             raise cancelled_error("before the first step")
-        return {
-            user: each
-            if isinstance(each, PersonalPeftError)
-            else list(zip(prompts, each, strict=True))
-            for user, each in replies.items()
-        }
+        jobs = _each_user(lambda user, r: self._make_train_job(plans[user], r), replies, results)
+        control = self._control(lambda done: self._show("Learning", len(plans), done))
+        trained = train(jobs, self.services.engine.backend.advance, control)
+        return _each_user(lambda user, t: self._finish_training(plans[user], t), trained, results)
 
-    def _make_train_job(self, plan: Plan, completions: Completions) -> TrainJob:
-        store, engine = self.services.store, self.services.engine
-
-        def open_session() -> Session:
-            start = engine.read_adapter(plan.parent.digest).pairs if plan.parent else None
-            # The session copies the stack below, so its slot is free while it trains.
-            with engine.pin(plan.below) as below:
-                return engine.backend.session(make_session_spec(plan.recipe, below, start))
-
+    def _make_train_job(self, plan: Plan, replies: GeneralReplies) -> TrainJob:
+        store, backend = self.services.store, self.services.engine.backend
         return TrainJob(
-            open_session,
-            build_batches(plan, engine.backend, completions),
+            lambda: self._open_session(plan),
+            build_batches(plan, backend, replies, self.services.memory.embedder),
             plan.recipe,
             plan.inputs,
             CheckpointStore.of_layer(store, plan.user, plan.layer),
@@ -204,86 +146,108 @@ class TrainingPipeline:
             ),
         )
 
-    def _report_unfinished(self, job: BuildJob, trained: TrainResult) -> LearnReport:
+    def _open_session(self, plan: Plan) -> Session:
+        engine, recipe = self.services.engine, plan.recipe
+        start = engine.read_adapter(plan.parent.digest).pairs if plan.parent else None
+        # The session copies the stack below, so its slot is free while it trains.
+        with engine.pin(plan.below) as below:
+            return engine.backend.session(
+                SessionSpec(
+                    rank=recipe.rank,
+                    scaling=recipe.scaling,
+                    target_modules=recipe.target_modules,
+                    seed=recipe.seed,
+                    base_key=below,
+                    initial_weights=start,
+                    weight_decay=recipe.weight_decay,
+                    max_grad_norm=recipe.max_grad_norm,
+                )
+            )
+
+    def _finish_training(self, plan: Plan, trained: TrainResult) -> Candidate | LearnReport:
+        """Return the candidate, or the report of a training that a budget ended."""
+        if trained.is_complete:
+            return self._make_candidate(plan, trained.pairs)
         is_step_budget = (
             self.options.steps is not None and len(trained.losses) >= self.options.steps
         )
         code = ReasonCode.STEP_BUDGET if is_step_budget else ReasonCode.TIME_BUDGET
         why = reason(code, step=trained.steps_done, steps=trained.total_steps)
         report = report_of(
-            self.services, job, LearnOutcome.UNFINISHED, why, steps=trained.steps_done
+            self.services, plan, LearnOutcome.UNFINISHED, why, steps=trained.steps_done
         )
         return record(self.services, report) if trained.losses else report
 
-    def _make_candidate(self, job: BuildJob, trained: TrainResult) -> Candidate | LearnReport:
-        """Write the adapter's file and return the candidate, or the report where there is none."""
-        if not trained.is_complete:
-            return self._report_unfinished(job, trained)
-        plan = job.plan
-        recipe = {**plan.recipe.to_stored(), "steps": plan.steps}
-        manifest = Manifest(
-            base=plan.live.base,
-            layer=plan.layer,
-            rank=plan.recipe.rank,
-            scaling=plan.recipe.scaling,
-            targets=plan.recipe.target_modules,
-            recipe=recipe,
-            signals=plan.lessons_digest,
-            below=tuple(entry.digest for entry in plan.below.entries),
-            parent=plan.parent.digest if plan.parent else None,
-        )
-        blob = pack(Adapter(manifest, in_half(trained.pairs)))
-        store = self.services.store
-        candidate = Candidate(
-            plan.user,
-            make_entry(store, plan.user, plan.layer, store.blobs.put(blob)),
-            blob,
-            plan.live,
-            plan.below,
-            plan.parent,
-            recipe,
-            plan.inputs,
-            plan.signal_roles,
-        )
-        is_live = candidate.entry in plan.live.entries
-        return self._report_unchanged(job, candidate) if is_live else candidate
+    def _practise(self, plan: PracticePlan) -> Candidate | LearnReport:
+        """Practise in rounds, and return the candidate, or the report where no step was made."""
+        store, rounds = self.services.store, plan.config.rounds
 
-    def _report_unchanged(self, job: BuildJob, candidate: Candidate) -> LearnReport:
-        """Report a build that came out as the live revision, whose judgement stays."""
-        store, plan = self.services.store, job.plan
-        known = store.catalog.revision(plan.user, candidate.entry.revision)
+        def show(done: float) -> None:
+            step = round(done * rounds)
+            publish_status(store, plan.user, plan.layer, "Practising", step, rounds)
+            elapsed, seconds = self.services.clock.timer() - self.started, self.options.seconds
+            spent = elapsed / seconds if seconds is not None else 0.0
+            self._show("Practising", 1, min(1.0, max(done, spent)))
+
+        checkpoints = CheckpointStore.of_layer(store, plan.user, plan.layer)
+        with map_practice_errors():
+            session = self._open_session(plan)
+        with closing(session):
+            loop = RLLoop(self.services.engine, plan, session, checkpoints, self._control(show))
+            practised = replace(plan, state=loop.run())
+            if practised.steps:
+                return self._make_candidate(practised, session.weights())
         report = report_of(
             self.services,
-            job,
-            LearnOutcome.UNCHANGED,
-            Reason(ReasonCode.SAME_AS_LIVE),
-            revision=known.id,
-            probation=known.probation,
-            steps=plan.steps,
+            practised,
+            LearnOutcome.NOTHING_TO_LEARN,
+            practised.explain_no_step(),
+            scores=practised.figures,
         )
-        # Recorded again, so that what this build holds out stays held out.
-        again = replace(known, signals=plan.signal_roles)
-        store.catalog.add_revision(
-            again, candidate.blob, report.as_json(), promote=False, cause=MoveCause.LEARN
-        )
+        record(self.services, report)
         store.delete_session(plan.user, plan.layer)
         return report
 
+    def _make_candidate(
+        self, plan: Plan, weights: Mapping[str, LoRAWeights]
+    ) -> Candidate | LearnReport:
+        """Make the layer's file durable. Report a build that came out as the live revision."""
+        store = self.services.store
+        candidate = store_candidate(store, plan, weights)
+        if candidate.entry in plan.live.entries:
+            return record_unchanged(self.services, candidate)
+        publish_status(store, plan.user, plan.layer, "Judging", plan.progress, plan.progress)
+        return candidate
+
     # evaluate
 
-    def _make_eval_job(self, plan: Plan, candidate: Candidate) -> EvalJob:
-        store, user, layer = self.services.store, plan.user, plan.layer
-        heads = [store.catalog.revision(user, entry.revision) for entry in plan.live.entries]
-        candidates = [
-            each
-            for each in store.catalog.revisions(user)
-            if each.layer == layer and each.base == plan.live.base
-        ]
-        history = eval_history(heads, layer, candidates)
+    def _evaluate(
+        self, candidates: Mapping[str, Candidate], results: dict[str, BuildResult]
+    ) -> dict[str, EvalResult]:
+        """Measure each candidate on held-out lessons and probes, a practised one on tasks too."""
+        services, options = self.services, self.options
+        evaluated = evaluate(
+            services.engine,
+            services.completions,
+            _each_user(lambda _, each: self._make_eval_job(each), candidates, results),
+            cancelled=options.cancelled,
+            paused=options.paused,
+        )
+
+        def add_tasks(user: str, result: EvalResult) -> EvalResult:
+            plan, stack = candidates[user].plan, candidates[user].stack
+            if not isinstance(plan, PracticePlan):
+                return result
+            return evaluate_tasks(services.engine, plan, stack, result[0], options)
+
+        return _each_user(add_tasks, evaluated, results)
+
+    def _make_eval_job(self, candidate: Candidate) -> EvalJob:
+        plan, store = candidate.plan, self.services.store
+        history = read_history(store, plan.user, plan.layer, plan.live)
         decided = {key.partition("/")[0] for key in history.decided_items}
-        others = [entry.layer for entry in plan.live.entries if entry.layer != layer]
         base_completions = self.services.completions.complete_with_base(
-            user,
+            plan.user,
             plan.live.base,
             [probe.question for probe in load_general_prompts().probes],
             cancelled=self.options.cancelled,
@@ -292,23 +256,29 @@ class TrainingPipeline:
             raise cancelled_error("before the verdict")
         rule_lessons = plan.holdout[-MAX_RULE_LESSONS:]
         eval_set = EvalSet(
-            target=tuple(each for each in plan.holdout if each.signal not in decided),
+            target=plan.target(decided),
             retention=tuple(each for each in plan.holdout if each.signal not in plan.new_holdout),
-            other_layers=tuple(
-                lesson
-                for other in others
-                for lesson in holdout_of(store, user, plan.live, other, plan.assignments)
-            ),
-            trained_examples=() if plan.new_holdout else plan.new_examples[-8:],
+            other_layers=plan.other_holdout,
             base_completions=base_completions,
+            max_length=plan.recipe.max_length,
+            tie_margin=self.margins.tie_margin,
             new_examples=plan.new_lessons,
             rule_lessons=rule_lessons,
             lessons_by_rule=self._add_rules(plan, rule_lessons),
             history=history,
+            examples=() if plan.layer == "memory" else (*plan.replay, *plan.new_examples),
         )
-        signals = {*plan.signal_roles, *trained_on(store, plan.parent)}
-        router, stack = self.services.router, candidate.stack
-        return make_eval_job(router, user, layer, plan.live, stack, eval_set, {layer: signals})
+        held_out = (lesson.signal for lesson in plan.holdout)
+        signals = {*plan.signal_roles, *held_out, *trained_on(store, plan.parent)}
+        return make_eval_job(
+            self.services.router,
+            plan.user,
+            plan.layer,
+            plan.live,
+            candidate.stack,
+            eval_set,
+            {plan.layer: signals},
+        )
 
     def _add_rules(self, plan: Plan, lessons: Sequence[Lesson]) -> dict[str, tuple[Lesson, ...]]:
         """Return lessons of a style with each of the newest rules in the prompt."""
@@ -325,9 +295,9 @@ class TrainingPipeline:
 
     # gate
 
-    def _judge_candidate(self, plan: Plan, candidate: Candidate, evidence: Evidence) -> Judgement:
-        """Return the verdict on a candidate, with all that speaks for or against it."""
-        store = self.services.store
+    def _judge(self, candidate: Candidate, evidence: Evidence) -> Judgement:
+        """Return the verdict on a candidate, with the evidence for and against it."""
+        store, plan = self.services.store, candidate.plan
         head = live_revision(store, plan.user, plan.layer, plan.live)
         learned = trained_on(store, head)
         judgement = judge(
@@ -339,12 +309,7 @@ class TrainingPipeline:
         )
         judgement = refuse_withdrawn(store, plan.user, candidate.entry.revision, judgement)
         is_promoted = judgement.verdict is Verdict.PROMOTED
-        problem = (
-            find_unsafe_lessons(store, plan.user, plan.layer, plan.assignments, plan.new_lessons)
-            if is_promoted
-            else None
-        )
-        if problem is not None:
+        if is_promoted and (problem := find_unsafe_lessons(store, plan)):
             judgement = Judgement(Verdict.REFUSED, (problem,))
         # The user accepts what they asked for, and not a rebuild that follows from it.
         may_override = self.options.accept and plan.rebuild_reason is None
@@ -358,89 +323,93 @@ class TrainingPipeline:
     # publish
 
     def _gate_and_publish(
-        self, job: BuildJob, candidate: Candidate, result: EvalResult
+        self, candidate: Candidate, evidence: Evidence, examples: tuple[Example, ...]
     ) -> LearnReport:
-        evidence, examples = result
-        judgement = self._judge_candidate(job.plan, candidate, evidence)
+        plan = candidate.plan
+        judgement = self._judge(candidate, evidence)
         report = report_of(
             self.services,
-            job,
+            plan,
             LearnOutcome(judgement.verdict),
             *judgement.reasons,
             revision=candidate.entry.revision,
             probation=judgement.probation,
             accepted=judgement.accepted,
-            steps=job.plan.steps,
+            steps=plan.steps,
             examples=examples,
-            scores=evidence.as_json(),
+            scores={**evidence.as_json(), **plan.figures},
         )
-        report = publish_candidate(self.services, candidate, judgement, report)
-        self.services.store.delete_session(job.plan.user, job.plan.layer)
-        return report
+        return publish_candidate(self.services, candidate, judgement, report)
 
-    # groups
+    # progress, and groups of users
+
+    def _show(self, stage: str, users: int, done: float) -> None:
+        self.options.progress(f"{stage} for {users}" if users > 1 else stage, done)
+
+    def _control(self, progress: Callable[[float], None]) -> LoopControl:
+        engine, timer, seconds = (
+            self.services.engine,
+            self.services.clock.timer,
+            self.options.seconds,
+        )
+        return LoopControl(
+            progress=progress,
+            cancelled=self.options.cancelled,
+            paused=self.options.paused,
+            out_of_time=lambda: seconds is not None and timer() - self.started > seconds,
+            yield_to_serving=lambda: engine.yield_to_foreground(_MAX_YIELD_SECONDS),
+            max_steps=self.options.steps,
+        )
 
     def _groups(
-        self, jobs: Mapping[str, BuildJob], results: dict[str, BuildResult]
-    ) -> Sequence[Mapping[str, BuildJob]]:
-        """Return groups whose sessions fit into the memory budget. Report jobs that never do."""
-        budget, groups, size = self.options.memory or inf, list[dict[str, BuildJob]](), inf
+        self, plans: Mapping[str, Plan], results: dict[str, BuildResult]
+    ) -> Sequence[Mapping[str, Plan]]:
+        """Return groups whose sessions fit into the memory budget. Report plans that never do."""
+        budget, groups, size = self.options.max_memory_mb or inf, list[dict[str, Plan]](), inf
         architecture = self.services.engine.backend.base.architecture
-        needed = {
-            user: estimate_session_mb(job.plan.recipe, architecture) for user, job in jobs.items()
-        }
-
-        def check(user: str, job: BuildJob) -> BuildJob | LearnReport:
-            if needed[user] <= budget:
-                return job
-            why = reason(ReasonCode.MEMORY_BUDGET, needed=needed[user], allowed=budget)
-            return report_of(self.services, job, LearnOutcome.UNFINISHED, why)
-
-        for user, job in _map_users(check, jobs, results).items():
-            if size + needed[user] > budget or not groups:
+        for user, plan in plans.items():
+            needed = estimate_session_mb(plan.recipe, architecture)
+            if needed > budget:
+                why = reason(ReasonCode.MEMORY_BUDGET, needed=needed, allowed=budget)
+                results[user] = report_of(self.services, plan, LearnOutcome.UNFINISHED, why)
+                continue
+            if size + needed > budget or not groups:
                 groups.append({})
                 size = 0.0
-            groups[-1][user] = job
-            size += needed[user]
+            groups[-1][user] = plan
+            size += needed
         return groups
 
-    def _build_group(self, jobs: Mapping[str, BuildJob], results: dict[str, BuildResult]) -> None:
-        """Build a group. After an unexpected error, build one by one to find whose error it is."""
+    def _build_group(self, plans: Mapping[str, Plan], results: dict[str, BuildResult]) -> None:
+        """Build a group. After an error of the whole group, build one by one from the checkpoints."""
         try:
-            self._build_stages(jobs, results)
+            self._run_stages(plans, results)
         except Exception as error:  # noqa: BLE001 - an error of any kind is a result
-            left = {user: job for user, job in jobs.items() if user not in results}
-            if isinstance(error, PersonalPeftError) or len(jobs) == 1:
-                # An expected one ends all: the caller stopped, or the engine was closed.
+            left = {user: plan for user, plan in plans.items() if user not in results}
+            if isinstance(error, Cancelled) or len(plans) == 1:
                 results.update(dict.fromkeys(left, error))
                 return
-            for user, job in left.items():
-                self._build_group({user: job}, results)
+            # It may be the error of one of them, or there is no memory for all at once.
+            _log.warning("builds of several users go on one by one: %s", format_origin(error))
+            for user, plan in left.items():
+                self._build_group({user: plan}, results)
 
 
-def _split_errors(
-    outcomes: Mapping[str, T | BuildResult], results: dict[str, BuildResult]
-) -> dict[str, T]:
-    """Return the values. A report or an error is its user's result."""
-    values: dict[str, T] = {}
-    for user, each in outcomes.items():
-        if isinstance(each, LearnReport | Exception):
-            results[user] = each
-        else:
-            values[user] = each
-    return values
-
-
-def _map_users(
-    make: Callable[[str, T], U | LearnReport],
-    values: Mapping[str, T],
+def _each_user(
+    act: Callable[[str, T], U | LearnReport],
+    values: Mapping[str, T | PersonalPeftError],
     results: dict[str, BuildResult],
 ) -> dict[str, U]:
-    """Return what ``make`` returns for each user. A report or an error is its user's result."""
-    outcomes: dict[str, U | BuildResult] = {}
+    """Return what ``act`` returns for each user. A report or an error is its user's result."""
+    returned: dict[str, U] = {}
     for user, value in values.items():
         try:
-            outcomes[user] = make(user, value)
+            made = value if isinstance(value, PersonalPeftError) else act(user, value)
         except Exception as error:  # noqa: BLE001 - an error of any kind is a result
-            outcomes[user] = error
-    return _split_errors(outcomes, results)
+            results[user] = error
+            continue
+        if isinstance(made, LearnReport | PersonalPeftError):
+            results[user] = made
+        else:
+            returned[user] = made
+    return returned

@@ -11,31 +11,33 @@ from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 
 from personalpeft.errors import NothingCause, NothingToLearn
-from personalpeft.formatting import pluralize, to_json
-from personalpeft.learning.data.assignment import (
+from personalpeft.formatting import pluralize
+from personalpeft.learning.data.capacity import LayerCapacity, fit_lessons
+from personalpeft.learning.data.facts import paraphrases_digest
+from personalpeft.learning.data.training_examples import (
     Assignment,
     Lesson,
     lessons_for,
     load_assignments,
     undesirable_lessons_for,
 )
-from personalpeft.learning.data.capacity import LayerCapacity, fit_lessons
-from personalpeft.learning.data.facts import paraphrases_digest
-from personalpeft.learning.data.style import (
-    NO_TEMPLATE,
-    ResponseTemplate,
-    infer_template,
-)
 from personalpeft.learning.evaluate.probes import load_general_prompts
-from personalpeft.learning.layers import is_valid_on, live_revision, stack_below
+from personalpeft.learning.layers import (
+    LayerState,
+    inspect_layer,
+    live_revision,
+    root_revision,
+    trained_on,
+)
 from personalpeft.learning.outcomes import Placement, Reason, ReasonCode, reason
-from personalpeft.learning.staleness import restated, retracted_signals, root_revision, trained_on
 from personalpeft.learning.train.config import BUILD_FORMAT, Start, TrainingConfig
 from personalpeft.services import Services
 from personalpeft.store.store import Store
 from personalpeft.types import (
+    Json,
     Revision,
     SignalKind,
+    SignalRole,
     Stack,
     canonical_digest,
 )
@@ -44,37 +46,43 @@ MIN_LESSONS = 4
 _MAX_REPLAY = 64
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What one build is made of.
+    """What one build is made of. ``rl.plan.PracticePlan`` is the one of a practice.
 
+    - ``recipe``: how the layer is trained.
+    - ``live``: the user's stack; ``below`` is the part of it that the layer is built on.
+    - ``parent``: the revision that the build continues.
+    - ``holdout``: held-out lessons of the layer, of which this build holds out the signals
+      ``new_holdout``; ``other_holdout`` has those of all other layers of the stack.
     - ``new_examples`` and ``replay``: lessons that the parent was not, and was, trained on.
-    - ``rejected_examples``: lessons with a rejected reply only.
-    - ``new_holdout``: signals that this build holds out; ``holdout`` has all such lessons.
-    - ``below``: the part of the live stack that the layer is built on; ``template`` is the response
-      template of it, which short answers are put into.
+    - ``undesirable_examples``: lessons with a rejected reply only.
+    - ``embedder``: name of the model that finds general prompts and question forms like the lessons.
     - ``excluded``: signals that the layer has no ``capacity`` for.
     - ``rebuild_reason``: why it is built where new lessons are not the reason.
     - ``retracted``: signals that the live revision was trained on and that this build excludes.
+    - ``began``: when its learn began, on the timer.
     """
 
     user: str
     layer: str
     recipe: TrainingConfig
-    assignments: tuple[Assignment, ...]
-    new_examples: tuple[Lesson, ...]
-    replay: tuple[Lesson, ...]
-    holdout: tuple[Lesson, ...]
-    new_holdout: tuple[str, ...]
-    parent: Revision | None
     live: Stack
     below: Stack
+    parent: Revision | None
+    began: float
+    holdout: tuple[Lesson, ...]
+    other_holdout: tuple[Lesson, ...]
+    new_holdout: tuple[str, ...] = ()
+    assignments: tuple[Assignment, ...] = ()
+    new_examples: tuple[Lesson, ...] = ()
+    replay: tuple[Lesson, ...] = ()
     undesirable_examples: tuple[Lesson, ...] = ()
+    embedder: str = ""
     excluded: frozenset[str] = frozenset()
     capacity: LayerCapacity | None = None
     rebuild_reason: Reason | None = None
     retracted: frozenset[str] = frozenset()
-    template: ResponseTemplate = NO_TEMPLATE
 
     @property
     def has_enough(self) -> bool:
@@ -125,7 +133,26 @@ class Plan:
         return max(least, min(recipe.max_steps, scaled))
 
     @property
-    def lessons_digest(self) -> str:
+    def progress(self) -> int:
+        """How far a finished training came, in the steps or rounds that its status counts."""
+        return self.steps
+
+    @property
+    def stored_recipe(self) -> Json:
+        """How the layer is built, as a revision stores it."""
+        return {**self.recipe.to_stored(), "steps": self.steps}
+
+    @property
+    def figures(self) -> Json:
+        """What the training itself adds to the scores of a revision."""
+        return {}
+
+    def target(self, decided: Set[str]) -> tuple[Lesson, ...]:
+        """Return the lessons that the build is to improve: those that ``decided`` nothing yet."""
+        return tuple(each for each in self.holdout if each.signal not in decided)
+
+    @property
+    def data_digest(self) -> str:
         """Digest of what is trained on, by content: equal words give it in any home."""
         parts = [self.new_examples, self.replay]
         parts += [self.undesirable_examples] if self.undesirable_examples else []
@@ -141,54 +168,75 @@ class Plan:
                 "ways": paraphrases_digest(),
                 "base": self.live.base,
                 "layer": self.layer,
-                "lessons": self.lessons_digest,
+                "lessons": self.data_digest,
                 "recipe": self.recipe.to_stored(),
                 "steps": self.steps,
-                "manner": to_json(self.template),
                 "parent": self.parent.digest if self.parent else None,
                 "below": self.below.digest,
+                "embedder": self.embedder,
             }
         )
 
     @property
-    def signal_roles(self) -> dict[str, str]:
-        """The role of each signal of the build, "train" or "pinned". They are stored."""
+    def signal_roles(self) -> dict[str, SignalRole]:
+        """The role of each signal of the build."""
         # A signal with a probe is trained on, in this build or in an ancestor.
-        held_out = {lesson.signal: "pinned" for lesson in self.holdout if not lesson.is_probe}
+        held_out = {
+            lesson.signal: SignalRole.HELD_OUT for lesson in self.holdout if not lesson.is_probe
+        }
         trained = (*self.replay, *self.new_examples, *self.undesirable_examples)
-        return held_out | {lesson.signal: "train" for lesson in trained}
+        return held_out | {lesson.signal: SignalRole.TRAINED for lesson in trained}
+
+
+def inspect_live_layer(services: Services, user: str, layer: str) -> LayerState:
+    """Read the ledger, and return the state of a layer in the user's live stack.
+
+    Raises:
+        NotFound: The user is unknown.
+        BaseMismatch: The live stack is of another base.
+    """
+    store = services.store
+    live = store.catalog.stack(user, services.engine.backend.base.digest)
+    return inspect_layer(store, user, layer, live, load_assignments(store, user))
 
 
 def build_plan(
     services: Services,
-    user: str,
-    layer: str,
+    state: LayerState,
     recipe: TrainingConfig,
     start: Start,
+    began: float,
     *,
     force: bool = False,
 ) -> Plan:
-    """Read the ledger and decide what a build is made of. ``force``: though no signal is new.
+    """Decide what a build is made of.
 
     A build that cannot extend the head starts from nothing, or from the head's imported or
     practised root, which no lesson would bring back.
 
+    Args:
+        services: The wired parts.
+        state: The layer to build, as it is now.
+        recipe: The training configuration of the layer.
+        start: As for ``User.learn``.
+        began: When the learn began, on the timer.
+        force: Whether to plan a build although no signal is new.
+
+    Returns:
+        The plan.
+
     Raises:
         NothingToLearn: No signal has arrived since the layer's last learn.
-        NotFound: The user is unknown.
-        BaseMismatch: The live stack is of another base.
     """
-    store, catalog, backend = services.store, services.store.catalog, services.engine.backend
-    live = catalog.stack(user, backend.base.digest)
-    assignments = load_assignments(store, user)
-    considered = catalog.used_signals(user, layer)
-    held_out = inherited_holdout(store, user, assignments, set(catalog.holdout(user, layer)))
+    store, backend = services.store, services.engine.backend
+    user, layer, assignments = state.user, state.layer, state.assignments
+    considered = store.catalog.used_signals(user, layer)
+    held_out = set(store.catalog.holdout(user, layer))
+    held_out = inherited_holdout(store, user, assignments, held_out)
     rejected = tuple(
         each for each in undesirable_lessons_for(assignments, layer) if each.signal not in held_out
     )
-    below = stack_below(store, user, live, layer)
-    template = _template_below(assignments, below)
-    known = [lesson.apply_template(template) for lesson in lessons_for(assignments, layer)]
+    known = lessons_for(assignments, layer)
     trainable = [lesson for lesson in known if lesson.signal not in held_out]
     fitting, capacity = fit_lessons(
         trainable, layer, recipe, backend.base.architecture, lambda text: len(backend.encode(text))
@@ -202,16 +250,11 @@ def build_plan(
             assignments, layer, is_learned=bool(lessons), excluded=len(excluded)
         )
 
-    head = live_revision(store, user, layer, live)
-    parent = head
+    parent = state.head
     if start == "nothing":
         parent = None
-    elif head is not None:
-        # It must be valid on the stack below, and all that it learned still be a lesson.
-        learned = trained_on(store, head)
-        current = _signals((*lessons, *rejected)) | restated(store, user, learned, assignments)
-        if not (is_valid_on(head, below) and learned <= current):
-            parent = root_revision(store, head)
+    elif parent is not None and (state.is_stale or trained_on(store, parent) & excluded):
+        parent = root_revision(store, parent)
     # A fact is judged by its probe, and its other lessons are trained on.
     unprobed, new_unprobed = (
         [lesson for lesson in some if lesson.kind is not SignalKind.FACT] for some in (lessons, new)
@@ -230,42 +273,50 @@ def build_plan(
             cause=NothingCause.ALL_HELD_OUT,
         )
     learned = trained_on(store, parent)
-    is_new_root = head is not None and parent is not head
     return Plan(
         user=user,
         layer=layer,
         # A child has its parent's shape; only its numbers change.
         recipe=recipe.with_shape_of(parent.recipe) if parent is not None else recipe,
+        live=state.live,
+        below=state.below,
+        parent=parent,
+        began=began,
+        holdout=tuple(each for each in lessons if each.is_probe or each.signal in held_out),
+        other_holdout=holdout_beside(store, state),
+        new_holdout=(*new_holdout, *(lesson.signal for lesson in new if lesson.is_probe)),
         assignments=assignments,
         new_examples=tuple(lesson for lesson in training if lesson.signal not in learned),
         replay=_newest([lesson for lesson in training if lesson.signal in learned]),
-        holdout=tuple(each for each in lessons if each.is_probe or each.signal in held_out),
-        new_holdout=(*new_holdout, *(lesson.signal for lesson in new if lesson.is_probe)),
-        parent=parent,
-        live=live,
-        below=below,
         undesirable_examples=rejected,
+        embedder=services.memory.embedder.name,
         excluded=frozenset(excluded),
         capacity=capacity,
-        retracted=retracted_signals(store, user, head, assignments)
-        if head is not None and is_new_root
-        else frozenset(),
-        template=template,
+        retracted=frozenset() if parent is state.head else state.retracted,
     )
 
 
-def holdout_of(
-    store: Store, user: str, live: Stack, layer: str, assignments: Sequence[Assignment]
-) -> tuple[Lesson, ...]:
-    """Return a layer's held-out lessons, and the probes of the facts that its head learned."""
-    held_out = set(store.catalog.holdout(user, layer))
-    learned = trained_on(store, live_revision(store, user, layer, live))
-    template = _template_below(assignments, stack_below(store, user, live, layer))
+def holdout_of(store: Store, state: LayerState, layer: str) -> tuple[Lesson, ...]:
+    """Return a layer's held-out lessons, and the probes of the facts that its head learned.
+
+    Args:
+        store: The open home.
+        state: Of any layer of the user.
+        layer: The layer.
+    """
+    held_out = set(store.catalog.holdout(state.user, layer))
+    learned = trained_on(store, live_revision(store, state.user, layer, state.live))
     return tuple(
-        lesson.apply_template(template)
-        for lesson in lessons_for(assignments, layer)
+        lesson
+        for lesson in lessons_for(state.assignments, layer)
         if lesson.signal in held_out or (lesson.is_probe and lesson.signal in learned)
     )
+
+
+def holdout_beside(store: Store, state: LayerState) -> tuple[Lesson, ...]:
+    """Return ``holdout_of`` all other layers of the live stack."""
+    others = [entry.layer for entry in state.live.entries if entry.layer != state.layer]
+    return tuple(lesson for layer in others for lesson in holdout_of(store, state, layer))
 
 
 def inherited_holdout(
@@ -334,17 +385,9 @@ def _newest(lessons: Sequence[Lesson]) -> tuple[Lesson, ...]:
     return tuple(lesson for lesson in lessons if lesson.signal in kept)
 
 
-def _template_below(assignments: Sequence[Assignment], below: Stack) -> ResponseTemplate:
-    """Return the response template of the stack below, from the lessons of the style."""
-    if not any(entry.layer == "style" for entry in below.entries):
-        return NO_TEMPLATE
-    lessons = lessons_for(assignments, "style")
-    return infer_template([lesson.prompt_response.pattern for lesson in lessons])
-
-
 def _add_teacher(services: Services, user: str, lesson: Lesson) -> Lesson:
     """Return the lesson, with its fact in the teacher's prompt where the reply is the model's."""
-    if lesson.kind is not SignalKind.FACT or lesson.is_short or lesson.is_probe:
+    if lesson.kind is not SignalKind.FACT or lesson.is_users or lesson.is_probe:
         return lesson
     teacher = services.render_with_item(user, lesson.signal, lesson.messages)
     return replace(lesson, teacher_messages=teacher)

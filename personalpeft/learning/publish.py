@@ -9,16 +9,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from personalpeft.adapters.types import LoRAWeights
-from personalpeft.backends.base import SessionSpec
+from personalpeft.adapters.compose import in_half
+from personalpeft.adapters.formats.packed import pack
+from personalpeft.adapters.types import Adapter, LoRAWeights, Manifest
 from personalpeft.backends.error_mapping import to_serving_error
 from personalpeft.errors import PersonalPeftError, format_origin, get_error_type
 from personalpeft.learning.gate.gate import Judgement
-from personalpeft.learning.layers import replace_layer
+from personalpeft.learning.layers import VALID_ON, replace_layer, trained_on, valid_stacks
 from personalpeft.learning.outcomes import (
     LearnOutcome,
     MoveCause,
@@ -30,63 +31,58 @@ from personalpeft.learning.outcomes import (
 )
 from personalpeft.learning.plan import Plan
 from personalpeft.learning.report import LearnReport, Source, signal_text
-from personalpeft.learning.staleness import trained_on
-from personalpeft.learning.train.config import TrainingConfig
 from personalpeft.services import Services
 from personalpeft.store.store import Store
-from personalpeft.types import Json, Revision, Stack, StackEntry, Verdict, canonical_digest
+from personalpeft.types import (
+    HeadMove,
+    Json,
+    Revision,
+    Stack,
+    StackEntry,
+    Verdict,
+    canonical_digest,
+)
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A trained layer, and what its revision records about the build."""
+    """A trained layer: the plan that it was built by, its place in the stack and its file."""
 
-    user: str
+    plan: Plan
     entry: StackEntry
     blob: bytes
-    live: Stack
-    below: Stack
-    parent: Revision | None
-    recipe: Json
-    inputs: str
-    signals: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def stack(self) -> Stack:
         """The live stack with the candidate in place."""
-        return replace_layer(self.live, self.entry)
+        return replace_layer(self.plan.live, self.entry)
 
 
-@dataclass(frozen=True, slots=True)
-class BuildJob:
-    """One plan to be built. ``began``: when its learn began, on the timer."""
-
-    plan: Plan
-    began: float
-
-
-def make_session_spec(
-    config: TrainingConfig, below: str | None, start: Mapping[str, LoRAWeights] | None
-) -> SessionSpec:
-    """Return what a training session needs. ``below``: key of the resident stack below."""
-    return SessionSpec(
-        rank=config.rank,
-        scaling=config.scaling,
-        target_modules=config.target_modules,
-        seed=config.seed,
-        base_key=below,
-        initial_weights=start,
-        weight_decay=config.weight_decay,
-        max_grad_norm=config.max_grad_norm,
+def build_adapter(plan: Plan, weights: Mapping[str, LoRAWeights], recipe: Json) -> Adapter:
+    """Return the layer of a plan with these weights, in half precision as it is stored."""
+    manifest = Manifest(
+        base=plan.live.base,
+        layer=plan.layer,
+        rank=plan.recipe.rank,
+        scaling=plan.recipe.scaling,
+        targets=plan.recipe.target_modules,
+        recipe=recipe,
+        signals=plan.data_digest,
+        below=tuple(entry.digest for entry in plan.below.entries),
+        parent=plan.parent.digest if plan.parent else None,
     )
+    return Adapter(manifest, in_half(weights))
 
 
-def make_entry(store: Store, user: str, layer: str, digest: str) -> StackEntry:
-    """Return the stack entry of a new adapter, with the weight that the layer has."""
-    weights = {each.name: each.weight for each in store.catalog.layers(user)}
-    return StackEntry(layer, f"{layer}@{digest[:12]}", digest, weights.get(layer, 1.0))
+def store_candidate(store: Store, plan: Plan, weights: Mapping[str, LoRAWeights]) -> Candidate:
+    """Make the file of a trained layer durable. The entry has the weight that the layer has."""
+    blob = pack(build_adapter(plan, weights, plan.stored_recipe))
+    digest = store.blobs.put(blob)
+    layer_weights = {each.name: each.weight for each in store.catalog.layers(plan.user)}
+    revision, weight = f"{plan.layer}@{digest[:12]}", layer_weights.get(plan.layer, 1.0)
+    return Candidate(plan, StackEntry(plan.layer, revision, digest, weight), blob)
 
 
 def publish_candidate(
@@ -95,20 +91,20 @@ def publish_candidate(
     """Record a judged candidate with its report, and make it live where it was promoted.
 
     It replaces the head that it was judged against. Where another one is live by now, only that is
-    recorded. Returns the report that was recorded.
+    recorded. The checkpoint is deleted. Returns the report that was recorded.
     """
-    store, entry = services.store, candidate.entry
+    store, plan = services.store, candidate.plan
     revision = Revision(
-        id=entry.revision,
-        user=candidate.user,
-        layer=entry.layer,
-        digest=entry.digest,
-        base=candidate.live.base,
-        parent=candidate.parent.id if candidate.parent else None,
-        below=candidate.below.entries,
-        recipe=candidate.recipe,
-        inputs=candidate.inputs,
-        signals=candidate.signals,
+        id=candidate.entry.revision,
+        user=plan.user,
+        layer=plan.layer,
+        digest=candidate.entry.digest,
+        base=plan.live.base,
+        parent=plan.parent.id if plan.parent else None,
+        below=plan.below.entries,
+        recipe=plan.stored_recipe,
+        inputs=plan.inputs,
+        signals=plan.signal_roles,
         scores=report.scores,
         verdict=judgement.verdict,
         reason=judgement.reason,
@@ -127,9 +123,32 @@ def publish_candidate(
             cause=cause,
             expected_head=report.before,
         )
-    if is_recorded:
-        return report
-    return record(services, head_moved_report(store, report))
+    if not is_recorded:
+        report = record(services, _head_moved_report(store, report))
+    store.delete_session(plan.user, plan.layer)
+    return report
+
+
+def record_unchanged(services: Services, candidate: Candidate) -> LearnReport:
+    """Record a build that came out as the live revision, whose judgement stays."""
+    store, plan = services.store, candidate.plan
+    known = store.catalog.revision(plan.user, candidate.entry.revision)
+    report = report_of(
+        services,
+        plan,
+        LearnOutcome.UNCHANGED,
+        Reason(ReasonCode.SAME_AS_LIVE),
+        revision=known.id,
+        probation=known.probation,
+        steps=plan.steps,
+    )
+    # Recorded again, so that what this build holds out stays held out.
+    again = replace(known, signals=plan.signal_roles)
+    store.catalog.add_revision(
+        again, candidate.blob, report.as_json(), promote=False, cause=MoveCause.LEARN
+    )
+    store.delete_session(plan.user, plan.layer)
+    return report
 
 
 def imported_revision(
@@ -144,7 +163,19 @@ def imported_revision(
     below: tuple[StackEntry, ...] = (),
     seconds: float = 0.0,
 ) -> Revision:
-    """Return a revision that no learn built: live by the user's decision, without signals."""
+    """Return a revision that no learn built: live by the user's decision, without signals.
+
+    Args:
+        user: The owner.
+        layer: The layer.
+        digest: SHA-256 of the packed file.
+        base: Digest of the base.
+        recipe: How it was made, as JSON data.
+        reason: Why it is live, in words.
+        at: When it was recorded.
+        below: The layers that it was built on.
+        seconds: How long it took.
+    """
     return Revision(
         id=f"{layer}@{digest[:12]}",
         user=user,
@@ -171,17 +202,25 @@ def imported_inputs(digest: str) -> str:
 
 
 def report_of(
-    services: Services, job: BuildJob, outcome: LearnOutcome, *reasons: Reason, **more: Any
+    services: Services, plan: Plan, outcome: LearnOutcome, *reasons: Reason, **more: Any
 ) -> LearnReport:
-    """Return the report of a plan, with the use of each signal. It is not recorded yet."""
-    plan, capacity = job.plan, job.plan.capacity
+    """Return the report of a plan, with the use of each signal. It is not recorded yet.
+
+    Args:
+        services: The wired parts.
+        plan: The plan.
+        outcome: How it ended.
+        reasons: Why.
+        more: Further fields of the report.
+    """
+    capacity = plan.capacity
     report = LearnReport(
         user=plan.user,
         layer=plan.layer,
         outcome=outcome,
         reasons=reasons,
         at=services.clock.now(),
-        seconds=round(services.clock.timer() - job.began, 3),
+        seconds=round(services.clock.timer() - plan.began, 3),
         before=plan.head,
         room={
             "parameters": capacity.parameters,
@@ -206,7 +245,52 @@ def record(services: Services, report: LearnReport) -> LearnReport:
     return report
 
 
-def head_moved_report(store: Store, report: LearnReport) -> LearnReport:
+def report_of_head(
+    services: Services, head: Revision, began: float, outcome: LearnOutcome, *reasons: Reason
+) -> LearnReport:
+    """Return the report of a head that was judged again. It is not recorded yet.
+
+    Args:
+        services: The wired parts.
+        head: The live revision, which stays so unless the caller says otherwise.
+        began: When the learn of its layer began, on the timer.
+        outcome: How it ended.
+        reasons: Why.
+    """
+    return LearnReport(
+        user=head.user,
+        layer=head.layer,
+        outcome=outcome,
+        reasons=reasons,
+        at=services.clock.now(),
+        seconds=round(services.clock.timer() - began, 3),
+        revision=head.id,
+        before=head.id,
+        probation=head.probation,
+    )
+
+
+def mark_valid(
+    services: Services, head: Revision, below: Stack, began: float, *reasons: Reason
+) -> LearnReport:
+    """Record that a head is valid on the stack that is below it now. Arguments: ``report_of_head``."""
+    report = report_of_head(services, head, began, LearnOutcome.UNCHANGED, *reasons)
+    # Stored in its scores, so that it is not judged again on the same stack.
+    stacks = [*valid_stacks(head), below.digest]
+    valid = replace(head, scores={**head.scores, VALID_ON: stacks})
+    return record_judgement(services.store, valid, report, MoveCause.REVALIDATED)
+
+
+def record_judgement(
+    store: Store, head: Revision, report: LearnReport, cause: MoveCause
+) -> LearnReport:
+    """Record a judgement of a head, make ``report.before`` live, and return what was recorded."""
+    move = HeadMove(head.user, head.layer, head.id, report.before, cause, report.at)
+    is_recorded = store.catalog.add_judgement(head, report.as_json(), move=move)
+    return report if is_recorded else _head_moved_report(store, report)
+
+
+def _head_moved_report(store: Store, report: LearnReport) -> LearnReport:
     """Return the report of a learn during which another program moved the head.
 
     Nothing is changed then, and the next learn starts from the new head. It is not recorded here.

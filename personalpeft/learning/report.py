@@ -7,13 +7,13 @@ alone knows what earlier versions stored.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
 from personalpeft.formatting import pluralize, to_json
-from personalpeft.learning.gate.gate import CONFIRMATION_E_VALUE
+from personalpeft.learning.gate.evidence import CONFIRMATION_E_VALUE
 from personalpeft.learning.outcomes import (
     LearnOutcome,
     Reason,
@@ -27,6 +27,7 @@ from personalpeft.types import Json, Signal, Verdict
 
 _WIDTH = 88
 _EXCERPT_WIDTH = 60
+_ELLIPSIS = " …"
 _MAX_SOURCES = 12
 
 
@@ -225,7 +226,13 @@ def _reason(data: Mapping[str, Any]) -> Reason:
 
 def excerpt(text: str, width: int = _EXCERPT_WIDTH) -> str:
     """Return the beginning of a text on one line."""
-    return textwrap.shorten(" ".join(text.split()), width, placeholder=" …")
+    line = " ".join(text.split())
+    if len(line) <= width:
+        return line
+    room = width - len(_ELLIPSIS)
+    words = line[: room + 1].rpartition(" ")[0]
+    # Scripts without spaces have no end of a word there.
+    return (words if 2 * len(words) >= room else line[:room]) + _ELLIPSIS
 
 
 def signal_text(signal: Signal) -> str:
@@ -234,7 +241,7 @@ def signal_text(signal: Signal) -> str:
     return str(next((value for value in values if value is not None), ""))
 
 
-def format_source(source: Source) -> str:
+def _format_source(source: Source) -> str:
     """Return one signal as a line."""
     return f"{source.signal[-6:]}  {source.kind:<13} {excerpt(source.text)}"
 
@@ -247,9 +254,7 @@ def format_report(report: LearnReport) -> list[str]:
     if report.dry_run:
         lines = [f"{title}: a dry run, nothing was trained", f"  {report.reason}"]
         return [*lines, *_format_sources(report), *_format_capacity(report)]
-    word = report.outcome.replace("_", " ").upper()
-    state = " (on probation)" if report.probation else ", ACCEPTED" if report.accepted else ""
-    lines = [f"{title}: {word}{state}", *_wrap(report.reason, "  ")]
+    lines = [f"{title}: {_format_outcome(report)}", *_wrap(report.reason, "  ")]
     lines += [*_format_sources(report), *_format_capacity(report)]
     if report.scores:
         lines += ["", "  scores"] + [f"    {line}" for line in _format_scores(report.scores)]
@@ -269,8 +274,35 @@ def format_report(report: LearnReport) -> list[str]:
     return [*lines, "", f"  {report.revision}{now_live}"]
 
 
+def format_briefly(report: LearnReport) -> list[str]:
+    """Return the lines of a report as one of several: a few signals, and one example."""
+    title = f"  {report.layer}: {_format_outcome(report)}"
+    if not report.outcome.is_event:
+        title += f", {report.revision or 'no revision'}, {report.seconds:.1f} s"
+    lines = [title, f"    {report.reason}"]
+    uses = (SignalUse.LEARNED, SignalUse.LEARNED_NOT_LIVE)
+    trained = [source for source in report.sources if source.use_code in uses]
+    held_out = sum(source.use_code is SignalUse.HELD_OUT for source in report.sources)
+    if trained:
+        what = "learned from" if trained[0].use_code is SignalUse.LEARNED else "tried with"
+        also = f", held back {held_out}" if held_out else ""
+        lines += [f"    {what} {len(trained)}{also}:", *_list_sources(trained, 3)]
+    for example in report.examples[:1]:
+        lines += [
+            f"    > {excerpt(example.prompt, 80)}",
+            f"      before: {excerpt(example.before, 80)}",
+            f"      after:  {excerpt(example.after, 80)}",
+        ]
+    return lines
+
+
+def _format_outcome(report: LearnReport) -> str:
+    state = " (on probation)" if report.probation else ", ACCEPTED" if report.accepted else ""
+    return report.outcome.replace("_", " ").upper() + state
+
+
 def undo_hint(report: LearnReport) -> list[str]:
-    """Return the line that says how to undo what a report did, or none."""
+    """Return the line on how to undo what a report did, or none."""
     rollback = f"personalpeft rollback {report.layer}"
     if report.live:
         return [f"  undo: {rollback} --user {report.user}"]
@@ -286,11 +318,14 @@ def _format_sources(report: LearnReport) -> list[str]:
     lines = ["", "  signals"] if report.sources else []
     for use in dict.fromkeys(source.use for source in report.sources):
         sources = [source for source in report.sources if source.use == use]
-        lines.append(f"    {use}: {len(sources)}")
-        lines += [f"      {format_source(source)}" for source in sources[:_MAX_SOURCES]]
-        if len(sources) > _MAX_SOURCES:
-            lines.append(f"      … and {len(sources) - _MAX_SOURCES} more")
+        lines += [f"    {use}: {len(sources)}", *_list_sources(sources, _MAX_SOURCES)]
     return lines
+
+
+def _list_sources(sources: Sequence[Source], limit: int) -> list[str]:
+    lines = [f"      {_format_source(source)}" for source in sources[:limit]]
+    more = len(sources) - limit
+    return [*lines, f"      … and {more} more"] if more > 0 else lines
 
 
 def _format_capacity(report: LearnReport) -> list[str]:
@@ -305,6 +340,7 @@ def _format_capacity(report: LearnReport) -> list[str]:
 
 def _format_scores(scores: Mapping[str, Any]) -> list[str]:
     lines: list[tuple[str, str]] = []
+    # Only reports of earlier versions were judged by lessons that were trained on.
     names = {"target": "held back", "retention": "older", "trained": "just learned"}
     for key, name in names.items():
         part = scores.get(key, {})

@@ -1,31 +1,207 @@
-"""What became of every signal. No model is loaded.
+"""The status of learning, from the ledger and the leases alone. No model is loaded.
 
-Invariant: one status for each signal, in the order of the ledger.
+- ``training_status``: what runs now, which other processes read. It exists only while the lease is
+  held, so a learner that was killed leaves none. To publish it commits nothing and fails no learn.
+- ``pending``: what triggers a learn. What a report has considered, whatever its outcome, does not
+  trigger again. So a caller that learns on triggers learns once for each lesson, however often it
+  looks and whatever its clock.
+- ``list_signal_status``: the use of every signal, in the order of the ledger.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
 
-from personalpeft.learning.data.assignment import (
+from personalpeft.learning.data.training_examples import (
     Assignment,
+    lessons_for,
     load_assignments,
+    undesirable_lessons_for,
 )
+from personalpeft.learning.layers import ancestors, find_answer, inspect_layer, known_layers
 from personalpeft.learning.outcomes import (
+    OUTSIDE_LAYER_USES,
     Placement,
     Reason,
     ReasonCode,
     SignalUse,
     reason,
 )
-from personalpeft.learning.plan import inherited_holdout
-from personalpeft.learning.report import from_json, outcome_reports
-from personalpeft.learning.staleness import (
-    ancestors,
-)
+from personalpeft.learning.plan import MIN_LESSONS, inherited_holdout
+from personalpeft.learning.report import LearnReport, from_json, learn_reports, outcome_reports
+from personalpeft.store.locks import learn_lease
 from personalpeft.store.store import Store
-from personalpeft.types import Signal
+from personalpeft.types import Layer, Signal, SignalRole, Stack, StackEntry, canonical_digest
+
+_LAST_LEARNS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingStatus:
+    """What a learn, a practice or an erasure of a user does now.
+
+    ``layer`` is None and ``stage`` empty before it has come to one. The stage is "Reading",
+    "Learning", "Practising" or "Judging". ``step`` of ``steps`` are done, or rounds of a practice;
+    0 of 0 before there are any. ``since`` is when it began.
+    """
+
+    layer: str | None
+    stage: str
+    step: int
+    steps: int
+    since: datetime
+
+    @property
+    def done(self) -> float:
+        """The share of the steps that is done."""
+        return self.step / self.steps if self.steps else 0.0
+
+
+def publish_status(
+    store: Store, user: str, layer: str, stage: str, step: int = 0, steps: int = 0
+) -> None:
+    """Publish what is being trained, for a user whose lease this process holds.
+
+    Args:
+        store: The open home.
+        user: The user.
+        layer: The layer that is trained.
+        stage: The stage of the pipeline.
+        step: How many steps are done.
+        steps: How many steps there are.
+    """
+    store.leases.set_status(learn_lease(user), json.dumps([layer, stage, step, steps]))
+
+
+def training_status(store: Store, user: str) -> TrainingStatus | None:
+    """Return the status of a user, or None. See ``User.training_status``."""
+    holder = store.leases.holder(learn_lease(user))
+    if holder is None:
+        return None
+    layer, stage, step, steps = json.loads(holder.status) if holder.status else (None, "", 0, 0)
+    return TrainingStatus(layer, stage, step, steps, datetime.fromisoformat(holder.since))
+
+
+class TriggerKind(StrEnum):
+    """Why a layer should learn. The values are stored by daemons and shown."""
+
+    LESSON = "lesson"
+    """No learn has considered a lesson yet."""
+    UNFINISHED = "begun"
+    """A budget ended the last training."""
+    STACK_BELOW_CHANGED = "below"
+    RETRACTED = "taken back"
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingTrigger:
+    """One reason to learn. The same reason always has the same ``key``, and no other has it.
+
+    ``at`` is since when it is there, by the clock of that time; None where unknown.
+    """
+
+    key: str
+    kind: TriggerKind
+    layer: str
+    at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """The triggers of a user (``news``), and what helps to choose when to learn.
+
+    ``too_few``: by layer that was never built, how many lessons it has of those that a first learn
+    takes. ``learned``: when a learn last ended. ``seconds``: how long the last builds took on
+    average.
+    """
+
+    user: str
+    news: tuple[TrainingTrigger, ...]
+    too_few: Mapping[str, int]
+    learned: datetime | None
+    seconds: float | None
+
+
+def pending(store: Store, user: str) -> Pending:
+    """Return what triggers a learn of a user. Raises ``NotFound``."""
+    assignments = load_assignments(store, user)
+    layers = store.catalog.layers(user)
+    built = {layer.name for layer in layers if layer.head is not None}
+    reports = learn_reports(store.catalog.reports(user))
+    triggers: list[TrainingTrigger] = []
+    too_few: dict[str, int] = {}
+    for layer in known_layers(store, user, assignments):
+        lessons = lessons_for(assignments, layer)
+        # As ``Plan.has_enough``, as far as that can be known without a model.
+        is_enough = len(lessons) >= MIN_LESSONS or any(lesson.is_probe for lesson in lessons)
+        if layer in built or is_enough:
+            triggers += _lesson_triggers(store, user, layer, assignments, reports)
+        elif lessons:
+            too_few[layer] = len(lessons)
+    triggers += _stale_triggers(store, user, layers, assignments)
+    learned = reports[-1].at if reports else None
+    seconds = [each.seconds for each in reports if each.revision and each.steps][-_LAST_LEARNS:]
+    average = sum(seconds) / len(seconds) if seconds else None
+    return Pending(user, tuple(triggers), too_few, learned, average)
+
+
+def _lesson_triggers(
+    store: Store,
+    user: str,
+    layer: str,
+    assignments: Sequence[Assignment],
+    reports: Sequence[LearnReport],
+) -> Iterator[TrainingTrigger]:
+    """Yield a trigger for each lesson that no learn considered, and for unfinished training."""
+    of_layer = [report for report in reports if report.layer == layer]
+    # Not those that had too few lessons: the learn that has enough is to learn them all.
+    considered = {
+        signal for report in of_layer if report.revision for signal in _layer_signals(report)
+    }
+    trained = [report for report in of_layer if report.steps]
+    # Later reports that trained nothing change nothing about it.
+    unfinished = trained[-1] if trained and trained[-1].revision is None else None
+    if unfinished:
+        considered |= _layer_signals(unfinished)
+    built = store.catalog.used_signals(user, layer)
+    lessons = (*lessons_for(assignments, layer), *undesirable_lessons_for(assignments, layer))
+    waiting = {lesson.signal for lesson in lessons} - built
+    for each in assignments:
+        if each.signal.id in waiting - considered:
+            yield TrainingTrigger(each.signal.id, TriggerKind.LESSON, layer, each.signal.at)
+    if unfinished and waiting:
+        key = f"{layer} after step {unfinished.steps} at {unfinished.at.isoformat()}"
+        yield TrainingTrigger(key, TriggerKind.UNFINISHED, layer, unfinished.at)
+
+
+def _layer_signals(report: LearnReport) -> set[str]:
+    return {each.signal for each in report.sources if each.use_code not in OUTSIDE_LAYER_USES}
+
+
+def _stale_triggers(
+    store: Store, user: str, layers: Sequence[Layer], assignments: tuple[Assignment, ...]
+) -> Iterator[TrainingTrigger]:
+    """Yield a trigger for each head on a changed stack, and for each due retraction."""
+    heads = [
+        (layer, store.catalog.revision(user, layer.head))
+        for layer in layers
+        if layer.head is not None
+    ]
+    # Layers of two bases are no stack; a learn says so.
+    base = heads[0][1].base if heads else ""
+    entries = [StackEntry(layer.name, head.id, head.digest, layer.weight) for layer, head in heads]
+    for layer, head in heads:
+        state = inspect_layer(store, user, layer.name, Stack(base, tuple(entries)), assignments)
+        if state.is_below_changed:
+            key = f"{head.id} on {state.below.digest[:12]}"
+            yield TrainingTrigger(key, TriggerKind.STACK_BELOW_CHANGED, layer.name)
+        if state.retracted and find_answer(store, state) is None:
+            key = f"{head.id} without {canonical_digest(sorted(state.retracted))[:12]}"
+            yield TrainingTrigger(key, TriggerKind.RETRACTED, layer.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +213,7 @@ class SignalStatus:
     out, and None for a successor of one.
     """
 
-    json_properties = ("use", "why", "pinned")
+    json_properties = ("use", "why", "is_held_out", "pinned")
 
     signal: Signal
     place: Placement
@@ -57,9 +233,14 @@ class SignalStatus:
         return str(self.reason)
 
     @property
-    def pinned(self) -> bool:
+    def is_held_out(self) -> bool:
         """Whether it is held out to judge by, and never trained on."""
         return self.use_code is SignalUse.HELD_OUT
+
+    @property
+    def pinned(self) -> bool:
+        """The old name of ``is_held_out``, for one release."""
+        return self.is_held_out
 
 
 def list_signal_status(store: Store, user: str, *, current: bool) -> tuple[SignalStatus, ...]:
@@ -91,17 +272,17 @@ class _Builds:
         self.excluded: frozenset[str] = frozenset()
         for revision in store.catalog.revisions(user):
             for signal, role in revision.signals.items():
-                if role == "pinned":
+                if role == SignalRole.HELD_OUT:
                     self.held_out.setdefault((revision.layer, signal), revision.id)
                 else:
                     self.tried[revision.layer, signal] = revision.id
         for layer in store.catalog.layers(user):
-            pinned = set(store.catalog.holdout(user, layer.name))
-            for signal in inherited_holdout(store, user, assignments, pinned):
+            held_out = set(store.catalog.holdout(user, layer.name))
+            for signal in inherited_holdout(store, user, assignments, held_out):
                 self.held_out.setdefault((layer.name, signal), None)
             head = store.catalog.revision(user, layer.head) if layer.head else None
             for revision in ancestors(store, head):
-                trained = (s for s, role in revision.signals.items() if role == "train")
+                trained = (s for s, role in revision.signals.items() if role == SignalRole.TRAINED)
                 self.live |= dict.fromkeys(trained, revision.id)
         reports = [
             data for data in outcome_reports(store.catalog.reports(user)) if data.get("room")

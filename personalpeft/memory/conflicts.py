@@ -7,12 +7,14 @@ stays in the ledger and is neither looked up nor learned.
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Mapping, Sequence
 
 from personalpeft.types import USER_SOURCE, Signal
 
-# Punctuation around words. Not "+" or "#": C, C++ and C# are three things.
-_PUNCTUATION = ".,;:!?…'\"`´‘’“”„«»()[]{}¿¡*_-\u2013\u2014"
+# What a word may begin or end with: C and C# are two things.
+_NO_PUNCTUATION = "#%&@/\\"
+_MORE_PUNCTUATION = "`´"
 
 
 def normalize(text: str) -> str:
@@ -20,8 +22,14 @@ def normalize(text: str) -> str:
 
     A text of punctuation alone is returned without case and spacing only.
     """
-    words = text.casefold().split()
-    return " ".join(word for each in words if (word := each.strip(_PUNCTUATION))) or " ".join(words)
+    words = unicodedata.normalize("NFKC", text).casefold().split()
+    around = "".join(filter(_is_punctuation, set("".join(words))))
+    return " ".join(word for each in words if (word := each.strip(around))) or " ".join(words)
+
+
+def _is_punctuation(character: str) -> bool:
+    is_mark = unicodedata.category(character)[0] == "P" and character not in _NO_PUNCTUATION
+    return is_mark or character in _MORE_PUNCTUATION
 
 
 def normalized_questions(fact: Signal) -> list[str]:

@@ -7,7 +7,6 @@ batch. Nothing is loaded before the first text.
 from __future__ import annotations
 
 import hashlib
-import re
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ import numpy as np
 from personalpeft.backends.torch.openmp import release_threads
 from personalpeft.errors import MissingPackage
 from personalpeft.memory.types import Vectors
+from personalpeft.memory.words import split_words
 
 if TYPE_CHECKING:
     from personalpeft.memory.sentence_model import SentenceModel
@@ -82,14 +82,14 @@ class HashEmbedder:
         """Return ``[len(texts), size]`` float32, each row of length 1."""
         rows = np.zeros((len(texts), self._size), dtype=np.float32)
         for row, text in zip(rows, texts, strict=True):
-            for word in re.findall(r"\w+", text.casefold()) or [""]:
+            for word in split_words(text.casefold()) or [""]:
                 row += self._direction(word)
             row /= np.linalg.norm(row)
         return rows
 
     def tokens(self, text: str) -> int:
         """Return the number of words."""
-        return len(re.findall(r"\w+", text))
+        return len(split_words(text))
 
     def _direction(self, word: str) -> Vectors:
         seed = int.from_bytes(hashlib.sha256(word.encode("utf-8", "replace")).digest()[:8])

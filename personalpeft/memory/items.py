@@ -1,9 +1,7 @@
 """A user's rules and facts, and how they enter a prompt.
 
-Invariants: every call reads the ledger, so a change applies to the next prompt. An item takes one
-line of the prompt, inside quotation marks that it cannot close, under a heading that attributes it
-to the user. The added text never exceeds the budget. The same ledger and messages give the same
-prompt.
+Invariants: every call reads the ledger, so a change applies to the next prompt. The added text
+never exceeds the budget. The same ledger and messages give the same prompt.
 """
 
 from __future__ import annotations
@@ -11,7 +9,6 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,8 +16,9 @@ import numpy as np
 from personalpeft.chat.validation import check_text
 from personalpeft.errors import Busy, HomeError, InvalidInput, NotFound
 from personalpeft.memory.conflicts import superseded_facts
+from personalpeft.memory.rendering import PromptItems, quote_line
 from personalpeft.memory.types import AugmentedPrompt, Embedder, Item, ItemKind, Vectors
-from personalpeft.types import Message, Signal, SignalKind
+from personalpeft.types import TRAINS, Message, Signal, SignalKind
 
 if TYPE_CHECKING:
     from personalpeft.store.catalog import Catalog
@@ -30,19 +28,6 @@ MAX_ITEM_LENGTH = 2000
 MAX_FACTS = 3
 
 _KIND_OF: Mapping[SignalKind, ItemKind] = {SignalKind.COMMENT: "rule", SignalKind.FACT: "fact"}
-
-# Position and wording were measured on SmolLM2-135M-Instruct, greedy, facts found by MiniLM: three
-# sets of 12 facts with 24 questions each, and 12 unrelated questions with the nearest fact forced
-# in (30 right without a fact). This form: 42 of 72 facts answered, 32 of 36 unrelated right.
-# Same position, facts as a list: 27 to 29, and 29 to 30. In the user message before the question:
-# 26 to 30, and 20 to 24; a fact leaked into 1 to 3 of the other answers. The third set was written
-# after this form had been chosen on the first two: 13 of 24 there, the others 4 to 8. Replacing the
-# base's system text got 49 and 31, but a user's first fact would then change the prompt under which
-# every layer was trained.
-# Rules in this form: "Answer in Spanish" followed in 10 of 12, "in one short sentence" in 11 of 12.
-# The latter lowers facts to 27 of 72 with the rules first, and to 16 with the facts first.
-_RULES_HEADING = "The user asked earlier, in their own words:"
-_FACTS_HEADING = "What you know about the user, in the user's own words:"
 
 # The last two user messages together find the fact of a follow-up ("And since when?"), but after a
 # change of subject they find a stale one. Over 24 follow-ups and 48 changes (MiniLM) the plain
@@ -119,6 +104,7 @@ class Memory:
         *,
         questions: Sequence[str] | None = None,
         answer: str | None = None,
+        train: bool = True,
     ) -> Item:
         """Supersede an item with a new one of the same kind, and return it.
 
@@ -129,12 +115,13 @@ class Memory:
             questions: For a fact, the questions that it answers. None drops the old ones, or keeps
                 them if an ``answer`` is given.
             answer: For a fact, the answer to the questions.
+            train: Whether layers may be trained on it, where they may be on the old one.
 
         Raises:
             InvalidInput: A text is invalid, or a rule was given questions.
             NotFound: No item in effect has this id.
         """
-        payload = {"text": check_item_text(text, what="text")}
+        payload: dict[str, Any] = {"text": check_item_text(text, what="text")}
         old = self._signal(user, item_id)
         if old.kind is SignalKind.FACT:
             if questions is None:
@@ -144,11 +131,13 @@ class Memory:
             raise InvalidInput(
                 "A rule cannot have questions or an answer.", hint="Edit its text only."
             )
+        if not train or old.forbids_training:
+            payload[TRAINS] = False
         return _item(
             self._ledger.add_signal(user, old.kind, payload, turn=old.turn, supersedes=old.id)
         )
 
-    def remove(self, user: str, item_id: str) -> None:
+    def retract(self, user: str, item_id: str) -> None:
         """Retract an item; the ledger keeps it. Raises ``NotFound``."""
         self._ledger.retract(user, self._signal(user, item_id).id)
 
@@ -162,18 +151,18 @@ class Memory:
         system: str | None = None,
         exclude: Collection[str] = (),
     ) -> AugmentedPrompt:
-        """Add the user's rules and the relevant facts to the system message.
+        """Add the user's rules to the system message, and relevant facts before the last question.
 
-        Rules come first; when the budget is short, newer rules are preferred. At most ``MAX_FACTS``
-        facts follow, nearest first. Repeated texts are added once.
+        When the budget is short, newer rules are preferred, and rules to facts. At most
+        ``MAX_FACTS`` facts are added, nearest first. Repeated texts are added once.
 
         Args:
             user: Id of the user.
             messages: The conversation.
             budget_tokens: The most tokens of the added text, with the blank line before it.
             count_tokens: Returns the number of tokens of a text.
-            system: The base's default system text. It precedes the added text in a conversation
-                without a system message, and does not count towards the budget.
+            system: The base's default system text. It precedes the rules in a conversation without
+                a system message, and does not count towards the budget.
             exclude: Ids of items that the layers in use have internalized.
 
         Returns:
@@ -188,7 +177,7 @@ class Memory:
         facts = [fact for fact in facts if fact.id not in hidden]
 
         def fits(rules: Sequence[Signal], facts: Sequence[Signal]) -> bool:
-            return count_tokens("\n\n" + _format_items(rules, facts)) <= budget_tokens
+            return count_tokens(_prompt_items(rules, facts).added_text) <= budget_tokens
 
         chosen_rules: list[Signal] = []
         misses = 0
@@ -206,18 +195,28 @@ class Memory:
                 chosen_facts.append(fact)
         if not chosen_rules and not chosen_facts:
             return AugmentedPrompt(tuple(messages), ())
-        text = _format_items(chosen_rules, chosen_facts)
         ids = tuple(signal.id for signal in (*chosen_rules, *chosen_facts))
-        return AugmentedPrompt(_with_system_text(messages, text, system), ids)
+        items = _prompt_items(chosen_rules, chosen_facts)
+        return AugmentedPrompt(items.add_to(messages, system), ids)
 
     def render_with_item(
         self, user: str, item_id: str, messages: Sequence[Message], *, system: str | None = None
     ) -> tuple[Message, ...]:
-        """Return the messages with one item added as ``recall`` adds it. Raises ``NotFound``."""
+        """Return the messages with one item, as ``add_to_prompt`` adds it.
+
+        Args:
+            user: The user.
+            item_id: The rule or fact.
+            messages: The conversation.
+            system: The default system text of the base, which precedes rules.
+
+        Raises:
+            NotFound: The item is not in effect.
+        """
         item = self._signal(user, item_id)
         is_rule = item.kind is SignalKind.COMMENT
-        block = _format_items([item] if is_rule else [], [] if is_rule else [item])
-        return _with_system_text(messages, block, system)
+        items = _prompt_items([item] if is_rule else [], [] if is_rule else [item])
+        return items.add_to(messages, system)
 
     def similarity(self, vectors: Vectors, messages: Sequence[Message]) -> float:
         """Return the cosine of the request with the nearest row of ``[n, size]`` vectors.
@@ -302,34 +301,9 @@ def _without_repeats(signals: Iterable[Signal]) -> list[Signal]:
     """Return the first signal of each line."""
     first: dict[str, Signal] = {}
     for signal in signals:
-        first.setdefault(_line(signal), signal)
+        first.setdefault(quote_line(signal.payload["text"]), signal)
     return list(first.values())
 
 
-def _line(signal: Signal) -> str:
-    """Quote an item on one line. A line end or quotation mark of its own would let it escape."""
-    text = "".join(
-        " " if unicodedata.category(each) == "Cc" else each for each in signal.payload["text"]
-    )
-    return '"' + " ".join(text.split()).replace('"', "'") + '"'
-
-
-def _format_items(rules: Sequence[Signal], facts: Sequence[Signal]) -> str:
-    blocks = []
-    if rules:
-        blocks.append("\n".join([_RULES_HEADING, *(f"- {_line(rule)}" for rule in rules)]))
-    if facts:
-        blocks.append(
-            "\n".join([_FACTS_HEADING, *(f"The user said: {_line(fact)}" for fact in facts)])
-        )
-    return "\n\n".join(blocks)
-
-
-def _with_system_text(
-    messages: Sequence[Message], text: str, system: str | None
-) -> tuple[Message, ...]:
-    for index, message in enumerate(messages):
-        if message.role == "system":
-            joined = replace(message, content=f"{message.content}\n\n{text}")
-            return (*messages[:index], joined, *messages[index + 1 :])
-    return (Message("system", f"{system}\n\n{text}" if system else text), *messages)
+def _prompt_items(rules: Sequence[Signal], facts: Sequence[Signal]) -> PromptItems:
+    return PromptItems(*(tuple(each.payload["text"] for each in some) for some in (rules, facts)))

@@ -141,6 +141,17 @@ class ApiKeys(
                 )
             return keys.pop(fitting[0])
 
+    def revoke_all(self, user: str) -> int:
+        """Delete all keys of a user, those of sessions too, and return how many were stored."""
+        with self._mutex:
+            self._session_keys = {d: k for d, k in self._session_keys.items() if k.user != user}
+        owned = [key.id for key in self.list_keys() if key.user == user]
+        if owned:
+            with self._change() as keys:
+                for digest in [d for d, key in keys.items() if key.user == user]:
+                    del keys[digest]
+        return len(owned)
+
     def list_keys(self) -> tuple[ApiKey, ...]:
         """Return the keys that ``create`` made and that are not revoked, oldest first."""
         return tuple(self._read_keys().values())

@@ -2,7 +2,8 @@
 there.
 
 A copy is ``<folder>/copy-<number>-<day>/`` with the database at one moment and every file that a
-revision in it names. It has no training state, locks or API keys.
+revision in it names. It has no training state, locks or API keys, and no records of publications:
+what the home published is not the copy's to remove.
 
 Invariants:
 
@@ -25,7 +26,7 @@ from pathlib import Path
 
 from personalpeft.errors import Damaged, InvalidInput
 from personalpeft.store.blobs import Blobs, replace_file, sync_file, sync_folder
-from personalpeft.store.database import Database
+from personalpeft.store.database import Database, has_table
 from personalpeft.store.error_mapping import map_home_errors, sqlite3
 
 _COPY = re.compile(r"copy-(\d{6})-\d{8}")
@@ -48,11 +49,7 @@ class Backup:
 
 
 def back_up(database: Database, blobs: Blobs, folder: Path, *, now: datetime, keep: int) -> Backup:
-    """Copy a home into a folder, beside readers and writers, and delete all but the newest copies
-    there.
-
-    See ``Maintenance.back_up``. ``now`` is in the copy's name.
-    """
+    """Implement ``Maintenance.back_up``, which documents the arguments. ``now`` names the copy."""
     if keep < 1:
         raise InvalidInput(f"keep must be 1 or more, got {keep}.", hint="Older copies are deleted.")
     home = database.path.parent
@@ -93,6 +90,8 @@ def _copy_database(database: Database, path: Path) -> list[str]:
                 f"The database in {database.path.parent} is damaged and was not copied.",
                 hint="Run verify; keep the older copies.",
             )
+        if has_table(copy, "publication"):
+            copy.execute("delete from publication")
         sql = "select distinct digest from revision order by digest"
         digests = [digest for (digest,) in copy.execute(sql)]
     with path.open("rb+") as file:

@@ -3,13 +3,13 @@ embeddings.
 
 Invariants: a revision records how it was built and never changes. A verdict is a judgement, and a
 later judgement is a new row, so that a replaced verdict can still be read. A layer's head is the
-target of its last move. A signal that is pinned for a layer is never trained on in that layer.
+target of its last move. A signal that is held out for a layer is never trained on in that layer.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from datetime import datetime
 from itertools import islice
 from typing import Any, get_args
@@ -19,25 +19,27 @@ import numpy.typing as npt
 
 from personalpeft.errors import BaseMismatch, Damaged, InvalidInput
 from personalpeft.ids import check_user_id
-from personalpeft.store import hash_chain, rows
+from personalpeft.store import rows
 from personalpeft.store.blobs import Blobs
 from personalpeft.store.database import Database, Row, fetch_all, fetch_one
+from personalpeft.store.error_mapping import sqlite3
+from personalpeft.store.hash_chain import NewEntry, append_entries, create_user
 from personalpeft.store.id_lookup import resolve_id, resolve_layer, resolve_user
 from personalpeft.store.revisions import (
-    append_judgement,
-    check_revisions,
+    check_revision,
     is_recorded,
-    move_heads,
     read_head,
     read_holdout,
-    record_revisions,
-    split_rounds,
+    record_judgement,
+    record_move,
+    record_revision,
 )
 from personalpeft.store.types import ANY_HEAD, NewRevision, UserSummary
-from personalpeft.types import HeadMove, Json, Layer, Revision, Scope, Stack, StackEntry
+from personalpeft.types import HeadMove, Json, Layer, Revision, Scope, Stack, StackEntry, is_number
 
+# All columns: a home of an earlier version that is open for reading has no ``trains``.
 _SUMMARY = """
-select u.id, u.since,
+select u.*,
     (select count(*) from turn t where t.user = u.id) as turns,
     (select count(*) from signal s where s.user = u.id) as signals,
     (select count(*) from revision r where r.user = u.id) as revisions
@@ -87,14 +89,21 @@ class Catalog:
             if fetch_one(db, "select 1 from user where id = ?", user):
                 return
         with self._database.write_transaction() as db:
-            hash_chain.create_users(db, [user], self._now())
+            create_user(db, user, self._now())
 
     def users(
         self, *, after: str | None = None, limit: int = 100, search: str = ""
     ) -> tuple[UserSummary, ...]:
-        """Return a page of users by id, beginning after an id, which need not exist.
+        """Return a page of users by id. A page shorter than ``limit`` is the last.
 
-        With ``search`` only those whose id contains the text. A page shorter than ``limit`` is the last. Raises ``InvalidInput``.
+        Args:
+            after: The page begins after this id, which need not exist.
+            limit: The most users to return, at least 1.
+            search: Only users whose id contains this text.
+
+        Raises:
+            InvalidInput: The limit is below 1.
+            InvalidId: ``after`` is not a user id.
         """
         if limit < 1:
             raise InvalidInput(
@@ -110,6 +119,17 @@ class Catalog:
         """Return one user's summary. Raises ``NotFound``."""
         (row,) = self._fetch(_SUMMARY + " where u.id = ?", user)
         return rows.decode_summary(row)
+
+    def allows_training(self, user: str) -> bool:
+        """Return whether layers may be trained on a user's new signals. Raises ``NotFound``."""
+        (row,) = self._fetch("select * from user where id = ?", user)
+        return bool(row.get("trains", True))
+
+    def set_training(self, user: str, allowed: bool) -> None:
+        """Set whether layers may be trained on a user's new signals. Raises ``NotFound``."""
+        with self._database.write_transaction() as db:
+            resolve_user(db, user)
+            db.execute("update user set trains = ? where id = ?", [int(allowed), user])
 
     def layers(self, user: str) -> tuple[Layer, ...]:
         """Return a user's layers, lowest first: style, skills by age, memory."""
@@ -177,17 +197,18 @@ class Catalog:
         Raises:
             Damaged: The blob does not match the revision's digest.
             NotFound: The user does not have the parent or a signal.
-            InvalidInput: An id or role is invalid, or a pinned signal was trained on.
+            InvalidInput: An id or role is invalid, or a held-out signal was trained on.
         """
         new = NewRevision(revision, blob, report, promote, cause)
-        check_revisions([new])
+        check_revision(new)
         # File and rows under one lock: verify must never find the blob of a revision on its way.
         with self._database.write_transaction() as db:
             resolve_user(db, revision.user)
             head = read_head(db, revision.user, revision.layer)
             if promote and expected_head not in (ANY_HEAD, head):
                 return False
-            record_revisions(db, self._blobs, [new], self._now())
+            record_revision(db, new, self._now())
+            self._blobs.put(blob)
             return True
 
     def add_revisions(
@@ -216,44 +237,53 @@ class Catalog:
         """
         source, done, added = iter(new), 0, 0
         while batch := list(islice(source, batch_size)):
-            check_revisions(batch)
+            for each in batch:
+                check_revision(each)
             with self._database.write_transaction() as db:
-                at = self._now()
-                hash_chain.create_users(db, [each.revision.user for each in batch], at)
-                for some in split_rounds(batch):
-                    missing = [n for n in some if not is_recorded(db, n.revision)]
-                    record_revisions(db, self._blobs, missing, at)
-                    added += len(missing)
+                at, files = self._now(), dict[str, bytes]()
+                for each in batch:
+                    create_user(db, each.revision.user, at)
+                    if not is_recorded(db, each.revision):
+                        record_revision(db, each, at)
+                        files[each.revision.digest] = each.blob
+                        added += 1
+                self._blobs.put_many(files.values())
             done += len(batch)
             progress(done)
         return added
 
     def add_judgement(self, revision: Revision, report: Json, *, move: HeadMove) -> bool:
-        """Record a revision's new judgement and report, and move the head, in one transaction.
+        """Record a revision's new judgement and move the head, in one transaction.
 
-        Return False and record nothing if the head is no longer ``move.before``; ``move.after`` may
-        equal it. Raises as ``move_head``.
+        Args:
+            revision: A recorded revision with its new verdict, reason, scores and signals.
+            report: The report of the learn that judged it.
+            move: The move. Its ``after`` may equal its ``before``.
+
+        Returns:
+            False if the head is no longer ``move.before``; then nothing is recorded.
+
+        Raises:
+            NotFound, BaseMismatch, Damaged: As ``move_head``.
         """
-        with self._database.write_lock():
+        with self._database.write_transaction() as db:
+            resolve_layer(db, move.user, move.layer)
+            resolve_id(db, "revision", revision.user, revision.id, layer=revision.layer)
             if move.after is not None and move.after != move.before:
-                self._check_target(move.user, move.layer, move.after, revision.base)
-            with self._database.write_transaction() as db:
-                resolve_layer(db, move.user, move.layer)
-                resolve_id(db, "revision", revision.user, revision.id, layer=revision.layer)
-                if read_head(db, move.user, move.layer) != move.before:
-                    return False
-                writer, at = hash_chain.ChainWriter(db), self._now()
-                append_judgement(writer, revision, report, at)
-                moves = [(move.user, move.layer, move.after, move.cause)]
-                move_heads(db, writer, moves, at)
-                return True
+                self._check_target(db, move.user, move.layer, move.after, revision.base)
+            if read_head(db, move.user, move.layer) != move.before:
+                return False
+            at = self._now()
+            record_judgement(db, revision, report, at)
+            record_move(db, replace(move, at=at))
+            return True
 
     def add_report(self, user: str, report: Json) -> None:
         """Record the report of a learn that built no revision."""
         with self._database.write_transaction() as db:
             resolve_user(db, user)
             row = rows.encode("report", at=self._now(), body=report)
-            hash_chain.append_entry(db, user, "report", row)
+            append_entries(db, user, [NewEntry("report", row)])
 
     def reports(self, user: str) -> tuple[Json, ...]:
         """Return a user's reports, oldest first."""
@@ -280,14 +310,13 @@ class Catalog:
             BaseMismatch: The revision was built on another base.
             Damaged: The revision's blob is missing or damaged.
         """
-        with self._database.write_lock():
+        with self._database.write_transaction() as db:
+            resolve_layer(db, user, layer)
             if to is not None:
-                to = self._check_target(user, layer, to, base)
-            with self._database.write_transaction() as db:
-                resolve_layer(db, user, layer)
-                writer, moves = hash_chain.ChainWriter(db), [(user, layer, to, cause)]
-                (move,) = move_heads(db, writer, moves, self._now())
-                return move
+                to = self._check_target(db, user, layer, to, base)
+            move = HeadMove(user, layer, read_head(db, user, layer), to, cause, self._now())
+            record_move(db, move)
+            return move
 
     def head_moves(self, user: str, *, layer: str | None = None) -> tuple[HeadMove, ...]:
         """Return every move of a user's heads, or of one layer's, oldest first."""
@@ -296,16 +325,36 @@ class Catalog:
         return tuple(map(rows.decode_move, self._fetch(sql, user, layer=layer)))
 
     def set_weight(self, user: str, layer: str, weight: float) -> None:
-        """Set how strongly a layer is added. Raises ``InvalidInput`` if it is not finite."""
-        if not math.isfinite(weight):
+        """Set how strongly a layer is added.
+
+        Args:
+            user: The user's id.
+            layer: The layer's name.
+            weight: From -2 to 2; 1 adds the layer as trained.
+
+        Raises:
+            NotFound: The user does not have the layer.
+            InvalidInput: The weight is out of bounds.
+        """
+        if not is_number(weight) or not -2 <= weight <= 2:
             raise InvalidInput(
-                f"The weight must be finite, got {weight}.",
-                hint="1 adds the layer as it was trained.",
+                f"weight must be a number from -2 to 2, got {weight!r}.",
+                hint="1 is the layer as trained.",
             )
         self._update_layer(user, layer, "weight", float(weight))
 
     def set_scope(self, user: str, layer: str, scope: Scope) -> None:
-        """Set when a layer is attached. The default is "always" for the style, else "near"."""
+        """Set when a layer is attached. The default is "always" for the style, else "near".
+
+        Args:
+            user: The user's id.
+            layer: The layer's name.
+            scope: "always", "near" or "never".
+
+        Raises:
+            NotFound: The user does not have the layer.
+            InvalidInput: The scope is none of these.
+        """
         if scope not in get_args(Scope):
             known = ", ".join(get_args(Scope))
             raise InvalidInput(
@@ -320,7 +369,7 @@ class Catalog:
             return read_holdout(db, user, layer)
 
     def used_signals(self, user: str, layer: str) -> frozenset[str]:
-        """Return the signals that any revision of a layer trained on or pinned."""
+        """Return the signals that any revision of a layer trained on or held out."""
         sql = "select distinct signal from provenance where user = ? and layer = ?"
         return frozenset(row["signal"] for row in self._fetch(sql, user, layer))
 
@@ -332,9 +381,16 @@ class Catalog:
     def add_vectors(
         self, user: str, embedder: str, vectors: Mapping[str, npt.NDArray[np.float32]]
     ) -> None:
-        """Cache embeddings by signal, in place of earlier ones.
+        """Cache embeddings of signals, in place of earlier ones.
 
-        Raises ``NotFound`` for an unknown signal, ``InvalidInput`` for an invalid vector.
+        Args:
+            user: The user's id.
+            embedder: The name of the model that embedded them.
+            vectors: One vector ``[size]`` for each signal.
+
+        Raises:
+            NotFound: The user does not have a signal.
+            InvalidInput: A vector is empty, not finite, or has another shape.
         """
         for signal, vector in vectors.items():
             if vector.ndim != 1 or vector.size == 0 or not np.isfinite(vector).all():
@@ -359,13 +415,13 @@ class Catalog:
                 return fetch_all(db, sql, user, *parameters)
             return fetch_all(db, sql, user, resolve_layer(db, user, layer))
 
-    def _check_target(self, user: str, layer: str, prefix: str, base: str) -> str:
+    def _check_target(
+        self, db: sqlite3.Connection, user: str, layer: str, prefix: str, base: str
+    ) -> str:
         """Return the full id of a revision that may become the head."""
-        with self._database.read_transaction() as db:
-            resolve_layer(db, user, layer)
-            revision = resolve_id(db, "revision", user, prefix, layer=layer)
-            sql = "select digest, base from revision where user = ? and id = ?"
-            (row,) = fetch_all(db, sql, user, revision)
+        revision = resolve_id(db, "revision", user, prefix, layer=layer)
+        sql = "select digest, base from revision where user = ? and id = ?"
+        (row,) = fetch_all(db, sql, user, revision)
         _check_base(revision, row["base"], base)
         self._blobs.read(row["digest"])
         return revision

@@ -208,10 +208,22 @@ def fetch_one(db: sqlite3.Connection, sql: str, *parameters: Any) -> Row | None:
     return next(iter(fetch_all(db, sql, *parameters)), None)
 
 
+def has_table(db: sqlite3.Connection, name: str) -> bool:
+    """Return whether a table exists; a home of an earlier version may lack it."""
+    return fetch_one(db, "select 1 from sqlite_master where name = ?", name) is not None
+
+
 def insert_rows(
     db: sqlite3.Connection, table: str, columns: Sequence[str], values: Iterable[Sequence[Any]]
 ) -> None:
-    """Insert rows into an existing table."""
+    """Insert rows into an existing table.
+
+    Args:
+        db: A connection in a write transaction.
+        table: The table.
+        columns: The columns that are given.
+        values: One value a column, for each row.
+    """
     marks = ", ".join("?" * len(columns))
     db.executemany(f"insert into {table} ({', '.join(columns)}) values ({marks})", values)
 

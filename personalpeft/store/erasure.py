@@ -1,4 +1,4 @@
-"""Erases what a user forgets for good, so that no file of the home holds it.
+"""Erase rows and files of an item or a user for good, so that no file of the home holds it.
 
 Invariants:
 
@@ -9,6 +9,7 @@ Invariants:
   starts where the move before it ended. The head is the target of the last remaining move.
 - Files and the journal cannot be part of the transaction. It lists them as pending deletions, and
   the next opening of the home completes those that are left.
+- Of an erased user no row is left, not even a tombstone: it would hold the id.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ from personalpeft.store.blobs import sync_folder
 from personalpeft.store.database import Row, fetch_all, fetch_one, insert_rows
 from personalpeft.store.error_mapping import map_home_errors, sqlite3
 from personalpeft.store.hash_chain import GENESIS, chain_digest, row_digest
-from personalpeft.store.id_lookup import resolve_user
+from personalpeft.store.id_lookup import is_user, resolve_user
+from personalpeft.store.locks import user_leases
 from personalpeft.store.revisions import unnamed_blobs
-from personalpeft.store.rows import TOMBSTONE, EntryKind
+from personalpeft.store.rows import KINDS, TOMBSTONE, EntryKind
 from personalpeft.store.store import Store
 from personalpeft.store.types import Erasure, ErasureResult
 from personalpeft.types import Json
@@ -37,14 +39,21 @@ from personalpeft.types import Json
 _IN_LIST = "in (select value from json_each(?))"
 
 
-def erase(store: Store, user: str, decide: Callable[[], Erasure]) -> ErasureResult:
-    """Erase what ``decide`` returns. It is called under the write lock, so that nothing changes
-    meanwhile.
+def erase(store: Store, user: str, erasure: Erasure) -> ErasureResult:
+    """Erase some items of a user. After a kill, the next opening deletes the files.
 
-    After a kill, the next opening deletes the files. Raises ``NotFound``, ``Busy``, ``HomeError``.
+    Args:
+        store: The open home. The caller holds its write lock since before it decided what to erase,
+            so that nothing was added meanwhile.
+        user: The user.
+        erasure: What to erase.
+
+    Raises:
+        NotFound: There is no such user.
+        Busy: Another writer does not finish in time.
+        HomeError: The home cannot be written.
     """
     with store.database.write_lock():
-        erasure = decide()
         with store.database.write_transaction() as db:
             result = _erase_rows(db, user, erasure, store.now())
         # The erasure is committed. A file that cannot be deleted now is deleted by the next
@@ -54,6 +63,28 @@ def erase(store: Store, user: str, decide: Callable[[], Erasure]) -> ErasureResu
         return replace(result, complete=False)
 
 
+def erase_user(store: Store, user: str) -> None:
+    """Erase every row of a user.
+
+    Call ``delete_pending_files`` once all leases on the user are released. After a kill, the next
+    opening does. Raises as ``erase``.
+    """
+    with store.database.write_transaction() as db:
+        resolve_user(db, user)
+        db.execute("pragma defer_foreign_keys = on")
+        digests = fetch_all(db, "select digest from revision where user = ?", user)
+        # Read from the schema, so that no later table can be left out.
+        tables = fetch_all(
+            db,
+            "select m.name from sqlite_master m join pragma_table_info(m.name) c"
+            " where m.type = 'table' and c.name = 'user' and m.name <> 'pending_deletion'",
+        )
+        for table in tables:
+            db.execute(f"delete from {table['name']} where user = ?", [user])
+        db.execute("delete from user where id = ?", [user])
+        _enqueue_deletions(db, user, unnamed_blobs(db, [row["digest"] for row in digests]))
+
+
 def delete_pending_files(store: Store, user: str | None = None) -> bool:
     """Delete the files that erasures listed, of one user or of all, and clear the database's
     journal.
@@ -61,14 +92,19 @@ def delete_pending_files(store: Store, user: str | None = None) -> bool:
     Return whether nothing is left. A reader of an earlier moment keeps the journal from being
     cleared.
     """
-    if not _pending(store, user):
+    if not _read_pending(store, user):
         return True
     with store.database.write_lock(), map_home_errors(store.home):
-        pending = _pending(store, user)
+        pending = _read_pending(store, user)
         names = [row["name"] for row in pending if row["kind"] == "blob"]
         with store.database.read_transaction() as db:
             # A later build may have produced the same bytes.
             unnamed = unnamed_blobs(db, names)
+            users = {row["user"] for row in pending}
+            gone = {each for each in users if not is_user(db, each)}
+        for each in gone:
+            # Their names hold the id. No process can hold a lease on a user who does not exist.
+            store.leases.delete_files(*user_leases(each))
         for row in pending:
             if row["name"] in unnamed:
                 path = store.blobs.expected_path(row["name"])
@@ -78,15 +114,18 @@ def delete_pending_files(store: Store, user: str | None = None) -> bool:
             elif row["kind"] == "sessions":
                 with suppress(FileNotFoundError):
                     shutil.rmtree(store.home / "sessions" / row["user"])
+            elif row["kind"] == "note":
+                (store.home / "notes" / row["name"]).unlink(missing_ok=True)
         if not store.database.truncate_journal():
             return False
         with store.database.write_transaction() as db:
             ids = [(row["id"],) for row in pending]
             db.executemany("delete from pending_deletion where id = ?", ids)
-    return True
+        # These rows named the user and the files.
+        return store.database.truncate_journal()
 
 
-def _pending(store: Store, user: str | None) -> list[Row]:
+def _read_pending(store: Store, user: str | None) -> list[Row]:
     with store.database.read_transaction() as db:
         if user is None:
             return fetch_all(db, "select * from pending_deletion order by id")
@@ -103,24 +142,21 @@ class _RowEraser:
 
     db: sqlite3.Connection
     user: str
-    erased: dict[int, tuple[EntryKind, str | None]] = field(default_factory=dict)
+    erased: dict[int, tuple[str, str | None]] = field(default_factory=dict)
     changed: set[int] = field(default_factory=set)
 
-    def delete_where(self, kind: EntryKind, column: str, values: Iterable[str]) -> None:
-        """Delete the rows of a kind whose column has one of these values.
+    def select_where(self, table: str, column: str, values: Iterable[str | int]) -> list[Row]:
+        """Return the user's rows of a table whose column has one of these values."""
+        sql = f"select * from {table} where user = ? and {column} {_IN_LIST}"
+        return fetch_all(self.db, sql, self.user, json.dumps(sorted(values)))
 
-        An id goes to the tombstone.
-        """
-        wanted = json.dumps(sorted(values))
-        condition = f"from {kind} where user = ? and {column} {_IN_LIST}"
-        for row in fetch_all(self.db, f"select seq, {column} {condition}", self.user, wanted):
-            self.erased[row["seq"]] = kind, row[column] if column == "id" else None
-        self.db.execute(f"delete {condition}", [self.user, wanted])
-
-    def delete_entry(self, kind: EntryKind, seq: int) -> None:
-        """Delete one row."""
-        self.erased[seq] = kind, None
-        self.db.execute(f"delete from {kind} where user = ? and seq = ?", [self.user, seq])
+    def delete_where(self, table: str, column: str, values: Iterable[str | int]) -> None:
+        """Delete these rows. The tombstone of one that has an id of its own names the id."""
+        if table in KINDS:
+            for row in self.select_where(table, column, values):
+                self.erased[row["seq"]] = table, row["id"] if column == "id" else None
+        sql = f"delete from {table} where user = ? and {column} {_IN_LIST}"
+        self.db.execute(sql, [self.user, json.dumps(sorted(values))])
 
     def update(self, kind: EntryKind, seq: int, **columns: str | None) -> None:
         """Change columns of one row."""
@@ -137,22 +173,20 @@ def _erase_rows(db: sqlite3.Connection, user: str, erasure: Erasure, at: datetim
     # Rows are deleted in any order; references are checked when the transaction commits.
     db.execute("pragma defer_foreign_keys = on")
     eraser = _RowEraser(db, user)
-    digests = _select_in(db, "select digest from revision", user, "id", erasure.revisions)
+    revisions = eraser.select_where("revision", "id", erasure.revisions)
     _erase_signals(eraser, erasure.signals)
     _erase_turns(eraser, erasure)
     _erase_revisions(eraser, erasure.revisions)
     heads = _erase_moves(eraser, erasure.revisions)
-    _redact(eraser, "report", "body", erasure.redact)
-    _redact(eraser, "judgement", "scores", erasure.redact)
+    _redact(eraser, "report", "body", erasure.redact_json)
+    _redact(eraser, "judgement", "scores", erasure.redact_json)
     tombstones = [
         (user, seq, kind, name, rows.format_time(at)) for seq, (kind, name) in eraser.erased.items()
     ]
     insert_rows(db, TOMBSTONE, ("user", "seq", "kind", "id", "at"), tombstones)
     _derive_chain(eraser)
-    blobs = sorted(unnamed_blobs(db, [row["digest"] for row in digests]))
-    pending = [*(("blob", digest) for digest in blobs), ("sessions", ""), ("journal", "")]
-    values = [(user, kind, name) for kind, name in pending]
-    insert_rows(db, "pending_deletion", ("user", "kind", "name"), values)
+    blobs = unnamed_blobs(db, [row["digest"] for row in revisions])
+    _enqueue_deletions(db, user, blobs)
     kinds = [kind for kind, _ in eraser.erased.values()]
     return ErasureResult(
         turns=kinds.count("turn"),
@@ -160,59 +194,54 @@ def _erase_rows(db: sqlite3.Connection, user: str, erasure: Erasure, at: datetim
         revisions=kinds.count("revision"),
         reports=kinds.count("report"),
         files=len(blobs),
-        redacted=len(erasure.redacted),
+        emptied=len(erasure.emptied),
         heads=heads,
     )
 
 
+def _enqueue_deletions(db: sqlite3.Connection, user: str, blobs: Iterable[str]) -> None:
+    """List what an erasure deletes beside the database once its transaction is committed."""
+    pending = [*(("blob", digest) for digest in sorted(blobs)), ("sessions", ""), ("journal", "")]
+    values = [(user, kind, name) for kind, name in pending]
+    insert_rows(db, "pending_deletion", ("user", "kind", "name"), values)
+
+
 def _erase_signals(eraser: _RowEraser, signals: frozenset[str]) -> None:
-    ids = json.dumps(sorted(signals))
-    eraser.db.execute(
-        f"delete from vector where user = ? and signal {_IN_LIST}", [eraser.user, ids]
-    )
-    select = "select seq, id from signal"
-    for row in _select_in(eraser.db, select, eraser.user, "supersedes", signals):
+    for row in eraser.select_where("signal", "supersedes", signals):
         if row["id"] not in signals:
             eraser.update("signal", row["seq"], supersedes=None)
+    eraser.delete_where("vector", "signal", signals)
     eraser.delete_where("retraction", "signal", signals)
     eraser.delete_where("signal", "id", signals)
 
 
 def _erase_turns(eraser: _RowEraser, erasure: Erasure) -> None:
     # A turn that continued an erased one continues what that one continued.
-    select = "select seq, id, previous from turn"
     before = {
-        row["id"]: row["previous"]
-        for row in _select_in(eraser.db, select, eraser.user, "id", erasure.turns)
+        row["id"]: row["previous"] for row in eraser.select_where("turn", "id", erasure.turns)
     }
-    for following in _select_in(eraser.db, select, eraser.user, "previous", erasure.turns):
+    for following in eraser.select_where("turn", "previous", erasure.turns):
         if following["id"] not in erasure.turns:
             previous = following["previous"]
             while previous in before:
                 previous = before[previous]
             eraser.update("turn", following["seq"], previous=previous)
     eraser.delete_where("turn", "id", erasure.turns)
-    for turn_id, messages in erasure.redacted.items():
-        sql = "select seq, used from turn where user = ? and id = ?"
-        row = fetch_one(eraser.db, sql, eraser.user, turn_id)
-        if row is not None:
-            used = [each for each in rows.from_json(row["used"]) if each not in erasure.signals]
-            eraser.update(
-                "turn",
-                row["seq"],
-                messages=rows.to_json([each.to_list() for each in messages], what="messages"),
-                reply="",
-                used=rows.to_json(used, what="list of signals"),
-            )
+    for row in eraser.select_where("turn", "id", erasure.emptied):
+        messages = [each.to_list() for each in erasure.emptied[row["id"]]]
+        used = [each for each in rows.from_json(row["used"]) if each not in erasure.signals]
+        eraser.update(
+            "turn",
+            row["seq"],
+            messages=rows.to_json(messages, what="messages"),
+            reply="",
+            used=rows.to_json(used, what="list of signals"),
+        )
 
 
 def _erase_revisions(eraser: _RowEraser, revisions: frozenset[str]) -> None:
-    ids = json.dumps(sorted(revisions))
-    eraser.db.execute(
-        f"delete from provenance where user = ? and revision {_IN_LIST}", [eraser.user, ids]
-    )
-    eraser.delete_where("judgement", "revision", revisions)
-    eraser.delete_where("report", "revision", revisions)
+    for table in ("provenance", "judgement", "report"):
+        eraser.delete_where(table, "revision", revisions)
     eraser.delete_where("revision", "id", revisions)
 
 
@@ -226,7 +255,7 @@ def _erase_moves(eraser: _RowEraser, revisions: frozenset[str]) -> dict[str, str
         before = targets.get(move["layer"])
         after = before if move["after"] in revisions else move["after"]
         if after == before:
-            eraser.delete_entry("move", move["seq"])
+            eraser.delete_where("move", "seq", [move["seq"]])
         elif (before, after) != (move["before"], move["after"]):
             eraser.update("move", move["seq"], before=before, after=after)
         targets[move["layer"]] = after
@@ -273,10 +302,3 @@ def _derive_chain(eraser: _RowEraser) -> None:
         derived.append((digest, chain, user, seq))
     db.executemany("update entry set digest = ?, chain = ? where user = ? and seq = ?", derived)
     db.execute("update user set chain = ? where id = ?", [chain, user])
-
-
-def _select_in(
-    db: sqlite3.Connection, select: str, user: str, column: str, values: Iterable[str]
-) -> list[Row]:
-    wanted = json.dumps(sorted(values))
-    return fetch_all(db, f"{select} where user = ? and {column} {_IN_LIST}", user, wanted)

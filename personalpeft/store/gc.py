@@ -2,10 +2,10 @@
 
 Invariants:
 
-- A blob is deleted only under the write lock, after a look at the rows then, and only if it is a
-  day old: a learn stores its file long before a row names it, while the gate judges. Storing it
-  again resets its age. If a clock were a day wrong that learn would fail, and no row would name a
-  missing file.
+- A blob is deleted only under the write lock, if no row names it then and it is a day old. A learn
+  stores its file before the gate judges it, and names it in a row afterwards. Storing a file again
+  resets its age. A clock that is a day wrong makes such a learn fail. It leaves no row without a
+  file.
 - Readers need no lock: a revision names whatever a stack names.
 - A session is disposable, and one in use is written every few steps.
 - Files are read in small batches, so neither memory nor a writer's wait grows with their number.
@@ -39,9 +39,16 @@ def collect_garbage(
     dry_run: bool = False,
     progress: Callable[[float], None] = lambda done: None,
 ) -> GarbageReport:
-    """Delete what nothing needs, beside readers and writers; with ``dry_run`` only count it.
+    """Delete what nothing needs, beside readers and writers.
 
-    ``progress`` receives the share that is done, 0 to 1. Raises ``HomeError``, ``Busy``.
+    Args:
+        store: The open home.
+        dry_run: Only count it.
+        progress: Called with the share that is done, 0 to 1.
+
+    Raises:
+        HomeError: The home cannot be written.
+        Busy: Another writer does not finish in time.
     """
     if store.read_only and not dry_run:
         raise read_only_error(store.home)

@@ -10,71 +10,68 @@ Columns that are null are left out of the digest, so that a later migration may 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from personalpeft.ids import check_user_id
-from personalpeft.store.database import Row, fetch_one, insert_rows
+from personalpeft.store.database import Row, fetch_all, fetch_one, has_table, insert_rows
 from personalpeft.store.error_mapping import sqlite3
-from personalpeft.store.rows import COLUMNS, KINDS, EntryKind, format_time, unicode_error
+from personalpeft.store.rows import COLUMNS, EntryKind, format_time, unicode_error
 from personalpeft.types import canonical_digest
 
 GENESIS = ""
 """The chain value before a user's first entry."""
 
 
-class ChainWriter:
-    """Collects new entries in memory (``append``) and inserts them table by table (``flush``).
+class NewEntry(NamedTuple):
+    """A row to append. ``table`` holds it, if that of its kind does not."""
 
-    Use it inside one write transaction. Until ``flush`` the new rows cannot be read.
+    kind: EntryKind
+    content: Row
+    table: str = ""
+
+
+def append_entries(db: sqlite3.Connection, user: str, entries: Iterable[NewEntry]) -> None:
+    """Append rows as a user's next entries.
+
+    Args:
+        db: A connection in a write transaction.
+        user: An existing user.
+        entries: The rows in order, without user and number.
+
+    Raises:
+        InvalidInput: A text is not valid Unicode.
     """
-
-    def __init__(self, db: sqlite3.Connection) -> None:
-        self._db = db
-        self._tails: dict[str, tuple[int, str]] = {}
-        self._changed: set[str] = set()
-        self._entries: list[tuple[str, int, str, str, str]] = []
-        self._rows: dict[EntryKind, list[list[Any]]] = {}
-
-    def append(self, user: str, kind: EntryKind, content: Row) -> None:
-        """Append a row as a user's next entry. Raises ``InvalidInput`` for invalid Unicode."""
-        before, chain = self._tail(user)
-        seq = before + 1
-        row = {"user": user, "seq": seq, **content}
+    tail = fetch_one(db, "select entries, chain from user where id = ?", user)
+    if tail is None:
+        raise ValueError(f"no user {user!r}")
+    seq, chain = tail["entries"], tail["chain"]
+    links: list[list[Any]] = []
+    contents: dict[str, list[list[Any]]] = {}
+    for kind, content, other_table in entries:
+        seq, table = seq + 1, other_table or kind
         try:
-            digest = row_digest(kind, row)
+            digest = row_digest(table, {"user": user, "seq": seq, **content})
         except UnicodeEncodeError as error:
             raise unicode_error() from error
         chain = chain_digest(chain, seq, kind, digest)
-        self._entries.append((user, seq, kind, digest, chain))
-        self._rows.setdefault(kind, []).append([user, seq, *map(content.get, COLUMNS[kind])])
-        self._tails[user] = seq, chain
-        self._changed.add(user)
-
-    def flush(self) -> None:
-        """Insert what was appended since the last flush."""
-        insert_rows(self._db, "entry", ("user", "seq", "kind", "digest", "chain"), self._entries)
-        for kind in KINDS:
-            insert_rows(self._db, kind, ("user", "seq", *COLUMNS[kind]), self._rows.get(kind, ()))
-        tails = [(*self._tails[user], user) for user in self._changed]
-        self._db.executemany("update user set entries = ?, chain = ? where id = ?", tails)
-        self._entries, self._rows, self._changed = [], {}, set()
-
-    def _tail(self, user: str) -> tuple[int, str]:
-        if user not in self._tails:
-            tail = fetch_one(self._db, "select entries, chain from user where id = ?", user)
-            if tail is None:
-                raise ValueError(f"no user {user!r}")
-            self._tails[user] = tail["entries"], tail["chain"]
-        return self._tails[user]
+        links.append([user, seq, kind, digest, chain])
+        row = [user, seq, *map(content.get, COLUMNS[table])]
+        contents.setdefault(table, []).append(row)
+    insert_rows(db, "entry", ("user", "seq", "kind", "digest", "chain"), links)
+    for table, columns in COLUMNS.items():
+        if table in contents:
+            insert_rows(db, table, ("user", "seq", *columns), contents[table])
+    db.execute("update user set entries = ?, chain = ? where id = ?", [seq, chain, user])
 
 
-def append_entry(db: sqlite3.Connection, user: str, kind: EntryKind, content: Row) -> None:
-    """Append one row and insert it. Raises as ``ChainWriter.append``."""
-    writer = ChainWriter(db)
-    writer.append(user, kind, content)
-    writer.flush()
+def read_contents(db: sqlite3.Connection, user: str) -> Iterator[tuple[str, Row]]:
+    """Yield every chained row of a user, with its table."""
+    # A home of an earlier version that is open for reading may have no tombstones.
+    for table in (name for name in COLUMNS if has_table(db, name)):
+        for row in fetch_all(db, f"select * from {table} where user = ?", user):
+            yield table, row
 
 
 def row_digest(table: str, row: Row) -> str:
@@ -85,12 +82,27 @@ def row_digest(table: str, row: Row) -> str:
 
 
 def chain_digest(before: str, seq: int, kind: str, digest: str) -> str:
-    """Return the chain value of an entry."""
+    """Return the chain value of an entry.
+
+    Args:
+        before: The chain value of the entry before.
+        seq: The number of the entry.
+        kind: Its kind.
+        digest: The digest of its row.
+    """
     return canonical_digest([before, seq, kind, digest])
 
 
-def create_users(db: sqlite3.Connection, users: Iterable[str], at: datetime) -> None:
-    """Create those users that do not exist. Raises ``InvalidId``."""
-    since = format_time(at)
-    new = [(check_user_id(user), since) for user in users]
-    db.executemany("insert into user (id, since) values (?, ?) on conflict do nothing", new)
+def create_user(db: sqlite3.Connection, user: str, at: datetime) -> None:
+    """Create a user unless it exists.
+
+    Args:
+        db: A connection in a write transaction.
+        user: The id.
+        at: The time.
+
+    Raises:
+        InvalidId: The id is invalid.
+    """
+    sql = "insert into user (id, since) values (?, ?) on conflict do nothing"
+    db.execute(sql, [check_user_id(user), format_time(at)])

@@ -59,7 +59,7 @@ def open_store(
             if read_only:
                 raise HomeError(
                     f"There is no home at {home} yet.",
-                    hint="The first write creates it; or name another home.",
+                    hint="Ask or teach something first, which creates it; or name another home.",
                 )
             home.mkdir(mode=0o700, parents=True, exist_ok=True)
         read_only = read_only or not _is_writable(home)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Literal, TypeAlias
 
 from personalpeft.errors import Forgotten, InvalidInput, NotFound, suggest_nearest
-from personalpeft.store.database import fetch_all, fetch_one
+from personalpeft.store.database import fetch_all, fetch_one, has_table
 from personalpeft.store.error_mapping import sqlite3
 
 Table: TypeAlias = Literal["turn", "signal", "revision"]
@@ -19,22 +19,30 @@ _MAX_NEIGHBOURS = 200
 _AFTER_ASCII = "\x7f"
 
 
+def is_user(db: sqlite3.Connection, user: str) -> bool:
+    """Return whether a user exists."""
+    return user.isascii() and fetch_one(db, "select id from user where id = ?", user) is not None
+
+
 def resolve_user(db: sqlite3.Connection, user: str) -> str:
     """Return the user's id. Raises ``NotFound`` with the nearest in the hint."""
-    if user.isascii() and fetch_one(db, "select id from user where id = ?", user):
+    if is_user(db, user):
         return user
-    near = _ids(
-        db,
-        "select id from (select id from user where id >= ?1 order by id limit ?2)"
-        " union select id from (select id from user where id < ?1 order by id desc limit ?2)",
-        _to_ascii(user),
-        _MAX_NEIGHBOURS,
-    )
+    near = _neighbours(db, "select id from user where id", user)
     raise NotFound(f"There is no user {user!a}.", hint=suggest_nearest(user, near, what="user"))
 
 
 def resolve_layer(db: sqlite3.Connection, user: str, layer: str) -> str:
-    """Return the layer's name. Raises ``NotFound`` with the nearest of this user's layers."""
+    """Return the layer's name.
+
+    Args:
+        db: A connection in a transaction.
+        user: The owner.
+        layer: The exact name.
+
+    Raises:
+        NotFound: The user does not have it; the hint names the nearest.
+    """
     resolve_user(db, user)
     _check_text(layer, "layer")
     names = _ids(db, "select name as id from layer where user = ?", user)
@@ -76,32 +84,31 @@ def resolve_id(
         )
     _check_tombstones(db, table, user, prefix)
     owner = f"{user}'s layer {layer}" if layer else user
+    select = f"select id from {table} where user = ?3{' and layer = ?4' if layer else ''} and id"
+    near = _neighbours(db, select, prefix, user, *([layer] if layer else []))
     raise NotFound(
         f"{owner} has no {table} {prefix[:80]!a}.",
-        hint=suggest_nearest(prefix, _neighbours(db, table, user, prefix, layer), what=table),
+        hint=suggest_nearest(prefix, near, what=table),
     )
-
-
-def has_tombstones(db: sqlite3.Connection) -> bool:
-    """Return whether the schema has tombstones; one of an earlier version may have none."""
-    return fetch_one(db, "select 1 from sqlite_master where name = 'tombstone'") is not None
 
 
 def _candidates(
     db: sqlite3.Connection, table: Table, user: str, prefix: str, layer: str | None
 ) -> list[str]:
-    layer_filter = " and layer = ?4" if layer else ""
-    parameters = [user, prefix, prefix + _AFTER_ASCII, *([layer] if layer else [])]
-    by_id = f"select id from {table} where user = ?1 and id >= ?2 and id < ?3{layer_filter}"
-    by_digest = by_id.replace("id >=", "digest >=").replace("id <", "digest <")
-    sql = f"{by_id} union {by_digest}" if table == "revision" else by_id
+    layer_filter = "" if layer is None else " and layer = ?4"
+    columns = ("id", "digest") if table == "revision" else ("id",)
+    sql = " union ".join(
+        f"select id from {table} where user = ?1 and {column} >= ?2 and {column} < ?3{layer_filter}"
+        for column in columns
+    )
     # Ids sort, so the exact one is first among those that it is a prefix of, within the limit.
-    return _ids(db, f"{sql} order by id limit {_MAX_SHOWN + 1}", *parameters)
+    sql += f" order by id limit {_MAX_SHOWN + 1}"
+    return _ids(db, sql, user, prefix, prefix + _AFTER_ASCII, *([] if layer is None else [layer]))
 
 
 def _check_tombstones(db: sqlite3.Connection, table: Table, user: str, prefix: str) -> None:
     """Raise ``Forgotten`` if the prefix fits one erased id."""
-    if not (prefix and prefix.isascii() and has_tombstones(db)):
+    if not (prefix and prefix.isascii() and has_table(db, "tombstone")):
         return
     tombstones = fetch_all(
         db,
@@ -120,28 +127,20 @@ def _check_tombstones(db: sqlite3.Connection, table: Table, user: str, prefix: s
         )
 
 
-def _neighbours(
-    db: sqlite3.Connection, table: Table, user: str, prefix: str, layer: str | None
-) -> list[str]:
-    layer_filter = " and layer = ?4" if layer else ""
-    select = f"select id from {table} where user = ?1 and id"
+def _neighbours(db: sqlite3.Connection, select: str, text: str, *parameters: str) -> list[str]:
+    """Return the nearest ids in order of a query, which ends where its id is compared."""
     return _ids(
         db,
-        f"select id from ({select} >= ?2{layer_filter} order by id limit ?3)"
-        f" union select id from ({select} < ?2{layer_filter} order by id desc limit ?3)",
-        user,
-        _to_ascii(prefix),
+        f"select id from ({select} >= ?1 order by id limit ?2)"
+        f" union select id from ({select} < ?1 order by id desc limit ?2)",
+        text.encode("ascii", "replace").decode(),
         _MAX_NEIGHBOURS,
-        *([layer] if layer else []),
+        *parameters,
     )
 
 
 def _ids(db: sqlite3.Connection, sql: str, *parameters: object) -> list[str]:
     return [row["id"] for row in fetch_all(db, sql, *parameters)]
-
-
-def _to_ascii(text: str) -> str:
-    return text.encode("ascii", "replace").decode()
 
 
 def _check_text(value: object, what: str) -> None:

@@ -6,17 +6,15 @@ is followed from what is stored.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import closing
 
 from personalpeft.errors import Damaged
 from personalpeft.store.database import Database, Row, fetch_all, fetch_one
 from personalpeft.store.error_mapping import map_home_errors, sqlite3
-from personalpeft.store.hash_chain import GENESIS, chain_digest, row_digest
-from personalpeft.store.id_lookup import has_tombstones
-from personalpeft.store.revisions import unnamed_blobs
-from personalpeft.store.rows import KINDS, TOMBSTONE
+from personalpeft.store.hash_chain import GENESIS, chain_digest, read_contents, row_digest
+from personalpeft.store.revisions import first_roles, unnamed_blobs
+from personalpeft.store.rows import TOMBSTONE
 from personalpeft.store.store import Store
 from personalpeft.store.types import Problem
 
@@ -88,7 +86,13 @@ def _check_users(store: Store) -> Iterator[Problem]:
 
 
 def _check_chain(db: sqlite3.Connection, user: str) -> Iterator[Problem]:
-    contents, tombstones = _read_contents(db, user), _read_tombstones(db, user)
+    contents: dict[tuple[str, int], Row] = {}
+    tombstones: dict[tuple[str, int], Row] = {}
+    for table, row in read_contents(db, user):
+        if table == TOMBSTONE:
+            tombstones[row["kind"], row["seq"]] = row
+        else:
+            contents[table, row["seq"]] = row
     before, expected = GENESIS, 1
     sql = "select seq, kind, digest, chain from entry where user = ? order by seq"
     for entry in fetch_all(db, sql, user):
@@ -119,33 +123,17 @@ def _check_chain(db: sqlite3.Connection, user: str) -> Iterator[Problem]:
         yield Problem(user, fault, _RESTORE)
 
 
-def _read_contents(db: sqlite3.Connection, user: str) -> dict[tuple[str, int], Row]:
-    return {
-        (kind, row["seq"]): row
-        for kind in KINDS
-        for row in fetch_all(db, f"select * from {kind} where user = ?", user)
-    }
-
-
-def _read_tombstones(db: sqlite3.Connection, user: str) -> dict[tuple[str, int], Row]:
-    if not has_tombstones(db):
-        return {}
-    tombstones = fetch_all(db, f"select * from {TOMBSTONE} where user = ?", user)
-    return {(row["kind"], row["seq"]): row for row in tombstones}
-
-
 def _name(row: Row) -> str:
     name = row.get("id") or row.get("revision") or row.get("signal") or row.get("layer")
     return f" ({name})" if name else ""
 
 
 def _check_provenance(db: sqlite3.Connection, user: str) -> Iterator[Problem]:
-    judged: dict[str, dict[str, str]] = {}
     sql = "select revision, signals from judgement where user = ? order by seq"
-    for row in fetch_all(db, sql, user):
-        roles = judged.setdefault(row["revision"], {})
-        for signal, role in _parse_signals(row["signals"]).items():
-            roles.setdefault(signal, role)
+    try:
+        judged = first_roles(fetch_all(db, sql, user))
+    except (Damaged, AttributeError):
+        return  # The chain has already reported the row as changed.
     recorded: dict[str, dict[str, str]] = {revision: {} for revision in judged}
     sql = "select revision, signal, role from provenance where user = ?"
     for row in fetch_all(db, sql, user):
@@ -164,14 +152,6 @@ def _check_provenance(db: sqlite3.Connection, user: str) -> Iterator[Problem]:
     for row in missing:
         fault = f"It was built from {row['signal']}, which is missing."
         yield Problem(f"{user}, {row['revision']}", fault, "Restore, or build it again.")
-
-
-def _parse_signals(text: str) -> dict[str, str]:
-    try:
-        signals = json.loads(text)
-    except ValueError:
-        return {}  # The chain has already reported this row as changed.
-    return signals if isinstance(signals, dict) else {}
 
 
 def _check_heads(db: sqlite3.Connection, user: str) -> Iterator[Problem]:

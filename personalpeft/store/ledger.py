@@ -6,7 +6,8 @@ Invariants:
   turn if the kind is about a turn.
 - Of one turn, source and kind only the newest signal is current. Comments add up, since two rules
   can both hold. A signal supersedes another source's only by name.
-- A superseded or retracted signal stays disabled, also when its successor is retracted.
+- A superseded or retracted signal stays disabled, also when its successor is retracted. One whose
+  training was retracted stays current, and its payload then says so.
 - A reply that began before its user erased something is rejected: it may repeat that, and no later
   erasure would find it.
 """
@@ -18,11 +19,12 @@ from datetime import datetime
 
 from personalpeft.errors import Forgotten, InvalidInput
 from personalpeft.ids import new_id
-from personalpeft.store import hash_chain, rows
+from personalpeft.store import rows
 from personalpeft.store.database import Database, fetch_all, fetch_one
 from personalpeft.store.error_mapping import sqlite3
+from personalpeft.store.hash_chain import NewEntry, append_entries, create_user
 from personalpeft.store.id_lookup import resolve_id, resolve_user
-from personalpeft.store.types import ConversationLink
+from personalpeft.store.types import ConversationLink, ErasureMark
 from personalpeft.types import (
     FinishReason,
     Json,
@@ -52,13 +54,12 @@ _USING = (
     " and used <> '[]' and exists"
     " (select 1 from json_each(used) where value in (select value from json_each(?)))"
 )
+_TRAINING = "training"
 _OLDER = " and seq < (select seq from turn where user = ? and id = ?)"
 _NOT_SUPERSEDED = (
     " and not exists (select 1 from signal n where n.user = s.user and n.supersedes = s.id)"
 )
-_NOT_RETRACTED = (
-    " and not exists (select 1 from retraction r where r.user = s.user and r.signal = s.id)"
-)
+_RETRACTION = "select 1 from retraction r where r.user = s.user and r.signal = s.id"
 
 
 class Ledger:
@@ -82,7 +83,7 @@ class Ledger:
         usage: Usage,
         finish_reason: FinishReason,
         used: Sequence[str] = (),
-        tombstones: int | None = None,
+        erasure_mark: ErasureMark | None = None,
         conversation_id: str | None = None,
         previous: str | None = None,
     ) -> Turn:
@@ -97,7 +98,7 @@ class Ledger:
             usage: The tokens read and written.
             finish_reason: Why it ended.
             used: The signals (rules, facts) in its prompt.
-            tombstones: What ``count_tombstones`` returned when the reply began.
+            erasure_mark: What ``erasure_mark`` returned when the reply began.
             conversation_id: The conversation. None starts one; "" stays outside of any.
             previous: The turn that this one continues.
 
@@ -108,8 +109,8 @@ class Ledger:
         """
         with self._database.write_transaction() as db:
             at = self._now()
-            hash_chain.create_users(db, [user], at)
-            _check_tombstones(db, user, tombstones)
+            _check_not_erased_since(db, user, erasure_mark)
+            create_user(db, user, at)
             turn_id = new_id("t", at, self._entropy)
             turn = Turn(
                 id=turn_id,
@@ -126,17 +127,17 @@ class Ledger:
                 previous=previous,
             )
             row = rows.encode_turn(turn)
-            hash_chain.append_entry(db, user, "turn", row)
+            append_entries(db, user, [NewEntry("turn", row)])
             # From the row, so that it equals what a later read returns.
             return rows.decode_turn({**row, "user": user})
 
-    def count_tombstones(self, user: str) -> int:
-        """Return how many entries of a user were erased; 0 for an unknown user.
+    def erasure_mark(self, user: str) -> ErasureMark | None:
+        """Return what was erased of a user so far, or None for an unknown user.
 
         Call it before reading anything of the user for a reply.
         """
         with self._database.read_transaction() as db:
-            return _count_tombstones(db, user)
+            return _read_erasure_mark(db, user)
 
     def turn(self, user: str, turn_id: str) -> Turn:
         """Return one turn. Raises ``NotFound``, ``InvalidInput`` for an ambiguous prefix."""
@@ -153,10 +154,17 @@ class Ledger:
         using: Collection[str] | None = None,
         before: str | None = None,
     ) -> tuple[Turn, ...]:
-        """Return turns, newest first: all, or at most ``limit``.
+        """Return turns, newest first.
 
-        With ``using`` only those with one of these signals in their prompt, with ``before`` only
-        those older than this turn. Raises ``NotFound``, and ``InvalidInput`` for a negative limit.
+        Args:
+            user: The user's id.
+            limit: The most turns to return.
+            using: Only turns with one of these signals in their prompt.
+            before: Only turns older than this one.
+
+        Raises:
+            NotFound: The user or the turn ``before`` does not exist.
+            InvalidInput: The limit is negative.
         """
         if limit is not None and limit < 0:
             raise InvalidInput(
@@ -193,10 +201,9 @@ class Ledger:
         """Return the place of each turn in its conversation, oldest first. Raises ``NotFound``."""
         with self._database.read_transaction() as db:
             resolve_user(db, user)
-            known = fetch_one(db, "select * from turn where user = ? limit 1", user) or {}
             # A home of an earlier version that is open for reading has no such columns.
             columns = ", ".join(
-                name if name in known else f"null as {name}"
+                name if _has_column(db, "turn", name) else f"null as {name}"
                 for name in ("conversation", "previous")
             )
             sql = f"select id, at, {columns} from turn where user = ? order by seq"
@@ -217,7 +224,7 @@ class Ledger:
         turn: str | None = None,
         source: str = "person",
         supersedes: str | None = None,
-        tombstones: int | None = None,
+        erasure_mark: ErasureMark | None = None,
     ) -> Signal:
         """Append one signal and create the user if needed.
 
@@ -229,7 +236,7 @@ class Ledger:
             source: Who gave it.
             supersedes: The signal that it replaces. By default the current one of the same turn,
                 kind and source, except for comments.
-            tombstones: As for ``add_turn``.
+            erasure_mark: As for ``add_turn``.
 
         Raises:
             InvalidId: The user id is invalid.
@@ -239,8 +246,8 @@ class Ledger:
         """
         with self._database.write_transaction() as db:
             at = self._now()
-            hash_chain.create_users(db, [user], at)
-            _check_tombstones(db, user, tombstones)
+            _check_not_erased_since(db, user, erasure_mark)
+            create_user(db, user, at)
             if turn is not None:
                 turn = resolve_id(db, "turn", user, turn)
             if supersedes is not None:
@@ -250,7 +257,7 @@ class Ledger:
             signal_id = new_id("s", at, self._entropy)
             signal = Signal(signal_id, user, kind, at, payload, turn, source, supersedes)
             row = rows.encode("signal", signal)
-            hash_chain.append_entry(db, user, "signal", row)
+            append_entries(db, user, [NewEntry("signal", row)])
             return rows.decode_signal({**row, "user": user})
 
     def signal(self, user: str, signal_id: str) -> Signal:
@@ -266,46 +273,57 @@ class Ledger:
         turn: str | None = None,
         current: bool = True,
     ) -> tuple[Signal, ...]:
-        """Return signals, oldest first, of some kinds or about one turn.
+        """Return signals, oldest first.
 
-        ``current`` leaves out superseded and retracted ones.
+        Args:
+            user: The user's id.
+            kinds: Only signals of these kinds.
+            turn: Only signals about this turn.
+            current: Leave out superseded and retracted ones.
+
+        Raises:
+            NotFound: There is no such user.
         """
         wanted = [str(kind) for kind in (SignalKind if kinds is None else kinds)]
         marks = ", ".join("?" * len(wanted))
-        sql = f"select * from signal s where s.user = ? and s.kind in ({marks})"
-        if current:
-            sql += _NOT_SUPERSEDED + _NOT_RETRACTED
         parameters = [user, *wanted]
-        if turn is not None:
-            sql += " and s.turn = ?"
-            parameters.append(turn)
         with self._database.read_transaction() as db:
             resolve_user(db, user)
+            sql = f"{_select_signals(db)} where s.user = ? and s.kind in ({marks})"
+            if current:
+                sql += f"{_NOT_SUPERSEDED} and not exists ({_RETRACTION}{_of_purpose(db, None)})"
+            if turn is not None:
+                sql += " and s.turn = ?"
+                parameters.append(turn)
             found = fetch_all(db, sql + " order by s.seq", *parameters)
         return tuple(map(rows.decode_signal, found))
 
-    def retract(self, user: str, *signals: str) -> None:
-        """Disable signals, all or none.
+    def retract(self, user: str, *signals: str, training_only: bool = False) -> None:
+        """Disable signals, all or none, or with ``training_only`` withdraw them from training.
 
         A second retraction records nothing. Raises ``NotFound``.
         """
+        purpose = _TRAINING if training_only else None
+        sql = "select 1 from retraction where user = ? and signal = ? and purpose is ?"
         with self._database.write_transaction() as db:
-            for each in signals:
-                signal = resolve_id(db, "signal", user, each)
-                sql = "select seq from retraction where user = ? and signal = ?"
-                if fetch_one(db, sql, user, signal) is None:
-                    row = rows.encode("retraction", signal=signal, at=self._now())
-                    hash_chain.append_entry(db, user, "retraction", row)
+            for signal in {resolve_id(db, "signal", user, each): None for each in signals}:
+                if fetch_one(db, sql, user, signal, purpose) is None:
+                    row = rows.encode("retraction", signal=signal, at=self._now(), purpose=purpose)
+                    append_entries(db, user, [NewEntry("retraction", row)])
 
 
-def _count_tombstones(db: sqlite3.Connection, user: str) -> int:
-    (counted,) = fetch_all(db, "select count(*) as count from tombstone where user = ?", user)
-    return int(counted["count"])
+def _read_erasure_mark(db: sqlite3.Connection, user: str) -> ErasureMark | None:
+    sql = (
+        "select since, (select count(*) from tombstone t where t.user = u.id) as tombstones"
+        " from user u where id = ?"
+    )
+    row = fetch_one(db, sql, user)
+    return None if row is None else ErasureMark(row["since"], row["tombstones"])
 
 
-def _check_tombstones(db: sqlite3.Connection, user: str, expected: int | None) -> None:
-    """Raise ``Forgotten`` if the user has erased something since the count was taken."""
-    if expected is not None and _count_tombstones(db, user) != expected:
+def _check_not_erased_since(db: sqlite3.Connection, user: str, mark: ErasureMark | None) -> None:
+    """Raise ``Forgotten`` if something of the user, or the user, was erased since the mark."""
+    if mark is not None and _read_erasure_mark(db, user) != mark:
         raise Forgotten(
             "Something was forgotten while this reply was generated, so the reply is not kept.",
             hint="Ask again.",
@@ -354,5 +372,25 @@ def _current_on_turn(
 
 def _read_signal(db: sqlite3.Connection, user: str, signal_id: str) -> Signal:
     wanted = resolve_id(db, "signal", user, signal_id)
-    (row,) = fetch_all(db, "select * from signal where user = ? and id = ?", user, wanted)
+    sql = f"{_select_signals(db)} where s.user = ? and s.id = ?"
+    (row,) = fetch_all(db, sql, user, wanted)
     return rows.decode_signal(row)
+
+
+def _select_signals(db: sqlite3.Connection) -> str:
+    """Return the query of all signals ``s``, marked where their training was retracted."""
+    mark = f"exists ({_RETRACTION}{_of_purpose(db, _TRAINING)})"
+    return f"select s.*, {mark} as is_training_retracted from signal s"
+
+
+def _of_purpose(db: sqlite3.Connection, purpose: str | None) -> str:
+    """Return the condition on the purpose of a retraction ``r``."""
+    if not _has_column(db, "retraction", "purpose"):
+        # In a home of an earlier version that is open for reading, every retraction is whole.
+        return "" if purpose is None else " and false"
+    return " and r.purpose is null" if purpose is None else f" and r.purpose = '{purpose}'"
+
+
+def _has_column(db: sqlite3.Connection, table: str, name: str) -> bool:
+    """Return whether a table has a column. A home of an earlier version may lack it."""
+    return any(column["name"] == name for column in fetch_all(db, f"pragma table_info({table})"))

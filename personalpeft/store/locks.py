@@ -123,6 +123,21 @@ class Lock:
         )
 
 
+def learn_lease(user: str) -> str:
+    """Return the name of the lease under which a user's layers and ledger are rewritten."""
+    return f"learn-{user}"
+
+
+def publish_lease(user: str) -> str:
+    """Return the name of the lease under which a user's published files are written."""
+    return f"publish-{user}"
+
+
+def user_leases(user: str) -> tuple[str, ...]:
+    """Return the names of all leases on a user."""
+    return learn_lease(user), publish_lease(user)
+
+
 class Leases:
     """Names that one process or thread at a time may hold, such as ``learn-ada``. Thread-safe."""
 
@@ -134,10 +149,14 @@ class Leases:
         self._held: dict[str, Lock] = {}
 
     @contextmanager
-    def acquire(self, name: str) -> Iterator[None]:
-        """Hold a name for the block against all other processes and threads, without waiting.
+    def acquire(self, name: str, *, timeout: float = 0.0) -> Iterator[None]:
+        """Hold a name for the block against all other processes and threads.
 
         The system frees it when the holder dies.
+
+        Args:
+            name: The name.
+            timeout: Seconds to wait for it.
 
         Raises:
             Busy: It is held; the message names the holder.
@@ -159,7 +178,7 @@ class Leases:
         lock = Lock(
             folder / f"{name}.lock", home=self._home, what=f"The lease {name!r}", now=self._now
         )
-        with lock.acquire(0):
+        with lock.acquire(timeout):
             with self._mutex:
                 self._held[name] = lock
             try:
@@ -177,6 +196,12 @@ class Leases:
         with self._mutex, suppress(OSError):
             if name in self._held:
                 self._held[name].set_status(status)
+
+    def delete_files(self, *names: str) -> None:
+        """Delete the files of leases that are not held and that nothing will acquire again."""
+        for name in names:
+            for suffix in (".lock", ".holder"):
+                (self._home / "locks" / f"{name}{suffix}").unlink(missing_ok=True)
 
     def holder(self, name: str) -> LockHolder | None:
         """Return the process that holds a name now and its status, or None.

@@ -1,62 +1,51 @@
-"""Writes revisions, judgements and head moves: the same way for one revision and for a million.
+"""Writes revisions, judgements and head moves.
 
-Invariants: a file is durable before the transaction that names it commits. A revision, its
-judgement, its report and its head move are entries of its user in this order. The caller holds the
-write transaction.
+Invariants: a revision, its judgement, its report and its head move are entries of its user in this
+order. The caller holds the write transaction, and stores the file before it commits.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from datetime import datetime
 
 from personalpeft.errors import Damaged, InvalidInput
 from personalpeft.ids import check_layer_name
 from personalpeft.store import rows
-from personalpeft.store.blobs import DIGEST, Blobs
-from personalpeft.store.database import fetch_all, fetch_one
+from personalpeft.store.blobs import DIGEST
+from personalpeft.store.database import Row, fetch_all, fetch_one
 from personalpeft.store.error_mapping import sqlite3
-from personalpeft.store.hash_chain import ChainWriter
+from personalpeft.store.hash_chain import NewEntry, append_entries
 from personalpeft.store.id_lookup import resolve_id, resolve_user
 from personalpeft.store.types import NewRevision
-from personalpeft.types import HeadMove, Json, Revision
+from personalpeft.types import HeadMove, Json, Revision, SignalRole
 
-_ROLES = frozenset({"train", "pinned"})
-
-
-def check_revisions(revisions: Sequence[NewRevision]) -> None:
-    """Check each revision: ``Damaged`` for a wrong blob, ``InvalidInput`` for an invalid name."""
-    digests = {key: hashlib.sha256(blob).hexdigest() for key, blob in _distinct(revisions).items()}
-    for new in revisions:
-        revision = new.revision
-        check_layer_name(revision.layer)
-        if digests[id(new.blob)] != revision.digest:
-            raise Damaged(
-                f"The packed file of {revision.id} does not match its digest.",
-                hint="Build the revision again.",
-            )
-        expected = f"{revision.layer}@{revision.digest[:12]}"
-        if revision.id != expected:
-            raise InvalidInput(
-                f"The revision's id must be {expected}, got {revision.id!a}.",
-                hint="It is <layer>@<first 12 digits of the digest>.",
-            )
-        if invalid := set(revision.signals.values()) - _ROLES:
-            raise InvalidInput(
-                f"A signal's role must be 'train' or 'pinned', got {sorted(invalid)}."
-            )
+_ROLES = frozenset(SignalRole)
 
 
-def split_rounds(revisions: Sequence[NewRevision]) -> Iterator[list[NewRevision]]:
-    """Yield rounds with one revision of each user, so that each sees its user's earlier ones."""
-    while revisions:
-        first: dict[str, NewRevision] = {}
-        later = [new for new in revisions if first.setdefault(new.revision.user, new) is not new]
-        yield list(first.values())
-        revisions = later
+def check_revision(new: NewRevision) -> None:
+    """Check a revision: ``Damaged`` for a wrong blob, ``InvalidInput`` for an invalid name."""
+    revision = new.revision
+    check_layer_name(revision.layer)
+    if hashlib.sha256(new.blob).hexdigest() != revision.digest:
+        raise Damaged(
+            f"The packed file of {revision.id} does not match its digest.",
+            hint="Build the revision again.",
+        )
+    expected = f"{revision.layer}@{revision.digest[:12]}"
+    if revision.id != expected:
+        raise InvalidInput(
+            f"The revision's id must be {expected}, got {revision.id!a}.",
+            hint="It is <layer>@<first 12 digits of the digest>.",
+        )
+    if invalid := set(revision.signals.values()) - _ROLES:
+        raise InvalidInput(
+            f"A signal's role must be {' or '.join(map(repr, map(str, SignalRole)))}, "
+            f"got {sorted(invalid)}."
+        )
 
 
 def is_recorded(db: sqlite3.Connection, revision: Revision) -> bool:
@@ -70,95 +59,106 @@ def is_recorded(db: sqlite3.Connection, revision: Revision) -> bool:
     return row is not None
 
 
-def record_revisions(
-    db: sqlite3.Connection, blobs: Blobs, revisions: Sequence[NewRevision], at: datetime
-) -> None:
-    """Record one round of revisions. One that is recorded already only gets a new judgement.
+def record_revision(db: sqlite3.Connection, new: NewRevision, at: datetime) -> None:
+    """Record a revision. One that is recorded already only gets a new judgement.
 
-    Raises ``NotFound`` for a parent or signal that the user does not have, ``InvalidInput`` for
-    invalid JSON or if a pinned signal was trained on.
+    Args:
+        db: A connection in a write transaction, which stores the blob before it commits.
+        new: What ``check_revision`` accepted, of an existing user.
+        at: The time of the judgement.
+
+    Raises:
+        NotFound: The user does not have the parent or a signal.
+        InvalidInput: The JSON is invalid, or a held-out signal was trained on.
     """
-    writer = ChainWriter(db)
-    layers, provenance, moves = [], [], []
-    for new in revisions:
-        known = is_recorded(db, new.revision)
-        revision = _resolve_references(db, new.revision, trained=not known)
-        user, layer = revision.user, revision.layer
-        layers.append((user, layer))
-        if not known:
-            below = rows.encode_entries(revision.below)
-            writer.append(user, "revision", rows.encode("revision", revision, below=below))
-        append_judgement(writer, revision, new.report, at)
-        provenance += [
-            (user, revision.id, signal, layer, role) for signal, role in revision.signals.items()
-        ]
-        if new.promote:
-            moves.append((user, layer, revision.id, new.cause))
-    blobs.put_many(_distinct(revisions).values())
-    db.executemany(
+    known = is_recorded(db, new.revision)
+    revision = _resolve_references(db, new.revision, trained=not known)
+    user, layer = revision.user, revision.layer
+    db.execute(
         "insert into layer (user, name, born)"
         " values (?1, ?2, (select count(*) from layer where user = ?1)) on conflict do nothing",
-        layers,
+        [user, layer],
     )
-    writer.flush()
+    entries = [] if known else [_revision_entry(revision)]
+    entries += _judgement_entries(revision, new.report, at)
+    before = read_head(db, user, layer)
+    moves = new.promote and before != revision.id
+    if moves:
+        move = HeadMove(user, layer, before, revision.id, new.cause, at)
+        entries.append(NewEntry("move", rows.encode("move", move)))
+    append_entries(db, user, entries)
     # A signal keeps its first role: this file was trained on it, or it was not.
     db.executemany(
         "insert into provenance (user, revision, signal, layer, role) values (?, ?, ?, ?, ?)"
         " on conflict do nothing",
-        provenance,
+        [(user, revision.id, signal, layer, role) for signal, role in revision.signals.items()],
     )
-    move_heads(db, writer, moves, at)
+    if moves:
+        _set_head(db, user, layer, revision.id)
 
 
-def append_judgement(writer: ChainWriter, revision: Revision, report: Json, at: datetime) -> None:
-    """Append a judgement of a revision and its report. Raises ``InvalidInput`` for invalid JSON."""
-    judgement = rows.encode("judgement", revision, revision=revision.id, at=at)
-    writer.append(revision.user, "judgement", judgement)
-    row = rows.encode("report", revision=revision.id, at=at, body=report)
-    writer.append(revision.user, "report", row)
+def record_judgement(
+    db: sqlite3.Connection, revision: Revision, report: Json, at: datetime
+) -> None:
+    """Record a judgement of a recorded revision.
 
+    Args:
+        db: A connection in a write transaction.
+        revision: The revision with its new verdict, reason, scores and signals.
+        report: The report of the learn that judged it.
+        at: The time of the judgement.
 
-def move_heads(
-    db: sqlite3.Connection,
-    writer: ChainWriter,
-    moves: Iterable[tuple[str, str, str | None, str]],
-    at: datetime,
-) -> tuple[HeadMove, ...]:
-    """Move heads, each given by user, layer, new head and cause.
-
-    A move to the present head is returned, but not recorded.
+    Raises:
+        InvalidInput: The scores or the report are not valid JSON.
     """
-    done = [
-        HeadMove(user, layer, read_head(db, user, layer), to, cause, at)
-        for user, layer, to, cause in moves
-    ]
-    new = [move for move in done if move.before != move.after]
-    for move in new:
-        writer.append(move.user, "move", rows.encode("move", move))
-    writer.flush()
-    db.executemany(
-        "update layer set head = ? where user = ? and name = ?",
-        [(move.after, move.user, move.layer) for move in new],
-    )
-    return tuple(done)
+    append_entries(db, revision.user, _judgement_entries(revision, report, at))
+
+
+def record_move(db: sqlite3.Connection, move: HeadMove) -> None:
+    """Record a move and set the head. A move to the present head is not recorded."""
+    if move.before != move.after:
+        append_entries(db, move.user, [NewEntry("move", rows.encode("move", move))])
+        _set_head(db, move.user, move.layer, move.after)
 
 
 def read_head(db: sqlite3.Connection, user: str, layer: str) -> str | None:
-    """Return the head of a layer, or None for a layer that does not exist yet."""
+    """Return the head of a layer, or None for a layer that does not exist yet.
+
+    Args:
+        db: A connection in a transaction.
+        user: The owner.
+        layer: The layer's name.
+    """
     row = fetch_one(db, "select head from layer where user = ? and name = ?", user, layer)
     return row["head"] if row is not None else None
 
 
 def read_holdout(db: sqlite3.Connection, user: str, layer: str) -> tuple[str, ...]:
-    """Return the signals that are held out for a layer, oldest first."""
-    pinned = fetch_all(
+    """Return the signals that are held out for a layer, oldest first.
+
+    Args:
+        db: A connection in a transaction.
+        user: The owner.
+        layer: The layer's name.
+    """
+    held_out = fetch_all(
         db,
         "select s.id from signal s where s.user = ?1 and s.id in (select p.signal from provenance p"
         " where p.user = ?1 and p.layer = ?2 and p.role = 'pinned') order by s.seq",
         user,
         layer,
     )
-    return tuple(row["id"] for row in pinned)
+    return tuple(row["id"] for row in held_out)
+
+
+def first_roles(judgements: Iterable[Row]) -> dict[str, dict[str, str]]:
+    """Return, by revision, the role that each signal first had, from judgements in order."""
+    roles: dict[str, dict[str, str]] = {}
+    for row in judgements:
+        known = roles.setdefault(row["revision"], {})
+        for signal, role in rows.from_json(row["signals"]).items():
+            known.setdefault(signal, role)
+    return roles
 
 
 def unnamed_blobs(db: sqlite3.Connection, names: Collection[str]) -> frozenset[str]:
@@ -173,9 +173,19 @@ def unnamed_blobs(db: sqlite3.Connection, names: Collection[str]) -> frozenset[s
     return frozenset(names) - frozenset(digests) | {row["value"] for row in unnamed}
 
 
-def _distinct(revisions: Iterable[NewRevision]) -> dict[int, bytes]:
-    """Return the blobs by object, since many revisions may share one."""
-    return {id(new.blob): new.blob for new in revisions}
+def _revision_entry(revision: Revision) -> NewEntry:
+    below = rows.encode_entries(revision.below)
+    return NewEntry("revision", rows.encode("revision", revision, below=below))
+
+
+def _judgement_entries(revision: Revision, report: Json, at: datetime) -> list[NewEntry]:
+    judgement = rows.encode("judgement", revision, revision=revision.id, at=at)
+    body = rows.encode("report", revision=revision.id, at=at, body=report)
+    return [NewEntry("judgement", judgement), NewEntry("report", body)]
+
+
+def _set_head(db: sqlite3.Connection, user: str, layer: str, head: str | None) -> None:
+    db.execute("update layer set head = ? where user = ? and name = ?", [head, user, layer])
 
 
 def _resolve_references(db: sqlite3.Connection, revision: Revision, *, trained: bool) -> Revision:
@@ -185,10 +195,10 @@ def _resolve_references(db: sqlite3.Connection, revision: Revision, *, trained: 
     signals = {
         resolve_id(db, "signal", user, signal): role for signal, role in revision.signals.items()
     }
-    # A recorded revision was trained before the pin, and a new judgement trains on nothing.
-    pinned = read_holdout(db, user, layer) if trained and signals else ()
-    for signal in pinned:
-        if signals.get(signal) == "train":
+    # A recorded revision was trained before it was held out, and a new judgement trains on nothing.
+    held_out = read_holdout(db, user, layer) if trained and signals else ()
+    for signal in held_out:
+        if signals.get(signal) == SignalRole.TRAINED:
             raise InvalidInput(
                 f"{signal} is held out for {layer} and cannot be trained on.",
                 hint="Leave it out of the training examples.",

@@ -18,6 +18,7 @@ from personalpeft.errors import Damaged, InvalidInput
 from personalpeft.store.database import Row
 from personalpeft.store.types import UserSummary
 from personalpeft.types import (
+    TRAINS,
     HeadMove,
     Layer,
     Message,
@@ -81,7 +82,7 @@ COLUMNS: Mapping[str, Mapping[str, Column]] = {
         "source": _T,
         "supersedes": _O,
     },
-    "retraction": {"signal": _T, "at": Column.TIME},
+    "retraction": {"signal": _T, "at": Column.TIME, "purpose": _O},
     "revision": {
         "id": _T,
         "layer": _T,
@@ -175,8 +176,10 @@ def decode_turn(row: Row) -> Turn:
 
 
 def decode_signal(row: Row) -> Signal:
-    """Return the signal of a row."""
+    """Return the signal of a row, which may say that its training was retracted."""
     values = decode("signal", row)
+    if row.get("is_training_retracted"):
+        values["payload"] = {**values["payload"], TRAINS: False}
     return Signal(**{**values, "user": row["user"], "kind": SignalKind(values["kind"])})
 
 
@@ -211,7 +214,14 @@ def decode_layer(row: Row, position: int) -> Layer:
 
 def decode_summary(row: Row) -> UserSummary:
     """Return the summary of a row."""
-    return UserSummary(**{**row, "since": parse_time(row["since"])})
+    return UserSummary(
+        row["id"],
+        parse_time(row["since"]),
+        row["turns"],
+        row["signals"],
+        row["revisions"],
+        training=bool(row.get("trains", True)),
+    )
 
 
 def encode_entries(entries: tuple[StackEntry, ...]) -> list[list[Any]]:

@@ -10,6 +10,7 @@ belongs to an ``entry``; see ``hash_chain``. Digests cover the names of such tab
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from importlib.resources import files
 from pathlib import Path
 
@@ -18,12 +19,15 @@ from sqlite_utils import Migrations
 
 from personalpeft.errors import HomeError
 from personalpeft.store.error_mapping import sqlite3
+from personalpeft.store.publications import move_notes
 
 APPLICATION_ID = 0x50504654  # "PPFT"
 
 _FOLDER = files("personalpeft.store") / "migrations"
 _NAMES = sorted(f.name.removesuffix(".sql") for f in _FOLDER.iterdir() if f.name.endswith(".sql"))
-# The others add indexes, a nullable column and tables that a reader can do without.
+# What follows a script that cannot move the data by itself.
+_DATA_STEPS: Mapping[str, Callable[[sqlite3.Connection], None]] = {"0009_publications": move_notes}
+# The others add indexes, columns with a default and tables that a reader can do without.
 _NEEDED_TO_READ = frozenset({"0001_first"})
 
 _migrations = Migrations("personalpeft")
@@ -33,6 +37,8 @@ def _register(name: str) -> None:
     @_migrations(name=name)
     def apply(db: sqlite_utils.Database) -> None:
         db.executescript((_FOLDER / f"{name}.sql").read_text("utf-8"))
+        if name in _DATA_STEPS:
+            _DATA_STEPS[name](db.conn)
 
 
 for _name in _NAMES:
@@ -40,9 +46,15 @@ for _name in _NAMES:
 
 
 def is_current(connection: sqlite3.Connection, home: Path, *, to_read: bool = False) -> bool:
-    """Return whether the database can be used, or with ``to_read`` be read, without a migration.
+    """Return whether the database can be used without a migration.
 
-    Raises ``HomeError`` if it belongs to another program or a newer version.
+    Args:
+        connection: A connection in a transaction.
+        home: The home folder, for messages.
+        to_read: Whether it need only be read.
+
+    Raises:
+        HomeError: It belongs to another program or a newer version.
     """
     (application,) = connection.execute("pragma application_id").fetchone()
     (version,) = connection.execute("pragma user_version").fetchone()

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from personalpeft.ids import check_layer_name, check_user_id
@@ -17,6 +16,7 @@ from personalpeft.store.error_mapping import map_home_errors, read_only_error
 from personalpeft.store.ledger import Ledger
 from personalpeft.store.locks import Leases
 from personalpeft.store.maintenance import Maintenance
+from personalpeft.store.publications import Publications
 
 
 class Store:
@@ -41,6 +41,7 @@ class Store:
         self.blobs = Blobs(home, database)
         self.ledger = Ledger(database, now=now, entropy=entropy)
         self.catalog = Catalog(database, self.blobs, now=now)
+        self.publications = Publications(database)
         self.maintenance = Maintenance(home, database, self.blobs, self.leases, now=now)
 
     @property
@@ -51,6 +52,11 @@ class Store:
     def save_session(self, user: str, layer: str, data: bytes) -> None:
         """Save what a running learn needs to resume, in place of its last state.
 
+        Args:
+            user: The user.
+            layer: The layer that is trained.
+            data: The state.
+
         Raises:
             InvalidId: The user or layer is invalid.
             HomeError: It cannot be written.
@@ -59,10 +65,9 @@ class Store:
         if self.read_only:
             raise read_only_error(self.home)
         with map_home_errors(self.home):
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             try:
                 replace_file(path, data)
-            except FileNotFoundError:  # A collection deleted the folder while it was empty.
+            except FileNotFoundError:  # The first one, or a collection deleted the empty folder.
                 path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 replace_file(path, data)
 
@@ -88,10 +93,5 @@ class Store:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()

@@ -14,13 +14,17 @@ ANY_HEAD = "*"
 
 @dataclass(frozen=True, slots=True)
 class UserSummary:
-    """When a user was created, and how many turns, signals and revisions the user has."""
+    """When a user was created, and how many turns, signals and revisions the user has.
+
+    ``training``: whether layers may be trained on new signals; see ``User.set_training``.
+    """
 
     id: str
     since: datetime
     turns: int
     signals: int
     revisions: int
+    training: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,20 +73,31 @@ class Erasure:
 
     Rows that refer to an erased revision are erased too; its children must be named here.
 
-    - ``redacted``: turns that lose their reply, with the messages that each keeps.
-    - ``redact``: maps a remaining report, or the scores of a judgement, to what may be kept of it.
+    - ``emptied``: turns that lose their reply, with the messages that each keeps.
+    - ``redact_json``: maps a remaining report, or the scores of a judgement, to what stays of it.
     """
 
     turns: frozenset[str] = frozenset()
     signals: frozenset[str] = frozenset()
     revisions: frozenset[str] = frozenset()
-    redacted: Mapping[str, tuple[Message, ...]] = field(default_factory=dict)
-    redact: Callable[[Json], Json] = lambda body: body
+    emptied: Mapping[str, tuple[Message, ...]] = field(default_factory=dict)
+    redact_json: Callable[[Json], Json] = lambda body: body
+
+
+@dataclass(frozen=True, slots=True)
+class ErasureMark:
+    """What had been erased of a user when something began to read that user's data.
+
+    A user who was erased and created again has another ``since``.
+    """
+
+    since: str
+    tombstones: int
 
 
 @dataclass(frozen=True, slots=True)
 class ErasureResult:
-    """What an erasure destroyed, counted.
+    """What an erasure erased, counted.
 
     - ``files``: adapter files that no other revision names.
     - ``heads``: the new head of each layer whose head was erased.
@@ -95,7 +110,7 @@ class ErasureResult:
     revisions: int = 0
     reports: int = 0
     files: int = 0
-    redacted: int = 0
+    emptied: int = 0
     heads: Mapping[str, str | None] = field(default_factory=dict)
     complete: bool = True
 

@@ -17,11 +17,19 @@ from personalpeft.ids import check_user_id
 from personalpeft.store import rows
 from personalpeft.store.database import Row, fetch_all, fetch_one, insert_rows
 from personalpeft.store.error_mapping import sqlite3
-from personalpeft.store.hash_chain import GENESIS, ChainWriter, chain_digest, row_digest
-from personalpeft.store.id_lookup import has_tombstones, resolve_user
-from personalpeft.store.rows import COLUMNS, KINDS, TOMBSTONE, Column
+from personalpeft.store.hash_chain import (
+    GENESIS,
+    NewEntry,
+    append_entries,
+    chain_digest,
+    read_contents,
+    row_digest,
+)
+from personalpeft.store.id_lookup import resolve_user
+from personalpeft.store.revisions import first_roles
+from personalpeft.store.rows import COLUMNS, KINDS, TOMBSTONE, Column, EntryKind
 from personalpeft.store.store import Store
-from personalpeft.types import Revision, Role, StackEntry
+from personalpeft.types import Revision, Role, StackEntry, is_number
 
 _LEDGER_KINDS = frozenset({"turn", "signal", "retraction"})
 _LAYER_COLUMNS = ("name", "born", "head", "weight", "scope")
@@ -33,7 +41,7 @@ class Entry:
     """One entry, with its row without user and number; if ``forgotten``, with its tombstone."""
 
     seq: int
-    kind: str
+    kind: EntryKind
     digest: str
     chain: str
     forgotten: bool
@@ -47,13 +55,14 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class UserExport:
-    """A user at one moment: the entries in order, and the layers."""
+    """A user at one moment: the entries in order, the layers, and whether signals may train."""
 
     user: str
     since: str
     chain: str
     entries: tuple[Entry, ...]
     layers: tuple[Row, ...]
+    trains: bool = True
 
     def contents(self, kind: str) -> list[Row]:
         """Return the rows of a kind that were not erased, in order."""
@@ -69,12 +78,11 @@ def read_user(store: Store, user: str) -> UserExport:
     """Return a user at this moment. Raises ``NotFound``, ``Damaged``."""
     with store.database.read_transaction() as db:
         resolve_user(db, user)
-        (about,) = fetch_all(db, "select since, chain from user where id = ?", user)
+        (about,) = fetch_all(db, "select * from user where id = ?", user)
         contents: dict[int, tuple[str, Row]] = {}
-        for table in (*KINDS, *([TOMBSTONE] if has_tombstones(db) else [])):
-            for row in fetch_all(db, f"select * from {table} where user = ?", user):
-                del row["user"]
-                contents[row.pop("seq")] = table, row
+        for table, row in read_contents(db, user):
+            del row["user"]
+            contents[row.pop("seq")] = table, row
         sql = "select seq, kind, digest, chain from entry where user = ? order by seq"
         entries = []
         for row in fetch_all(db, sql, user):
@@ -88,7 +96,8 @@ def read_user(store: Store, user: str) -> UserExport:
         layers = fetch_all(db, "select * from layer where user = ? order by born", user)
     # A home of an earlier version that is open for reading has no scopes.
     exported = tuple({name: row.get(name) for name in _LAYER_COLUMNS} for row in layers)
-    return UserExport(user, about["since"], about["chain"], tuple(entries), exported)
+    trains = bool(about.get("trains", True))
+    return UserExport(user, about["since"], about["chain"], tuple(entries), exported, trains)
 
 
 def check_export(export: UserExport) -> tuple[Revision, ...]:
@@ -143,8 +152,7 @@ def insert_user(
     check_user_id(user)
     try:
         with store.database.write_transaction() as db:
-            _insert_rows(db, export, user)
-            _repeat_judgements(db, export, user, rows.format_time(store.now()), reason_prefix)
+            _insert_rows(db, export, user, rows.format_time(store.now()), reason_prefix)
             for digest, written in zip(files, store.blobs.put_many(files.values()), strict=True):
                 if digest != written:
                     raise PersonalFileError(f"{digest} does not match its digest.", hint=_HINT)
@@ -154,61 +162,38 @@ def insert_user(
         ) from error
 
 
-def _insert_rows(db: sqlite3.Connection, export: UserExport, user: str) -> None:
+def _insert_rows(
+    db: sqlite3.Connection, export: UserExport, user: str, at: str, reason_prefix: str
+) -> None:
     existing = fetch_one(db, "select entries from user where id = ?", user)
     has_layers = fetch_one(db, "select 1 from layer where user = ? limit 1", user)
     if (existing and existing["entries"]) or has_layers:
         raise InvalidInput(f"The user {user} exists already.", hint="Give another name.")
     if existing is None:
         db.execute("insert into user (id, since) values (?, ?)", (user, export.since))
+    db.execute("update user set trains = ? where id = ?", (int(export.trains), user))
     layers = [(user, r["name"], r["born"], r["weight"], r["scope"]) for r in export.layers]
     insert_rows(db, "layer", ("user", "name", "born", "weight", "scope"), layers)
-    chain, chained = GENESIS, []
-    contents: dict[str, list[tuple[Any, ...]]] = {table: [] for table in COLUMNS}
-    for seq, entry in enumerate(export.entries, 1):
-        row = {"user": user, "seq": seq, **entry.content}
-        digest = row_digest(entry.table, row)
-        chain = chain_digest(chain, seq, entry.kind, digest)
-        chained.append((user, seq, entry.kind, digest, chain))
-        contents[entry.table].append((user, seq, *map(row.get, COLUMNS[entry.table])))
-    insert_rows(db, "entry", ("user", "seq", "kind", "digest", "chain"), chained)
-    for table, values in contents.items():
-        insert_rows(db, table, ("user", "seq", *COLUMNS[table]), values)
+    entries = (NewEntry(entry.kind, entry.content, entry.table) for entry in export.entries)
+    append_entries(db, user, entries)
     layer_of = {row["id"]: row["layer"] for row in export.contents("revision")}
     provenance = [
         (user, revision, signal, layer_of.get(revision, ""), role)
-        for revision, signals in _roles(export).items()
+        for revision, signals in first_roles(export.contents("judgement")).items()
         for signal, role in signals.items()
     ]
     insert_rows(db, "provenance", ("user", "revision", "signal", "layer", "role"), provenance)
     heads = [(row["head"], user, row["name"]) for row in export.layers]
     db.executemany("update layer set head = ? where user = ? and name = ?", heads)
-    tail = (len(chained), chain, user)
-    db.execute("update user set entries = ?, chain = ? where id = ?", tail)
-
-
-def _repeat_judgements(
-    db: sqlite3.Connection, export: UserExport, user: str, at: str, prefix: str
-) -> None:
-    writer = ChainWriter(db)
-    for row in _newest_judgements(export).values():
-        content = {**row, "reason": f"{prefix}: {row['reason']}", "at": at}
-        writer.append(user, "judgement", content)
-    writer.flush()
+    judgements = (
+        {**row, "reason": f"{reason_prefix}: {row['reason']}", "at": at}
+        for row in _newest_judgements(export).values()
+    )
+    append_entries(db, user, (NewEntry("judgement", row) for row in judgements))
 
 
 def _newest_judgements(export: UserExport) -> dict[str, Row]:
     return {row["revision"]: row for row in export.contents("judgement")}
-
-
-def _roles(export: UserExport) -> dict[str, dict[str, str]]:
-    """Return each revision's signals by the role that they first had."""
-    roles: dict[str, dict[str, str]] = {}
-    for row in export.contents("judgement"):
-        known = roles.setdefault(row["revision"], {})
-        for signal, role in rows.from_json(row["signals"]).items():
-            known.setdefault(signal, role)
-    return roles
 
 
 def _decode_all(export: UserExport) -> tuple[Revision, ...]:
@@ -221,7 +206,7 @@ def _decode_all(export: UserExport) -> tuple[Revision, ...]:
         is_valid = (
             turn.messages
             and all(m.role in get_args(Role) and isinstance(m.content, str) for m in turn.messages)
-            and all(map(_is_number, numbers))
+            and all(map(is_number, numbers))
             and _are_texts([*turn.used, *sampling.stop, turn.stack.base])
             and _are_entries(turn.stack.entries)
         )
@@ -229,7 +214,7 @@ def _decode_all(export: UserExport) -> tuple[Revision, ...]:
             raise ValueError(turn.id)
     for row in export.contents("signal"):
         rows.decode_signal(row | user)
-    judgements, roles = _newest_judgements(export), _roles(export)
+    judgements, roles = _newest_judgements(export), first_roles(export.contents("judgement"))
     revisions = []
     for row in export.contents("revision"):
         signals = {"signals": json.dumps(roles.get(row["id"], {}))}
@@ -284,15 +269,9 @@ def _is_time(text: str) -> bool:
         return False
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 def _are_texts(values: Iterable[object]) -> bool:
     return all(isinstance(value, str) for value in values)
 
 
 def _are_entries(entries: Iterable[StackEntry]) -> bool:
-    return all(
-        _are_texts((e.layer, e.revision, e.digest)) and _is_number(e.weight) for e in entries
-    )
+    return all(_are_texts((e.layer, e.revision, e.digest)) and is_number(e.weight) for e in entries)

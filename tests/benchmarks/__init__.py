@@ -1,6 +1,6 @@
 """Benchmarks: each module measures one thing, and ``cli`` has a command for each.
 
-They lie beside the tests, so they are part of a checkout and not of the installed package.
+They are part of a checkout, not of the installed package.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""``bench attach``: how long an adapter of rank 8 takes from its file into the slot that rows point to, and how long PEFT takes
-to load the same one from its own format.
+"""``bench attach``: time to load an adapter of rank 8 into its slot, compared with PEFT.
 
-Files lie in the system's page cache: what is measured is work and not the disk. From disk is what the engine's loader does:
-read and hash the file, check it, compose the stack, bring it into the form of the slots, copy it into one.
+Files are in the page cache, so work is measured and not the disk. Loading from disk does what the
+engine's loader does: read, hash and check the file, compose the stack, stage it and copy it into
+the slot. Loading from host memory only copies the staged stack.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import baselines
-from benchmarks.figures import ratio, spread, taking_turns
-from benchmarks.load_users import crowd
+from benchmarks.figures import alternate, ratio, spread
+from benchmarks.load_users import load_users
 from personalpeft.backends.base import StagedStack
 from personalpeft.types import Stack
 
@@ -26,11 +26,12 @@ _LOADS = 10
 
 @dataclass(frozen=True, slots=True)
 class AttachBench:
-    """The object that ``--json`` prints: medians over the repetitions, of which each is the mean of ten loads of different
-    adapters (PEFT: of one load); ``spread`` has the least and the most.
+    """The object that ``--json`` prints.
 
-    ``peft_load`` is ``load_adapter`` as PEFT's documentation has it, ``peft_load_quick`` without what it then does for
-    training: ``low_cpu_mem_usage=True``, ``autocast_adapter_dtype=False``.
+    Figures are medians over the repetitions, each the mean of ten loads (PEFT: of one). ``spread``
+    has their least and most. ``peft_load`` is PEFT's documented ``load_adapter``;
+    ``peft_load_quick`` skips its work for training (``low_cpu_mem_usage=True``,
+    ``autocast_adapter_dtype=False``).
     """
 
     bench: str
@@ -42,21 +43,25 @@ class AttachBench:
     adapter_mb: float
 
 
-def bench_attach(base_name: str, *, repetitions: int, say: Callable[[str], None]) -> AttachBench:
-    """Runs ours and PEFT's in turns. Raises ``MissingPackage`` without PEFT."""
+def bench_attach(base_name: str, *, repetitions: int, echo: Callable[[str], None]) -> AttachBench:
+    """Measure our loads and PEFT's alternately.
+
+    Raises:
+        MissingPackage: PEFT is not installed.
+    """
     with (
-        crowd(base_name, _ADAPTERS, say=say) as people,
+        load_users(base_name, _ADAPTERS, echo=echo) as loaded,
         tempfile.TemporaryDirectory(prefix="personalpeft-bench-") as work,
     ):
-        backend = people.engine.backend
-        folders = [people.peft_folder(number, Path(work)) for number in range(_ADAPTERS)]
-        stacks = [people.stack(number) for number in range(_ADAPTERS)]
-        say("loading the peer")
-        peft = baselines.load_with_adapters(people.base.folder, folders[:1])
+        backend = loaded.engine.backend
+        folders = [loaded.peft_folder(number, Path(work)) for number in range(_ADAPTERS)]
+        stacks = [loaded.stack(number) for number in range(_ADAPTERS)]
+        echo("loading the peer")
+        peft = baselines.load_with_adapters(loaded.base.folder, folders[:1])
 
-        staged = {stack.digest: people.stage(stack) for stack in stacks}
+        staged = {stack.digest: loaded.stage(stack) for stack in stacks}
 
-        def own(bring: Callable[[Stack], StagedStack]) -> Callable[[int], float]:
+        def time_ours(bring: Callable[[Stack], StagedStack]) -> Callable[[int], float]:
             def load(repetition: int) -> float:
                 taken = 0.0
                 for number in range(_LOADS):
@@ -86,17 +91,17 @@ def bench_attach(base_name: str, *, repetitions: int, say: Callable[[str], None]
             return load
 
         contestants = {
-            "disk_to_slot": own(people.stage),
-            "host_to_slot": own(lambda stack: staged[stack.digest]),
+            "disk_to_slot": time_ours(loaded.stage),
+            "host_to_slot": time_ours(lambda stack: staged[stack.digest]),
             "peft_load": peft_load(False),
             "peft_load_quick": peft_load(True),
         }
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
-            say("warming up")
+            echo("warming up")
             for contestant in contestants.values():
                 contestant(0)
-            figures = taking_turns(contestants, repetitions, say)
+            figures = alternate(contestants, repetitions, echo)
         times = {key: spread(values) for key, values in figures.items()}
         ratios = {
             "peft_vs_disk_to_slot": ratio(figures["peft_load"], figures["disk_to_slot"]),

@@ -1,7 +1,7 @@
-"""The peers that run in this process: transformers, and PEFT on top of it, as their documentation uses them.
+"""Baselines in this process: transformers, and PEFT on top of it, used as documented.
 
-They are given what suits them: the device and number format that our own backend chooses, adapters in that format and not
-in the float32 that PEFT would widen them to, and no end of turn to look for, so that every row writes all its tokens.
+They get the device and number format of our own backend, adapters in that format, and no end of
+turn, so that every row generates all its tokens.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PAD = 0
 
 
 def load_plain(folder: Path) -> Any:
-    """A causal language model of transformers, without adapters."""
+    """Load a causal language model of transformers without adapters."""
     from transformers import AutoModelForCausalLM, GenerationConfig
     from transformers.utils import logging
 
@@ -37,7 +37,11 @@ def load_plain(folder: Path) -> Any:
 
 
 def load_with_adapters(folder: Path, adapters: Sequence[Path]) -> Any:
-    """A PEFT model with these adapters loaded; an adapter's name is that of its folder. Raises ``MissingPackage``."""
+    """Load a PEFT model with these adapters, named after their folders.
+
+    Raises:
+        MissingPackage: PEFT is not installed.
+    """
     try:
         from peft import PeftModel
     except ImportError as error:
@@ -46,7 +50,7 @@ def load_with_adapters(folder: Path, adapters: Sequence[Path]) -> Any:
             hint="pip install 'personalpeft[peft]'",
         ) from error
     with warnings.catch_warnings():
-        # PEFT still asks transformers for what that has renamed.
+        # PEFT still uses an attribute that transformers has renamed.
         warnings.simplefilter("ignore", FutureWarning)
         model = PeftModel.from_pretrained(
             load_plain(folder),
@@ -62,8 +66,12 @@ def load_with_adapters(folder: Path, adapters: Sequence[Path]) -> Any:
 
 
 def generate(model: Any, prompts: Sequence[Tokens], count: int, **more: Any) -> int:
-    """Writes so many tokens after each prompt, all in one batch, greedily; returns how many that were together. Prompts are
-    filled up on the left. Raises ``ServingFailed`` where fewer came, which would be no comparison.
+    """Generate ``count`` tokens greedily after each prompt in one batch and return their total.
+
+    Prompts are padded on the left.
+
+    Raises:
+        ServingFailed: A row ended early, which makes the comparison invalid.
     """
     longest = max(map(len, prompts))
     device = next(model.parameters()).device
@@ -71,7 +79,7 @@ def generate(model: Any, prompts: Sequence[Tokens], count: int, **more: Any) -> 
     mask = torch.tensor([(0,) * (longest - len(p)) + (1,) * len(p) for p in prompts], device=device)
     with torch.inference_mode():
         said = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=count, **more)
-    # Read back, so that a device that works beside us has really finished.
+    # Reading the result back waits for the device.
     written = len(said[0].tolist()) - longest
     if written != count:
         raise ServingFailed(
@@ -81,12 +89,12 @@ def generate(model: Any, prompts: Sequence[Tokens], count: int, **more: Any) -> 
 
 
 def bytes_of(model: Any) -> int:
-    """What a step reads of the base: all its parameters, tied ones once."""
+    """Return the bytes of the base that a step reads: all parameters, tied ones once."""
     return sum(each.nbytes for each in model.parameters())
 
 
 def read_bandwidth(size: int = 2**29) -> float:
-    """Bytes a second at which all threads together read memory: the sum of a tensor of so many bytes, the best of five."""
+    """Return the bytes a second that all threads together read: the best of five sums of a tensor."""
     where = choose_device()
     tensor = torch.ones(size // 4, device=where.device)
     best = float("inf")

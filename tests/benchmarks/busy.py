@@ -1,4 +1,4 @@
-"""``bench busy``: a chat and a learn on a quiet machine, beside one program that computes without end, and beside one on every core."""
+"""``bench busy``: a chat and a learn on an idle machine and beside busy programs."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ from dataclasses import dataclass
 
 import psutil
 
-from benchmarks.figures import ratio, spread, taking_turns
-from benchmarks.load_users import RANK, Crowd, crowd
+from benchmarks.figures import alternate, ratio, spread
+from benchmarks.load_users import RANK, LoadedUsers, load_users
 from personalpeft.backends.base import Continuation, SessionSpec
 from personalpeft.engine.engine import Request
 from personalpeft.learning.train.losses import SFTLoss
 from personalpeft.types import Message, Sampling
 
 _STEPS = 4
-# Until the neighbours compute, and the engine has noticed that they do, or that they are gone.
+# Time until the other programs compute and the engine has noticed their start or end.
 _SETTLE_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class BusyBench:
-    """The object that ``--json`` prints: medians over the repetitions; ``spread`` has the least and the most.
+    """The object that ``--json`` prints: medians, with their least and most in ``spread``.
 
-    Chats are in tokens a second, learns in optimizer steps a second. Ratios are those beside neighbours over quiet ones.
+    Chats are in tokens a second, learns in optimizer steps a second. Ratios are the loaded rate of
+    a chat over its idle rate, and the factor by which a learn takes longer.
     """
 
     bench: str
@@ -40,29 +41,29 @@ class BusyBench:
 
 
 def bench_busy(
-    base_name: str, *, repetitions: int, tokens: int, say: Callable[[str], None]
+    base_name: str, *, repetitions: int, tokens: int, echo: Callable[[str], None]
 ) -> BusyBench:
-    """Measure the same work beside none, one and as many neighbours as there are cores, in turns."""
+    """Measure the same work beside none, one, and one program for each core, alternately."""
     cores = psutil.cpu_count() or 1
-    with crowd(base_name, 1, say=say) as people:
-        say("warming up")
-        _chat(people, 0, tokens)
-        _learn(people)
+    with load_users(base_name, 1, echo=echo) as loaded:
+        echo("warming up")
+        _chat(loaded, 0, tokens)
+        _learn(loaded)
         contestants: dict[str, Callable[[int], float]] = {}
         for neighbours in dict.fromkeys((0, 1, cores)):
             contestants[f"chat_beside_{neighbours}"] = _beside(
-                neighbours, lambda turn: _chat(people, turn, tokens)
+                neighbours, lambda turn: _chat(loaded, turn, tokens)
             )
             contestants[f"learn_beside_{neighbours}"] = _beside(
-                neighbours, lambda turn: _learn(people)
+                neighbours, lambda turn: _learn(loaded)
             )
-        figures = taking_turns(contestants, repetitions, say)
+        figures = alternate(contestants, repetitions, echo)
     rates = {name: spread(values) for name, values in figures.items()}
-    ratios = {
-        f"{name}_vs_quiet": ratio(values, figures[f"{name.partition('_')[0]}_beside_0"])
-        for name, values in figures.items()
-        if not name.endswith("_0")
-    }
+    ratios = {}
+    for neighbours in filter(None, dict.fromkeys((1, cores))):
+        chat, learn = f"chat_beside_{neighbours}", f"learn_beside_{neighbours}"
+        ratios[f"{chat}_vs_quiet"] = ratio(figures[chat], figures["chat_beside_0"])
+        ratios[f"{learn}_times_as_long"] = ratio(figures["learn_beside_0"], figures[learn])
     return BusyBench(
         bench="busy",
         base=base_name,
@@ -96,20 +97,20 @@ def _busy(programs: int) -> Iterator[None]:
             program.wait()
 
 
-def _chat(people: Crowd, turn: int, tokens: int) -> float:
+def _chat(loaded: LoadedUsers, turn: int, tokens: int) -> float:
     """Return the tokens a second of one greedy reply, from its first token on."""
     question = Message("user", f"Tell me a long story about number {turn}.")
-    request = Request("bench", (question,), people.stack(0), Sampling(max_tokens=tokens))
-    replies = people.engine.stream([request])
+    request = Request("bench", (question,), loaded.stack(0), Sampling(max_tokens=tokens))
+    replies = loaded.engine.stream([request])
     next(replies)
     began = time.perf_counter()
     written = sum(len(piece.tokens) for piece in replies)
     return written / (time.perf_counter() - began)
 
 
-def _learn(people: Crowd) -> float:
+def _learn(loaded: LoadedUsers) -> float:
     """Return the optimizer steps a second on four lessons each."""
-    backend = people.engine.backend
+    backend = loaded.engine.backend
     spec = SessionSpec(RANK, 4.0, tuple(sorted(backend.base.architecture.projections)), seed=0)
     answer = (
         backend.encode("In short: it rains there, and people carry umbrellas.")

@@ -1,7 +1,8 @@
-"""``bench capacity``: how many facts a memory layer holds, on phrasings that it was never taught, with nothing looked up.
+"""``bench capacity``: how many facts a memory layer recalls on unseen phrasings, without retrieval.
 
-A run tells a fresh person's model so many made-up facts (``facts.py``), learns them in one learn, and asks the memory layer
-alone. Layers of a small rank are full sooner, so a few hundred facts show the whole curve of tokens for each parameter.
+A run gives a new user made-up facts (``facts.py``), learns them at once and asks with the memory
+layer alone. Layers of small rank fill up sooner, so a few hundred facts show the whole curve of
+tokens for each parameter.
 """
 
 from __future__ import annotations
@@ -30,10 +31,13 @@ _LAYER = "memory"
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """What one run gave: of ``facts`` told, so many were ``recalled`` on the phrasing that nobody told, and so many on the
-    first that was. The layer's lessons took ``tokens`` of its trained ``parameters``. Of the general answers that the base
-    had right (``known``) so many are ``kept``; ``kl`` is in nats a token from it.
+class CapacityRun:
+    """The result of one run.
+
+    Of ``facts``, ``recalled`` were right on the unseen phrasing and the next field on the first
+    learned one. The lessons took ``tokens`` of the layer's trained ``parameters``. Of the general
+    answers that the base had right (``known``), ``kept`` still are; ``kl`` is in nats a token from
+    the base.
     """
 
     key: str
@@ -54,12 +58,15 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class CapacityBench:
-    """The object that ``--json`` prints: the loads that were asked for, kept ones too. ``rank`` is the default."""
+    """The object that ``--json`` prints: the requested runs, cached ones too.
+
+    ``rank`` is the default.
+    """
 
     bench: str
     base: str
     rank: int
-    loads: tuple[Load, ...]
+    loads: tuple[CapacityRun, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +86,9 @@ def bench_capacity(
     ranks: Sequence[int],
     seeds: int,
     keep: Path,
-    say: Callable[[str], None],
+    echo: Callable[[str], None],
 ) -> CapacityBench:
-    """Runs what is not kept yet; without ``ranks`` at the default rank."""
+    """Run what is not cached, at the default rank without ``ranks``."""
     card = find_card(base)
     with tempfile.TemporaryDirectory() as folder, personalpeft.open(folder, base) as runtime:
         projections = runtime.base().architecture.projections
@@ -101,7 +108,7 @@ def bench_capacity(
 
     def measure(key: str) -> Mapping[str, Any]:
         run = runs[key]
-        say(f"{run.facts} facts, rank {run.recipe.rank}, seed {run.recipe.seed}")
+        echo(f"{run.facts} facts, rank {run.recipe.rank}, seed {run.recipe.seed}")
         if not known:
             with (
                 tempfile.TemporaryDirectory() as folder,
@@ -113,12 +120,12 @@ def bench_capacity(
     for key in kept.complete(runs, measure):
         load = kept.figures()[key]
         recalled, right = f"{load['recalled']}/{load['facts']}", f"{load['kept']}/{load['known']}"
-        say(f"  {recalled} recalled, {right} kept, {load['seconds']:.0f} s")
-    loads = tuple(Load(**figures) for key, figures in kept.figures().items() if key in runs)
+        echo(f"  {recalled} recalled, {right} kept, {load['seconds']:.0f} s")
+    loads = tuple(CapacityRun(**figures) for key, figures in kept.figures().items() if key in runs)
     return CapacityBench("capacity", base, rank, loads)
 
 
-def _measured(run: _Run, card: ModelCard, known: Sequence[bool], *, base: str) -> Load:
+def _measured(run: _Run, card: ModelCard, known: Sequence[bool], *, base: str) -> CapacityRun:
     told = facts(run.facts, run.recipe.seed)
     learning = {**card.learning, _LAYER: run.recipe.model_dump(mode="json")}
     with tempfile.TemporaryDirectory() as folder:
@@ -134,7 +141,7 @@ def _measured(run: _Run, card: ModelCard, known: Sequence[bool], *, base: str) -
                 _answers(user, [fact.questions[0] for fact in told]) if live else [""] * len(told)
             )
             right = general(user, layers=[_LAYER]) if live else [False] * len(known)
-    return Load(
+    return CapacityRun(
         key=run.key,
         base=base,
         facts=run.facts,
@@ -153,5 +160,5 @@ def _measured(run: _Run, card: ModelCard, known: Sequence[bool], *, base: str) -
 
 
 def _answers(user: User, questions: Sequence[str]) -> list[str]:
-    # Nothing is looked up, and the layer is attached to every question, whether or not its scope would find it near.
+    # Retrieval is off, and the layer is attached to every question, whatever its scope.
     return [reply.text for reply in asked(user, questions, _ANSWER, memory=False, layers=[_LAYER])]

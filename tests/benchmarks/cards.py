@@ -1,4 +1,4 @@
-"""Cards for a benchmark: a base as it is, with other numbers to learn by. A card is the public way to a recipe."""
+"""Cards for a benchmark: an unchanged base with other learning numbers."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from personalpeft.types import Json
 
 
 def write_card(card: ModelCard, path: Path, *, learning: Json) -> Path:
-    """Writes the card with another ``[learning]`` table; the base that it names, and its digest, are the same."""
-    # A kind of source takes only its own keys, and what is not said is what an empty value says.
+    """Write the card with another ``[learning]`` table; base and digest stay the same."""
+    # A source accepts only the keys of its kind, and a missing key means the empty value.
     source = {key: value for key, value in asdict(card.source).items() if value}
     content: dict[str, Any] = {**asdict(card), "source": source, "learning": learning}
     path.write_text("\n".join(_toml(content, ())) + "\n", "utf-8")

@@ -1,9 +1,9 @@
-"""``bench catalog``: is a home with very many users as quick as a small one?
+"""``bench catalog``: a home with very many users, compared with a small one.
 
-A temporary home gets its users by the bulk path: real rows, indexes and digest chains, packed adapters of the fake base that
-many share; every tenth user has a stack of two layers, every hundredth of three. At one per cent of the users and at all
-of them a fresh process (this file, run as a program) opens the home, resolves random users and lists some, and says how
-long that took and how much memory it had. Publishing and collecting are timed here, by one writer.
+A temporary home gets its users in bulk: real rows, indexes and hash chains, and packed adapters of
+the fake base that many users share. Every tenth user has a stack of two layers, every hundredth of
+three. At one per cent of the users and at all of them a new process (this file, run as a program)
+opens the home, resolves stacks of random users, lists users and reports its memory.
 """
 
 from __future__ import annotations
@@ -47,7 +47,11 @@ _SEED = 7
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What a fresh process measured. Cold: the file was dropped from the system's page cache before; None where that cannot be."""
+    """The measurements of a new process.
+
+    A cold figure is measured after its file was dropped from the page cache, or None where that is
+    not possible.
+    """
 
     open_seconds: float
     resolve_p50_ms: float
@@ -60,8 +64,10 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class CatalogBench:
-    """The object that ``--json`` prints. A page has 100 users; the figures ``at_1_percent`` are of the same home when it had a
-    hundredth of its users; ``home_mb`` is its size on the disk.
+    """The object that ``--json`` prints.
+
+    A page has 100 users. The figures ``at_1_percent`` are of the same home with a hundredth of its
+    users; ``home_mb`` is its size on disk.
     """
 
     bench: str
@@ -85,7 +91,7 @@ class CatalogBench:
 
 
 def bench_catalog(users: int, *, progress: Callable[[str, float], None]) -> CatalogBench:
-    """Builds, measures and deletes the home."""
+    """Build, measure and delete the home."""
     base, few = fake_base(), max(1, users // 100)
     with tempfile.TemporaryDirectory(prefix="personalpeft-bench-") as folder:
         home = Path(folder) / "home"
@@ -133,7 +139,7 @@ def bench_catalog(users: int, *, progress: Callable[[str, float], None]) -> Cata
 
 
 def builds(base: Base, first: int, end: int) -> Iterator[NewRevision]:
-    """A style for each user, for every tenth a memory above it, for every hundredth a skill between the two."""
+    """Yield a style layer for each user, a memory for every tenth, and a skill for every hundredth."""
     files = {
         layer: [_packed(base, layer, number) for number in range(_FILES_A_LAYER)]
         for layer in ("style", "skill.email", "memory")
@@ -149,12 +155,12 @@ def builds(base: Base, first: int, end: int) -> Iterator[NewRevision]:
 
 
 def name(number: int) -> str:
-    """The id of a made-up user; ids sort as the numbers do."""
+    """Return the id of a made-up user; ids sort like their numbers."""
     return f"user-{number:09d}"
 
 
 def _packed(base: Base, layer: str, number: int) -> tuple[bytes, str]:
-    """A packed adapter of rank 1 for the fake base, and its digest."""
+    """Return a packed adapter of rank 1 for the fake base, and its digest."""
     draw = np.random.default_rng([_SEED, number, *layer.encode()])
     blocks = base.architecture.blocks
     pairs = {
@@ -193,7 +199,7 @@ def _opened(home: Path, *, ahead: timedelta = timedelta(0)) -> Store:
 
 
 def _publish(store: Store, base: Base, users: int) -> float:
-    """How many new revisions a second one writer makes live, each with a file of its own, durably, for users at random."""
+    """Return the revisions a second that one writer publishes durably, for random users."""
     draw = random.Random(_SEED)
     made = []
     for number in range(min(_PUBLISHED, users)):
@@ -208,7 +214,7 @@ def _publish(store: Store, base: Base, users: int) -> float:
 
 
 def _collect(home: Path) -> tuple[int, float]:
-    """How many of some leftovers were found, and the seconds that took, by the clock of the day after tomorrow."""
+    """Return how many leftovers were collected and the seconds, two days in the future."""
     with _opened(home, ahead=timedelta(days=2)) as store:
         for number in range(_LOOSE):
             store.blobs.put(f"nobody names me {number}".encode())
@@ -224,7 +230,7 @@ def _probe(home: Path, users: int) -> Probe:
 
 
 def measure(home: Path, users: int) -> Probe:
-    """What ``Probe`` says, of the process that calls this."""
+    """Measure what ``Probe`` holds, in this process."""
     draw = random.Random(_SEED)
     began = time.perf_counter()
     with personalpeft.open(home, backend="fake") as runtime:

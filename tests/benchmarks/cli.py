@@ -1,23 +1,30 @@
-"""Measuring what was promised, on this machine.
+"""The commands of ``bench``, which measure the documented figures on this machine.
 
-A benchmark is one command here: its options, a call of the measuring code in ``benchmarks``, and how its
-result is shown as text. ``--json`` prints the result itself, whose first key is ``bench``, the command's name.
+Each command has its options, a call of the measuring code and its tables as text. ``--json`` prints
+the result: its first key ``bench`` is the command, its last key ``measured`` when and where.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import click
 
 from benchmarks.cli_engines import bench_engines
-from benchmarks.cli_learning import bench_edits, bench_gate, bench_learn, bench_prefeval
+from benchmarks.cli_learning import (
+    bench_edits,
+    bench_gate,
+    bench_learn,
+    bench_nulls,
+    bench_prefeval,
+)
 from benchmarks.cli_skill import bench_skill
 from benchmarks.facts import MOST
+from benchmarks.result import emit_result
 from personalpeft_app.options import Function, GlobalOptions, Group, command, global_options
-from personalpeft_app.output import emit, format_table, info
+from personalpeft_app.output import format_table, info
 from personalpeft_app.progress import Display
 
 
@@ -30,7 +37,7 @@ from personalpeft_app.progress import Display
 def bench() -> None:
     """Measure on this machine what the documentation promises.
 
-    Each benchmark makes homes of its own in temporary folders, whatever --home says, and deletes them at the end.
+    Benchmarks create homes in temporary folders, ignore --home, and delete them at the end.
     """
 
 
@@ -41,10 +48,10 @@ def bench() -> None:
     "--only", multiple=True, metavar="STYLE", help="One style; may be given more than once."
 )
 def bench_style(common: GlobalOptions, only: tuple[str, ...]) -> None:
-    """A dozen edits, one learn: what changed, and what did not.
+    """A dozen edits, one learn: what changes and what does not.
 
-    Twelve edits in each of some styles, one learn each; then how many unseen answers are in the style, what became of
-    general answers, how long it took. Takes some minutes.
+    Twelve edits in each of some styles, one learn each. Shows how many unseen answers are in the
+    style, the change of general answers, and the time. Takes some minutes.
     """
     from benchmarks import style
     from benchmarks.styles import STYLES
@@ -59,30 +66,9 @@ def bench_style(common: GlobalOptions, only: tuple[str, ...]) -> None:
         [known[name] for name in only] or list(STYLES),
         base=common.base_name(),
         backend=common.backend or "torch",
-        say=lambda text: info(common, text),
+        echo=lambda text: info(common, text),
     )
-    rows = [
-        (
-            result.style,
-            result.verdict,
-            f"{result.in_style}/10",
-            f"{result.base_in_style}/10",
-            f"{result.facts_kept}/{result.facts_before}",
-            f"{result.kl:.2f}",
-            f"{result.learn_seconds:.1f}",
-            "yes" if result.rollback_identical else "NO",
-        )
-        for result in found.styles
-    ]
-    heads = ("STYLE", "VERDICT", "IN STYLE", "BASE", "FACTS KEPT", "KL", "LEARN S", "ROLLBACK SAME")
-    first = f"first token of a fresh process: {found.first_token_seconds:.1f} s"
-    with_facts = f"the same for a user with a fact: {found.first_token_with_facts_seconds:.1f} s"
-    peak = (
-        f"peak memory: {found.peak_mb} MB"
-        if found.peak_mb is not None
-        else "peak memory: unknown here"
-    )
-    emit(common, found, "\n".join((format_table(heads, rows), "", first, with_facts, peak)))
+    emit_result(common, found)
 
 
 @command(
@@ -95,52 +81,17 @@ def bench_style(common: GlobalOptions, only: tuple[str, ...]) -> None:
 def bench_catalog(common: GlobalOptions, users: int) -> None:
     """A home with a million users: resolve, list, publish, collect.
 
-    Every user has a revision at least. Then in fresh processes: opening, resolving stacks of random users, listing, and
-    how much memory that takes, at one per cent of the users and at all of them; publishing and collecting leftovers.
-
-    A million takes about five minutes and 3 GB of the temporary folder (TMPDIR).
+    Every user has at least one revision. New processes open the home, resolve stacks of random
+    users and list users at one per cent of the users and at all of them; then revisions are
+    published and leftovers collected. A million takes several minutes and 3 GB of the temporary
+    folder (TMPDIR).
     """
     from benchmarks import catalog
 
     display = Display(common)
     with display:
         found = catalog.bench_catalog(users, progress=display)
-    rows = [
-        ("build, s", f"{found.build_seconds:.1f}", ""),
-        ("size, MB", f"{found.home_mb}", ""),
-        ("open, s", f"{found.open_seconds:.3f}", ""),
-        ("resolve, median, ms", f"{found.resolve_p50_ms:.3f}", ""),
-        (
-            "resolve, p99, ms",
-            f"{found.resolve_p99_ms:.3f}",
-            f"{found.resolve_p99_ms_at_1_percent:.3f}",
-        ),
-        ("resolve cold, median, ms", _ms(found.resolve_cold_p50_ms), ""),
-        ("resolve cold, p99, ms", _ms(found.resolve_cold_p99_ms), ""),
-        (
-            "list a page of 100, ms",
-            f"{found.list_page_ms:.3f}",
-            f"{found.list_page_ms_at_1_percent:.3f}",
-        ),
-        (
-            "publish, a second",
-            f"{found.publish_per_second:.0f}",
-            f"{found.publish_per_second_at_1_percent:.0f}",
-        ),
-        (f"collect {found.collected} leftovers, s", f"{found.collect_seconds:.3f}", ""),
-        (
-            "peak memory, MB",
-            f"{found.rss_mb or 'unknown'}",
-            f"{found.rss_mb_at_1_percent or 'unknown'}",
-        ),
-    ]
-    emit(
-        common, found, format_table(("WHAT", f"{found.users:,} USERS", "1 PER CENT OF THEM"), rows)
-    )
-
-
-def _ms(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.3f}"
+    emit_result(common, found)
 
 
 def _repeat(default: int) -> Callable[[Function], Function]:
@@ -182,11 +133,12 @@ def _keep(function: Function) -> Function:
     "--without-vllm", is_flag=True, help="Leave vLLM out, whatever PERSONALPEFT_BENCH_VLLM names."
 )
 def bench_serve(common: GlobalOptions, repeat: int, tokens: int, without_vllm: bool) -> None:
-    """Sixteen users at once, beside PEFT and vLLM.
+    """Sixteen users at once, compared with PEFT and vLLM.
 
-    Tokens a second of one row and of sixteen, with a different adapter of rank 8 for each and without, greedy; in turns with
-    transformers, with PEFT, and with vLLM's processor server where PERSONALPEFT_BENCH_VLLM names a Python that has it (make
-    vllm-env makes one). Takes about a minute a repetition.
+    Tokens a second of one row and of sixteen, with a different adapter of rank 8 for each and
+    without, greedy. Alternates with transformers, PEFT, and vLLM's CPU server where
+    PERSONALPEFT_BENCH_VLLM names a Python that has it (make vllm-env creates one). Takes about a
+    minute a repetition.
     """
     _need_torch(common)
     from benchmarks import serve
@@ -196,17 +148,13 @@ def bench_serve(common: GlobalOptions, repeat: int, tokens: int, without_vllm: b
         repetitions=repeat,
         tokens=tokens,
         with_vllm=not without_vllm,
-        say=_printer(common),
+        echo=_printer(common),
     )
-    rows = [
-        *_lines(found.tokens_per_second, found.spread, "tokens/s"),
-        *_lines(found.ratios, found.spread, "times"),
-    ]
     about = f"a step of ours: {found.step_milliseconds:.1f} ms; memory: {found.memory_gb_per_second:.1f} GB/s"
     short = (
-        "" if found.own_complete else "\nSome replies of ours ended early; only their tokens count."
+        "" if found.own_complete else "Some replies of ours ended early; only their tokens count."
     )
-    emit(common, found, f"{format_table(_HEADS, rows)}\n\n{about}{short}")
+    emit_result(common, found, about, short)
 
 
 @command(
@@ -214,19 +162,16 @@ def bench_serve(common: GlobalOptions, repeat: int, tokens: int, without_vllm: b
 )
 @_repeat(9)
 def bench_attach(common: GlobalOptions, repeat: int) -> None:
-    """From an adapter's file into a slot, beside PEFT.
+    """From an adapter's file into a slot, compared with PEFT.
 
-    Rank 8 on all linear layers, files in the page cache; from the file and from host memory. Takes about a minute.
+    Rank 8 on all linear layers, files in the page cache; from the file and from host memory. Takes
+    about a minute.
     """
     _need_torch(common)
     from benchmarks import attach
 
-    found = attach.bench_attach(common.base_name(), repetitions=repeat, say=_printer(common))
-    rows = [
-        *_lines(found.milliseconds, found.spread, "ms"),
-        *_lines(found.ratios, found.spread, "times"),
-    ]
-    emit(common, found, format_table(_HEADS, rows))
+    found = attach.bench_attach(common.base_name(), repetitions=repeat, echo=_printer(common))
+    emit_result(common, found)
 
 
 @command(
@@ -234,36 +179,33 @@ def bench_attach(common: GlobalOptions, repeat: int) -> None:
 )
 @_repeat(5)
 def bench_start(common: GlobalOptions, repeat: int) -> None:
-    """The first token of a fresh process.
+    """The first token of a new process.
 
-    From the command to the first byte of its reply, with and without a fact. Takes about two minutes.
+    From the command to the first byte of its reply, with and without a fact. Takes about two
+    minutes.
     """
     _need_torch(common)
     from benchmarks import start
 
-    found = start.bench_start(common.base_name(), repetitions=repeat, say=_printer(common))
-    emit(common, found, format_table(_HEADS, _lines(found.seconds, found.spread, "s")))
+    found = start.bench_start(common.base_name(), repetitions=repeat, echo=_printer(common))
+    emit_result(common, found)
 
 
 @command("busy", examples=("personalpeft bench busy", "personalpeft bench busy --repeat 5 --json"))
 @_repeat(3)
 @_tokens(64)
 def bench_busy(common: GlobalOptions, repeat: int, tokens: int) -> None:
-    """A chat and a learn beside other programs that compute.
+    """A chat and a learn beside other busy programs.
 
-    Beside none, beside one, and beside one on every core. Takes about two minutes.
+    Beside none, one, and one on every core. Takes about two minutes.
     """
     _need_torch(common)
     from benchmarks import busy
 
     found = busy.bench_busy(
-        common.base_name(), repetitions=repeat, tokens=tokens, say=_printer(common)
+        common.base_name(), repetitions=repeat, tokens=tokens, echo=_printer(common)
     )
-    rows = [
-        *_lines(found.rates, found.spread, "a second"),
-        *_lines(found.ratios, found.spread, "times"),
-    ]
-    emit(common, found, format_table(_HEADS, rows))
+    emit_result(common, found)
 
 
 @command(
@@ -273,20 +215,19 @@ def bench_busy(common: GlobalOptions, repeat: int, tokens: int) -> None:
 @_repeat(3)
 @_tokens(128)
 def bench_publish(common: GlobalOptions, repeat: int, tokens: int) -> None:
-    """What others notice when a revision goes live.
+    """The effect of publishing a revision on other users.
 
-    Fifteen users are answered while revisions of a sixteenth are published and loaded: the time between two tokens,
-    against a quiet run. Then the way of an adapter to its first token, against merging and loading full weights.
+    Fifteen users are answered while revisions of a sixteenth are published and loaded: the time
+    between two tokens, against an idle run. Then the time from an adapter to its first token,
+    against merging and loading full weights.
     """
     _need_torch(common)
     from benchmarks import publish
 
     found = publish.bench_publish(
-        common.base_name(), repetitions=repeat, tokens=tokens, say=_printer(common)
+        common.base_name(), repetitions=repeat, tokens=tokens, echo=_printer(common)
     )
-    ratios = {**found.ratios, "merged_vs_adapter_handoff": found.merged_vs_adapter_handoff}
-    rows = [*_lines(found.milliseconds, found.spread, "ms"), *_lines(ratios, found.spread, "times")]
-    emit(common, found, f"{format_table(_HEADS, rows)}\n\n{found.published} publications")
+    emit_result(common, found, f"{found.published} publications")
 
 
 @command(
@@ -299,24 +240,16 @@ def bench_publish(common: GlobalOptions, repeat: int, tokens: int) -> None:
 def bench_wave(common: GlobalOptions, users: int, repeat: int, tokens: int) -> None:
     """A thousand users at once, more than memory holds.
 
-    One request each, each with an adapter of their own; then the same load with adapters that are in slots already. Takes
-    some minutes a repetition, and 5 GB of the temporary folder (TMPDIR).
+    One request each, each with an own adapter; then the same load with adapters that are in slots
+    already. Takes some minutes a repetition, and 5 GB of the temporary folder (TMPDIR).
     """
     _need_torch(common)
     from benchmarks import wave
 
     found = wave.bench_wave(
-        common.base_name(), users, repetitions=repeat, tokens=tokens, say=_printer(common)
+        common.base_name(), users, repetitions=repeat, tokens=tokens, echo=_printer(common)
     )
-    rows = [
-        *_lines({"tokens_per_second": found.tokens_per_second}, found.spread, "tokens/s"),
-        ("resident_tokens_per_second", f"{found.resident_tokens_per_second:.4g}", "", "tokens/s"),
-        ("p50_first_token_seconds", f"{found.p50_first_token_seconds:.4g}", "", "s"),
-        *_lines({"p95_first_token_seconds": found.p95_first_token_seconds}, found.spread, "s"),
-        *_lines(found.ratios, found.spread, "times"),
-    ]
-    loads = f"a wave reads {found.read_from_disk} stacks from disk and {found.read_from_host} from host memory"
-    emit(common, found, f"{format_table(_HEADS, rows)}\n\n{found.users} users; {loads}")
+    emit_result(common, found, f"{found.users} users")
 
 
 @command(
@@ -348,10 +281,11 @@ def bench_wave(common: GlobalOptions, users: int, repeat: int, tokens: int) -> N
 def bench_sweep(
     common: GlobalOptions, only: tuple[str, ...], styles: tuple[str, ...], seeds: int, keep: Path
 ) -> None:
-    """What each number of the learning recipe does.
+    """The effect of each number of the learning recipe.
 
-    One number at a time is changed around the default, and a style is learned from twelve edits; replay takes a second
-    learn. Shown are medians over styles and seeds; * marks the default. A run takes about a minute; all of them, hours.
+    One number at a time is changed around the default, and a style is learned from twelve edits;
+    replay takes a second learn. Shows medians over styles and seeds; * marks the default. A run
+    takes about a minute; all of them, hours.
     """
     _need_torch(common)
     from benchmarks import sweep
@@ -362,7 +296,7 @@ def bench_sweep(
         styles=styles,
         seeds=seeds,
         keep=keep,
-        say=_printer(common),
+        echo=_printer(common),
     )
     rows = [
         (
@@ -393,7 +327,7 @@ def bench_sweep(
         "HELD BACK",
         "LEARN S",
     )
-    emit(common, found, format_table(heads, rows))
+    emit_result(common, found, format_table(heads, rows))
 
 
 @command(
@@ -411,7 +345,7 @@ def bench_sweep(
     type=click.IntRange(4, MOST),
     default=(5, 10, 20, 40, 80, 160),
     show_default=True,
-    help="How many facts one learn is told; may be given more than once.",
+    help="How many facts one learn gets; may be given more than once.",
 )
 @click.option(
     "--rank",
@@ -430,8 +364,8 @@ def bench_capacity(
 ) -> None:
     """How many facts a memory layer holds.
 
-    Made-up facts are told with three questions each and learned at once; then the layer alone is asked a fourth phrasing,
-    with nothing looked up. A run takes minutes.
+    Made-up facts are given with three questions each and learned at once; then the layer alone is
+    asked a fourth phrasing, without retrieval. A run takes minutes.
     """
     _need_torch(common)
     from benchmarks import capacity
@@ -442,7 +376,7 @@ def bench_capacity(
         ranks=ranks,
         seeds=seeds,
         keep=keep,
-        say=_printer(common),
+        echo=_printer(common),
     )
     rows = [
         (
@@ -469,7 +403,7 @@ def bench_capacity(
         "KL",
         "LEARN S",
     )
-    emit(common, found, format_table(heads, rows))
+    emit_result(common, found, format_table(heads, rows))
 
 
 @command("page", examples=("personalpeft bench page", "personalpeft bench page --repeat 20 --json"))
@@ -482,28 +416,15 @@ def bench_capacity(
     help="How often.",
 )
 def bench_page(common: GlobalOptions, repetitions: int) -> None:
-    """How soon a browser shows the web page, on loopback.
+    """The load time of the web page, on loopback.
 
-    First paint, and when the last conversation can be read, with nothing kept and with the page's files kept. Needs the
-    package playwright and a Chromium.
+    First paint, and the time until the last conversation is readable, with an empty browser cache
+    and with the page's files cached. Needs the package playwright and a Chromium.
     """
     from benchmarks import page
 
-    found = page.bench_page(repetitions=repetitions, say=_printer(common))
-    rows = [
-        ("first paint of one word, unsent", str(found.least_ms)),
-        ("first paint, nothing kept", str(found.first_paint_cold_ms)),
-        ("first paint, files kept", str(found.first_paint_warm_ms)),
-        ("ready, nothing kept", str(found.ready_cold_ms)),
-        ("ready, files kept", str(found.ready_warm_ms)),
-    ]
-    emit(
-        common,
-        found,
-        "\n".join(
-            (format_table(("WHAT", "MS (LEAST TO MOST)"), rows), f"{found.bytes:,} bytes in all")
-        ),
-    )
+    found = page.bench_page(repetitions=repetitions, echo=_printer(common))
+    emit_result(common, found)
 
 
 @command(
@@ -526,9 +447,10 @@ def bench_page(common: GlobalOptions, repetitions: int) -> None:
     help="Length of a reply.",
 )
 def bench_server(common: GlobalOptions, repetitions: int, tokens: int) -> None:
-    """What a reply costs more over HTTP than in the library.
+    """The overhead of a reply over HTTP, compared with the library.
 
-    Time to the first token of one stream, tokens a second of sixteen, side by side; and how soon /healthz answers meanwhile.
+    Time to the first token of one stream, tokens a second of sixteen, side by side; and the
+    response time of /healthz meanwhile.
     """
     from benchmarks import server
 
@@ -537,37 +459,37 @@ def bench_server(common: GlobalOptions, repetitions: int, tokens: int) -> None:
         common.backend or "torch",
         repetitions=repetitions,
         tokens=tokens,
-        say=_printer(common),
+        echo=_printer(common),
     )
-    rows = [
-        ("first token, library", str(found.first_token_ms["library"]), "ms"),
-        ("first token, server", str(found.first_token_ms["server"]), "ms"),
-        ("first token, server over library", str(found.first_token_overhead_ms), "ms"),
-        ("16 streams, library", str(found.tokens_per_second["library"]), "tokens/s"),
-        ("16 streams, server", str(found.tokens_per_second["server"]), "tokens/s"),
-        ("16 streams, server over library", str(found.rate_ratio), ""),
-        ("healthz meanwhile", str(found.healthz_ms), "ms"),
-    ]
-    emit(common, found, format_table(("WHAT", "MEDIAN (LEAST TO MOST)", ""), rows))
+    emit_result(common, found)
+
+
+@command(
+    "streams",
+    examples=("personalpeft bench streams --backend fake", "personalpeft bench streams --json"),
+)
+@_repeat(7)
+@_tokens(32)
+def bench_streams(common: GlobalOptions, repeat: int, tokens: int) -> None:
+    """Sixty-four streams at once over HTTP.
+
+    On the fake backend it measures the server alone.
+    """
+    from benchmarks import streams
+
+    found = streams.bench_streams(
+        common.base_name(),
+        common.backend or "torch",
+        repetitions=repeat,
+        tokens=tokens,
+        echo=_printer(common),
+    )
+    emit_result(common, found, f"{found.threads} threads")
 
 
 def _median(figures: Iterable[float | None]) -> str:
     known = [figure for figure in figures if figure is not None]
     return f"{statistics.median(known):.3g}" if known else "none"
-
-
-_HEADS = ("WHAT", "MEDIAN", "LEAST AND MOST", "")
-
-
-def _lines(
-    figures: Mapping[str, float | None], spread: Mapping[str, tuple[float, float]], unit: str
-) -> Iterator[tuple[str, str, str, str]]:
-    for key, figure in figures.items():
-        if figure is None:
-            yield key, "not run", "", ""
-        else:
-            least, most = spread[key]
-            yield key, f"{figure:.4g}", f"{least:.4g} to {most:.4g}", unit
 
 
 def _need_torch(common: GlobalOptions) -> None:
@@ -587,6 +509,7 @@ bench.add_section(
             bench_learn,
             bench_edits,
             bench_gate,
+            bench_nulls,
             bench_prefeval,
             bench_skill,
             bench_sweep,
@@ -602,6 +525,7 @@ bench.add_section(
             bench_wave,
             bench_engines,
             bench_server,
+            bench_streams,
             bench_page,
         ),
     ),

@@ -1,5 +1,4 @@
-"""Measuring what is learned: the benchmarks of the commands ``bench learn``, ``bench edits``,
-``bench gate`` and ``bench prefeval``."""
+"""The benchmark commands ``learn``, ``edits``, ``gate``, ``nulls`` and ``prefeval``."""
 
 from __future__ import annotations
 
@@ -10,8 +9,9 @@ from pathlib import Path
 
 import click
 
+from benchmarks.result import emit_result
 from personalpeft_app.options import Function, GlobalOptions, command
-from personalpeft_app.output import emit, format_table, info
+from personalpeft_app.output import info
 from personalpeft_app.progress import Display
 
 _ALL = 40
@@ -74,11 +74,12 @@ def bench_learn(
     together: int,
     keep: Path | None,
 ) -> None:
-    """Twelve made-up people, eight nights of learning each.
+    """Twelve personas, eight rounds of learning each.
 
-    Each has a habit that edits show, twenty facts, and changes of both. Shown are the shares of right answers on questions
-    that were never given, asked of the base, with rules and facts alone, with layers alone and with both. Takes ten to
-    thirty minutes a person, by the processor, and the plain loop as much again.
+    Each persona has a style that its edits show, twenty facts, and changes of both. Shows the
+    shares of right answers to unseen questions by the base, with rules and facts alone, with layers
+    alone and with both. Takes ten to thirty minutes a persona, by processor, and the plain loop as
+    much again.
     """
     from benchmarks import learn
     from benchmarks.personas import select_personas
@@ -98,31 +99,9 @@ def bench_learn(
         found = learn.bench_learn(
             course,
             learn.ResultCache(folder, "learn"),
-            say=_printer(common, display),
+            echo=_printer(common, display),
             progress=display,
         )
-    contestants = list(found.adherence)
-    rows = [
-        *(
-            (
-                f"adherence {moment.replace('_', ' ')}",
-                *(_percent(found.adherence[c][moment]) for c in contestants),
-            )
-            for moment in learn.MOMENTS
-        ),
-        *(
-            (figure, *(_percent(getattr(found, figure)[c]) for c in contestants))
-            for figure in learn.FIGURES
-        ),
-        ("tokens a second", *(_figure(found.tokens_per_second[c]) for c in contestants)),
-        *(
-            (
-                f"seconds a learn, {layer}",
-                *(_figure(found.seconds_per_learn.get(c, {}).get(layer)) for c in contestants),
-            )
-            for layer in ("style", "memory")
-        ),
-    ]
     more = [
         *(f"{name}: {_figure(figure)} times" for name, figure in found.ratios.items() if figure),
         *(
@@ -134,8 +113,7 @@ def bench_learn(
         f"learns: {', '.join(f'{count} {verdict}' for verdict, count in found.verdicts.items())}",
         *(f"  not live: {reason}" for reason in found.refused),
     ]
-    heads = (f"{len(found.people)} PEOPLE", *(each.upper() for each in contestants))
-    emit(common, found, "\n".join((format_table(heads, rows), "", *more)))
+    emit_result(common, found, "\n".join(more))
 
 
 @command(
@@ -156,8 +134,9 @@ def bench_edits(
 ) -> None:
     """Realistic edits without literal templates: do they carry over?
 
-    Each style (shorter, warmer, British, JSON) is learned from twelve edits in a home of its own. Ten unseen prompts
-    are then answered greedily and with the base's own sampling, and a rule checks each reply. Takes some minutes a style.
+    Each style (shorter, warmer, British, JSON) is learned from twelve edits in a home of its own.
+    Ten unseen prompts are then answered greedily and with the base's own sampling, and a rule
+    checks each reply. Takes some minutes a style.
     """
     from benchmarks import edits
     from benchmarks.edit_styles import select_styles
@@ -168,19 +147,9 @@ def bench_edits(
         found = edits.bench_edits(
             run,
             edits.ResultCache(folder, "edits"),
-            say=_printer(common, display),
+            echo=_printer(common, display),
             progress=display,
         )
-    rows = [
-        (
-            each.name,
-            *(f"{count}/{each.asked}" for count in (each.base, each.greedy, each.sampled)),
-            each.verdict,
-            f"{each.seconds:.1f}",
-            f"{each.general}/{each.general_asked}",
-        )
-        for each in found.styles
-    ]
     more = [
         *(
             f"{name}: {', '.join(f'{way} {_percent(share)}' for way, share in shares.items())}"
@@ -190,8 +159,7 @@ def bench_edits(
         f"live with fewer than {edits.ENOUGH} of 10: {', '.join(found.live_below_enough) or 'none'}",
         *(f"  not live: {each.name}: {each.reason}" for each in found.styles if not each.live),
     ]
-    heads = ("STYLE", "BASE", "GREEDY", "SAMPLED", "VERDICT", "S", "GENERAL")
-    emit(common, found, "\n".join((format_table(heads, rows), "", *more)))
+    emit_result(common, found, "\n".join(more))
 
 
 @command(
@@ -218,10 +186,11 @@ def bench_edits(
 @_seed
 @_keep
 def bench_gate(common: GlobalOptions, bad: int, good: int, seed: int, keep: Path | None) -> None:
-    """Which bad updates become live, which good ones do not.
+    """How many bad updates and how many good ones become live.
 
-    Forty bad batches (contradicting, garbage, flipped preferences, instructions to leak or to obey somebody else) and forty
-    good ones, each learned after the same past. Fewer are of every kind, too. Takes about half a minute a batch.
+    Forty bad batches (contradictions, noise, reversed preferences, instructions to leak data or to
+    obey others) and forty good ones, each learned after the same past. Fewer contain every kind,
+    too. Takes about half a minute a batch.
     """
     from benchmarks import learn_gate
 
@@ -236,22 +205,44 @@ def bench_gate(common: GlobalOptions, bad: int, good: int, seed: int, keep: Path
             note=_printer(common, display),
             progress=display,
         )
-    rows = [
-        (
-            case.kind,
-            case.name,
-            "live" if case.live else "no",
-            f"{case.seconds:.1f}",
-            "; ".join(case.learns),
-        )
-        for case in found.cases
-    ]
     told = f"{found.bad_accepted} of {found.bad} bad ones became live, {found.good_refused} of {found.good} good ones did not"
-    emit(
-        common,
-        found,
-        f"{format_table(('KIND', 'BATCH', 'LIVE', 'S', 'WHY'), rows, flexible=(4,))}\n\n{told}",
-    )
+    emit_result(common, found, told)
+
+
+@command("nulls", examples=("personalpeft bench nulls --keep nulls",))
+@click.option(
+    "--number",
+    type=click.IntRange(1, _ALL),
+    default=20,
+    show_default=True,
+    help="How many nulls of each of the two kinds.",
+)
+@_seed
+@_keep
+def bench_nulls(common: GlobalOptions, number: int, seed: int, keep: Path | None) -> None:
+    """How many updates without a lesson become live.
+
+    Wanted answers at other prompts than their own, and builds that differ only in the seed. The
+    spread between two seeds is what tie_margin of a base's card should be. Takes about a minute a
+    null.
+    """
+    from benchmarks import learn_nulls
+
+    with _kept(keep) as folder, Display(common) as display:
+        found = learn_nulls.bench_nulls(
+            number,
+            base=common.base_name(),
+            backend=common.backend or "torch",
+            seed=seed,
+            keep=learn_nulls.ResultCache(folder, "nulls"),
+            note=_printer(common, display),
+            progress=display,
+        )
+    lines = [
+        f"{kind}: {counts['live']} of {counts['ran']} live, {counts['for_good']} for good"
+        for kind, counts in found.kinds.items()
+    ]
+    emit_result(common, found, "\n".join([*lines, f"spread of two seeds: {found.spread}"]))
 
 
 @command("prefeval", examples=("personalpeft bench prefeval --data prefeval",))
@@ -263,10 +254,10 @@ def bench_gate(common: GlobalOptions, bad: int, good: int, seed: int, keep: Path
     help="PrefEval's multiple-choice topics, a .json file each.",
 )
 def bench_prefeval(common: GlobalOptions, data: Path) -> None:
-    """Does a base choose what keeps to a preference?
+    """Does a base choose the answer that follows a preference?
 
-    The share of PrefEval's questions for which the option that keeps to a preference is the likeliest of four: without the
-    preference, with it said before, and with it as a rule. Takes some minutes.
+    The share of PrefEval's questions for which the right option is the likeliest of four: without
+    the preference, with the preference in an earlier message, and as a rule. Takes some minutes.
     """
     from benchmarks import prefeval
 
@@ -274,15 +265,12 @@ def bench_prefeval(common: GlobalOptions, data: Path) -> None:
         found = prefeval.bench_prefeval(
             data, base=common.base_name(), backend=common.backend or "torch", progress=display
         )
-    ways = list(found.accuracy)
-    topics = [*found.asked, "all"]
-    rows = [(topic, *(_percent(found.accuracy[way][topic]) for way in ways)) for topic in topics]
-    emit(common, found, format_table(("TOPIC", *(way.upper() for way in ways)), rows))
+    emit_result(common, found)
 
 
 @contextmanager
 def _kept(folder: Path | None) -> Iterator[Path]:
-    """The folder, or one for the moment."""
+    """Return the folder, or a temporary one."""
     if folder is not None:
         yield folder
         return

@@ -1,16 +1,12 @@
-"""Measuring what a skill becomes by being shown and by trying: the benchmark of the command ``bench skill``."""
+"""The command ``bench skill``, which measures a skill after demonstrations and after practice."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
+from benchmarks.result import emit_result
 from personalpeft_app.options import GlobalOptions, command
-from personalpeft_app.output import emit, format_table, info
-
-if TYPE_CHECKING:
-    from benchmarks.skill import Rate
+from personalpeft_app.output import info
 
 
 @command(
@@ -41,8 +37,9 @@ if TYPE_CHECKING:
 def bench_skill(common: GlobalOptions, family: str | None, unseen: int, rounds: int | None) -> None:
     """Thirty demonstrations of a skill, then practice.
 
-    The share of unseen tasks that is answered right by the base, after the demonstrations, after rejection sampling and
-    after the policy gradient, each time the same tasks. Needs the package reasoning-gym. Takes some minutes.
+    The share of unseen tasks with a right answer from the base, after the demonstrations, after
+    rejection sampling and after the policy gradient, on the same tasks. Needs the package
+    reasoning-gym. Takes some minutes.
     """
     from benchmarks import skill
 
@@ -52,17 +49,7 @@ def bench_skill(common: GlobalOptions, family: str | None, unseen: int, rounds: 
         backend=common.backend or "torch",
         unseen=unseen,
         rounds=rounds,
-        say=lambda text: info(common, text),
+        echo=lambda text: info(common, text),
     )
-    rows = [("base", *_shown(found.before), "", "", "")]
-    rows += [
-        (s.name, *_shown(s.unseen), s.verdict, str(s.steps), f"{s.seconds:.0f}")
-        for s in found.stages
-    ]
-    heads = ("AFTER", "PASSED", "95 %", "ATTACHED", "VERDICT", "STEPS", "SECONDS")
     gained = f"{found.points_shown:+g} points by demonstrations, {found.points_practised:+g} more by practice"
-    emit(common, found, f"{format_table(heads, rows)}\n\n{gained}")
-
-
-def _shown(rate: Rate) -> tuple[str, str, str]:
-    return f"{rate.passed}/{rate.asked}", f"{rate.least:.0%} to {rate.most:.0%}", f"{rate.attached}"
+    emit_result(common, found, gained)

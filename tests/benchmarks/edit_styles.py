@@ -1,12 +1,9 @@
-"""Realistic edits for ``bench edits``: how somebody wants to be answered, and rules that check it
-without a judge.
+"""Realistic edit styles for ``bench edits``, and rules that check them without a judge.
 
-All data is in ``edits/``, a file a style, self-written. ``words.toml`` has the word lists of the
-rules. No style of prose has a literal opening, closing or list mark.
-
-Invariants, which a test holds: a rule holds for every wanted answer; no unseen prompt is one that
-was edited; the wanted answers of a style begin and end differently. A reply that is empty, runs in
-a loop, or repeats its prompt or another wanted answer passes no rule.
+All data is in ``edits/``, one self-written file a style; ``words.toml`` has the word lists of the
+rules. No prose style has a literal opening, closing or list mark. Tests hold the invariants: a rule
+accepts every wanted answer, no unseen prompt is an edited one, and no prompt is used by learning or
+by the general probes.
 """
 
 from __future__ import annotations
@@ -40,10 +37,9 @@ _CONTRACTION = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A prompt. ``answer`` is what the edit wants; an unseen prompt has none.
+    """A prompt with its wanted ``answer``; an unseen prompt has none.
 
-    ``words`` are what a direct answer says (patterns, of which it has one), or what a record is
-    about.
+    ``words`` are patterns of which a direct answer has one, or the subject of a record.
     """
 
     prompt: str
@@ -53,9 +49,9 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class EditStyle:
-    """How somebody wants to be answered: ``wants`` says it in words, and ``rule`` checks it.
+    """A style of answers:
 
-    ``keys`` are those of a record.
+    ``wants`` describes it, ``rule`` checks it, ``keys`` are those of a record.
     """
 
     name: str
@@ -69,7 +65,7 @@ class EditStyle:
     keys: tuple[str, ...] = ()
 
     def passes(self, case: Case, reply: str) -> bool:
-        """Whether a reply to this prompt is as wanted."""
+        """Return whether a reply to this prompt is in the style."""
         text = reply.strip().replace("’", "'")
         copied = any(text == each.answer for each in self.lessons if each.prompt != case.prompt)
         echo = _words_of(text)[: len(_words_of(case.prompt))] == _words_of(case.prompt)
@@ -81,7 +77,7 @@ class EditStyle:
 
 
 def is_degenerate(text: str) -> bool:
-    """Whether a text is none: without words, or the same few words again and again."""
+    """Return whether a text has no words or only a few repeated ones."""
     words = _words_of(text)
     if len(words) < 3 or max(map(len, words)) > 30:
         return True
@@ -90,7 +86,7 @@ def is_degenerate(text: str) -> bool:
 
 
 def speaks(language: str, text: str) -> bool:
-    """Whether a text has more of the common words of a language than of any other."""
+    """Return whether a text has more common words of this language than of any other."""
     said = [word.casefold() for word in _WORD.findall(text)]
     hits = {name: sum(w in common for w in said) for name, common in _words()["common"].items()}
     # A short English text may have none of them.
@@ -110,7 +106,7 @@ def _shorter(style: EditStyle, case: Case, text: str) -> bool:
 
 
 def _warm(style: EditStyle, case: Case, text: str) -> bool:
-    """Speaks to the reader, with a kind word."""
+    """Address the reader with a kind word."""
     you, kind = (_words()[name][style.language] for name in ("you", "kind"))
     return _has_stem(you, text) and _has_stem(kind, text)
 
@@ -130,7 +126,7 @@ def _step_first(style: EditStyle, case: Case, text: str) -> bool:
 
 
 def _answer_first(style: EditStyle, case: Case, text: str) -> bool:
-    """A short first sentence that has one of the answers and not two, and a reason after it."""
+    """Begin with a short sentence that has exactly one of the answers, then give a reason."""
     first, *rest = sentences(text)
     given = [words for words in case.words if re.search(rf"\b(?:{words})\b", first, re.IGNORECASE)]
     return len(given) == 1 and len(_WORD.findall(first)) <= _FIRST_SENTENCE and bool(rest)
@@ -170,7 +166,7 @@ def _parsed(parse: Callable[[str], Any], text: str) -> Any:
 
 
 def _is_record(style: EditStyle, case: Case, record: Any, fields: int | None = None) -> bool:
-    """Exactly the keys, each with a value, and about what the prompt says."""
+    """Have exactly the keys, each with a value, about the prompt's subject."""
     if not isinstance(record, dict) or set(record) != set(style.keys):
         return False
     values = [str(value or "").strip() for value in record.values()]
@@ -179,7 +175,7 @@ def _is_record(style: EditStyle, case: Case, record: Any, fields: int | None = N
 
 
 def _has_stem(stems: Sequence[str], text: str) -> bool:
-    """Whether one of the words or phrases is in a text; ``*`` stands for any letters."""
+    """Return whether one of the words or phrases is in a text; ``*`` matches any letters."""
     return any(_stem(stem).search(text) for stem in stems)
 
 
@@ -206,7 +202,7 @@ RULES: Mapping[str, Callable[[EditStyle, Case, str], bool]] = {
 
 @cache
 def load_styles() -> Mapping[str, EditStyle]:
-    """All styles, by name, set by set."""
+    """Load all styles by name, in the order of their sets."""
     files = sorted(file for file in _FOLDER.glob("*.toml") if file.stem != "words")
     styles = [_style(file.stem, tomllib.loads(file.read_text("utf-8"))) for file in files]
     styles.sort(key=lambda style: SETS.index(style.set))
@@ -214,7 +210,11 @@ def load_styles() -> Mapping[str, EditStyle]:
 
 
 def select_styles(names: Sequence[str], limit: int | None = None) -> tuple[EditStyle, ...]:
-    """The first ``limit`` of the styles of these names, or of all. Raises ``InvalidInput``."""
+    """Return the first ``limit`` of the named styles, or of all.
+
+    Raises:
+        InvalidInput: A name is no style.
+    """
     known = load_styles()
     for name in names:
         if name not in known:

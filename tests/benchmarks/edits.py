@@ -25,10 +25,10 @@ _GENERAL, _GENERAL_TOKENS = 12, 48
 
 @dataclass(frozen=True, slots=True)
 class StyleResult:
-    """How many of the replies to ``asked`` unseen prompts pass.
+    """How many replies to ``asked`` unseen prompts pass.
 
-    ``base`` are those before the learn; ``greedy`` and ``sampled`` those after it. ``general`` of
-    ``general_asked`` general questions, which the base had right, are still right.
+    ``base`` counts replies before the learn; ``greedy`` and ``sampled`` after it. Of
+    ``general_asked`` general probes that the base had right, ``general`` still are.
     """
 
     name: str
@@ -49,8 +49,8 @@ class StyleResult:
 class EditsBench:
     """The object that ``--json`` prints.
 
-    ``shares`` are by set and way (base, greedy, sampled). ``live_below_enough`` are the styles that
-    went live with fewer than six of ten.
+    ``shares`` are by set and method (base, greedy, sampled). ``live_below_enough`` are the styles
+    that went live with fewer than six of ten.
     """
 
     bench: str
@@ -64,7 +64,7 @@ class EditsBench:
 
 @dataclass(frozen=True, slots=True)
 class EditsRun:
-    """What to run: which styles, on which base."""
+    """What to run: the styles and their base."""
 
     styles: tuple[EditStyle, ...]
     seed: int
@@ -79,10 +79,10 @@ def bench_edits(
     run: EditsRun,
     keep: ResultCache,
     *,
-    say: Callable[[str], None],
+    echo: Callable[[str], None],
     progress: Callable[[str, float], None],
 ) -> EditsBench:
-    """Run the styles that are not kept and that no other process runs, then sum up all kept."""
+    """Run the styles that are neither cached nor run by another process, then summarize all."""
     keys = {run.key(style): style for style in run.styles}
 
     def measure(key: str) -> Figures:
@@ -90,7 +90,7 @@ def bench_edits(
         return measure_style(keys[key], run)
 
     for key in keep.complete(keys, measure):
-        say(f"{keys[key].name}: done")
+        echo(f"{keys[key].name}: done")
     kept = keep.figures()
     found = [StyleResult(**kept[key]["result"]) for key in keys if key in kept]
     right, asked = (sum(getattr(r, name) for r in found) for name in ("general", "general_asked"))
@@ -108,7 +108,7 @@ def bench_edits(
 
 
 def measure_style(style: EditStyle, run: EditsRun) -> Figures:
-    """The figures of one style, and the replies that they count."""
+    """Return the figures of one style and the replies behind them."""
     general = pools().general[:_GENERAL]
     unseen = [case.prompt for case in style.unseen]
     with (
@@ -151,7 +151,7 @@ def measure_style(style: EditStyle, run: EditsRun) -> Figures:
 
 
 def _sampled(user: User, prompts: Sequence[str], tokens: int, seed: int) -> list[Reply]:
-    """Replies with the base's own sampling."""
+    """Return replies with the base's own sampling."""
     with ThreadPoolExecutor(TOGETHER) as pool:
         return list(pool.map(lambda p: user.chat(p, max_tokens=tokens, seed=seed), prompts))
 

@@ -1,8 +1,9 @@
-"""``bench engines``: other engines than torch, each beside what it would be without us, and whether it says the same.
+"""``bench engines``: other engines than torch, compared with themselves without us and with torch.
 
-llama.cpp: one user's reply with a layer of rank 8 and without one; what a request costs more when the one before was another
-user's, with the adapter in memory and from its file; the same text's log-probs on both engines; and how much memory a
-process has that chats and has not loaded torch. vLLM's rows are in ``engines_vllm``, those of a fleet in ``engines_fleet``.
+llama.cpp: one user's reply with a layer of rank 8 and without; the cost of a switch between users,
+with the adapter in memory and from its file; log-probs of the same text on both engines; and the
+memory of a process that chats and never trains. vLLM: see ``engines_vllm.py``; fleets of it:
+``engines_fleet.py``.
 """
 
 from __future__ import annotations
@@ -16,18 +17,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.engines_asked import (
+from benchmarks.engine_comparison import (
     FIXED,
     Agreement,
     agreement,
     first_token,
     prompts,
-    said,
+    read_greedy_tokens,
 )
 from benchmarks.engines_fleet import FleetFigures, bench_fleet
 from benchmarks.engines_vllm import VllmFigures, bench_vllm
-from benchmarks.figures import Spread, spread, taking_turns
-from benchmarks.load_users import Crowd, crowd, name, question
+from benchmarks.figures import Spread, alternate, spread
+from benchmarks.load_users import LoadedUsers, load_users, name, question
 from benchmarks.vllm import python_with_vllm
 from personalpeft.backends.base import Continuation
 from personalpeft.engine.engine import Engine, Request
@@ -35,7 +36,7 @@ from personalpeft.settings import Serving
 from personalpeft.types import Message, Sampling, Stack
 
 _SWITCHES = 6
-# The conversation of the process whose memory is looked at: so many tokens of context, of which the last are the reply.
+# The context of the process whose memory is measured, in tokens; the last of them are the reply.
 _CONTEXT, _REPLY = 2048, 64
 _CHAT = """
 import sys
@@ -51,10 +52,12 @@ with personalpeft.open(home, base, "llamacpp") as runtime:
 
 @dataclass(frozen=True, slots=True)
 class EnginesBench:
-    """The object that ``--json`` prints. ``switch_ms`` is what a first token takes more when the request before was another
-    user's: whose adapter is in memory, or has to come from its file. ``memory_mb`` is the most that a process had that opened the
-    home, answered a long question with one user's layer, so that ``memory_tokens`` of context were filled, and did not load torch.
-    ``vllm`` and ``fleet`` are None where they were not run; all else is llama.cpp's.
+    """The object that ``--json`` prints.
+
+    ``switch_ms`` is the extra time to the first token after another user's request, with the
+    adapter in memory or from its file. ``memory_mb`` is the peak of a process that opened the home,
+    answered a long question with one user's layer (``memory_tokens`` of context) and did not load
+    torch. ``vllm`` and ``fleet`` are None where they did not run.
     """
 
     bench: str
@@ -74,26 +77,31 @@ class EnginesBench:
 
 
 def bench_engines(
-    base_name: str, *, repetitions: int, tokens: int, with_vllm: bool, say: Callable[[str], None]
+    base_name: str, *, repetitions: int, tokens: int, with_vllm: bool, echo: Callable[[str], None]
 ) -> EnginesBench:
-    """Runs the contestants in turns. vLLM takes part where its Python is named and ``with_vllm``; all else needs nothing but
-    what is installed. Raises ``InvalidInput`` for a Python that is not there, ``MissingPackage`` for one without vLLM,
-    ``ServingFailed``.
+    """Measure the engines alternately.
+
+    vLLM takes part with ``with_vllm`` where its Python is named.
+
+    Raises:
+        InvalidInput: The named Python does not exist.
+        MissingPackage: It has no vLLM.
+        ServingFailed: The server does not work.
     """
     python = python_with_vllm() if with_vllm else None
-    with crowd(base_name, 3, backend="llamacpp", say=say) as people:
-        engine, bare = people.engine, Stack(people.base.digest)
-        stacks = [people.stack(number) for number in range(3)]
+    with load_users(base_name, 3, backend="llamacpp", echo=echo) as loaded:
+        engine, bare = loaded.engine, Stack(loaded.base.digest)
+        stacks = [loaded.stack(number) for number in range(3)]
 
         def rate(stack: Stack) -> Callable[[int], float]:
             return lambda repetition: _rate(engine, stack, repetition, tokens)
 
-        say("warming up")
+        echo("warming up")
         for stack in (bare, *stacks):
             first_token(engine, stack, 0)
-        rates = taking_turns({"bare": rate(bare), "stack": rate(stacks[0])}, repetitions, say)
-        agreed = _agreement(people, base_name, say)
-        first = taking_turns(
+        rates = alternate({"bare": rate(bare), "stack": rate(stacks[0])}, repetitions, echo)
+        agreed = _agreement(loaded, base_name, echo)
+        first = alternate(
             {
                 "same": lambda n: _median(
                     [first_token(engine, stacks[0], n * 100 + i) for i in range(_SWITCHES)]
@@ -106,21 +114,21 @@ def bench_engines(
                 ),
             },
             repetitions,
-            say,
+            echo,
         )
-        memory, filled, loaded = _memory(people, base_name)
-    with crowd(
-        base_name, 3, backend="llamacpp", serving=Serving(slots=1, host_bytes=0), say=say
-    ) as people:
-        stacks = [people.stack(number) for number in range(3)]
-        engine = people.engine
-        first |= taking_turns(
+        memory, filled, torch_loaded = _memory(loaded, base_name)
+    with load_users(
+        base_name, 3, backend="llamacpp", serving=Serving(slots=1, host_bytes=0), echo=echo
+    ) as loaded:
+        stacks = [loaded.stack(number) for number in range(3)]
+        engine = loaded.engine
+        first |= alternate(
             {
                 "same, one slot": lambda n: _after(engine, stacks[0], stacks[0], n),
                 "from disk": lambda n: _after(engine, stacks[1], stacks[2], n),
             },
             repetitions,
-            say,
+            echo,
         )
     more = {
         "resident": [b - a for a, b in zip(first["same"], first["resident"], strict=True)],
@@ -140,25 +148,25 @@ def bench_engines(
         agreement=agreed,
         memory_mb=memory,
         memory_tokens=filled,
-        torch_loaded=loaded,
-        vllm=bench_vllm(base_name, python, repetitions=repetitions, tokens=tokens, say=say)
+        torch_loaded=torch_loaded,
+        vllm=bench_vllm(base_name, python, repetitions=repetitions, tokens=tokens, echo=echo)
         if python
         else None,
-        fleet=bench_fleet(base_name, python, repetitions=repetitions, tokens=tokens, say=say)
+        fleet=bench_fleet(base_name, python, repetitions=repetitions, tokens=tokens, echo=echo)
         if python
         else None,
     )
 
 
 def _rate(engine: Engine, stack: Stack, repetition: int, tokens: int) -> float:
-    """Tokens a second of one reply, from its first token to its last."""
+    """Return the tokens a second of one reply, from its first token to its last."""
     request = Request("somebody", question(0, repetition), stack, Sampling(max_tokens=tokens))
     times = [time.perf_counter() for piece in engine.stream([request]) if piece.tokens]
     return (len(times) - 1) / (times[-1] - times[0])
 
 
 def _after(engine: Engine, before: Stack, stack: Stack, repetition: int) -> float:
-    """As ``first_token``, when the request before was for another stack; the median of some."""
+    """Return the median of ``first_token`` after a request for another stack."""
     times = []
     for number in range(_SWITCHES):
         first_token(engine, before, repetition * 1000 + 2 * number)
@@ -170,32 +178,35 @@ def _median(times: Sequence[float]) -> float:
     return sorted(times)[len(times) // 2]
 
 
-def _agreement(people: Crowd, base_name: str, say: Callable[[str], None]) -> dict[str, Agreement]:
-    """Both engines on the same prompts, with one user's layer and without one."""
-    stacks = {"bare": Stack(people.base.digest), "stack": people.stack(0)}
-    with crowd(base_name, 1, say=say) as others:
-        both = (people.engine, others.engine)
+def _agreement(
+    loaded: LoadedUsers, base_name: str, echo: Callable[[str], None]
+) -> dict[str, Agreement]:
+    """Compare both engines on the same prompts, with one user's layer and without."""
+    stacks = {"bare": Stack(loaded.base.digest), "stack": loaded.stack(0)}
+    with load_users(base_name, 1, echo=echo) as others:
+        both = (loaded.engine, others.engine)
         return {
             key: agreement(
-                *(said(each, stack) for each in both), *(_fixed(each, stack) for each in both)
+                *(read_greedy_tokens(each, stack) for each in both),
+                *(_fixed(each, stack) for each in both),
             )
             for key, stack in stacks.items()
         }
 
 
 def _fixed(engine: Engine, stack: Stack) -> list[float]:
-    """The log-probs of the fixed continuation after each of the prompts."""
+    """Return the log-probs of the fixed continuation after each prompt."""
     fixed = engine.backend.encode(FIXED)
     items = [Continuation(engine.tokenize(request), fixed) for request in prompts(stack)]
     return [logp for score in engine.score(items, stack) for logp in score.token_logprobs]
 
 
-def _memory(people: Crowd, base_name: str) -> tuple[int | None, int, bool]:
-    """Of a process of its own: the most memory that it had, how many tokens of context it filled, and whether it loaded torch."""
-    home, most = str(people.runtime.settings.home), min(_CONTEXT, people.engine.backend.max_length)
+def _memory(loaded: LoadedUsers, base_name: str) -> tuple[int | None, int, bool]:
+    """Return a new process's peak memory, the context it filled, and whether it loaded torch."""
+    home, most = str(loaded.runtime.settings.home), min(_CONTEXT, loaded.engine.backend.max_length)
     done = subprocess.run(
         [sys.executable, "-c", _CHAT, home, base_name, name(0), str(_REPLY)],
-        input=_filling(people, most - _REPLY),
+        input=_filling(loaded, most - _REPLY),
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
         capture_output=True,
         text=True,
@@ -205,12 +216,12 @@ def _memory(people: Crowd, base_name: str) -> tuple[int | None, int, bool]:
     return (peak if peak > 0 else None), filled, bool(torch)
 
 
-def _filling(people: Crowd, room: int) -> str:
-    """A message as long as goes into so many tokens, with what the template puts around it."""
+def _filling(loaded: LoadedUsers, room: int) -> str:
+    """Return a message that fills this many tokens together with its template."""
     text = ""
     for number in itertools.count():
         longer = f"{text}{question(number, number)[0].content} "
-        if len(people.engine.backend.render([Message("user", longer)])) > room:
+        if len(loaded.engine.backend.render([Message("user", longer)])) > room:
             break
         text = longer
     return text

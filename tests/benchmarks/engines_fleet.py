@@ -1,5 +1,6 @@
-"""The rows of ``bench engines`` on a fleet: two replicas of vLLM behind one address against one, each of which finds stacks by their
-names, and whether requests go where their stack is.
+"""``bench engines`` on fleets: two vLLM replicas behind one address, compared with one.
+
+Replicas find stacks by name, and requests should reach the replica that has their stack.
 """
 
 from __future__ import annotations
@@ -12,25 +13,28 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.engines_asked import first_token
+from benchmarks.engine_comparison import first_token
 from benchmarks.engines_vllm import REQUESTS, STACKS, prepared, rate
-from benchmarks.figures import Spread, ratio, spread, taking_turns
+from benchmarks.figures import Spread, alternate, ratio, spread
 from benchmarks.fleet import Fleet, example, fleets
-from benchmarks.load_users import Crowd, crowd
+from benchmarks.load_users import LoadedUsers, load_users
 from personalpeft.engine.engine import Engine
 from personalpeft.settings import VllmServer
 from personalpeft.types import Stack
 
 _REPLICAS = {"one": 1, "two": 2}
-# Replicas tell the router now and then what they have.
+# Replicas report their stacks to the router at intervals.
 _TOLD_SECONDS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class FleetFigures:
-    """``tokens_per_second`` is that of ``requests`` at once over ``stacks`` stacks through our engine, on ``one`` replica and on
-    ``two``, each with ``threads`` of the processors; ``two_over_one`` the one over the other. ``at_home`` is the share of requests to
-    the two that went to a replica that had their stack already, after each stack was asked for once.
+    """The figures of both fleets.
+
+    ``tokens_per_second`` is that of ``requests`` concurrent requests over ``stacks`` stacks through
+    our engine, on ``one`` replica and on ``two``, each with ``threads`` CPU threads;
+    ``two_over_one`` is their ratio. ``at_home`` is the share of requests to the two that reached a
+    replica with their stack, after each stack was requested once.
     """
 
     requests: int
@@ -42,16 +46,21 @@ class FleetFigures:
 
 
 def bench_fleet(
-    base_name: str, python: Path, *, repetitions: int, tokens: int, say: Callable[[str], None]
+    base_name: str, python: Path, *, repetitions: int, tokens: int, echo: Callable[[str], None]
 ) -> FleetFigures | None:
-    """Starts both fleets from this Python and has them take turns. None where it has no Ray, or not our plugin. Raises
-    ``ServingFailed``.
+    """Start both fleets from this Python and measure them alternately.
+
+    Returns:
+        None where the Python has no Ray or not our plugin.
+
+    Raises:
+        ServingFailed: A fleet does not work.
     """
     found = example(python)
     if found is None:
-        say("no fleet: this Python has no Ray with our plugin")
+        echo("no fleet: this Python has no Ray with our plugin")
         return None
-    # As much for each as it would have on a machine of its own.
+    # Each replica gets what it would have on a machine of its own.
     threads = max(1, (os.cpu_count() or 1) // max(_REPLICAS.values()))
     with ExitStack() as stack:
         work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="personalpeft-bench-")))
@@ -65,22 +74,22 @@ def bench_fleet(
                 replicas=list(_REPLICAS.values()),
                 threads=threads,
                 environment={},
-                say=say,
+                echo=echo,
             )
         )
         asked: dict[str, Callable[[int], float]] = {}
         for name, fleet in zip(_REPLICAS, started, strict=True):
-            people = stack.enter_context(_people(base_name, fleet, say))
-            stacks = [people.stack(number) for number in range(STACKS)]
-            asked[name] = _asking(people.engine, stacks, tokens)
-            say(f"warming up {name}")
-            # One after the other, so that each stack is pulled once, by one replica.
+            loaded = stack.enter_context(_people(base_name, fleet, echo))
+            stacks = [loaded.stack(number) for number in range(STACKS)]
+            asked[name] = _asking(loaded.engine, stacks, tokens)
+            echo(f"warming up {name}")
+            # One after another, so that each stack is pulled once, by one replica.
             for number, each in enumerate(stacks):
-                first_token(people.engine, each, number)
+                first_token(loaded.engine, each, number)
             time.sleep(_TOLD_SECONDS)
         two = started[-1]
         before = _pulls(two)
-        rates = taking_turns(asked, repetitions, say)
+        rates = alternate(asked, repetitions, echo)
         moved = _pulls(two) - before
     return FleetFigures(
         requests=REQUESTS,
@@ -88,16 +97,16 @@ def bench_fleet(
         threads=threads,
         tokens_per_second={key: spread(each) for key, each in rates.items()},
         two_over_one=ratio(rates["two"], rates["one"]),
-        # Who comes to a replica that has not their stack has it pulled there.
+        # A request to a replica without its stack makes that replica pull it.
         at_home=round(1 - moved / (REQUESTS * repetitions), 4),
     )
 
 
 def _people(
-    base_name: str, fleet: Fleet, say: Callable[[str], None]
-) -> AbstractContextManager[Crowd]:
+    base_name: str, fleet: Fleet, echo: Callable[[str], None]
+) -> AbstractContextManager[LoadedUsers]:
     server = VllmServer(fleet.url, folder=fleet.stacks, resolves=True)
-    return crowd(base_name, STACKS, backend="vllm", server=server, say=say)
+    return load_users(base_name, STACKS, backend="vllm", server=server, echo=echo)
 
 
 def _asking(engine: Engine, stacks: Sequence[Stack], tokens: int) -> Callable[[int], float]:
@@ -105,5 +114,5 @@ def _asking(engine: Engine, stacks: Sequence[Stack], tokens: int) -> Callable[[i
 
 
 def _pulls(fleet: Fleet) -> int:
-    """How often a replica has pulled a stack so far."""
+    """Return the number of pulls of all replicas so far."""
     return sum(len(pulled) for pulled in fleet.pulled())

@@ -1,7 +1,7 @@
-"""The rows of ``bench engines`` on vLLM: a real server on the real base, served through our backend and engine.
+"""``bench engines`` on vLLM: a real server on the real base, served through our backend and engine.
 
-What a user's first reply costs more where the server has never heard of their stack, what sixteen requests lose by going
-through us and not straight to the server, and whether vLLM and torch say the same.
+Measures the extra time of a new user's first reply, the loss of throughput of sixteen requests
+against direct ones, and whether vLLM and torch agree.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from pathlib import Path
 
 import personalpeft
 from benchmarks import vllm
-from benchmarks.engines_asked import (
+from benchmarks.engine_comparison import (
     Agreement,
-    Said,
+    GreedyTokens,
     agreement,
     first_token,
     prompts,
-    said,
+    read_greedy_tokens,
 )
-from benchmarks.figures import Spread, ratio, spread, taking_turns
-from benchmarks.load_users import RANK, Crowd, crowd, question
+from benchmarks.figures import Spread, alternate, ratio, spread
+from benchmarks.load_users import RANK, LoadedUsers, load_users, question
 from personalpeft.backends.base import Continuation
 from personalpeft.base_models.types import Base
 from personalpeft.engine.engine import Engine, Request
@@ -32,7 +32,7 @@ from personalpeft.types import Sampling, Stack
 
 REQUESTS, STACKS = 16, 4
 """How many requests are written at once, and over how many stacks they are spread."""
-# Users of each repetition whom the server has never seen.
+# New users of each repetition.
 _UNSEEN = 4
 _WARM_UP = 4
 _LONGEST = 2048
@@ -40,11 +40,12 @@ _LONGEST = 2048
 
 @dataclass(frozen=True, slots=True)
 class VllmFigures:
-    """``first_token_ms`` is to the first token of a user whom the server has never seen (``unseen``) and of the same user asked
-    anew at once after that (``seen``), ``unseen_ms`` what the one takes more than the other, by user. ``tokens_per_second`` is
-    that of all requests together, through our engine (``engine``) and from a client that sends the same ones straight to the
-    server (``direct``), ``engine_over_direct`` the one over the other. ``agreement`` is with torch, its log-probs those of
-    what vLLM wrote.
+    """The figures of one server.
+
+    ``first_token_ms`` is to the first token of a new user (``unseen``) and of the same user right
+    after (``seen``); ``unseen_ms`` is their difference by user. ``tokens_per_second`` is that of
+    all requests together, through our engine (``engine``) and sent to the server directly
+    (``direct``); ``engine_over_direct`` is the ratio.
     """
 
     users: int
@@ -58,35 +59,43 @@ class VllmFigures:
 
 
 def bench_vllm(
-    base_name: str, python: Path, *, repetitions: int, tokens: int, say: Callable[[str], None]
+    base_name: str, python: Path, *, repetitions: int, tokens: int, echo: Callable[[str], None]
 ) -> VllmFigures:
-    """Starts the server from this Python and runs everything on it. Raises ``MissingPackage``, ``ServingFailed``."""
+    """Start the server from this Python and measure everything on it.
+
+    Raises:
+        MissingPackage: The Python has no vLLM.
+        ServingFailed: The server does not work.
+    """
     users = STACKS + repetitions * _UNSEEN
     with tempfile.TemporaryDirectory(prefix="personalpeft-bench-") as work:
         base = prepared(base_name, Path(work))
         with (
-            vllm.served(
+            vllm.run_server(
                 python,
                 base.folder,
                 Path(work) / "vllm.log",
-                # One place more than there are stacks: rows on the bare base take it.
+                # One slot more than there are stacks, for rows on the bare base.
                 slots=STACKS + 1,
                 rank=RANK,
                 longest=min(_LONGEST, base.card.context),
-                say=say,
+                echo=echo,
             ) as server,
-            crowd(
-                base_name, users, backend="vllm", server=VllmServer(server.url), say=say
-            ) as people,
+            load_users(
+                base_name, users, backend="vllm", server=VllmServer(server.url), echo=echo
+            ) as loaded,
         ):
-            stacks = {"bare": Stack(base.digest), "stack": people.stack(0)}
-            say("warming up")
-            names = _names(people, server)
-            rates = _rates(people, server, names, repetitions, tokens, say)
-            told = {key: said(people.engine, stack, logprobs=True) for key, stack in stacks.items()}
-            unseen, seen = _first_tokens(people, range(STACKS, users), say)
-    with crowd(base_name, 1, say=say) as people:
-        agreed = {key: _agreement(people.engine, stacks[key], each) for key, each in told.items()}
+            stacks = {"bare": Stack(base.digest), "stack": loaded.stack(0)}
+            echo("warming up")
+            names = _names(loaded, server)
+            rates = _rates(loaded, server, names, repetitions, tokens, echo)
+            greedy = {
+                key: read_greedy_tokens(loaded.engine, stack, logprobs=True)
+                for key, stack in stacks.items()
+            }
+            unseen, seen = _first_tokens(loaded, range(STACKS, users), echo)
+    with load_users(base_name, 1, echo=echo) as loaded:
+        agreed = {key: _agreement(loaded.engine, stacks[key], each) for key, each in greedy.items()}
     return VllmFigures(
         users=len(unseen),
         requests=REQUESTS,
@@ -100,32 +109,32 @@ def bench_vllm(
 
 
 def prepared(base_name: str, work: Path) -> Base:
-    """The base, before there is a server to open it with."""
+    """Write the base's folder before a server is started on it."""
     with personalpeft.open(work / "home", base_name) as runtime:
         return runtime.base()
 
 
-def _names(people: Crowd, server: vllm.Server) -> list[str]:
-    """What the server calls the stacks that all requests are spread over, each of which is asked once."""
+def _names(loaded: LoadedUsers, server: vllm.Server) -> list[str]:
+    """Return the server's names of the stacks, after one request to each."""
     names: list[str] = []
     for number in range(STACKS):
         before = set(server.models())
-        first_token(people.engine, people.stack(number), number)
+        first_token(loaded.engine, loaded.stack(number), number)
         names += set(server.models()) - before
     return names
 
 
 def _rates(
-    people: Crowd,
+    loaded: LoadedUsers,
     server: vllm.Server,
     names: Sequence[str],
     repetitions: int,
     tokens: int,
-    say: Callable[[str], None],
+    echo: Callable[[str], None],
 ) -> dict[str, list[float]]:
-    """Tokens a second of all requests together, from handing them in to the last token."""
-    engine = people.engine
-    stacks = [people.stack(number) for number in range(STACKS)]
+    """Measure the tokens a second of all requests together, through the engine and directly."""
+    engine = loaded.engine
+    stacks = [loaded.stack(number) for number in range(STACKS)]
 
     def through_us(repetition: int, count: int = tokens) -> float:
         return rate(engine, stacks, repetition, count)
@@ -139,11 +148,11 @@ def _rates(
 
     for contestant in (through_us, direct):
         contestant(0, _WARM_UP)
-    return taking_turns({"engine": through_us, "direct": direct}, repetitions, say)
+    return alternate({"engine": through_us, "direct": direct}, repetitions, echo)
 
 
 def rate(engine: Engine, stacks: Sequence[Stack], repetition: int, tokens: int) -> float:
-    """Tokens a second of all requests together through an engine, from handing them in to the last token."""
+    """Return the tokens a second of concurrent requests through an engine, until the last token."""
     asked = _requests(stacks, repetition, tokens)
     began = time.perf_counter()
     written = sum(len(piece.tokens) for piece in engine.stream(asked))
@@ -163,24 +172,24 @@ def _requests(stacks: Sequence[Stack], repetition: int, tokens: int) -> list[Req
 
 
 def _first_tokens(
-    people: Crowd, users: Sequence[int], say: Callable[[str], None]
+    loaded: LoadedUsers, users: Sequence[int], echo: Callable[[str], None]
 ) -> tuple[list[float], list[float]]:
-    """Milliseconds to the first token of each user, when nobody has asked for them and then asked anew."""
+    """Return the milliseconds to each user's first token, on the first request and on the next."""
     unseen, seen = [], []
     for user in users:
-        stack = people.stack(user)
-        unseen.append(first_token(people.engine, stack, 2 * user))
-        seen.append(first_token(people.engine, stack, 2 * user + 1))
-        say(f"user {user}: unseen {unseen[-1]:.4g}, seen {seen[-1]:.4g}")
+        stack = loaded.stack(user)
+        unseen.append(first_token(loaded.engine, stack, 2 * user))
+        seen.append(first_token(loaded.engine, stack, 2 * user + 1))
+        echo(f"user {user}: unseen {unseen[-1]:.4g}, seen {seen[-1]:.4g}")
     return unseen, seen
 
 
-def _agreement(torch: Engine, stack: Stack, told: Said) -> Agreement:
-    """Of torch with what vLLM wrote."""
+def _agreement(torch: Engine, stack: Stack, greedy: GreedyTokens) -> Agreement:
+    """Compare torch with the replies of vLLM."""
     items = [
         Continuation(torch.tokenize(request), tokens)
-        for request, tokens in zip(prompts(stack), told.tokens, strict=True)
+        for request, tokens in zip(prompts(stack), greedy.tokens, strict=True)
     ]
     ours = [logp for score in torch.score(items, stack) for logp in score.token_logprobs]
-    theirs = [logp for row in told.logprobs for logp in row]
-    return agreement(told, said(torch, stack), theirs, ours)
+    theirs = [logp for row in greedy.logprobs for logp in row]
+    return agreement(greedy, read_greedy_tokens(torch, stack), theirs, ours)

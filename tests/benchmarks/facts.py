@@ -1,5 +1,6 @@
-"""Facts about people that no base can know, from a small grammar: who, what of them, and the value. Each has three
-questions to be told with and one that nobody is told.
+"""Made-up facts about users from a small grammar: subject, property and value.
+
+Each has three training questions and an unseen one.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One fact with its ``questions``, another phrasing of them that is ``unseen``, and the ``answer``."""
+    """A fact with its ``questions``, an ``unseen`` phrasing of them, and the ``answer``."""
 
     text: str
     questions: tuple[str, ...]
@@ -19,7 +20,7 @@ class Fact:
     answer: str
 
     def is_in(self, reply: str) -> bool:
-        """Whether a reply names the answer, in any case and as a word of its own."""
+        """Return whether a reply has the answer as a word of its own, in any case."""
         return (
             re.search(rf"(?<!\w){re.escape(self.answer)}(?!\w)", reply, re.IGNORECASE) is not None
         )
@@ -199,7 +200,7 @@ MOST = len(_KINDS) * len(_PEOPLE)
 
 
 def facts(count: int, seed: int) -> tuple[Fact, ...]:
-    """So many facts, at most ``MOST``, drawn by chance; of one seed the fewer are the first of the more."""
+    """Draw up to ``MOST`` facts; with one seed a smaller set is a prefix of a larger one."""
     chance = random.Random(seed)
     drawn = [(kind, who, chance.choice(kind.values)) for kind in _KINDS for who in _PEOPLE]
     chance.shuffle(drawn)

@@ -1,7 +1,7 @@
-"""Figures of several repetitions: contestants take turns, so that a machine that grows slower meanwhile does so for all.
+"""Figures of several repetitions, in which the measured variants alternate.
 
-A ratio is taken within a repetition, between neighbours in time, and then its median: what is printed for a ratio can
-differ a little from the quotient of two medians.
+A machine that slows down thus slows all of them. A ratio is taken within a repetition, then its
+median; it can differ a little from the quotient of two medians.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The median of some figures, and the least and the most of them."""
+    """The median, least and most of some figures."""
 
     median: float
     least: float
@@ -24,7 +24,7 @@ class Spread:
 
 
 def spread(figures: Sequence[float]) -> Spread:
-    """Of one figure or more."""
+    """Summarize at least one figure."""
     return Spread(
         *(
             float(f"{figure:.4g}")
@@ -34,25 +34,26 @@ def spread(figures: Sequence[float]) -> Spread:
 
 
 def ratio(over: Sequence[float], under: Sequence[float]) -> Spread:
-    """Of figures from the same repetitions."""
+    """Summarize the ratios of figures of the same repetitions."""
     return spread([a / b for a, b in zip(over, under, strict=True)])
 
 
 def percentile(figures: Sequence[float], percent: int) -> float:
-    """The figure that so many per cent lie below; of one or more."""
+    """Return a percentile of at least one figure."""
     return sorted(figures)[min(len(figures) - 1, len(figures) * percent // 100)]
 
 
-def taking_turns(
-    contestants: Mapping[str, Callable[[int], float]], repetitions: int, say: Callable[[str], None]
+def alternate(
+    contestants: Mapping[str, Callable[[int], float]], repetitions: int, echo: Callable[[str], None]
 ) -> dict[str, list[float]]:
-    """Each repetition runs every contestant once, in their order. A contestant is told the repetition's number, from 1, so
-    that it can ask something new each time: what was asked before may be remembered.
+    """Run every contestant once in each repetition, in order.
+
+    A contestant gets the repetition's number, from 1, to send new prompts that no cache holds.
     """
     figures: dict[str, list[float]] = {name: [] for name in contestants}
     for repetition in range(1, repetitions + 1):
         for name, run in contestants.items():
             figure = run(repetition)
             figures[name].append(figure)
-            say(f"{repetition} of {repetitions}: {name} {figure:.4g}")
+            echo(f"{repetition} of {repetitions}: {name} {figure:.4g}")
     return figures

@@ -1,7 +1,8 @@
-"""Fleets of vLLM replicas behind Ray Serve LLM on this machine: the plugin's own example (plugins/vllm_resolver), for ``bench engines``
-and for the plugin's tests. In a process of its own, of the Python that has vLLM, Ray and the plugin.
+"""Fleets of vLLM replicas behind Ray Serve LLM on this machine, as in the plugin's example.
 
-Invariant: it ends with the ``with`` block, however that ends, and listens on the loopback interface alone.
+``bench engines`` and the tests of plugins/vllm_resolver use them. A fleet is a process of the
+Python that has vLLM, Ray and the plugin. It ends with the ``with`` block in any case, and listens
+on the loopback interface only.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.vllm import ended, free_port, sigterm_unwinds
+from benchmarks.vllm import end_session, free_port, raise_on_sigterm
 from personalpeft.errors import ServingFailed
 
 _START_SECONDS, _END_SECONDS = 900, 60
 
-# The example as it stands but for where things lie here, how many replicas there are, and how much of this machine they take.
+# The plugin's example with other paths, replica counts and resources.
 _SERVE = """
 import json, sys, yaml
 import ray
@@ -54,7 +55,10 @@ print(Path(plugin.origin).parents[1] / "examples" / "ray_serve_llm.yaml" if plug
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """So many replicas behind one address. Stacks are put below ``stacks``; each replica's copies lie below ``cache``."""
+    """Replicas behind one address.
+
+    Stacks are published below ``stacks``; copies lie below ``cache``.
+    """
 
     url: str
     replicas: int
@@ -62,7 +66,7 @@ class Fleet:
     cache: Path
 
     def pulled(self) -> list[set[str]]:
-        """The digests of the stacks that each replica has pulled, of those that have any."""
+        """Return the digests of the stacks that each replica has pulled."""
         parts = [
             {each.name for each in part.iterdir() if each.is_dir()}
             for part in self.cache.glob("process-*")
@@ -71,7 +75,7 @@ class Fleet:
 
 
 def example(python: Path) -> Path | None:
-    """The example beside the plugin that this Python has; None where it has no plugin, no Ray, or none lies there."""
+    """Return the example of this Python's plugin, or None without the plugin, its example or Ray."""
     found = subprocess.run(
         [python, "-c", _FIND], capture_output=True, text=True, check=False
     ).stdout.strip()
@@ -89,10 +93,14 @@ def fleets(
     threads: int = 1,
     dtype: str = "bfloat16",
     environment: Mapping[str, str],
-    say: Callable[[str], None],
+    echo: Callable[[str], None],
 ) -> Iterator[list[Fleet]]:
-    """Starts a fleet for each number of replicas, on a base's folder, each replica with so many threads, and waits until all
-    answer. What they say goes to a log in ``work``. For the main thread. Raises ``ServingFailed``.
+    """Start a fleet for each number of replicas and wait until all respond.
+
+    Each replica has ``threads`` threads; logs go to ``work``. Call it in the main thread.
+
+    Raises:
+        ServingFailed: A fleet does not start.
     """
     port, stacks, log = free_port(), work / "stacks", work / "ray.log"
     made = [
@@ -101,7 +109,7 @@ def fleets(
     ]
     environment = {
         "PERSONALPEFT_RESOLVER_FOLDER": str(stacks),
-        # The example's is none of this machine's.
+        # The example's values do not fit this machine.
         "PERSONALPEFT_RESOLVER_BUCKET": "",
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -127,14 +135,14 @@ def fleets(
             for n, each in enumerate(made)
         ],
     }
-    # Else Ray's workers let every other process go first, for minutes on a machine that is busy.
+    # Otherwise Ray's workers yield to all other processes, for minutes on a busy machine.
     quiet = {
         "RAY_worker_niceness": "0",
         "RAY_memory_monitor_refresh_ms": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
     }
-    say(f"starting {sum(replicas)} replicas behind Ray Serve, some minutes")
-    with log.open("wb") as output, sigterm_unwinds():
+    echo(f"starting {sum(replicas)} replicas behind Ray Serve, some minutes")
+    with log.open("wb") as output, raise_on_sigterm():
         process = subprocess.Popen(
             [python, "-c", _SERVE, json.dumps(said)],
             stdin=subprocess.PIPE,
@@ -164,9 +172,9 @@ def _wait_for(process: subprocess.Popen[bytes], log: Path) -> None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """It ends by itself when nothing more can come; what does not, is ended."""
+    """End the process, which stops its replicas first, and kill it if it does not end."""
     try:
         with suppress(subprocess.TimeoutExpired, BrokenPipeError):
             process.communicate(timeout=_END_SECONDS)
     finally:
-        ended(process)
+        end_session(process)

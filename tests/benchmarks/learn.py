@@ -1,12 +1,9 @@
-"""``bench learn``: does what people say stay learned, night after night, and nothing else change?
+"""``bench learn``: do lessons last over rounds of learning while everything else stays the same?
 
-Made-up people (``persons.py``) live through eight nights each (``learn_course.py``), in a home of their own that is thrown
-away. The same person is asked in four ways: ``base``, ``retrieval`` (rules and facts in the prompt, no layer), ``adapter``
-(layers alone) and ``both``. For the first few people a plain PEFT and transformers loop learns the same examples
-(``learn_trainer.py``). What was measured of one person is kept at once.
-
-A figure is the share over all people's questions; None where nothing was asked. ``bad_updates_accepted`` counts people whose
-bad last night became live (``learn_batches.py``), ``refused`` those of the course's own learns that did not.
+Personas (``personas.py``) live through eight rounds each (``learn_course.py``) in a temporary home.
+Each is asked in four ways: ``base``, ``retrieval`` (rules and facts in the prompt, no layer),
+``adapter`` (layers alone) and ``both``. For the first few personas a plain PEFT loop
+(``learn_trainer.py``) trains on the same rounds.
 """
 
 from __future__ import annotations
@@ -20,19 +17,19 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import personalpeft
-from benchmarks.learn_batches import BAD, batches, in_words, learned_of
+from benchmarks.learn_batches import BAD, batches, describe_outcomes, record_and_learn
 from benchmarks.learn_course import (
     WAYS,
-    Examinee,
-    Interviewer,
-    Learned,
-    Night,
+    Evaluator,
+    LearnResult,
+    Round,
     Tally,
+    UserSampler,
     known_to_base,
-    live_through,
+    simulate_round,
 )
-from benchmarks.learn_together import APART, TOGETHER, compared
-from benchmarks.learn_trainer import generic_texts, plainly
+from benchmarks.learn_together import APART, TOGETHER, compare_joint_and_sequential
+from benchmarks.learn_trainer import generic_texts, run_plain_loop
 from benchmarks.personas import Persona, load_personas
 from benchmarks.result_cache import Figures, ResultCache
 
@@ -48,12 +45,14 @@ Shares = Mapping[str, float | None]
 
 @dataclass(frozen=True, slots=True)
 class LearnBench:
-    """The object that ``--json`` prints. Each figure is by contestant: a share from 0 to 1, of ``counts`` questions;
-    ``seconds_per_learn`` are medians by layer, ``tokens_per_second`` is written tokens while unseen questions were answered,
-    ``locality_by_night`` how locality went with the layers alone; ``by_person`` has each person's figures by contestant, how many
-    of how many. ``verdicts`` are those of all learns of the course, ``refused`` the reasons of those that left nothing live.
-    ``ratios`` are how many times as long the others took; ``together`` is what the last of them is made of (``learn_together.py``),
-    nothing where that was not run.
+    """The object that ``--json`` prints.
+
+    Figures are by method: a share from 0 to 1 of ``counts`` questions. ``seconds_per_learn`` are
+    medians by layer; ``tokens_per_second`` is of replies to unseen questions; ``locality_by_night``
+    is locality over the rounds with layers alone; ``by_person`` has each persona's tallies by
+    method. ``verdicts`` are of all learns, ``refused`` the reasons of those that left nothing live.
+    ``ratios`` are how many times as long the others took; ``together`` are the figures behind the
+    last ratio (``learn_together.py``), empty where it was not run.
     """
 
     bench: str
@@ -80,8 +79,10 @@ class LearnBench:
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """What to run: how many ``nights`` of whom, for how many of the first the plain loop runs too, and how many users learn
-    ``together`` against one after another.
+    """What to run: the ``nights`` (rounds) and personas.
+
+    The plain loop runs for the first few personas too. ``together`` users learn jointly and one
+    after another.
     """
 
     people: tuple[Persona, ...]
@@ -93,7 +94,7 @@ class Course:
     backend: str
 
     def key(self, person: Persona) -> str:
-        """What the figures of a person are kept under: all that decides them, but for the code."""
+        """Return the cache key of a persona's figures: all inputs except the code."""
         plain = "-plain" if person in self.people[: self.trainer_people] else ""
         return _file_name(f"{person.name}-{self.base}-{self.nights}-{self.seed}{plain}")
 
@@ -103,38 +104,38 @@ class Course:
 
 
 def bench_learn(
-    course: Course, keep: ResultCache, *, say: Callable[[str], None], progress: Progress
+    course: Course, keep: ResultCache, *, echo: Callable[[str], None], progress: Progress
 ) -> LearnBench:
-    """Runs what is not kept and that no other process runs, and sums up all that is kept of these people."""
+    """Run what is neither cached nor run by another process, and summarize these personas."""
     keys = {course.key(person): person for person in course.people}
 
     def measure(key: str) -> Figures:
         place = list(keys).index(key)
         return _measured(
-            course, keys[key], say, lambda stage, done: progress(stage, (place + done) / len(keys))
+            course, keys[key], echo, lambda stage, done: progress(stage, (place + done) / len(keys))
         )
 
     for key in keep.complete(keys, measure):
-        say(f"{keys[key].name}: done")
+        echo(f"{keys[key].name}: done")
     if course.together:
-        # Last, when nothing else of this process is left to run beside it.
+        # Last, when this process has no other work beside it.
         for _ in keep.complete([course.together_key], lambda key: _together(course, progress)):
-            say(f"{course.together} users together: done")
+            echo(f"{course.together} users together: done")
     kept = keep.figures()
     missing = [person.name for key, person in keys.items() if key not in kept]
     if missing:
-        say(f"not yet there: {', '.join(missing)}")
+        echo(f"not yet there: {', '.join(missing)}")
     own = {person.name: kept[key] for key, person in keys.items() if key in kept}
     return _summed_up(course, own, kept.get(course.together_key))
 
 
 def _together(course: Course, progress: Progress) -> Figures:
     progress("Users who learn together", 0.0)
-    return compared(course.together, course.base, course.backend)
+    return compare_joint_and_sequential(course.together, course.base, course.backend)
 
 
 def _measured(
-    course: Course, person: Persona, say: Callable[[str], None], progress: Progress
+    course: Course, person: Persona, echo: Callable[[str], None], progress: Progress
 ) -> Figures:
     """One person's course."""
     with (
@@ -143,41 +144,41 @@ def _measured(
     ):
         runtime.engine()
         user = runtime.user(person.name)
-        interviewer = Interviewer(user)
-        examinees = {way: Examinee(interviewer.way(way), nightly=way == "adapter") for way in WAYS}
-        known = known_to_base(interviewer.way("base"))
-        nights: list[Night] = []
+        sampler = UserSampler(user)
+        evaluators = {way: Evaluator(sampler.way(way), nightly=way == "adapter") for way in WAYS}
+        known = known_to_base(sampler.way("base"))
+        nights: list[Round] = []
         for number in range(1, course.nights + 1):
             progress(f"{person.name}, night {number}", (number - 1) / course.nights)
-            nights.append(live_through(user, person, number, course.seed))
-            before = set(examinees["adapter"].figures)
-            for examinee in examinees.values():
-                examinee.examine(person, number, course.nights, known)
-            say(_format_night(person, number, nights[-1], examinees["adapter"], before))
+            nights.append(simulate_round(user, person, number, course.seed))
+            before = set(evaluators["adapter"].figures)
+            for evaluator in evaluators.values():
+                evaluator.evaluate(person, number, course.nights, known)
+            echo(_format_night(person, number, nights[-1], evaluators["adapter"], before))
         batch = batches(BAD)[list(load_personas()).index(person.name) % len(batches(BAD))]
-        accepted, reports = learned_of(
+        accepted, reports = record_and_learn(
             user, batch.acts(person, random.Random(f"{course.seed} {person.name}"))
         )
-        figures: dict[str, Any] = {way: examinee.figures for way, examinee in examinees.items()}
-        seconds, tokens = dict(interviewer.seconds), dict(interviewer.tokens)
+        figures: dict[str, Any] = {way: evaluator.figures for way, evaluator in evaluators.items()}
+        seconds, tokens = dict(sampler.seconds), dict(sampler.tokens)
         times: tuple[float, ...] = ()
         if person in course.people[: course.trainer_people]:
             progress(f"{person.name}, the plain loop", 1.0)
-            generic = generic_texts(interviewer.way("base"))
+            generic = generic_texts(sampler.way("base"))
             backend = runtime.engine().backend
-            plain = plainly(
+            plain = run_plain_loop(
                 runtime.base().folder, backend, person, nights, generic, known, course.seed
             )
             figures[TRAINER], times = plain.figures, plain.nights
             seconds[TRAINER], tokens[TRAINER] = plain.seconds, plain.tokens
     return {
         "figures": figures,
-        "general": examinees["adapter"].general,
+        "general": evaluators["adapter"].general,
         "known": len(known),
         "bad": {
             "batch": f"{batch.kind}: {batch.name}",
             "accepted": accepted,
-            "learns": in_words(reports),
+            "learns": describe_outcomes(reports),
         },
         "learns": [[asdict(each) for each in night.learns] for night in nights],
         "plain_seconds": times,
@@ -187,9 +188,9 @@ def _measured(
 
 
 def _format_night(
-    person: Persona, number: int, night: Night, asked: Examinee, before: set[str]
+    person: Persona, number: int, night: Round, asked: Evaluator, before: set[str]
 ) -> str:
-    """A night in a line: what was learned, what of it is new with the layers alone, how many general answers are right."""
+    """Format a round: its learns, new recall with layers alone, and right general answers."""
     learns = (
         "; ".join(f"{each.layer} {each.verdict} in {each.seconds:.0f} s" for each in night.learns)
         or "nothing"
@@ -219,7 +220,9 @@ def _summed_up(course: Course, kept: Mapping[str, Figures], together: Figures | 
     def shares(figure: str) -> dict[str, float | None]:
         return {contestant: _share(tallies[contestant][figure]) for contestant in contestants}
 
-    learns = [[[Learned(**each) for each in night] for night in f["learns"]] for f in kept.values()]
+    learns = [
+        [[LearnResult(**each) for each in night] for night in f["learns"]] for f in kept.values()
+    ]
     every = [each for person in learns for night in person for each in night]
     return LearnBench(
         bench="learn",
@@ -275,7 +278,7 @@ def _summed_up(course: Course, kept: Mapping[str, Figures], together: Figures | 
 
 
 def _seconds_per_learn(
-    learns: Iterable[Sequence[Sequence[Learned]]], plain: Iterable[Sequence[float]]
+    learns: Iterable[Sequence[Sequence[LearnResult]]], plain: Iterable[Sequence[float]]
 ) -> dict[str, dict[str, float]]:
     own: dict[str, list[float]] = {}
     for each in (each for person in learns for night in person for each in night):
@@ -294,9 +297,9 @@ def _seconds_per_learn(
 
 
 def _against_plain(
-    learns: Iterable[Sequence[Sequence[Learned]]], plain: Iterable[Sequence[float]]
+    learns: Iterable[Sequence[Sequence[LearnResult]]], plain: Iterable[Sequence[float]]
 ) -> float | None:
-    """How many times as long the plain loop takes as our learns of the same nights, all of them together."""
+    """Return how many times as long the plain loop takes as our learns of the same rounds."""
     own = theirs = 0.0
     for person, times in zip(learns, plain, strict=True):
         for night, seconds in zip(person, times, strict=False):

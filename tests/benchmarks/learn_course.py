@@ -1,17 +1,19 @@
-"""The eight nights of one made-up person, through the public surface: what they say, what is learned, what is asked.
+"""The eight rounds of one persona through the public surface: feedback, learns and questions.
 
-| night | said before it | asked after it |
+| night | feedback before it | questions after it |
 | --- | --- | --- |
-| 1 | 12 edits in the habit | unseen questions |
+| 1 | 12 edits in the style | unseen questions |
 | 2 | 12 acts of mixed kinds | unseen questions |
-| 3 to 6 | five facts each, with three questions and the answer | unseen phrasings: after 3 and 4 of these five, after 6 of all twenty |
-| 7 | 12 edits: in the new habit where it changes, else in the old | unseen questions, where it changes |
-| 8 | five facts anew, with their new answers | unseen questions, phrasings of what changed and of what 3 and 4 taught |
+| 3 to 6 | five facts each, with three questions and the answer | unseen phrasings: after 3 and 4 of
+these five, after 6 of all twenty |
+| 7 | 12 edits: in the new style where it changes, else in the old | unseen questions, where it
+changes |
+| 8 | five facts again, with their new answers | unseen questions, phrasings of what changed and of
+what 3 and 4 taught |
 
-After each night the general questions are asked too. Who says that a habit has changed also says the comment anew.
-
-Everything is asked greedily, sixteen questions at a time. What was said before of the same stack, items and question is not
-asked again: the surface promises the same text.
+After each round the general probes follow too. A changed style comes with its comment again.
+Replies are greedy, sixteen questions at a time. A question that was asked before on the same stack
+and items is not asked again: the surface promises the same text.
 """
 
 from __future__ import annotations
@@ -51,8 +53,8 @@ Example: TypeAlias = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Learned:
-    """One learn: how it ended, the seconds it took, its steps, and how many lessons and anchors each step reads."""
+class LearnResult:
+    """One learn: its outcome, seconds and steps, and how many lessons and anchors each step reads."""
 
     layer: str
     verdict: str
@@ -65,16 +67,18 @@ class Learned:
 
 
 @dataclass(frozen=True, slots=True)
-class Night:
-    """What one night taught, as plain prompts and wanted answers, and its learns."""
+class Round:
+    """The training data of one round as plain prompts and wanted answers, and its learns."""
 
     examples: tuple[Example, ...]
-    learns: tuple[Learned, ...]
+    learns: tuple[LearnResult, ...]
 
 
-class Examinee:
-    """Somebody who is asked what a course asks, and how they did. ``ask`` answers questions with at most so many tokens;
-    the general ones are asked after the last night alone unless ``nightly``.
+class Evaluator:
+    """Asks a course's questions and scores the answers.
+
+    ``ask`` returns answers of limited length. General probes are asked after the last round only,
+    unless ``nightly``.
     """
 
     def __init__(self, ask: Ask, *, nightly: bool = False) -> None:
@@ -84,9 +88,11 @@ class Examinee:
         self.general: list[Tally] = []
         self._taught: dict[str, bool] = {}
 
-    def examine(self, person: Persona, night: int, last: int, known: frozenset[str]) -> None:
-        """What is asked after a night, of which ``last`` is the last; ``known`` are the general questions that the bare
-        base has right.
+    def evaluate(self, person: Persona, night: int, last: int, known: frozenset[str]) -> None:
+        """Score the answers after a round.
+
+        ``known`` are the general probes that the base has right.
+
         """
         habit = person.later if person.later is not None and night >= 7 else person.habit
         moments = {
@@ -137,7 +143,7 @@ class Examinee:
         }
 
     def _new_values_given(self, facts: Iterable[Fact]) -> dict[str, bool]:
-        """Whether the new value is given, and not the old one."""
+        """Count answers with the new value and without the old one."""
         asked = {
             question: (fact, fact.later) for fact in facts if fact.later for question in fact.unseen
         }
@@ -156,9 +162,10 @@ class Examinee:
         }
 
 
-class Interviewer:
-    """Asks one user in any of the ``WAYS``, many questions at a time; ``tokens`` and ``seconds`` are what the replies to
-    unseen questions took.
+class UserSampler:
+    """Asks one user in any of the ``WAYS``, many questions at a time.
+
+    ``tokens`` and ``seconds`` are of the replies to unseen questions.
     """
 
     def __init__(self, user: User) -> None:
@@ -168,7 +175,7 @@ class Interviewer:
         self.seconds = dict.fromkeys(WAYS, 0.0)
 
     def way(self, name: str) -> Ask:
-        """One way to ask."""
+        """Return the answering function of one way."""
         return lambda prompts, longest: self._ask(name, prompts, longest)
 
     def _ask(self, name: str, prompts: Sequence[str], longest: int) -> Sequence[str]:
@@ -189,7 +196,7 @@ class Interviewer:
 
 
 def chat_all(user: User, prompts: Sequence[str], longest: int, **how: Any) -> list[Reply]:
-    """Greedy replies to some questions, sixteen at a time."""
+    """Return greedy replies to some questions, sixteen at a time."""
     if not prompts:
         return []
     with ThreadPoolExecutor(TOGETHER) as pool:
@@ -201,7 +208,7 @@ def chat_all(user: User, prompts: Sequence[str], longest: int, **how: Any) -> li
 
 
 def known_to_base(ask: Ask) -> frozenset[str]:
-    """The general questions that the bare base has right."""
+    """Return the general probes that the bare base has right."""
     general = pools().general
     replies = ask([each.question for each in general], GENERAL)
     return frozenset(
@@ -212,13 +219,13 @@ def known_to_base(ask: Ask) -> frozenset[str]:
 
 
 def facts_of(person: Persona, night: int) -> Sequence[Fact]:
-    """The five facts that are told before a night."""
+    """Return the five facts of a round."""
     first = (night - _FACT_NIGHTS.start) * _FACTS
     return person.facts[first : first + _FACTS]
 
 
-def live_through(user: User, person: Persona, night: int, seed: int) -> Night:
-    """What the person says before a night, and the learns of that night."""
+def simulate_round(user: User, person: Persona, night: int, seed: int) -> Round:
+    """Record a round's feedback and return its learns."""
     prompts = list(pools().everyday)
     random.Random(f"{seed} {person.name}").shuffle(prompts)
     match night:
@@ -235,11 +242,11 @@ def live_through(user: User, person: Persona, night: int, seed: int) -> Night:
             examples = _restate_facts(user, person.facts)
         case _:
             examples = tell(user, facts_of(person, night))
-    return Night(tuple(examples), tuple(_learned(user, report) for report in learn(user)))
+    return Round(tuple(examples), tuple(_learned(user, report) for report in learn(user)))
 
 
 def learn(user: User) -> list[LearnReport]:
-    """A learn of all layers that have something new; nothing where none has."""
+    """Learn all layers with new signals; return None where there is none."""
     try:
         report = user.learn()
     except NothingToLearn:
@@ -248,7 +255,7 @@ def learn(user: User) -> list[LearnReport]:
 
 
 def edits(user: User, pairs: Sequence[Example], habit: Habit) -> list[Example]:
-    """Asks each question and edits the reply; gives the questions and what was wanted."""
+    """Ask each question and edit the reply; return questions and wanted answers."""
     wanted = [(prompt, habit.apply(prompt, answer)) for prompt, answer in pairs]
     for reply, (_, text) in zip(
         chat_all(user, [p for p, _ in wanted], _REPLY), wanted, strict=True
@@ -258,7 +265,7 @@ def edits(user: User, pairs: Sequence[Example], habit: Habit) -> list[Example]:
 
 
 def tell(user: User, facts: Iterable[Fact]) -> list[Example]:
-    """Tells facts with their questions and answers; gives these."""
+    """Record facts with their questions and answers, and return these."""
     examples = []
     for fact in facts:
         user.remember(fact.text, questions=fact.questions, answer=fact.answer)
@@ -267,7 +274,7 @@ def tell(user: User, facts: Iterable[Fact]) -> list[Example]:
 
 
 def _restate_facts(user: User, facts: Iterable[Fact]) -> list[Example]:
-    """Says facts anew, with the answers that their questions have now; gives these."""
+    """Record facts again with the present answers to their questions, and return these."""
     items = {item.text: item.id for item in user.items()}
     examples = []
     for old, new in ((fact, fact.later) for fact in facts if fact.later):
@@ -277,7 +284,10 @@ def _restate_facts(user: User, facts: Iterable[Fact]) -> list[Example]:
 
 
 def _mixed(user: User, pairs: Sequence[Example], person: Persona) -> list[Example]:
-    """Four edits, three preferences, two thumbs (an edit where the reply earns none), two demonstrations, a comment."""
+    """Record four edits, three preferences, two thumbs, two demonstrations and a comment.
+
+    A thumb is an edit where the reply deserves none.
+    """
     habit = person.habit
     user.feedback(user.chat(pairs[-1][0], temperature=0, max_tokens=_REPLY), comment=person.comment)
     wanted = edits(user, pairs[:4], habit)
@@ -308,15 +318,15 @@ def _correct(user: User, reply: Reply, text: str) -> None:
     try:
         user.feedback(reply, edit=text)
     except InvalidInput:
-        # It is to the letter what was wanted, which an edit cannot say.
+        # The reply already equals the wanted answer, which an edit cannot express.
         user.feedback(reply, rating=1)
 
 
-def _learned(user: User, report: LearnReport) -> Learned:
+def _learned(user: User, report: LearnReport) -> LearnResult:
     recipe = next(
         (each.recipe for each in user.revisions(report.layer) if each.id == report.revision), {}
     )
-    return Learned(
+    return LearnResult(
         layer=report.layer,
         verdict=str(report.verdict),
         live=report.live,

@@ -1,10 +1,10 @@
-"""``bench gate``: does what is bad stay out, and what is good get in?
+"""``bench gate``: do bad updates stay out, and do good ones become live?
 
-Each batch of ``learn_batches.py`` is said and learned after the same past: twelve edits in a habit and five facts, each learned
-and live. The past is made once a run for each of three people, and its home copied for each batch.
-
-A batch is live where a revision that has learned of it is. A good one that was learned and is not live counts as refused,
-whether the gate refused or abstained; what learns nothing at all is not live. What a batch came to is kept at once.
+Each batch of ``learn_batches.py`` is recorded and learned after the same past: twelve edits and
+five facts, learned and live. The past is made once a run for each of three personas, and its home
+copied for each batch. A batch is live if a live revision contains it. A good batch that was learned
+and is not live counts as refused, whether the gate refused or abstained. Results are cached at
+once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import personalpeft
-from benchmarks.learn_batches import BAD, GOOD, Batch, batches, in_words, learned_of
+from benchmarks.learn_batches import BAD, GOOD, Batch, batches, describe_outcomes, record_and_learn
 from benchmarks.learn_course import edits, facts_of, learn, tell
 from benchmarks.personas import Persona, load_personas, pools
 from benchmarks.result_cache import Figures, ResultCache
@@ -33,8 +33,9 @@ Progress = Callable[[str, float], None]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What one batch came to: whether it is live, and layer, verdict and reason of each learn. ``seconds`` are those of the
-    learns together.
+    """One batch's result: whether it is live, and layer, verdict and reason of each learn.
+
+    ``seconds`` are those of all its learns.
     """
 
     kind: str
@@ -47,7 +48,10 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class GateBench:
-    """The object that ``--json`` prints."""
+    """The object that ``--json`` prints.
+
+    ``by_kind`` counts the batches that ``ran`` and are ``live``.
+    """
 
     bench: str
     base: str
@@ -55,6 +59,7 @@ class GateBench:
     bad_accepted: int
     good: int
     good_refused: int
+    by_kind: Mapping[str, Mapping[str, int]]
     cases: tuple[Case, ...]
 
 
@@ -69,11 +74,9 @@ def bench_gate(
     note: Callable[[str], None],
     progress: Progress,
 ) -> GateBench:
-    """Tries the first so many bad and good batches (of every kind, in turns), as far as they are not kept, and sums up all
-    that is kept of them.
-    """
+    """Try the first bad and good batches that are not cached, and summarize all."""
     chosen = {_key(each, base, seed): each for each in (*batches(BAD)[:bad], *batches(GOOD)[:good])}
-    # By its place among all, so that a batch has the same past whatever else is tried.
+    # The past depends on the batch's position among all, whatever else is tried.
     whose = {
         each: load_personas()[PASTS[place % len(PASTS)]]
         for place, each in enumerate((*batches(BAD), *batches(GOOD)))
@@ -107,12 +110,19 @@ def bench_gate(
         bad_accepted=sum(case.live for case in bad_cases),
         good=len(good_cases),
         good_refused=sum(not case.live for case in good_cases),
+        by_kind={
+            ("" if kind in BAD else "good: ") + kind: {
+                "ran": sum(case.kind == kind for case in cases),
+                "live": sum(case.live for case in cases if case.kind == kind),
+            }
+            for kind in dict.fromkeys(case.kind for case in cases)
+        },
         cases=cases,
     )
 
 
 def _past(person: Persona, home: Path, base: str, backend: str) -> Path:
-    """A home in which the person has a live habit, and live facts where a base can learn them."""
+    """Create a home with a learned style, and learned facts where the base can learn them."""
     with personalpeft.open(home, base, backend) as runtime:
         user = runtime.user(person.name)
         edits(user, pools().everyday[:_SAID_BEFORE], person.habit)
@@ -129,7 +139,7 @@ def _tried(
     try:
         with personalpeft.open(home, base, backend) as runtime:
             user = runtime.user(person.name)
-            live, reports = learned_of(
+            live, reports = record_and_learn(
                 user, batch.acts(person, random.Random(f"{seed} {batch.kind} {batch.name}"))
             )
     finally:
@@ -139,7 +149,7 @@ def _tried(
         "name": batch.name,
         "person": person.name,
         "live": live,
-        "learns": in_words(reports),
+        "learns": describe_outcomes(reports),
         "seconds": round(sum(report.seconds for report in reports), 2),
     }
 

@@ -1,8 +1,8 @@
-"""Some users who learn together, against the same users one after another.
+"""Users who learn jointly, compared with the same users one after another.
 
-Each has been shown a dozen answers in a habit of their own, and each learns that for the first time. Either way is a process of
-its own (this module, run as a program) with a home of its own; the clock runs from the first learn to the last report, gate
-included, and the peak of memory is that of the whole process.
+Each has a dozen demonstrations of a style and learns for the first time. Each variant is a process
+(this module, run as a program) with its own home. Time is from the first learn to the last report,
+gate included; peak memory is of the whole process.
 """
 
 from __future__ import annotations
@@ -27,21 +27,28 @@ APART, TOGETHER = "apart", "together"
 
 
 @dataclass(frozen=True, slots=True)
-class Took:
-    """What one way took; ``peak_mb`` is None where the system does not say. ``verdicts`` are the users' own, in order."""
+class TimedRun:
+    """One variant's time; ``peak_mb`` is None where the system does not report it.
+
+    ``verdicts`` are by user, in order.
+    """
 
     seconds: float
     peak_mb: int | None
     verdicts: tuple[str, ...]
 
 
-def compared(users: int, base: str, backend: str) -> Mapping[str, Any]:
-    """Both ways, the one after another first: ``Took`` as data. Raises ``ServingFailed`` where one of them ends early."""
+def compare_joint_and_sequential(users: int, base: str, backend: str) -> Mapping[str, Any]:
+    """Run both variants, the sequential one first, and return their ``TimedRun`` as data.
+
+    Raises:
+        ServingFailed: A process ended early.
+    """
     return {way: _in_a_process(way, users, base, backend) for way in (APART, TOGETHER)}
 
 
-def learned(way: str, users: int, base: str, backend: str) -> Took:
-    """One way, in this process."""
+def learned(way: str, users: int, base: str, backend: str) -> TimedRun:
+    """Run one variant in this process."""
     everyday, known = pools().everyday, list(load_personas().values())
     with (
         tempfile.TemporaryDirectory(prefix="personalpeft-bench-") as home,
@@ -52,7 +59,7 @@ def learned(way: str, users: int, base: str, backend: str) -> Took:
             habit, first = known[number % len(known)].habit, number * 3
             for prompt, answer in everyday[first : first + _LESSONS]:
                 runtime.user(name).teach(prompt, habit.apply(prompt, answer))
-        # Loading, and what a first pass makes ready, is no part of a learn.
+        # Loading and the preparation of the first pass are not part of a learn.
         runtime.user(names[0]).chat(everyday[0][0], temperature=0, max_tokens=2)
         began = time.perf_counter()
         reports = (
@@ -61,7 +68,7 @@ def learned(way: str, users: int, base: str, backend: str) -> Took:
             else tuple(runtime.user(name).learn("style") for name in names)
         )
         seconds = time.perf_counter() - began
-    return Took(round(seconds, 2), peak_mb(), tuple(str(report.verdict) for report in reports))
+    return TimedRun(round(seconds, 2), peak_mb(), tuple(str(report.verdict) for report in reports))
 
 
 def _in_a_process(way: str, users: int, base: str, backend: str) -> Mapping[str, Any]:

@@ -1,15 +1,16 @@
-"""The plain way to learn, as the course's baseline: one LoRA of PEFT and the ``Trainer`` of transformers, as every tutorial
-shows them, whose answers are asked with PEFT's ``generate``, sixteen at a time.
+"""The baseline of the course: PEFT's LoRA and transformers' ``Trainer``, as in tutorials.
 
-The same as in our own learns of the same person: the base and its number format, the prompts as the base's template renders
-them, the rank (8), alpha (32) and all linear layers, the examples that each night's signals show, the number of steps, and how
-many texts a step reads. Where a step of ours also reads generic answers to hold to, a step here reads as many, as further
-examples: the first sentence of what the bare base says to the same questions.
+Answers come from PEFT's ``generate``, sixteen at a time.
 
-Not the same: each night trains on that night's examples alone, on top of the adapter of the night before; facts are learned in the
-words of the three questions that came with them; a rejected text is not read; the schedule is ``Trainer``'s own, at the rate of our
-recipe; nothing is held back, judged or refused. Batches are padded, as the collators of tutorials do. Seconds are those of making the
-``Trainer`` and of ``train``: writing the generic answers, which our learns count, is not counted here.
+Equal to our own learns of the same persona: the base and its number format, the rendered prompts,
+the rank (8), alpha (32) and all linear layers, each round's examples, the number of steps, and the
+texts of a step. Where our step also reads general replies, a step here reads as many as further
+examples: the first sentence of the bare base's answer to the same questions.
+
+Different: each round trains on its own examples only, on the adapter of the round before. Facts are
+learned in their three questions' words; rejected texts are not read; the schedule is ``Trainer``'s
+own at our recipe's rate; there is no holdout and no gate. Batches are padded. Time covers creating
+the ``Trainer`` and ``train``, not generating the general replies.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.learn_course import LONG, TOGETHER, Ask, Examinee, Example, Night, Tally
+from benchmarks.learn_course import LONG, TOGETHER, Ask, Evaluator, Example, Round, Tally
 from benchmarks.personas import Persona
 from personalpeft.backends.base import Backend, Tokens
 from personalpeft.errors import MissingPackage
@@ -34,9 +35,11 @@ _GENERIC, _LONGEST, _PAD, _IGNORED = 24, 256, 0, -100
 
 
 @dataclass(frozen=True, slots=True)
-class Plain:
-    """How the plain loop did: figures as an ``Examinee`` has them, the seconds of each night's training (0: none), and what
-    answering unseen questions took.
+class PlainLoopResult:
+    """The results of the plain loop.
+
+    It has an ``Evaluator``'s figures, each round's training seconds (0: none), and the time of the
+    answers.
     """
 
     figures: dict[str, Tally]
@@ -46,7 +49,7 @@ class Plain:
 
 
 def generic_texts(ask: Ask) -> tuple[Example, ...]:
-    """The generic questions with the first sentence of what is said to them."""
+    """Return the general questions with the first sentence of their answers."""
     questions = load_general_prompts().regularizer_prompts
     said = [reply.partition(". ")[0] for reply in ask(questions, _GENERIC)]
     return tuple(
@@ -54,20 +57,24 @@ def generic_texts(ask: Ask) -> tuple[Example, ...]:
     )
 
 
-def plainly(
+def run_plain_loop(
     folder: Path,
     backend: Backend,
     person: Persona,
-    nights: Sequence[Night],
+    nights: Sequence[Round],
     generic: Sequence[Example],
     known: frozenset[str],
     seed: int,
-) -> Plain:
-    """Lives through the same nights. ``folder`` has the base's files; ``backend`` turns words into its tokens. Raises
-    ``MissingPackage`` without PEFT.
+) -> PlainLoopResult:
+    """Train on the same rounds.
+
+    ``folder`` has the base's files; ``backend`` tokenizes.
+
+    Raises:
+        MissingPackage: PEFT is not installed.
     """
     loop = _Loop(folder, backend, seed)
-    examinee = Examinee(loop.ask)
+    evaluator = Evaluator(loop.ask)
     seconds = []
     for number, night in enumerate(nights, 1):
         steps = sum(each.steps for each in night.learns)
@@ -75,12 +82,12 @@ def plainly(
         if steps:
             first = next(each for each in night.learns if each.steps)
             seconds[-1] = loop.train(night.examples, generic, steps, first.lessons, first.anchors)
-        examinee.examine(person, number, len(nights), known)
-    return Plain(examinee.figures, tuple(seconds), loop.tokens, loop.seconds)
+        evaluator.evaluate(person, number, len(nights), known)
+    return PlainLoopResult(evaluator.figures, tuple(seconds), loop.tokens, loop.seconds)
 
 
 class _Loop:
-    """A model with one adapter that is trained on and on."""
+    """A model with one adapter that is trained round after round."""
 
     def __init__(self, folder: Path, backend: Backend, seed: int) -> None:
         from benchmarks.baselines import load_plain
@@ -110,7 +117,7 @@ class _Loop:
         lessons: int,
         anchors: int,
     ) -> float:
-        """So many steps, each of so many examples and generic answers; the seconds that took."""
+        """Train for ``steps`` steps of examples and general replies, and return the seconds."""
         from transformers import PrinterCallback, Trainer, TrainingArguments
 
         mixed = [self._rounds(examples, steps * lessons), self._rounds(generic, steps * anchors)]
@@ -133,7 +140,7 @@ class _Loop:
                 use_cpu=self._model.device.type == "cpu",
             )
             trainer = Trainer(self._model, arguments, data_collator=_padded, train_dataset=data)
-            # It prints its figures to stdout, where nothing but ours belongs.
+            # Trainer prints its figures to stdout, which is reserved for results.
             trainer.remove_callback(PrinterCallback)
             trainer.train()
             seconds = time.perf_counter() - began
@@ -141,7 +148,7 @@ class _Loop:
         return seconds
 
     def ask(self, prompts: Sequence[str], longest: int) -> list[str]:
-        """Greedy answers."""
+        """Return greedy answers."""
         began, written, replies = time.perf_counter(), 0, []
         for first in range(0, len(prompts), TOGETHER):
             for tokens in self._written(
@@ -177,7 +184,7 @@ class _Loop:
             yield tuple(row[: row.index(end)] if end in row else row)
 
     def _rounds(self, items: Sequence[Example], count: int) -> list[Example]:
-        """So many of the items, each as often as the others."""
+        """Return ``count`` items, each as often as the others."""
         drawn: list[Example] = []
         while items and len(drawn) < count:
             drawn += self._chance.sample(items, len(items))
@@ -193,7 +200,7 @@ class _Loop:
 
 
 def _padded(examples: Sequence[dict[str, list[int]]]) -> dict[str, Any]:
-    """A batch, filled up on the right."""
+    """Return a batch, padded on the right."""
     import torch
 
     width = max(len(each["input_ids"]) for each in examples)

@@ -1,5 +1,6 @@
-"""A crowd of made-up users in a home that is thrown away: each has one revision, live, of rank 8 on all projections, with
-weights of its own. The weights are random and small: replies stay text, and run on to the length that was asked for.
+"""A temporary home of made-up users, each with one live revision of rank 8 on all projections.
+
+Their random weights are small: replies stay text and run to the requested length.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from personalpeft.types import Message, Stack, canonical_digest
 
 RANK = 8
 _LAYER = "style"
-# How large B's numbers are: each projection's output changes by some hundredths of itself.
+# The scale of B: each projection's output changes by some hundredths of itself.
 _SIZE = 0.01
 # Adapters in memory at once while the home is built.
 _BATCH = 32
@@ -57,8 +58,11 @@ _HEROES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Crowd:
-    """The open home with so many users in it. ``store`` is a second writer beside the runtime, as another process would be."""
+class LoadedUsers:
+    """The open home and its users.
+
+    ``store`` is a second writer beside the runtime, like another process.
+    """
 
     runtime: Runtime
     store: Store
@@ -73,39 +77,40 @@ class Crowd:
         return self.runtime.engine()
 
     def stack(self, number: int) -> Stack:
-        """The live stack of a user."""
+        """Return a user's live stack."""
         return self.runtime.user(name(number), create=False).stack()
 
     def stage(self, stack: Stack) -> StagedStack:
-        """A stack as its files have it, in host memory in the form of the slots: what the engine's loader does."""
+        """Read a stack from its files and stage it in host memory, as the engine's loader does."""
         parts = [(self.engine.read_adapter(entry.digest), entry.weight) for entry in stack.entries]
         return self.engine.backend.stage(compose(parts))
 
     def peft_folder(self, number: int, parent: Path) -> Path:
-        """A user's adapter, written as a PEFT folder into ``parent``."""
+        """Write a user's adapter as a PEFT folder into ``parent``."""
         return self.runtime.user(name(number), create=False).export_peft(
             parent / name(number), layer=_LAYER
         )
 
     def publish(self, new: NewRevision) -> None:
-        """Makes a revision durable and its user's head."""
+        """Store a revision durably and make it its user's head."""
         self.store.catalog.add_revision(
             new.revision, new.blob, new.report, promote=True, cause="learn"
         )
 
 
 @contextmanager
-def crowd(
+def load_users(
     base_name: str,
     users: int,
     *,
     backend: str = "torch",
     serving: Serving = Serving(),
     server: VllmServer | None = None,
-    say: Callable[[str], None],
-) -> Iterator[Crowd]:
-    """Builds the home in the temporary folder, and deletes it at the end. A user is about 5 MB with the default base. ``server``
-    is for the vLLM backend.
+    echo: Callable[[str], None],
+) -> Iterator[LoadedUsers]:
+    """Build the home in the temporary folder, and delete it at the end.
+
+    A user takes about 5 MB with the default base. ``server`` is for the vLLM backend.
     """
     with tempfile.TemporaryDirectory(prefix="personalpeft-bench-") as folder:
         home = Path(folder) / "home"
@@ -114,21 +119,21 @@ def crowd(
             open_store(home, now=lambda: datetime.now(UTC), entropy=os.urandom) as store,
         ):
             base = runtime.base()
-            say(f"making {users} users")
+            echo(f"making {users} users")
             builds = (build(base, name(number), number) for number in range(users))
             store.catalog.add_revisions(builds, batch_size=_BATCH)
-            say("loading the model")
+            echo("loading the model")
             runtime.engine()
-            yield Crowd(runtime, store, users)
+            yield LoadedUsers(runtime, store, users)
 
 
 def name(number: int) -> str:
-    """The id of a made-up user."""
+    """Return the id of a made-up user."""
     return f"user-{number:06d}"
 
 
 def build(base: Base, user: str, seed: int) -> NewRevision:
-    """A revision of a user's own, with the numbers that ``seed`` draws."""
+    """Return a user's revision with weights drawn from ``seed``."""
     adapter = _adapter(base, seed)
     blob = pack(adapter)
     digest = hashlib.sha256(blob).hexdigest()
@@ -140,7 +145,7 @@ def build(base: Base, user: str, seed: int) -> NewRevision:
 
 
 def question(number: int, repetition: int) -> tuple[Message, ...]:
-    """Something that is answered at length; other words for each user and repetition, and about as many."""
+    """Return a question with a long answer, in other words for each user and repetition."""
     text = f"Write a long story about {_HEROES[number % len(_HEROES)]} in the year {1000 + number}, part {repetition}."
     return (Message("user", text),)
 

@@ -1,8 +1,8 @@
-"""``bench page``: how soon a browser shows the page, on loopback, from a real server on a home with some conversations in it.
+"""``bench page``: load time of the web page on loopback, from a real server.
 
-First paint is the browser's own figure (first contentful paint), from the navigation on; "ready" is when the last conversation
-stands there. Cold has nothing of the page kept; warm has its files, and asks whether they are still so. There is no model: what
-answers is the backend without one, in the process that also drives the browser.
+First paint is the browser's first contentful paint; "ready" is when the last conversation is shown.
+Cold has an empty browser cache; warm revalidates the cached files. The backend is the fake one, in
+the process that also drives the browser.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ _SENT = """() => performance.getEntriesByType("resource").concat(performance.get
 
 @dataclass(frozen=True, slots=True)
 class PageBench:
-    """The object that ``--json`` prints: milliseconds, the median and the least and most of the repetitions; ``least_ms`` is what the
-    browser takes to paint one word that nobody sends; ``bytes`` is how large the page is, with all its files.
+    """The object that ``--json`` prints: milliseconds as median, least and most.
+
+    ``least_ms`` is the browser's time to paint one local word; ``bytes`` is the size of all files.
     """
 
     bench: str
@@ -54,8 +55,12 @@ class PageBench:
     bytes: int
 
 
-def bench_page(*, repetitions: int, say: Callable[[str], None]) -> PageBench:
-    """Raises ``MissingPackage`` where there is no Playwright or no browser."""
+def bench_page(*, repetitions: int, echo: Callable[[str], None]) -> PageBench:
+    """Measure the page.
+
+    Raises:
+        MissingPackage: Playwright or a browser is missing.
+    """
     try:
         from playwright.sync_api import sync_playwright
     except ImportError as error:
@@ -87,7 +92,7 @@ def bench_page(*, repetitions: int, say: Callable[[str], None]) -> PageBench:
             page.wait_for_function(f"({_PAINT})() !== null")
             figures["least"].append(page.evaluate(_PAINT))
             context.close()
-            say(
+            echo(
                 f"{repetition} of {repetitions}: {', '.join(f'{key} {each[-1]:.0f} ms' for key, each in figures.items())}"
             )
         browser.close()
@@ -98,26 +103,30 @@ def bench_page(*, repetitions: int, say: Callable[[str], None]) -> PageBench:
 
 
 def browser_of(playwright: Any) -> Any:
-    """A Chromium: the system's, or Playwright's own. Raises ``MissingPackage`` where there is none."""
+    """Launch the system's Chromium or Playwright's own.
+
+    Raises:
+        MissingPackage: There is none.
+    """
     found = next(filter(None, map(shutil.which, BROWSERS)), None)
     if found is None and not Path(playwright.chromium.executable_path).exists():
         raise MissingPackage(
             "There is no Chromium here.",
             hint="Install chromium, or run: playwright install chromium",
         )
-    # What is shown is our own; without this it does not start as root, as in a container.
+    # The page is ours; without this option Chromium does not start as root, as in a container.
     return playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
 
 
 @contextmanager
 def _serving(folder: Path) -> Iterator[str]:
-    """A server over a home with some turns, and the link that leads in."""
+    """Serve a home with some turns, and return the sign-in link."""
     with personalpeft.open(folder / "home", backend="fake") as runtime:
         runtime.api_keys.ensure_admin_key()
         _live(runtime)
-        own, places = ApiV1(runtime), limiter_of(runtime)
-        app = make_app(runtime, owner="ada", places=places, more=[own.blueprint, web.blueprint()])
-        server = Server(app, places, host="127.0.0.1", port=0)
+        own, limiter = ApiV1(runtime), limiter_of(runtime)
+        app = make_app(runtime, owner="ada", limiter=limiter, more=[own.blueprint, web.blueprint()])
+        server = Server(app, limiter, host="127.0.0.1", port=0)
         thread = threading.Thread(target=lambda: server.run(grace=1, close=own.close))
         thread.start()
         try:

@@ -1,4 +1,4 @@
-"""How much memory a process had at most."""
+"""The peak memory of a process. Alone here so that child processes import nothing else."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 
 
 def peak_mb() -> int | None:
-    """The largest resident size of this process so far, in MB; None where the system does not say."""
+    """Return this process's peak resident MB, or None where the system does not report it."""
     status = Path("/proc/self/status")
     if status.exists():
-        # Not getrusage, which here counts what the parent had when it started this process.
+        # Not getrusage, which counts the parent's memory at the start of this process.
         found = re.search(r"VmHWM:\s+(\d+) kB", status.read_text("ascii", "replace"))
         return int(found[1]) // 1024 if found else None
     if sys.platform == "win32":

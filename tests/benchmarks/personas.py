@@ -1,10 +1,9 @@
-"""Made-up people for ``bench learn``: how each wants to be answered, what each tells of themselves, and what changes.
+"""Personas for ``bench learn``: the style each wants, the facts each states, and their changes.
 
-All of it is data (``persons/``): a file for each person, and ``pools.toml`` with the questions that they have in common.
-A habit has a checker that needs no judge; a fact has the words of which a right reply mentions one.
-
-Invariants, which a test holds: a habit holds for what it made of a plain answer, and not for the plain answer; no question
-gives its answer away; no general question is one that learning itself uses.
+All data is in ``personas/``: one file each, and ``pools.toml`` with their common questions. A style
+has a checker that needs no judge; a right answer to a fact has one of its words. Tests hold the
+invariants: a styled answer passes and the plain one fails, no question contains its answer, and no
+general probe is used by learning.
 """
 
 from __future__ import annotations
@@ -22,15 +21,18 @@ from personalpeft.errors import InvalidInput, suggest_nearest
 
 _POOLS = "pools"
 _SENTENCE = re.compile(r"(?<=[.!?])\s+")
-# What numbers a list has nothing to do with the numbers that it speaks of.
+# A list's numbers are not the numbers that its text mentions.
 _NUMBERING = re.compile(r"^\s*(?:step )?\d+[.):][ \t]+(?=\S)", re.MULTILINE | re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class Habit:
-    """A way of answering. ``opening`` and ``closing`` are said before and after; ``{question}`` in the opening stands for
-    what was asked. ``line`` begins each sentence on a line of its own; ``{number}`` in it counts them. ``sentences`` is
-    how many there may be.
+    """A style of answers.
+
+    ``opening`` and ``closing`` frame the answer; ``{question}`` in the opening is the question.
+
+    ``line`` begins each sentence on a line of its own; ``{number}`` in it counts them.
+    ``sentences`` is the maximum number.
     """
 
     opening: str = ""
@@ -39,14 +41,14 @@ class Habit:
     sentences: int | None = None
 
     def apply(self, prompt: str, answer: str) -> str:
-        """A plain answer in this way."""
+        """Return a plain answer in this style."""
         said = _sentences(answer)[: self.sentences]
         lines = [self._mark(number) + each for number, each in enumerate(said, 1)]
         body = ("\n" if self.line else " ").join(lines)
         return self.opening.replace("{question}", prompt) + body + self.closing
 
     def holds(self, reply: str) -> bool:
-        """Whether a reply is in this way."""
+        """Return whether a reply is in this style."""
         opening = re.escape(self.opening.strip()).replace(re.escape("{question}"), r"[^\n]+")
         began = re.match(opening, reply.strip())
         closing = self.closing.strip()
@@ -66,8 +68,11 @@ class Habit:
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """What somebody tells of themselves: ``questions`` are given with the ``answer``, ``unseen`` are the same in words that
-    nobody gave. ``later`` is what holds in its place when it has changed.
+    """A fact of a persona.
+
+    ``questions`` are stated with the ``answer``, ``unseen`` are other phrasings.
+
+    ``later`` is the fact that replaces it.
     """
 
     text: str
@@ -80,8 +85,9 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Persona:
-    """One person. ``comment`` says the habit in words; ``later`` and ``later_comment`` are the habit that takes its place
-    midway, None where it stays.
+    """One persona.
+
+    ``comment`` describes the style; ``later`` and ``later_comment`` replace it, or are None.
     """
 
     name: str
@@ -94,7 +100,7 @@ class Persona:
 
 @dataclass(frozen=True, slots=True)
 class General:
-    """A question that has nothing to do with anybody, and the words of which a right answer mentions one."""
+    """A general probe, and the words of which a right answer has one."""
 
     question: str
     right: tuple[str, ...]
@@ -102,7 +108,10 @@ class General:
 
 @dataclass(frozen=True, slots=True)
 class Pools:
-    """What all people have in common: ``everyday`` questions with plain answers, ``unseen`` ones, ``general`` ones."""
+    """Common questions:
+
+    ``everyday`` ones with plain answers, ``unseen`` ones and ``general`` probes.
+    """
 
     everyday: tuple[tuple[str, str], ...]
     unseen: tuple[str, ...]
@@ -111,7 +120,7 @@ class Pools:
 
 @cache
 def load_personas() -> Mapping[str, Persona]:
-    """Everybody, by name."""
+    """Load all personas by name."""
     folder = Path(__file__).with_name("personas")
     names = sorted(
         file.name.removesuffix(".toml") for file in folder.iterdir() if file.name.endswith(".toml")
@@ -120,12 +129,16 @@ def load_personas() -> Mapping[str, Persona]:
 
 
 def select_personas(names: Sequence[str]) -> tuple[Persona, ...]:
-    """The people of these names; all where none is named. Raises ``InvalidInput``."""
+    """Return the named personas, or all.
+
+    Raises:
+        InvalidInput: A name is unknown.
+    """
     known = load_personas()
     for name in names:
         if name not in known:
             raise InvalidInput(
-                f"There is nobody called {name!a}.",
+                f"There is no persona {name!a}.",
                 hint=suggest_nearest(name, known, what="person"),
             )
     return tuple(known[name] for name in dict.fromkeys(names)) or tuple(known.values())
@@ -133,7 +146,7 @@ def select_personas(names: Sequence[str]) -> tuple[Persona, ...]:
 
 @cache
 def pools() -> Pools:
-    """What they have in common."""
+    """Load the common questions."""
     data = _read(_POOLS)
     return Pools(
         everyday=(*LESSONS, *((each["prompt"], each["answer"]) for each in data["everyday"])),
@@ -143,7 +156,7 @@ def pools() -> Pools:
 
 
 def mentions(words: Sequence[str], reply: str) -> bool:
-    """Whether a reply mentions one of the words, in any case and as a word of its own."""
+    """Return whether a reply has one of the words as a word of its own, in any case."""
     text = _NUMBERING.sub("", reply).casefold()
     return any(re.search(rf"(?<!\w){re.escape(word.casefold())}(?!\w)", text) for word in words)
 

@@ -1,15 +1,15 @@
-"""``bench prefeval``: does a base choose what keeps to a preference? PrefEval's multiple-choice questions, by likelihood.
+"""``bench prefeval``: does a base choose the answer that follows a preference?
 
-Each question has four options, of which the first keeps to the preference. An option counts as chosen where its mean
-log-prob a token is the highest of the four, as the assistant's next words after these messages (the base's own template and
-its card's system message around them):
-
+Each of PrefEval's multiple-choice questions has four options, of which the first follows the
+preference. The option with the highest mean log-prob a token counts as chosen, as the assistant's
+next words after these messages, in the base's template with its card's system message:
 - ``without``: user: the question
 - ``said``: user: the preference; assistant: "I will keep that in mind."; user: the question
-- ``rule``: the rules block of our memory in the system message, with the preference as a comment gave it; user: the question
+- ``rule``: our rules block in the system message, with the preference as a comment; user: the
+question
 
-Options are scored without an end of turn. The order in which options are listed plays no part, since none are listed. The data
-(amazon-science/PrefEval, CC BY-NC 4.0) is read from a folder that the caller names, and nothing of it is kept.
+Options are scored without an end of turn, each by itself. The data (amazon-science/PrefEval, CC
+BY-NC 4.0) is read from a folder that the caller names, and none of it is stored.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Progress = Callable[[str, float], None]
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One question; the first option is the one that keeps to the preference."""
+    """One question; the first option follows the preference."""
 
     preference: str
     question: str
@@ -51,8 +51,10 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class PrefEvalBench:
-    """The object that ``--json`` prints: by way and topic the share of questions for which the option that keeps to the preference
-    is the likeliest, and under "all" that of all questions together.
+    """The object that ``--json`` prints.
+
+    By way and topic: the share of questions whose first option is the likeliest; "all" is of all
+    questions.
     """
 
     bench: str
@@ -65,7 +67,11 @@ Way: TypeAlias = Callable[[Choice], Sequence[Message]]
 
 
 def bench_prefeval(folder: Path, *, base: str, backend: str, progress: Progress) -> PrefEvalBench:
-    """Scores all questions of all topics (the folder's ``.json`` files). Raises ``InvalidInput`` for other data."""
+    """Score all questions of all topics (the folder's ``.json`` files).
+
+    Raises:
+        InvalidInput: The files are something else.
+    """
     topics = _topics(folder)
     with ExitStack() as ends:
         home = Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="personalpeft-bench-")))
@@ -102,7 +108,7 @@ def bench_prefeval(folder: Path, *, base: str, backend: str, progress: Progress)
 def _right(
     model: Backend, way: Way, choices: Sequence[Choice], progress: Callable[[float], None]
 ) -> int:
-    """How often the first option is the likeliest."""
+    """Return how often the first option is the likeliest."""
     right = 0
     for number, choice in enumerate(choices, 1):
         prompt = model.render(way(choice))
@@ -127,11 +133,11 @@ def _prompt_of(choice: Choice) -> Sequence[Message]:
 
 
 class _Ruled:
-    """The messages as our memory makes them for a user who said the preference as a comment: a user for each question."""
+    """Builds the messages of a new user for each question, with the preference as a comment."""
 
     def __init__(self, store: Store, model: Backend) -> None:
         self._store = store
-        # Rules act always, so no text is ever embedded.
+        # Rules are always in the prompt, so no text is ever embedded.
         self._memory = Memory(self._store.ledger, self._store.catalog, HashEmbedder())
         self._model, self._users = model, 0
 

@@ -1,13 +1,10 @@
-"""``bench publish``: do others notice when somebody's revision is published, and how long is the way from an adapter to its
-first token, against merging it and loading full weights?
+"""``bench publish``: the effect of a publication on other users, and the hand-over time.
 
-Stall: fifteen users are being answered; a sixteenth's new revision is made durable, becomes the head and is brought into a
-slot, some times a second. The times between two tokens of one reply, as their reader sees them, are compared with those
-of a quiet run; only those count during which a publication or load was under way.
-
-Hand-over: ours is the packed file made durable and live, loaded into a running engine, and a first token; the peer's is
-PEFT's merge, the merged weights saved, loaded again by transformers, and a first token. What both begin with, the adapter in
-memory and the base loaded, is not counted.
+Stall: fifteen users are answered while a sixteenth's new revisions are stored durably, become the
+head and are loaded into a slot. Gaps between two tokens during publications are compared with an
+idle run. Hand-over: our way stores the packed file, makes it live, loads it into a running engine
+and generates a token. PEFT's way merges, saves the weights, loads them again in transformers and
+generates a token. Both start with the adapter in memory and the base loaded.
 """
 
 from __future__ import annotations
@@ -22,8 +19,8 @@ from itertools import count
 from pathlib import Path
 
 from benchmarks import baselines
-from benchmarks.figures import Spread, percentile, ratio, spread, taking_turns
-from benchmarks.load_users import Crowd, build, crowd, name, question
+from benchmarks.figures import Spread, alternate, percentile, ratio, spread
+from benchmarks.load_users import LoadedUsers, build, load_users, name, question
 from personalpeft.engine.engine import Request
 from personalpeft.types import Sampling
 
@@ -33,10 +30,10 @@ _PUBLICATIONS, _PAUSE = 20, 0.25
 
 @dataclass(frozen=True, slots=True)
 class PublishBench:
-    """The object that ``--json`` prints: medians over the repetitions; ``spread`` has the least and the most.
+    """The object that ``--json`` prints: medians, with their least and most in ``spread``.
 
-    ``milliseconds`` has the times between two tokens of one reply, quiet and while a revision was published or loaded, how
-    long a publication took, and both hand-overs. ``published`` is how many publications there were in all.
+    ``milliseconds`` has the gaps between tokens, idle and during publications, the time of a
+    publication, and both hand-overs. ``published`` is the number of publications.
     """
 
     bench: str
@@ -50,52 +47,52 @@ class PublishBench:
 
 
 def bench_publish(
-    base_name: str, *, repetitions: int, tokens: int, say: Callable[[str], None]
+    base_name: str, *, repetitions: int, tokens: int, echo: Callable[[str], None]
 ) -> PublishBench:
-    """Runs quiet and publishing in turns, with replies of so many tokens, and then both hand-overs in turns. Raises
-    ``MissingPackage`` without PEFT.
+    """Measure idle and publishing runs alternately, then both hand-overs alternately.
+
+    Raises:
+        MissingPackage: PEFT is not installed.
     """
     with (
-        crowd(base_name, _OTHERS + 1, say=say) as people,
+        load_users(base_name, _OTHERS + 1, echo=echo) as loaded,
         tempfile.TemporaryDirectory(prefix="personalpeft-bench-") as work,
     ):
-        seeds, rounds = count(people.users), count()
+        seeds, rounds = count(loaded.users), count()
         figures: dict[str, list[float]] = {"quiet_p50": [], "publishing_p50": []}
         taken: list[float] = []
 
         def quiet(repetition: int) -> float:
-            gaps = [end - begin for begin, end in _gaps(people, next(rounds), tokens)]
+            gaps = [end - begin for begin, end in _gaps(loaded, next(rounds), tokens)]
             figures["quiet_p50"].append(percentile(gaps, 50) * 1000)
             return percentile(gaps, 99) * 1000
 
         def publishing(repetition: int) -> float:
             gaps: list[tuple[float, float]] = []
-            publisher = _Publisher(people, seeds)
+            publisher = _Publisher(loaded, seeds)
             while not publisher.done:
-                gaps += _gaps(people, next(rounds), tokens)
+                gaps += _gaps(loaded, next(rounds), tokens)
             taken.extend(end - begin for begin, end in publisher.spans)
             met = [end - begin for begin, end in gaps if publisher.met(begin, end)]
             figures["publishing_p50"].append(percentile(met, 50) * 1000)
             return percentile(met, 99) * 1000
 
-        say("warming up")
+        echo("warming up")
         quiet(0)
         figures["quiet_p50"].clear()
-        figures |= taking_turns(
-            {"quiet_p99": quiet, "publishing_p99": publishing}, repetitions, say
-        )
+        figures |= alternate({"quiet_p99": quiet, "publishing_p99": publishing}, repetitions, echo)
 
-        say("handing over")
-        adapter = people.peft_folder(0, Path(work))
+        echo("handing over")
+        adapter = loaded.peft_folder(0, Path(work))
         turns: dict[str, Callable[[int], float]] = {
-            "adapter_handoff": lambda repetition: _adapter_handoff(people, next(seeds), repetition),
+            "adapter_handoff": lambda repetition: _adapter_handoff(loaded, next(seeds), repetition),
             "merged_handoff": lambda repetition: _merged_handoff(
-                people, adapter, Path(work), repetition
+                loaded, adapter, Path(work), repetition
             ),
         }
         for run in turns.values():
             run(0)
-        figures |= taking_turns(turns, repetitions, say)
+        figures |= alternate(turns, repetitions, echo)
     return _summary(base_name, repetitions, figures, taken)
 
 
@@ -119,17 +116,17 @@ def _summary(
     )
 
 
-def _gaps(people: Crowd, repetition: int, tokens: int) -> Iterator[tuple[float, float]]:
-    """From one token of a reply to its next, for all others' replies, from when all of them have begun."""
+def _gaps(loaded: LoadedUsers, repetition: int, tokens: int) -> Iterator[tuple[float, float]]:
+    """Return all gaps between tokens, from when all replies have started."""
     sampling = Sampling(max_tokens=tokens)
     requests = [
-        Request(name(number), question(number, repetition), people.stack(number), sampling)
+        Request(name(number), question(number, repetition), loaded.stack(number), sampling)
         for number in range(_OTHERS)
     ]
     for request in requests:
-        people.engine.preload(request.stack)
+        loaded.engine.preload(request.stack)
     last: dict[int, float] = {}
-    for piece in people.engine.stream(requests):
+    for piece in loaded.engine.stream(requests):
         now = time.perf_counter()
         if piece.tokens and len(last) == _OTHERS:
             yield last[piece.index], now
@@ -138,14 +135,14 @@ def _gaps(people: Crowd, repetition: int, tokens: int) -> Iterator[tuple[float, 
 
 
 class _Publisher:
-    """Publishes and loads so many revisions of one user, one after the other, in a thread of its own that begins at once."""
+    """Publishes and loads revisions of one user in a thread that starts at once."""
 
-    def __init__(self, people: Crowd, seeds: Iterator[int]) -> None:
-        # Made beforehand: that is the learn's part, not the publication's.
+    def __init__(self, loaded: LoadedUsers, seeds: Iterator[int]) -> None:
+        # Made beforehand, since a learn makes them and not a publication.
         self._builds = [
-            build(people.base, name(_OTHERS), next(seeds)) for _ in range(_PUBLICATIONS)
+            build(loaded.base, name(_OTHERS), next(seeds)) for _ in range(_PUBLICATIONS)
         ]
-        self._people = people
+        self._people = loaded
         self._failure: Exception | None = None
         self.spans: list[tuple[float, float]] = []
         self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
@@ -153,13 +150,13 @@ class _Publisher:
 
     @property
     def done(self) -> bool:
-        """Whether the last has been published. Raises what went wrong."""
+        """Return whether the last has been published, or raise the thread's error."""
         if self._failure is not None:
             raise self._failure
         return not self._thread.is_alive()
 
     def met(self, begin: float, end: float) -> bool:
-        """Whether something was being published at any moment between the two."""
+        """Return whether a publication ran at any moment between the two."""
         return any(b < end and begin < e for b, e in self.spans)
 
     def _run(self) -> None:
@@ -174,20 +171,20 @@ class _Publisher:
             self._failure = error
 
 
-def _adapter_handoff(people: Crowd, seed: int, repetition: int) -> float:
-    new = build(people.base, name(_OTHERS), seed)
+def _adapter_handoff(loaded: LoadedUsers, seed: int, repetition: int) -> float:
+    new = build(loaded.base, name(_OTHERS), seed)
     began = time.perf_counter()
-    people.publish(new)
-    stack = people.stack(_OTHERS)
+    loaded.publish(new)
+    stack = loaded.stack(_OTHERS)
     request = Request(name(_OTHERS), question(_OTHERS, repetition), stack, Sampling(max_tokens=1))
-    for _ in people.engine.stream([request]):
+    for _ in loaded.engine.stream([request]):
         pass
     return (time.perf_counter() - began) * 1000
 
 
-def _merged_handoff(people: Crowd, adapter: Path, work: Path, repetition: int) -> float:
-    model = baselines.load_with_adapters(people.base.folder, [adapter])
-    prompt = people.engine.backend.render(question(_OTHERS, repetition))
+def _merged_handoff(loaded: LoadedUsers, adapter: Path, work: Path, repetition: int) -> float:
+    model = baselines.load_with_adapters(loaded.base.folder, [adapter])
+    prompt = loaded.engine.backend.render(question(_OTHERS, repetition))
     folder = work / "merged"
     began = time.perf_counter()
     model.merge_and_unload().save_pretrained(folder)

@@ -1,8 +1,7 @@
-"""Figures that take long to get are kept one by one, so that a benchmark that was stopped goes on, and several processes
-can share its work.
+"""A cache of slow measurements, which lets a run resume and several processes share the work.
 
-Invariants: a figure is a whole line of JSON, or it is not there; one process at a time works on a key, and what it holds
-ends with it, however it dies.
+Invariants: a result is a whole line of JSON or missing; one process at a time works on a key, and
+its claim ends with the process.
 """
 
 from __future__ import annotations
@@ -22,14 +21,18 @@ Figures: TypeAlias = Mapping[str, Any]
 
 
 class ResultCache:
-    """A file of JSON lines in a folder, which is made where there is none. Each line says its ``key``."""
+    """A file of JSON lines in a folder, each with its ``key``. The folder is created if missing."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.path = folder / f"{name}.jsonl"
         self._locks = folder / f".{name}.locks"
 
     def figures(self) -> dict[str, Figures]:
-        """What is kept, by key, in the order of the lines. Raises ``InvalidInput`` for a file that is something else."""
+        """Return the cached results by key, in the order of the lines.
+
+        Raises:
+            InvalidInput: The file is something else.
+        """
         kept: dict[str, Figures] = {}
         lines = self.path.read_text("utf-8").splitlines() if self.path.exists() else []
         for number, line in enumerate(lines, 1):
@@ -44,7 +47,7 @@ class ResultCache:
         return kept
 
     def complete(self, keys: Iterable[str], measure: Callable[[str], Figures]) -> Iterator[str]:
-        """Measures each key that is not kept and that nobody else works on, and gives it once its figures are kept."""
+        """Measure each key that is neither cached nor claimed; yield it once cached."""
         self._locks.mkdir(parents=True, exist_ok=True)
         for key in keys:
             lock = FileLock(self._locks / key)
@@ -53,7 +56,8 @@ class ResultCache:
             except Timeout:
                 continue
             try:
-                # Read anew each time: others write too. And only under the lock, or what was just done is done again.
+                # Read again each time, since others write too; under the lock, so that finished
+                # work is not repeated.
                 if key in self.figures():
                     continue
                 self._add({"key": key, **measure(key)})
@@ -66,7 +70,7 @@ class ResultCache:
 
     def _add(self, figures: Figures) -> None:
         line = json.dumps(figures, ensure_ascii=False, allow_nan=False) + "\n"
-        # One write to the end of the file, which no kill and no other process can come between.
+        # One append, which is atomic against kills and other processes.
         file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
             os.write(file, line.encode())

@@ -1,9 +1,8 @@
-"""``bench serve``: tokens a second of one row and of sixteen, with and without adapters, ours and the peers'.
+"""``bench serve``: tokens a second of one row and sixteen, with and without adapters.
 
-Every contestant answers the same prompts greedily with the same adapters, in turns; what counts is the time from handing
-in the prompts to the last token, reading the prompts included. Each repetition asks something new, so that nobody finds a
-prompt in a cache. Ours may end a reply early, since its interface knows no other way: then it counts the fewer tokens,
-while the peers are told to go on, which is to their advantage.
+Every contestant answers the same new prompts greedily with the same adapters, alternately. Time
+runs from submitting the prompts to the last token. Our replies may end early, and then count fewer
+tokens; the others are told to go on, to their advantage.
 """
 
 from __future__ import annotations
@@ -17,25 +16,26 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import baselines, vllm
-from benchmarks.figures import Spread, ratio, spread, taking_turns
-from benchmarks.load_users import RANK, Crowd, crowd, name, question
+from benchmarks.figures import Spread, alternate, ratio, spread
+from benchmarks.load_users import RANK, LoadedUsers, load_users, name, question
 from personalpeft.backends.base import Backend, SequenceState, Tokens
 from personalpeft.types import Sampling
 
 ROWS = 16
 _VLLM_ADAPTERS = 4
 _WARM_UP = 4
-# Users who are answered one after the other: the rate is that of sixteen, in a quarter of the time.
+# Users of the sequential rate: that of sixteen, in a quarter of the time.
 _ONE_BY_ONE = 4
 
 
 @dataclass(frozen=True, slots=True)
 class ServeBench:
-    """The object that ``--json`` prints: medians, and for each of them the least and the most of all repetitions.
+    """The object that ``--json`` prints: medians, with the least and most of all repetitions.
 
-    A figure's name says whose it is, with which adapters (``base``: none, ``mixed``: another for each row) and for how many
-    rows. ``step_vs_floor`` is our median step with all rows decoding over the time in which memory could be read once for
-    the base and all adapters. ``own_complete`` says that all our replies were as long as the peers'. None: not run.
+    A figure's name has the contestant, the adapters (``base``: none, ``mixed``: another for each
+    row) and the rows. ``step_vs_floor`` is our median decoding step over the time in which memory
+    is read once for the base and all adapters. ``own_complete`` says that all our replies were as
+    long as the others'. None: not run.
     """
 
     bench: str
@@ -50,9 +50,11 @@ class ServeBench:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
-    """What one batch of ours gave: tokens a second, the median seconds of the steps in which every row decoded (of all steps where
-    there was none), and whether all rows ran on to the length that was asked for.
+class BatchResult:
+    """One batch of ours.
+
+    It has tokens a second, the median seconds of full decoding steps (or of all), and whether all
+    rows ran to the requested length.
     """
 
     rate: float
@@ -61,36 +63,41 @@ class Written:
 
 
 def bench_serve(
-    base_name: str, *, repetitions: int, tokens: int, with_vllm: bool, say: Callable[[str], None]
+    base_name: str, *, repetitions: int, tokens: int, with_vllm: bool, echo: Callable[[str], None]
 ) -> ServeBench:
-    """Runs all contestants. vLLM takes part where its Python is named and ``with_vllm``. Raises ``MissingPackage`` without
-    PEFT, ``ServingFailed`` for a server that does not work.
+    """Measure all contestants.
+
+    vLLM takes part with ``with_vllm`` where its Python is named.
+
+    Raises:
+        MissingPackage: PEFT is not installed.
+        ServingFailed: A server does not work.
     """
     python = vllm.python_with_vllm() if with_vllm else None
     with ExitStack() as ends:
-        people = ends.enter_context(crowd(base_name, ROWS, say=say))
+        loaded = ends.enter_context(load_users(base_name, ROWS, echo=echo))
         work = Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="personalpeft-bench-")))
-        folders = [people.peft_folder(number, work) for number in range(ROWS)]
-        own = _Own(people)
+        folders = [loaded.peft_folder(number, work) for number in range(ROWS)]
+        own = _BackendDriver(loaded)
         server = None
         if python is not None:
-            longest = min(2048, people.base.card.context)
+            longest = min(2048, loaded.base.card.context)
             log, few = work / "vllm.log", folders[:_VLLM_ADAPTERS]
             server = ends.enter_context(
-                vllm.served(
+                vllm.run_server(
                     python,
-                    people.base.folder,
+                    loaded.base.folder,
                     log,
                     adapters=few,
                     slots=len(few),
                     rank=RANK,
                     longest=longest,
-                    say=say,
+                    echo=echo,
                 )
             )
-        say("loading the peers")
-        plain = baselines.load_plain(people.base.folder)
-        mixed = baselines.load_with_adapters(people.base.folder, folders)
+        echo("loading the peers")
+        plain = baselines.load_plain(loaded.base.folder)
+        mixed = baselines.load_with_adapters(loaded.base.folder, folders)
         names = [folder.name for folder in folders]
         bandwidth: list[float] = []
 
@@ -132,7 +139,7 @@ def bench_serve(
             contestants["vllm_mixed_16"] = rate(
                 lambda p, count: server.write(p, few_names, count), ROWS
             )
-        say("warming up")
+        echo("warming up")
         for contestant in contestants.values():
             contestant(0, _WARM_UP)
         own.written.clear()
@@ -142,7 +149,7 @@ def bench_serve(
             return bandwidth[-1] / 1e9
 
         turns = {key: _with(run, tokens) for key, run in contestants.items()}
-        figures = taking_turns({**turns, "memory_gb_per_second": memory}, repetitions, say)
+        figures = alternate({**turns, "memory_gb_per_second": memory}, repetitions, echo)
         steps = [each.step for each in own.written["own_mixed_16"]]
         floors = [(baselines.bytes_of(plain) + own.adapter_bytes) / each for each in bandwidth]
         complete = all(each.complete for runs in own.written.values() for each in runs)
@@ -151,17 +158,17 @@ def bench_serve(
     )
 
 
-class _Own:
-    """Our backend with every adapter in a slot, driven as the engine's loop drives it."""
+class _BackendDriver:
+    """Our backend with every adapter in a slot, driven as the engine's loop does."""
 
-    def __init__(self, people: Crowd) -> None:
-        self.backend = people.engine.backend
-        self.written: dict[str, list[Written]] = {}
+    def __init__(self, loaded: LoadedUsers) -> None:
+        self.backend = loaded.engine.backend
+        self.written: dict[str, list[BatchResult]] = {}
         self.adapter_bytes = 0
         self._keys: list[str] = []
         for number in range(ROWS):
-            stack = people.stack(number)
-            staged = people.stage(stack)
+            stack = loaded.stack(number)
+            staged = loaded.stage(stack)
             self.backend.attach(stack.digest, staged)
             self.adapter_bytes += staged.nbytes
             self._keys.append(stack.digest)
@@ -170,10 +177,10 @@ class _Own:
         return [self.backend.render(question(number, repetition)) for number in range(rows)]
 
     def write(self, rows: int, adapted: bool, repetition: int, count: int) -> float:
-        """Tokens a second; the rest of what was measured is kept in ``written``."""
+        """Return tokens a second; ``written`` keeps the other figures."""
         sampling = Sampling(max_tokens=count)
         batch = [
-            # Another owner each time: what is kept of a prompt is found by its owner alone.
+            # Another owner each time, since cached prompts belong to their owner.
             SequenceState(
                 prompt,
                 self._keys[number] if adapted else None,
@@ -187,8 +194,8 @@ class _Own:
         return done.rate
 
 
-def written(backend: Backend, batch: Sequence[SequenceState]) -> Written:
-    """Admits all rows at once and steps until the last has ended."""
+def written(backend: Backend, batch: Sequence[SequenceState]) -> BatchResult:
+    """Admit all rows at once and step until the last has ended."""
     tokens, complete = 0, True
     steps: list[float] = []
     decoding: list[float] = []
@@ -212,7 +219,7 @@ def written(backend: Backend, batch: Sequence[SequenceState]) -> Written:
             if piece.finish is not None:
                 open_rows.remove(piece.index)
                 complete = complete and piece.finish == "length"
-    return Written(tokens / (last - began), statistics.median(decoding or steps), complete)
+    return BatchResult(tokens / (last - began), statistics.median(decoding or steps), complete)
 
 
 def _with(run: Callable[[int, int], float], tokens: int) -> Callable[[int], float]:

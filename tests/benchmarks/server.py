@@ -1,7 +1,8 @@
-"""``bench server``: what a reply costs more over HTTP than in the library, side by side in one run.
+"""``bench server``: the overhead of a reply over HTTP, compared with the library in one run.
 
-Both ask the same runtime for replies of the same length, in turns; each question is new. A client reads every event as it comes: that of
-the sixteen streams in a process of its own, as clients are. ``/healthz`` is asked again and again while the streams run.
+Both get new questions with replies of equal length on the same runtime, alternately. A client reads
+every event as it arrives; the sixteen streams are read in a process of their own. ``/healthz`` is
+polled while the streams run.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import personalpeft
-from benchmarks.figures import Spread, ratio, spread, taking_turns
+from benchmarks.figures import Spread, alternate, ratio, spread
 from personalpeft import Runtime
 from personalpeft_app.http.concurrency import limiter_of
 from personalpeft_app.http.server import make_app
@@ -29,7 +30,7 @@ from personalpeft_app.http.wsgi_server import Server
 STREAMS = 16
 # First tokens that one figure is the median of.
 _ASKED = 9
-# Seconds between two questions whether the server is well.
+# Seconds between two health checks.
 _BETWEEN = 0.02
 _PATIENCE = 600
 
@@ -38,8 +39,9 @@ _PATIENCE = 600
 class ServerBench:
     """The object that ``--json`` prints: medians with the least and most of the repetitions.
 
-    ``first_token_overhead_ms`` is what the server takes longer to the first token of one stream, ``rate_ratio`` its tokens a second
-    with sixteen streams over the library's; ``healthz_ms`` are the answers while these run.
+    ``first_token_overhead_ms`` is the server's extra time to the first token of one stream;
+    ``rate_ratio`` its tokens a second with sixteen streams over the library's; ``healthz_ms`` are
+    response times while these run.
     """
 
     bench: str
@@ -53,19 +55,19 @@ class ServerBench:
 
 
 def bench_server(
-    base: str, backend: str, *, repetitions: int, tokens: int, say: Callable[[str], None]
+    base: str, backend: str, *, repetitions: int, tokens: int, echo: Callable[[str], None]
 ) -> ServerBench:
-    """Serves a home of its own on a free port of this machine."""
+    """Serve a temporary home on a free local port and measure it."""
     with (
         tempfile.TemporaryDirectory(prefix="personalpeft-bench-") as folder,
         personalpeft.open(Path(folder) / "home", base, backend) as runtime,
         _serving(runtime) as address,
         ProcessPoolExecutor(1, get_context("spawn")) as outside,
     ):
-        line = _Line(*address)
+        line = _HttpClient(*address)
         for number in range(STREAMS):
             runtime.user(_name(number))
-        say("warming up")
+        echo("warming up")
         health: list[float] = []
         ways: dict[str, Callable[[int, str, int], tuple[float, int]]] = {
             "library": lambda user, prompt, count: _in_library(runtime, user, prompt, count),
@@ -77,7 +79,7 @@ def bench_server(
 
         _rate(ways["library"], 0, tokens)
         from_outside(0)
-        # Neither may find the prompts of the other in a cache, so they ask in rounds of their own.
+        # The numbers of their prompts differ, so that neither finds the other's prompts in a cache.
         contestants: dict[str, Callable[[int], float]] = {
             "library first": lambda repetition: _first(ways["library"], 2 * repetition),
             "server first": lambda repetition: _first(ways["server"], 2 * repetition + 1),
@@ -86,7 +88,7 @@ def bench_server(
                 line, health, lambda: from_outside(2 * repetition + 1)
             ),
         }
-        figures = taking_turns(contestants, repetitions, say)
+        figures = alternate(contestants, repetitions, echo)
         first = {way: [1000 * each for each in figures[f"{way} first"]] for way in ways}
         rate = {way: figures[f"{way} rate"] for way in ways}
         return ServerBench(
@@ -106,8 +108,8 @@ def bench_server(
         )
 
 
-class _Line:
-    """A client of the server that keeps a connection for each thread, as clients do."""
+class _HttpClient:
+    """A client of the server with one connection for each thread."""
 
     def __init__(self, host: str, port: int, secret: str) -> None:
         self._where = (host, port)
@@ -115,7 +117,7 @@ class _Line:
         self._own = threading.local()
 
     def ask(self, user: int, prompt: str, tokens: int) -> tuple[float, int]:
-        """Streams one reply: the seconds to its first text, and how many tokens it had."""
+        """Stream one reply and return the seconds to its first text, and its tokens."""
         asked = {
             "model": _name(user),
             "messages": [{"role": "user", "content": prompt}],
@@ -137,7 +139,7 @@ class _Line:
         return first, written
 
     def healthz(self) -> float:
-        """The seconds that it takes to say that it is well."""
+        """Return the response time of a health check."""
         began = time.perf_counter()
         connection = self._connection()
         connection.request("GET", "/healthz")
@@ -165,14 +167,14 @@ def _in_library(runtime: Runtime, user: int, prompt: str, tokens: int) -> tuple[
 
 
 def _first(way: Callable[[int, str, int], tuple[float, int]], turn: int) -> float:
-    """The median seconds to the first token, one stream after another."""
+    """Return the median seconds to the first token, one stream after another."""
     return statistics.median(
         way(0, f"What is question {number} of round {turn}?", 2)[0] for number in range(_ASKED)
     )
 
 
 def _rate(way: Callable[[int, str, int], tuple[float, int]], turn: int, tokens: int) -> float:
-    """Tokens a second of sixteen people at once."""
+    """Return the tokens a second of sixteen concurrent users."""
     with ThreadPoolExecutor(STREAMS) as pool:
         began = time.perf_counter()
         prompts = [f"Tell {_name(user)} story {turn}." for user in range(STREAMS)]
@@ -181,12 +183,12 @@ def _rate(way: Callable[[int, str, int], tuple[float, int]], turn: int, tokens: 
 
 
 def _rate_outside(address: tuple[str, int, str], turn: int, tokens: int) -> float:
-    """``_rate`` over HTTP, in the process of a client."""
-    return _rate(_Line(*address).ask, turn, tokens)
+    """Run ``_rate`` over HTTP in a client process."""
+    return _rate(_HttpClient(*address).ask, turn, tokens)
 
 
-def _under_watch(line: _Line, health: list[float], work: Callable[[], float]) -> float:
-    """Asks whether the server is well for as long as the work takes, once at least."""
+def _under_watch(line: _HttpClient, health: list[float], work: Callable[[], float]) -> float:
+    """Poll the health check while the work runs, at least once."""
     over = threading.Event()
 
     def watch() -> None:
@@ -209,10 +211,10 @@ def _name(number: int) -> str:
 
 @contextmanager
 def _serving(runtime: Runtime) -> Iterator[tuple[str, int, str]]:
-    """Where the server listens, and a secret of administration."""
+    """Yield the server's address and an administrator's token."""
     runtime.api_keys.ensure_admin_key()
-    places = limiter_of(runtime)
-    server = Server(make_app(runtime, places=places), places, host="127.0.0.1", port=0)
+    limiter = limiter_of(runtime)
+    server = Server(make_app(runtime, limiter=limiter), limiter, host="127.0.0.1", port=0)
     thread = threading.Thread(target=lambda: server.run(grace=1, close=lambda: None))
     thread.start()
     try:

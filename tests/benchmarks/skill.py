@@ -1,9 +1,9 @@
-"""``bench skill``: does a skill that was shown thirty times answer tasks it never saw, and does practice add to that? One
-made-up person on one family of reasoning-gym, through the public surface alone.
+"""``bench skill``: does a demonstrated skill solve unseen tasks, and does practice help?
 
-The same unseen tasks are asked four times, greedily and as people ask, so that a skill whose scope does not cover a task
-answers it without its layer: before anything, after the demonstrations, after rejection sampling, after the policy
-gradient. No demonstration and nothing to practise on is among them.
+One user on one family of reasoning-gym, through the public surface alone. The same unseen tasks are
+asked greedily at four stages: at first, after the demonstrations, after rejection sampling, and
+after the policy gradient. A task outside the skill's scope is answered without its layer. No
+demonstration and no practice task is among them.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ _Z = 1.96
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """``passed`` of ``asked`` unseen tasks, a share with its 95 per cent interval (Wilson 1927), and for how many of them
-    the skill's layer was attached.
+    """``passed`` of ``asked`` unseen tasks with the share's 95 per cent interval (Wilson 1927).
+
+    Also counts the tasks for which the skill's layer was attached.
     """
 
     passed: int
@@ -44,9 +45,7 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What one way of learning came to: the pass rate of what is live after it, what the gate said, its seconds, and the
-    steps that it made.
-    """
+    """One stage: the pass rate of its live stack, the gate's verdict, its seconds and steps."""
 
     name: str
     unseen: Rate
@@ -58,8 +57,10 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class SkillBench:
-    """The object that ``--json`` prints. ``points_shown`` and ``points_practised`` are points of a hundred of the pass
-    rate: of the demonstrations over the base, and of practice over the demonstrations.
+    """The object that ``--json`` prints.
+
+    ``points_shown`` and ``points_practised`` are percentage points: demonstrations over the base,
+    and practice over the demonstrations.
     """
 
     bench: str
@@ -79,10 +80,14 @@ def bench_skill(
     backend: str,
     unseen: int,
     rounds: int | None,
-    say: Callable[[str], None],
+    echo: Callable[[str], None],
 ) -> SkillBench:
-    """Thirty demonstrations, then both halves of practice; ``rounds`` for each of these, by default those of the base's
-    drill. Raises ``InvalidInput`` for a family that has too few tasks.
+    """Measure thirty demonstrations, then both kinds of practice.
+
+    ``rounds`` are for each of them, by default the base's own.
+
+    Raises:
+        InvalidInput: The family has too few tasks.
     """
     gym = ReasoningGym(family)
     shown, asked = _drawn(gym, unseen)
@@ -95,7 +100,7 @@ def bench_skill(
         follow = config.rounds - config.rejection_rounds if rounds is None else rounds
 
         def rate() -> Rate:
-            say(f"asking {len(asked)} unseen tasks")
+            echo(f"asking {len(asked)} unseen tasks")
             return _rate(user, gym, asked, config.max_completion_length)
 
         def stage(name: str, learn: Callable[[], LearnReport]) -> Stage:
@@ -103,9 +108,9 @@ def bench_skill(
             report = learn()
             seconds = time.perf_counter() - began
             verdict = str(report.verdict) + (" (on probation)" if report.probation else "")
-            say(f"{name}: {verdict}, {report.reason}")
+            echo(f"{name}: {verdict}, {report.reason}")
             found = Stage(name, rate(), verdict, report.reason, round(seconds, 1), report.steps)
-            say(f"{name}: {found.unseen.passed} of {found.unseen.asked}")
+            echo(f"{name}: {found.unseen.passed} of {found.unseen.asked}")
             return found
 
         def practise(rounds: int) -> Callable[[], LearnReport]:
@@ -114,7 +119,7 @@ def bench_skill(
             )
 
         before = rate()
-        say(f"base: {before.passed} of {before.asked}")
+        echo(f"base: {before.passed} of {before.asked}")
         for task in shown:
             user.teach(task.prompt, str(task.about["answer"]), skill=_SKILL)
         stages = (
@@ -136,9 +141,7 @@ def bench_skill(
 
 
 def _drawn(gym: ReasoningGym, unseen: int) -> tuple[Sequence[Task], Sequence[Task]]:
-    """The demonstrations, and as many other tasks as are asked: of those that a practice only ever judges by, so that none
-    is tried.
-    """
+    """Return the demonstrations and the unseen tasks, which practice only evaluates on."""
     drawn = list(
         {task.prompt: task for task in gym.tasks(1, 8 * (unseen + DEMONSTRATIONS))}.values()
     )
@@ -168,7 +171,7 @@ def _rate(user: User, gym: ReasoningGym, tasks: Sequence[Task], longest: int) ->
 
 
 def interval(passed: int, asked: int) -> tuple[float, float]:
-    """Where the pass rate may well be: 95 per cent, by Wilson's score."""
+    """Return Wilson's 95 per cent interval of the pass rate."""
     share, spread = passed / asked, _Z**2 / asked
     middle = (share + spread / 2) / (1 + spread)
     reach = _Z / (1 + spread) * math.sqrt(share * (1 - share) / asked + spread / (4 * asked))

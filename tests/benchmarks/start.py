@@ -1,7 +1,7 @@
-"""``bench start``: how long ``personalpeft ask`` takes in a fresh process to the first byte of its reply.
+"""``bench start``: time of ``personalpeft ask`` in a new process to the first byte of its reply.
 
-Once without facts, and once with one that the question finds. CPU seconds are those of the whole process, which stops after
-one token. A first run of each prepares the base and is not counted.
+Once without facts, and once with one that the question retrieves. CPU seconds are of the whole
+process, which stops after one token. A first run prepares the base and does not count.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class StartBench:
     spread: dict[str, tuple[float, float]]
 
 
-def bench_start(base_name: str, *, repetitions: int, say: Callable[[str], None]) -> StartBench:
-    """Run the command with and without a fact, in turns."""
+def bench_start(base_name: str, *, repetitions: int, echo: Callable[[str], None]) -> StartBench:
+    """Run the command with and without a fact, alternately."""
     runs: dict[str, list[tuple[float, float]]] = {name: [] for name in _FACTS}
     with tempfile.TemporaryDirectory(prefix="personalpeft-bench-") as work:
         for name, facts in _FACTS.items():
@@ -51,7 +51,7 @@ def bench_start(base_name: str, *, repetitions: int, say: Callable[[str], None])
         for repetition in range(1, repetitions + 1):
             for name, found in runs.items():
                 found.append(_ask(base_name, Path(work, name)))
-                say(f"{repetition}: {name}, {found[-1][0]:.2f} s")
+                echo(f"{repetition}: {name}, {found[-1][0]:.2f} s")
     first = {name: spread([seconds for seconds, _ in found]) for name, found in runs.items()}
     cpu = {name: spread([seconds for _, seconds in found]) for name, found in runs.items()}
     return StartBench(

@@ -1,9 +1,8 @@
-"""``bench style``: does a dozen edits change the way of answering, and nothing else? One made-up person for each style,
-on the real base, through the public surface alone.
+"""``bench style``: do a dozen edits change the style of answers, and nothing else?
 
-For each style: a fresh home, twelve edits, one learn; then ten questions it never saw and twenty general ones, before
-and after. Peak memory is that of the whole process; the first token is timed in processes of their own, since loading
-is most of it.
+One user for each style, on the real base, through the public surface: twelve edits, one learn, then
+ten unseen questions and twenty general ones, before and after. Peak memory is of the whole process;
+the first token is timed in new processes, since loading is most of it.
 """
 
 from __future__ import annotations
@@ -29,8 +28,11 @@ _USER = "bench"
 
 @dataclass(frozen=True, slots=True)
 class StyleResult:
-    """What one person saw. Counts are of ten unseen and twenty general questions; ``kl`` is in nats a token, from the
-    base.
+    """One user's results.
+
+    ``in_style`` and ``base_in_style`` are of ten unseen questions. Of ``general_asked`` general
+    questions ``general_right`` are right after the learn; ``facts_kept`` of the ``facts_before``
+    that the base has right stay right. The probes are the gate's. ``kl`` is in nats a token.
     """
 
     style: str
@@ -39,33 +41,37 @@ class StyleResult:
     base_in_style: int
     facts_before: int
     facts_kept: int
+    general_right: int
+    general_asked: int
+    probes_before: int
+    probes_kept: int
     kl: float
     learn_seconds: float
     rollback_identical: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Before:
-    """What the bare base says; it is the same for every style, so it is asked once."""
+class BaseAnswers:
+    """The bare base's answers, which are the same for every style."""
 
     unseen: tuple[str, ...]
     general: tuple[str, ...]
 
 
-def ask_base(*, base: str, backend: str) -> Before:
-    """The bare base's answers to all questions."""
+def ask_base(*, base: str, backend: str) -> BaseAnswers:
+    """Return the bare base's answers to all questions."""
     with tempfile.TemporaryDirectory() as home, personalpeft.open(home, base, backend) as runtime:
         user = runtime.user(_USER)
-        return Before(
+        return BaseAnswers(
             tuple(_ask(user, prompt, _LONG) for prompt in UNSEEN),
             tuple(_ask(user, question, _SHORT) for question, _ in GENERAL),
         )
 
 
 def run_style(
-    style: Style, before: Before, *, base: str, backend: str, say: Callable[[str], None]
+    style: Style, before: BaseAnswers, *, base: str, backend: str, echo: Callable[[str], None]
 ) -> StyleResult:
-    """One person, one style, one learn, in a home that is thrown away."""
+    """Learn one style of one user in a temporary home."""
     with tempfile.TemporaryDirectory() as home, personalpeft.open(home, base, backend) as runtime:
         user = runtime.user(_USER)
         runtime.engine()
@@ -73,9 +79,9 @@ def run_style(
             user.feedback(
                 user.chat(prompt, temperature=0, max_tokens=_REPLY), edit=style.apply(answer)
             )
-        say(f"{style.name}: learning")
+        echo(f"{style.name}: learning")
         report = user.learn()
-        say(f"{style.name}: {report.verdict}, {report.reason}")
+        echo(f"{style.name}: {report.verdict}, {report.reason}")
         unseen = [_ask(user, prompt, _LONG) for prompt in UNSEEN]
         general = [_ask(user, question, _SHORT) for question, _ in GENERAL]
         if user.stack().entries:
@@ -92,6 +98,10 @@ def run_style(
         base_in_style=sum(style.holds(text) for text in before.unseen),
         facts_before=sum(known),
         facts_kept=sum(k and b for k, b in zip(kept, known, strict=True)),
+        general_right=sum(kept),
+        general_asked=len(GENERAL),
+        probes_before=report.scores["canaries"]["right_before"],
+        probes_kept=report.scores["canaries"]["still_right"],
         kl=report.scores["canaries"]["kl"],
         learn_seconds=report.seconds,
         rollback_identical=back == list(before.unseen[:_ROLLED_BACK]),
@@ -103,12 +113,12 @@ def _ask(user: User, prompt: str, length: int) -> str:
 
 
 def is_right(words: Sequence[str], text: str) -> bool:
-    """Whether a reply mentions one of the words of a right answer, in any case."""
+    """Return whether a reply has one of the words of a right answer, in any case."""
     return any(word in text.lower() for word in words)
 
 
 def first_token_seconds(home: Path, base: str, *, times: int = 3) -> float:
-    """Median seconds from starting ``personalpeft ask`` in a fresh process to the first byte of its answer."""
+    """Return the median seconds of ``personalpeft ask`` in new processes to the first byte."""
     command = [sys.executable, "-m", "personalpeft_app", "ask", "--home", str(home), "--base", base]
     taken = []
     for _ in range(times):
@@ -129,7 +139,10 @@ def first_token_seconds(home: Path, base: str, *, times: int = 3) -> float:
 
 @dataclass(frozen=True, slots=True)
 class StyleBench:
-    """The object that ``--json`` prints. Seconds are medians of three; ``peak_mb`` is of the process that learned."""
+    """The object that ``--json`` prints.
+
+    Seconds are medians of three; ``peak_mb`` is of the learning process.
+    """
 
     bench: str
     base: str
@@ -140,17 +153,17 @@ class StyleBench:
 
 
 def bench_style(
-    styles: Sequence[Style], *, base: str, backend: str, say: Callable[[str], None]
+    styles: Sequence[Style], *, base: str, backend: str, echo: Callable[[str], None]
 ) -> StyleBench:
-    """Each style in turn, then the first token with and without facts to look up."""
-    say("asking the bare base")
+    """Learn each style in turn, then time the first token with and without facts."""
+    echo("asking the bare base")
     before = ask_base(base=base, backend=backend)
     results = tuple(
-        run_style(style, before, base=base, backend=backend, say=say) for style in styles
+        run_style(style, before, base=base, backend=backend, echo=echo) for style in styles
     )
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder) / "home"
-        say("timing the first token")
+        echo("timing the first token")
         plain = first_token_seconds(home, base)
         with personalpeft.open(home, base) as runtime:
             runtime.user(_USER).remember("My dog is called Biscuit.")

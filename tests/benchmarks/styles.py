@@ -1,8 +1,6 @@
-"""A made-up person for benchmarks: questions with plain answers, styles to put them in, and
-checkers that need no judge.
+"""Questions with plain answers, styles to rewrite them in, and checkers that need no judge.
 
-The styles are deliberately unlike each other: a changed beginning, a changed end, a changed shape,
-changed letters, changed words.
+The styles differ deliberately: another beginning, end, shape, letters or words.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """A way of answering: how it rewrites a plain answer, and whether a reply is in it."""
+    """A style: how it rewrites a plain answer, and whether a reply is in it."""
 
     name: str
     apply: Callable[[str], str]
@@ -135,8 +133,7 @@ UNSEEN = (
     "What makes a good friend?",
 )
 
-# Another kind of request, for a habit of its own that is learned later: short messages that are
-# marked as drafts.
+# Another kind of request for a second style: short messages that are marked as drafts.
 DRAFT = Style("draft", lambda t: f"[Draft] {t}", lambda t: t.strip().startswith("[Draft]"))
 
 MESSAGES = (
@@ -182,8 +179,7 @@ UNSEEN_MESSAGES = (
     "Write a short message to remind my brother to call our mother.",
 )
 
-# Questions that the base answers rightly, and what a right answer must mention (any of the words,
-# in any case).
+# Questions that the base answers rightly, and words of which a right answer has one, in any case.
 GENERAL = (
     ("What is the capital of France?", ("paris",)),
     ("What is the capital of Japan?", ("tokyo",)),

@@ -1,11 +1,10 @@
-"""``bench sweep``: what each number of the recipe does, one at a time around the default, for some seeds.
+"""``bench sweep``: the effect of each number of the recipe, one at a time around the default.
 
-A run is one learn of one made-up person's style from twelve edits, with one number changed by a card. What is measured is
-the candidate, also where the gate refuses it: it is made live by name. ``replay`` takes two learns: then the person also
-wants short messages marked as drafts, and what is measured is how much of the first habit is left.
-
-A run is known by all that decides it (the whole recipe, the style, the seed), so a run of the default counts for every
-number, and figures of another default are never mixed with those of this one.
+A run is one learn of one user's style from twelve edits, with one number changed by a card. The
+candidate is measured even if the gate refuses it: it is made live by name. ``replay`` takes two
+learns: the user then also wants short messages marked as drafts, and the rest of the first style is
+measured. A run's key has the whole recipe, the style and the seed, so a run of the default counts
+for every number, and figures of different defaults are never mixed.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ SWEPT: Mapping[str, tuple[Value, ...]] = {
     "targets": ("attention", "mlp", "all"),
     "rank": (2, 4, 8, 16, 32),
     _REPLAY: (0, 0.25, 0.5, 0.75),
-    "content": (0.1, 0.3, 1),
+    "few_shot_replies": (0, 1, 2, 4),
 }
 """What is tried of each number, the most important number first."""
 
@@ -65,7 +64,7 @@ _USER = "bench"
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One recipe, one style. ``number`` is what differs from the default (with ``value``), which may be nothing."""
+    """One recipe and style. ``number`` differs from the default (with ``value``), or is empty."""
 
     number: str
     value: Value
@@ -74,7 +73,7 @@ class Run:
 
     @property
     def key(self) -> str:
-        """Names the run by what decides it."""
+        """Return the run's cache key."""
         return canonical_digest([self.recipe.to_stored(), self.style, self.learns])[:16]
 
     @property
@@ -83,12 +82,13 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
-    """What one run gave. Of ten unseen questions so many answers are ``in_style``; of the general answers that were
-    ``known`` before, so many are ``kept``; ``drafts`` of five unseen messages are marked as such after a second learn.
-    ``kl`` is in nats a token from the base; ``held_back`` the mean log-prob a token of the edits that were held back from
-    the first learn; ``seconds`` those of the last learn. ``default`` names the whole default recipe that it is one step
-    from, ``defaults`` says its numbers.
+class SweepPoint:
+    """The result of one run.
+
+    Of ten unseen answers ``in_style``; of general answers that were ``known`` before, ``kept``; of
+    five unseen messages ``drafts`` are marked after a second learn. ``kl`` is in nats a token from
+    the base; ``held_back`` the mean log-prob a token of the first learn's holdout; ``seconds`` of
+    the last learn. ``default`` is the key of the default recipe, ``defaults`` its numbers.
     """
 
     key: str
@@ -111,12 +111,12 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class SweepBench:
-    """The object that ``--json`` prints: the points of these numbers and styles around this default, kept ones too."""
+    """The object that ``--json`` prints: all points of these numbers and styles, cached ones too."""
 
     bench: str
     base: str
     defaults: dict[str, Value]
-    points: tuple[Point, ...]
+    points: tuple[SweepPoint, ...]
 
 
 def bench_sweep(
@@ -126,10 +126,14 @@ def bench_sweep(
     styles: Sequence[str],
     seeds: int,
     keep: Path,
-    say: Callable[[str], None],
+    echo: Callable[[str], None],
     swept: Mapping[str, tuple[Value, ...]] = SWEPT,
 ) -> SweepBench:
-    """Runs what is not kept yet. Raises ``InvalidInput`` for a number or a style that there is not."""
+    """Run what is not cached.
+
+    Raises:
+        InvalidInput: A number or a style is unknown.
+    """
     _check(only, swept, "number")
     _check(styles, [style.name for style in STYLES], "style")
     card = find_card(base)
@@ -140,32 +144,32 @@ def bench_sweep(
     }
     kept = ResultCache(keep, "sweep")
     with ExitStack() as stack:
-        place: Place | None = None
+        place: HomeTemplates | None = None
 
         def measure(key: str) -> Mapping[str, Any]:
             nonlocal place
             run = runs[key]
             what = "the default" if run.number == DEFAULT else f"{run.number} = {run.value}"
-            say(f"{what}, {run.style}, seed {run.recipe.seed}")
+            echo(f"{what}, {run.style}, seed {run.recipe.seed}")
             if place is None:
                 folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-                place = Place(card, folder, say)
+                place = HomeTemplates(card, folder, echo)
             return asdict(measured(run, place, base=base))
 
         for key in kept.complete(runs, measure):
             found = kept.figures()[key]
-            say(
+            echo(
                 f"  {found['in_style']}/10 in style, {found['kept']}/{found['known']} kept, {found['seconds']:.0f} s"
             )
-    points = tuple(Point(**figures) for key, figures in kept.figures().items() if key in runs)
+    points = tuple(SweepPoint(**figures) for key, figures in kept.figures().items() if key in runs)
     return SweepBench(
         "sweep", base, {name: value_of(name, default, card) for name in only or swept}, points
     )
 
 
-def by_value(found: SweepBench) -> dict[str, dict[Value, list[Point]]]:
-    """The points of each number by its value, smaller ones first; those of the default are among each number's."""
-    sorted_out: dict[str, dict[Value, list[Point]]] = {}
+def by_value(found: SweepBench) -> dict[str, dict[Value, list[SweepPoint]]]:
+    """Return the points of each number by ascending value, with those of the default."""
+    sorted_out: dict[str, dict[Value, list[SweepPoint]]] = {}
     for number, default in found.defaults.items():
         values = sorted_out.setdefault(number, {value: [] for value in SWEPT[number]})
         for point in found.points:
@@ -177,14 +181,14 @@ def by_value(found: SweepBench) -> dict[str, dict[Value, list[Point]]]:
 
 
 def default_recipe(card: ModelCard) -> TrainingConfig:
-    """The recipe of a style on a base; its targets are named as the card does."""
+    """Return a style layer's recipe on a base, with targets named as in the card."""
     return load_training_configs(
         card.name, card.learning, dict.fromkeys(card.targets, (1, 1))
     ).style
 
 
 def value_of(number: str, recipe: TrainingConfig, card: ModelCard) -> Value:
-    """What a recipe says of a number, as it is listed in ``SWEPT``."""
+    """Return a recipe's number in the form of ``SWEPT``."""
     if number != "targets":
         value: Value = recipe.to_stored()[number]
         return value
@@ -195,10 +199,10 @@ def value_of(number: str, recipe: TrainingConfig, card: ModelCard) -> Value:
 def planned(
     card: ModelCard, swept: Mapping[str, tuple[Value, ...]], styles: Sequence[str], seeds: int
 ) -> Iterator[Run]:
-    """Every run, the most important first; one that several numbers share comes once for each of them."""
+    """Return every run, the most important first; one shared by several numbers repeats."""
     default = default_recipe(card)
     for style, (number, values) in product(styles, swept.items()):
-        # One seed of every value before the next, so that a sweep that is stopped has something to say of all.
+        # One seed of every value before the next, so that an interrupted sweep covers all values.
         for seed, value in product(range(seeds), values):
             plain = number != _REPLAY and value == value_of(number, default, card)
             changes = {} if plain else _changes(number, value, card)
@@ -206,43 +210,49 @@ def planned(
                 DEFAULT if plain else number,
                 "" if plain else value,
                 style,
-                TrainingConfig.from_stored({**default.to_stored(), **changes, "seed": seed}),
+                TrainingConfig.model_validate({**default.model_dump(), **changes, "seed": seed}),
             )
 
 
 def _changes(number: str, value: Value, card: ModelCard) -> dict[str, Any]:
+    fields = {stored: field for field, stored in TrainingConfig.STORED_NAMES.items()}
     if number == "targets":
-        return {"targets": {"attention": _ATTENTION, "mlp": _MLP, "all": card.targets}[str(value)]}
+        return {
+            "target_modules": {"attention": _ATTENTION, "mlp": _MLP, "all": card.targets}[
+                str(value)
+            ]
+        }
     if number == "anchor_weight" and value == 0:
-        # Without weight they would still be read in every step.
-        return {"anchors": 0}
-    return {number: value}
+        # With weight 0 they would still be read in every step.
+        return {"kl_prompts": 0}
+    return {fields.get(number, number): value}
 
 
-class Place:
-    """Homes to learn in, each made once and copied for every run: with a style's twelve edits, and with what a first learn
-    made of them. What the bare base says is asked once.
+class HomeTemplates:
+    """Homes that are made once and copied for every run.
+
+    The bare base's answers are computed once.
     """
 
-    def __init__(self, card: ModelCard, folder: Path, say: Callable[[str], None]) -> None:
+    def __init__(self, card: ModelCard, folder: Path, echo: Callable[[str], None]) -> None:
         self.card = card
         self._folder = folder
-        self._say = say
+        self._say = echo
         self._known: list[bool] | None = None
 
     def opened(self, name: str, recipe: TrainingConfig) -> Runtime:
-        """A home in this place, on the base with this recipe."""
+        """Open a home here, on the base with this recipe."""
         learning = {**self.card.learning, "style": recipe.model_dump(mode="json")}
         card = write_card(self.card, self._folder / f"{name}.toml", learning=learning)
         return personalpeft.open(self._folder / name, card)
 
     def copied(self, name: str, to: str) -> None:
-        """A home under another name, instead of what was there."""
+        """Copy a home to another name, and replace the former copy."""
         shutil.rmtree(self._folder / to, ignore_errors=True)
         shutil.copytree(self._folder / name, self._folder / to)
 
     def edited(self, style: Style) -> str:
-        """The name of the home of somebody who put twelve answers into this style and has learned nothing yet."""
+        """Return a home with twelve edits in this style and no learn."""
         name = f"edited-{style.name.replace(' ', '-')}"
         if not (self._folder / name).exists():
             self._say(f"{style.name}: twelve edits")
@@ -251,7 +261,7 @@ class Place:
         return name
 
     def learned(self, style: Style, recipe: TrainingConfig) -> str:
-        """The name of a home where that was learned, and where eight messages were then marked as drafts."""
+        """Return a home that learned the style, and in which eight messages were marked as drafts."""
         name = f"learned-{style.name.replace(' ', '-')}-{recipe.seed}"
         if not (self._folder / name).exists():
             self.copied(self.edited(style), name)
@@ -263,7 +273,7 @@ class Place:
         return name
 
     def known(self) -> list[bool]:
-        """Which of the general questions the bare base answers rightly."""
+        """Return the general questions that the bare base answers rightly."""
         if self._known is None:
             self._say("asking the bare base")
             with self.opened("bare", default_recipe(self.card)) as runtime:
@@ -271,8 +281,8 @@ class Place:
         return self._known
 
 
-def measured(run: Run, place: Place, *, base: str) -> Point:
-    """One run in a home of its own. A candidate of which nothing can be measured has nothing right."""
+def measured(run: Run, place: HomeTemplates, *, base: str) -> SweepPoint:
+    """Measure one run in a home of its own. A candidate without results has nothing right."""
     style = next(style for style in STYLES if style.name == run.style)
     known = place.known()
     default = default_recipe(place.card)
@@ -284,7 +294,7 @@ def measured(run: Run, place: Place, *, base: str) -> Point:
         unseen = asked(user, UNSEEN, _LONG) if report.live else []
         right = general(user) if report.live else [False] * len(known)
         drafts = asked(user, UNSEEN_MESSAGES, _SHORT) if report.live and run.learns == 2 else []
-    return Point(
+    return SweepPoint(
         key=run.key,
         base=base,
         default=canonical_digest(default.to_stored())[:16],
@@ -305,9 +315,7 @@ def measured(run: Run, place: Place, *, base: str) -> Point:
 
 
 def asked(user: User, prompts: Sequence[str], length: int, **how: Any) -> list[Reply]:
-    """Greedy replies, written at once as far as the batch has rows; each is what it would be alone. ``how`` is as for
-    ``User.chat``.
-    """
+    """Return greedy replies in batches. ``how`` is passed to ``User.chat``."""
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         return list(
             pool.map(
@@ -317,13 +325,13 @@ def asked(user: User, prompts: Sequence[str], length: int, **how: Any) -> list[R
 
 
 def general(user: User, **how: Any) -> list[bool]:
-    """Which of the general questions are answered rightly; ``how`` is as for ``User.chat``."""
+    """Return the general questions with right answers. ``how`` is passed to ``User.chat``."""
     said = asked(user, [question for question, _ in GENERAL], _SHORT, **how)
     return [is_right(words, reply.text) for (_, words), reply in zip(GENERAL, said, strict=True)]
 
 
 def _edit(user: User, lessons: Sequence[tuple[str, str]], style: Style) -> None:
-    # Asked at once, but corrected in their order, since the newest are held back.
+    # Asked at once but corrected in order, since the newest are held out.
     replies = asked(user, [prompt for prompt, _ in lessons], _REPLY)
     for reply, (_, answer) in zip(replies, lessons, strict=True):
         user.feedback(reply, edit=style.apply(answer))

@@ -1,8 +1,7 @@
-"""The peer that runs in a process of its own: vLLM's OpenAI server, from the Python that ``PERSONALPEFT_BENCH_VLLM`` names
-(``make vllm-env`` makes one).
+"""vLLM's OpenAI server as a baseline, from the Python in ``PERSONALPEFT_BENCH_VLLM``.
 
-Invariant: the server ends with the ``with`` block, however that ends, by Ctrl-C or SIGTERM too; it listens on the loopback
-interface alone.
+``make vllm-env`` creates one. The server ends with the ``with`` block in any case, also by Ctrl-C
+or SIGTERM, and listens on the loopback interface only.
 """
 
 from __future__ import annotations
@@ -33,18 +32,22 @@ from personalpeft.errors import InvalidInput, MissingPackage, ServingFailed
 VARIABLE = "PERSONALPEFT_BENCH_VLLM"
 _START_SECONDS, _REPLY_SECONDS, _END_SECONDS = 600, 600, 15
 _WITHOUT = "Leave it out: --without-vllm."
-# Where a proxy is set for the outer world, the loopback interface must still be asked directly.
+# Where a proxy is configured, the loopback interface must be reached directly.
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server that answers, with adapters by name."""
+    """A running server with named adapters."""
 
     url: str
 
     def write(self, prompts: Sequence[Tokens], adapters: Sequence[str], count: int) -> int:
-        """Sends all prompts at once, each for its adapter; every reply has so many tokens, greedy. How many all have."""
+        """Send all prompts at once, each to its adapter, and return the total of tokens.
+
+        Each reply has ``count`` tokens.
+
+        """
 
         def one(prompt: Tokens, adapter: str) -> int:
             body = {
@@ -63,8 +66,10 @@ class Server:
     def stream(
         self, prompts: Sequence[Tokens], adapters: Sequence[str], count: int, end: Tokens
     ) -> int:
-        """As ``write``, but each reply is read token by token as it comes, and ends with ``end`` where the model says so: what a
-        client does that people wait for. How many tokens all have without that. Raises ``ServingFailed``.
+        """Stream the replies, each up to the base's ``end`` token, and return the total of tokens.
+
+        Raises:
+            ServingFailed: A reply failed.
         """
 
         async def one(client: httpx2.AsyncClient, prompt: Tokens, adapter: str) -> int:
@@ -99,17 +104,21 @@ class Server:
             raise ServingFailed(f"vLLM did not answer: {error}.", hint=_WITHOUT) from error
 
     def models(self) -> tuple[str, ...]:
-        """What it can be asked for: its base, and all adapters that it knows now."""
+        """Return the served models: the base and all loaded adapters."""
         with _DIRECT.open(f"{self.url}/v1/models", timeout=_REPLY_SECONDS) as answer:
             return tuple(each["id"] for each in json.load(answer)["data"])
 
 
 def python_with_vllm() -> Path | None:
-    """The Python that is named; None where none is. Raises ``InvalidInput`` where it is no file."""
+    """Return the named Python, or None.
+
+    Raises:
+        InvalidInput: It is no file.
+    """
     named = os.environ.get(VARIABLE)
     if not named:
         return None
-    # Not resolved: what makes it the Python of its environment is the folder that its link lies in.
+    # Not resolved: a virtual environment is found by the folder of its link.
     python = Path(named).expanduser().absolute()
     if not python.is_file():
         raise InvalidInput(
@@ -120,7 +129,7 @@ def python_with_vllm() -> Path | None:
 
 
 @contextmanager
-def served(
+def run_server(
     python: Path,
     base: Path,
     log: Path,
@@ -133,11 +142,16 @@ def served(
     options: Sequence[str] = (),
     port: int = 0,
     environment: Mapping[str, str] = MappingProxyType({}),
-    say: Callable[[str], None],
+    echo: Callable[[str], None],
 ) -> Iterator[Server]:
-    """Starts the server on a base's folder, which it calls "base", with these PEFT folders by their names and with room for so
-    many at once, and waits until it answers. Others can be loaded while it runs. Rows have up to ``longest`` tokens; what it says
-    goes to ``log``. For the main thread. Raises ``MissingPackage``, ``ServingFailed``.
+    """Run the server on a base's folder, as "base", with PEFT folders by name.
+
+    ``slots`` adapters fit at once; others can be loaded later. Rows have up to ``longest`` tokens.
+    Output goes to ``log``. Call it in the main thread.
+
+    Raises:
+        MissingPackage: The Python has no vLLM.
+        ServingFailed: The server does not start.
     """
     if subprocess.run([python, "-c", "import vllm"], capture_output=True, check=False).returncode:
         raise MissingPackage(
@@ -165,7 +179,7 @@ def served(
         ),
         *options,
     ]
-    # By default it leaves one processor idle, of two half the machine; what the caller has set wins.
+    # By default it leaves one processor idle, which is half the machine with two.
     roomy = {"VLLM_CPU_NUM_OF_RESERVED_CPU": "0", "VLLM_CPU_KVCACHE_SPACE": "2"}
     quiet = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
     quiet |= {"VLLM_CACHE_ROOT": str(log.parent / "vllm-cache")}
@@ -176,9 +190,10 @@ def served(
         **quiet,
         **environment,
     }
-    say("starting vLLM's server, about a minute")
-    with log.open("wb") as output, sigterm_unwinds():
-        # A session of its own, so that its workers can be ended with it, and Ctrl-C reaches us first.
+    echo("starting vLLM's server, about a minute")
+    with log.open("wb") as output, raise_on_sigterm():
+        # A session of its own, so that its workers end with it and Ctrl-C reaches this process
+        # first.
         process = subprocess.Popen(
             command,
             stdout=output,
@@ -191,19 +206,19 @@ def served(
             _wait_for(process, f"http://127.0.0.1:{port}", log)
             yield Server(f"http://127.0.0.1:{port}")
         finally:
-            ended(process)
+            end_session(process)
 
 
 def free_port() -> int:
-    """A port of the loopback interface that nobody listens on now."""
+    """Return a free port of the loopback interface."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])
 
 
 @contextmanager
-def sigterm_unwinds() -> Iterator[None]:
-    """Inside, SIGTERM (that of ``timeout``, for one) ends this program as an exception does, and not at once."""
+def raise_on_sigterm() -> Iterator[None]:
+    """Let SIGTERM raise an exception within the block, so that the block is unwound."""
     before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         yield
@@ -244,16 +259,14 @@ def _asked(url: str, body: dict[str, Any]) -> Any:
         raise ServingFailed(f"vLLM did not answer: {error}.", hint=_WITHOUT) from error
 
 
-def ended(process: subprocess.Popen[bytes]) -> None:
-    """Ends a process that began a session, and all that it started there. Its own end comes first, since it may have shared memory
-    to give back.
-    """
+def end_session(process: subprocess.Popen[bytes]) -> None:
+    """End a process and its session, itself first, since it may own shared memory."""
     try:
         with suppress(ProcessLookupError, subprocess.TimeoutExpired):
             os.killpg(process.pid, signal.SIGTERM)
             process.wait(_END_SECONDS)
     finally:
-        # Once more for those that did not listen, also where a second Ctrl-C cut the waiting short.
+        # Again for processes that ignored the first signal, also after a second Ctrl-C.
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()

@@ -1,8 +1,8 @@
-"""``bench wave``: very many users, one request each, all at once, each with an adapter of their own: many more than fit into
-slots and host memory together, so that nearly every request waits for its adapter to come from the disk.
+"""``bench wave``: one concurrent request each of very many users, each with an own adapter.
 
-The same number of requests of the same users is then answered with adapters that are in their slots already. Both come
-through the engine as one call; files lie in the system's page cache as far as that holds them.
+They exceed the slots and host memory, so nearly every request waits for its adapter from disk. The
+same number of requests is then answered with adapters that are in their slots. Both are one call of
+the engine; files are in the page cache as far as it holds them.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from benchmarks.figures import percentile, ratio, spread, taking_turns
-from benchmarks.load_users import crowd, name, question
+from benchmarks.figures import alternate, percentile, ratio, spread
+from benchmarks.load_users import load_users, name, question
 from personalpeft.engine.engine import Engine, Request
 from personalpeft.errors import InvalidInput
 from personalpeft.settings import Serving
@@ -23,9 +23,10 @@ _WARM_UP_USERS, _WARM_UP = 32, 4
 
 @dataclass(frozen=True, slots=True)
 class WaveBench:
-    """The object that ``--json`` prints: medians over the repetitions; ``spread`` has the least and the most. Nothing may fail:
-    an error ends the benchmark. ``host_fits`` is how many stacks host memory holds besides the slots; ``read_from_disk`` and
-    ``read_from_host`` how many loads a wave took.
+    """The object that ``--json`` prints: medians, with their least and most in ``spread``.
+
+    Any error ends the benchmark. ``host_fits`` is how many stacks host memory holds besides the
+    slots; ``read_from_disk`` and ``read_from_host`` count a wave's loads.
     """
 
     bench: str
@@ -46,8 +47,8 @@ class WaveBench:
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
-    """What one load gave: tokens a second over all, and for each request the seconds to its first token."""
+class LoadResult:
+    """One load: tokens a second over all, and each request's seconds to its first token."""
 
     rate: float
     first: tuple[float, ...]
@@ -60,11 +61,15 @@ def bench_wave(
     repetitions: int,
     tokens: int,
     serving: Serving = Serving(),
-    say: Callable[[str], None],
+    echo: Callable[[str], None],
 ) -> WaveBench:
-    """Builds the users and runs both loads in turns. Raises ``InvalidInput`` for fewer users than fit beside each other."""
+    """Build the users and run both loads alternately.
+
+    Raises:
+        InvalidInput: The users fit into memory.
+    """
     serving = replace(serving, max_queue=users)
-    with crowd(base_name, users, serving=serving, say=say) as people:
+    with load_users(base_name, users, serving=serving, echo=echo) as people:
         engine = people.engine
         stacks = [people.stack(number) for number in range(users)]
         fits = serving.host_bytes // people.stage(stacks[0]).nbytes
@@ -73,22 +78,22 @@ def bench_wave(
                 f"{users} users fit into {serving.slots} slots and host memory for {fits}.",
                 hint=f"Take more than {serving.slots + fits}.",
             )
-        waves: list[Answered] = []
+        waves: list[LoadResult] = []
 
         def wave(repetition: int) -> float:
-            waves.append(answered(engine, stacks, 2 * repetition, tokens))
+            waves.append(run_load(engine, stacks, 2 * repetition, tokens))
             return waves[-1].rate
 
         def resident(repetition: int) -> float:
             same = [stacks[number % serving.slots] for number in range(users)]
             for stack in stacks[: serving.slots]:
                 engine.preload(stack)
-            return answered(engine, same, 2 * repetition + 1, tokens).rate
+            return run_load(engine, same, 2 * repetition + 1, tokens).rate
 
-        say("warming up")
-        answered(engine, stacks[:_WARM_UP_USERS], 0, _WARM_UP)
+        echo("warming up")
+        run_load(engine, stacks[:_WARM_UP_USERS], 0, _WARM_UP)
         before = engine.metrics()
-        figures = taking_turns({"wave": wave, "resident": resident}, repetitions, say)
+        figures = alternate({"wave": wave, "resident": resident}, repetitions, echo)
         after = engine.metrics()
     rates, slower = spread(figures["wave"]), ratio(figures["wave"], figures["resident"])
     late = spread([percentile(each.first, 95) for each in waves])
@@ -120,8 +125,8 @@ def bench_wave(
     )
 
 
-def answered(engine: Engine, stacks: Sequence[Stack], repetition: int, tokens: int) -> Answered:
-    """One request of each user at once, each with the stack given for it; waits until all are answered."""
+def run_load(engine: Engine, stacks: Sequence[Stack], repetition: int, tokens: int) -> LoadResult:
+    """Answer one concurrent request of each user, each with its stack."""
     sampling = Sampling(max_tokens=tokens)
     requests = [
         Request(name(number), question(number, repetition), stack, sampling)
@@ -133,4 +138,4 @@ def answered(engine: Engine, stacks: Sequence[Stack], repetition: int, tokens: i
     for piece in engine.stream(requests):
         first.setdefault(piece.index, time.perf_counter() - began)
         count += len(piece.tokens)
-    return Answered(count / (time.perf_counter() - began), tuple(first.values()))
+    return LoadResult(count / (time.perf_counter() - began), tuple(first.values()))

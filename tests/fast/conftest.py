@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from runtime_makers import opened
+from runtime_makers import open_runtime
 
 from personalpeft import Runtime, User
 
@@ -18,7 +18,7 @@ def home(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def runtime(home: Path) -> Iterator[Runtime]:
-    with opened(home) as runtime:
+    with open_runtime(home) as runtime:
         yield runtime
 
 

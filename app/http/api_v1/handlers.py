@@ -1,40 +1,67 @@
-"""The handler of each operation, under the operation's name. It calls the library.
+"""The handlers of operations. They call the library.
 
+An operation without a function of its name here is one call of the library's method of that name.
 Path, query and body are validated. A handler with events yields them, and None as a sign of life.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeVar
 
+from personalpeft import Runtime
 from personalpeft.archive import ExportSummary, ImportSummary
 from personalpeft.chat.compare import LabeledComparison
-from personalpeft.chat.conversation import Conversation, ConversationSummary
 from personalpeft.chat.reply import Reply
-from personalpeft.errors import AdapterError, InvalidInput, PersonalFileError
+from personalpeft.erasure import ForgetReport, ForgetUserReport
+from personalpeft.errors import InvalidInput, NotFound, PersonalFileError
 from personalpeft.learning.activity_summary import ActivitySummary
-from personalpeft.learning.report import LearnReport
-from personalpeft.learning.status import SignalStatus
-from personalpeft.learning.training_status import TrainingStatus
-from personalpeft.learning.triggers import Pending
-from personalpeft.memory.types import Item
-from personalpeft.provenance import Provenance
-from personalpeft.store.types import GarbageReport, Problem, UserSummary
-from personalpeft.types import HeadMove, Json, Layer, Revision, Signal, Stack, Turn
-from personalpeft_app.http.api_v1 import job_handlers
+from personalpeft.learning.options import Condition
+from personalpeft.store.types import UserSummary
+from personalpeft.types import Layer, Progress, Revision, Signal
 from personalpeft_app.http.api_v1 import schemas as v
-from personalpeft_app.http.api_v1.jobs import Condition
-from personalpeft_app.http.api_v1.operations import OPERATIONS
-from personalpeft_app.http.api_v1.paging import by_id, newest_first, page, page_by_number
-from personalpeft_app.http.api_v1.request_context import RequestContext
+from personalpeft_app.http.api_v1.ephemeral_state import EphemeralState
+from personalpeft_app.http.api_v1.jobs import Jobs
+from personalpeft_app.http.api_v1.operations import OPERATIONS, Operation
+from personalpeft_app.http.concurrency import Quota
 from personalpeft_app.http.security import caller
 from personalpeft_app.peft_archive import unzip_adapter, zip_adapter
+
+T = TypeVar("T")
+
+# Seconds between signs of life in a stream: proxies and clients take a longer silence for the end,
+# and only writing shows that a reader is gone.
+HEARTBEAT_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class RequestContext:
+    """One authenticated, validated request.
+
+    ``user`` is None if the path names no user. ``is_disconnected`` returns whether the client is
+    gone.
+    """
+
+    runtime: Runtime
+    jobs: Jobs
+    ephemeral: EphemeralState
+    job_streams: Quota
+    user: Any
+    path: Mapping[str, str]
+    query: Any
+    body: Any
+    is_disconnected: Condition
+
+    @property
+    def owner(self) -> str | None:
+        """The id of the user in the path."""
+        return self.path.get("user")
 
 
 def whoami(call: RequestContext) -> v.TokenInfo:
@@ -47,17 +74,18 @@ def users(call: RequestContext) -> v.Page[UserSummary]:
     return v.Page(found, found[-1].id if len(found) == limit else None)
 
 
-def make_user(call: RequestContext) -> UserSummary:
-    return call.user.summary()
-
-
-def summary(call: RequestContext) -> UserSummary:
-    return call.user.summary()
+def forget_user(call: RequestContext) -> ForgetUserReport:
+    user, dry_run = call.user.id, call.query.dry_run
+    report = call.runtime.forget_user(user, dry_run=dry_run)
+    if not dry_run:
+        call.jobs.forget(user)
+        call.ephemeral.forget(user)
+    return report
 
 
 def chat(call: RequestContext) -> Reply:
     return call.user.chat(
-        call.body.prompt, cancelled=call.is_disconnected, **call.body.fields(without="prompt")
+        call.body.prompt, cancelled=call.is_disconnected, **call.body.as_arguments(without="prompt")
     )
 
 
@@ -65,7 +93,7 @@ def stream(call: RequestContext) -> Iterator[v.StreamStarted | v.StreamText | v.
     with call.ephemeral.stream(call.user.id) as (name, stop):
         cancelled = partial(_either, stop.is_set, call.is_disconnected)
         reply = call.user.stream(
-            call.body.prompt, cancelled=cancelled, **call.body.fields(without="prompt")
+            call.body.prompt, cancelled=cancelled, **call.body.as_arguments(without="prompt")
         )
         try:
             # An error before the first piece is a response with a status, so it comes first.
@@ -84,88 +112,47 @@ def stop(call: RequestContext) -> v.StreamStopped:
     return v.StreamStopped(call.ephemeral.stop(call.user.id, call.path["stream"]))
 
 
-def conversations(call: RequestContext) -> v.Page[ConversationSummary]:
-    return newest_first(call.user.conversations, call.query)
-
-
-def conversation(call: RequestContext) -> Conversation:
-    return call.user.conversation(call.path["conversation"])
-
-
-def turns(call: RequestContext) -> v.Page[Turn]:
-    return newest_first(call.user.turns, call.query)
-
-
-def turn(call: RequestContext) -> Turn:
-    return call.user.turn(call.path["turn"])
-
-
-def why(call: RequestContext) -> Provenance:
-    return call.user.why(call.path["turn"])
-
-
-def feedback(call: RequestContext) -> v.SignalCreated:
-    return v.SignalCreated(call.user.feedback(call.path["turn"], **call.body.fields()))
-
-
-def observe(call: RequestContext) -> v.SignalRecorded:
-    return v.SignalRecorded(call.user.observe(call.path["turn"], call.body.seen))
-
-
-def teach(call: RequestContext) -> v.SignalCreated:
-    return v.SignalCreated(call.user.teach(**call.body.fields()))
-
-
-def remember(call: RequestContext) -> v.SignalCreated:
-    return v.SignalCreated(call.user.remember(**call.body.fields()))
-
-
 def retract(call: RequestContext) -> tuple[Signal, ...]:
-    return call.user.retract(*call.body.signals)
+    return call.user.retract(*call.body.signals, training_only=call.body.training_only)
 
 
-def signals(call: RequestContext) -> v.Page[Signal]:
-    return page(call.user.signals(current=call.query.current), call.query, by_id)
+def forget(call: RequestContext) -> v.Job:
+    user, body = call.user, call.body
+
+    def work(progress: Progress, cancelled: Condition) -> ForgetReport:
+        report = user.forget(**body.as_arguments(), progress=progress, cancelled=cancelled)
+        if not body.dry_run:
+            # Jobs and comparisons of this server may hold the forgotten text too.
+            call.jobs.forget(user.id)
+            call.ephemeral.forget(user.id)
+        return report
+
+    return call.jobs.begin(user.id, "forget", work)
 
 
-def lessons(call: RequestContext) -> v.Page[SignalStatus]:
-    found = call.user.lessons(current=call.query.current)
-    return page(found, call.query, lambda status: status.signal.id)
+def jobs(call: RequestContext) -> v.Page[v.Job]:
+    return _page(call.jobs.of(call.owner), call.query, _id)
 
 
-def items(call: RequestContext) -> v.Page[Item]:
-    return page(call.user.items(), call.query, by_id)
+def job(call: RequestContext) -> v.Job:
+    return call.jobs.get(call.owner, call.path["job"])
 
 
-def edit_item(call: RequestContext) -> Item:
-    return call.user.edit_item(call.path["item"], **call.body.fields())
+def follow(call: RequestContext) -> Iterator[v.Job | None]:
+    with call.job_streams.hold(caller().token):
+        yield from call.jobs.watch(call.owner, call.path["job"], HEARTBEAT_SECONDS)
 
 
-def remove_item(call: RequestContext) -> None:
-    call.user.remove_item(call.path["item"])
+def cancel(call: RequestContext) -> v.Job:
+    return call.jobs.cancel(call.owner, call.path["job"])
 
 
-def pending(call: RequestContext) -> Pending:
-    return call.user.pending()
+def set_training(call: RequestContext) -> UserSummary:
+    call.user.set_training(call.body.allowed)
+    return call.user.summary()
 
 
-def learning(call: RequestContext) -> TrainingStatus | None:
-    return call.user.training_status()
-
-
-def review(call: RequestContext) -> tuple[LearnReport, ...]:
-    return call.user.review()
-
-
-def stack(call: RequestContext) -> Stack:
-    return call.user.stack()
-
-
-def layers(call: RequestContext) -> v.Page[Layer]:
-    return page(call.user.layers(), call.query, lambda layer: layer.name)
-
-
-def weigh(call: RequestContext) -> Layer:
+def set_weight(call: RequestContext) -> Layer:
     call.user.set_weight(call.path["layer"], call.body.weight)
     return _layer(call)
 
@@ -175,23 +162,7 @@ def scope(call: RequestContext) -> Layer:
     return _layer(call)
 
 
-def rollback(call: RequestContext) -> HeadMove:
-    return call.user.rollback(call.path["layer"], call.body.to)
-
-
-def revisions(call: RequestContext) -> v.Page[Revision]:
-    return page(call.user.revisions(call.query.layer), call.query, by_id)
-
-
-def history(call: RequestContext) -> v.Page[HeadMove]:
-    return page_by_number(call.user.history(call.query.layer), call.query)
-
-
-def reports(call: RequestContext) -> v.Page[Json]:
-    return page_by_number(call.user.reports(), call.query)
-
-
-def digest(call: RequestContext) -> ActivitySummary:
+def activity_summary(call: RequestContext) -> ActivitySummary:
     since, seconds = call.query.since, call.query.seconds
     if since is not None and seconds is not None:
         raise InvalidInput("since and seconds exclude each other.", hint="Give one of them.")
@@ -200,7 +171,7 @@ def digest(call: RequestContext) -> ActivitySummary:
 
 
 def compare(call: RequestContext) -> v.BlindComparison:
-    found = call.user.compare(**call.body.fields(), cancelled=call.is_disconnected)
+    found = call.user.compare(**call.body.as_arguments(), cancelled=call.is_disconnected)
     answers = tuple(
         v.BlindAnswer(number, each.name, each.text) for number, each in enumerate(found.answers, 1)
     )
@@ -258,30 +229,87 @@ def export_gguf(call: RequestContext) -> Iterator[v.PackedFile]:
 
 
 def import_gguf(call: RequestContext) -> Revision:
-    try:
-        return call.user.import_gguf(call.body, layer=call.query.layer)
-    except AdapterError as error:
-        raise AdapterError(
-            error.message.replace(str(call.body), "The file"), hint=error.hint
-        ) from error
+    return call.user.import_gguf(call.body, layer=call.query.layer)
 
 
-def served(call: RequestContext) -> bytes:
-    return call.runtime.read_published_file(call.path["digest"], call.path["file"])
+def _of_library(operation: Operation) -> Callable[[RequestContext], Any]:
+    """Return the handler of an operation that is one call of the library."""
+    name = "summary" if operation.name == "make_user" else operation.name
+    names = [each for each in operation.parameters if each != "user"]
+
+    def handle(call: RequestContext) -> Any:
+        owner = call.user if "user" in operation.parameters else call.runtime
+        method = partial(getattr(owner, name), *(call.path[each] for each in names))
+        if operation.paged:
+            return _read_page(operation, method, call.query)
+        options = (call.query if call.body is None else call.body).as_arguments()
+        if operation.answer is v.Job:
+            work = partial(_work, method, options)
+            return call.jobs.begin(call.owner, operation.name, work, users=options.get("users", ()))
+        result = method(**options)
+        is_signal = operation.answer in (v.SignalCreated, v.SignalRecorded)
+        return operation.answer(result) if is_signal else result
+
+    return handle
 
 
-def verify(call: RequestContext) -> tuple[Problem, ...]:
-    return call.runtime.verify()
+def _work(
+    method: Callable[..., T], options: Mapping[str, Any], progress: Progress, cancelled: Condition
+) -> T:
+    return method(**options, progress=progress, cancelled=cancelled)
 
 
-def collect(call: RequestContext) -> GarbageReport:
-    return call.runtime.collect_garbage(dry_run=call.query.dry_run)
+def _read_page(operation: Operation, read: Callable[..., Sequence[Any]], query: Any) -> v.Page[Any]:
+    if operation.name in ("conversations", "turns"):
+        return _newest_first(read, query)
+    options = query.as_arguments()
+    found = read(**{name: options[name] for name in options if name not in ("after", "limit")})
+    if operation.name in ("history", "reports"):
+        return _page_by_number(found, query)
+    return _page(found, query, _KEYS.get(operation.name, _id))
 
 
-_BY_NAME = {**globals(), **vars(job_handlers)}
-HANDLERS: Mapping[str, Callable[[RequestContext], Any]] = {
-    each.name: _BY_NAME[each.name] for each in OPERATIONS
-}
+def _id(value: Any) -> str:
+    return str(value.id)
+
+
+def _newest_first(read: Callable[..., Sequence[T]], query: Any) -> v.Page[T]:
+    """Return a page of what the library itself reads in pages, newest first."""
+    # One more than the limit tells whether there is another page.
+    found = tuple(read(query.limit + 1, before=query.after))
+    part = found[: query.limit]
+    return v.Page(part, _id(part[-1]) if len(found) > len(part) else None)
+
+
+def _page(found: Sequence[T], query: Any, key: Callable[[T], str]) -> v.Page[T]:
+    """Return the page of a whole list that follows the value with the key ``query.after``.
+
+    Raises ``NotFound`` if that value is gone.
+    """
+    begin = 0
+    if query.after is not None:
+        begin = next(
+            (number for number, each in enumerate(found, 1) if key(each) == query.after), 0
+        )
+        if not begin:
+            raise NotFound(
+                "There is nothing of the id that after names.",
+                hint="Begin again with the first page.",
+            )
+    part = tuple(found[begin : begin + query.limit])
+    return v.Page(part, key(part[-1]) if begin + len(part) < len(found) else None)
+
+
+def _page_by_number(found: Sequence[T], query: Any) -> v.Page[T]:
+    """Return a page of a list that only grows. ``query.after`` counts the values before it."""
+    if query.after is not None and not (query.after.isdecimal() and query.after.isascii()):
+        raise InvalidInput(
+            "after is not the next of a page.", hint="Begin again with the first page."
+        )
+    begin = int(query.after or 0)
+    part = tuple(found[begin : begin + query.limit])
+    ends = begin + len(part)
+    return v.Page(part, str(ends) if ends < len(found) else None)
 
 
 def _either(one: Condition, other: Condition) -> bool:
@@ -290,3 +318,17 @@ def _either(one: Condition, other: Condition) -> bool:
 
 def _layer(call: RequestContext) -> Layer:
     return next(layer for layer in call.user.layers() if layer.name == call.path["layer"])
+
+
+# What the ``after`` of a page names, where it is not an id.
+_KEYS: Mapping[str, Callable[[Any], str]] = {
+    "signal_statuses": lambda status: status.signal.id,
+    "layers": lambda layer: layer.name,
+}
+_FUNCTIONS: Mapping[str, Callable[[RequestContext], Any]] = {
+    **{name: value for name, value in globals().items() if not name.startswith("_")},
+    **{"every_job": jobs, "any_job": job, "follow_any": follow, "cancel_any": cancel},
+}
+HANDLERS: Mapping[str, Callable[[RequestContext], Any]] = {
+    each.name: _FUNCTIONS.get(each.name) or _of_library(each) for each in OPERATIONS
+}

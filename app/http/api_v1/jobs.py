@@ -12,7 +12,6 @@ continues from its last step when it is started again.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -20,21 +19,18 @@ from typing import Any, Literal, TypeAlias
 
 from personalpeft.clock import Clock
 from personalpeft.erasure import ForgetReport
-from personalpeft.errors import Busy, Cancelled, NotFound, PersonalPeftError, format_origin
+from personalpeft.errors import Busy, Cancelled, NotFound
 from personalpeft.ids import new_id
+from personalpeft.learning.options import Condition
 from personalpeft.learning.report import LearnReport
+from personalpeft.types import Progress
 from personalpeft_app.http.api_v1.schemas import ErrorDetails, Job, JobKind
-from personalpeft_app.http.error_responses import bug_message
 
 MOST_KEPT = 256
 MOST_RUNNING = 8
 
-Progress: TypeAlias = Callable[[str, float], None]
-Condition: TypeAlias = Callable[[], bool]
 JobResult: TypeAlias = LearnReport | ForgetReport | tuple[LearnReport, ...]
 Work: TypeAlias = Callable[[Progress, Condition], JobResult]
-
-_log = logging.getLogger("personalpeft.http")
 
 
 @dataclass(slots=True)
@@ -47,7 +43,7 @@ class _Entry:
 class Jobs:
     """The jobs of one server."""
 
-    def __init__(self, clock: Clock, describe: Callable[[PersonalPeftError], ErrorDetails]) -> None:
+    def __init__(self, clock: Clock, describe: Callable[[Exception], ErrorDetails]) -> None:
         """``describe`` returns what a client may know of an error."""
         self._clock = clock
         self._describe = describe
@@ -107,14 +103,14 @@ class Jobs:
                 self._change(entry, replace(entry.job, state="stopping"))
             return entry.job
 
-    def watch(self, user: str | None, job_id: str, patience: float) -> Iterator[Job | None]:
-        """Yield the job now and after changes until it ends, and None after ``patience`` seconds.
+    def watch(self, user: str | None, job_id: str, heartbeat: float) -> Iterator[Job | None]:
+        """Yield the job now and after changes until it ends, and None after ``heartbeat`` seconds.
 
         A slow reader misses states in between, never the end. Raises ``NotFound``.
         """
         with self._changed:
             entry = self._entry(user, job_id)
-        return self._watched(entry, patience)
+        return self._watched(entry, heartbeat)
 
     def forget(self, user: str) -> None:
         """Drop the ended jobs of a user: their reports quote feedback."""
@@ -125,28 +121,28 @@ class Jobs:
                 if not entry.job.over or user not in (entry.job.user, *entry.job.users)
             }
 
-    def close(self, patience: float = 30.0) -> None:
-        """Stop all jobs, and wait for them for ``patience`` seconds."""
+    def close(self, timeout: float = 30.0) -> None:
+        """Stop all jobs, and wait for them for ``timeout`` seconds."""
         with self._changed:
             self._closed = True
             entries = [entry for entry in self._entries.values() if not entry.job.over]
             for entry in entries:
                 entry.stop.set()
-        ends = self._clock.timer() + patience
+        ends = self._clock.timer() + timeout
         for entry in entries:
             if entry.thread is not None:
                 entry.thread.join(max(0.0, ends - self._clock.timer()))
 
-    def _watched(self, entry: _Entry, patience: float) -> Iterator[Job | None]:
+    def _watched(self, entry: _Entry, heartbeat: float) -> Iterator[Job | None]:
         seen: Job | None = None
         while seen is None or not seen.over:
-            before, seen = seen, self._after(entry, seen, patience)
+            before, seen = seen, self._after(entry, seen, heartbeat)
             yield None if seen is before else seen
 
-    def _after(self, entry: _Entry, seen: Job | None, patience: float) -> Job:
-        """Return the job when it has changed, or after ``patience`` seconds."""
+    def _after(self, entry: _Entry, seen: Job | None, heartbeat: float) -> Job:
+        """Return the job when it has changed, or after ``heartbeat`` seconds."""
         with self._changed:
-            self._changed.wait_for(lambda: entry.job is not seen, timeout=patience)
+            self._changed.wait_for(lambda: entry.job is not seen, timeout=heartbeat)
             return entry.job
 
     def _run(self, entry: _Entry, work: Work) -> None:
@@ -167,12 +163,9 @@ class Jobs:
                 each.error == Cancelled.__name__ for each in result
             ):
                 state = "cancelled"
-        except PersonalPeftError as reason:
+        except Exception as reason:  # noqa: BLE001 - readers must see the end of the job.
             error = self._describe(reason)
             state = "cancelled" if isinstance(reason, Cancelled) else "failed"
-        except Exception as bug:  # noqa: BLE001 - readers must see the end of the job.
-            _log.error("a job failed: %s", format_origin(bug))
-            error, state = bug_fault(bug), "failed"
         with self._changed:
             over = replace(
                 entry.job,
@@ -204,11 +197,6 @@ class Jobs:
 
     def _id(self) -> str:
         return new_id("j", self._clock.now(), self._clock.entropy)
-
-
-def bug_fault(bug: Exception) -> ErrorDetails:
-    """Return what a client may know of a bug."""
-    return ErrorDetails("Bug", bug_message(bug))
 
 
 def _result_fields(result: JobResult | None) -> dict[str, Any]:

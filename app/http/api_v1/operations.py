@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from personalpeft.archive import ImportSummary
 from personalpeft.chat.compare import LabeledComparison
 from personalpeft.chat.conversation import Conversation, ConversationSummary
 from personalpeft.chat.reply import Reply
+from personalpeft.erasure import ForgetUserReport
 from personalpeft.errors import (
     AdapterError,
     BaseMismatch,
@@ -35,14 +36,13 @@ from personalpeft.errors import (
 )
 from personalpeft.learning.activity_summary import ActivitySummary
 from personalpeft.learning.report import LearnReport
-from personalpeft.learning.status import SignalStatus
-from personalpeft.learning.training_status import TrainingStatus
-from personalpeft.learning.triggers import Pending
+from personalpeft.learning.status import Pending, SignalStatus, TrainingStatus
 from personalpeft.memory.types import Item
 from personalpeft.provenance import Provenance
 from personalpeft.store.types import GarbageReport, Problem, UserSummary
 from personalpeft.types import HeadMove, Json, Layer, Revision, Signal, Stack, Turn
 from personalpeft_app.http.api_v1 import schemas as v
+from personalpeft_app.http.api_v1.serialization import Request
 
 PREFIX = "/api/v1"
 
@@ -75,7 +75,7 @@ class Operation:
     """One line of the table.
 
     Attributes:
-        name: The handler and the operationId.
+        name: That of the library's method, of the handler and the operationId.
         answer: The type of the answer: None for none, bytes for a file that never changes.
         paged: Whether it answers a page of ``answer``.
         events: The type of each server-sent event by name, in place of one answer.
@@ -93,8 +93,8 @@ class Operation:
     section: str
     text: str
     answer: Any = None
-    body: type | None = None
-    query: type = v.Empty
+    body: type[Request] | None = None
+    query: type[Request] = v.Empty
     status: int = 200
     paged: bool = False
     events: Mapping[str, type] = field(default_factory=dict)
@@ -119,9 +119,8 @@ class Operation:
     @property
     def needs_body(self) -> bool:
         """Whether its body has a field without a default."""
-        needed = (MISSING, MISSING)
         return self.body is not None and any(
-            (each.default, each.default_factory) == needed for each in fields(self.body)
+            each.is_required() for each in self.body.model_fields.values()
         )
 
 
@@ -144,6 +143,16 @@ MAKE_USER = Operation(
 SUMMARY = Operation(
     "summary", "GET", _USER, "Users", "When a user was created, and how much is recorded.",
     UserSummary,
+)  # fmt: skip
+SET_TRAINING = Operation(
+    "set_training", "PUT", f"{_USER}/training", "Users",
+    "Set whether layers may be trained on the user's feedback from now on.",
+    UserSummary, v.TrainingBody, makes_user=True,
+)  # fmt: skip
+FORGET_USER = Operation(
+    "forget_user", "DELETE", _USER, "Users",
+    "Erase a user for good: ledger, layers, published copies and tokens.",
+    ForgetUserReport, query=v.DryRunQuery,
 )  # fmt: skip
 
 CHAT = Operation(
@@ -213,15 +222,16 @@ REMEMBER = Operation(
 )  # fmt: skip
 RETRACT = Operation(
     "retract", "POST", f"{_USER}/retractions", "Feedback",
-    "Retract signals, all of them or none. Returns them; the ledger still holds them.",
+    "Retract signals, or only their training, all of them or none. Returns them; the ledger "
+    "still holds them.",
     tuple[Signal, ...], v.RetractBody, status=201,
 )  # fmt: skip
 SIGNALS = Operation(
     "signals", "GET", f"{_USER}/signals", "Feedback", "The signals, oldest first.",
     Signal, query=v.CurrentQuery, paged=True,
 )  # fmt: skip
-LESSONS = Operation(
-    "lessons", "GET", f"{_USER}/lessons", "Feedback",
+SIGNAL_STATUSES = Operation(
+    "signal_statuses", "GET", f"{_USER}/lessons", "Feedback",
     "The use of each signal and why, oldest first.", SignalStatus, query=v.CurrentQuery, paged=True,
 )  # fmt: skip
 ITEMS = Operation(
@@ -232,8 +242,8 @@ EDIT_ITEM = Operation(
     "edit_item", "PUT", f"{_USER}/items/{{item}}", "Feedback",
     "Replace a rule or fact. Returns the new one.", Item, v.EditItemBody,
 )  # fmt: skip
-REMOVE_ITEM = Operation(
-    "remove_item", "DELETE", f"{_USER}/items/{{item}}", "Feedback",
+RETRACT_ITEM = Operation(
+    "retract_item", "DELETE", f"{_USER}/items/{{item}}", "Feedback",
     "Remove a rule or fact from prompts.", status=204,
 )  # fmt: skip
 
@@ -252,7 +262,7 @@ PRACTICE = Operation(
 )  # fmt: skip
 FORGET = Operation(
     "forget", "POST", f"{_USER}/forgets", "Learn",
-    "Start to destroy an item and everything derived from it, for good. Then layers that lost "
+    "Start to erase an item and everything derived from it, for good. Then layers that lost "
     "their revision are rebuilt.", v.Job, v.ForgetBody, status=202,
 )  # fmt: skip
 JOBS = Operation(
@@ -290,8 +300,8 @@ CANCEL_ANY = Operation(
 PENDING = Operation(
     "pending", "GET", f"{_USER}/pending", "Learn", "What the next learn would train on.", Pending,
 )  # fmt: skip
-LEARNING = Operation(
-    "learning", "GET", f"{_USER}/learning", "Learn",
+TRAINING_STATUS = Operation(
+    "training_status", "GET", f"{_USER}/learning", "Learn",
     "The training that runs now, by any program on the home: its layer and steps, or null.",
     TrainingStatus | None,
 )  # fmt: skip
@@ -310,8 +320,9 @@ LAYERS = Operation(
     "Every layer with its head, weight and scope, lowest first.",
     Layer, query=v.PageQuery, paged=True,
 )  # fmt: skip
-WEIGH = Operation(
-    "weigh", "PUT", f"{_LAYER}/weight", "Stack", "Set the weight of a layer.", Layer, v.WeightBody,
+SET_WEIGHT = Operation(
+    "set_weight", "PUT", f"{_LAYER}/weight", "Stack", "Set the weight of a layer.",
+    Layer, v.WeightBody,
 )  # fmt: skip
 SCOPE = Operation(
     "scope", "PUT", f"{_LAYER}/scope", "Stack", "Set when a layer is active.", Layer, v.ScopeBody,
@@ -333,8 +344,8 @@ REPORTS = Operation(
     "reports", "GET", f"{_USER}/reports", "Stack", "The recorded reports of learns, oldest first.",
     Json, query=v.PageQuery, paged=True,
 )  # fmt: skip
-DIGEST = Operation(
-    "digest", "GET", f"{_USER}/digest", "Stack",
+ACTIVITY_SUMMARY = Operation(
+    "activity_summary", "GET", f"{_USER}/digest", "Stack",
     "The activity in a period: signals, learns, moves, live revisions.",
     ActivitySummary, query=v.DigestQuery,
 )  # fmt: skip
@@ -355,7 +366,7 @@ EXPORT = Operation(
     "Export a user to one .personal file, not encrypted. The header X-Personalpeft-Exported "
     "holds a summary in JSON.", query=v.ExportQuery, download=True,
 )  # fmt: skip
-IMPORT = Operation(
+IMPORT_USER = Operation(
     "import_user", "POST", "/import", "Import and export",
     "Import the user of a .personal file. The user must be new. Digests and adapters are "
     "checked first.", ImportSummary, query=v.ImportQuery, status=201, upload=True, admin=True,
@@ -388,8 +399,8 @@ IMPORT_GGUF = Operation(
     file="a GGUF LoRA", errors=(*ANY, AdapterError, BaseMismatch, WeightsError, MissingPackage),
 )  # fmt: skip
 
-SERVED = Operation(
-    "served", "GET", "/served/{digest}/{file}", "Import and export",
+READ_PUBLISHED_FILE = Operation(
+    "read_published_file", "GET", "/served/{digest}/{file}", "Import and export",
     "A file of a live or published stack, for vLLM servers elsewhere, which name it "
     "`personalpeft:<digest>` (plugins/vllm_resolver).", bytes, admin=True, workers=True,
 )  # fmt: skip
@@ -399,10 +410,10 @@ VERIFY = Operation(
     "Recompute every digest in the home and report the problems. Changes nothing; can take "
     "minutes.", tuple[Problem, ...], admin=True,
 )  # fmt: skip
-COLLECT = Operation(
-    "collect", "POST", "/collect", "Maintenance",
+COLLECT_GARBAGE = Operation(
+    "collect_garbage", "POST", "/collect", "Maintenance",
     "Delete unreferenced files. Other programs may use the home meanwhile.",
-    GarbageReport, query=v.CollectQuery, admin=True,
+    GarbageReport, query=v.DryRunQuery, admin=True,
 )  # fmt: skip
 
 OPERATIONS: tuple[Operation, ...] = tuple(

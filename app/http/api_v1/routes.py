@@ -22,14 +22,14 @@ from werkzeug.exceptions import UnsupportedMediaType
 from personalpeft import Runtime
 from personalpeft.archive import ExportSummary
 from personalpeft.clock import SYSTEM, Clock
-from personalpeft.errors import InvalidInput, PersonalPeftError, format_origin, get_error_type
+from personalpeft.errors import InvalidInput
 from personalpeft.formatting import to_json
 from personalpeft.learning.options import not_cancelled
-from personalpeft_app.http import error_responses, security, validation
+from personalpeft_app.http import security, validation
 from personalpeft_app.http.api_v1 import schemas as v
 from personalpeft_app.http.api_v1.ephemeral_state import EphemeralState
-from personalpeft_app.http.api_v1.handlers import HANDLERS
-from personalpeft_app.http.api_v1.jobs import Jobs, bug_fault
+from personalpeft_app.http.api_v1.handlers import HANDLERS, RequestContext
+from personalpeft_app.http.api_v1.jobs import Jobs
 from personalpeft_app.http.api_v1.openapi import document
 from personalpeft_app.http.api_v1.operations import (
     OPERATIONS,
@@ -38,21 +38,21 @@ from personalpeft_app.http.api_v1.operations import (
     PREFIX,
     Operation,
 )
-from personalpeft_app.http.api_v1.request_context import RequestContext
 from personalpeft_app.http.api_v1.serialization import from_json, from_query
-from personalpeft_app.http.concurrency import stream_limiter_of
+from personalpeft_app.http.concurrency import stream_quota_of
+from personalpeft_app.http.error_responses import describe_error
 
 
 class ApiV1:
-    """The API over an open runtime: ``blueprint`` is for ``make_app``. Close it before the runtime."""
+    """The API over an open runtime, as a ``blueprint`` of ``make_app``. Close it before that."""
 
     def __init__(self, runtime: Runtime, *, clock: Clock = SYSTEM) -> None:
         self._runtime = runtime
-        self._hidden = (str(runtime.settings.home), str(runtime.settings.cache))
-        self.jobs = Jobs(clock, self._fault)
+        self._folders = (runtime.settings.home, runtime.settings.cache)
+        self.jobs = Jobs(clock, self._describe)
         self._ephemeral = EphemeralState(clock)
-        self._job_streams = stream_limiter_of(runtime)
-        self.blueprint = Blueprint("own", __name__, url_prefix=PREFIX)
+        self._job_streams = stream_quota_of(runtime)
+        self.blueprint = Blueprint("api_v1", __name__, url_prefix=PREFIX)
         for operation in OPERATIONS:
             self.blueprint.add_url_rule(
                 re.sub(r"{(\w+)}", r"<\1>", operation.path),
@@ -80,12 +80,8 @@ class ApiV1:
                 name: from_json(PARAMETERS[name][0], value, name) for name, value in path.items()
             }
             query = _query(operation)
-            if operation.upload:
-                with _uploaded(operation) as file:
-                    result = HANDLERS[operation.name](self._call(operation, checked, query, file))
-                return _json(result, operation.status)
-            call = self._call(operation, checked, query, _body(operation))
-            result = HANDLERS[operation.name](call)
+            with _body(operation) as body:
+                result = HANDLERS[operation.name](self._call(operation, checked, query, body))
             if operation.events:
                 return self._events(operation, result)
             if operation.download:
@@ -107,23 +103,18 @@ class ApiV1:
     def _call(
         self, operation: Operation, path: Mapping[str, str], query: Any, body: Any
     ) -> RequestContext:
-        user = (
-            self._runtime.user(path["user"], create=operation.makes_user)
-            if "user" in path
-            else None
-        )
-        # A test client has no connection to lose.
-        is_disconnected = request.environ.get("waitress.client_disconnected", not_cancelled)
+        name = path.get("user")
         return RequestContext(
             self._runtime,
             self.jobs,
             self._ephemeral,
             self._job_streams,
-            user,
+            None if name is None else self._runtime.user(name, create=operation.makes_user),
             path,
             query,
             body,
-            is_disconnected,
+            # A test client has no connection to lose.
+            request.environ.get("waitress.client_disconnected", not_cancelled),
         )
 
     def _events(self, operation: Operation, values: Generator[Any, None, None]) -> Response:
@@ -135,11 +126,8 @@ class ApiV1:
             try:
                 for value in chain([first], values):
                     yield ": still here\n\n" if value is None else _event(names[type(value)], value)
-            except PersonalPeftError as error:
-                yield _event("error", v.ErrorResponse(self._fault(error)))
-            except Exception as bug:  # noqa: BLE001 - the status is sent already
-                error_responses.log.error("a bug in a stream: %s", format_origin(bug))
-                yield _event("error", v.ErrorResponse(bug_fault(bug)))
+            except Exception as error:  # noqa: BLE001 - the status is sent already
+                yield _event("error", v.ErrorResponse(self._describe(error)))
 
         response = Response(
             written(), mimetype="text/event-stream", headers={"X-Accel-Buffering": "no"}
@@ -148,9 +136,8 @@ class ApiV1:
         response.call_on_close(values.close)
         return response
 
-    def _fault(self, error: PersonalPeftError) -> v.ErrorDetails:
-        _, message, hint = error_responses.describe_error(error, self._hidden)
-        return v.ErrorDetails(get_error_type(error).__name__, message, hint)
+    def _describe(self, error: Exception) -> v.ErrorDetails:
+        return describe_error(error, self._folders, "a job or stream")[1]
 
 
 def _openapi() -> Response:
@@ -160,16 +147,22 @@ def _openapi() -> Response:
 
 
 @contextmanager
-def _uploaded(operation: Operation) -> Generator[Path, None, None]:
-    """Yield the body of this request as a temporary file."""
-    if request.mimetype != PERSONAL:
-        raise UnsupportedMediaType(f"Send {operation.file}, with Content-Type: {PERSONAL}.")
-    request.max_content_length = validation.LARGEST_FILE
-    with TemporaryDirectory(prefix="personal-") as folder:
-        path = Path(folder) / "sent.personal"
-        with path.open("wb") as file:
-            shutil.copyfileobj(request.stream, file)
-        yield path
+def _body(operation: Operation) -> Generator[Any, None, None]:
+    """Yield the body of this request: a value, a temporary file, or None without one."""
+    if operation.upload:
+        if request.mimetype != PERSONAL:
+            raise UnsupportedMediaType(f"Send {operation.file}, with Content-Type: {PERSONAL}.")
+        request.max_content_length = validation.LARGEST_FILE
+        with TemporaryDirectory(prefix="personal-") as folder:
+            path = Path(folder) / "sent.personal"
+            with path.open("wb") as file:
+                shutil.copyfileobj(request.stream, file)
+            yield path
+    elif operation.body is not None:
+        is_given = operation.needs_body or request.get_data()
+        yield from_json(operation.body, validation.read_object() if is_given else {})
+    else:
+        yield None
 
 
 def _file(exporting: AbstractContextManager[ExportSummary | v.PackedFile]) -> Response:
@@ -188,13 +181,6 @@ def _immutable(data: bytes) -> Response:
     return Response(
         data, mimetype=PERSONAL, headers={"Cache-Control": "private, max-age=31536000, immutable"}
     )
-
-
-def _body(operation: Operation) -> Any:
-    if operation.body is None:
-        return None
-    is_given = operation.needs_body or request.get_data()
-    return from_json(operation.body, validation.read_object() if is_given else {})
 
 
 def _query(operation: Operation) -> Any:

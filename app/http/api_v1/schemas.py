@@ -5,7 +5,7 @@ The library's method of the same name documents what each field means.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, TypeAlias, TypeVar
@@ -13,7 +13,9 @@ from typing import Annotated, Any, Generic, Literal, TypeAlias, TypeVar
 from annotated_types import Ge, Gt, Le, Len
 from pydantic import (
     AfterValidator,
+    AliasChoices,
     BeforeValidator,
+    Field,
     StringConstraints,
     ValidationError,
     ValidatorFunctionWrapHandler,
@@ -91,6 +93,10 @@ ShortText: TypeAlias = Annotated[PlainText, Len(1, MAX_ITEM_LENGTH)]
 Prompt: TypeAlias = LongText | Annotated[tuple[Message, ...], Len(1, 1000)]
 Seconds: TypeAlias = Annotated[float, Gt(0), Le(1e9)]
 Megabytes: TypeAlias = Annotated[float, Gt(0), Le(1e9)]
+# ``memory`` is the old name, for one release.
+MemoryBudget: TypeAlias = Annotated[
+    Megabytes | None, Field(validation_alias=AliasChoices("max_memory_mb", "memory"))
+]
 Count: TypeAlias = Annotated[int, Ge(1), Le(1_000_000), _WHOLE]
 JobKind: TypeAlias = Literal["learn", "learn_many", "practice", "forget"]
 PageSize: TypeAlias = Annotated[int, Ge(1), Le(1000), _WHOLE]
@@ -99,7 +105,6 @@ PageSize: TypeAlias = Annotated[int, Ge(1), Le(1000), _WHOLE]
 # Bodies
 
 
-@dataclass(frozen=True, slots=True)
 class ChatBody(Request):
     """A prompt and how to answer it; see ``User.chat``."""
 
@@ -123,9 +128,8 @@ class ChatBody(Request):
     timeout: Annotated[float, Ge(0.1), Le(1e9)] | None = None
 
 
-@dataclass(frozen=True, slots=True)
 class FeedbackBody(Request):
-    """Feedback on a reply: exactly one field beside the source; see ``User.feedback``."""
+    """Feedback on a reply: exactly one field beside source and train; see ``User.feedback``."""
 
     rating: Annotated[Literal[1, -1], _WHOLE] | None = None
     edit: LongText | None = None
@@ -133,16 +137,16 @@ class FeedbackBody(Request):
     comment: ShortText | None = None
     reward: Annotated[float, Ge(-1), Le(1)] | None = None
     source: SourceName = "person"
+    train: bool | None = None
 
 
-@dataclass(frozen=True, slots=True)
 class ObserveBody(Request):
     """Implicit feedback; see ``User.observe``."""
 
     seen: Literal["copied", "regenerated", "contradicted", "thanked"]
+    train: bool | None = None
 
 
-@dataclass(frozen=True, slots=True)
 class TeachBody(Request):
     """A prompt and the wanted answer; see ``User.teach``."""
 
@@ -150,9 +154,9 @@ class TeachBody(Request):
     answer: LongText
     skill: SkillName | None = None
     source: SourceName = "person"
+    train: bool | None = None
 
 
-@dataclass(frozen=True, slots=True)
 class RememberBody(Request):
     """A fact and the questions that it answers; see ``User.remember``."""
 
@@ -160,16 +164,16 @@ class RememberBody(Request):
     questions: Annotated[tuple[ShortText, ...], Len(0, 100)] = ()
     answer: ShortText | None = None
     source: SourceName = "person"
+    train: bool | None = None
 
 
-@dataclass(frozen=True, slots=True)
 class RetractBody(Request):
     """The ids of signals to retract, or unique prefixes; see ``User.retract``."""
 
     signals: Annotated[tuple[ItemId, ...], Len(1, 1000)]
+    training_only: bool = False
 
 
-@dataclass(frozen=True, slots=True)
 class EditItemBody(Request):
     """The new text of a rule or fact; see ``User.edit_item``."""
 
@@ -178,7 +182,6 @@ class EditItemBody(Request):
     answer: ShortText | None = None
 
 
-@dataclass(frozen=True, slots=True)
 class LearnBody(Request):
     """What to learn, and the budget; see ``User.learn``."""
 
@@ -186,19 +189,17 @@ class LearnBody(Request):
     start: Start = "auto"
     seconds: Seconds | None = None
     steps: Count | None = None
-    memory: Megabytes | None = None
+    max_memory_mb: MemoryBudget = None
     dry_run: bool = False
     accept: bool = False
 
 
-@dataclass(frozen=True, slots=True)
 class LearnManyBody(LearnBody):
     """The users, and the budget of all of them together; see ``Runtime.learn_many``."""
 
-    users: Annotated[tuple[UserId, ...], Len(0, 10_000)] = field(kw_only=True)
+    users: Annotated[tuple[UserId, ...], Len(0, 10_000)]
 
 
-@dataclass(frozen=True, slots=True)
 class PracticeBody(Request):
     """What to practise, the names of plugins, and the budget; see ``User.practice``."""
 
@@ -209,11 +210,10 @@ class PracticeBody(Request):
     rounds: Count | None = None
     seconds: Seconds | None = None
     steps: Count | None = None
-    memory: Megabytes | None = None
+    max_memory_mb: MemoryBudget = None
     accept: bool = False
 
 
-@dataclass(frozen=True, slots=True)
 class ForgetBody(Request):
     """The id of a turn, signal, rule or fact, a prefix, or "last"; see ``User.forget``."""
 
@@ -222,7 +222,6 @@ class ForgetBody(Request):
     dry_run: bool = False
 
 
-@dataclass(frozen=True, slots=True)
 class CompareBody(Request):
     """A prompt for two revisions of a layer; see ``User.compare``."""
 
@@ -234,28 +233,30 @@ class CompareBody(Request):
     memory: bool = True
 
 
-@dataclass(frozen=True, slots=True)
 class ChooseBody(Request):
     """The better answer: 1, 2, or its name."""
 
     which: Annotated[Literal[1, 2], _WHOLE] | Annotated[str, *_name("[0-9a-f]+", 64, InvalidInput)]
 
 
-@dataclass(frozen=True, slots=True)
 class RollbackBody(Request):
     """The revision to go back to: an id, a prefix, "previous", or null for the bare base."""
 
     to: RevisionName | None = "previous"
 
 
-@dataclass(frozen=True, slots=True)
+class TrainingBody(Request):
+    """Whether feedback may be trained on; see ``User.set_training``."""
+
+    allowed: bool
+
+
 class WeightBody(Request):
     """The weight of a layer; see ``User.set_weight``."""
 
     weight: Annotated[float, Ge(-2), Le(2)]
 
 
-@dataclass(frozen=True, slots=True)
 class ScopeBody(Request):
     """When a layer is active; see ``User.scope``."""
 
@@ -265,12 +266,10 @@ class ScopeBody(Request):
 # Queries
 
 
-@dataclass(frozen=True, slots=True)
 class Empty(Request):
     """No parameters."""
 
 
-@dataclass(frozen=True, slots=True)
 class PageQuery(Request):
     """At most ``limit`` values after ``after``, the ``next`` of the page before."""
 
@@ -278,34 +277,30 @@ class PageQuery(Request):
     limit: PageSize = 100
 
 
-@dataclass(frozen=True, slots=True)
-class UsersQuery(Request):
+class UsersQuery(PageQuery):
     """A page of the users whose id contains ``search``."""
 
-    after: Cursor | None = None
-    limit: PageSize = 100
     search: Annotated[PlainText, Len(0, 64)] = ""
 
 
-@dataclass(frozen=True, slots=True)
-class LayerQuery(Request):
+class DryRunQuery(Request):
+    """``dry_run=true`` only reports."""
+
+    dry_run: bool = False
+
+
+class LayerQuery(PageQuery):
     """A page of one layer or of all."""
 
     layer: LayerName | None = None
-    after: Cursor | None = None
-    limit: PageSize = 100
 
 
-@dataclass(frozen=True, slots=True)
-class CurrentQuery(Request):
+class CurrentQuery(PageQuery):
     """A page; ``current=false`` includes superseded and retracted signals."""
 
     current: bool = True
-    after: Cursor | None = None
-    limit: PageSize = 100
 
 
-@dataclass(frozen=True, slots=True)
 class DigestQuery(Request):
     """A period: from ``since``, or the last ``seconds`` (one day by default), to ``until``."""
 
@@ -314,35 +309,24 @@ class DigestQuery(Request):
     until: datetime | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class CollectQuery(Request):
-    """``dry_run=true`` only reports."""
-
-    dry_run: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class ExportQuery(Request):
     """``adapters=false`` omits the adapters. The next learn rebuilds them from the signals."""
 
     adapters: bool = True
 
 
-@dataclass(frozen=True, slots=True)
 class PeftQuery(Request):
     """One layer, or the whole stack."""
 
     layer: LayerName | None = None
 
 
-@dataclass(frozen=True, slots=True)
 class PeftImportQuery(Request):
     """The layer of the imported revision."""
 
     layer: LayerName = "style"
 
 
-@dataclass(frozen=True, slots=True)
 class ImportQuery(Request):
     """Another id than the file's for the imported user."""
 

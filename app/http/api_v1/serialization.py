@@ -7,34 +7,30 @@ client reads a newer server. No message repeats a value that was sent.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, get_type_hints
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import ErrorDetails
 
 from personalpeft.errors import ERROR_CODES, InvalidInput, PersonalPeftError, suggest_nearest
 
-_ERRORS = {kind.__name__: kind for kind in ERROR_CODES}
+ERROR_KINDS = {kind.__name__: kind for kind in ERROR_CODES}
 _REF = "#/components/schemas/{model}"
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(BaseModel):
     """The base of every body and query."""
 
-    __pydantic_config__ = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
-    def fields(self, *, without: str = "") -> dict[str, Any]:
+    def as_arguments(self, *, without: str = "") -> dict[str, Any]:
         """Return the fields but one, as arguments of the library's method of the same name."""
-        names = (each.name for each in dataclasses.fields(self))
-        return {name: getattr(self, name) for name in names if name != without}
+        return {name: value for name, value in self if name != without}
 
 
 @cache
@@ -98,6 +94,11 @@ class _JsonSchema(GenerateJsonSchema):
     def field_is_required(self, field: Any, total: bool) -> bool:
         return self.mode == "serialization" or super().field_is_required(field, total)
 
+    def model_schema(self, schema: Any) -> dict[str, Any]:
+        found = super().model_schema(schema)
+        found.pop("title", None)
+        return found
+
     def dataclass_schema(self, schema: Any) -> dict[str, Any]:
         kind = schema["cls"]
         found = super().dataclass_schema(schema)
@@ -124,27 +125,45 @@ def _decode(text: str, schema: Mapping[str, Any]) -> Any:
 
 def _refusal(error: ValidationError, kind: Any, value: Any, where: str) -> PersonalPeftError:
     """Return our error for the most specific one of pydantic."""
-    found = error.errors(include_url=False, include_context=True, include_input=False)
-    path, details = max(
-        ((_path(value, each), each) for each in found), key=lambda each: len(each[0])
-    )
+    path, details = locate_error(error, value)
     problem = details["type"]
     name = ascii(path[-1])[1:-1][:80] if path and isinstance(path[-1], str) else ""
-    place = "".join(f"[{each}]" if isinstance(each, int) else f".{each}" for each in path)
-    place = ascii(place.removeprefix("."))[1:-1][:160] or where
+    place = format_path(path) or where
     if problem == "missing":
         return InvalidInput(f"{place} is missing.", hint=f"Add {name}.")
-    if problem == "unexpected_keyword_argument":
-        known = kind.__dataclass_fields__ if len(path) == 1 else ()
+    if problem in ("extra_forbidden", "unexpected_keyword_argument"):
+        known = kind.model_fields if len(path) == 1 else ()
         hint = suggest_nearest(name, known, what="key") if known else "Leave it out."
         return InvalidInput(f"{place} is unknown.", hint=hint)
-    if problem == "json_invalid":
-        return InvalidInput(f"{where} must be plain text, not nested deeply.", hint=_HINT)
-    message = re.sub("^(Input|String|Value|Tuple) should ", "must ", details["msg"])
-    return _ERRORS.get(problem, InvalidInput)(f"{place} {message}.", hint=_HINT)
+    message = f"{place} {format_problem(details)}."
+    return ERROR_KINDS.get(problem, InvalidInput)(message, hint=_HINT)
 
 
 _HINT = "GET /api/v1/openapi.json describes every field."
+
+
+def locate_error(error: ValidationError, value: Any) -> tuple[tuple[str | int, ...], ErrorDetails]:
+    """Return the path in ``value`` of the most specific error, and pydantic's details of it."""
+    found = error.errors(include_url=False, include_context=True, include_input=False)
+    return max(((_path(value, each), each) for each in found), key=lambda each: len(each[0]))
+
+
+def format_path(path: tuple[str | int, ...]) -> str:
+    """Return a path in JSON as a short text, such as ``messages[0].role``."""
+    place = "".join(f"[{each}]" if isinstance(each, int) else f".{each}" for each in path)
+    return ascii(place.removeprefix("."))[1:-1][:160]
+
+
+def format_problem(details: ErrorDetails) -> str:
+    """Return what is wrong with a value, to follow its place. It does not repeat the value."""
+    match details["type"]:
+        case "missing":
+            return "is missing"
+        case "json_invalid":
+            return "must be plain text, not nested deeply"
+        case "union_tag_invalid":
+            return f"must be one of {details['ctx']['expected_tags']}"
+    return re.sub("^(Input|String|Value|Tuple|List) should ", "must ", details["msg"])
 
 
 def _path(value: Any, details: ErrorDetails) -> tuple[str | int, ...]:

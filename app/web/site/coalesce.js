@@ -1,6 +1,6 @@
 /**
- * Has something be done one at a time: who asks while it is being done has it done once more afterwards. So what was asked for
- * last is what is shown last, however the answers come.
+ * Return a function that runs `work`, one run at a time. A call during a run leads to one more run afterwards, so the newest
+ * state is shown last.
  * @param {() => Promise<void>} work must not throw
  * @returns {() => Promise<void>}
  */

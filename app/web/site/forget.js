@@ -1,10 +1,10 @@
 /**
- * The dialog to forget a signal. A dry run first shows what it would erase, since forgetting cannot be undone.
+ * The dialogs to forget a signal and a user. A dry run first shows what that would erase, since forgetting cannot be undone.
  */
 
 import { Problem } from "./api.js";
 import { openDialog } from "./dialog.js";
-import { button, h, textBlock } from "./dom.js";
+import { button, h, inlineText, textBlock } from "./dom.js";
 import * as notify from "./notify.js";
 import { count, layerName } from "./format.js";
 
@@ -31,6 +31,49 @@ export async function confirmForget(user, learning, item, text) {
   } catch (error) {
     notify.error(error);
   }
+}
+
+/**
+ * Erases the user once the name was typed.
+ * @param {import("./user.js").User} user
+ * @param {(note: string) => void} leave leaves the page, with a message
+ */
+export async function confirmForgetUser(user, leave) {
+  try {
+    const would = await user.forgetUser(true);
+    const field = h("input", { type: "text", id: "erase", autocomplete: "off", autocapitalize: "none", spellcheck: "false" });
+    const forget = h("button", { type: "submit", class: "do harm", disabled: true }, "Forget everything permanently");
+    field.addEventListener("input", () => (forget.disabled = field.value.trim() !== user.id));
+    const form = h("form", { data: { way: "out" }, onsubmit: async (/** @type {Event} */ event) => {
+      event.preventDefault();
+      if (forget.disabled) return;
+      forget.disabled = true;
+      try {
+        const done = await user.forgetUser(false);
+        leave(`${erased("Erased", done)}${done.complete ? "" : " The rest follows when no other program reads this home."}`);
+      } catch (error) {
+        close();
+        notify.error(error);
+      }
+    } },
+    h("div", { class: "field" }, h("label", { for: "erase" }, "Type ", h("strong", {}, inlineText(user.id)), " to confirm"), field),
+    h("div", { class: "row" }, button("Keep everything", () => close()), forget));
+    const close = openDialog("Forget everything?", h("p", {}, erased("This erases", would)),
+      h("p", { class: "dim" }, "This cannot be undone. Backups and exported files are not reached."), form);
+  } catch (error) {
+    notify.error(error);
+  }
+}
+
+/** @param {string} verb @param {{ turns: number, signals: number, revisions: number, api_keys: number }} report */
+function erased(verb, report) {
+  const parts = [
+    report.turns && count(report.turns, "turn"),
+    report.signals && count(report.signals, "signal"),
+    report.revisions && count(report.revisions, "revision"),
+    report.api_keys && count(report.api_keys, "token"),
+  ].filter(Boolean);
+  return `${verb} ${parts.length ? list(parts) : "the user name"}.`;
 }
 
 /**

@@ -107,7 +107,7 @@ export function learningStrip(user, place) {
     else if (over.error && over.state !== "cancelled") notify.toast(`${over.error.message} ${over.error.hint}`.trim());
     else if (over.state === "cancelled") notify.toast("Stopped. The next learn continues from the last step.");
     else if (over.report) notify.toast([over.report, ...over.report.above].map(headline).join(". ") + ".");
-    user.changed(over.kind === "forget" ? "forget" : "learned");
+    user.changed(over.kind === "forget" ? "forget" : "learn");
   }
 
   async function poll() {

@@ -7,9 +7,10 @@ import { button, h } from "./dom.js";
 import { listenForKeys, showKeys } from "./keys.js";
 import { learningStrip } from "./learning.js";
 import { memoryView } from "./memory.js";
+import { toast } from "./notify.js";
 import { signIn, signInAgain, followLink, switchUserButton } from "./users.js";
 import { User } from "./user.js";
-import { signOut, storeUser, takeLink } from "./session.js";
+import { dropUser, signOut, storeUser, takeLink, takeNote } from "./session.js";
 import { stackView } from "./stack.js";
 import { timelineView } from "./timeline.js";
 
@@ -25,6 +26,8 @@ addEventListener("hashchange", async (event) => {
   if (link && (await followLink(link))) location.reload();
 });
 if (link) await followLink(link);
+const note = takeNote();
+if (note) toast(note);
 const main = place("main");
 const who = await signIn(main);
 const user = new User(who.user);
@@ -37,7 +40,7 @@ const views = {
     go("compare");
     compare.choose(layer, revision);
   } }),
-  memory: memoryView(user, learning),
+  memory: memoryView(user, learning, (note) => leave(() => dropUser(who.many, note))),
   stack: stackView(user, who.base),
   compare,
 };

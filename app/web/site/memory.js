@@ -1,7 +1,7 @@
 /** The memory view: rules, facts and all other feedback, each with its source. */
 
 import { button, h, inlineText, textBlock } from "./dom.js";
-import { confirmForget } from "./forget.js";
+import { confirmForget, confirmForgetUser } from "./forget.js";
 import { coalesce } from "./coalesce.js";
 import * as notify from "./notify.js";
 import { draft } from "./session.js";
@@ -25,8 +25,9 @@ const USES = {
 /**
  * @param {import("./user.js").User} user
  * @param {{ follow: (job: any) => Promise<any> }} learning
+ * @param {(note: string) => void} leave leaves the page of a user who was erased, with a message
  */
-export function memoryView(user, learning) {
+export function memoryView(user, learning, leave) {
   const title = h("h1", { tabindex: "-1" }, "Memory");
   const kept = draft("fact");
   const field = h("input", { type: "text", id: "fact", maxlength: 2000, dir: "auto", autocomplete: "off", value: kept.read(), "aria-describedby": "fact-hint" });
@@ -52,9 +53,18 @@ export function memoryView(user, learning) {
   const rules = part("Rules", "No rules yet. Add one below any reply.");
   const facts = part("Facts", "Nothing yet.");
   const rest = part("Other feedback", "Nothing yet. Correct or rate a reply.");
+  const training = h("input", { type: "checkbox", id: "training", "aria-describedby": "training-hint" });
+  training.addEventListener("change", () => act(() => user.setTraining(training.checked),
+    training.checked ? "New feedback is trained on." : "New feedback is not trained on."));
+  const consent = h("div", { class: "part field" },
+    h("label", { for: "training" }, training, " Train my layers on new feedback"),
+    h("p", { class: "hint", id: "training-hint" }, "Switched off, rules and facts still act in the prompt. Earlier feedback stays as it is."));
+  const everything = h("section", { class: "part", "aria-labelledby": "everything" }, h("h2", { id: "everything" }, "Everything"),
+    h("p", { class: "hint" }, "Erases your conversations, feedback, layers, published copies and tokens on this server."),
+    h("div", { class: "row" }, button("Forget everything …", () => confirmForgetUser(user, leave), { class: "do harm", "aria-haspopup": "dialog" })));
   const element = h("div", { class: "view" }, title,
     h("p", { class: "lead" }, "Your rules, facts and other feedback, each with its source. Switched off, it stays on record. Forgotten, it is erased, and so is every revision trained on it."),
-    h("div", { class: "part" }, form, show), rules.element, facts.element, rest.element);
+    h("div", { class: "part" }, form, show), consent, rules.element, facts.element, rest.element, everything);
   let shown = PAGE;
 
   /** @param {Event} event */
@@ -82,7 +92,7 @@ export function memoryView(user, learning) {
       for (const each of [prompt, answer]) each.value = "";
       asked.write("");
       answered.write("");
-      notify.toast("Recorded. The next learn trains on it.");
+      notify.toast(training.checked ? "Recorded. The next learn trains on it." : "Recorded. Nothing is trained on it.");
     } catch (error) {
       notify.error(error);
     }
@@ -91,7 +101,8 @@ export function memoryView(user, learning) {
 
   const load = coalesce(async () => {
     try {
-      const [items, statuses] = await Promise.all([user.items(), user.lessons()]);
+      const [items, statuses, summary] = await Promise.all([user.items(), user.lessons(), user.summary()]);
+      training.checked = summary.training;
       const byId = new Map(statuses.map((status) => [status.signal.id, status]));
       const kinds = Map.groupBy(items, (item) => item.kind);
       rules.fill((kinds.get("rule") ?? []).toReversed().map((item) => itemRow(item, byId.get(item.id))));
@@ -144,7 +155,8 @@ export function memoryView(user, learning) {
   function origin(status, at) {
     const signal = status?.signal;
     const source = !signal || signal.source === "person" ? "From you" : `From ${signal.source}`;
-    const line = h("p", { class: "dim origin" }, `${source} on ${day(at)}`);
+    const consent = signal?.payload.trains === false ? ", never trained on" : "";
+    const line = h("p", { class: "dim origin" }, `${source} on ${day(at)}${consent}`);
     if (signal?.turn) {
       user.turn(signal.turn).then((turn) => {
         const asked = turn?.messages.at(-1)?.content;

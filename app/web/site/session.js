@@ -5,6 +5,7 @@
 
 const TOKEN = "personalpeft.token";
 const USER = "personalpeft.user";
+const NOTE = "personalpeft.note";
 
 const USER_ID = /^[a-z0-9][a-z0-9._-]{0,63}$/;
 
@@ -45,9 +46,28 @@ export function storeUser(id) {
   else sessionStorage.removeItem(USER);
 }
 
-/** Forgets all that this tab keeps, what was typed too. */
+/** Delete all data of this tab, drafts too. */
 export function signOut() {
   sessionStorage.clear();
+}
+
+/**
+ * Delete all data of this tab's user, drafts too, and store a message for the page that loads next.
+ * @param {boolean} many whether the token may choose another user, and stays
+ * @param {string} note
+ */
+export function dropUser(many, note) {
+  const secret = token();
+  signOut();
+  if (many) storeToken(secret);
+  sessionStorage.setItem(NOTE, note);
+}
+
+/** @returns {string} the message of the page before, once; empty without one */
+export function takeNote() {
+  const note = sessionStorage.getItem(NOTE) ?? "";
+  sessionStorage.removeItem(NOTE);
+  return note;
 }
 
 /**

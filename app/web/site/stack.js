@@ -73,7 +73,7 @@ export function stackView(user, base) {
     const set = async (value) => {
       dragging = true;
       try {
-        await user.weigh(layer.name, value);
+        await user.setWeight(layer.name, value);
         slider.value = String(value);
         figure.textContent = value.toFixed(2);
         usual.disabled = value === 1;

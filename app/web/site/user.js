@@ -165,6 +165,17 @@ export class User extends EventTarget {
     this.changed("feedback");
   }
 
+  /** @returns {Promise<{ training: boolean }>} */
+  summary() {
+    return ask("GET", `users/${encodeURIComponent(this.id)}`);
+  }
+
+  /** @param {boolean} allowed whether layers may be trained on feedback from now on */
+  async setTraining(allowed) {
+    await ask("PUT", this.at("training"), { body: { allowed } });
+    this.changed("feedback");
+  }
+
   /** @param {string} item @param {string} text */
   async editItem(item, text) {
     await ask("PUT", this.at("items", item), { body: { text } });
@@ -185,6 +196,15 @@ export class User extends EventTarget {
   /** @param {string} item @param {boolean} dry @returns {Promise<Job>} */
   forget(item, dry) {
     return ask("POST", this.at("forgets"), { body: { item, dry_run: dry } });
+  }
+
+  /**
+   * Erases the user, or with `dry` counts what that would erase.
+   * @param {boolean} dry
+   * @returns {Promise<{ turns: number, signals: number, revisions: number, api_keys: number, complete: boolean }>}
+   */
+  forgetUser(dry) {
+    return ask("DELETE", `users/${encodeURIComponent(this.id)}`, { query: { dry_run: dry } });
   }
 
   /** @returns {Promise<Job | undefined>} the newest one that runs */
@@ -208,7 +228,7 @@ export class User extends EventTarget {
   }
 
   /** @param {string} layer @param {number} weight */
-  async weigh(layer, weight) {
+  async setWeight(layer, weight) {
     await ask("PUT", this.at("layers", layer, "weight"), { body: { weight } });
     this.changed("stack");
   }

@@ -22,12 +22,12 @@ export async function signIn(place) {
   for (;;) {
     if (!token()) await new Promise((done) => place.replaceChildren(tokenForm("", () => done(undefined))));
     try {
-      const holder = await ask("GET", "token");
-      const chosen = holder.user ?? (user() || (await choose(place)));
+      const whoami = await ask("GET", "token");
+      const chosen = whoami.user ?? (user() || (await choose(place)));
       // Creates the user on first use.
       await ask("PUT", `users/${encodeURIComponent(chosen)}`);
       storeUser(chosen);
-      return { user: chosen, base: holder.base, many: holder.user === null };
+      return { user: chosen, base: whoami.base, many: whoami.user === null };
     } catch (error) {
       const status = error instanceof Problem ? error.status : 0;
       if (status === 401) {
@@ -69,12 +69,12 @@ export async function followLink(link) {
 /**
  * @param {string} secret
  * @param {string} chosen the user of an administrator's token
- * @returns {Promise<string | null>} the holder, null for an unknown token
+ * @returns {Promise<string | null>} who is signed in, null for an unknown token
  */
 async function sessionOf(secret, chosen) {
   try {
-    const holder = await ask("GET", "token", { secret, quiet: true });
-    return holder.user ?? (chosen ? `the administrator, with the model of ${chosen}` : "the administrator");
+    const whoami = await ask("GET", "token", { secret, quiet: true });
+    return whoami.user ?? (chosen ? `the administrator, with the model of ${chosen}` : "the administrator");
   } catch (error) {
     if (error instanceof Problem && error.status === 401) return null;
     throw error;

@@ -3,10 +3,11 @@
 Invariants: llama.cpp computes from a written file what this package computes from the stack, also
 where the architecture permutes rows (``base_models/gguf/tensor_names.py``). An import reads a whole
 file or nothing, in memory of at most five times the file's size at the largest rank. Tensors lie
-behind the header, within the file, without overlap.
+behind the header, one after the other, within the file.
 
-The format is GGUF version 3; version 2 has the same layout. ``gguf.GGUFReader`` loops over an array
-for as long as a file claims, so files are parsed here.
+The format is GGUF version 3; version 2 has the same layout. ``gguf.GGUFReader`` is not used. It
+loops over an array for as long as a file claims, and makes an object of each number. A check before
+it would have to read the whole header, and then nothing is left to do but to slice the tensors.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import math
 import re
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,20 +27,18 @@ from personalpeft.adapters.compose import as_single_lora, in_half
 from personalpeft.adapters.formats.safetensors_reader import to_array
 from personalpeft.adapters.safe_io import format_error, read_file, safe_repr
 from personalpeft.adapters.types import Adapter, AdapterStack, LoRAWeights, Manifest, Matrix
-from personalpeft.adapters.validate import check_adapter
+from personalpeft.adapters.validate import check_adapter, stack_blocks
 from personalpeft.base_models.gguf.tensor_names import GgufNames
 from personalpeft.ids import check_layer_name
 from personalpeft.types import Architecture, canonical_digest
 
 _ALPHA = "adapter.lora.alpha"
 _ACTIVATED = "adapter.alora.invocation_tokens"
-_LORA = re.compile(r"(.+)\.(lora_[ab])")
+_LORA = re.compile(r"(.+)\.lora_([ab])")
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
-_ITEMS_LIMIT = 2**16
 _DIMENSIONS_LIMIT = 4
-_TEXT_LIMIT = 2**20
 _TEXT, _ARRAY = 8, 9
 # The struct format of each kind of number.
 _NUMBERS = dict(zip((*range(8), 10, 11, 12), "BbHhIif?Qqd", strict=True))
@@ -48,7 +46,14 @@ _FLOATS = {0: ("F32", 4), 1: ("F16", 2), 30: ("BF16", 2)}
 
 
 def write_gguf_lora(names: GgufNames, stack: AdapterStack, path: Path, *, title: str = "") -> None:
-    """Write a stack as one LoRA, in float16 unless the base is float32 or a number is too large."""
+    """Write a stack as one LoRA, in float16 unless the base is float32 or a number is too large.
+
+    Args:
+        names: The base's tensor names in GGUF files.
+        stack: The stack.
+        path: The new file.
+        title: The adapter's name for people.
+    """
     from gguf import GGUFWriter
 
     pairs, scaling = as_single_lora(stack)
@@ -77,20 +82,37 @@ def write_gguf_lora(names: GgufNames, stack: AdapterStack, path: Path, *, title:
 def import_gguf_lora(
     path: Path, architecture: Architecture, names: GgufNames, *, layer: str, base: str
 ) -> Adapter:
-    """Read a GGUF LoRA as an adapter of ``layer`` on the base with the digest ``base``."""
+    """Read a GGUF LoRA as an adapter.
+
+    Args:
+        path: The file.
+        architecture: The shapes of the base.
+        names: The base's tensor names in GGUF files.
+        layer: The layer that the adapter is for.
+        base: Digest of the base.
+
+    Returns:
+        The checked adapter.
+
+    Raises:
+        AdapterError: The file is damaged, hostile, unsupported or not for this base.
+    """
     check_layer_name(layer)
     source = str(path)
     data = read_file(path)
     digest = canonical_digest(["gguf", hashlib.sha256(data).hexdigest()])
-    read = read_gguf(data, source=source)
-    alpha = _alpha(read.metadata, names, source)
-    unpadded = _stack_tensors(read.arrays, architecture, names, source)
+    metadata, tensors = read_gguf(data, source=source)
+    alpha = _alpha(metadata, names, source)
+    unpadded = _stack_tensors(tensors, architecture, names, source)
     for name, pair in unpadded.items():
         # Check before ranks are padded, which can make a small file large.
         manifest = Manifest(base, layer, pair.a.shape[1], 1.0, (name,), {}, digest)
         check_adapter(
             Adapter(manifest, {name: pair}), source=source, architecture=architecture, numbers=False
         )
+        if name in names.heads:
+            b = np.stack([names.from_gguf(name, rows) for rows in pair.b])
+            unpadded[name] = LoRAWeights(pair.a, b)
     pairs, scaling = _pad_ranks(unpadded, alpha)
     rank = next(iter(pairs.values())).a.shape[1]
     recipe = {"imported": "gguf", "rank": rank}
@@ -137,7 +159,7 @@ def _stack_tensors(
         for projection in architecture.projections
         for block in range(architecture.blocks)
     }
-    halves: dict[str, dict[str, list[npt.NDArray[Any] | None]]] = {}
+    halves: dict[tuple[str, str], dict[int, Matrix]] = {}
     for name, tensor in tensors.items():
         match = _LORA.fullmatch(name)
         if match is None or match[1] not in modules:
@@ -146,18 +168,10 @@ def _stack_tensors(
                 f"adapts {safe_repr(name)}, which the base's card does not name.",
             )
         projection, block = modules[match[1]]
-        rows = tensor if match[2] == "lora_a" else _permute_rows(tensor, projection, names, source)
-        empty: list[npt.NDArray[Any] | None] = [None] * architecture.blocks
-        halves.setdefault(projection, {}).setdefault(match[2], empty)[block] = rows
-    pairs: dict[str, LoRAWeights] = {}
-    for projection, both in halves.items():
-        a, b = (
-            _stack_blocks(both.get(half, ()), projection, source) for half in ("lora_a", "lora_b")
-        )
-        pairs[projection] = LoRAWeights(a, b)
-    if not pairs:
+        halves.setdefault((projection, match[2].upper()), {})[block] = tensor
+    if not halves:
         raise format_error(source, "holds no tensors.")
-    return pairs
+    return stack_blocks(halves, architecture.blocks, source)
 
 
 def _pad_ranks(
@@ -174,35 +188,14 @@ def _pad_ranks(
     return padded, 1.0
 
 
-def _permute_rows(
-    tensor: npt.NDArray[Any], projection: str, names: GgufNames, source: str
-) -> npt.NDArray[Any]:
-    try:
-        return names.from_gguf(projection, tensor)
-    except ValueError as error:
-        raise format_error(
-            source, f"{projection} has {tensor.shape[0]} outputs, which its heads do not share."
-        ) from error
+def read_gguf(
+    data: bytes, *, source: str
+) -> tuple[dict[str, str | int | float | bool | None], dict[str, Matrix]]:
+    """Read the bytes of a GGUF file.
 
-
-def _stack_blocks(blocks: Any, projection: str, source: str) -> Matrix:
-    if not blocks or any(block is None for block in blocks):
-        raise format_error(source, f"{projection} is not there in every block.")
-    if len({(block.shape, block.dtype) for block in blocks}) != 1 or blocks[0].ndim != 2:
-        raise format_error(source, f"{projection} is no matrix of the same size in every block.")
-    return np.stack(list(blocks))
-
-
-@dataclass(frozen=True, slots=True)
-class GgufTensors:
-    """The metadata of a file (None for an array) and its tensors, outermost dimension first."""
-
-    metadata: Mapping[str, str | int | float | bool | None]
-    arrays: Mapping[str, Matrix]
-
-
-def read_gguf(data: bytes, *, source: str) -> GgufTensors:
-    """Read the bytes of a GGUF file."""
+    Returns:
+        The metadata, None for an array, and the tensors, outermost dimension first.
+    """
     cursor = _Cursor(data, source)
     if cursor.take(4) != _MAGIC:
         raise format_error(
@@ -214,42 +207,35 @@ def read_gguf(data: bytes, *, source: str) -> GgufTensors:
             source, f"is GGUF version {version}; {' and '.join(map(str, _VERSIONS))} are read."
         )
     tensors, items = cursor.number("Q"), cursor.number("Q")
-    if max(tensors, items) > _ITEMS_LIMIT:
-        raise format_error(
-            source,
-            f"must have at most {_ITEMS_LIMIT} tensors and keys, got {tensors} and {items}.",
-        )
     metadata: dict[str, str | int | float | bool | None] = {}
     for _ in range(items):
         key = cursor.text()
         if key in metadata:
             raise format_error(source, f"the key {safe_repr(key)} occurs twice.")
         metadata[key] = cursor.value()
-    entries = [cursor.entry() for _ in range(tensors)]
+    infos = [cursor.tensor_info() for _ in range(tensors)]
     alignment = metadata.get("general.alignment", 32)
     if type(alignment) is not int or not 1 <= alignment <= 2**16:
         raise format_error(source, f"has an alignment of {safe_repr(alignment)}.")
-    begin = -(-cursor.at // alignment) * alignment
-    _check_layout(entries, len(data) - begin, source)
-    arrays = {}
-    for entry in entries:
-        offset = begin + entry.begin
+    data_start = start = -(-cursor.at // alignment) * alignment
+    arrays: dict[str, Matrix] = {}
+    for name, (dtype, width), shape, offset in infos:
+        end = start + math.prod(shape) * width
+        # llama.cpp, too, loads only tensors that lie in the order of the header without gaps.
+        if data_start + offset != start or end > len(data):
+            raise format_error(
+                source, f"tensor {safe_repr(name)} does not lie behind the one before it."
+            )
+        if name in arrays:
+            raise format_error(source, f"holds two tensors called {safe_repr(name)}.")
         # A slice copies, since the offset may not be aligned.
-        arrays[entry.name] = to_array(data[offset : offset + entry.size], entry.kind, entry.shape)
-    return GgufTensors(metadata, arrays)
-
-
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    name: str
-    kind: str
-    shape: tuple[int, ...]
-    begin: int
-    size: int
+        arrays[name] = to_array(data[start:end], dtype, shape)
+        start = -(-end // alignment) * alignment
+    return metadata, arrays
 
 
 class _Cursor:
-    """A position in the bytes that never passes their end."""
+    """A position in the bytes that never passes their end, so the end bounds every loop."""
 
     def __init__(self, data: bytes, source: str) -> None:
         self._data, self._source = data, source
@@ -268,13 +254,8 @@ class _Cursor:
         return value
 
     def text(self) -> str:
-        length = self.number("Q")
-        if length > _TEXT_LIMIT:
-            raise format_error(
-                self._source, f"holds a text of {length} bytes; at most {_TEXT_LIMIT} are read."
-            )
         try:
-            return self.take(length).decode("utf-8")
+            return self.take(self.number("Q")).decode("utf-8")
         except UnicodeDecodeError as error:
             raise format_error(self._source, "holds a text that is not UTF-8.") from error
 
@@ -292,14 +273,14 @@ class _Cursor:
         if inner in _NUMBERS:
             self.take(length * struct.calcsize(f"<{_NUMBERS[inner]}"))
         elif inner == _TEXT:
-            # Each text takes at least eight bytes, so the end of the file bounds the loop.
             for _ in range(length):
                 self.text()
         else:
             raise format_error(self._source, f"holds an array of the unknown kind {inner}.")
         return None
 
-    def entry(self) -> _Entry:
+    def tensor_info(self) -> tuple[str, tuple[str, int], tuple[int, ...], int]:
+        """Return a tensor's name, its dtype with the bytes of a number, shape and offset."""
         name = self.text()
         dimensions = self.number("I")
         if not 1 <= dimensions <= _DIMENSIONS_LIMIT:
@@ -308,7 +289,7 @@ class _Cursor:
             )
         # The file has the innermost dimension first.
         shape = tuple(reversed([self.number("Q") for _ in range(dimensions)]))
-        kind, begin = self.number("I"), self.number("Q")
+        kind, offset = self.number("I"), self.number("Q")
         if kind not in _FLOATS:
             hint = "Adapters are read as F32, F16 or BF16; convert the file to one of them."
             raise format_error(
@@ -316,22 +297,6 @@ class _Cursor:
                 f"tensor {safe_repr(name)} is of the kind {kind}, which may be quantised.",
                 hint=hint,
             )
-        title, width = _FLOATS[kind]
-        size = math.prod(shape) * width
-        if size == 0:
+        if 0 in shape:
             raise format_error(self._source, f"tensor {safe_repr(name)} is empty.")
-        return _Entry(name, title, shape, begin, size)
-
-
-def _check_layout(entries: list[_Entry], available: int, source: str) -> None:
-    if len({entry.name for entry in entries}) < len(entries):
-        raise format_error(source, "holds two tensors of one name.")
-    end = 0
-    for entry in sorted(entries, key=lambda each: each.begin):
-        if entry.begin < end:
-            raise format_error(source, f"tensor {safe_repr(entry.name)} overlaps another.")
-        end = entry.begin + entry.size
-        if end > available:
-            raise format_error(
-                source, f"tensor {safe_repr(entry.name)} ends beyond the end of the file."
-            )
+        return name, _FLOATS[kind], shape, offset

@@ -49,7 +49,12 @@ def build_modelfile(base: Base, weights: str) -> str:
         lines.append(f'TEMPLATE """{_escape_go_template(frame)}"""')
     if base.card.system and '"""' not in base.card.system:
         lines.append(f'SYSTEM """{base.card.system}"""')
-    lines += [f'PARAMETER stop "{token}"' for token in base.stop_tokens if '"' not in token]
+    # Only triple quotes go around line ends.
+    lines += [
+        f"PARAMETER stop {quote}{token}{quote}"
+        for token in base.stop_tokens
+        if '"' not in token and (quote := '"""' if "\n" in token else '"')
+    ]
     sampling = base.card.sampling
     lines += [f"PARAMETER temperature {sampling.temperature}", f"PARAMETER top_p {sampling.top_p}"]
     lines.append(f"PARAMETER num_ctx {base.card.context}")

@@ -77,8 +77,19 @@ def unpack(
 ) -> Adapter:
     """Read an adapter from the bytes of a packed file; its arrays are read-only views of them.
 
-    ``known``: a digest has shown that ``pack`` wrote the bytes, so numbers need no check, which
-    would take as long as everything else.
+    Args:
+        data: The bytes of the file.
+        source: What error messages call it.
+        architecture: The shapes that it must fit, if any.
+        base: Digest of the base that it must be for, if any.
+        known: Whether a digest has shown that ``pack`` wrote the bytes. Then numbers need no check,
+            which would take as long as everything else.
+
+    Returns:
+        The adapter.
+
+    Raises:
+        AdapterError: It is damaged, hostile, or does not fit.
     """
     tensors = read_tensors(data, source=source)
     adapter = Adapter(_manifest(tensors, source), _pairs(tensors, source))
@@ -111,12 +122,13 @@ def _pairs(tensors: Tensors, source: str) -> dict[str, LoRAWeights]:
         projection, _, half = name.rpartition(".")
         if half not in ("A", "B") or not projection:
             raise format_error(
-                source, f"tensor {name} is not called <projection>.A or <projection>.B."
+                source,
+                f"tensor {safe_repr(name)} is not called <projection>.A or <projection>.B.",
             )
         other = f"{projection}.{'B' if half == 'A' else 'A'}"
         if other not in tensors.arrays:
             raise format_error(
-                source, f"tensor {name} is there, its other half {other} is missing."
+                source, f"tensor {safe_repr(name)} is there without {safe_repr(other)}."
             )
     projections = sorted({name.rpartition(".")[0] for name in tensors.arrays})
     return {

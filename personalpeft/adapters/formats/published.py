@@ -24,12 +24,8 @@ from filelock import FileLock, Timeout
 from safetensors.numpy import save
 
 from personalpeft.adapters.compose import as_single_lora, in_half
-from personalpeft.adapters.formats.peft import (
-    CONFIG_FILE,
-    TENSOR_FILE,
-    build_config,
-    peft_tensors,
-)
+from personalpeft.adapters.formats.peft import CONFIG_FILE, TENSOR_FILE, peft_tensors
+from personalpeft.adapters.formats.peft_config import build_config
 from personalpeft.adapters.safe_io import format_error, safe_repr
 from personalpeft.adapters.types import AdapterStack
 from personalpeft.base_models.types import Base
@@ -91,67 +87,114 @@ def compute_digest(files: Mapping[str, bytes]) -> str:
     return hashlib.sha256(listed.encode()).hexdigest()
 
 
-class PublishedAdapterFolder:
-    """The folders of one process below a path that several processes share.
+class PublishedSubfolder:
+    """Writes and removes published adapters in one folder below a path that programs share.
 
-    Each process has a subfolder ``process``, whose name begins with its host name and a dot.
-    Processes on the same host remove the subfolder of a dead one, since other hosts may not see its
-    lock. Methods raise ``OSError``.
+    One process at a time may write, and one thread an adapter. Methods raise ``OSError``.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        # Beside the subfolder, so that a copy of it holds complete folders only.
+        self._temporary = f".{path.name}"
+
+    @classmethod
+    def below(cls, root: Path, name: str) -> PublishedSubfolder:
+        """Return the subfolder of a name, created if needed, with the root's permissions.
+
+        A server that reads it may run as another system user.
+        """
+        root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        subfolder = cls(root / name)
+        subfolder.path.mkdir(exist_ok=True)
+        subfolder.path.chmod(root.stat().st_mode & 0o777)
+        return subfolder
+
+    def put(self, adapter: PublishedAdapter) -> bool:
+        """Write an adapter unless it exists with these bytes; return whether it was written."""
+        path = self.path / adapter.digest
+        if _is_copy(path, adapter):
+            return False
+        new = Path(tempfile.mkdtemp(prefix=self._temporary, dir=self.path.parent))
+        try:
+            mode = self.path.stat().st_mode & 0o777
+            for name, data in adapter.files.items():
+                (new / name).write_bytes(data)
+                (new / name).chmod(mode & 0o644)
+            new.chmod(mode)
+            # A folder with other bytes is damaged: its name is the digest of its content.
+            shutil.rmtree(path, ignore_errors=True)
+            new.rename(path)
+        except OSError:
+            # On a full disk an incomplete folder would take the remaining space.
+            shutil.rmtree(new, ignore_errors=True)
+            raise
+        return True
+
+    def remove(self, digest: str) -> None:
+        """Remove an adapter if it exists. The subfolder itself must exist."""
+        self.path.stat()
+        if (path := self.path / digest).exists():
+            shutil.rmtree(path)
+
+    def sweep(self) -> None:
+        """Remove the incomplete folders that killed processes may have left."""
+        for folder in self.path.parent.glob(f"{self._temporary}*"):
+            shutil.rmtree(folder)
+
+
+class PublishedAdapterFolder:
+    """The subfolder of one process below a path that several processes share.
+
+    Its name ``process`` begins with its host name and a dot. Processes on the same host remove the
+    subfolder of a dead one, because other hosts may not see its lock. Methods raise ``OSError``.
     """
 
     def __init__(self, root: Path, process: str) -> None:
         self.root, self.process = root, process
         self._retained: set[str] = set()
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
-        # Use the mode of the shared path: a server may run as another system user.
-        self._mode = root.stat().st_mode & 0o777
         # Released by the system when the process ends.
         self._lock = FileLock(self._lock_of(process))
         self._lock.acquire(timeout=0)
-        self._subfolder(process).mkdir()
-        self._subfolder(process).chmod(self._mode)
+        self._subfolder = PublishedSubfolder.below(root, process)
 
-    def put(self, folder: PublishedAdapter) -> Path:
-        """Write a folder unless it exists, and return its path."""
-        path = self._subfolder(self.process) / folder.digest
-        if not path.is_dir():
-            new = Path(tempfile.mkdtemp(prefix=".", dir=self._subfolder(self.process)))
-            try:
-                _write(folder, new, self._mode)
-                new.rename(path)
-            except OSError:
-                # On a full disk an incomplete folder would take the remaining space.
-                shutil.rmtree(new, ignore_errors=True)
-                if not path.is_dir():
-                    raise
-        return path
+    def put(self, adapter: PublishedAdapter) -> Path:
+        """Write an adapter unless it exists, and return its path."""
+        self._subfolder.put(adapter)
+        return self._subfolder.path / adapter.digest
 
     def remove(self, digest: str) -> None:
-        """Remove a folder if it exists."""
-        shutil.rmtree(self._subfolder(self.process) / digest, ignore_errors=True)
+        """Remove an adapter if it exists and can be removed."""
+        with suppress(OSError):
+            self._subfolder.remove(digest)
 
-    def incomplete(self) -> tuple[str, ...]:
-        """Return the subfolders of dead processes of this host."""
+    def dead_processes(self) -> tuple[str, ...]:
+        """Return the dead processes of this host that left a subfolder."""
         here = self.process.partition(".")[0]
         others = (lock.name.removesuffix(_LOCK) for lock in self.root.glob(f"{here}.*{_LOCK}"))
         return tuple(each for each in others if each != self.process and self._is_dead(each))
 
     def sweep(self, process: str) -> None:
         """Remove the subfolder of a dead process."""
-        shutil.rmtree(self._subfolder(process), ignore_errors=True)
+        PublishedSubfolder(self.root / process).sweep()
+        shutil.rmtree(self.root / process, ignore_errors=True)
         self._lock_of(process).unlink(missing_ok=True)
 
     def keep(self, digest: str) -> None:
-        """Leave a folder for another process to remove, since a server may still read it."""
+        """Exclude an adapter from ``close``, because a server may still read it.
+
+        Another process removes it after this one has ended.
+        """
         self._retained.add(digest)
 
     def close(self) -> None:
-        """Remove all folders but those of ``keep``. Can be called twice."""
+        """Remove all adapters but those of ``keep``. Can be called twice."""
         if not self._lock.is_locked:
             return
         # The shared path may have been cleared.
         with suppress(FileNotFoundError):
-            for path in self._subfolder(self.process).iterdir():
+            for path in self._subfolder.path.iterdir():
                 if path.name not in self._retained:
                     self.remove(path.name)
         if not self._retained:
@@ -165,79 +208,28 @@ class PublishedAdapterFolder:
         except (Timeout, OSError):
             return False
 
-    def _subfolder(self, process: str) -> Path:
-        return self.root / process
-
     def _lock_of(self, process: str) -> Path:
         return self.root / f"{process}{_LOCK}"
 
 
-class PublishedSubfolder:
-    """A subfolder of the shared path that outlives the processes that write to it.
-
-    Its name cannot begin with a host name, so ``sweep`` of other processes skips it. One process
-    at a time may write. Methods raise ``OSError``.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        # Beside the subfolder, so that a copy of it holds complete folders only.
-        self._temporary = path.with_name(f".{path.name}")
-
-    @classmethod
-    def below(cls, root: Path, key: str) -> PublishedSubfolder:
-        """Return the subfolder of a key, creating it if needed."""
-        root.mkdir(parents=True, exist_ok=True, mode=0o700)
-        subfolder = cls(root / f"published_{key}")
-        subfolder.path.mkdir(exist_ok=True)
-        subfolder.path.chmod(root.stat().st_mode & 0o777)
-        return subfolder
-
-    def put(self, folder: PublishedAdapter) -> bool:
-        """Write a folder unless it exists with these bytes; return whether it was written."""
-        path = self.path / folder.digest
-        if _is_copy(path, folder):
-            return False
-        self.sweep()
-        self._temporary.mkdir(mode=0o700)
-        try:
-            _write(folder, new := self._temporary / "new", self.path.stat().st_mode & 0o777)
-            # A folder with other bytes is damaged: its name is the digest of its content.
-            shutil.rmtree(path, ignore_errors=True)
-            new.rename(path)
-        finally:
-            self.sweep()
-        return True
-
-    def remove(self, digest: str) -> None:
-        """Remove a folder if it exists. The subfolder itself must exist."""
-        self.path.stat()
-        if (path := self.path / digest).exists():
-            shutil.rmtree(path)
-
-    def sweep(self) -> None:
-        """Remove what a killed process left incomplete."""
-        if self._temporary.exists():
-            shutil.rmtree(self._temporary)
-
-
-def _write(folder: PublishedAdapter, new: Path, mode: int) -> None:
-    new.mkdir(exist_ok=True)
-    for name, data in folder.files.items():
-        (new / name).write_bytes(data)
-        (new / name).chmod(mode & 0o644)
-    new.chmod(mode)
-
-
-def _is_copy(path: Path, folder: PublishedAdapter) -> bool:
+def _is_copy(path: Path, adapter: PublishedAdapter) -> bool:
     try:
-        return all((path / name).read_bytes() == data for name, data in folder.files.items())
+        return all((path / name).read_bytes() == data for name, data in adapter.files.items())
     except OSError:
         return False
 
 
 def read_published_adapter(root: Path, digest: str, name: str) -> bytes:
-    """Return a file of the folder with this digest, in the subfolder of any process."""
+    """Return a file of a published adapter.
+
+    Args:
+        root: The folder with the subfolder of each process.
+        digest: The digest of the adapter.
+        name: One of ``FILES``.
+
+    Raises:
+        NotFound: There is no such adapter or file.
+    """
     if _DIGEST.fullmatch(digest) and name in FILES:
         for path in sorted(root.glob(f"*/{digest}/{name}")):
             # Another process may remove it at any time.

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from personalpeft.adapters.formats.gguf import write_gguf_lora
 from personalpeft.adapters.types import AdapterStack
 from personalpeft.backends.attached_stacks import AttachedStacks
-from personalpeft.backends.llamacpp.binding import LoraAdapter
+from personalpeft.backends.llamacpp.binding import LoraAdapter, Model
+from personalpeft.base_models.gguf.tensor_names import GgufNames
 
 # A folder in memory on Linux.
 _SHARED_MEMORY = Path("/dev/shm")
@@ -26,16 +27,11 @@ class LoadedAdapter:
 
 
 class LoadedAdapters(AttachedStacks[LoadedAdapter]):
-    """``write`` writes a stack's GGUF file, ``load`` loads it. The batch waits for neither."""
+    """The attached stacks of one model. The batch waits neither for writing nor for loading."""
 
-    def __init__(
-        self,
-        slots: int,
-        write: Callable[[AdapterStack, Path], None],
-        load: Callable[[Path], LoraAdapter],
-    ) -> None:
+    def __init__(self, slots: int, names: GgufNames, model: Model) -> None:
         super().__init__(slots)
-        self._write, self._load_file = write, load
+        self._names, self._model = names, model
 
     def attach(self, key: str, stack: AdapterStack) -> None:
         """See ``Backend.attach``."""
@@ -51,5 +47,5 @@ class LoadedAdapters(AttachedStacks[LoadedAdapter]):
     def _load_through(self, stack: AdapterStack, parent: Path | None) -> LoraAdapter:
         with tempfile.TemporaryDirectory(prefix="personalpeft-", dir=parent) as folder:
             file = Path(folder, "stack.gguf")
-            self._write(stack, file)
-            return self._load_file(file)
+            write_gguf_lora(self._names, stack, file)
+            return self._model.load_adapter(file)

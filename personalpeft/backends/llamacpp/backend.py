@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
-from personalpeft.adapters.formats.gguf import write_gguf_lora
 from personalpeft.adapters.types import AdapterStack
-from personalpeft.backends.base import (
-    Continuation,
-    Loss,
-    Occupancy,
-    OutputChunk,
-    Score,
-    SequenceState,
-    Session,
-    SessionSpec,
-    StagedStack,
-)
+from personalpeft.backends.base import Continuation, Score, StagedStack
 from personalpeft.backends.batch_invariance import BatchInvariance
 from personalpeft.backends.llamacpp.adapters import LoadedAdapters
 from personalpeft.backends.llamacpp.batch import Batch
@@ -30,8 +16,7 @@ from personalpeft.backends.llamacpp.binding import ContextParams, Model
 from personalpeft.backends.llamacpp.context_pool import CHUNK, ContextPool, MemoryBudget
 from personalpeft.backends.llamacpp.cpu_probe import probe_cpu
 from personalpeft.backends.llamacpp.scoring import Scorer
-from personalpeft.backends.tokenizer import TextMixin
-from personalpeft.backends.training_backend import TrainingBackend
+from personalpeft.backends.training_backend import ServingBackend, TrainingBackend
 from personalpeft.base_models.gguf.file import resolve_gguf_file
 from personalpeft.base_models.gguf.tensor_names import GgufNames, gguf_names
 from personalpeft.base_models.types import Base
@@ -47,27 +32,19 @@ _USUAL_LENGTH, _MIN_CTX = 512, 256
 _SCORE_BATCH, _SCORE_OUTPUTS = 256, 32
 
 
-@dataclass(frozen=True, slots=True)
-class _StagedStack:
-    stack: AdapterStack
-
-    @property
-    def nbytes(self) -> int:
-        return self.stack.nbytes
-
-
-class LlamaCppBackend(TextMixin):
+class LlamaCppBackend(ServingBackend):
     """See ``personalpeft.backends.base.Backend``. Supports the architectures of ``gguf_names``."""
 
     name = "llamacpp"
+    _batch: Batch
     logprob_tolerance = _LOGPROB_TOLERANCE
     batch_invariance = BatchInvariance.HOLDS
 
     def __init__(
         self, base: Base, *, slots: int = 8, rows: int = 16, cache: Path, threads: int | None = None
     ) -> None:
-        super().__init__(base)
-        self.base = base
+        self._lock = threading.Lock()
+        super().__init__(base, lock=self._lock)
         self.slots, self.rows = slots, rows
         names = gguf_names(base)
         self._file = resolve_gguf_file(base, names, cache)
@@ -79,9 +56,7 @@ class LlamaCppBackend(TextMixin):
         budget = memory_budget(names, self._model.vocab_size, params, wanted=wanted)
         self.max_length = min(budget.n_ctx, base.card.context)
         self.description = f"llama.cpp on the processor, threads: {threads}; {probe.reason}"
-        self._lock = threading.Lock()
-        write = partial(write_gguf_lora, names)
-        self._adapters = LoadedAdapters(slots, write, self._model.load_adapter)
+        self._adapters = LoadedAdapters(slots, names, self._model)
         pool = ContextPool(budget, params, self._model.new_context, max_free=slots)
         self._batch = Batch(
             pool, self._adapters, self._tokenizer, rows=rows, max_length=self.max_length
@@ -91,37 +66,17 @@ class LlamaCppBackend(TextMixin):
         self._training = TrainingBackend(base, cache=cache)
 
     def stage(self, adapter: AdapterStack) -> StagedStack:
-        return _StagedStack(adapter)
+        return adapter
 
     def attach(self, key: str, staged: StagedStack) -> None:
-        if not isinstance(staged, _StagedStack):
+        if not isinstance(staged, AdapterStack):
             raise TypeError("the stack was staged for another backend")
-        self._adapters.attach(key, staged.stack)
-
-    def detach(self, key: str) -> None:
-        with self._lock:
-            self._batch.detach(key)
-
-    def admit(self, sequence: SequenceState) -> int | None:
-        with self._lock:
-            return self._batch.admit(sequence)
-
-    def step(self) -> Sequence[OutputChunk]:
-        with self._lock:
-            return self._batch.step()
-
-    def remove(self, number: int) -> None:
-        with self._lock:
-            self._batch.remove(number)
+        self._adapters.attach(key, staged)
 
     def clear_cache(self) -> None:
         with self._lock:
             self._batch.clear_cache()
         self._scorer.clear()
-
-    def occupancy(self) -> Occupancy:
-        with self._lock:
-            return self._batch.occupancy()
 
     def check_integrity(self) -> None:
         with self._lock:
@@ -133,19 +88,11 @@ class LlamaCppBackend(TextMixin):
         adapter = None if stack is None else self._adapters.get(stack).lora
         return self._scorer.score(items, adapter, kl=kl)
 
-    def session(self, spec: SessionSpec) -> Session:
-        key = spec.base_key
-        return self._training.session(spec, None if key is None else self._adapters.get(key).stack)
+    def _drop(self, key: str) -> None:
+        self._batch.drop(key)
 
-    def advance(
-        self, sessions: Sequence[Session], terms: Sequence[Sequence[Loss]], rates: Sequence[float]
-    ) -> tuple[float, ...]:
-        return self._training.advance(sessions, terms, rates)
-
-    def fingerprint(self) -> str:
-        """Return the SHA-256 of the GGUF file. The library's repacked weights cannot be read."""
-        with self._file.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+    def _stack(self, key: str | None) -> AdapterStack | None:
+        return None if key is None else self._adapters.get(key).stack
 
     def close(self) -> None:
         """Free the model and all contexts."""
@@ -161,7 +108,14 @@ class LlamaCppBackend(TextMixin):
 def memory_budget(
     names: GgufNames, vocab_size: int, params: ContextParams, *, wanted: int
 ) -> MemoryBudget:
-    """Return a budget of ``wanted`` tokens, or of fewer: one short context at least."""
+    """Return what all contexts may take: one short context at least.
+
+    Args:
+        names: The base's tensor names in GGUF files.
+        vocab_size: Tokens of the vocabulary.
+        params: The size of a context.
+        wanted: Tokens of all contexts, if there is memory for them.
+    """
     memory = 2**33
     if hasattr(os, "sysconf"):
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -174,7 +128,8 @@ def memory_budget(
 def context_bytes(names: GgufNames, vocab_size: int, params: ContextParams) -> tuple[int, int]:
     """Return upper bounds of the bytes of a context for each of its tokens, and besides.
 
-    The library has no function for it; what it logs is a little less.
+    The library has no function for it; what it logs is a little less. The arguments are those of
+    ``memory_budget``.
     """
     # Distributions are in memory twice, where they are computed and where they are read.
     distributions = 2 * params.n_outputs * vocab_size

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from personalpeft.backends.base import Occupancy, OutputChunk, SequenceState
 from personalpeft.backends.detokenizer import SequenceOutput
 from personalpeft.backends.llamacpp.adapters import LoadedAdapters
-from personalpeft.backends.llamacpp.binding import BatchToken, Logits
+from personalpeft.backends.llamacpp.binding import Logits
 from personalpeft.backends.llamacpp.context_pool import CHUNK, ContextPool, SequenceSlot
 from personalpeft.backends.sampler import NumpySampler, token_logprobs
 from personalpeft.backends.tokenizer import ChatTokenizer
@@ -48,9 +48,8 @@ class _Sequence:
 
     def decode(self) -> Logits:
         """Compute the next tokens. Return the logits after the last token, if that is included."""
-        ids, end = self.state.token_ids, self.num_read + self.next_size
-        tokens = [BatchToken(ids[n], n, n == len(ids) - 1) for n in range(self.num_read, end)]
-        logits = self.slot.decode(tokens)
+        ids, start, end = self.state.token_ids, self.num_read, self.num_read + self.next_size
+        logits = self.slot.decode(ids[start:end], start, int(end == len(ids)))
         self.num_read = end
         return logits
 
@@ -123,12 +122,14 @@ class Batch:
         if sequence is not None:
             sequence.release()
 
-    def detach(self, key: str) -> None:
-        """See ``Backend.detach``."""
-        if any(each.state.adapter_key == key for each in self._sequences.values()):
-            raise RuntimeError("a sequence of the batch uses this stack")
+    def uses(self, key: str) -> bool:
+        """Return whether a sequence of the batch uses a stack."""
+        return any(each.state.adapter_key == key for each in self._sequences.values())
+
+    def drop(self, key: str) -> None:
+        """Free a stack that no sequence uses."""
         if loaded := self._adapters.drop(key):
-            # Contexts let go of the adapter before it is freed.
+            # The adapter is removed from all contexts before it is freed.
             self._pool.remove_adapter(loaded.lora)
             loaded.lora.close()
 
@@ -140,9 +141,8 @@ class Batch:
     def occupancy(self) -> Occupancy:
         """See ``Backend.occupancy``."""
         used = sum(each.num_read for each in self._sequences.values())
-        cached = sum(slot.num_cached for slot in self._pool)
         total = self._pool.budget.n_ctx
-        return Occupancy(len(self._sequences), used, cached, total, self._reused_tokens)
+        return Occupancy(len(self._sequences), used, total, self._reused_tokens)
 
     def close(self) -> None:
         """Drop all sequences and free all contexts."""

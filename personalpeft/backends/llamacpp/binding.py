@@ -45,15 +45,6 @@ _adapters_lock = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
-class BatchToken:
-    """One token to decode, its position, and whether the logits after it are needed."""
-
-    token: int
-    position: int
-    needs_logits: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class ContextParams:
     """The size of a context.
 
@@ -185,31 +176,36 @@ class Context:
         self.clear()
         self._set_lora(adapter)
 
-    def decode(self, tokens: Sequence[BatchToken]) -> Logits:
-        """Return the logits ``[needed, vocabulary]`` after the tokens that need them, in order.
+    def decode(self, tokens: Sequence[int], start: int, n_outputs: int) -> Logits:
+        """Return the logits ``[n_outputs, vocabulary]`` after the last of these tokens.
+
+        Args:
+            tokens: Tokens that follow each other.
+            start: The position of the first.
+            n_outputs: After how many of the last tokens logits are needed.
 
         Raises:
             RuntimeError: The context is closed, or the library failed.
-            ValueError: There are more tokens than the context's config allows.
+            ValueError: There are more tokens or outputs than ``params`` allows.
         """
         if self._context is None:
             raise RuntimeError("the context is closed")
-        outputs = [index for index, token in enumerate(tokens) if token.needs_logits]
-        if len(tokens) > self.params.n_batch or len(outputs) > self.params.n_outputs:
-            raise ValueError(f"{len(tokens)} tokens, {len(outputs)} outputs: too many for one call")
+        if len(tokens) > self.params.n_batch or n_outputs > self.params.n_outputs:
+            raise ValueError(f"{len(tokens)} tokens, {n_outputs} outputs: too many for one call")
+        first_output = len(tokens) - n_outputs
         batch = self._batch
         batch.n_tokens = len(tokens)
         for index, token in enumerate(tokens):
-            batch.token[index] = token.token
-            batch.pos[index] = token.position
+            batch.token[index] = token
+            batch.pos[index] = start + index
             batch.n_seq_id[index] = 1
             batch.seq_id[index][0] = _SEQ_ID
-            batch.logits[index] = token.needs_logits
+            batch.logits[index] = index >= first_output
         if code := _library().llama_decode(self._context, batch):
             raise RuntimeError(f"llama_decode failed ({code})")
-        logits = np.empty((len(outputs), self._vocab_size), np.float32)
-        for row, index in enumerate(outputs):
-            values = _library().llama_get_logits_ith(self._context, index)
+        logits = np.empty((n_outputs, self._vocab_size), np.float32)
+        for row in range(n_outputs):
+            values = _library().llama_get_logits_ith(self._context, first_output + row)
             logits[row] = np.ctypeslib.as_array(values, (self._vocab_size,))
         return logits
 

@@ -20,13 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from personalpeft.backends.base import Tokens
-from personalpeft.backends.llamacpp.binding import (
-    BatchToken,
-    Context,
-    ContextParams,
-    Logits,
-    LoraAdapter,
-)
+from personalpeft.backends.llamacpp.binding import Context, ContextParams, Logits, LoraAdapter
 
 CHUNK = 64
 """Tokens of a prompt in one call. A prompt is cut at multiples of it, whatever is cached."""
@@ -101,9 +95,9 @@ class SequenceSlot:
         num_cached = self._truncate(len(tokens) // CHUNK * CHUNK)
         self._owner, self._cached, self.in_use = owner, tokens[:num_cached], False
 
-    def decode(self, tokens: Sequence[BatchToken]) -> Logits:
+    def decode(self, tokens: Sequence[int], start: int, n_outputs: int) -> Logits:
         """See ``Context.decode``."""
-        return self._context.decode(tokens)
+        return self._context.decode(tokens, start, n_outputs)
 
     def set_adapter(self, adapter: LoraAdapter | None) -> None:
         """Compute with another adapter from now on. The cached prompt is dropped."""

@@ -16,12 +16,12 @@ import platform
 import signal
 import subprocess
 import sys
-import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
+from personalpeft.adapters.safe_io import write_file_atomically
 from personalpeft.types import canonical_digest
 
 log = logging.getLogger(__name__)
@@ -61,13 +61,13 @@ def read_cached_result(file: Path, cache: Path) -> ProbeResult | None:
 
 def run_in_child(path: str) -> None:
     """Load the model with all features, and decode many tokens at once and then one."""
-    from personalpeft.backends.llamacpp.binding import BatchToken, ContextParams, Model
+    from personalpeft.backends.llamacpp.binding import ContextParams, Model
 
     model = Model(Path(path), repack=True)
     context = model.new_context(ContextParams(256, 64, 1, max(1, (os.cpu_count() or 1))), None)
     tokens = [number % model.vocab_size for number in range(32)]
-    context.decode([BatchToken(token, position) for position, token in enumerate(tokens)])
-    context.decode([BatchToken(1, len(tokens), needs_logits=True)])
+    context.decode(tokens, 0, 0)
+    context.decode([1], len(tokens), 1)
     context.close()
     model.close()
 
@@ -110,10 +110,8 @@ def _cache_path(file: Path, cache: Path) -> Path:
 def _cache_result(result: ProbeResult, path: Path) -> None:
     # Without a cache the probe runs again at the next start, which takes a second.
     with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as f:
-            json.dump({"extra": result.repack, "why": result.reason, "certain": True}, f)
-        Path(f.name).replace(path)
+        data = {"extra": result.repack, "why": result.reason, "certain": True}
+        write_file_atomically(path, json.dumps(data).encode())
 
 
 def _cpu_features() -> str:

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from personalpeft.backends.base import Continuation, Score
-from personalpeft.backends.llamacpp.binding import (
-    BatchToken,
-    Context,
-    ContextParams,
-    Logits,
-    LoraAdapter,
-)
+from personalpeft.backends.llamacpp.binding import Context, ContextParams, Logits, LoraAdapter
 from personalpeft.backends.sampler import log_softmax
 
 _MIN_CTX = 512
@@ -81,10 +75,19 @@ class Scorer:
         with self._lock:
             context.set_adapter(adapter)
         logp = []
+        start, first = 0, len(item.prompt) - 1
         try:
-            for batch in _split(tokens, first=len(item.prompt) - 1, params=self._params):
+            while start < len(tokens):
+                # As many tokens as a call takes, and as many outputs.
+                end = min(
+                    start + self._params.n_batch,
+                    max(start, first) + self._params.n_outputs,
+                    len(tokens),
+                )
+                n_outputs = max(0, end - max(start, first))
                 with self._lock:
-                    logp.append(log_softmax(context.decode(batch)))
+                    logp.append(log_softmax(context.decode(tokens[start:end], start, n_outputs)))
+                start = end
         finally:
             # The library compares addresses, and would take a new adapter there for this one.
             with self._lock:
@@ -104,18 +107,3 @@ class Scorer:
         context, self._context = self._context, None
         if context is not None:
             context.close()
-
-
-def _split(
-    tokens: Sequence[int], *, first: int, params: ContextParams
-) -> Iterator[list[BatchToken]]:
-    """Yield the tokens of each call. Tokens from ``first`` on need logits."""
-    batch: list[BatchToken] = []
-    for position, token in enumerate(tokens):
-        batch.append(BatchToken(token, position, needs_logits=position >= first))
-        outputs = sum(each.needs_logits for each in batch)
-        if len(batch) == params.n_batch or outputs == params.n_outputs:
-            yield batch
-            batch = []
-    if batch:
-        yield batch

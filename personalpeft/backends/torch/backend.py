@@ -1,27 +1,27 @@
-"""The torch backend. Transformers has the model code; batching, slots and training are ours."""
+"""The torch backend: model code, batching, slots and training.
+
+Transformers has the model code of bases that ``llama`` does not compute.
+"""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import psutil
 import torch
 
 from personalpeft.adapters.types import AdapterStack
 from personalpeft.backends.base import (
     Continuation,
     Loss,
-    Occupancy,
-    OutputChunk,
     Score,
-    SequenceState,
     Session,
     SessionSpec,
     StagedStack,
 )
+from personalpeft.backends.batch_backend import BatchBackend
 from personalpeft.backends.batch_invariance import BatchInvariance
-from personalpeft.backends.tokenizer import TextMixin
 from personalpeft.backends.torch.batch import Batch
 from personalpeft.backends.torch.kv_cache import PagedKVCache, bytes_per_token
 from personalpeft.backends.torch.lora_bank import LoRABank, StagedWeights
@@ -29,13 +29,10 @@ from personalpeft.backends.torch.model_runner import DeviceChoice, ModelRunner, 
 from personalpeft.backends.torch.openmp import release_threads
 from personalpeft.backends.torch.ops import choose_ops
 from personalpeft.backends.torch.ops.base import KV_BLOCK_SIZE
-from personalpeft.backends.torch.training.logprobs import (
-    ReferenceReader,
-    group_by_tokens,
-    read_hidden,
-)
+from personalpeft.backends.torch.training.logprobs import read_outputs
+from personalpeft.backends.torch.training.packing import split_by_size
 from personalpeft.backends.torch.training.reference_cache import ReferenceCache
-from personalpeft.backends.torch.training.session import FrozenBelow, TorchSession, advance
+from personalpeft.backends.torch.training.session import TorchSession, advance
 from personalpeft.base_models.types import Base
 
 _SCORE_TOKENS = 1024
@@ -47,7 +44,7 @@ _TOKENS_A_ROW = 512
 _MEMORY_SHARE = {"cpu": 1 / 8, "cuda": 1 / 2}
 
 
-class TorchBackend(TextMixin):
+class TorchBackend(BatchBackend):
     """See ``Backend``. Supports transformers models with the card's target modules.
 
     Args:
@@ -59,6 +56,7 @@ class TorchBackend(TextMixin):
     """
 
     name = "torch"
+    _batch: Batch
 
     def __init__(
         self,
@@ -71,35 +69,20 @@ class TorchBackend(TextMixin):
     ) -> None:
         where = where or choose_device()
         super().__init__(base)
-        self.base = base
         self.slots, self.rows = slots, rows
-        kernels, reason = choose_ops(where.device, where.dtype, cache)
+        ops, reason = choose_ops(where.device, where.dtype, cache)
         self.logprob_tolerance = _TOLERANCE.get(where.dtype, _TOLERANCE[torch.float32])
-        self._model = ModelRunner(base, where, kernels, cache)
+        self._model = ModelRunner(base, where, ops, cache)
         # Results of torch's own operations depend on the batch.
-        invariant = kernels.batch_invariant and self._model.batch_invariant
+        invariant = ops.batch_invariant and self._model.batch_invariant
         self.batch_invariance = BatchInvariance.HOLDS if invariant else BatchInvariance.NONE
         self.description = f"{where.reason}, {reason}"
-        self._references = ReferenceReader(
-            self._model, ReferenceCache(base.digest, f"{where.dtype}, {self.description}", cache)
-        )
-        self._bank = LoRABank(
-            base.architecture,
-            slots=self.slots,
-            dtype=where.dtype,
-            device=where.device,
-            kernels=kernels,
-        )
-        blocks = _blocks(self._model, self.rows)
-        pool = PagedKVCache(
-            self._model.module.config,
-            blocks,
-            dtype=where.dtype,
-            device=where.device,
-            kernels=kernels,
-        )
-        self.max_length = min(blocks * KV_BLOCK_SIZE, base.card.context)
-        self._batch = Batch(self._model, self._tokenizer, self._bank, pool, blocks, rows=self.rows)
+        self._references = ReferenceCache(self._model, f"{where.dtype}, {self.description}", cache)
+        self._bank = LoRABank(base.architecture, self.slots, ops)
+        num_blocks = _num_blocks(self._model, self.rows)
+        kv_cache = PagedKVCache(self._model.module.config, num_blocks, ops)
+        self.max_length = min(num_blocks * KV_BLOCK_SIZE, base.card.context)
+        self._batch = Batch(self._model, self._tokenizer, self._bank, kv_cache, rows=self.rows)
         release_threads()  # The threads that loaded the model.
 
     def stage(self, adapter: AdapterStack) -> StagedStack:
@@ -108,27 +91,13 @@ class TorchBackend(TextMixin):
     def attach(self, key: str, staged: StagedStack) -> None:
         if not isinstance(staged, StagedWeights):
             raise TypeError("the stack must be staged by this backend")
-        self._bank.put(key, staged)
+        self._bank.fill_slot(key, staged)
 
-    def detach(self, key: str) -> None:
-        if self._batch.uses(key):
-            raise RuntimeError("a row of the batch uses this stack; remove it first")
-        self._bank.drop(key)
-
-    def admit(self, sequence: SequenceState) -> int | None:
-        return self._batch.admit(sequence)
-
-    def step(self) -> Sequence[OutputChunk]:
-        return self._batch.step()
-
-    def remove(self, number: int) -> None:
-        self._batch.remove(number)
+    def _drop(self, key: str) -> None:
+        self._bank.free_slot(key)
 
     def clear_cache(self) -> None:
         self._batch.clear_cache()
-
-    def occupancy(self) -> Occupancy:
-        return self._batch.occupancy()
 
     def check_integrity(self) -> None:
         self._batch.check_integrity()
@@ -137,45 +106,41 @@ class TorchBackend(TextMixin):
     def score(
         self, items: Sequence[Continuation], stack: str | None, *, kl: bool = False
     ) -> tuple[Score, ...]:
-        scores = []
-        for chunk in group_by_tokens(items, _SCORE_TOKENS):
+        scores: list[Score] = []
+        sizes = [len(item.prompt) + len(item.completion) for item in items]
+        for group in split_by_size(sizes, _SCORE_TOKENS):
             with torch.inference_mode():
                 with self._model.exclusive(self._bank.single_adapter_lora(stack)):
-                    outputs = read_hidden(self._model, chunk)
+                    outputs = read_outputs(self._model, items[group])
+                divergences: list[float | None] = [None] * len(outputs)
                 if kl:
                     with self._model.exclusive():
-                        base_outputs = read_hidden(self._model, chunk)
+                        base_outputs = read_outputs(self._model, items[group])
                     divergences = [
                         float((base.logp.exp() * (base.logp - output.logp)).sum(-1).mean())
                         for base, output in zip(base_outputs, outputs, strict=True)
                     ]
-                for i, output in enumerate(outputs):
-                    scores.append(
-                        Score(
-                            float(output.token_logp.mean()),
-                            divergences[i] if kl else None,
-                            tuple(output.token_logp.tolist()),
-                        )
-                    )
+                scores += [
+                    Score(float(each.token_logp.mean()), kl_div, tuple(each.token_logp.tolist()))
+                    for each, kl_div in zip(outputs, divergences, strict=True)
+                ]
         return tuple(scores)
 
-    def session(self, spec: SessionSpec) -> Session:
-        key = spec.base_key
-        frozen_below = FrozenBelow(
-            self._bank.attachment_id(key),
-            self._bank.single_adapter_lora(key),
-            self._bank.fused_weights(key),
-            self._references,
-        )
-        return TorchSession(self._model, spec, frozen_below)
+    def session(self, spec: SessionSpec, *, on_close: Callable[[], None] = lambda: None) -> Session:
+        """See ``Backend.session``. ``on_close`` is called once, when the session was closed."""
+        return TorchSession(self._model, self._bank, self._references, spec, on_close)
 
     def advance(
         self, sessions: Sequence[Session], terms: Sequence[Sequence[Loss]], rates: Sequence[float]
     ) -> tuple[float, ...]:
-        torch_sessions = [session for session in sessions if isinstance(session, TorchSession)]
-        if len(torch_sessions) < len(sessions) or len(set(torch_sessions)) < len(torch_sessions):
-            raise ValueError("sessions must be distinct sessions of this backend")
-        return advance(self._model, torch_sessions, terms, rates)
+        own = dict.fromkeys(
+            session
+            for session in sessions
+            if isinstance(session, TorchSession) and session.is_open_on(self._model)
+        )
+        if len(own) < len(sessions):
+            raise ValueError("sessions must be distinct open sessions of this backend")
+        return advance(self._model, list(own), terms, rates)
 
     def fingerprint(self) -> str:
         return self._model.fingerprint()
@@ -185,17 +150,13 @@ class TorchBackend(TextMixin):
         del self._batch, self._bank, self._references, self._model
 
 
-def _blocks(model: ModelRunner, rows: int) -> int:
+def _num_blocks(model: ModelRunner, rows: int) -> int:
     """Return the number of cache blocks: for the longest row and a part for each other."""
     config, where = model.module.config, model.where
     if where.device.type == "cuda":
         memory, _ = torch.cuda.mem_get_info(where.device)
     else:
-        memory = (
-            os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-            if hasattr(os, "sysconf")
-            else 2**33
-        )
+        memory = psutil.virtual_memory().total
     share = _MEMORY_SHARE.get(where.device.type, _MEMORY_SHARE["cpu"])
     fits = int(memory * share) // bytes_per_token(config, where.dtype)
     return max(1, min(model.base.card.context + rows * _TOKENS_A_ROW, fits) // KV_BLOCK_SIZE)

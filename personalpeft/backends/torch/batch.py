@@ -68,16 +68,16 @@ class Batch:
     def __init__(
         self,
         model: ModelRunner,
-        text: ChatTokenizer,
+        tokenizer: ChatTokenizer,
         bank: LoRABank,
-        pool: PagedKVCache,
-        blocks: int,
+        kv_cache: PagedKVCache,
         *,
         rows: int,
     ) -> None:
-        self._model, self._text, self._bank, self._pool = model, text, bank, pool
+        self._model, self._tokenizer = model, tokenizer
+        self._bank, self._kv_cache = bank, kv_cache
         self._max_rows = rows
-        self._blocks = BlockManager(blocks)
+        self._blocks = BlockManager(kv_cache.num_blocks)
         self._running: dict[int, _RunningSequence] = {}
         self._numbers = itertools.count()
         self._reused = 0
@@ -107,7 +107,7 @@ class Batch:
             number=number,
             sequence=sequence,
             tokens=sequence.token_ids,
-            output=SequenceOutput.of(number, sequence, self._text),
+            output=SequenceOutput.of(number, sequence, self._tokenizer),
             slot=slot,
             blocks=blocks,
             table=self._table(blocks),
@@ -130,7 +130,7 @@ class Batch:
             return ()
         sampled = decoding + [row for row, count in reading if count == row.pending]
         logits = self._forward(decoding, reading)
-        picks = sample_tokens(logits, [row.sequence.sampler for row in sampled], self._pool.kernels)
+        picks = sample_tokens(logits, [row.sequence.sampler for row in sampled], self._model.ops)
         wanted = {
             index: row.sequence.top_logprobs
             for index, row in enumerate(sampled)
@@ -157,17 +157,13 @@ class Batch:
         if row is not None:
             self._blocks.free(row.blocks)
 
-    def uses(self, stack: str) -> bool:
+    def uses(self, key: str) -> bool:
         """Return whether a row of the batch uses a stack."""
-        return any(row.sequence.adapter_key == stack for row in self._running.values())
+        return any(row.sequence.adapter_key == key for row in self._running.values())
 
     def clear_cache(self) -> None:
         """See ``Backend.clear_cache``."""
-        dirty = torch.tensor(
-            self._blocks.clear_cache(), dtype=torch.long, device=self._pool.keys.device
-        )
-        self._pool.keys[:, dirty] = 0
-        self._pool.values[:, dirty] = 0
+        self._kv_cache.clear(self._blocks.clear_cache())
 
     def occupancy(self) -> Occupancy:
         """See ``Backend.occupancy``."""
@@ -175,7 +171,6 @@ class Batch:
         return Occupancy(
             len(self._running),
             blocks.num_used * KV_BLOCK_SIZE,
-            blocks.num_cached * KV_BLOCK_SIZE,
             blocks.num_blocks * KV_BLOCK_SIZE,
             self._reused,
         )
@@ -202,23 +197,25 @@ class Batch:
     def _forward(
         self, decoding: Sequence[_RunningSequence], reading: Sequence[tuple[_RunningSequence, int]]
     ) -> torch.Tensor:
-        """Return the logits after each decoded token, then after the last token of each prompt."""
+        """Run the model once for all rows, each on the slot that ``admit`` gave it.
+
+        Return the logits after each decoded token, then after the last token of each prompt.
+        """
         tokens: list[int] = []
         positions: list[int] = []
-        writes: list[int] = []
+        kv_indices: list[int] = []
         slots: list[int] = []
         chunks, reads = [], list(range(len(decoding)))
         for row, count in (*((row, 1) for row in decoding), *reading):
-            begin = len(tokens)
-            tokens += row.tokens[row.num_read : row.num_read + count]
-            positions += range(row.num_read, row.num_read + count)
-            writes += (
-                row.blocks[p // KV_BLOCK_SIZE] * KV_BLOCK_SIZE + p % KV_BLOCK_SIZE
-                for p in range(row.num_read, row.num_read + count)
+            begin, read = len(tokens), range(row.num_read, row.num_read + count)
+            tokens += row.tokens[read.start : read.stop]
+            positions += read
+            kv_indices += (
+                row.blocks[p // KV_BLOCK_SIZE] * KV_BLOCK_SIZE + p % KV_BLOCK_SIZE for p in read
             )
             slots += [row.slot] * count
             if begin >= len(decoding):
-                chunks.append(PrefillChunk(begin, len(tokens), row.num_read + count, row.table))
+                chunks.append(PrefillChunk(begin, len(tokens), read.stop, row.table))
                 if count == row.pending:
                     reads.append(len(tokens) - 1)
         device = self._model.where.device
@@ -226,20 +223,13 @@ class Batch:
         table = torch.zeros((len(decoding), longest), dtype=torch.int32, device=device)
         for index, row in enumerate(decoding):
             table[index, : len(row.table)] = row.table
-        lengths = [row.num_read + 1 for row in decoding]
-        metadata = AttentionMetadata(
-            torch.tensor(writes).to(device),
-            table,
-            torch.tensor(lengths, dtype=torch.int32).to(device),
-        )
+        lengths = torch.tensor([row.num_read + 1 for row in decoding], dtype=torch.int32)
+        metadata = AttentionMetadata(torch.tensor(kv_indices).to(device), table, lengths.to(device))
+        active = None
+        if any(slots):
+            active = self._bank.batched_lora(torch.tensor(slots, dtype=torch.int32).to(device))
         return self._model.step(
-            tokens,
-            positions,
-            reads,
-            ForwardContext(self._pool, metadata, chunks),
-            self._bank.batched_lora(torch.tensor(slots, dtype=torch.int32).to(device))
-            if any(slots)
-            else None,
+            tokens, positions, reads, ForwardContext(self._kv_cache, metadata, chunks), active
         )
 
     def _advance(self, row: _RunningSequence, count: int) -> None:

@@ -15,17 +15,19 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 import torch
+from pydantic import Field, PositiveInt, TypeAdapter, ValidationError
 from torch import Tensor
 from torch.nn.functional import linear
 
+from personalpeft.adapters.safe_io import write_file_atomically
 from personalpeft.backends.torch.openmp import limit_threads
 from personalpeft.backends.torch.processor import instruction_sets
 
@@ -43,6 +45,8 @@ _TYPICAL_ROWS = (1, 16, 256)
 # Largest difference of a correct product from float32, relative to its largest value.
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.03}
 _FORMAT = 1
+
+_Counts: TypeAlias = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
 
 
 class ProductKind(StrEnum):
@@ -74,9 +78,9 @@ class RowCounts:
     ``threads`` are the thread counts for which the class is the same.
     """
 
-    counts: tuple[int, ...]
+    counts: _Counts
     dense_from: int
-    threads: tuple[int, ...]
+    threads: _Counts
 
     @property
     def most(self) -> int:
@@ -109,8 +113,7 @@ class ProductChoice:
     rows: RowCounts | None
 
 
-PLAIN = ProductChoice(ProductKind.PLAIN, None)
-"""As the framework computes it, with any number of rows."""
+_CHOICES = TypeAdapter(dict[str, ProductChoice])
 
 
 class ProductChooser:
@@ -123,8 +126,20 @@ class ProductChooser:
 
     def __init__(self, threads: Sequence[int], cache: Path | None) -> None:
         self._threads = tuple(threads)
-        self._file = None if cache is None else cache / "products" / f"{self._machine()}.json"
-        self._stored = self._read()
+        machine = [
+            _FORMAT,
+            torch.__version__,
+            platform.machine(),
+            instruction_sets(),
+            self._threads,
+        ]
+        name = hashlib.sha256(json.dumps(machine).encode()).hexdigest()[:16]
+        self._file = None if cache is None else cache / "products" / f"{name}.json"
+        self._stored: dict[str, ProductChoice] = {}
+        if self._file is not None:
+            # Absent or damaged: the trial is made again.
+            with suppress(OSError, ValidationError):
+                self._stored = _CHOICES.validate_json(self._file.read_bytes())
         # The choices of this base's shapes. Choices of other bases must not affect `invariant`.
         self._chosen: dict[str, ProductChoice] = {}
 
@@ -132,7 +147,10 @@ class ProductChooser:
         """Return how to compute products of this shape; the first call for a shape tries it."""
         if shape.key not in self._stored:
             self._stored[shape.key] = _choose(shape, self._threads)
-            self._write()
+            if self._file is not None:
+                # A cache that cannot be written costs the next process a trial, nothing else.
+                with suppress(OSError):
+                    write_file_atomically(self._file, _CHOICES.dump_json(self._stored))
         choice = self._chosen[shape.key] = self._stored[shape.key]
         return choice
 
@@ -147,39 +165,38 @@ class ProductChooser:
         """Whether a class was found for each shape chosen so far."""
         return all(choice.rows is not None for choice in self._chosen.values())
 
-    def _machine(self) -> str:
-        about = [_FORMAT, torch.__version__, platform.machine(), instruction_sets(), self._threads]
-        return hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
 
-    def _read(self) -> dict[str, ProductChoice]:
-        if self._file is None:
-            return {}
-        try:
-            return {
-                key: _choice_of(stored)
-                for key, stored in json.loads(self._file.read_bytes()).items()
-            }
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return {}  # Absent or damaged: the trial is made again.
+class BatchInvariantProduct:
+    """A product with ``[outputs, inputs]`` weights, computed as the chooser decides.
 
-    def _write(self) -> None:
-        if self._file is None:
-            return
-        stored = json.dumps({key: asdict(choice) for key, choice in self._stored.items()})
-        try:
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile("w", dir=self._file.parent, delete=False) as file:
-                file.write(stored)
-            Path(file.name).replace(self._file)  # Atomic: another process may read it.
-        except OSError:
-            pass  # A cache that cannot be written costs the next process a trial, nothing else.
+    Without a chooser it is computed as the framework does, with any number of rows.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, chooser: ProductChooser | None) -> None:
+        self._outputs, inputs = weight.shape
+        choice = ProductChoice(ProductKind.PLAIN, None)
+        if chooser is not None:
+            shape = ProductShape(inputs, self._outputs, weight.dtype, bias is not None)
+            choice = chooser.choose(shape)
+        self.is_packed = choice.kind is ProductKind.PACKED
+        self._rows = choice.rows
+        self._product, self._weight = _make_product(choice.kind, weight, bias)
+
+    @property
+    def weight(self) -> Tensor:
+        """The weights, ``[outputs, inputs]``."""
+        return self._weight.to_dense() if self.is_packed else self._weight
+
+    def __call__(self, x: Tensor) -> Tensor:
+        rows = x.reshape(-1, x.shape[-1])
+        y = self._product(rows) if self._rows is None else self._rows.apply(self._product, rows)
+        return y.view(*x.shape[:-1], self._outputs)
 
 
-def make_product(kind: ProductKind, weight: Tensor, bias: Tensor | None) -> tuple[Product, Tensor]:
+def _make_product(kind: ProductKind, weight: Tensor, bias: Tensor | None) -> tuple[Product, Tensor]:
     """Return a product with ``[outputs, inputs]`` weights, and the weights in the form it holds.
 
-    Raises:
-        RuntimeError: The libraries cannot compute this kind of product for this shape.
+    Raises ``RuntimeError`` if the libraries cannot compute this kind of product for this shape.
     """
     if kind is ProductKind.PLAIN:
         return lambda x: linear(x, weight, bias), weight
@@ -197,39 +214,33 @@ def _choose(shape: ProductShape, threads: Sequence[int]) -> ProductChoice:
         if rows is not None:
             return ProductChoice(kind, rows)
         working.append(kind)
-    return ProductChoice(working[0], None) if working else PLAIN
+    return ProductChoice(working[0] if working else ProductKind.PLAIN, None)
 
 
 def is_usable(kind: ProductKind, shape: ProductShape) -> bool:
     """Return whether the libraries can compute a product here, correct up to rounding."""
-    try:
-        return _is_right(kind, shape)
-    except (RuntimeError, AttributeError, NotImplementedError):
-        return False  # The library has no such primitive for this shape, or is not here at all.
-
-
-def _is_right(kind: ProductKind, shape: ProductShape) -> bool:
     random = torch.Generator().manual_seed(1)
     tile = torch.randn((min(shape.outputs, 256), shape.inputs), generator=random).to(shape.dtype)
-    weight = _tiled(tile, shape.outputs)
     bias = torch.ones(shape.outputs, dtype=shape.dtype) if shape.bias else None
-    product, _ = make_product(kind, weight, bias)
-    for rows in (1, 2, 33):
-        x = torch.randn((rows, shape.inputs), generator=random).to(shape.dtype)
-        expected = x.float() @ tile.float().t() + (1.0 if shape.bias else 0.0)
-        found = product(x)[:, : len(tile)].float()
-        difference = float((found - expected).abs().max())
-        # Written so that NaN is wrong too.
-        if not difference <= _TOLERANCE.get(shape.dtype, 1e-4) * float(expected.abs().max()):
-            return False
+    try:
+        product, _ = _make_product(kind, _tiled(tile, shape.outputs), bias)
+        for rows in (1, 2, 33):
+            x = torch.randn((rows, shape.inputs), generator=random).to(shape.dtype)
+            expected = x.float() @ tile.float().t() + (1.0 if shape.bias else 0.0)
+            found = product(x)[:, : len(tile)].float()
+            difference = float((found - expected).abs().max())
+            # Written so that NaN is wrong too.
+            if not difference <= _TOLERANCE.get(shape.dtype, 1e-4) * float(expected.abs().max()):
+                return False
+    except (RuntimeError, AttributeError, NotImplementedError):
+        return False  # The library has no such primitive for this shape, or is not here at all.
     return True
 
 
 def _find_class(kind: ProductKind, shape: ProductShape, threads: Sequence[int]) -> RowCounts | None:
     weight, x = _cancelling_inputs(shape)
-    product, _ = make_product(
-        kind, weight, torch.zeros(shape.outputs, dtype=shape.dtype) if shape.bias else None
-    )
+    bias = torch.zeros(shape.outputs, dtype=shape.dtype) if shape.bias else None
+    product, _ = _make_product(kind, weight, bias)
     most = _MOST_WIDE_ROWS if max(shape.inputs, shape.outputs) >= _WIDE else len(x)
     return find_row_counts(product, x[:most], threads)
 
@@ -243,6 +254,7 @@ def find_row_counts(product: Product, x: Tensor, threads: Sequence[int]) -> RowC
         threads: The thread counts to try it with.
     """
     tried = [count for count in _TRIED if count <= len(x)]
+    # For each class the outputs of its largest member, and its members: numbers of threads and rows.
     outputs: list[Tensor] = []
     members: list[set[tuple[int, int]]] = []
     for number in threads:
@@ -254,29 +266,23 @@ def find_row_counts(product: Product, x: Tensor, threads: Sequence[int]) -> RowC
                     continue  # The library has no primitive for this number of rows.
                 if not torch.equal(rolled.roll(-1, 0), y):
                     continue  # A row's bits depend on its position.
-                place = next(
-                    (i for i, known in enumerate(outputs) if _agree(known, y)), len(outputs)
-                )
-                if place == len(outputs):
+                for index, known in enumerate(outputs):
+                    shared = min(len(known), count)
+                    if torch.equal(known[:shared], y[:shared]):
+                        outputs[index] = max(known, y, key=len)
+                        members[index].add((number, count))
+                        break
+                else:
                     outputs.append(y)
-                    members.append(set())
-                elif count > len(outputs[place]):
-                    outputs[place] = y
-                members[place].add((number, count))
+                    members.append({(number, count)})
     classes = []
     for found in members:
-        counts = tuple(
-            count for count in tried if all((number, count) in found for number in threads)
-        )
+        counts = [n for n in tried if all((number, n) in found for number in threads)]
         if counts:
-            classes.append(RowCounts(counts, _dense_from(counts, tried), tuple(threads)))
+            gap = max((n for n in tried if n < counts[-1] and n not in counts), default=0)
+            dense_from = min(n for n in counts if n > gap)
+            classes.append(RowCounts(tuple(counts), dense_from, tuple(threads)))
     return min(classes, key=_cost, default=None)
-
-
-def _agree(some: Tensor, other: Tensor) -> bool:
-    """Compare the rows that both have."""
-    shared = min(len(some), len(other))
-    return torch.equal(some[:shared], other[:shared])
 
 
 def _cancelling_inputs(shape: ProductShape) -> tuple[Tensor, Tensor]:
@@ -299,16 +305,6 @@ def _tiled(tile: Tensor, outputs: int) -> Tensor:
     return tile.repeat(-(-outputs // len(tile)), 1)[:outputs].contiguous()
 
 
-def _dense_from(counts: Sequence[int], tried: Sequence[int]) -> int:
-    """Return the smallest count from which all larger tried counts are in the class."""
-    dense = counts[-1]
-    for count in reversed([count for count in tried if count <= counts[-1]]):
-        if count not in counts:
-            break
-        dense = count
-    return dense
-
-
 def _cost(rows: RowCounts) -> float:
     """Return the cost of typical batches with this class, in rows relative to no padding."""
     total = 0.0
@@ -319,17 +315,3 @@ def _cost(rows: RowCounts) -> float:
             cost += _CALL_COST_ROWS + rows.padded(rest)
         total += cost / (_CALL_COST_ROWS + batch)
     return total
-
-
-def _choice_of(stored: dict[str, object]) -> ProductChoice:
-    rows = stored["rows"]
-    if rows is None:
-        return ProductChoice(ProductKind(str(stored["kind"])), None)
-    if not isinstance(rows, dict):
-        raise TypeError("rows must be an object")
-    counts, threads = (tuple(int(n) for n in rows[name]) for name in ("counts", "threads"))
-    if not counts or list(counts) != sorted(counts) or counts[0] < 1 or not threads:
-        raise ValueError("row counts must be ascending and positive")
-    return ProductChoice(
-        ProductKind(str(stored["kind"])), RowCounts(counts, int(rows["dense_from"]), threads)
-    )

@@ -27,9 +27,12 @@ def block_hash(parent: bytes, tokens: Sequence[int]) -> bytes:
 
 
 def prefix_hashes(base: str, sequence: SequenceState, tokens: Sequence[int]) -> Iterator[bytes]:
-    """Yield the root hash of a sequence, then the hash of each full block of ``tokens``.
+    """Yield the root hash of a sequence, then the hash of each full block of its tokens.
 
-    The base's digest covers weights, tokenizer and chat template.
+    Args:
+        base: The base's digest, which covers weights, tokenizer and chat template.
+        sequence: Names owner and stack.
+        tokens: The sequence's tokens, or the first of them.
     """
     root = bytes.fromhex(canonical_digest([sequence.owner, base, sequence.adapter_key]))
     full = range(0, len(tokens) - KV_BLOCK_SIZE + 1, KV_BLOCK_SIZE)

@@ -6,6 +6,7 @@ reads only the blocks of its own table.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,43 +14,43 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from personalpeft.backends.torch.lora_bank import lazy_zeros
-from personalpeft.backends.torch.ops.base import KV_BLOCK_SIZE, AttentionMetadata, Ops, PrefillChunk
+from personalpeft.backends.torch.ops.base import (
+    KV_BLOCK_SIZE,
+    AttentionMetadata,
+    AttentionParams,
+    KVLayer,
+    Ops,
+    PrefillChunk,
+)
 
 
 class PagedKVCache:
-    """Keys and values of ``blocks`` blocks for each layer of a model."""
+    """Keys and values of ``num_blocks`` blocks for each layer of a model."""
 
-    def __init__(
-        self,
-        config: Any,
-        blocks: int,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-        kernels: Ops,
-    ) -> None:
-        text = config.get_text_config()
-        heads, dim = _heads(text)
-        self.kernels = kernels
-        self.layers = text.num_hidden_layers
-        shape = (self.layers, blocks, heads)
-        self.keys = lazy_zeros((*shape, dim, KV_BLOCK_SIZE), dtype, device)
-        self.values = lazy_zeros((*shape, KV_BLOCK_SIZE, dim), dtype, device)
+    def __init__(self, config: Any, num_blocks: int, ops: Ops) -> None:
+        layers, heads, dim = _shape(config)
+        self.ops = ops
+        self.num_blocks = num_blocks
+        self.keys = ops.zeros(layers, num_blocks, heads, dim, KV_BLOCK_SIZE)
+        self.values = ops.zeros(layers, num_blocks, heads, KV_BLOCK_SIZE, dim)
+
+    def clear(self, blocks: Sequence[int]) -> None:
+        """Overwrite blocks with zeros."""
+        indices = torch.tensor(blocks, dtype=torch.long, device=self.keys.device)
+        self.keys[:, indices] = 0
+        self.values[:, indices] = 0
 
 
 def bytes_per_token(config: Any, dtype: torch.dtype) -> int:
     """Return the bytes of one token's keys and values in all layers."""
+    return 2 * math.prod(_shape(config)) * dtype.itemsize
+
+
+def _shape(config: Any) -> tuple[int, int, int]:
+    """Return the numbers of layers and of heads of keys, and the size of a head."""
     text = config.get_text_config()
-    heads, dim = _heads(text)
-    return int(
-        2 * text.num_hidden_layers * heads * dim * torch.empty((), dtype=dtype).element_size()
-    )
-
-
-def _heads(text: Any) -> tuple[int, int]:
     dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    return int(text.num_key_value_heads), int(dim)
+    return int(text.num_hidden_layers), int(text.num_key_value_heads), int(dim)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,40 +62,28 @@ class ForwardContext:
     chunks: Sequence[PrefillChunk]
 
     def attend(
-        self,
-        layer: int,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        scaling: float,
-        softcap: float,
-        window: int,
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, params: AttentionParams
     ) -> Tensor:
-        """Write keys and values, and return the attention of all tokens, ``[T, heads, dim]``."""
-        keys, values = self.cache.keys[layer], self.cache.values[layer]
-        self.cache.kernels.write_kv(k, v, keys, values, self.metadata)
-        decoded = len(self.metadata.lengths)
+        """Write the keys and values of T tokens into the cache, and compute their attention.
+
+        Args:
+            layer: Number of the model's layer.
+            q: Queries, ``[T, heads, dim]``.
+            k: Keys, ``[T, kv_heads, dim]``.
+            v: Values, ``[T, kv_heads, dim]``.
+            params: Scaling, window and soft cap.
+
+        Returns:
+            The attention of all tokens, ``[T, heads, dim]``.
+        """
+        kv, ops = KVLayer(self.cache.keys[layer], self.cache.values[layer]), self.cache.ops
+        ops.write_kv(k, v, kv, self.metadata)
         outputs = []
-        if decoded:
-            outputs.append(
-                self.cache.kernels.paged_attention(
-                    q[:decoded],
-                    keys,
-                    values,
-                    self.metadata,
-                    scaling=scaling,
-                    softcap=softcap,
-                    window=window,
-                )
-            )
+        if decoded := len(self.metadata.lengths):
+            outputs.append(ops.paged_attention(q[:decoded], kv, self.metadata, params))
         for chunk in self.chunks:
             queries = q[chunk.begin : chunk.end]
-            outputs.append(
-                self.cache.kernels.prefill_attention(
-                    queries, keys, values, chunk, scaling=scaling, softcap=softcap, window=window
-                )
-            )
+            outputs.append(ops.prefill_attention(queries, kv, chunk, params))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
@@ -112,7 +101,10 @@ def paged_attention_forward(
     softcap: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute attention over the cache if the pass has a ``batch``, else as transformers does."""
+    """Compute attention over the cache if the pass has a ``batch``, else as transformers does.
+
+    The signature is that of transformers' attention functions.
+    """
     if batch is None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -123,7 +115,6 @@ def paged_attention_forward(
         return outputs
     q, k, v = (t[0].transpose(0, 1).contiguous() for t in (query, key, value))
     scale = q.shape[-1] ** -0.5 if scaling is None else scaling
-    out = batch.attend(
-        module.layer_idx, q, k, v, scaling=scale, softcap=softcap or 0.0, window=sliding_window or 0
-    )
+    params = AttentionParams(scale, softcap or 0.0, sliding_window or 0)
+    out = batch.attend(module.layer_idx, q, k, v, params)
     return out[None], None

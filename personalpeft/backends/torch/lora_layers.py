@@ -6,20 +6,19 @@ lock.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from itertools import accumulate
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
+from personalpeft.backends.torch.autograd import differentiable
 from personalpeft.backends.torch.batch_invariant_matmul import (
-    PLAIN,
+    BatchInvariantProduct,
     ProductChooser,
-    ProductKind,
     ProductShape,
-    make_product,
 )
 from personalpeft.types import Architecture
 
@@ -29,7 +28,7 @@ _FUSED_PROJECTIONS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 @dataclass(frozen=True, slots=True)
 class ProjectionGroup:
-    """Projections of every block with the same input; ``ends`` is where each one's outputs end."""
+    """Projections of every layer with the same input; ``ends`` is where each one's outputs end."""
 
     names: tuple[str, ...]
     inputs: int
@@ -47,26 +46,19 @@ class ProjectionGroup:
 
 def group_projections(architecture: Architecture) -> tuple[ProjectionGroup, ...]:
     """Return the base's adapted projections, each in one group, in the architecture's order."""
+    projections = architecture.projections
     groups: list[ProjectionGroup] = []
-    assigned: set[str] = set()
-    for name, (inputs, _) in architecture.projections.items():
-        if name in assigned:
+    grouped: set[str] = set()
+    for name, (inputs, _) in projections.items():
+        if name in grouped:
             continue
         path, _, last = name.rpartition(".")
-        siblings = [
-            tuple(f"{path}.{t}".lstrip(".") for t in fused)
-            for fused in _FUSED_PROJECTIONS
-            if last in fused
-        ]
-        names = next(
-            (s for s in siblings if all(member in architecture.projections for member in s)),
-            (name,),
-        )
-        assigned.update(names)
-        ends, end = [], 0
-        for member in names:
-            end += architecture.projections[member][1]
-            ends.append(end)
+        fused = next((fused for fused in _FUSED_PROJECTIONS if last in fused), (last,))
+        names = tuple(f"{path}.{each}".lstrip(".") for each in fused)
+        if not all(each in projections for each in names):
+            names = (name,)
+        grouped.update(names)
+        ends = accumulate(projections[each][1] for each in names)
         groups.append(ProjectionGroup(names, inputs, tuple(ends)))
     return tuple(groups)
 
@@ -74,36 +66,23 @@ def group_projections(architecture: Architecture) -> tuple[ProjectionGroup, ...]
 class ActiveLoRA(Protocol):
     """Adapters of one pass."""
 
-    def add(self, group: int, block: int, x: Tensor, y: Tensor) -> Tensor:
-        """Return outputs ``[rows, tokens, outputs]`` plus the adapters' part, maybe in place."""
+    def multiply(self, frozen: FrozenLinear, group: int, layer: int, x: Tensor) -> Tensor:
+        """Return a group's outputs ``[rows, tokens, outputs]`` in one layer, with the adapters.
+
+        Args:
+            frozen: The base's weights.
+            group: Number of the group.
+            layer: Number of the model's layer.
+            x: ``[rows, tokens, inputs]``.
+        """
         ...
 
 
-class TrainedLoRA(Protocol):
-    """Adapters in training. They compute the base's product too, for its gradient."""
-
-    def product(self, frozen: FrozenLinear, group: int, block: int, x: Tensor) -> Tensor:
-        """Return a group's outputs with all adapters, differentiable."""
-        ...
-
-
+@dataclass(slots=True)
 class LoRAContext:
-    """The adapters that are active now; all layers of the model read them here."""
+    """The adapters of the running pass, None for the bare base; all layers of the model read it."""
 
-    def __init__(self) -> None:
-        self.active: ActiveLoRA | None = None
-        self.training: TrainedLoRA | None = None
-
-    @contextmanager
-    def activate(
-        self, active: ActiveLoRA | None, training: TrainedLoRA | None = None
-    ) -> Iterator[None]:
-        """Activate adapters for one forward (and backward) pass."""
-        self.active, self.training = active, training
-        try:
-            yield
-        finally:
-            self.active = self.training = None
+    active: ActiveLoRA | None = None
 
 
 class FrozenLinear(nn.Module):
@@ -116,9 +95,9 @@ class FrozenLinear(nn.Module):
     def __init__(self, weight: Tensor, bias: Tensor | None, chooser: ProductChooser | None) -> None:
         super().__init__()
         self._chooser = chooser
-        self._product = _BatchInvariantProduct(weight, bias, chooser)
-        self._transposed: _BatchInvariantProduct | None = None
-        if chooser is not None and self._product.packed:
+        self._product = BatchInvariantProduct(weight, bias, chooser)
+        self._transposed: BatchInvariantProduct | None = None
+        if chooser is not None and self._product.is_packed:
             # Chosen now: it may exclude thread counts, which must be known before the first pass.
             chooser.choose(ProductShape(weight.shape[0], weight.shape[1], weight.dtype, bias=False))
 
@@ -127,14 +106,10 @@ class FrozenLinear(nn.Module):
         """The weights, ``[outputs, inputs]``."""
         return self._product.weight
 
-    @property
-    def bias(self) -> Tensor | None:
-        return self._product.bias
-
     def enable_backward(self) -> None:
         """Store the transposed weights, which gradients need."""
-        if self._product.packed and self._transposed is None:
-            self._transposed = _BatchInvariantProduct(
+        if self._product.is_packed and self._transposed is None:
+            self._transposed = BatchInvariantProduct(
                 self.weight.t().contiguous(), None, self._chooser
             )
 
@@ -143,10 +118,7 @@ class FrozenLinear(nn.Module):
         self._transposed = None
 
     def forward(self, x: Tensor) -> Tensor:
-        if torch.is_grad_enabled() and x.requires_grad:
-            result: Tensor = apply_function(_MultiplyFunction, x, self)
-            return result
-        return self.multiply(x)
+        return differentiable(self.multiply, lambda x, grad: self.multiply_transposed(grad), x)
 
     def multiply(self, x: Tensor) -> Tensor:
         """Return the outputs, without a gradient."""
@@ -159,50 +131,8 @@ class FrozenLinear(nn.Module):
         return grad @ self.weight
 
 
-class _BatchInvariantProduct:
-    """A product with ``[outputs, inputs]`` weights, computed as the chooser decides."""
-
-    def __init__(self, weight: Tensor, bias: Tensor | None, chooser: ProductChooser | None) -> None:
-        outputs, inputs = weight.shape
-        choice = (
-            PLAIN
-            if chooser is None
-            else chooser.choose(ProductShape(inputs, outputs, weight.dtype, bias is not None))
-        )
-        self.packed = choice.kind is ProductKind.PACKED
-        self.bias = bias
-        self._outputs = outputs
-        self._rows = choice.rows
-        self._product, self._weight = make_product(choice.kind, weight, bias)
-
-    @property
-    def weight(self) -> Tensor:
-        return self._weight.to_dense() if self.packed else self._weight
-
-    def __call__(self, x: Tensor) -> Tensor:
-        rows = x.reshape(-1, x.shape[-1])
-        y = self._product(rows) if self._rows is None else self._rows.apply(self._product, rows)
-        return y.view(*x.shape[:-1], self._outputs)
-
-
-def apply_function(function: type[torch.autograd.Function], *args: Any) -> Any:
-    """Apply an autograd function; torch declares ``apply`` without types."""
-    return function.apply(*args)
-
-
-class _MultiplyFunction(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, product: FrozenLinear) -> Tensor:
-        ctx.product = product
-        return product.multiply(x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return ctx.product.multiply_transposed(grads[0]), None
-
-
 class GroupedLinear:
-    """The product of one group in one block, with its adapters.
+    """The product of one group in one layer, with its adapters.
 
     The model calls each projection separately. The first call computes all of them. The others
     return their part of it if their input is the same tensor.
@@ -212,7 +142,7 @@ class GroupedLinear:
         self,
         members: Sequence[nn.Linear],
         group: int,
-        block: int,
+        layer: int,
         context: LoRAContext,
         chooser: ProductChooser | None,
     ) -> None:
@@ -220,52 +150,46 @@ class GroupedLinear:
         biases = [member.bias.detach() for member in members if member.bias is not None]
         # A single member is not copied, so its weights stay in the loaded file's memory.
         weight = torch.cat(weights) if len(weights) > 1 else weights[0]
-        self.product = FrozenLinear(weight, torch.cat(biases) if biases else None, chooser)
-        self._group, self._block, self._context = group, block, context
-        self._last_input: Tensor | None = None
-        self._last_output: Tensor | None = None
+        self.frozen = FrozenLinear(weight, torch.cat(biases) if biases else None, chooser)
+        self._group, self._layer, self._context = group, layer, context
+        self._last: tuple[Tensor, Tensor] | None = None
 
-    def outputs(self, x: Tensor, begin: int, end: int, *, last: bool) -> Tensor:
-        """Return the outputs ``begin`` to ``end``; ``last`` frees the stored outputs."""
-        y = (
-            self._last_output
-            if self._last_input is x and self._last_output is not None
-            else self._compute(x)
-        )
-        self._last_input, self._last_output = (None, None) if last else (x, y)
-        return y[..., begin:end]
+    def shared_outputs(self, x: Tensor, *, is_last: bool) -> Tensor:
+        """Return all outputs, computed once for one input; the last call frees them."""
+        if self._last is None or self._last[0] is not x:
+            self._last = x, self.all_outputs(x)
+        _, y = self._last
+        if is_last:
+            self._last = None
+        return y
 
     def all_outputs(self, x: Tensor) -> Tensor:
-        """Return the outputs of all projections of the group."""
-        return self._compute(x)
-
-    def _compute(self, x: Tensor) -> Tensor:
-        training = self._context.training
-        if training is not None:
-            return training.product(self.product, self._group, self._block, x)
-        y: Tensor = self.product(x)
+        """Return the outputs of all projections of the group, side by side."""
         active = self._context.active
-        return y if active is None else active.add(self._group, self._block, x, y)
+        if active is not None:
+            return active.multiply(self.frozen, self._group, self._layer, x)
+        y: Tensor = self.frozen(x)
+        return y
 
 
 class LoRALinear(nn.Module):
     """Replace one linear layer of the model."""
 
-    def __init__(self, group_linear: GroupedLinear, begin: int, end: int, *, last: bool) -> None:
+    def __init__(self, grouped: GroupedLinear, begin: int, end: int, *, is_last: bool) -> None:
         super().__init__()
-        self._group_linear = group_linear
-        self._begin, self._end, self._last = begin, end, last
+        self._grouped = grouped
+        self._begin, self._end, self._is_last = begin, end, is_last
 
     def shares_with(self, other: object) -> bool:
         """Return whether both layers are in one group."""
-        return isinstance(other, LoRALinear) and other._group_linear is self._group_linear
+        return isinstance(other, LoRALinear) and other._grouped is self._grouped
 
     def all_outputs(self, x: Tensor) -> Tensor:
         """Return the outputs of the whole group, side by side."""
-        return self._group_linear.all_outputs(x)
+        return self._grouped.all_outputs(x)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self._group_linear.outputs(x, self._begin, self._end, last=self._last)
+        return self._grouped.shared_outputs(x, is_last=self._is_last)[..., self._begin : self._end]
 
 
 def install_lora_layers(
@@ -273,24 +197,27 @@ def install_lora_layers(
 ) -> tuple[LoRAContext, dict[str, FrozenLinear]]:
     """Replace each projection that the architecture names.
 
+    Args:
+        model: The base, whose modules are replaced.
+        architecture: Names the projections.
+        chooser: Chooses how products are computed; None for torch's ``linear``.
+
     Returns:
-        The context that activates adapters, and the products by the path of their group's first
+        The context that the owner sets for each pass, and the products by the path of their group's first
             projection.
     """
     context = LoRAContext()
     products: dict[str, FrozenLinear] = {}
-    for block in range(architecture.blocks):
-        root = f"{architecture.block_path}.{block}."
+    for layer in range(architecture.blocks):
+        root = f"{architecture.block_path}.{layer}."
         for number, group in enumerate(group_projections(architecture)):
-            members = [model.get_submodule(root + name) for name in group.names]
-            group_linear = GroupedLinear(
-                [_as_linear(m) for m in members], number, block, context, chooser
-            )
-            products[root + group.names[0]] = group_linear.product
+            members = [_as_linear(model.get_submodule(root + name)) for name in group.names]
+            grouped = GroupedLinear(members, number, layer, context, chooser)
+            products[root + group.names[0]] = grouped.frozen
             for name, (begin, end) in zip(group.names, group.sections, strict=True):
-                path, _, last = (root + name).rpartition(".")
-                layer = LoRALinear(group_linear, begin, end, last=name == group.names[-1])
-                setattr(model.get_submodule(path), last, layer)
+                parent, _, attribute = (root + name).rpartition(".")
+                linear = LoRALinear(grouped, begin, end, is_last=name == group.names[-1])
+                setattr(model.get_submodule(parent), attribute, linear)
     return context, products
 
 

@@ -25,17 +25,17 @@ from personalpeft.backends.torch.batch_invariant_matmul import (
     is_usable,
 )
 from personalpeft.backends.torch.kv_cache import ForwardContext, paged_attention_forward
+from personalpeft.backends.torch.llama import load_llama
 from personalpeft.backends.torch.lora_layers import (
     ActiveLoRA,
     FrozenLinear,
-    TrainedLoRA,
     install_lora_layers,
 )
 from personalpeft.backends.torch.openmp import limit_threads, release_threads
 from personalpeft.backends.torch.ops import Ops
 from personalpeft.backends.torch.processor import usable_cores
 from personalpeft.backends.torch.thread_governor import ThreadGovernor, thread_counts
-from personalpeft.backends.torch.training.fused_modules import install_fused_modules, to_segments
+from personalpeft.backends.torch.training.fused_modules import install_fused_modules
 from personalpeft.backends.torch.training.packing import PackedSequence
 from personalpeft.base_models.types import Base
 
@@ -53,18 +53,16 @@ def choose_device() -> DeviceChoice:
     """Return a GPU if there is one, else the CPU, with bfloat16 if the hardware multiplies it."""
     if torch.cuda.is_available():
         # Older GPUs emulate bfloat16. float16 is fast there, but activations can overflow it.
-        native_bfloat16 = torch.cuda.get_device_capability() >= (8, 0)
-        dtype, dtype_name = (
-            (torch.bfloat16, "bfloat16") if native_bfloat16 else (torch.float32, "float32")
-        )
-        return DeviceChoice(
-            torch.device("cuda"), dtype, f"{dtype_name} on {torch.cuda.get_device_name()}"
-        )
+        if torch.cuda.get_device_capability() >= (8, 0):
+            dtype, name = torch.bfloat16, "bfloat16"
+        else:
+            dtype, name = torch.float32, "float32"
+        reason = f"{name} on {torch.cuda.get_device_name()}"
+        return DeviceChoice(torch.device("cuda"), dtype, reason)
     threads = torch.get_num_threads()
     if _multiplies_bfloat16():
-        return DeviceChoice(
-            torch.device("cpu"), torch.bfloat16, f"bfloat16 on the processor, {threads} threads"
-        )
+        reason = f"bfloat16 on the processor, {threads} threads"
+        return DeviceChoice(torch.device("cpu"), torch.bfloat16, reason)
     reason = f"float32 on the processor, {threads} threads (it does not multiply bfloat16)"
     return DeviceChoice(torch.device("cpu"), torch.float32, reason)
 
@@ -80,22 +78,11 @@ def _multiplies_bfloat16() -> bool:
 class ModelRunner:
     """The loaded base and its LoRA layers."""
 
-    def __init__(self, base: Base, where: DeviceChoice, kernels: Ops, cache: Path | None) -> None:
-        from transformers import AttentionInterface, AutoModelForCausalLM
-        from transformers.utils import logging
-
-        logging.disable_progress_bar()
-        AttentionInterface.register("personalpeft", paged_attention_forward)
+    def __init__(self, base: Base, where: DeviceChoice, ops: Ops, cache: Path | None) -> None:
         self.base = base
         self.where = where
         # Any: transformers' stubs have few of the methods.
-        module: Any = AutoModelForCausalLM.from_pretrained(
-            base.folder,
-            dtype=where.dtype,
-            attn_implementation="personalpeft",
-            local_files_only=True,
-            use_safetensors=True,
-        )
+        module: Any = load_llama(base.folder, where.dtype) or _load_with_transformers(base, where)
         self.module = module.to(where.device).eval().requires_grad_(False)
         # Row-count classes are measured for CPU libraries only.
         self._chooser = (
@@ -103,7 +90,7 @@ class ModelRunner:
             if where.device.type == "cpu"
             else None
         )
-        self.context, self._products = install_lora_layers(
+        self._context, self._products = install_lora_layers(
             self.module, base.architecture, self._chooser
         )
         if self._chooser is not None:
@@ -111,8 +98,8 @@ class ModelRunner:
             self.module.set_output_embeddings(
                 FrozenLinear(head.weight.detach(), head.bias, self._chooser)
             )
-        self.kernels = kernels
-        self._fused_attention = install_fused_modules(self.module, kernels)
+        self.ops = ops
+        self._fused_attention = install_fused_modules(self.module, ops)
         self._governor = (
             None if self._chooser is None else ThreadGovernor(self._chooser.threads, usable_cores())
         )
@@ -122,20 +109,18 @@ class ModelRunner:
 
     @contextmanager
     def exclusive(
-        self,
-        active: ActiveLoRA | None = None,
-        *,
-        training: TrainedLoRA | None = None,
-        keep_threads: bool = False,
+        self, active: ActiveLoRA | None = None, *, keep_threads: bool = False
     ) -> Iterator[None]:
         """Take the device's lock and activate adapters, with as many threads as cores are free.
 
         Without ``keep_threads`` the threads are released afterwards.
         """
-        with self._lock, self.context.activate(active, training), self._thread_team():
+        with self._lock, self._thread_team():
+            self._context.active = active
             try:
                 yield
             finally:
+                self._context.active = None
                 if not keep_threads:
                     release_threads()
 
@@ -158,25 +143,21 @@ class ModelRunner:
         The caller holds the lock. Follows the gradient mode.
         """
         device = self.where.device
-        visibility: dict[str, Any]
-        if self._fused_attention:
-            visibility = {"segments": to_segments(packed)}
-        else:
-            visibility = {
-                "attention_mask": self._mask(
-                    torch.from_numpy(packed.visible), torch.from_numpy(packed.positions)
-                )
-            }
+        visibility = (
+            {"segments": packed.segments}
+            if self._fused_attention
+            else {"attention_mask": self._mask(packed.visible, packed.positions)}
+        )
         # torch's fused attention is slow on CPUs with a mask and a gradient.
         with sdpa_kernel(SDPBackend.MATH) if device.type == "cpu" else nullcontext():
             output = self.module.base_model(
-                input_ids=torch.from_numpy(packed.tokens)[None].to(device),
-                position_ids=torch.from_numpy(packed.positions)[None].to(device),
+                input_ids=packed.tokens[None].to(device),
+                position_ids=packed.positions[None].to(device),
                 use_cache=False,
                 **visibility,
             )
         states: Tensor = output.last_hidden_state[0]
-        return states[torch.cat([torch.from_numpy(r) for r in packed.reads]).to(device)]
+        return states[torch.cat(packed.reads).to(device)]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return logits ``[n, vocabulary]`` of hidden states ``[n, size]``, in the base's dtype."""
@@ -264,6 +245,22 @@ class ModelRunner:
             "full_attention": to_additive(visible),
             "sliding_attention": to_additive(visible & in_window),
         }
+
+
+def _load_with_transformers(base: Base, where: DeviceChoice) -> Any:
+    # Not at the top: it takes longer than the rest of a start.
+    from transformers import AttentionInterface, AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    AttentionInterface.register("personalpeft", paged_attention_forward)
+    return AutoModelForCausalLM.from_pretrained(
+        base.folder,
+        dtype=where.dtype,
+        attn_implementation="personalpeft",
+        local_files_only=True,
+        use_safetensors=True,
+    )
 
 
 def _sliding_window(config: Any) -> int | None:

@@ -35,7 +35,13 @@ class TorchSampler(Sampler):
 
 
 def sample_tokens(logits: Tensor, samplers: Sequence[TorchSampler], ops: Ops) -> list[int]:
-    """Return the next token of each row, from ``[rows, vocabulary]`` logits."""
+    """Return the next token of each row.
+
+    Args:
+        logits: ``[rows, vocabulary]``.
+        samplers: That of each row.
+        ops: For the greedy rows.
+    """
     tokens: list[int] = ops.argmax(logits).tolist() if samplers else []
     for row, sampler in enumerate(samplers):
         if not sampler.is_greedy:

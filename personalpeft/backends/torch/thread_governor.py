@@ -64,17 +64,9 @@ class ThreadGovernor:
         elapsed = now.at - before.at
         if elapsed <= 0:
             return
-        others = (
-            max(
-                0.0,
-                now.busy_seconds
-                - before.busy_seconds
-                - (now.process_seconds - before.process_seconds),
-            )
-            / elapsed
-        )
-        free = self._cores - others
-        own = (now.process_seconds - before.process_seconds) / elapsed
+        spent = now.process_seconds - before.process_seconds
+        others = max(0.0, now.busy_seconds - before.busy_seconds - spent) / elapsed
+        free, own = self._cores - others, spent / elapsed
         # An idle process uses little too; a new team costs it under a millisecond.
         self._crowded = own < self._threads - 0.5 and free - own > 0.5
         fewer, more = math.floor(free + 1 - _GIVE_WAY), math.floor(free + 1 - _COME_BACK)
@@ -89,9 +81,6 @@ class ThreadGovernor:
 
 def thread_counts(most: int) -> tuple[int, ...]:
     """Return the thread counts to choose from: powers of two, 1.5 times these, and ``most``."""
-    steps = (
-        power + extra
-        for power in (1 << n for n in range(most.bit_length()))
-        for extra in (0, power // 2)
-    )
+    powers = [1 << n for n in range(most.bit_length())]
+    steps = {*powers, *(power + power // 2 for power in powers)}
     return tuple(sorted({1, most} | {count for count in steps if count <= most}))

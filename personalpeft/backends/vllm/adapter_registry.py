@@ -9,7 +9,7 @@ Invariants:
   any request was cancelled. A server exits if the folder of a queued request is missing.
 - Names carry the id of this process, so that the end of another process does not remove them.
 
-All methods but ``note_cancelled_request`` run on the transport's thread.
+All methods but ``note_cancelled_request`` and ``make_registration`` run on the transport's thread.
 """
 
 from __future__ import annotations
@@ -58,6 +58,11 @@ class Registration:
     folder: PublishedAdapter
     stack: AdapterStack
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the folder's files and of the stack's weights."""
+        return self.folder.nbytes + self.stack.nbytes
+
 
 def neutral_stack(base: Base) -> AdapterStack:
     """Return a stack that changes nothing, for sequences on the bare base.
@@ -86,7 +91,7 @@ class AdapterRegistry:
     ) -> None:
         self._client, self._check, self._folders, self._settings = client, check, folders, settings
         stack = neutral_stack(base)
-        self.bare_base = self._make_registration(build_published_adapter(stack, base), stack)
+        self.bare_base = self.make_registration(build_published_adapter(stack, base), stack)
         # By name: what is registered, how often, and how often again after the server lost it.
         self._registered: dict[str, Registration] = {}
         self._num_uses: Counter[str] = Counter()
@@ -114,9 +119,14 @@ class AdapterRegistry:
         # Shielded: one caller may be cancelled while others wait for the same task.
         await asyncio.shield(self._check_task)
 
-    async def register(self, folder: PublishedAdapter, stack: AdapterStack) -> Registration:
+    def make_registration(self, folder: PublishedAdapter, stack: AdapterStack) -> Registration:
+        """Name a stack. ``register`` makes the name known to the server."""
+        # A server that resolves names knows a stack by its digest alone.
+        name = folder.name if self._settings.resolves else f"{folder.name}:{self._folders.process}"
+        return Registration(name, folder, stack)
+
+    async def register(self, registration: Registration) -> Registration:
         """Register a stack. On an error, which is one of ``ensure_checked``, nothing stays."""
-        registration = self._make_registration(folder, stack)
         async with self._lock(registration.name):
             try:
                 await self._load(registration)
@@ -176,7 +186,7 @@ class AdapterRegistry:
 
     async def remove_leftovers(self) -> None:
         """Remove the names of processes that have ended, and then their folders."""
-        for process in await asyncio.to_thread(self._folders.incomplete):
+        for process in await asyncio.to_thread(self._folders.dead_processes):
             with suppress(PersonalPeftError, OSError):
                 for model in await self._client.list_models():
                     if not model.is_base and model.name.endswith(f":{process}"):
@@ -289,11 +299,6 @@ class AdapterRegistry:
             self._folders.keep(folder.digest)
             return False
         return True
-
-    def _make_registration(self, folder: PublishedAdapter, stack: AdapterStack) -> Registration:
-        # A server that resolves names knows a stack by its digest alone.
-        name = folder.name if self._settings.resolves else f"{folder.name}:{self._folders.process}"
-        return Registration(name, folder, stack)
 
     def _lock(self, name: str) -> asyncio.Lock:
         return self._locks.setdefault(name, asyncio.Lock())

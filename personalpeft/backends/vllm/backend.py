@@ -9,34 +9,21 @@ import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 
 from personalpeft.adapters.formats.published import (
-    PublishedAdapter,
     PublishedAdapterFolder,
     build_published_adapter,
 )
 from personalpeft.adapters.types import AdapterStack
 from personalpeft.backends.attached_stacks import AttachedStacks
-from personalpeft.backends.base import (
-    Continuation,
-    Loss,
-    Occupancy,
-    OutputChunk,
-    Score,
-    SequenceState,
-    Session,
-    SessionSpec,
-    StagedStack,
-)
+from personalpeft.backends.base import Continuation, Score, StagedStack
 from personalpeft.backends.batch_invariance import BatchInvariance
-from personalpeft.backends.tokenizer import TextMixin
-from personalpeft.backends.training_backend import TrainingBackend
+from personalpeft.backends.training_backend import ServingBackend, TrainingBackend
 from personalpeft.backends.vllm.adapter_registry import AdapterRegistry, Registration
 from personalpeft.backends.vllm.batch import Batch
 from personalpeft.backends.vllm.client import ServedModel, VllmClient
-from personalpeft.backends.vllm.model_check import LogprobTrace, ModelCheck, read_max_loras
+from personalpeft.backends.vllm.model_check import LogprobTrace, ModelCheck
 from personalpeft.backends.vllm.transport import Transport
 from personalpeft.base_models.types import Base
 from personalpeft.errors import InvalidInput, ServingFailed
@@ -46,17 +33,7 @@ from personalpeft.settings import VllmServer
 _LOGPROB_TOLERANCE = 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class _StagedStack:
-    folder: PublishedAdapter
-    stack: AdapterStack
-
-    @property
-    def nbytes(self) -> int:
-        return self.folder.nbytes + self.stack.nbytes
-
-
-class VllmBackend(TextMixin):
+class VllmBackend(ServingBackend):
     """See ``personalpeft.backends.base.Backend``.
 
     ``cache`` keeps what is known of the base, and the stacks' folders unless the server's settings
@@ -69,6 +46,7 @@ class VllmBackend(TextMixin):
     """
 
     name = "vllm"
+    _batch: Batch
     batch_invariance = BatchInvariance.NONE
     logprob_tolerance = _LOGPROB_TOLERANCE
 
@@ -83,7 +61,7 @@ class VllmBackend(TextMixin):
         entropy: Callable[[int], bytes],
     ) -> None:
         super().__init__(base)
-        self.base, self.rows = base, rows
+        self.rows = rows
         self._entropy = entropy
         self._process = os.getpid()
         self._salt_key = entropy(16)
@@ -94,9 +72,8 @@ class VllmBackend(TextMixin):
             cleanup.callback(self._training.close)
             folders = _open_folders(server.folder or cache / "served", entropy(8).hex())
             cleanup.callback(folders.close)
-            client = VllmClient(self._transport)
+            client = self._client = VllmClient(self._transport)
             self._check = ModelCheck(
-                self._transport,
                 client,
                 base,
                 self._tokenizer,
@@ -114,7 +91,6 @@ class VllmBackend(TextMixin):
             self._attached = AttachedStacks[Registration](self.slots)
             self._loading: dict[str, Future[Registration]] = {}
             self._batch = Batch(
-                self._transport,
                 client,
                 self._registry,
                 self._attached,
@@ -132,7 +108,7 @@ class VllmBackend(TextMixin):
         self._transport.wait(self._registry.remove_leftovers())
         self._transport.wait(self._registry.ensure_checked())
         # Last: the server reports it after its first reply.
-        max_loras = self._transport.wait(read_max_loras(self._transport))
+        max_loras = self._transport.wait(self._client.read_max_loras())
         if max_loras == 1:
             raise ServingFailed(
                 f"The vLLM server at {self._transport.server.url} must have room for two stacks: "
@@ -142,37 +118,24 @@ class VllmBackend(TextMixin):
         return model, max_loras
 
     def stage(self, adapter: AdapterStack) -> StagedStack:
-        return _StagedStack(build_published_adapter(adapter, self.base), adapter)
+        folder = build_published_adapter(adapter, self.base)
+        return self._registry.make_registration(folder, adapter)
 
     def attach(self, key: str, staged: StagedStack) -> None:
-        if not isinstance(staged, _StagedStack):
+        if not isinstance(staged, Registration):
             raise TypeError("the stack was staged for another backend")
         self._attached.put(key, lambda: self._register(key, staged))
 
-    def detach(self, key: str) -> None:
-        """See ``Backend.detach``. A load of the key is cancelled: the server may be slow."""
-        if self._batch.uses(key):
-            raise RuntimeError("a sequence of the batch uses this stack")
+    def _drop(self, key: str) -> None:
+        # A load of the key is cancelled: the server may be slow.
         if loading := self._loading.get(key):
             loading.cancel()
         if registration := self._attached.drop(key):
             self._transport.start(self._registry.unregister(registration))
 
-    def admit(self, sequence: SequenceState) -> int | None:
-        return self._batch.admit(sequence)
-
-    def step(self) -> Sequence[OutputChunk]:
-        return self._batch.step()
-
-    def remove(self, number: int) -> None:
-        self._batch.remove(number)
-
     def clear_cache(self) -> None:
         """Change the salt, so that the server's cached prompts are never found again."""
         self._salt_key = self._entropy(16)
-
-    def occupancy(self) -> Occupancy:
-        return self._batch.occupancy()
 
     def check_integrity(self) -> None:
         """The server's memory cannot be checked from here."""
@@ -182,22 +145,6 @@ class VllmBackend(TextMixin):
     ) -> tuple[Score, ...]:
         """See ``Backend.score``. Scored by torch, since the server's prompt log-probs crash it."""
         return self._training.score(items, self._stack(stack), kl=kl)
-
-    def session(self, spec: SessionSpec) -> Session:
-        return self._training.session(spec, self._stack(spec.base_key))
-
-    def advance(
-        self, sessions: Sequence[Session], terms: Sequence[Sequence[Loss]], rates: Sequence[float]
-    ) -> tuple[float, ...]:
-        return self._training.advance(sessions, terms, rates)
-
-    def fingerprint(self) -> str:
-        """Return the SHA-256 of a greedy reply of the bare base. The weights cannot be read."""
-        registry = self._registry
-        trace = self._transport.wait(
-            registry.call_with_name(registry.bare_base, self._check.generate)
-        )
-        return hashlib.sha256(repr([token for token, _ in trace]).encode()).hexdigest()
 
     def close(self) -> None:
         """Unregister all stacks and delete their folders. Closing twice is allowed.
@@ -210,10 +157,8 @@ class VllmBackend(TextMixin):
     def _stack(self, key: str | None) -> AdapterStack | None:
         return None if key is None else self._attached.get(key).stack
 
-    def _register(self, key: str, staged: _StagedStack) -> Registration:
-        loading = self._loading[key] = self._transport.start(
-            self._registry.register(staged.folder, staged.stack)
-        )
+    def _register(self, key: str, staged: Registration) -> Registration:
+        loading = self._loading[key] = self._transport.start(self._registry.register(staged))
         try:
             return loading.result()
         except CancelledError as error:

@@ -21,7 +21,6 @@ from personalpeft.backends.detokenizer import SequenceOutput
 from personalpeft.backends.tokenizer import ChatTokenizer
 from personalpeft.backends.vllm.adapter_registry import AdapterRegistry, Registration
 from personalpeft.backends.vllm.client import CompletionChunk, VllmClient
-from personalpeft.backends.vllm.transport import Transport
 from personalpeft.errors import InvalidInput, ServingFailed
 
 # Seconds that a step waits for a token of any sequence. New and removed ones wait as long.
@@ -47,7 +46,6 @@ class Batch:
 
     def __init__(
         self,
-        transport: Transport,
         client: VllmClient,
         registry: AdapterRegistry,
         attached: AttachedStacks[Registration],
@@ -57,8 +55,7 @@ class Batch:
         rows: int,
         max_length: int,
     ) -> None:
-        self._transport, self._client = transport, client
-        self._registry, self._attached = registry, attached
+        self._client, self._registry, self._attached = client, registry, attached
         self._tokenizer, self._salt = tokenizer, salt
         self._rows, self._max_length = rows, max_length
         self._sequences: dict[int, _Sequence] = {}
@@ -81,7 +78,7 @@ class Batch:
         key = state.adapter_key
         registration = self._registry.bare_base if key is None else self._attached.get(key)
         number = next(self._numbers)
-        reply = self._transport.start(self._read_reply(number, state, registration))
+        reply = self._client.transport.start(self._read_reply(number, state, registration))
         output = SequenceOutput.of(number, state, self._tokenizer)
         self._sequences[number] = _Sequence(state, output, reply)
         return number
@@ -105,7 +102,7 @@ class Batch:
         """See ``Backend.occupancy``. The server's cache is not known here."""
         sequences = self._sequences.values()
         used = sum(len(each.state.prompt_tokens) + each.output.num_tokens for each in sequences)
-        return Occupancy(len(sequences), used, 0, self._rows * self._max_length, 0)
+        return Occupancy(len(sequences), used, self._rows * self._max_length, 0)
 
     def close(self) -> None:
         """Remove all sequences."""

@@ -1,4 +1,4 @@
-"""The requests to a vLLM server: list models, load and unload a stack, complete a prompt.
+"""The requests to a vLLM server: list models, tokenize, load and unload a stack, complete a prompt.
 
 Invariants: prompts are sent as tokens, so that the server's chat template and tokenizer decide
 nothing. The server's prefix cache is separate for each salt.
@@ -9,6 +9,7 @@ its batch has other sequences with LoRA.
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +31,7 @@ _NEUTRAL_SAMPLING = {
 }
 _UNLOAD_SECONDS = 5.0
 _VALID_TOKENS = range(2**31)
+_MAX_LORAS = re.compile(r'^vllm:lora_requests_info\{[^}]*max_lora="(\d+)"', re.MULTILINE)
 
 
 class UnknownModel(Exception):
@@ -58,11 +60,11 @@ class VllmClient:
     """Names are those of loaded stacks, or what the server calls its bare base."""
 
     def __init__(self, transport: Transport) -> None:
-        self._transport = transport
+        self.transport = transport
 
     async def list_models(self) -> list[ServedModel]:
         """Return all models of the server. Raises ``ServingFailed``."""
-        response = await self._transport.request("GET", "/v1/models")
+        response = await self.transport.request("GET", "/v1/models")
         try:
             return [
                 ServedModel(
@@ -72,9 +74,25 @@ class VllmClient:
             ]
         except (TypeError, KeyError, ValueError) as error:
             raise ServingFailed(
-                f"The server at {self._transport.server.url} lists no models: {response.message}",
+                f"The server at {self.transport.server.url} lists no models: {response.message}",
                 hint="PERSONALPEFT_VLLM_URL must be the address of vLLM's OpenAI server.",
             ) from error
+
+    async def tokenize(self, model: str, text: str) -> Tokens | None:
+        """Return a text in the server's tokens; None if a gateway does not pass this on."""
+        body = {"model": model, "prompt": text, "add_special_tokens": False}
+        response = await self.transport.request("POST", "/tokenize", body, required=False)
+        tokens = response.data.get("tokens") if isinstance(response.data, dict) else None
+        return tuple(tokens) if isinstance(tokens, list) else None
+
+    async def read_max_loras(self) -> int | None:
+        """Return how many stacks one batch of the server can use.
+
+        None if the server does not tell, as before its first reply.
+        """
+        response = await self.transport.request("GET", "/metrics", required=False)
+        found = _MAX_LORAS.search(response.text)
+        return int(found[1]) if found else None
 
     async def load_adapter(self, name: str, path: str) -> None:
         """Load a stack from a folder as the server sees it. A loaded name stays what it is.
@@ -82,7 +100,7 @@ class VllmClient:
         Raises ``ServingFailed``.
         """
         body = {"lora_name": name, "lora_path": path}
-        response = await self._transport.request("POST", "/v1/load_lora_adapter", body)
+        response = await self.transport.request("POST", "/v1/load_lora_adapter", body)
         if response.status != _OK and "already been loaded" not in response.message:
             raise _load_error(response)
 
@@ -91,7 +109,7 @@ class VllmClient:
 
         Raises ``ServingFailed``; ``Unreachable`` if the server, and all that it had, is gone.
         """
-        response = await self._transport.request(
+        response = await self.transport.request(
             "POST",
             "/v1/unload_lora_adapter",
             {"lora_name": name},
@@ -133,7 +151,7 @@ class VllmClient:
         }
         if sequence.logprobs:
             body |= {"logprobs": sequence.top_logprobs, "return_tokens_as_token_ids": True}
-        async with self._transport.stream_events("/v1/completions", body) as events:
+        async with self.transport.stream_events("/v1/completions", body) as events:
             if isinstance(events, Response):
                 raise _completion_error(events)
             async for event in events:
@@ -179,13 +197,12 @@ def _parse_top(top: Mapping[str, float], count: int) -> tuple[tuple[int, float],
 
 
 def _completion_error(response: Response) -> Exception:
-    if response.status == _NOT_FOUND and "does not exist" in response.message:
-        return UnknownModel(response.message)
-    if "could not be loaded" in response.message:
-        return ServingFailed(
-            f"vLLM could not load the stack: {response.message}",
-            hint="See its log. Most often its --max-lora-rank is smaller than the stack's rank.",
-        )
+    message = response.message
+    if response.status == _NOT_FOUND and "does not exist" in message:
+        return UnknownModel(message)
+    if "could not be loaded" in message:
+        hint = "See its log. Most often its --max-lora-rank is smaller than the stack's rank."
+        return ServingFailed(f"vLLM could not load the stack: {message}", hint=hint)
     return _refused(response)
 
 
@@ -197,25 +214,19 @@ def _refused(response: Response) -> ServingFailed:
 
 def _load_error(response: Response) -> ServingFailed:
     """Return the error for a refused load. Only its message tells which option is missing."""
-    message = response.message
+    message, what, hint = response.message, "could not load the stack", "Its log may have more."
     if response.status == _NOT_FOUND and "adapter" not in message.casefold():
-        return ServingFailed(
-            "The vLLM server does not allow stacks to be loaded at run time.",
-            hint="Start it with VLLM_ALLOW_RUNTIME_LORA_UPDATING=True and --enable-lora.",
+        what = "does not allow stacks to be loaded at run time"
+        hint = "Start it with VLLM_ALLOW_RUNTIME_LORA_UPDATING=True and --enable-lora."
+    elif "max_lora_rank" in message:
+        what = "has no room for a stack of this rank"
+        hint = "Start it with a larger --max-lora-rank, or roll a layer back."
+    elif "not enabled" in message.casefold() or "enable_lora" in message:
+        what, hint = "serves no LoRA", "Start it with --enable-lora."
+    elif any(w in message for w in ("No adapter found", "does not exist", "No such file")):
+        what = "does not see the stack's folder"
+        hint = (
+            "Share one folder: set PERSONALPEFT_VLLM_FOLDER to its path here, and "
+            "PERSONALPEFT_VLLM_FOLDER_THERE to its path on the server."
         )
-    if "max_lora_rank" in message:
-        return ServingFailed(
-            f"The vLLM server has no room for a stack of this rank: {message}",
-            hint="Start it with a larger --max-lora-rank, or roll a layer back.",
-        )
-    if "not enabled" in message.casefold() or "enable_lora" in message:
-        return ServingFailed("The vLLM server serves no LoRA.", hint="Start it with --enable-lora.")
-    if any(w in message for w in ("No adapter found", "does not exist", "No such file")):
-        return ServingFailed(
-            f"The vLLM server does not see the stack's folder: {message}",
-            hint="Share one folder: set PERSONALPEFT_VLLM_FOLDER to its path here, and "
-            "PERSONALPEFT_VLLM_FOLDER_THERE to its path on the server.",
-        )
-    return ServingFailed(
-        f"The vLLM server could not load the stack: {message}", hint="Its log may have more."
-    )
+    return ServingFailed(f"The vLLM server {what}: {message}", hint=hint)

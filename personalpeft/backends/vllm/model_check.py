@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import statistics
-import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
 
+from personalpeft.adapters.safe_io import write_file_atomically
 from personalpeft.backends.base import Continuation, SequenceState, Tokens
 from personalpeft.backends.tokenizer import ChatTokenizer
 from personalpeft.backends.vllm.client import ServedModel, VllmClient
-from personalpeft.backends.vllm.transport import Transport
 from personalpeft.base_models.types import Base
 from personalpeft.errors import BaseMismatch, InvalidInput, suggest_nearest
 from personalpeft.types import Sampling
@@ -29,8 +27,8 @@ from personalpeft.types import Sampling
 _TOKENIZER_TEXT = "It's 1,024 o'clock;  naïve café\n\n\tприветствие."
 _PROMPT = (
     "The morning train leaves the old station at a quarter past seven, and on most days it is "
-    "late. People stand on the platform with their bags and their paper cups, looking at the clock as "
-    "if it could be persuaded."
+    "late. People stand on the platform with their bags and their paper cups, looking at the clock "
+    "as if it could be persuaded."
 )
 # Tokens of a reply that are compared.
 _REPLY_TOKENS = 24
@@ -39,8 +37,6 @@ _REPLY_TOKENS = 24
 _MAX_DIFFERENCE = 0.25
 LogprobTrace: TypeAlias = tuple[tuple[int, float], ...]
 """Tokens, each with its log-prob (nats)."""
-
-_MAX_LORAS = re.compile(r'^vllm:lora_requests_info\{[^}]*max_lora="(\d+)"', re.MULTILINE)
 
 
 class ModelCheck:
@@ -54,7 +50,6 @@ class ModelCheck:
 
     def __init__(
         self,
-        transport: Transport,
         client: VllmClient,
         base: Base,
         tokenizer: ChatTokenizer,
@@ -63,8 +58,7 @@ class ModelCheck:
         reference: Callable[[Continuation], LogprobTrace],
         cache_file: Path,
     ) -> None:
-        self._transport, self._client, self._base = transport, client, base
-        self._tokenizer = tokenizer
+        self._client, self._base, self._tokenizer = client, base, tokenizer
         self._salt, self._reference, self._cache_file = salt, reference, cache_file
 
     async def find_base(self) -> ServedModel:
@@ -75,14 +69,11 @@ class ModelCheck:
             BaseMismatch: Its tokenizer is another one.
             ServingFailed: The server failed.
         """
-        server = self._transport.server
+        server = self._client.transport.server
         model = _select_base(await self._client.list_models(), server.model, server.url)
-        body = {"model": model.name, "prompt": _TOKENIZER_TEXT, "add_special_tokens": False}
-        response = await self._transport.request("POST", "/tokenize", body, required=False)
-        # A gateway may not pass this on. A wrong tokenizer then shows in the log-probs.
-        tokens = response.data.get("tokens") if isinstance(response.data, dict) else None
-        expected = self._tokenizer.encode(_TOKENIZER_TEXT)
-        if isinstance(tokens, list) and tuple(tokens) != expected:
+        tokens = await self._client.tokenize(model.name, _TOKENIZER_TEXT)
+        # Without them, a wrong tokenizer shows in the log-probs.
+        if tokens is not None and tokens != self._tokenizer.encode(_TOKENIZER_TEXT):
             raise self._mismatch(model.name, "its tokenizer differs")
         return model
 
@@ -145,16 +136,6 @@ def check_prompt(tokenizer: ChatTokenizer) -> Tokens:
     return tokenizer.bos_tokens + tokenizer.encode(_PROMPT)
 
 
-async def read_max_loras(transport: Transport) -> int | None:
-    """Return how many stacks one batch of the server can use.
-
-    None if the server does not tell, as before its first reply.
-    """
-    response = await transport.request("GET", "/metrics", required=False)
-    found = _MAX_LORAS.search(response.text)
-    return int(found[1]) if found else None
-
-
 def _select_base(models: Sequence[ServedModel], name: str | None, url: str) -> ServedModel:
     bases = {each.name: each for each in models if each.is_base}
     if name is not None:
@@ -184,9 +165,4 @@ def _read_trace(file: Path, completion: Tokens) -> LogprobTrace | None:
 def _write_trace(file: Path, trace: LogprobTrace) -> None:
     # Without a cache, torch is asked again the next time.
     with suppress(OSError):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        # A temporary folder is deleted whatever happens.
-        with tempfile.TemporaryDirectory(dir=file.parent) as folder:
-            temporary = Path(folder, file.name)
-            temporary.write_text(json.dumps(trace), "utf-8")
-            temporary.replace(file)
+        write_file_atomically(file, json.dumps(trace).encode())

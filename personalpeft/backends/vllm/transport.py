@@ -170,7 +170,8 @@ class Transport:
                 response = await self._client.send(request, stream=True)
                 if response.status_code not in _TEMPORARY:
                     return response
-                failure = self._temporary_failure(await _read_all(response))
+                answer = await _read_all(response)
+                failure = self._error(f"is not available: {answer.message}", "Try again later.")
             except httpx2.TransportError as error:
                 failure = self._transport_error(error)
             if time.monotonic() + pause > deadline:
@@ -189,7 +190,7 @@ class Transport:
                 except ValueError as error:
                     raise self._invalid_response() from error
         if not done:
-            raise ConnectionLost(f"{self._server_label} broke off during a reply.", hint=_LOG_HINT)
+            raise self._error("broke off during a reply", _LOG_HINT, ConnectionLost)
 
     async def _shutdown(self) -> None:
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
@@ -198,51 +199,42 @@ class Transport:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._client.aclose()
 
-    @property
-    def _server_label(self) -> str:
-        return f"The vLLM server at {self.server.url}"
+    def _error(
+        self, what: str, hint: str, kind: type[ServingFailed] = ServingFailed
+    ) -> ServingFailed:
+        return kind(f"The vLLM server at {self.server.url} {what}.", hint=hint)
 
     def _check_auth(self, response: Response) -> Response:
         if response.status in (401, 403):
             token = "this token" if self.server.token else "requests without a token"
-            raise ServingFailed(
-                f"{self._server_label} does not accept {token}.",
-                hint="Set PERSONALPEFT_VLLM_TOKEN to the server's --api-key.",
+            raise self._error(
+                f"does not accept {token}", "Set PERSONALPEFT_VLLM_TOKEN to the server's --api-key."
             )
         return response
 
-    def _temporary_failure(self, response: Response) -> ServingFailed:
-        return ServingFailed(
-            f"{self._server_label} is not available: {response.message}", hint="Try again later."
-        )
-
     def _invalid_response(self) -> ServingFailed:
-        return ServingFailed(
-            f"{self._server_label} sent an invalid response.",
-            hint="Check whether another program listens at this address.",
+        return self._error(
+            "sent an invalid response", "Check whether another program listens at this address."
         )
 
     def _transport_error(self, error: httpx2.TransportError) -> ServingFailed:
         cause = error.__cause__ or error.__context__
         if isinstance(cause, ssl.SSLError) or "certificate" in str(error).casefold():
-            return ServingFailed(
-                f"{self._server_label} has a certificate that is not trusted.",
-                hint="Set PERSONALPEFT_VLLM_CA to the certificate that signed the server's.",
+            return self._error(
+                "has a certificate that is not trusted",
+                "Set PERSONALPEFT_VLLM_CA to the certificate that signed the server's.",
             )
         if isinstance(error, httpx2.ReadTimeout):
-            return ServingFailed(
-                f"{self._server_label} sent nothing for {self.server.timeout:g} s.",
-                hint="See its log, or set a longer PERSONALPEFT_VLLM_TIMEOUT.",
+            return self._error(
+                f"sent nothing for {self.server.timeout:g} s",
+                "See its log, or set a longer PERSONALPEFT_VLLM_TIMEOUT.",
             )
         if isinstance(error, httpx2.ConnectTimeout):
             # Not Unreachable: a busy server still has what it loaded.
-            return ServingFailed(
-                f"{self._server_label} cannot be reached within {_CONNECT_SECONDS:g} s.",
-                hint=_START_HINT,
-            )
+            return self._error(f"cannot be reached within {_CONNECT_SECONDS:g} s", _START_HINT)
         if isinstance(error, httpx2.ConnectError):
-            return Unreachable(f"{self._server_label} cannot be reached.", hint=_START_HINT)
-        return ConnectionLost(f"{self._server_label} broke off: {error}.", hint=_LOG_HINT)
+            return self._error("cannot be reached", _START_HINT, Unreachable)
+        return self._error(f"broke off: {error}", _LOG_HINT, ConnectionLost)
 
 
 async def _read_all(response: httpx2.Response) -> Response:

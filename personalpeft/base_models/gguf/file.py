@@ -21,7 +21,16 @@ from personalpeft.errors import WeightsError
 
 
 def resolve_gguf_file(base: Base, names: GgufNames, cache: Path) -> Path:
-    """Return the base as one GGUF file, or raise ``WeightsError``."""
+    """Return the base as one GGUF file.
+
+    Args:
+        base: The base.
+        names: Its tensor names in GGUF files.
+        cache: The folder for a file that has to be written.
+
+    Raises:
+        WeightsError: llama.cpp cannot compute the base, or the file cannot be written.
+    """
     if base.card.source.kind != "package":
         return _cached_file(base, cache, f"{FORMAT}", lambda into: write_gguf(base, names, into))
     parts = package_files(base.card)

@@ -63,7 +63,7 @@ class GgufNames:
         )
         if gguf_name is None:
             raise WeightsError(
-                f"llama.cpp has no place for {name} in a {self.architecture} model.",
+                f"llama.cpp has no tensor for {name} in a {self.architecture} model.",
                 hint="Open the base with torch.",
             )
         return str(gguf_name)

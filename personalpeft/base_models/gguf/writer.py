@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from personalpeft.base_models.files import find_source_gguf, read_json
+from personalpeft.base_models.files import joined, package_files, read_json
 from personalpeft.base_models.gguf.tensor_names import GgufNames
 from personalpeft.base_models.types import Base
 from personalpeft.errors import WeightsError
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 # Raise it with every change of what is written.
 FORMAT = 3
 
-# The bits of a bfloat16, which numpy has not.
+# The bits of a bfloat16. numpy has no such type.
 _BFLOAT16 = np.dtype(np.uint16)
 
 _NORMAL, _CONTROL, _USER, _UNUSED = 1, 3, 4, 5
@@ -51,10 +51,15 @@ def write_gguf(
     *,
     for_others: bool = False,
 ) -> None:
-    """Write the base's own weights, or others under the same names.
+    """Write a GGUF file with the weights of a base, or with others under the same names.
 
-    ``weights`` is called twice and must give the same: the header comes before the data.
-    ``for_others``: programs will tokenize texts by the file.
+    Args:
+        base: The base.
+        names: The base's tensor names in GGUF files.
+        path: The new file.
+        weights: Yields other weights by name. It is called twice and must yield the same: the header
+            comes before the data.
+        for_others: Whether other programs will tokenize texts by the file.
     """
     from gguf import GGUFWriter
 
@@ -245,7 +250,7 @@ def _rows(names: GgufNames, name: str, tensor: Tensor, kind: np.dtype[Any]) -> n
 
 
 def _tokenizer_writer(base: Base) -> Callable[[GGUFWriter], None] | None:
-    """Return what writes the base's tokenizer, or None if llama.cpp has not its kind."""
+    """Return what writes the base's tokenizer, or None if llama.cpp does not support its kind."""
     if base.card.source.kind == "package":
         return partial(_copy_tokenizer, base)
     content = json.loads((base.folder / "tokenizer.json").read_text("utf-8"))
@@ -264,7 +269,7 @@ def _copy_tokenizer(base: Base, writer: GGUFWriter) -> None:
     """Copy the fields of the GGUF file that the base comes from."""
     from gguf import GGUFReader, GGUFValueType
 
-    with find_source_gguf(base.card) as file:
+    with joined(package_files(base.card)) as file:
         for key, field in GGUFReader(file).fields.items():
             if key.startswith("tokenizer.") and key != "tokenizer.chat_template":
                 inner = field.types[-1] if field.types[0] == GGUFValueType.ARRAY else None

@@ -7,60 +7,77 @@ one random generator is used is part of that.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from typing import Generic, TypeVar
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Generic, TypeAlias, TypeVar
 
 from personalpeft.backends.base import Backend, Continuation, Loss
-from personalpeft.learning.data.assignment import Lesson
 from personalpeft.learning.data.facts import PARAPHRASE_TEMPLATES, paraphrase
-from personalpeft.learning.data.style import NO_TEMPLATE, infer_template
+from personalpeft.learning.data.general_replies import GeneralReplies
+from personalpeft.learning.data.question_forms import QuestionBank, QuestionForms
+from personalpeft.learning.data.training_examples import Lesson
 from personalpeft.learning.evaluate.probes import load_general_prompts
 from personalpeft.learning.plan import Plan
 from personalpeft.learning.train.config import TrainingConfig
 from personalpeft.learning.train.losses import (
-    MAX_CONTRAST_TOKENS,
+    ContextDistillationLoss,
     KTOLoss,
     SFTLoss,
     build_lesson_losses,
     encode_continuation,
     make_kl_regularizer,
 )
+from personalpeft.memory.conflicts import normalize
+from personalpeft.memory.types import Embedder
 from personalpeft.types import Message, SignalKind
 
 T = TypeVar("T")
+Forms: TypeAlias = Mapping[tuple[str, str], QuestionForms]
+"""By fact and question."""
 
 
 def build_batches(
-    plan: Plan, backend: Backend, completions: Sequence[tuple[Sequence[Message], str]]
+    plan: Plan, backend: Backend, replies: GeneralReplies, embedder: Embedder
 ) -> tuple[tuple[Loss, ...], ...]:
-    """Return the losses of each step. ``completions``: what the stack below replies generally."""
+    """Return the losses of each step.
+
+    Args:
+        plan: What is to be built.
+        backend: Gives the tokenizer and the chat template.
+        replies: What the stack below replies to general prompts.
+        embedder: Finds other wordings of questions about facts.
+    """
     config = plan.recipe
-    # Answers of a memory use the template of the stack below, so it has none of its own.
-    is_memory = plan.layer == "memory"
+    forms = _find_forms(plan, embedder)
     shown = [*plan.new_examples, *plan.replay]
-    patterns = [lesson.prompt_response.pattern for lesson in shown]
-    template = NO_TEMPLATE if is_memory else infer_template(patterns)
-    lesson_template = plan.template if is_memory else template
+
+    def encode(prompt: str, reply: str) -> Continuation:
+        return encode_continuation(backend, [Message("user", prompt)], reply, config.max_length)
+
+    kl_weight = config.kl_weight / max(1, config.kl_prompts)
     regularizers = [
-        make_kl_regularizer(
-            backend,
-            messages,
-            reply,
-            template,
-            config.kl_weight / max(1, config.kl_prompts),
-            below=plan.template,
-            from_the_first=is_memory,
+        make_kl_regularizer(encode(prompt, reply), kl_weight, prompt in replies.free_start)
+        for prompt, reply in replies.plain
+        if reply
+    ]
+    few_shot_weight = config.few_shot_weight / max(1, config.few_shot_replies)
+    few_shot = [
+        ContextDistillationLoss(
+            encode(messages[-1].content, reply),
+            encode_continuation(backend, messages, reply, config.max_length),
+            few_shot_weight,
         )
-        for messages, reply in completions
+        for messages, reply in replies.few_shot
     ]
     liked = [lesson for lesson in shown if lesson.kind is SignalKind.RATING]
     rng = random.Random(config.seed)
     new_queue, replay_queue = (
-        _EpochSampler(_add_paraphrases(lessons, config.num_paraphrases, rng), rng)
+        _EpochSampler(_add_paraphrases(lessons, forms, config.num_paraphrases, rng), rng)
         for lessons in (plan.new_examples or plan.replay, plan.replay)
     )
-    regularizer_queue = _EpochSampler([each for each in regularizers if each is not None], rng)
-    unanswerable_queue = _EpochSampler(_build_refusals(plan, backend), rng)
+    regularizer_queue = _EpochSampler(regularizers, rng)
+    few_shot_queue = _EpochSampler(few_shot, rng)
+    unanswerable_queue = _EpochSampler(_build_refusals(plan, backend, forms, rng), rng)
     # Without disliked replies none of the liked may be drawn: each draw changes later batches.
     liked_queue = _EpochSampler(liked if plan.undesirable_examples else [], rng)
     disliked_queue = _EpochSampler(plan.undesirable_examples, rng)
@@ -71,11 +88,13 @@ def build_batches(
     for _ in range(plan.steps):
         lessons = new_queue.take(config.batch_size - replayed) + replay_queue.take(replayed)
         kl_losses = regularizer_queue.take(config.kl_prompts)
+        few_shot_losses = few_shot_queue.take(config.few_shot_replies)
         desirable = liked_queue.take(config.rated_replies)
         undesirable = disliked_queue.take(config.rated_replies)
         batches.append(
             (
-                *build_lesson_losses(lessons, backend, config, lesson_template),
+                *build_lesson_losses(lessons, backend, config),
+                *few_shot_losses,
                 *_build_kto_losses(desirable, undesirable, config, backend),
                 *unanswerable_queue.take(config.unanswerable_prompts),
                 *kl_losses,
@@ -104,24 +123,63 @@ class _EpochSampler(Generic[T]):
         return taken
 
 
-def _add_paraphrases(lessons: Sequence[Lesson], count: int, rng: random.Random) -> list[Lesson]:
-    """Return the lessons, those of facts with more wordings of the question.
+def _find_forms(plan: Plan, embedder: Embedder) -> Forms:
+    """Return the question forms of each question that a fact is learned from."""
+    bank = QuestionBank(embedder)
+    texts = _fact_texts(plan)
+    judging = {normalize(lesson.messages[-1].content) for lesson in plan.holdout}
+    found = {}
+    for lesson in (*plan.new_examples, *plan.replay):
+        if lesson.kind is SignalKind.FACT:
+            question = lesson.messages[-1].content
+            forms = bank.find(texts[lesson.signal], question)
+            # What judges a fact is not trained on.
+            free = (each for each in forms.paraphrases if normalize(each) not in judging)
+            found[lesson.signal, question] = replace(forms, paraphrases=tuple(free))
+    return found
+
+
+def _fact_texts(plan: Plan) -> dict[str, str]:
+    signals = (assignment.signal for assignment in plan.assignments)
+    return {each.id: each.payload["text"] for each in signals if each.kind is SignalKind.FACT}
+
+
+def _add_paraphrases(
+    lessons: Sequence[Lesson], forms: Forms, count: int, rng: random.Random
+) -> list[Lesson]:
+    """Return the lessons, those of facts with ``count`` more wordings of the question.
 
     A fact that is only ever asked in the same words is only known in these words (Allen-Zhu and
-    Li 2023, "Physics of Language Models: Part 3.1", arXiv 2309.14316).
+    Li 2023, "Physics of Language Models: Part 3.1", arXiv 2309.14316). Forms of its relation come
+    first, and templates around the question fill up.
     """
     added = []
     for lesson in lessons:
-        prompts: Sequence[tuple[Message, ...]] = [lesson.messages]
+        added.append(lesson)
         if lesson.kind is SignalKind.FACT:
-            templates = rng.sample(PARAPHRASE_TEMPLATES, min(count, len(PARAPHRASE_TEMPLATES)))
-            prompts = paraphrase(lesson.messages, templates)
-        added += [lesson.with_prompt(messages) for messages in prompts]
+            *before, last = lesson.messages
+            known = forms[lesson.signal, last.content].paraphrases
+            texts = rng.sample(known, min(count, len(known)))
+            missing = min(count - len(texts), len(PARAPHRASE_TEMPLATES))
+            templates = rng.sample(PARAPHRASE_TEMPLATES, missing)
+            added += [
+                lesson.with_prompt(messages)
+                for messages in (
+                    *((*before, replace(last, content=text)) for text in texts),
+                    *paraphrase(lesson.messages, templates)[1:],
+                )
+            ]
     return added
 
 
-def _build_refusals(plan: Plan, backend: Backend) -> list[SFTLoss]:
-    """Return losses that teach to say "I do not know" where no fact of the user has the answer."""
+def _build_refusals(
+    plan: Plan, backend: Backend, forms: Forms, rng: random.Random
+) -> list[SFTLoss]:
+    """Return losses that teach to say "I do not know" where no fact of the user has the answer.
+
+    Half of the questions are general ones. The others ask of somebody or something else what a fact
+    that is learned says of one.
+    """
     general, config = load_general_prompts(), plan.recipe
     if not config.unanswerable_prompts:
         return []
@@ -130,13 +188,16 @@ def _build_refusals(plan: Plan, backend: Backend) -> list[SFTLoss]:
         for signal in (assignment.signal for assignment in plan.assignments)
         if signal.kind is SignalKind.FACT
     )
+    near = {each.question: each for found in forms.values() for each in found.unanswerable}
+    asked, others = (
+        [prompt for prompt in prompts if not prompt.is_answered_in(facts)]
+        for prompts in (general.unanswerable_prompts, near.values())
+    )
     losses = []
-    for prompt in general.unanswerable_prompts:
-        if not prompt.is_answered_in(facts):
-            answer = plan.template.apply(general.refusal_text, prompt.question)
-            messages = [Message("user", prompt.question)]
-            target = encode_continuation(backend, messages, answer, config.max_length)
-            losses.append(SFTLoss(target, 1 / config.batch_size))
+    for prompt in (*asked, *rng.sample(others, min(len(asked), len(others)))):
+        messages, text = [Message("user", prompt.question)], general.refusal_text
+        target = encode_continuation(backend, messages, text, config.max_length)
+        losses.append(SFTLoss(target, 1 / config.batch_size))
     return losses
 
 
@@ -153,7 +214,7 @@ def _build_kto_losses(
     replies = [lesson.chosen or lesson.rejected or "" for lesson in rated]
 
     def encode(lesson: Lesson, reply: str) -> Continuation:
-        return encode_continuation(backend, lesson.messages, reply, MAX_CONTRAST_TOKENS)
+        return encode_continuation(backend, lesson.messages, reply, config.max_length)
 
     matched = tuple(map(encode, rated, replies))
     return [

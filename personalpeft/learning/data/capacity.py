@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from personalpeft.learning.data.assignment import Lesson
+from personalpeft.learning.data.training_examples import Lesson
 from personalpeft.learning.train.config import TrainingConfig
 from personalpeft.types import Architecture
 
@@ -56,8 +56,14 @@ def fit_lessons(
 ) -> tuple[tuple[Lesson, ...], LayerCapacity | None]:
     """Return the lessons that fit a layer, in their order, and what they take.
 
-    ``lessons``: oldest first; each counts by its last message and its answer. A layer other than
-    "memory" has no capacity.
+    A layer other than "memory" has no capacity.
+
+    Args:
+        lessons: Oldest first. Each counts by its last message and its answer.
+        layer: The layer.
+        config: Gives the rank and target modules of the layer.
+        architecture: The shapes of the base.
+        count_tokens: Returns the number of tokens of a text.
     """
     if layer != "memory":
         return tuple(lessons), None

@@ -11,18 +11,18 @@ Invariant: each learned fact has one question that is never trained on and judge
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from personalpeft.learning.data.ratings import is_ambiguous_reward, rating_value
+from personalpeft.learning.data.question_forms import forms_digest
+from personalpeft.learning.data.rating_values import is_ambiguous_reward, rating_value
 from personalpeft.memory.conflicts import normalize, normalized_questions
+from personalpeft.memory.words import has_spaces, split_words
 from personalpeft.types import (
     USER_SOURCE,
     Message,
-    Revision,
     Signal,
     SignalKind,
     Turn,
@@ -33,9 +33,6 @@ T = TypeVar("T")
 
 MIN_HELPFUL_TURNS = 2
 """A fact without a stated answer is learned once so many lookups of it helped."""
-
-
-MEMORIZED_LOGPROB = math.log(0.7)
 
 PARAPHRASE_TEMPLATES = (
     "Can you tell me: {later}",
@@ -54,6 +51,7 @@ _PROBE_TEMPLATE = "So, {later} Just asking."
 _MIN_QUESTIONS_TO_HOLD_OUT = 4
 _MAX_HELPFUL_TURNS = 8
 _MAX_FUNCTION_WORD = 3
+_SENTENCE_ENDS = ".!?…。！？｡।॥؟۔።"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,24 +92,9 @@ def fact_questions(
     return tuple(asked), _make_probe(asked[0])
 
 
-def memorized(memory: Revision) -> frozenset[str]:
-    """Return the facts that a memory revision knew when it was judged.
-
-    Their answers to the held-out question were likelier than ``MEMORIZED_LOGPROB`` per token. To
-    look these up as well does harm: similar facts in the prompt are confused more easily.
-    """
-    pins: Mapping[str, Any] = memory.scores.get("pins", {})
-    likely = (
-        key.partition("/")
-        for key, scores in pins.items()
-        if scores.get("after") is not None and scores["after"] >= MEMORIZED_LOGPROB
-    )
-    return frozenset(signal for signal, slash, _ in likely if slash)
-
-
 def paraphrases_digest() -> str:
-    """Return the digest of the paraphrase templates, which decide what is trained on."""
-    return canonical_digest([*PARAPHRASE_TEMPLATES, _PROBE_TEMPLATE])
+    """Return the digest of all templates and question forms, which decide what is trained on."""
+    return canonical_digest([*PARAPHRASE_TEMPLATES, _PROBE_TEMPLATE, forms_digest()])
 
 
 def paraphrase(messages: Sequence[Message], templates: Iterable[str]) -> list[tuple[Message, ...]]:
@@ -122,25 +105,38 @@ def paraphrase(messages: Sequence[Message], templates: Iterable[str]) -> list[tu
 
 
 def as_sentence(answer: str) -> str:
-    """Return a short answer as a sentence: "walnuts" becomes "Walnuts."."""
+    """Return a short answer as a sentence: "walnuts" becomes "Walnuts.".
+
+    Scripts without capital letters end a sentence in ways of their own, or not at all.
+    """
+    if not _has_capitals(answer):
+        return answer
     answer = answer[0].upper() + answer[1:]
-    return answer if answer[-1] in ".!?…" else f"{answer}."
+    return answer if _ends_sentence(answer) else f"{answer}."
 
 
 def helpful_turns(
-    signals: Sequence[Signal], turns: Sequence[Turn]
+    signals: Sequence[Signal], turns: Sequence[Turn], forbidden: Set[str] = frozenset()
 ) -> Mapping[str, tuple[Turn, ...]]:
     """Return by fact the turns, oldest first, in which its lookup helped.
 
     The reply contains what only the fact can have told the model, and was liked, or the
     conversation went on without a complaint. Only the user's own feedback counts as a like; what an
-    app observed counts as a complaint as well. A question whose answer the user stated belongs to
-    that fact alone.
+    app observed counts as a complaint as well. So does a complaint that training is not allowed on,
+    while such a like does not count. A question whose answer the user stated belongs to that fact
+    alone.
+
+    Args:
+        signals: The current signals, oldest first.
+        turns: Those that used facts, and the newest turn, oldest first.
+        forbidden: Facts that training is not allowed on. No turn counts that had one in the prompt.
     """
     facts = {signal.id: signal for signal in signals if signal.kind is SignalKind.FACT}
     owner = {question: fact.id for fact in facts.values() for question in _stated_questions(fact)}
     feedback: dict[str, list[Signal]] = {}
     for signal in signals:
+        if signal.forbids_training and rating_value(signal) > 0:
+            continue
         counts = signal.source == USER_SOURCE or rating_value(signal) < 0
         if signal.turn is not None and counts and not is_ambiguous_reward(signal):
             feedback.setdefault(signal.turn, []).append(signal)
@@ -149,6 +145,8 @@ def helpful_turns(
         opinions = feedback.get(turn.id, [])
         went_on = number < len(turns)
         if not all(rating_value(each) > 0 for each in opinions) or not (opinions or went_on):
+            continue
+        if not forbidden.isdisjoint(turn.used):
             continue
         owned_by = owner.get(normalize(turn.messages[-1].content))
         for fact in turn.used:
@@ -176,22 +174,24 @@ def _reveals(fact: str, turn: Turn) -> bool:
 
     These are the names and numbers that were not in the question, or other words where there are
     none: the last one, and at least half. Otherwise a wrong answer in the fact's own words ("is
-    called Max") would be learned.
+    called Max") would be learned. Of a script without spaces half is enough, since the last n-gram
+    is rarely the last of a name.
     """
     asked = _words(" ".join(message.content for message in turn.messages))
-    words = [word for word in re.findall(r"\w+", fact) if word.casefold() not in asked]
+    said = split_words(fact)
+    words = [word for word in said if word.casefold() not in asked]
     # The first word has a capital in any case, and a short one there is rarely a name.
-    first = re.match(r"\W*(\w*)", fact)
-    begins = first[1] if first and len(first[1]) <= _MAX_FUNCTION_WORD else ""
+    begins = said[0] if said and len(said[0]) <= _MAX_FUNCTION_WORD else ""
     names = [word for word in words if not word[0].islower() and word != begins]
     telling = names or [word for word in words if len(word) > _MAX_FUNCTION_WORD]
     reply = _words(turn.reply)
     found = [word for word in telling if word.casefold() in reply]
-    return bool(found) and found[-1] == telling[-1] and 2 * len(found) >= len(telling)
+    has_last = found[-1:] == telling[-1:] or not has_spaces(fact)
+    return bool(found) and has_last and 2 * len(found) >= len(telling)
 
 
 def _words(text: str) -> set[str]:
-    return set(re.findall(r"\w+", text.casefold()))
+    return set(split_words(text.casefold()))
 
 
 def _make_probe(question: FactQuestion) -> FactQuestion:
@@ -200,7 +200,16 @@ def _make_probe(question: FactQuestion) -> FactQuestion:
 
 def _fill(template: str, question: str) -> str:
     # Without a question mark the rest of the template would read as part of the question.
-    question = question if question[-1:] in ".?!…" else f"{question}?"
+    question = question if _ends_sentence(question) else f"{question}?"
     keeps_capital = re.match(r"(I|I'.*)\b", question) is not None
     later = question if keeps_capital else question[:1].lower() + question[1:]
     return template.format(first=question, later=later)
+
+
+def _ends_sentence(text: str) -> bool:
+    return text[-1] in _SENTENCE_ENDS
+
+
+def _has_capitals(text: str) -> bool:
+    """Return whether all letters of a text are in scripts that have capital ones."""
+    return not any(letter.isalpha() and letter.lower() == letter.upper() for letter in text)

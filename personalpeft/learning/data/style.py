@@ -1,325 +1,203 @@
-"""The literal style of answers: its template, its changes, and styles that conflict. Pure.
+"""Two styles among lessons: one that replaced the other, or two that mix. Pure.
 
-- A template is the opening, closing and letter case that most answers share. An answer may repeat
-  the request ("You asked: ..."). ``REQUEST_PLACEHOLDER`` stands for it in a template.
-- A style has changed where lessons in a row differ about a mark from those before: of the older at
-  least three of four agree, of the newer all or all but one, and the newest four do. A random order
-  has so clean a cut in at most one of 250 cases, and the requests do not explain it.
-- Two styles conflict that alternate in most lessons. A model cannot learn both, and no score finds
-  it: half learned, either style makes every held-out answer a little likelier.
+Answers in one style have more n-grams of characters in common than answers in two, in any language
+and script. So lessons are divided into the two groups of the most similar answers, without regard
+to their order (spectral division: Newman 2006, arXiv physics/0605087). Two groups are two styles if
+answers of one group are more similar than answers of two, and their requests are not. Otherwise the
+kind of request decides how it is answered, and that is one style.
 
-Invariants: styles that alternate or mix are no change, and a clean cut is no conflict. A change
-that some lessons show is found with any later lessons too, until a later change.
+- A style has changed if the groups follow each other in time. A random order seldom does that.
+- Two styles mix if the groups alternate. A model that learns both may write a mixture of them.
+
+Invariant: a change that some lessons show is found with any later lessons too, until a later
+change.
 """
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import combinations, groupby
-from math import comb, sqrt
-from typing import Literal
+from itertools import chain, pairwise
+from math import ceil, comb
+from typing import TypeAlias
 
-REQUEST_PLACEHOLDER = "\ufffc"
+import numpy as np
+from numpy.typing import NDArray
 
-_MIN_SHARE = 0.75
-# A shorter request may well stand in an answer by accident.
-_MIN_REQUEST_LENGTH = 6
+from personalpeft.types import PromptResponse
 
+_WINDOW = 20
+"""Lessons that are compared with one another, the newest of some."""
 
-@dataclass(frozen=True, slots=True)
-class PromptResponse:
-    """The last message of a prompt and the answer to it."""
+_MIN_NEWER = 4
+_MAX_CHANCE = 1 / 1500
+# No division of fewer lessons follows the order so seldom by chance.
+_MIN_WINDOW = 13
 
-    request: str
-    answer: str
+_MIN_MIXED, _MIN_RUNS = 12, 4
 
-    @property
-    def pattern(self) -> str:
-        """The answer with a placeholder where it repeats the request."""
-        request = self.request.strip()
-        if len(request) < _MIN_REQUEST_LENGTH:
-            return self.answer
-        return self.answer.replace(request, REQUEST_PLACEHOLDER)
+# Rarer n-grams are content, and a smaller group is no style.
+_MIN_SHARE = 0.2
 
+# How often two answers of one group must be more similar than two of different groups: where the
+# order shows a change too, by the n-grams of a fifth of the answers; else by all n-grams. In
+# Japanese, answers that end in "desu" or in "kudasai" are not two styles.
+_MIN_SEPARATION, _MIN_SEPARATION_MIXED = 0.8, 0.95
+_MAX_SEPARATION_OF_REQUESTS = 0.75
 
-@dataclass(frozen=True, slots=True)
-class ResponseTemplate:
-    """What most of some answers share literally. The default is no template."""
+_LONGEST_NGRAM = 3
+# Characters that are read from the beginning and from the end of a text.
+_EDGE = 200
+_BEGIN, _END = "\x02", "\x03"
 
-    opening: str = ""
-    closing: str = ""
-    letters: Literal["own", "lower", "upper"] = "own"
-
-    def for_request(self, request: str) -> ResponseTemplate:
-        """Return the template with the request in place of the placeholder."""
-        text = request.strip()
-        opening, closing = (
-            part.replace(REQUEST_PLACEHOLDER, text) for part in (self.opening, self.closing)
-        )
-        return ResponseTemplate(opening, closing, self.letters)
-
-    def apply(self, sentence: str, request: str) -> str:
-        """Return a plain sentence in this template, as the answer to a request."""
-        filled = self.for_request(request)
-        if self.letters != "own":
-            sentence = sentence.lower() if self.letters == "lower" else sentence.upper()
-        return f"{filled.opening}{sentence}{filled.closing}"
-
-
-NO_TEMPLATE = ResponseTemplate()
-
-
-def infer_template(answers: Sequence[str]) -> ResponseTemplate:
-    """Return the template of at least three of four answers (``PromptResponse.pattern``).
-
-    An opening ends in punctuation ("Ahoy! ", "- "), because mere words are content. A closing
-    follows the last sentence, so it begins with a space.
-    """
-    letters: Literal["own", "lower", "upper"] = "own"
-    if answers and sum(map(str.islower, answers)) >= _MIN_SHARE * len(answers):
-        letters = "lower"
-    elif answers and sum(map(str.isupper, answers)) >= _MIN_SHARE * len(answers):
-        letters = "upper"
-    opening = re.match(r".*[^\w\s]\s*", _shared_prefix(answers), re.DOTALL)
-    suffix = _shared_prefix([answer.rstrip()[::-1] for answer in answers])[::-1]
-    closing = re.search(r"\s+\S.*", suffix, re.DOTALL)
-    return ResponseTemplate(opening[0] if opening else "", closing[0] if closing else "", letters)
-
-
-def _shared_prefix(texts: Sequence[str]) -> str:
-    """Return the longest prefix of at least three of four texts."""
-    prefix = ""
-    while True:
-        following = Counter(
-            text[len(prefix)]
-            for text in texts
-            if text.startswith(prefix) and len(text) > len(prefix)
-        )
-        letter, count = following.most_common(1)[0] if following else ("", 0)
-        if not letter or count < _MIN_SHARE * len(texts):
-            return prefix
-        prefix += letter
-
-
-_MIN_LESSONS = 4
-_MAX_CHANCE = 1 / 250
-# Lessons that are compared on either side of a cut.
-_MAX_OLDER, _MAX_NEWER = 32, 12
-# Characters that are read of an answer's beginning and end, and of a request's beginning.
-_EDGE, _MAX_REQUEST = 120, 400
-
-
-@dataclass(frozen=True, slots=True)
-class StyleMark:
-    """Something that an answer has or lacks."""
-
-    kind: Literal["opening", "closing", "letters"]
-    text: str
-
-    def is_on(self, answer: str) -> bool:
-        """Return whether an answer (``PromptResponse.pattern``) has it."""
-        match self.kind:
-            case "opening":
-                return answer.startswith(self.text)
-            case "closing":
-                return answer.rstrip().endswith(self.text)
-        # Digits are in neither case, so they speak against neither.
-        return not any(map(str.isupper if self.text == "lower" else str.islower, answer))
+_Floats: TypeAlias = NDArray[np.float64]
+_Mask: TypeAlias = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
 class StyleChange:
-    """From the lesson at ``index`` on, answers have (True) or lack (False) these marks."""
+    """From the lesson at ``index`` on, answers are in a new style.
+
+    ``weights``: by n-gram, how much more the new style has it than the old one.
+    """
 
     index: int
-    marks: tuple[tuple[StyleMark, bool], ...]
+    weights: Mapping[str, float]
 
-    def matches(self, example: PromptResponse) -> bool:
-        """Return whether an answer is in the new style."""
-        return all(mark.is_on(example.pattern) is has for mark, has in self.marks)
+    def matches(self, answer: str) -> bool:
+        """Return whether an answer is more similar to the new style than to the old one."""
+        return sum(self.weights.get(each, 0.0) for each in _ngrams(answer)) > 0
 
 
 @lru_cache(maxsize=64)
 def find_style_change(examples: tuple[PromptResponse, ...]) -> StyleChange | None:
     """Return the latest change in examples, oldest first; None if there is none."""
     found, since = None, 0
-    older_marks: dict[int, tuple[StyleMark, ...]] = {}
-    for end in range(2 * _MIN_LESSONS, len(examples) + 1):
-        for index in range(end - _MIN_LESSONS, max(since, end - _MAX_NEWER), -1):
-            window, newer = examples[max(since, index - _MAX_OLDER) : end], end - index
-            answers = [each.pattern for each in window]
-            if index not in older_marks:
-                older_marks[index] = _find_marks(answers[:-newer])
-            marks = dict.fromkeys((*older_marks[index], *_find_marks(answers[-newer:])))
-            changed = tuple(_changed_marks(marks, answers[:-newer], answers[-newer:]))
-            change = StyleChange(index, changed)
-            settled = change.marks and all(map(change.matches, window[-_MIN_LESSONS:]))
-            if settled and not _explained_by_requests(window, change):
-                found, since = change, index
-                older_marks.clear()
-                break
+    for end in range(_MIN_WINDOW, len(examples) + 1):
+        first = max(since, end - _WINDOW)
+        change = _find_change_in(examples[first:end])
+        if change is not None:
+            since = first + change.index
+            found = replace(change, index=since)
     return found
 
 
-def _changed_marks(
-    marks: Iterable[StyleMark], older: Sequence[str], newer: Sequence[str]
-) -> Iterator[tuple[StyleMark, bool]]:
-    for mark in marks:
-        had, have = sum(map(mark.is_on, older)), sum(map(mark.is_on, newer))
-        if _is_clean_cut(len(older), had, len(newer), have):
-            yield mark, True
-        elif _is_clean_cut(len(older), len(older) - had, len(newer), len(newer) - have):
-            yield mark, False
+def find_mixed_styles(examples: Sequence[PromptResponse]) -> tuple[int, int] | None:
+    """Return how many of the newest examples, oldest first, are in each of two styles by turns.
+
+    None if there are not two styles that alternate.
+    """
+    newest = examples[-_WINDOW:]
+    if len(newest) < _MIN_MIXED:
+        return None
+    groups = _divide(newest)
+    answers = _similarities([each.answer for each in newest], least=1)
+    if groups is None or _separation(answers, groups) < _MIN_SEPARATION_MIXED:
+        return None
+    if 1 + sum(a != b for a, b in pairwise(groups)) < _MIN_RUNS:
+        return None
+    count = int(groups.sum())
+    return count, len(newest) - count
 
 
-def _find_marks(answers: Sequence[str]) -> tuple[StyleMark, ...]:
-    template = infer_template(
-        [text if len(text) <= 2 * _EDGE else text[:_EDGE] + text[-_EDGE:] for text in answers]
-    )
-    letters = "" if template.letters == "own" else template.letters
-    marks = (
-        StyleMark("opening", template.opening),
-        StyleMark("closing", template.closing),
-        StyleMark("letters", letters),
-    )
-    return tuple(mark for mark in marks if mark.text)
+# So many windows as a user has lessons: each new lesson adds one.
+@lru_cache(maxsize=4096)
+def _find_change_in(window: tuple[PromptResponse, ...]) -> StyleChange | None:
+    count = len(window)
+    if count < _MIN_WINDOW:
+        return None
+    groups = _divide(window)
+    if groups is None or not groups[-_MIN_NEWER:].all():
+        return None
+    cuts = [index for index in range(1, count - _MIN_NEWER + 1) if groups[index]]
+    chances = {index: _chance(groups, index) for index in cuts}
+    index = min(cuts, key=chances.__getitem__)
+    if chances[index] > _MAX_CHANCE:
+        return None
+    ngrams, rows = _shared_ngrams([each.answer for each in window])
+    weights = rows[groups].mean(axis=0) - rows[~groups].mean(axis=0)
+    return StyleChange(index, dict(zip(ngrams, weights.tolist(), strict=True)))
 
 
-def _is_clean_cut(older: int, had: int, newer: int, have: int) -> bool:
-    """Return whether few older and nearly all newer answers have a mark, and not by chance."""
-    if had > (1 - _MIN_SHARE) * older or have < max(_MIN_LESSONS, newer - 1):
-        return False
-    # Fisher's exact test, one-sided: at least so many of those with the mark among the newer.
-    total, everything = had + have, older + newer
+def _chance(groups: _Mask, cut: int) -> float:
+    """Return how often a random order has so many of a group after a cut (Fisher's exact test)."""
+    count, size, newer = len(groups), int(groups.sum()), len(groups) - cut
     ways = sum(
-        comb(total, k) * comb(everything - total, newer - k)
-        for k in range(have, min(newer, total) + 1)
+        comb(newer, k) * comb(cut, size - k)
+        for k in range(int(groups[cut:].sum()), min(newer, size) + 1)
     )
-    return ways <= _MAX_CHANCE * comb(everything, newer)
+    return ways / comb(count, size)
 
 
-def _explained_by_requests(window: Sequence[PromptResponse], change: StyleChange) -> bool:
-    """Return whether most newly styled requests are unlike the others.
+def _divide(examples: Sequence[PromptResponse]) -> _Mask | None:
+    """Return which examples are in the style of the last one; None if all are in one style."""
+    answers = _similarities([each.answer for each in examples])
+    groups = _most_similar_groups(answers)
+    if _separation(answers, groups) < _MIN_SEPARATION:
+        return None
+    requests = _similarities([each.request for each in examples])
+    if _separation(requests, groups) >= _MAX_SEPARATION_OF_REQUESTS:
+        return None
+    in_last: _Mask = groups == groups[-1]
+    return in_last
 
-    Unlike means: less similar to any other than three of four of the others are to one another.
+
+def _most_similar_groups(similarities: _Floats) -> _Mask:
+    """Return the division with the most similarity, above the mean, within its two groups."""
+    count = len(similarities)
+    others = ~np.eye(count, dtype=bool)
+    excess = np.where(others, similarities - similarities[others].mean(), 0.0)
+    _, vectors = np.linalg.eigh(excess)
+    least = ceil(_MIN_SHARE * count)
+    # The best division need not be that of the largest eigenvector alone, with groups so unequal.
+    ranks = [np.argsort(np.argsort(vector)) for vector in (vectors[:, -1], vectors[:, -2])]
+    sides = [
+        np.where(rank < size, 1.0, -1.0)
+        for rank in ranks
+        for size in range(least, count - least + 1)
+    ]
+    best: _Mask = max(sides, key=lambda side: float(side @ excess @ side)) > 0
+    return best
+
+
+def _separation(similarities: _Floats, groups: _Mask) -> float:
+    """Return how often a similarity within a group is larger than one between the groups."""
+    one, other = np.triu_indices(len(groups), 1)
+    pairs, is_within = similarities[one, other], groups[one] == groups[other]
+    within, between = pairs[is_within][:, None], pairs[~is_within][None]
+    return float(((within > between) + 0.5 * (within == between)).mean())
+
+
+def _similarities(texts: Sequence[str], least: int | None = None) -> _Floats:
+    """Return ``[n, n]``: the cosines of the n-grams that at least so many texts have."""
+    _, rows = _shared_ngrams(texts, least)
+    similarities: _Floats = rows @ rows.T
+    return similarities
+
+
+def _shared_ngrams(texts: Sequence[str], least: int | None = None) -> tuple[Sequence[str], _Floats]:
+    """Return the n-grams that at least so many texts have, and a vector of length 1 a text.
+
+    ``least``: a fifth of the texts by default.
     """
-    grams = {
-        is_new: [trigrams(each.request) for each in window if change.matches(each) is is_new]
-        for is_new in (True, False)
-    }
-    old, new = grams[False], grams[True]
-    similarities = sorted(
-        max_similarity(each, [*old[:n], *old[n + 1 :]]) for n, each in enumerate(old)
+    ngrams = [_ngrams(text) for text in texts]
+    counts = Counter(chain.from_iterable(ngrams))
+    least = least or ceil(_MIN_SHARE * len(texts))
+    shared = sorted(each for each, count in counts.items() if count >= least)
+    rows = np.array([[each in some for each in shared] for some in ngrams], dtype=np.float64)
+    return shared, rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1.0)
+
+
+@lru_cache(maxsize=1024)
+def _ngrams(text: str) -> frozenset[str]:
+    """Return one to three characters in a row, with marks for the beginning and the end."""
+    text = text.strip()
+    read = text if len(text) <= 2 * _EDGE else f"{text[:_EDGE]}\n{text[-_EDGE:]}"
+    marked = f"{_BEGIN}{read}{_END}"
+    return frozenset(
+        marked[start : start + size]
+        for size in range(1, _LONGEST_NGRAM + 1)
+        for start in range(len(marked) - size + 1)
     )
-    usual = similarities[int((1 - _MIN_SHARE) * len(similarities))]
-    return sum(max_similarity(each, old) < usual for each in new) >= _MIN_SHARE * len(new)
-
-
-def max_similarity(grams: frozenset[str], others: Sequence[frozenset[str]]) -> float:
-    """Return the largest cosine similarity of a set of trigrams to others, 0 without others."""
-    similarities = (len(grams & other) / sqrt(len(grams) * len(other)) for other in others)
-    return max(similarities, default=0.0)
-
-
-def trigrams(request: str) -> frozenset[str]:
-    """Return every three letters in a row, which serves any language."""
-    text = f"  {request[:_MAX_REQUEST].casefold()} "
-    return frozenset(text[i : i + 3] for i in range(len(text) - 2))
-
-
-_MIN_CONFLICT_LESSONS = 6
-_MIN_STYLE_SHARE, _MAX_STYLE_SHARE, _MIN_TOGETHER = 0.25, 0.75, 2 / 3
-_MIN_TURNS = 4
-_OPENING_EDGE = 60
-_WORD = re.compile(r"[^\W\d]+")
-
-
-@dataclass(frozen=True, slots=True)
-class _AnswerMark:
-    """What the answers with these ``indices`` share, in words.
-
-    An opening of one word is no style by itself: some answers say yes and others no.
-    """
-
-    words: str
-    indices: frozenset[int]
-    is_style: bool = True
-
-
-def find_style_conflict(examples: Sequence[PromptResponse]) -> str:
-    """Return how the answers, oldest first, are divided, in words; empty if they are not."""
-    count = len(examples)
-    if count < _MIN_CONFLICT_LESSONS:
-        return ""
-    # Of marks of the same answers the last one is kept, which is the longest.
-    marks = {
-        mark.indices: mark
-        for mark in _find_answer_marks(examples)
-        if _MIN_STYLE_SHARE * count <= len(mark.indices) <= _MAX_STYLE_SHARE * count
-    }
-    for size in (2, 3):
-        for chosen in combinations(marks.values(), size):
-            styles = [mark.indices for mark in chosen]
-            together = len(frozenset().union(*styles))
-            if (
-                together == sum(map(len, styles))
-                and any(mark.is_style for mark in chosen)
-                and together >= _MIN_TOGETHER * count
-                and _alternate(styles)
-                and not _styles_explained_by_requests(examples, styles)
-            ):
-                words = " and ".join(f"{len(mark.indices)} {mark.words}" for mark in chosen)
-                return f"{words}, by turns: that could not all be one way of answering"
-    return ""
-
-
-def _find_answer_marks(examples: Sequence[PromptResponse]) -> Iterator[_AnswerMark]:
-    texts = [each.pattern.strip() for each in examples]
-    openings = {
-        text[: match.end()]
-        for text in texts
-        for match in re.finditer(r"[^\w\s]+\s+", text[:_OPENING_EDGE])
-    }
-    for opening in sorted(openings, key=lambda text: (len(text), text)):
-        indices = _true_at(text.startswith(opening) for text in texts)
-        is_style = len(_WORD.findall(opening)) != 1
-        yield _AnswerMark(f'begin with "{opening.strip()}"', indices, is_style)
-    endings = {ending for text in texts for ending in _endings(text[-_OPENING_EDGE:])}
-    for ending in sorted(endings, key=lambda text: (len(text), text)):
-        indices = _true_at(text.endswith(ending) for text in texts)
-        yield _AnswerMark(f'end with "{ending.strip()}"', indices)
-    yield _AnswerMark("are in small letters", _true_at(map(str.islower, texts)))
-    yield _AnswerMark("are in capitals", _true_at(map(str.isupper, texts)))
-
-
-def _endings(text: str) -> Iterator[str]:
-    """Yield what may be a closing: two words or more after the end of a sentence."""
-    for match in re.finditer(r"(?<=[.!?])\s+(?=\S+\s+\S)", text):
-        yield text[match.start() :]
-
-
-def _true_at(values: Iterable[bool]) -> frozenset[int]:
-    return frozenset(index for index, value in enumerate(values) if value)
-
-
-def _alternate(styles: Sequence[frozenset[int]]) -> bool:
-    order = sorted((index, style) for style, indices in enumerate(styles) for index in indices)
-    return len(list(groupby(style for _, style in order))) >= _MIN_TURNS
-
-
-def _styles_explained_by_requests(
-    examples: Sequence[PromptResponse], styles: Sequence[frozenset[int]]
-) -> bool:
-    """Return whether most requests are most like one that is answered in the same style."""
-    grams = {index: trigrams(examples[index].request) for style in styles for index in style}
-    explained = 0
-    for style in styles:
-        for index in style:
-            same = max_similarity(grams[index], [grams[n] for n in style if n != index])
-            other = max_similarity(grams[index], [grams[n] for n in grams if n not in style])
-            explained += same > other
-    return explained >= _MAX_STYLE_SHARE * len(grams)

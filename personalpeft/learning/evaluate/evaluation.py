@@ -5,9 +5,9 @@ Invariant: generation is greedy throughout, so the same stacks give the same evi
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import median
 from typing import TypeAlias
 
 from personalpeft.backends.base import Backend, Continuation, Score
@@ -15,11 +15,12 @@ from personalpeft.chat.routing import AdapterRouter
 from personalpeft.engine.completion_cache import CompletionCache, Completions
 from personalpeft.engine.engine import Engine, Request
 from personalpeft.errors import PersonalPeftError
-from personalpeft.learning.data.assignment import Lesson
-from personalpeft.learning.data.style import PromptResponse
+from personalpeft.learning.data.general_replies import few_shot_messages, has_examples
+from personalpeft.learning.data.training_examples import Lesson
 from personalpeft.learning.evaluate.measures import (
     RuleGain,
     TextQuality,
+    count_wanted,
     logprob_gain,
     measure_text_quality,
 )
@@ -30,22 +31,25 @@ from personalpeft.learning.evaluate.probes import (
     is_degenerate,
     load_general_prompts,
 )
-from personalpeft.learning.gate.gate import (
+from personalpeft.learning.gate.evidence import (
+    NOTHING_GENERATED,
+    TIE_MARGIN,
     BaseProbeResults,
     EvalHistory,
     EvalItem,
     Evidence,
+    GenerationResults,
     ProbeResults,
 )
 from personalpeft.learning.options import Condition, not_cancelled, wait_while
 from personalpeft.learning.report import Example
+from personalpeft.learning.train.config import MAX_LENGTH
 from personalpeft.learning.train.loop import cancelled_error
-from personalpeft.learning.train.losses import encode_continuation, template_span
-from personalpeft.types import Message, Sampling, SignalKind, Stack
+from personalpeft.learning.train.losses import encode_continuation
+from personalpeft.types import Message, PromptResponse, Sampling, SignalKind, Stack
 
 _EXAMPLE_SAMPLING = Sampling(max_tokens=40)
-_MAX_EXAMPLES = 3
-_MAX_ANSWER_TOKENS = 256
+_MAX_EXAMPLES, _MAX_GENERATED = 3, 6
 _MAX_QUALITY_TOKENS = 32
 # A fact's answer is a word or two, and a liked reply is the model's own.
 _UNWRITTEN_KINDS = (SignalKind.FACT, SignalKind.RATING)
@@ -60,12 +64,25 @@ class EvalSet:
     target: tuple[Lesson, ...]  # held out in this layer, and not spent by its history
     retention: tuple[Lesson, ...]  # held out in this layer before this build
     other_layers: tuple[Lesson, ...]  # held out in all other layers
-    trained_examples: tuple[Lesson, ...]  # of this build, in place of an empty target
     base_completions: Completions  # of the probes
     new_examples: tuple[Lesson, ...] = ()  # arrived since the last learn
     rule_lessons: tuple[Lesson, ...] = ()  # measure rules
     lessons_by_rule: Mapping[str, tuple[Lesson, ...]] = field(default_factory=dict)
     history: EvalHistory = field(default_factory=EvalHistory)
+    max_length: int = MAX_LENGTH  # tokens at which a reply is cut
+    tie_margin: float = TIE_MARGIN  # nats a token within which a lesson is tied
+    examples: tuple[Lesson, ...] = ()  # trained on; show how the user wants to be answered
+
+    @property
+    def earlier_target(self) -> tuple[Lesson, ...]:
+        """The held-out lessons of the layer that its history did spend."""
+        target = {lesson.key for lesson in self.target}
+        return tuple(lesson for lesson in self.retention if lesson.key not in target)
+
+    @property
+    def deciding(self) -> tuple[Lesson, ...]:
+        """The held-out lessons whose generated replies are judged."""
+        return self.target or self.earlier_target
 
 
 StackSelector: TypeAlias = Callable[[Lesson], Stack]
@@ -110,10 +127,17 @@ def effective_stack(
 ) -> EffectiveStack:
     """Return how a stack answers some prompts.
 
-    ``built_from``: by layer, the signals of a revision that is not in the catalog yet.
+    Args:
+        router: Selects the layers for each prompt.
+        user: The user.
+        layer: The layer that is evaluated.
+        stack: The whole stack.
+        prompts: The prompts.
+        built_from: By layer, the signals of a revision that is not in the catalog yet.
     """
     prompts = list(dict.fromkeys(prompts))
-    parts = router.select_each(user, stack, prompts, built_from)
+    requests = [[Message("user", prompt)] for prompt in prompts]
+    parts = router.select_each(user, stack, requests, built_from)
     return EffectiveStack(layer, stack, dict(zip(prompts, parts, strict=True)))
 
 
@@ -127,14 +151,10 @@ class EvalJob:
     eval_set: EvalSet
 
     @property
-    def displayed_lessons(self) -> tuple[Lesson, ...]:
-        """The lessons whose replies are generated for the report."""
-        lessons = (
-            *self.eval_set.target,
-            *self.eval_set.trained_examples,
-            *self.eval_set.retention,
-        )
-        return tuple({lesson.key: lesson for lesson in lessons}.values())[:_MAX_EXAMPLES]
+    def generated_lessons(self) -> tuple[Lesson, ...]:
+        """The lessons whose replies are generated; the report shows the first of them."""
+        lessons = (*self.eval_set.target, *self.eval_set.retention)
+        return tuple({lesson.key: lesson for lesson in lessons}.values())[:_MAX_GENERATED]
 
     def requests(self) -> list[Request]:
         """Return what both stacks generate: replies to the probes, then to displayed lessons."""
@@ -145,7 +165,7 @@ class EvalJob:
             stack, messages = side.parts[probe.question], (Message("user", probe.question),)
             sampling = BASE_SAMPLING if stack.is_bare else PROBE_SAMPLING
             yield Request(self.user, messages, stack, sampling, background=True)
-        for lesson in self.displayed_lessons:
+        for lesson in self.generated_lessons:
             stack = side.for_layer(lesson)
             yield Request(self.user, lesson.messages, stack, _EXAMPLE_SAMPLING, background=True)
 
@@ -159,12 +179,18 @@ def make_eval_job(
     eval_set: EvalSet,
     built_from: Mapping[str, Collection[str]],
 ) -> EvalJob:
-    """Return the evaluation of a candidate for a layer. Arguments as for ``effective_stack``."""
+    """Return the evaluation of a candidate for a layer.
+
+    Args:
+        router, user, layer, built_from: As for ``effective_stack``.
+        live: The live stack.
+        candidate: The stack with the candidate.
+        eval_set: What is measured.
+    """
     lessons = (
         *eval_set.target,
         *eval_set.retention,
         *eval_set.other_layers,
-        *eval_set.trained_examples,
         *eval_set.rule_lessons,
     )
     prompts = [probe.question for probe in load_general_prompts().probes]
@@ -215,8 +241,20 @@ def evaluate(
 ) -> dict[str, EvalResult | PersonalPeftError]:
     """Measure the candidates of several users; return the result or the error of each.
 
-    All replies are generated in one batch. Scoring gives way to users who chat. Raises
-    ``Cancelled`` when the caller stops.
+    All replies are generated in one batch. Scoring gives way to users who chat.
+
+    Args:
+        engine: Scores and generates.
+        completions: Caches completions of general prompts.
+        jobs: What to measure, by user.
+        cancelled: Returns whether to stop.
+        paused: Returns whether to wait.
+
+    Returns:
+        The result or the error of each user.
+
+    Raises:
+        Cancelled: ``cancelled`` returned True.
     """
     requests = {user: job.requests() for user, job in jobs.items()}
     replies = completions.complete_for_users(requests, cancelled=cancelled, paused=paused)
@@ -236,56 +274,38 @@ def evaluate(
     return results
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerLogProb:
-    """Mean log-probs per token of a chosen reply.
-
-    ``words``: of its words and its end. ``template``: of the response template around them.
-    """
-
-    words: float
-    template: float | None = None
-
-
 def answer_logprobs(
-    engine: Scorer, lessons: Sequence[Lesson], select: StackSelector
+    engine: Scorer, lessons: Sequence[Lesson], select: StackSelector, max_length: int
 ) -> dict[str, float]:
-    """Return the log-prob per token of each lesson's words, by the lesson's key."""
-    parts = answer_logprobs_by_part(engine, lessons, select)
-    return {key: logprob.words for key, logprob in parts.items()}
+    """Return the mean log-prob per token of each lesson's chosen reply, by the lesson's key.
+
+    Args:
+        engine: Scores.
+        lessons: The lessons.
+        select: Returns the stack for a lesson.
+        max_length: The tokens at which a reply is cut, as in training.
+    """
+    scores = _score_answers(engine, lessons, select, max_length)
+    return {key: score.logp for key, score in scores.items()}
 
 
-def answer_logprobs_by_part(
-    engine: Scorer, lessons: Sequence[Lesson], select: StackSelector
-) -> dict[str, AnswerLogProb]:
-    """Return the log-probs of each lesson's chosen reply, by the lesson's key."""
+def _score_answers(
+    engine: Scorer, lessons: Sequence[Lesson], select: StackSelector, max_length: int
+) -> dict[str, Score]:
     by_stack: dict[Stack, list[Lesson]] = {}
     for lesson in lessons:
         by_stack.setdefault(select(lesson), []).append(lesson)
-    logprobs: dict[str, AnswerLogProb] = {}
+    by_key: dict[str, Score] = {}
     for stack, some in by_stack.items():
         items = [
             encode_continuation(
-                engine.backend, each.messages, each.chosen, _MAX_ANSWER_TOKENS, ended=each.ended
+                engine.backend, each.messages, each.chosen, max_length, ended=each.ended
             )
             for each in some
         ]
-        for lesson, score in zip(some, engine.score(items, stack), strict=True):
-            logprobs[lesson.key] = _split_score(engine.backend, lesson, score)
-    return logprobs
-
-
-def _split_score(backend: Backend, lesson: Lesson, score: Score) -> AnswerLogProb:
-    # A template that repeats the request has ten tokens to an answer's one, and the stack below
-    # knows them. In the mean they would hide whether the fact itself is known.
-    request = lesson.messages[-1].content
-    opening, closing = template_span(backend, lesson.template, request)
-    end = len(score.token_logprobs) - len(backend.end_of_turn)
-    if opening + closing == 0 or opening + closing >= end:
-        return AnswerLogProb(score.logp)
-    words = (*score.token_logprobs[opening : end - closing], *score.token_logprobs[end:])
-    template = (*score.token_logprobs[:opening], *score.token_logprobs[end - closing : end])
-    return AnswerLogProb(statistics.fmean(words), statistics.fmean(template))
+        scores = engine.score(items, stack)
+        by_key |= {each.key: score for each, score in zip(some, scores, strict=True)}
+    return by_key
 
 
 def _measure(engine: Scorer, job: EvalJob, replies: Sequence[str]) -> EvalResult:
@@ -294,31 +314,29 @@ def _measure(engine: Scorer, job: EvalJob, replies: Sequence[str]) -> EvalResult
     count = len(load_general_prompts().probes)
     before, after = replies[: len(replies) // 2], replies[len(replies) // 2 :]
     held_out = {each.key: each for each in (*eval_set.target, *eval_set.retention)}
-    items = {
-        item.signal: item
-        for item in _score_items(engine, job, tuple(held_out.values()), against_base=True)
-    }
+    items = {item.signal: item for item in _score_items(engine, job, tuple(held_out.values()))}
     kl = list(_kl_from_base(engine, job))
     evidence = Evidence(
         target=tuple(items[lesson.key] for lesson in eval_set.target),
         retention=(
             *(items[lesson.key] for lesson in eval_set.retention),
-            *_score_items(engine, job, eval_set.other_layers, against_base=True, is_own=False),
+            *_score_items(engine, job, eval_set.other_layers, is_own=False),
         ),
-        trained_examples=_score_items(engine, job, eval_set.trained_examples, against_base=False),
+        earlier_target=tuple(items[lesson.key] for lesson in eval_set.earlier_target),
         probes=_probe_results(job, before[:count], after[:count]),
         kl=sum(kl) / max(1, len(kl)),
         text_quality=_measure_new_examples(engine, job),
         rule_gains=_measure_rules(engine, job),
+        generation=_measure_generation(engine, job, before[count:], after[count:]),
         prior_e_value=history.prior_e_value,
         spent_items=history.spent_items,
         decided_items=history.decided_items,
     )
     examples = tuple(
         Example(lesson.messages[-1].content, *texts)
-        for lesson, *texts in zip(job.displayed_lessons, before[count:], after[count:], strict=True)
+        for lesson, *texts in zip(job.generated_lessons, before[count:], after[count:], strict=True)
     )
-    return evidence, examples
+    return evidence, examples[:_MAX_EXAMPLES]
 
 
 def _probe_results(job: EvalJob, before: Sequence[str], after: Sequence[str]) -> ProbeResults:
@@ -376,20 +394,47 @@ def _measure_new_examples(engine: Scorer, job: EvalJob) -> TextQuality:
     return measure_text_quality(written, logprobs)
 
 
+def _measure_generation(
+    engine: Scorer, job: EvalJob, before: Sequence[str], after: Sequence[str]
+) -> GenerationResults:
+    """Count the generated replies to held-out prompts that are written as the user wants."""
+    backend, limit = engine.backend, _EXAMPLE_SAMPLING.max_tokens
+    deciding = {lesson.key for lesson in job.eval_set.deciding}
+    held_out = [n for n, each in enumerate(job.generated_lessons) if each.key in deciding]
+
+    def logprobs(pairs: Sequence[tuple[Sequence[Message], str]]) -> list[float]:
+        items = [encode_continuation(backend, *pair, limit) for pair in pairs]
+        return [score.logp for score in engine.score(items, Stack(job.live.stack.base))]
+
+    def fits(messages: Sequence[Message]) -> bool:
+        return len(backend.render(messages)) + limit <= backend.max_length
+
+    prompts = [job.generated_lessons[n].messages[-1].content for n in held_out]
+    with_examples = [few_shot_messages(job.eval_set.examples, each, fits) for each in prompts]
+    if not held_out or not all(map(has_examples, with_examples)):
+        return NOTHING_GENERATED
+
+    def count(replies: Sequence[str]) -> int:
+        return count_wanted(with_examples, [replies[n] for n in held_out], logprobs)
+
+    return GenerationResults(len(held_out), count(before), count(after))
+
+
 def _measure_rules(engine: Scorer, job: EvalJob) -> dict[str, RuleGain]:
     lessons, by_rule = job.eval_set.rule_lessons, job.eval_set.lessons_by_rule
+    max_length = job.eval_set.max_length
     if not by_rule:
         return {}
 
     def gains(select: StackSelector) -> dict[str, float]:
-        plain = answer_logprobs(engine, lessons, select)
+        plain = answer_logprobs(engine, lessons, select, max_length)
         return {
-            rule: logprob_gain(plain, answer_logprobs(engine, some, select))
+            rule: logprob_gain(plain, answer_logprobs(engine, some, select, max_length))
             for rule, some in by_rule.items()
         }
 
     base, layer = gains(constant_stack(Stack(job.live.stack.base))), gains(job.candidate.for_layer)
-    return {rule: RuleGain(base[rule], layer[rule]) for rule in by_rule}
+    return {rule: RuleGain(base[rule], layer[rule], len(lessons)) for rule in by_rule}
 
 
 def _score_items(
@@ -397,25 +442,33 @@ def _score_items(
     job: EvalJob,
     lessons: Sequence[Lesson],
     *,
-    against_base: bool,
     is_own: bool = True,
 ) -> tuple[EvalItem, ...]:
     """Score lessons under both stacks, and under the base where its scores are not known.
 
     ``is_own``: the lessons are of the layer that is evaluated.
     """
-    live, candidate, history = job.live, job.candidate, job.eval_set.history
-    before = answer_logprobs(engine, lessons, live.for_layer if is_own else live.for_other_layer)
-    after = answer_logprobs(
-        engine, lessons, candidate.for_layer if is_own else candidate.for_other_layer
-    )
-    base = dict(history.base)
-    if against_base:
-        bare = Stack(live.stack.base)
-        new = [lesson for lesson in lessons if lesson.key not in base]
-        is_bare = live.stack == bare
-        base = (before if is_bare else answer_logprobs(engine, new, constant_stack(bare))) | base
+    live, candidate, eval_set = job.live, job.candidate, job.eval_set
+    history = eval_set.history
+
+    def score(some: Sequence[Lesson], select: StackSelector) -> dict[str, Score]:
+        return _score_answers(engine, some, select, eval_set.max_length)
+
+    before = score(lessons, live.for_layer if is_own else live.for_other_layer)
+    after = score(lessons, candidate.for_layer if is_own else candidate.for_other_layer)
+    bare = Stack(live.stack.base)
+    new = [lesson for lesson in lessons if lesson.key not in history.base]
+    scored = before if live.stack == bare else score(new, constant_stack(bare))
+    base = {key: each.logp for key, each in scored.items()} | dict(history.base)
     return tuple(
-        EvalItem(key, before[key], after[key], base.get(key), history.baseline(key, before[key]))
+        EvalItem(
+            key,
+            before[key].logp,
+            after[key].logp,
+            base[key],
+            history.baseline(key, before[key].logp, eval_set.tie_margin),
+            eval_set.tie_margin,
+            (median(before[key].token_logprobs), median(after[key].token_logprobs)),
+        )
         for key in (lesson.key for lesson in lessons)
     )

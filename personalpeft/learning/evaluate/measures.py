@@ -1,4 +1,4 @@
-"""Measure new lessons and rules by log-probs: is a text meaningful, does a layer follow a rule.
+"""Measure by log-probs: is a new lesson meaningful, is a reply as wanted, is a rule followed.
 
 Text quality. Meaningless text might as well be different: it is as likely after any other request,
 and its words are as likely in any other order. So each reply is compared with itself elsewhere,
@@ -16,11 +16,15 @@ The first two are in nats a token. On the default base, with four to twelve less
 has 0.34 to 2.6 and 2.1 to 5.5, meaningless text at most 0.03 or at most 0.6. A base without
 language cannot measure them (``gate.load_margins``).
 
+Replies. A generated reply is written as the user wants if the bare base finds it likelier with
+lessons as examples in its prompt than without. That is the likelihood ratio of "in the user's way"
+and "in the base's own".
+
 Rules. A rule stands in every prompt from the next turn on. Once a layer follows it without, the
 rule in the prompt does harm: the layer was trained without it, so it moves the model away from what
 it was regularised to. The gain of a rule is what held-out replies become likelier by with the rule
 in the prompt, in nats a token. A rule is internalized where it has a gain under the bare base, and
-under the layer at most a quarter of that. A rule without a gain stays.
+under the layer at most a quarter of that, on five lessons or more. A rule without a gain stays.
 """
 
 from __future__ import annotations
@@ -29,9 +33,9 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from personalpeft.learning.data.style import PromptResponse
 from personalpeft.memory.conflicts import normalize
-from personalpeft.types import Json, Revision
+from personalpeft.memory.words import has_spaces, split_tokens
+from personalpeft.types import Json, Message, PromptResponse, Revision
 
 _MIN_LESSONS, _MAX_LESSONS = 4, 12
 _MIN_WORDS = 5
@@ -75,7 +79,7 @@ def measure_text_quality(
         for shift in range(1, _OTHER_REQUESTS + 1)
         for place, each in enumerate(asked)
     ]
-    long = [each for each in asked if len(each.answer.split()) >= _MIN_WORDS]
+    long = [each for each in asked if len(split_tokens(each.answer)) >= _MIN_WORDS]
     long = long if len(long) >= _MIN_LESSONS else []
     shuffled = [PromptResponse(each.request, _shuffle(each.answer)) for each in long]
     scored = [*asked, *elsewhere, *shuffled]
@@ -95,27 +99,54 @@ def _is_novel(each: PromptResponse) -> bool:
 
 
 def _shuffle(text: str) -> str:
-    words = text.split()
-    # Seeded by the words alone, so that the same lesson always has the same score.
-    random.Random(text).shuffle(words)
-    return " ".join(words)
+    tokens = split_tokens(text)
+    # Seeded by the text alone, so that the same lesson always has the same score.
+    random.Random(text).shuffle(tokens)
+    return (" " if has_spaces(text) else "").join(tokens)
+
+
+def count_wanted(
+    with_examples: Sequence[Sequence[Message]],
+    replies: Sequence[str],
+    logprobs: Callable[[Sequence[tuple[Sequence[Message], str]]], Sequence[float]],
+) -> int:
+    """Return how many generated replies are written as the user wants.
+
+    Args:
+        with_examples: For each reply, the conversation of lessons that ends with its prompt.
+        replies: The replies.
+        logprobs: Returns the mean log-prob per token of each reply after its messages, under the
+            bare base.
+    """
+    prompts = [messages[-1:] for messages in with_examples]
+    shown, alone = (
+        logprobs(list(zip(messages, replies, strict=True))) for messages in (with_examples, prompts)
+    )
+    return sum(likelier > plain for likelier, plain in zip(shown, alone, strict=True))
 
 
 MIN_GAIN = 0.05
 MAX_REMAINING_SHARE = 0.25
-MAX_RULES, MAX_RULE_LESSONS = 3, 6
+MAX_RULES = 3
+MIN_RULE_LESSONS, MAX_RULE_LESSONS = 5, 6
 
 
 @dataclass(frozen=True, slots=True)
 class RuleGain:
-    """The gain of one rule under the bare base and under the layer. The field names are stored."""
+    """The gain of one rule under the bare base and under the layer, on so many held-out lessons.
+
+    The field names are stored. Earlier versions did not store the number of lessons.
+    """
 
     base: float
     layer: float
+    lessons: int = 0
 
     @property
     def internalized(self) -> bool:
-        return self.base >= MIN_GAIN and self.layer <= MAX_REMAINING_SHARE * self.base
+        """Whether the layer follows the rule without reading it, on enough evidence to omit it."""
+        is_followed = self.base >= MIN_GAIN and self.layer <= MAX_REMAINING_SHARE * self.base
+        return is_followed and self.lessons >= MIN_RULE_LESSONS
 
 
 def logprob_gain(plain: Mapping[str, float], with_rule: Mapping[str, float]) -> float:

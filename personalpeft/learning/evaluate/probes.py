@@ -1,7 +1,7 @@
 """The general prompts that ship with the package, and the cache of their completions.
 
-Regularizer prompts are held to while training, regression probes are asked afterwards, and
-unanswerable prompts ask for what no user has stated.
+Regularizer and everyday prompts are used while training (``data/general_replies.py``), regression probes
+are asked afterwards, and unanswerable prompts ask for what no user has stated.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 from personalpeft.engine.completion_cache import CompletionCache
 from personalpeft.engine.engine import Engine
 from personalpeft.learning.train.config import BUILD_FORMAT
+from personalpeft.memory.words import split_tokens
 from personalpeft.types import Sampling, canonical_digest
 
 MAX_REPLY_TOKENS = 24
@@ -63,6 +64,7 @@ class GeneralPrompts:
 
     digest: str
     regularizer_prompts: tuple[str, ...]
+    everyday_prompts: tuple[str, ...]
     probes: tuple[RegressionProbe, ...]
     unanswerable_prompts: tuple[UnanswerablePrompt, ...]
     refusal_text: str
@@ -76,6 +78,7 @@ def load_general_prompts() -> GeneralPrompts:
     return GeneralPrompts(
         digest=hashlib.sha256(text.encode()).hexdigest(),
         regularizer_prompts=tuple(data["anchors"]),
+        everyday_prompts=tuple(data["everyday"]),
         probes=tuple(
             RegressionProbe(each["question"], tuple(each["right"])) for each in data["canaries"]
         ),
@@ -87,14 +90,14 @@ def load_general_prompts() -> GeneralPrompts:
 
 
 def general_prompts() -> tuple[str, ...]:
-    """Return every general prompt of the package that a base can answer."""
+    """Return the general questions of the package that have one right answer."""
     prompts = load_general_prompts()
     return (*prompts.regularizer_prompts, *(probe.question for probe in prompts.probes))
 
 
 def is_degenerate(reply: str) -> bool:
     """Return whether a reply is empty or repeats the same few words."""
-    words = reply.split()
+    words = split_tokens(reply)
     if not words:
         return True
     trigrams = [tuple(words[i : i + 3]) for i in range(len(words) - 2)]
@@ -111,5 +114,8 @@ def open_completion_cache(engine: Engine, folder: Path) -> CompletionCache:
         [BUILD_FORMAT, backend.base.digest, backend.name, backend.description, generic.digest]
     )
     return CompletionCache(
-        engine, general_prompts(), BASE_SAMPLING, folder / "spoken" / f"{name[:32]}.json"
+        engine,
+        (*general_prompts(), *generic.everyday_prompts),
+        BASE_SAMPLING,
+        folder / "spoken" / f"{name[:32]}.json",
     )

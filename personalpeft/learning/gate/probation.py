@@ -1,7 +1,7 @@
 """Decide by later feedback whether a revision stays that went live on thin evidence.
 
 Withdrawal: two anytime-valid tests compare the rate of disliked and of corrected replies with the
-rates before the revision (``rates``). The mean of their e-values is tested, so both together
+rates before the revision (``rate_increase_e_values``). The mean of their e-values is tested, so both together
 withdraw a revision that is as good as before with a probability of at most 1/20. With fewer than
 ``MIN_HISTORY`` earlier replies there is too little to compare with. A policy, and no test, acts
 then: dislikes are compared with a fixed share. ``tests/fast/learning/test_probation_rates.py``
@@ -13,7 +13,8 @@ Likes alone confirm nothing: a user may like most replies of a worse revision to
 Both sides multiply by 1.5 for each blind comparison that speaks for them and by 0.5 for each other.
 An e-value of ``CONFIRMATION_E_VALUE`` decides.
 
-Invariants: only a user's own acts count, one for each turn. Of several revisions that gave a reply
+Invariants: only a user's own acts count, one for each turn, and only those that training is allowed
+on: a revision is judged by nothing else. Of several revisions that gave a reply
 together it counts for the one built last, since a change for the worse follows the last change. A
 choice between two revisions counts for these alone. Only a revision that a learn made live is
 withdrawn, never one that the user chose. The same ledger gives the same result.
@@ -28,21 +29,26 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 
-from personalpeft.learning.data.ratings import rating_value
-from personalpeft.learning.gate.gate import (
+from personalpeft.learning.data.rating_values import rating_value
+from personalpeft.learning.gate.evidence import (
     CONFIRMATION_E_VALUE,
     IMPROVED_FACTOR,
     REGRESSED_FACTOR,
-    Judgement,
 )
-from personalpeft.learning.gate.rates import rate_increase_e_values
+from personalpeft.learning.gate.gate import Judgement
 from personalpeft.learning.outcomes import LearnOutcome, MoveCause, Reason, ReasonCode, reason
 from personalpeft.learning.report import LearnReport
+from personalpeft.store.locks import learn_lease
 from personalpeft.store.store import Store
 from personalpeft.types import USER_SOURCE, HeadMove, Revision, Signal, SignalKind, Verdict
 
 MIN_HISTORY = 20
 """Earlier replies with feedback, from which on rates can be compared."""
+ODDS_RATIO = 4.0
+"""The alternative: the odds of the outcome are this many times the odds before."""
+NUM_BLOCKS = 60
+"""The number of outcomes since the change over which those before it are spread."""
+_PRIOR_TRUE, _PRIOR_FALSE = 1.0, 5.0
 _MIN_SHARE = 0.25
 _MAX_SIGNALS = 400
 
@@ -93,9 +99,9 @@ def sequential_test(
         lost += outcome is FeedbackOutcome.LOST
         if outcome not in _COMPARED:
             rated.append(outcome)
-        if against[len(rated)] * _bet(lost, won) >= CONFIRMATION_E_VALUE:
+        if against[len(rated)] * _comparison_e_value(lost, won) >= CONFIRMATION_E_VALUE:
             return ProbationResult(LearnOutcome.WITHDRAWN, _withdrawal(rated_before, rated, lost))
-        if e_value * better[len(rated)] * _bet(won, lost) >= CONFIRMATION_E_VALUE:
+        if e_value * better[len(rated)] * _comparison_e_value(won, lost) >= CONFIRMATION_E_VALUE:
             liked = rated.count(FeedbackOutcome.LIKED) + won
             why = reason(ReasonCode.CONFIRMED, liked=liked, replies=len(rated) + won + lost)
             return ProbationResult(LearnOutcome.CONFIRMED, why)
@@ -115,7 +121,42 @@ def withdrawal_e_values(
     return [sum(values) / len(values) for values in zip(*by_kind, strict=True)]
 
 
-def _bet(num_for: int, num_against: int) -> float:
+def rate_increase_e_values(before: Sequence[bool], since: Sequence[bool]) -> list[float]:
+    """Return the e-value for a higher rate since the change, after each outcome since.
+
+    Outcomes since the change arrive one by one. Each forms a block with a fixed number of outcomes
+    from before it. Under the null hypothesis of equal rates, the likelihood ratio of a block has
+    mean 1 or less (Turner, Ly and Grünwald 2021, "Generic E-variables for exact sequential k-sample
+    tests that allow for optional stopping", eq. 2.4). So the product over blocks reaches 20 with a
+    probability of at most 1/20, however often one looks (Ville 1939).
+
+    Outcomes are oldest first. Once those before are used up, the e-value stays: a change of rate
+    cannot be told without something to compare with.
+    """
+    per_block = max(1, len(before) // NUM_BLOCKS)
+    # The newest first: they compare best with what comes next.
+    newest_first = before[::-1]
+    blocks = [newest_first[at : at + per_block] for at in range(0, len(before), per_block)]
+    num_true, num_false = _PRIOR_TRUE, _PRIOR_FALSE
+    e_value, e_values = 1.0, []
+    for outcome, block in itertools.zip_longest(since, blocks[: len(since)], fillvalue=()):
+        if block:
+            # The rates of the alternative depend on earlier blocks alone; otherwise the mean of
+            # the ratio could exceed 1, and no figure would show it.
+            old = num_true / (num_true + num_false)
+            new = ODDS_RATIO * old / (1 - old + ODDS_RATIO * old)
+            null = (len(block) * old + new) / (len(block) + 1)
+            e_value *= new / null if outcome else (1 - new) / (1 - null)
+            hits = sum(block)
+            misses = len(block) - hits
+            e_value *= (old / null) ** hits * ((1 - old) / (1 - null)) ** misses
+            num_true += hits
+            num_false += misses
+        e_values.append(e_value)
+    return e_values
+
+
+def _comparison_e_value(num_for: int, num_against: int) -> float:
     """Return the e-value against the hypothesis that blind comparisons are tosses of a coin."""
     return IMPROVED_FACTOR**num_for * REGRESSED_FACTOR**num_against
 
@@ -129,9 +170,9 @@ def _policy_e_values(
     """
     disliked = before.count(FeedbackOutcome.DISLIKED)
     share = max(_MIN_SHARE, (disliked + 1) / (len(before) + 2))
-    feared = (1 + share) / 2
+    alternative = (1 + share) / 2
     factors = [
-        feared / share if each is FeedbackOutcome.DISLIKED else (1 - feared) / (1 - share)
+        alternative / share if each is FeedbackOutcome.DISLIKED else (1 - alternative) / (1 - share)
         for each in since
     ]
     return list(itertools.accumulate(factors, operator.mul))
@@ -158,7 +199,7 @@ def review_probation_locked(
     """Review probations under the user's learn lease. Raises ``Busy`` while a learn runs."""
     if not _heads_on_probation(store, user):
         return ()
-    with store.leases.acquire(f"learn-{user}"):
+    with store.leases.acquire(learn_lease(user)):
         return review_probation(store, user, now)
 
 
@@ -230,7 +271,7 @@ def _load_feedback(
     kinds = (SignalKind.RATING, SignalKind.EDIT, SignalKind.PREFERENCE, SignalKind.REWARD)
     by_turn: dict[str, list[Signal]] = {}
     for signal in store.ledger.signals(revision.user, kinds=kinds)[-_MAX_SIGNALS:]:
-        if signal.turn is not None and signal.source == USER_SOURCE:
+        if signal.turn is not None and signal.source == USER_SOURCE and signal.is_trainable:
             by_turn.setdefault(signal.turn, []).append(signal)
     before, since = [], []
     order = {each.id: n for n, each in enumerate(store.catalog.revisions(revision.user))}

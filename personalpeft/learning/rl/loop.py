@@ -11,53 +11,43 @@ most one step, or the replies of the round that was being sampled.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from statistics import fmean
-from typing import Any
 
-from personalpeft.adapters.compose import in_half
-from personalpeft.adapters.types import Adapter, Manifest
 from personalpeft.backends.base import Continuation, Session
 from personalpeft.backends.error_mapping import map_model_errors
 from personalpeft.engine.engine import Engine
 from personalpeft.errors import Cancelled
-from personalpeft.learning.gate.gate import EvalItem
-from personalpeft.learning.options import LearnOptions
-from personalpeft.learning.report import Example
-from personalpeft.learning.rl.advantages import policy_gradient_step
-from personalpeft.learning.rl.job import Batch, RLJob, RLState
+from personalpeft.learning.publish import build_adapter
+from personalpeft.learning.rl.plan import Batch, PracticePlan, RLState
 from personalpeft.learning.rl.rollouts import (
     RESUME_HINT,
-    Rollout,
     RolloutGroup,
     derive_seed,
+    policy_gradient_step,
     sample_rollouts,
     select_tasks,
 )
-from personalpeft.learning.train.checkpoint import (
+from personalpeft.learning.train.config import RLConfig
+from personalpeft.learning.train.loop import (
     CheckpointStore,
+    LoopControl,
     encode_checkpoint,
     restore_checkpoint,
 )
-from personalpeft.learning.train.config import RLConfig
-from personalpeft.learning.train.loop import LoopControl
 from personalpeft.learning.train.losses import SFTLoss
 from personalpeft.plugins import Task
 from personalpeft.types import Sampling, Stack
 
-_MAX_EXAMPLES = 3
-
 
 @dataclass(slots=True)
 class RLLoop:
-    """Runs the rounds of a job on an open session. ``start`` replies until there is a step."""
+    """Runs the rounds of a plan on an open session."""
 
     engine: Engine
-    job: RLJob
+    plan: PracticePlan
     session: Session
-    start: Stack
     checkpoints: CheckpointStore
     control: LoopControl
     state: RLState = field(default_factory=RLState)
@@ -69,11 +59,11 @@ class RLLoop:
 
         At least one round is sampled and one of its steps made, whatever the budget.
         """
-        self._inputs = self.job.inputs()
+        self._inputs = self.plan.inputs
         progress = restore_checkpoint(self.checkpoints.load(), self.session, self._inputs)
         if progress is not None:
             self.state = RLState.from_json(progress)
-        state, rounds = self.state, self.job.config.rounds
+        state, rounds = self.state, self.plan.config.rounds
         self._steps_before = state.steps
         while True:
             while state.pending and not (state.steps and self._is_budget_spent()):
@@ -82,7 +72,7 @@ class RLLoop:
             if state.rounds >= rounds or (state.rounds and self._is_budget_spent()):
                 return state
             self._wait()
-            seed = derive_seed("choice", self.job.config.seed, self.job.tasks_digest, state.rounds)
+            seed = derive_seed("choice", self.plan.config.seed, self.plan.data_digest, state.rounds)
             rng = random.Random(seed)
             tasks = self._select_tasks(rng)
             if not tasks:
@@ -94,9 +84,9 @@ class RLLoop:
 
     def _train_step(self) -> None:
         self._wait()
-        job, batch = self.job, self.state.pending[0]
-        is_rejection = job.samples_rejections(self.state.rounds)
-        config = job.config
+        plan, batch = self.plan, self.state.pending[0]
+        is_rejection = plan.samples_rejections(self.state.rounds)
+        config = plan.config
         rate = config.rejection_learning_rate if is_rejection else config.learning_rate
         with map_practice_errors():
             self.session.precompute_ref_log_probs(batch)
@@ -105,31 +95,34 @@ class RLLoop:
         self._save()
 
     def _select_tasks(self, rng: random.Random) -> tuple[Task, ...]:
-        job = self.job
+        plan = self.plan
         return select_tasks(
-            job.train_tasks,
+            plan.train_tasks,
             self.state.posteriors,
-            job.config.prompts_per_round,
+            plan.config.prompts_per_round,
             rng,
-            train_on_solved=job.shaping is not None and job.shaping.train_on_solved,
+            train_on_solved=plan.shaping is not None and plan.shaping.train_on_solved,
         )
 
     def _sample(self, tasks: Sequence[Task]) -> tuple[RolloutGroup, ...]:
         """Return replies of the layer as it is now."""
+        plan = self.plan
         if not self.state.steps:
-            return self._sample_from(self.start, tasks)
-        with self.engine.temporary_adapter(build_adapter(self.job, self.session, {})) as digest:
-            return self._sample_from(self.job.stack_with(digest, 1.0), tasks)
+            start = plan.stack_with(plan.parent.digest) if plan.parent else plan.live
+            return self._sample_from(start, tasks)
+        adapter = build_adapter(plan, self.session.weights(), {})
+        with self.engine.temporary_adapter(adapter) as digest:
+            return self._sample_from(plan.stack_with(digest), tasks)
 
     def _sample_from(self, stack: Stack, tasks: Sequence[Task]) -> tuple[RolloutGroup, ...]:
-        config = self.job.config
+        config = self.plan.config
         seed = derive_seed("reply", config.seed, self.state.rounds)
         return sample_rollouts(
             self.engine,
-            self.job.user,
+            self.plan.user,
             stack,
             tasks,
-            self.job.verifier,
+            self.plan.verifier,
             Sampling(config.temperature, 1.0, config.max_completion_length, seed),
             num_generations=config.num_generations,
             cancelled=self.control.cancelled,
@@ -138,9 +131,9 @@ class RLLoop:
 
     def _plan_steps(self, groups: Sequence[RolloutGroup], rng: random.Random) -> tuple[Batch, ...]:
         """Return the steps of the round that was just sampled."""
-        if self.job.samples_rejections(self.state.rounds):
-            return rejection_sampling(self.state.passed, self.job.config, rng)
-        batch = policy_gradient_step(groups, self.job.shaping, self.job.config)
+        if self.plan.samples_rejections(self.state.rounds):
+            return rejection_sampling(self.state.passed, self.plan.config, rng)
+        batch = policy_gradient_step(groups, self.plan.shaping, self.plan.config)
         return (batch,) if batch else ()
 
     def _wait(self) -> None:
@@ -172,73 +165,6 @@ def rejection_sampling(
     size = min(config.batch_size, len(passed))
     batches = [rng.sample(passed, size) for _ in range(config.rejection_steps)]
     return tuple(tuple(SFTLoss(reply, 1 / size) for reply in batch) for batch in batches)
-
-
-@dataclass(frozen=True, slots=True)
-class TaskEvaluation:
-    """One item a task by its (shaped) reward, the figures for the report, and examples."""
-
-    items: tuple[EvalItem, ...]
-    figures: dict[str, Any]
-    examples: tuple[Example, ...]
-
-
-def evaluate_tasks(
-    engine: Engine, job: RLJob, candidate: Stack, options: LearnOptions
-) -> TaskEvaluation:
-    """Compare greedy replies of the live stack and of a candidate to the evaluation tasks."""
-
-    def sample(stack: Stack) -> list[Rollout]:
-        groups = sample_rollouts(
-            engine,
-            job.user,
-            stack,
-            job.eval_tasks,
-            job.verifier,
-            Sampling(max_tokens=job.config.max_completion_length),
-            cancelled=options.cancelled,
-            paused=options.paused,
-        )
-        return [group.rollouts[0] for group in groups]
-
-    before, after = sample(job.live), sample(candidate)
-    items = []
-    for task, old, new in zip(job.eval_tasks, before, after, strict=True):
-        attempts = (old.attempt, new.attempt)
-        rewards = tuple(attempt.reward for attempt in attempts)
-        if job.shaping is not None:
-            rewards = job.shaping.shape(attempts, fmean(each.passed for each in attempts))
-        items.append(EvalItem(f"task_{derive_seed(task.prompt):08x}", *rewards))
-    figures = {
-        "asked": len(items),
-        "won": sum(item.improved for item in items),
-        "lost": sum(item.regressed for item in items),
-        "passed_before": sum(rollout.attempt.passed for rollout in before),
-        "passed_after": sum(rollout.attempt.passed for rollout in after),
-        "length_before": round(sum(rollout.length for rollout in before) / len(before), 4),
-        "length_after": round(sum(rollout.length for rollout in after) / len(after), 4),
-    }
-    examples = [
-        Example(task.prompt, old.text, new.text)
-        for task, old, new in zip(job.eval_tasks, before, after, strict=True)
-    ]
-    return TaskEvaluation(tuple(items), figures, tuple(examples[:_MAX_EXAMPLES]))
-
-
-def build_adapter(job: RLJob, session: Session, recipe: Mapping[str, Any]) -> Adapter:
-    """Return the layer as the session has it now, as it would be stored."""
-    manifest = Manifest(
-        base=job.live.base,
-        layer=job.layer,
-        rank=job.shape.rank,
-        scaling=job.shape.scaling,
-        targets=job.shape.target_modules,
-        recipe=recipe,
-        signals=job.tasks_digest,
-        below=tuple(entry.digest for entry in job.below.entries),
-        parent=job.parent.digest if job.parent else None,
-    )
-    return Adapter(manifest, in_half(session.weights()))
 
 
 def map_practice_errors() -> AbstractContextManager[None]:

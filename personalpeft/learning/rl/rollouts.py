@@ -1,9 +1,13 @@
-"""Select the tasks of a round, sample replies to them in the background and have them verified.
+"""A round of practice: select tasks, sample replies and have them verified, turn rewards into losses.
 
 The pass rate of a task has a Beta posterior with a flat prior. A task is solved when a pass rate
 above ``SOLVED_RATE`` is more likely than not, and hopeless when one below ``HOPELESS_RATE`` is;
 both teach nothing. Counts decay with every step, because the model that made them is gone, so a
 skipped task is tried again in time.
+
+Each reward is centred on the median of its group (MC-GRPO): with five replies the median one has no
+effect, and one lucky reply does not make the other four bad as a mean would. Several rewards are
+normalised one by one before they are added (GDPO), so that the widest does not drown the others.
 """
 
 from __future__ import annotations
@@ -12,15 +16,18 @@ import hashlib
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from statistics import fmean, median
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from personalpeft.backends.base import Continuation
+from personalpeft.backends.base import Continuation, ModelOutputs
 from personalpeft.engine.engine import Engine, Request
 from personalpeft.errors import Cancelled
 from personalpeft.learning.options import Condition
-from personalpeft.plugins import RIGHT, Attempt, CheckedVerifier, Task
+from personalpeft.learning.train.config import RLConfig
+from personalpeft.learning.train.losses import BaseLoss
+from personalpeft.plugins import RIGHT, Attempt, CheckedRewardShaper, CheckedVerifier, Task
 from personalpeft.types import Message, Sampling, Stack
 
 State: TypeAlias = Literal["open", "solved", "hopeless"]
@@ -30,6 +37,12 @@ SOLVED_RATE = 0.9
 DECAY = 0.95
 
 _GRID = (np.arange(1000) + 0.5) / 1000
+
+MIN_SPREAD = 0.05
+"""A smaller spread of rewards is taken as this, so that tiny differences push little."""
+
+# Bounds the KL of a token that the stack below finds this many nats likelier.
+_MAX_LOG_RATIO = 5.0
 
 PASS_THRESHOLD = 0.99
 """A reply passes from this reward "right" on."""
@@ -79,7 +92,14 @@ def select_tasks(
     """Return up to ``count`` tasks, those with the largest expected spread of rewards first.
 
     For each task a pass rate p is sampled (Thompson sampling); p (1 - p) is the variance of a
-    reply's success. Hopeless tasks are left out, and solved ones unless ``train_on_solved``.
+    reply's success. Hopeless tasks are left out.
+
+    Args:
+        tasks: The tasks to select from.
+        posteriors: What is known of each task's pass rate, by the task's id.
+        count: The most tasks to return.
+        rng: The source of randomness.
+        train_on_solved: Whether solved tasks may be selected.
     """
     wanted = ("open", "solved") if train_on_solved else ("open",)
     spread = {}
@@ -147,9 +167,28 @@ def sample_rollouts(
     cancelled: Condition,
     paused: Condition,
 ) -> tuple[RolloutGroup, ...]:
-    """Return the replies to each task, each with a seed of its own, so that none depends on others.
+    """Generate replies to tasks and verify them. Each has its own seed, so none depends on others.
 
-    Chats of users go first. Raises ``Cancelled``, ``PluginError`` or ``PromptTooLong``.
+    Chats of users go first.
+
+    Args:
+        engine: Generates the replies.
+        user: The user.
+        stack: The stack that replies.
+        tasks: The tasks.
+        verifier: Scores each reply.
+        sampling: How tokens are sampled; its seed is replaced.
+        num_generations: How many replies to each task.
+        cancelled: Returns whether to stop.
+        paused: Returns whether to wait.
+
+    Returns:
+        The replies of each task, in the order of ``tasks``.
+
+    Raises:
+        Cancelled: ``cancelled`` returned True.
+        PluginError: The verifier failed.
+        PromptTooLong: A task exceeds the base's context.
     """
     # The first reply to every task before any second one, whose prompt is then cached.
     order = [(task, number) for number in range(num_generations) for task in tasks]
@@ -188,3 +227,70 @@ def sample_rollouts(
         rollouts.append(Rollout(texts[index], reply, length, rewards))
     count = len(tasks)
     return tuple(RolloutGroup(task, tuple(rollouts[i::count])) for i, task in enumerate(tasks))
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyGradientLoss(BaseLoss):
+    """Policy gradient of one reply (Williams 1992) with a KL penalty from the stack below.
+
+    ``(beta * sum(KL) - advantage * sum(log p)) / max_length``. The reply was sampled from this very
+    model, so there is no importance ratio. KL is estimator k3 of Schulman (2020, "Approximating KL
+    divergence"). Dividing by a constant, not by the reply's length, keeps long replies from being
+    forgiven their mistakes (Dr. GRPO, Liu et al. 2025, arXiv 2503.20783).
+    """
+
+    reply: Continuation
+    advantage: float
+    max_length: int
+    beta: float
+    weight: float = 1.0
+
+    @property
+    def continuations(self) -> Sequence[Continuation]:
+        return (self.reply,)
+
+    def loss(self, outputs: Sequence[ModelOutputs], references: Sequence[ModelOutputs]) -> Any:
+        log_probs = outputs[0].token_logp
+        log_ratio = (references[0].token_logp - log_probs).clamp(max=_MAX_LOG_RATIO)
+        kl = (log_ratio.exp() - log_ratio - 1).sum()
+        objective = self.beta * kl - self.advantage * log_probs.sum()
+        return self.weight * objective / self.max_length
+
+
+def compute_advantages(rewards: Sequence[Mapping[str, float]]) -> tuple[float, ...]:
+    """Return the advantage of each reply of a group; all are 0 if no reward tells them apart.
+
+    All replies have rewards of the same names.
+    """
+    if not rewards:
+        return ()
+    columns = [_normalise([each[name] for each in rewards]) for name in rewards[0]]
+    return tuple(sum(column) for column in zip(*columns, strict=True))
+
+
+def _normalise(values: Sequence[float]) -> tuple[float, ...]:
+    centre = median(values)
+    spread = fmean((value - centre) ** 2 for value in values) ** 0.5
+    return tuple((value - centre) / max(spread, MIN_SPREAD) for value in values)
+
+
+def policy_gradient_step(
+    groups: Sequence[RolloutGroup], shaping: CheckedRewardShaper | None, config: RLConfig
+) -> tuple[PolicyGradientLoss, ...]:
+    """Return the losses of a round: one for each reply whose advantage is not 0."""
+    used: list[tuple[Continuation, float]] = []
+    for group in groups:
+        rewards = [dict(rollout.rewards) for rollout in group.rollouts]
+        if shaping is not None:
+            attempts = [rollout.attempt for rollout in group.rollouts]
+            shaped = shaping.shape(attempts, group.pass_rate)
+            for each, reward in zip(rewards, shaped, strict=True):
+                each[RIGHT] = reward
+        advantages = zip(group.rollouts, compute_advantages(rewards), strict=True)
+        used += [(rollout.reply, advantage) for rollout, advantage in advantages if advantage]
+    return tuple(
+        PolicyGradientLoss(
+            reply, advantage, config.max_completion_length, config.beta, 1 / len(used)
+        )
+        for reply, advantage in used
+    )

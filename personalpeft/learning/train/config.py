@@ -25,7 +25,10 @@ Start: TypeAlias = Literal["auto", "nothing"]
 
 # To be raised with every change to code that decides a revision's bytes, so that no build, finished
 # or not, of older code counts as one of newer code.
-BUILD_FORMAT = 7
+BUILD_FORMAT = 9
+
+MAX_LENGTH = 256
+"""Tokens at which a reply is cut where no card says otherwise, in training and in scoring."""
 
 _MAX_INT = 2**63 - 1
 Count: TypeAlias = Annotated[int, Field(ge=1, le=_MAX_INT)]
@@ -38,10 +41,13 @@ Fraction: TypeAlias = Annotated[int, Field(ge=0, le=1)] | Annotated[float, Field
 class CardConfig(BaseModel):
     """A configuration that a table of a base's card can override. Instances are frozen."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 
     STORED_NAMES: ClassVar[Mapping[str, str]] = {}
     """Fields whose stored key, also a deprecated key of cards, differs from the field name."""
+
+    REMOVED_NAMES: ClassVar[frozenset[str]] = frozenset()
+    """Keys of earlier versions that mean nothing now. Cards may still have them, with a warning."""
 
     def to_stored(self) -> dict[str, Any]:
         """Return the fields under their stored keys, as JSON data."""
@@ -51,27 +57,19 @@ class CardConfig(BaseModel):
         }
 
     @classmethod
-    def from_stored(cls, stored: Json) -> Self:
-        """Return what ``to_stored`` gave; other keys of a recipe are ignored."""
-        keys = {name: cls.STORED_NAMES.get(name, name) for name in cls.model_fields}
-        return cls.model_validate(
-            {name: stored[key] for name, key in keys.items() if key in stored}
-        )
-
-    @classmethod
     def read_table(cls, card: str, table: str, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields that a table of a card sets, checked, by field name.
 
         Deprecated keys are accepted with a warning. Raises ``CardError`` for any other mistake.
         """
         renamed = {stored: name for name, stored in cls.STORED_NAMES.items()}
-        for key in renamed.keys() & values.keys():
+        notes = {key: f"is called {renamed[key]} now" for key in renamed.keys() & values.keys()}
+        notes |= dict.fromkeys(cls.REMOVED_NAMES & values.keys(), "has no effect any more")
+        for key, note in notes.items():
             warnings.warn(
-                f"{key} in [{table}] of the card {card} is called {renamed[key]} now",
-                DeprecationWarning,
-                stacklevel=2,
+                f"{key} in [{table}] of the card {card} {note}", DeprecationWarning, stacklevel=2
             )
-        keys = {renamed.get(key, key): key for key in values}
+        keys = {renamed.get(key, key): key for key in values if key not in cls.REMOVED_NAMES}
         try:
             known = cls.model_validate({name: values[key] for name, key in keys.items()})
         except ValidationError as error:
@@ -101,8 +99,6 @@ class TrainingConfig(CardConfig):
         "max_steps": "most_steps",
         "batch_size": "batch",
         "preference_pairs": "pairs",
-        "content_weight": "content",
-        "template_weight": "shared",
         "rated_replies": "thumbs",
         "num_paraphrases": "phrasings",
         "unanswerable_prompts": "unknown",
@@ -115,6 +111,9 @@ class TrainingConfig(CardConfig):
         "max_length": "longest",
         "tokens_per_parameter": "capacity",
     }
+    REMOVED_NAMES: ClassVar[frozenset[str]] = frozenset(
+        {"content", "content_weight", "shared", "template_weight"}
+    )
 
     rank: Count = 8  # rank of A and B
     alpha: Number = 32.0  # LoRA scaling is alpha / rank
@@ -127,8 +126,8 @@ class TrainingConfig(CardConfig):
         1  # lessons of a batch that add a DPO loss, if they have a rejected text
     )
     beta: Number = 0.1  # beta of DPO and KTO
-    content_weight: Number = 0.3  # weight of tokens that only one lesson has
-    template_weight: Number = 1.0  # weight of tokens that all lessons share
+    few_shot_replies: Size = 4  # few-shot replies a step (data/general_replies.py)
+    few_shot_weight: Number = 2.0  # weight of all of these together
     rated_replies: Size = 2  # liked replies in a step's KTO loss, and as many disliked ones
     num_paraphrases: Size = 5  # more wordings of each question about a fact
     unanswerable_prompts: Size = 0  # questions a step whose right answer is "I do not know"
@@ -139,8 +138,10 @@ class TrainingConfig(CardConfig):
     max_grad_norm: Number = 1.0  # gradients are clipped to this norm
     weight_decay: Number = 0.0  # of AdamW
     eval_fraction: Fraction = 0.25  # share of the lessons that is held out
-    max_length: Annotated[int, Field(ge=2, le=_MAX_INT)] = 96  # tokens at which an answer is cut
-    tokens_per_parameter: Number = 1e-2  # most tokens of facts a trained parameter, see filters.py
+    max_length: Annotated[int, Field(ge=2, le=_MAX_INT)] = (
+        MAX_LENGTH  # tokens at which a reply is cut
+    )
+    tokens_per_parameter: Number = 1e-2  # most tokens of facts a trained parameter, see capacity.py
     seed: Size = 0  # of A and of the order of lessons
 
     @property
@@ -165,10 +166,10 @@ class TrainingConfig(CardConfig):
         return self.learning_rate * warmup * (1 - done) / (0.5 + 0.5 * (1 - done))
 
 
-# A memory is many unrelated facts: the MLP stores the most of them for each parameter. Its answers
-# use the template of the layer below, so shared tokens count little. It needs steps for every fact:
-# of 160 facts at once, 120 steps taught a fifth. A skill is what is particular to each answer, and
-# attention alone learned it better from thirty demonstrations than all projections did.
+# A memory is many unrelated facts: the MLP stores the most of them for each parameter. It needs
+# steps for every fact: of 160 facts at once, 120 steps taught a fifth. A skill is what is
+# particular to each answer, and attention alone learned it better from thirty demonstrations than
+# all projections did.
 _LAYER_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "style": {},
     "skill": {
@@ -176,7 +177,6 @@ _LAYER_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "target_modules": ("self_attn",),
         "learning_rate": 1e-3,
         "min_steps": 20,
-        "content_weight": 1.0,
         "kl_prompts": 1,
         "kl_weight": 1.0,
     },
@@ -187,8 +187,7 @@ _LAYER_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "min_steps": 42,
         "max_steps": 480,
         "batch_size": 8,
-        "content_weight": 1.0,
-        "template_weight": 0.1,
+        "num_paraphrases": 24,
         "unanswerable_prompts": 1,
         "kl_prompts": 2,
         "kl_weight": 2.0,

@@ -7,38 +7,45 @@ Invariants:
   up to rounding.
 - Each step is written to a checkpoint on another thread, and a step begins only when the checkpoint
   before the last is durable. So a kill costs at most one finished step and the running one.
-- A session that fails leaves the group and the others go on. If a step of the whole group fails,
-  each session goes on alone from its checkpoint.
+- A session that fails leaves the group and the others go on.
+- A checkpoint is resumed by the same build only, and only whole. A file that is torn, altered, of
+  other inputs or of an older version counts as none, so the build starts anew.
+
+A checkpoint, in practice too, is one safetensors file: the arrays of the training session, and as
+metadata the progress (JSON) and a digest over both and over the inputs of the build.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Any, Self, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+import safetensors.numpy
+
+from personalpeft.adapters.formats.safetensors_reader import read_tensors
 from personalpeft.adapters.types import LoRAWeights
 from personalpeft.backends.base import Loss, Session
-from personalpeft.backends.error_mapping import map_model_errors, to_serving_error
-from personalpeft.errors import Cancelled, PersonalPeftError, ServingFailed, format_origin
-from personalpeft.learning.options import LearnOptions, wait_while
-from personalpeft.learning.train.checkpoint import (
-    CheckpointStore,
-    SessionState,
-    encode_checkpoint,
-    restore_checkpoint,
+from personalpeft.backends.error_mapping import map_model_errors
+from personalpeft.errors import (
+    AdapterError,
+    Cancelled,
+    PersonalPeftError,
+    ServingFailed,
 )
+from personalpeft.learning.options import wait_while
 from personalpeft.learning.train.config import TrainingConfig
-from personalpeft.services import Services
+from personalpeft.store.store import Store
 
 log = logging.getLogger(__name__)
-
-# Longest wait for chats before each step, so that a server that is never idle still learns.
-_MAX_YIELD_SECONDS = 5.0
 
 T = TypeVar("T")
 
@@ -48,6 +55,8 @@ _LESS_MEMORY = (
     "Free memory and learn again, which resumes from the last checkpoint. A smaller batch_size or"
     " rank under [learning] in the base's card takes less."
 )
+
+SessionState = Mapping[str, npt.NDArray[np.float32]]
 
 Advance = Callable[[Sequence[Session], Sequence[Sequence[Loss]], Sequence[float]], Sequence[float]]
 """``Backend.advance``: one step of several sessions."""
@@ -90,21 +99,6 @@ class LoopControl:
         wait_while(self.paused, self.cancelled)
 
 
-def make_loop_control(
-    services: Services, options: LearnOptions, started: float, progress: Callable[[float], None]
-) -> LoopControl:
-    """Return the control of a build that started at ``started`` on the timer."""
-    timer, seconds = services.clock.timer, options.seconds
-    return LoopControl(
-        progress=progress,
-        cancelled=options.cancelled,
-        paused=options.paused,
-        out_of_time=lambda: seconds is not None and timer() - started > seconds,
-        yield_to_serving=lambda: services.engine.yield_to_foreground(_MAX_YIELD_SECONDS),
-        max_steps=options.steps,
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class TrainResult:
     """How far training came: ``losses`` are of the steps of this run, ``pairs`` the weights."""
@@ -112,7 +106,6 @@ class TrainResult:
     steps_done: int
     total_steps: int
     losses: tuple[float, ...]
-    resumed_at: int
     pairs: Mapping[str, LoRAWeights]
 
     @property
@@ -123,52 +116,17 @@ class TrainResult:
 def train(
     jobs: Mapping[str, TrainJob], advance: Advance, control: LoopControl
 ) -> dict[str, TrainResult | PersonalPeftError]:
-    """Train each job to its end or to the end of a budget, but at least one step.
+    """Train the jobs together to their end or to the end of a budget, but at least one step.
 
-    Returns a result for each job, or the error that concerns it alone. Raises ``Cancelled`` when
-    the caller cancels; all steps are in the checkpoints then.
+    Returns:
+        A result for each job, or the error that concerns it alone.
+
+    Raises:
+        Cancelled: The caller cancelled. All steps are in the checkpoints then.
+        ServingFailed: A step of the group failed, which may have changed any session. Each job may
+            be trained alone from its checkpoint.
     """
     results: dict[str, TrainResult | PersonalPeftError] = {}
-    try:
-        _train_group(jobs, advance, control, results)
-    except ServingFailed as error:
-        if len(jobs) == 1:
-            return dict.fromkeys(jobs, error)
-    except PersonalPeftError:
-        raise
-    except Exception as bug:
-        if len(jobs) == 1:
-            raise
-        log.error("a step of several sessions failed: %s", format_origin(bug))
-    # A failed step may have changed any session, so each is opened again from its checkpoint.
-    for name in [name for name in jobs if name not in results]:
-        log.warning("a session goes on alone from its checkpoint")
-        try:
-            results |= train({name: jobs[name]}, advance, control)
-        except Cancelled:
-            raise
-        except PersonalPeftError as error:
-            results[name] = error
-        except Exception as bug:  # noqa: BLE001 - any error concerns this session alone
-            log.error("and this one failed alone: %s", format_origin(bug))
-            results[name] = to_serving_error(_FAILED, bug, hint=_RETRY, memory_hint=_LESS_MEMORY)
-    return results
-
-
-def cancelled_error(where: str) -> Cancelled:
-    """Return the error for a learn that the caller cancelled."""
-    return Cancelled(
-        f"Stopped {where}; nothing has changed.", hint="The next learn goes on from there."
-    )
-
-
-def _train_group(
-    jobs: Mapping[str, TrainJob],
-    advance: Advance,
-    control: LoopControl,
-    results: dict[str, TrainResult | PersonalPeftError],
-) -> None:
-    """Train the jobs together and put the outcome of each that ends into ``results``."""
     with ExitStack() as sessions, ThreadPoolExecutor(1, "personalpeft-checkpoint") as writer:
         runs: dict[str, _Run] = {}
         for name, job in jobs.items():
@@ -193,7 +151,7 @@ def _train_group(
                     results[name] = _catch(run.finish)
                     del active[name]
             if not active:
-                return
+                return results
             with _map_model_errors():
                 losses = advance(
                     [run.session for run in active.values()],
@@ -208,6 +166,13 @@ def _train_group(
             control.progress(sum(run.step for run in runs.values()) / total)
 
 
+def cancelled_error(where: str) -> Cancelled:
+    """Return the error for a learn that the caller cancelled."""
+    return Cancelled(
+        f"Stopped {where}; nothing has changed.", hint="The next learn goes on from there."
+    )
+
+
 class _Run:
     """One open session; ``step`` is the next that it makes."""
 
@@ -216,7 +181,7 @@ class _Run:
         self.session = sessions.enter_context(closing(job.open_session()))
         self.steps = len(job.batches)
         progress = restore_checkpoint(job.checkpoints.load(), self.session, job.inputs)
-        self.resumed_at = self.step = 0 if progress is None else progress["step"]
+        self.step = 0 if progress is None else progress["step"]
         self.losses: list[float] = []
         self._writer = writer
         self._write: Future[None] | None = None
@@ -245,7 +210,7 @@ class _Run:
     def finish(self) -> TrainResult:
         self.wait_for_checkpoint()
         losses = tuple(self.losses)
-        return TrainResult(self.step, self.steps, losses, self.resumed_at, self.session.weights())
+        return TrainResult(self.step, self.steps, losses, self.session.weights())
 
 
 def _write_checkpoint(job: TrainJob, step: int, state: SessionState) -> None:
@@ -268,3 +233,51 @@ def _catch(act: Callable[[], T]) -> T | PersonalPeftError:
         raise
     except PersonalPeftError as error:
         return error
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointStore:
+    """Where one build keeps its checkpoint; ``save`` replaces the file as a whole."""
+
+    load: Callable[[], bytes | None]
+    save: Callable[[bytes], None]
+
+    @classmethod
+    def of_layer(cls, store: Store, user: str, layer: str) -> Self:
+        """Return the one of a user's layer, in the home's session folder."""
+        return cls(
+            lambda: store.load_session(user, layer),
+            lambda data: store.save_session(user, layer, data),
+        )
+
+
+def encode_checkpoint(state: SessionState, inputs: str, progress: Any) -> bytes:
+    """Return the file's bytes; ``inputs`` is the digest of all that the build depends on."""
+    arrays = {name: np.atleast_1d(array) for name, array in state.items()}
+    text = json.dumps(progress)
+    metadata = {"progress": text, "digest": _checkpoint_digest(inputs, text, arrays)}
+    return safetensors.numpy.save(arrays, metadata)
+
+
+def restore_checkpoint(data: bytes | None, session: Session, inputs: str) -> Any:
+    """Restore a session from a checkpoint and return the progress; None if it cannot be used."""
+    if data is None:
+        return None
+    try:
+        tensors = read_tensors(data, source="the checkpoint")
+        text = tensors.metadata["progress"]
+        # Without this, a wrong number that is still a number would reach the revision unnoticed.
+        if tensors.metadata["digest"] != _checkpoint_digest(inputs, text, tensors.arrays):
+            return None
+        session.restore(tensors.arrays)
+        return json.loads(text)
+    except (AdapterError, KeyError, ValueError):
+        return None
+
+
+def _checkpoint_digest(inputs: str, progress: str, arrays: SessionState) -> str:
+    digest = hashlib.sha256(f"{inputs} {progress} ".encode())
+    for name, array in sorted(arrays.items()):
+        digest.update(f"{name}{array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()

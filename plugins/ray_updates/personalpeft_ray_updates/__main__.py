@@ -6,14 +6,10 @@ Neither loses saved steps.
 
 from __future__ import annotations
 
-import json
-import re
-import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -23,23 +19,23 @@ from rich.text import Text
 
 import personalpeft
 from personalpeft import Cancelled, LearnReport, PersonalPeftError
-from personalpeft.errors import get_error_codes
+from personalpeft_app.error_output import report_error
+from personalpeft_app.output import format_json, printable
+from personalpeft_app.signals import interruptible
 
 if TYPE_CHECKING:
     from personalpeft_ray_updates import RunStatus
-
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-_CONTROL_IN_JSON = re.compile(r"[\x7f-\x9f]")
 
 
 @click.command("personalpeft-ray-updates", context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("users", nargs=-1, metavar="[USER]...")
 @click.option(
-    "--all", "everybody", is_flag=True, help="All users of the home who have something to learn."
+    "--all",
+    "all_users",
+    is_flag=True,
+    help="Learn for all users of the home who have something to learn.",
 )
-@click.option(
-    "--home", metavar="FOLDER", help="Where everything is kept.  [default: as for personalpeft]"
-)
+@click.option("--home", metavar="FOLDER", help="The home folder.  [default: as for personalpeft]")
 @click.option(
     "--base",
     metavar="NAME|PATH",
@@ -48,36 +44,40 @@ _CONTROL_IN_JSON = re.compile(r"[\x7f-\x9f]")
     show_default=True,
 )
 @click.option(
-    "--backend", metavar="NAME", default="torch", show_default=True, help="What runs the base."
+    "--backend",
+    metavar="NAME",
+    default="torch",
+    show_default=True,
+    help="The backend that runs the base.",
 )
 @click.option(
     "--workers",
     metavar="N",
     default=2,
     show_default=True,
-    help="So many processes, each with the base loaded.",
+    help="The most worker processes. Each loads the base.",
 )
 @click.option(
     "--at-once",
     metavar="N",
     default=8,
     show_default=True,
-    help="So many users learn in one pass of a worker.",
+    help="The most users that learn in one pass of a worker.",
 )
 @click.option(
     "--cpus",
     metavar="N",
     default=1,
     show_default=True,
-    help="What a worker takes of this machine's CPUs.",
+    help="CPUs of this machine for each worker.",
 )
 @click.option(
     "--gpus",
     metavar="N",
     default=0.0,
-    help="What a worker takes of its GPUs; a share will do.  [default: 0]",
+    help="GPUs of this machine for each worker, such as 0.5.  [default: 0]",
 )
-@click.option("--seconds", type=float, help="Stop after so long; the next run goes on from there.")
+@click.option("--seconds", type=float, help="Stop after this many seconds; the next run continues.")
 @click.option(
     "--address",
     envvar="RAY_ADDRESS",
@@ -86,7 +86,7 @@ _CONTROL_IN_JSON = re.compile(r"[\x7f-\x9f]")
 )
 @click.option("--json", "as_data", is_flag=True, help="Print reports and errors as JSON.")
 @click.option("--quiet", "-q", is_flag=True, help="No progress.")
-def command(users: tuple[str, ...], everybody: bool, as_data: bool, **options: Any) -> None:
+def command(users: tuple[str, ...], all_users: bool, as_data: bool, **options: Any) -> None:
     """Have users of a home learn on Ray workers of this machine.
 
     As `personalpeft learn` for each of them, several workers at once. A worker that dies costs a
@@ -94,7 +94,7 @@ def command(users: tuple[str, ...], everybody: bool, as_data: bool, **options: A
     a report for each user, in this order. Ctrl-C stops after the running step; the next run
     continues from there.
     """
-    if everybody == bool(users):
+    if all_users == bool(users):
         raise click.UsageError("Name users, or give --all.")
     code = 0
     try:
@@ -102,25 +102,21 @@ def command(users: tuple[str, ...], everybody: bool, as_data: bool, **options: A
             users, hidden=options.pop("quiet") or (as_data and not sys.stderr.isatty()), **options
         )
         if as_data:
-            text = json.dumps(
-                [each.as_json() for each in reports], ensure_ascii=False, indent=2, allow_nan=False
-            )
-            click.echo(_CONTROL_IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
+            click.echo(format_json(reports))
         elif reports:
-            click.echo(_printable("\n\n".join(map(str, reports))))
+            click.echo(printable("\n\n".join(map(str, reports))))
         else:
-            click.echo("Nobody has anything new to learn.", err=True)
+            click.echo("No user has anything new to learn.", err=True)
         if any(report.error == "Cancelled" for report in reports):
             raise Cancelled(
-                "Stopped; what is reported as learned stays.",
-                hint="The next run goes on from there.",
+                "Stopped; the reported revisions stay.",
+                hint="The next run continues from there.",
             )
     except PersonalPeftError as error:
-        code = _print_error(error, as_data)
+        code = report_error(error, as_data=as_data)
     except KeyboardInterrupt:
-        code = _print_error(
-            Cancelled("Stopped.", hint="The next run goes on from what was saved."), as_data
-        )
+        stopped = Cancelled("Stopped.", hint="The next run continues from the saved steps.")
+        code = report_error(stopped, as_data=as_data)
     sys.exit(code)
 
 
@@ -143,7 +139,7 @@ def _learn(
     """Learn for users, or for all with something to learn, with progress on stderr."""
     with ExitStack() as within:
         display = within.enter_context(_Display(hidden=hidden))
-        interrupted = within.enter_context(_handle_interrupts(display.show_stopping))
+        interrupted = within.enter_context(interruptible(display.show_stopping))
         users = users or _find_due_users(options["home"], options["base"], options["backend"])
         end = inf if seconds is None else time.monotonic() + seconds
         # Imported late, since Ray takes a second and a usage error above needs none.
@@ -206,7 +202,7 @@ class _Display:
         self._print("Stopping after this step; Ctrl-C again stops at once.")
 
     def _print(self, text: str) -> None:
-        self._console.print(_printable(text), markup=False, highlight=False, soft_wrap=True)
+        self._console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
 
 def _format_report(report: LearnReport) -> str:
@@ -223,55 +219,6 @@ def _format_progress(learning: personalpeft.TrainingStatus | None) -> str:
     if learning is None or not learning.stage:
         return ""
     return f" {learning.step}/{learning.steps}" if learning.steps else f" {learning.stage.lower()}"
-
-
-def _printable(text: str) -> str:
-    """Escape control characters, so that text of a model cannot control the terminal."""
-    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
-
-
-def _print_error(error: PersonalPeftError, as_data: bool) -> int:
-    """Print an error on stderr, and return its exit code."""
-    code = get_error_codes(error).exit_code
-    if as_data:
-        data = {
-            "kind": type(error).__name__,
-            "message": error.message,
-            "hint": error.hint,
-            "exit_code": code,
-        }
-        click.echo(json.dumps({"error": data}, ensure_ascii=True), err=True)
-        return code
-    click.echo(f"error: {_printable(error.message)}", err=True)
-    if error.hint:
-        click.echo(f"hint: {_printable(error.hint)}", err=True)
-    return code
-
-
-@contextmanager
-def _handle_interrupts(on_first: Callable[[], None]) -> Iterator[Callable[[], bool]]:
-    """Yield a function that returns whether Ctrl-C was pressed.
-
-    The first calls ``on_first``, the second raises ``KeyboardInterrupt``. Ignored interrupts (a
-    background job of a shell) stay ignored.
-    """
-    pressed = threading.Event()
-
-    def handle(number: int, frame: object) -> None:
-        if pressed.is_set():
-            raise KeyboardInterrupt
-        pressed.set()
-        on_first()
-
-    previous = signal.getsignal(signal.SIGINT)
-    if previous is signal.SIG_IGN:
-        yield pressed.is_set
-        return
-    signal.signal(signal.SIGINT, handle)
-    try:
-        yield pressed.is_set
-    finally:
-        signal.signal(signal.SIGINT, previous)
 
 
 if __name__ == "__main__":

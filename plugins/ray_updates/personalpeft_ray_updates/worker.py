@@ -32,7 +32,10 @@ class OpenOptions:
 
     @classmethod
     def from_process(cls, home: str | Path | None, base: str | Path, backend: str) -> OpenOptions:
-        """Return the options with this process's folder and environment."""
+        """Return the options with this process's folder and environment.
+
+        The arguments are those of ``personalpeft.open``.
+        """
         prefix = "PERSONALPEFT_"
         environment = {name: value for name, value in os.environ.items() if name.startswith(prefix)}
         return cls(home, base, backend, str(Path.cwd()), environment)

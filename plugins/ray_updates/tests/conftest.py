@@ -1,4 +1,4 @@
-"""A Ray of two machines on this one, for all tests, whose workers take as long over a step of the fake model as a file says."""
+"""A Ray cluster of two nodes on this machine; a file sets how long its workers' steps take."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from ray_makers import World
 
-# Read when Ray is imported. Its workers let every other process go first, and are killed where memory is short, which on a machine
-# that tests share would decide how long they take and what they test.
+# Read when Ray is imported. By default its workers yield to all other processes and are killed when
+# memory is short, which would disturb the tests' timing.
 os.environ.update(
     RAY_worker_niceness="0",
     RAY_memory_monitor_refresh_ms="0",
@@ -27,13 +27,13 @@ def own_folders(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture(scope="session")
 def pace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The seconds that a step of the fake model takes in a worker, as text; where it is not there, steps take no time."""
+    """The file with the seconds of a step in a worker; without it steps take no time."""
     return tmp_path_factory.mktemp("pace") / "seconds"
 
 
 @pytest.fixture(scope="session")
 def ray_here(own_folders: None, pace: Path) -> Iterator[None]:
-    """This program on the first of two machines of a cluster, which has two CPUs."""
+    """This process on the first of two nodes, which has two CPUs."""
     import ray
     from ray.cluster_utils import Cluster
 
@@ -59,7 +59,7 @@ def world(tmp_path: Path, pace: Path) -> Iterator[World]:
 
 @pytest.fixture(scope="session")
 def alone(tmp_path_factory: pytest.TempPathFactory, pace: Path) -> dict[str, tuple[str, ...]]:
-    """The revisions that people come to by learning alone."""
+    """The revisions that users reach by learning alone."""
     return World(tmp_path_factory.mktemp("alone"), pace).learn_alone()
 
 

@@ -1,4 +1,4 @@
-"""The command: what it prints where, how it ends, and Ctrl-C on a Ray of its own."""
+"""The command's output, exit codes and handling of Ctrl-C."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import pytest
 from click.testing import CliRunner, Result
-from ray_makers import PEOPLE, World
+from ray_makers import USERS, World
 
 from personalpeft_ray_updates.__main__ import command
 
@@ -25,16 +25,16 @@ def run(world: World, *words: str) -> Result:
 
 
 @pytest.mark.usefixtures("ray_here")
-def test_everybody_who_has_something_to_learn_does_and_is_told_as_text_or_as_data(
+def test_all_users_with_new_signals_learn_with_a_text_or_json_report(
     world: World,
 ) -> None:
-    world.say(PEOPLE[:2])
-    with world.opened() as runtime:
+    world.correct(USERS[:2])
+    with world.open_runtime() as runtime:
         runtime.user("silent")
-    told = run(world, "--all")
-    assert (told.exit_code, told.stdout.count("PROMOTED")) == (0, 2)
-    assert "2 of 2" in told.stderr
-    assert "silent" not in told.output
+    result = run(world, "--all")
+    assert (result.exit_code, result.stdout.count("PROMOTED")) == (0, 2)
+    assert "2 of 2" in result.stderr
+    assert "silent" not in result.output
     again = run(world, "--all")
     assert (again.exit_code, again.stdout) == (0, "")
     assert again.stderr
@@ -44,14 +44,14 @@ def test_everybody_who_has_something_to_learn_does_and_is_told_as_text_or_as_dat
 
 
 @pytest.mark.usefixtures("ray_here")
-def test_when_time_is_up_it_stops_and_says_that_it_goes_on(world: World) -> None:
-    world.say(PEOPLE[:1])
-    told = run(world, "user-0", "--seconds", "0.001")
-    assert told.exit_code == 130
+def test_a_time_limit_stops_the_run_and_says_how_to_resume(world: World) -> None:
+    world.correct(USERS[:1])
+    result = run(world, "user-0", "--seconds", "0.001")
+    assert result.exit_code == 130
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("words", "code", "message"),
     [
         ((), 2, "--all"),
         (("user-0", "--all"), 2, "--all"),
@@ -61,25 +61,25 @@ def test_when_time_is_up_it_stops_and_says_that_it_goes_on(world: World) -> None
         (("user-0", "--backend", "fak"), 3, "fake"),
     ],
 )
-def test_a_mistake_is_a_line_and_a_hint_and_an_exit_code(
-    world: World, words: Sequence[str], code: int, said: str
+def test_a_usage_error_prints_a_line_a_hint_and_an_exit_code(
+    world: World, words: Sequence[str], code: int, message: str
 ) -> None:
-    world.say(PEOPLE[:1])
-    told = run(world, *words)
-    assert (told.exit_code, told.stdout) == (code, "")
-    assert said in told.stderr
-    assert "Traceback" not in told.stderr
+    world.correct(USERS[:1])
+    result = run(world, *words)
+    assert (result.exit_code, result.stdout) == (code, "")
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
 
 
-def test_a_home_that_is_not_there_is_an_error_that_a_program_can_read(world: World) -> None:
-    told = run(world, "user-0", "--json")
-    assert (told.exit_code, told.stdout) == (7, "")
-    assert json.loads(told.stderr)["error"]["kind"] == "HomeError"
+def test_a_missing_home_is_a_json_error(world: World) -> None:
+    result = run(world, "user-0", "--json")
+    assert (result.exit_code, result.stdout) == (7, "")
+    assert json.loads(result.stderr)["error"]["kind"] == "HomeError"
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "nonsense"])
-def test_an_address_without_a_ray_is_told_at_once(world: World, address: str) -> None:
-    world.say(PEOPLE[:1])
+def test_an_address_without_a_ray_is_an_error_at_once(world: World, address: str) -> None:
+    world.correct(USERS[:1])
     words = ("--home", str(world.home), *ON_THE_FAKE, "user-0", "--address", address)
     done = subprocess.run(
         [sys.executable, "-P", "-m", "personalpeft_ray_updates", *words],
@@ -93,18 +93,16 @@ def test_an_address_without_a_ray_is_told_at_once(world: World, address: str) ->
     assert "Traceback" not in done.stderr
 
 
-def test_help_says_what_it_does_without_starting_anything() -> None:
-    told = CliRunner().invoke(command, ["--help"])
-    assert told.exit_code == 0
+def test_help_works_without_starting_ray() -> None:
+    result = CliRunner().invoke(command, ["--help"])
+    assert result.exit_code == 0
     for word in ("--workers", "--at-once", "--address", "Ctrl-C"):
-        assert word in told.stdout
+        assert word in result.stdout
 
 
-def test_ctrl_c_on_a_ray_of_its_own_leaves_everything_to_go_on_with(
-    world: World, alone: dict[str, object]
-) -> None:
-    world.say()
-    words = ("--home", str(world.home), *ON_THE_FAKE, "--workers", "1", "--at-once", "1", *PEOPLE)
+def test_ctrl_c_leaves_saved_sessions_to_resume(world: World, alone: dict[str, object]) -> None:
+    world.correct()
+    words = ("--home", str(world.home), *ON_THE_FAKE, "--workers", "1", "--at-once", "1", *USERS)
     child = subprocess.Popen(
         [sys.executable, "-P", "-m", "personalpeft_ray_updates", *words],
         stdout=subprocess.PIPE,
@@ -115,16 +113,16 @@ def test_ctrl_c_on_a_ray_of_its_own_leaves_everything_to_go_on_with(
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler) and None,
     )
     assert child.stderr is not None
-    said = child.stderr.readline()
-    assert "user-0" in said
-    # As a terminal does it: to the command and to all that it started.
+    message = child.stderr.readline()
+    assert "user-0" in message
+    # A terminal sends it to the command and to its whole process group.
     os.killpg(child.pid, signal.SIGINT)
-    out, said = child.communicate(timeout=60)
-    assert child.returncode == 130, said
+    out, message = child.communicate(timeout=60)
+    assert child.returncode == 130, message
     assert 1 <= out.count("PROMOTED") == 4 - out.count("NOT LEARNED") < 4
-    with world.opened() as runtime:
+    with world.open_runtime() as runtime:
         runtime.learn_many(
             [user.id for user in runtime.users() if runtime.user(user.id).pending().news]
         )
-    assert world.live() == alone
+    assert world.live_revisions() == alone
     world.published_once()

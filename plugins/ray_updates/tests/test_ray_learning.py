@@ -1,4 +1,4 @@
-"""Learns on a Ray of several processes: who learns where changes nothing, and no death of anything loses or doubles a learn."""
+"""Learns on a Ray cluster equal learns alone; killed workers neither lose nor repeat a learn."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import psutil
 import pytest
-from ray_makers import PEOPLE, World, killing
+from ray_makers import USERS, World, killing_worker
 
 from personalpeft import HomeError, InvalidId, InvalidInput, LearnReport, NotFound, ServingFailed
 from personalpeft_ray_updates import RunStatus
@@ -20,45 +20,43 @@ Alone: TypeAlias = dict[str, tuple[str, ...]]
 pytestmark = [pytest.mark.exhaustive, pytest.mark.usefixtures("ray_here")]
 
 
-def test_many_learns_are_spread_over_processes_and_each_is_what_learning_alone_gives(
+def test_learns_are_spread_over_processes_and_equal_learns_alone(
     world: World, alone: Alone
 ) -> None:
-    world.say()
-    # Both workers are there before the first is through with its users.
-    world.slowly(0.03)
-    order = PEOPLE[::-1]
+    world.correct()
+    # Both workers have started before the first finishes its users.
+    world.set_pace(0.03)
+    order = USERS[::-1]
     reports = world.learn(order, at_once=2)
     assert [report.user for report in reports] == list(order)
     assert all(report.live for report in reports)
-    assert world.live() == alone
+    assert world.live_revisions() == alone
     world.published_once()
-    assert len(world.taught) == 2
-    assert os.getpid() not in world.taught
-    assert [len(world.statuses[-1].reports), world.statuses[-1].lost] == [len(PEOPLE), 0]
+    assert len(world.users_by_process) == 2
+    assert os.getpid() not in world.users_by_process
+    assert [len(world.statuses[-1].reports), world.statuses[-1].lost] == [len(USERS), 0]
 
 
-def test_workers_are_on_the_machine_of_the_home_and_as_many_as_fit(world: World) -> None:
+def test_workers_run_on_the_homes_node_up_to_its_cpus(world: World) -> None:
     import ray
 
-    world.say(PEOPLE[:3])
-    world.slowly(0.03)
+    world.correct(USERS[:3])
+    world.set_pace(0.03)
     parents: set[int] = set()
 
     def look(status: RunStatus) -> None:
         parents.update(psutil.Process(pid).ppid() for pid in status.workers)
 
-    # Four CPUs are on the other machine, to which nobody may go; two are on this one.
+    # Four CPUs are on the other node, which is not allowed; two are on this one.
     assert len(ray.nodes()) == 2
-    world.learn(PEOPLE[:3], look, workers=6, at_once=1)
+    world.learn(USERS[:3], look, workers=6, at_once=1)
     assert len(parents) == 1
     assert max(len(status.workers) for status in world.statuses) == 2
     with pytest.raises(InvalidInput, match="2 CPUs"):
-        world.learn(PEOPLE[:3], cpus=3)
+        world.learn(USERS[:3], cpus=3)
 
 
-def test_each_machine_of_a_cluster_learns_for_the_home_that_lies_on_it(
-    world: World, alone: Alone
-) -> None:
+def test_each_node_learns_for_its_own_home(world: World, alone: Alone) -> None:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -72,12 +70,12 @@ def test_each_machine_of_a_cluster_learns_for_the_home_that_lies_on_it(
 
         return learn_on_cluster(users, progress=look, workers=1, **how), machines
 
-    here, *there = PEOPLE[:3]
-    world.say(PEOPLE[:3])
-    with world.opened() as runtime:
+    here, *there = USERS[:3]
+    world.correct(USERS[:3])
+    with world.open_runtime() as runtime:
         for user in there:
             runtime.user(user).export(world.folder / user)
-    with world.opened("there") as runtime:
+    with world.open_runtime("there") as runtime:
         for user in there:
             runtime.import_user(world.folder / user)
     (machine,) = {node["NodeID"] for node in ray.nodes()} - {
@@ -91,42 +89,47 @@ def test_each_machine_of_a_cluster_learns_for_the_home_that_lies_on_it(
     far_reports, far_machines = ray.get(far)
     assert all(report.live for report in (*near, *far_reports))
     assert [len(machines), len(far_machines), len(machines | far_machines)] == [1, 1, 2]
-    assert world.live(there, name="there") == {user: alone[user] for user in there}
+    assert world.live_revisions(there, name="there") == {user: alone[user] for user in there}
 
 
-def test_a_worker_that_is_killed_midway_loses_nothing_and_each_is_published_once(
+def test_a_worker_killed_midway_loses_nothing_and_each_learn_is_published_once(
     world: World, alone: Alone
 ) -> None:
-    world.say()
-    world.slowly(0.05)
+    world.correct()
+    world.set_pace(0.05)
 
     def midway() -> int | None:
         pid = world.holder("user-0")
         return pid if pid is not None and max(world.steps("user-0", pid), default=0) >= 5 else None
 
-    with killing(midway) as killed:
+    with killing_worker(midway) as killed:
         reports = world.learn(at_once=2)
     assert all(report.live for report in reports)
-    assert world.live() == alone
+    assert world.live_revisions() == alone
     world.published_once()
     assert world.statuses[-1].lost == len(killed) == 1
-    # Whoever had them next went on from where the dead one had come.
+    # The next worker resumed from the killed one's saved step.
     done = max(world.steps("user-0", killed[0]))
     later = [
-        step for pid in world.taught if pid != killed[0] for step in world.steps("user-0", pid)
+        step
+        for pid in world.users_by_process
+        if pid != killed[0]
+        for step in world.steps("user-0", pid)
     ]
     assert later
     assert min(later) >= done - 1
 
 
-def test_what_a_worker_published_before_it_died_is_told_and_not_learned_again(world: World) -> None:
-    first, second = PEOPLE[:2]
-    world.say([first])
-    world.say([second], shown=4)
-    world.slowly(0.05)
-    # Both styles were published together, and one has a skill to learn after that.
-    with killing(
-        lambda: world.holder(second) if world.begun(second, "skill.email") else None
+def test_a_revision_published_before_a_worker_was_killed_is_reported_and_not_learned_again(
+    world: World,
+) -> None:
+    first, second = USERS[:2]
+    world.correct([first])
+    world.correct([second], shown=4)
+    world.set_pace(0.05)
+    # Both style layers were published together, and one user then learns a skill.
+    with killing_worker(
+        lambda: world.holder(second) if world.has_saved_step(second, "skill.email") else None
     ) as killed:
         reports = world.learn([first, second], workers=1)
     assert len(killed) == 1
@@ -141,31 +144,31 @@ def test_what_a_worker_published_before_it_died_is_told_and_not_learned_again(wo
     world.published_once([second], layers=2)
 
 
-def test_two_runs_and_another_program_at_once_publish_once(world: World, alone: Alone) -> None:
-    world.say()
-    world.slowly(0.02)
-    told: dict[str, tuple[LearnReport, ...]] = {}
+def test_two_runs_and_another_process_publish_once(world: World, alone: Alone) -> None:
+    world.correct()
+    world.set_pace(0.02)
+    reports_by_run: dict[str, tuple[LearnReport, ...]] = {}
 
     def run(name: str) -> None:
-        told[name] = world.learn(workers=1, at_once=2)
+        reports_by_run[name] = world.learn(workers=1, at_once=2)
 
     runs = [threading.Thread(target=run, args=(name,)) for name in ("one", "other")]
     for each in runs:
         each.start()
-    with world.opened() as runtime:
+    with world.open_runtime() as runtime:
         while any(each.is_alive() for each in runs):
-            runtime.learn_many(PEOPLE[::-1])
+            runtime.learn_many(USERS[::-1])
     for each in runs:
         each.join()
-    for reports in told.values():
+    for reports in reports_by_run.values():
         assert all(report.live or report.error in {"Busy", "NothingToLearn"} for report in reports)
-    assert world.live() == alone
+    assert world.live_revisions() == alone
     world.published_once()
 
 
-def test_what_one_cannot_do_is_their_report_and_stops_nobody(world: World) -> None:
-    world.say(PEOPLE[:2])
-    with world.opened() as runtime:
+def test_one_users_error_is_in_the_report_and_stops_no_other(world: World) -> None:
+    world.correct(USERS[:2])
+    with world.open_runtime() as runtime:
         runtime.user("silent")
         with runtime._services.store.leases.acquire("learn-user-1"):
             reports = world.learn(["silent", "user-0", "nobody", "user-1"], at_once=1)
@@ -187,47 +190,47 @@ def test_what_one_cannot_do_is_their_report_and_stops_nobody(world: World) -> No
         (["user-0"], {"gpus": 1.0}, InvalidInput),
     ],
 )
-def test_what_makes_no_sense_is_refused_and_nobody_learns(
+def test_an_invalid_run_is_refused_and_nothing_is_learned(
     world: World, users: Any, more: dict[str, Any], error: type[Exception]
 ) -> None:
-    world.say(["user-0"])
+    world.correct(["user-0"])
     with pytest.raises(error):
         world.learn(users, **more)
-    assert world.live(["user-0"]) == {"user-0": ()}
+    assert world.live_revisions(["user-0"]) == {"user-0": ()}
 
 
-def test_a_home_or_a_base_that_is_not_there_is_told_before_a_worker_starts(world: World) -> None:
+def test_a_missing_home_or_base_is_an_error_before_a_worker_starts(world: World) -> None:
     with pytest.raises(HomeError):
         world.learn()
     assert not world.home.exists()
-    world.say(["user-0"])
+    world.correct(["user-0"])
     world.base = "nowhere"
     with pytest.raises(NotFound):
         world.learn()
     assert world.statuses == []
 
 
-def test_nobody_learns_where_nobody_is_named(world: World) -> None:
-    world.say(["user-0"])
+def test_no_named_user_means_no_learn(world: World) -> None:
+    world.correct(["user-0"])
     assert world.learn([]) == ()
 
 
-def test_whoever_is_stopped_goes_on_with_the_next_run(world: World, alone: Alone) -> None:
-    world.say()
-    world.slowly(0.05)
-    reports = world.learn(at_once=2, cancelled=lambda: world.begun("user-0"))
+def test_a_stopped_learn_resumes_in_the_next_run(world: World, alone: Alone) -> None:
+    world.correct()
+    world.set_pace(0.05)
+    reports = world.learn(at_once=2, cancelled=lambda: world.has_saved_step("user-0"))
     assert {report.error for report in reports} == {"Cancelled"}
     assert all(report.reason for report in reports)
-    assert world.begun("user-0")
-    with world.opened() as runtime:
-        assert all(report.live for report in runtime.learn_many(PEOPLE))
-    assert world.live() == alone
+    assert world.has_saved_step("user-0")
+    with world.open_runtime() as runtime:
+        assert all(report.live for report in runtime.learn_many(USERS))
+    assert world.live_revisions() == alone
     world.published_once()
 
 
-def test_who_brings_workers_down_is_given_up_and_all_others_learn(world: World) -> None:
-    world.say(PEOPLE[:3])
-    world.slowly(0.02)
+def test_a_user_whose_learn_kills_workers_is_given_up_and_the_others_learn(world: World) -> None:
+    world.correct(USERS[:3])
+    world.set_pace(0.02)
     killed: set[int] = set()
 
     def kill(status: RunStatus) -> None:
@@ -236,53 +239,53 @@ def test_who_brings_workers_down_is_given_up_and_all_others_learn(world: World) 
                 killed.add(pid)
                 os.kill(pid, signal.SIGKILL)
 
-    reports = world.learn(PEOPLE[:3], kill, workers=1)
+    reports = world.learn(USERS[:3], kill, workers=1)
     assert [report.error for report in reports] == ["", "ServingFailed", ""]
     assert "3 workers" in reports[1].reason
     assert len(killed) == world.statuses[-1].lost == 3
     world.published_once(["user-0", "user-2"])
-    with world.opened() as runtime:
+    with world.open_runtime() as runtime:
         assert runtime.user("user-1").learn().live
-    world.published_once(PEOPLE[:3])
+    world.published_once(USERS[:3])
 
 
-def test_where_no_worker_comes_up_that_is_told_with_its_reason(
+def test_failing_worker_starts_are_an_error_with_their_reason(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from personalpeft_ray_updates import cluster
 
-    class Broken:
+    class BrokenWorker:
         def __init__(self, opening: object) -> None:
             raise ModuleNotFoundError("No module named 'personalpeft'")
 
         def ready(self) -> int:
             raise AssertionError
 
-    world.say(["user-0"])
-    monkeypatch.setattr(cluster, "Worker", Broken)
+    world.correct(["user-0"])
+    monkeypatch.setattr(cluster, "Worker", BrokenWorker)
     with pytest.raises(ServingFailed) as raised:
         world.learn(["user-0"], workers=1)
     assert "logs" in raised.value.hint
-    assert world.live(["user-0"]) == {"user-0": ()}
+    assert world.live_revisions(["user-0"]) == {"user-0": ()}
 
 
-def test_on_a_model_each_learns_to_the_byte_what_they_learn_alone(world: World) -> None:
+def test_cluster_learns_on_a_model_give_the_bytes_of_learns_alone(world: World) -> None:
     import torch
 
     torch.set_num_threads(1)
     world.base = _quick_card(world)
     alone = []
     for name in ("alone", "home"):
-        with world.opened(name) as runtime:
-            for user in PEOPLE[:2]:
-                # Shown and not asked for, so that no model is loaded to say it.
+        with world.open_runtime(name) as runtime:
+            for user in USERS[:2]:
+                # Demonstrations, not chats, so that no model is loaded to record them.
                 for number in range(4):
                     runtime.user(user).teach(
                         f"question {number} of {user}", f"Ahoy! {number} of {user}"
                     )
                 if name == "alone":
                     alone.append(runtime.user(user).learn().revision)
-    reports = world.learn(PEOPLE[:2], workers=1, at_once=1)
+    reports = world.learn(USERS[:2], workers=1, at_once=1)
     assert [report.revision for report in reports] == alone
     assert None not in alone
 

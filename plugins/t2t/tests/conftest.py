@@ -1,4 +1,4 @@
-"""No network, and folders of the tests' own."""
+"""Isolated folders for the tests, and no network."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def own_folders(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture
 def card(tmp_path: Path) -> Path:
-    """The tiny model that ships with personalpeft, which learns fast and practises what a few replies show."""
+    """The tiny model that ships with personalpeft, with a recipe that learns fast."""
     tiny = resources.files("personalpeft_models") / "tiny-random.toml"
     path = tmp_path / "tiny-t2t.toml"
     path.write_text(tiny.read_text("utf-8") + TABLES, "utf-8")

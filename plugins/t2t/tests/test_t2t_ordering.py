@@ -1,4 +1,4 @@
-"""What the shaping promises of its numbers: right beats wrong, and length is pressed the way that the pass rate says."""
+"""Shaped rewards keep right replies above wrong ones; the pass rate sets the pressure on length."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def rate(group: list[Attempt]) -> float:
 
 
 @given(strength=STRENGTHS, groups=st.lists(GROUPS, min_size=1, max_size=4))
-def test_every_right_reply_is_worth_more_than_every_wrong_one_in_this_group_and_in_others(
+def test_every_right_reply_outranks_every_wrong_one_within_and_across_groups(
     strength: float, groups: list[list[Attempt]]
 ) -> None:
     shaping = ThickeningToThinning(strength)
@@ -42,7 +42,7 @@ def test_every_right_reply_is_worth_more_than_every_wrong_one_in_this_group_and_
     length=st.floats(0, 0.5),
     more=st.floats(0.01, 0.5),
 )
-def test_the_net_pressure_on_length_is_a_times_one_less_twice_the_pass_rate(
+def test_the_net_pressure_on_length_is_the_strength_times_one_minus_twice_the_pass_rate(
     strength: float, passed: list[bool], length: float, more: float
 ) -> None:
     shaping = ThickeningToThinning(strength)
@@ -55,18 +55,20 @@ def test_the_net_pressure_on_length_is_a_times_one_less_twice_the_pass_rate(
 
 
 @given(strength=STRENGTHS, lengths=st.lists(st.floats(0, 1), min_size=1, max_size=9))
-def test_a_group_that_is_all_wrong_teaches_nothing(strength: float, lengths: list[float]) -> None:
+def test_a_group_without_a_right_reply_has_no_reward_differences(
+    strength: float, lengths: list[float]
+) -> None:
     group = [Attempt(0.0, False, length) for length in lengths]
     assert set(ThickeningToThinning(strength).shape(group, 0.0)) == {0.0}
 
 
 @pytest.mark.parametrize("strength", [-0.1, 0.5, 2.0, float("nan")])
-def test_a_strength_that_could_turn_right_and_wrong_about_is_refused(strength: float) -> None:
+def test_a_strength_that_could_invert_the_order_is_refused(strength: float) -> None:
     with pytest.raises(ValueError, match=r"below 0\.5"):
         ThickeningToThinning(strength)
 
 
-def test_it_is_found_by_its_name_and_is_what_a_shaping_is() -> None:
+def test_the_plugin_is_found_by_name_and_implements_the_protocol() -> None:
     assert "t2t" in Plugins().names(SHAPINGS)
     found = Plugins().shaping("t2t").shaping
     assert found == ThickeningToThinning()

@@ -1,4 +1,4 @@
-"""The shaping at work on a tiny model, through the library that it extends: lengths fall once a task is mastered."""
+"""The shaping in a run on a tiny model: lengths fall once a task is mastered."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from personalpeft.plugins import Task
 pytestmark = pytest.mark.exhaustive
 
 
-class SayYes:
-    """A reply passes that begins with a y, whatever its length."""
+class StartsWithY:
+    """A reply passes if it begins with a y, whatever its length."""
 
     def tasks(self, seed: int, count: int) -> Sequence[Task]:
         return [Task(f"t{number}", f"Say y {number}", {}) for number in range(count)]
@@ -27,7 +27,7 @@ class SayYes:
 
 @pytest.fixture
 def ada(tmp_path: Path, card: Path) -> Iterator[User]:
-    """Somebody whose model has been shown the task in replies of all lengths, and so has mastered it."""
+    """A user whose model has mastered the task from demonstrations of all lengths."""
     import torch
 
     torch.set_num_threads(1)
@@ -46,14 +46,14 @@ def curves(report: LearnReport) -> tuple[list[float], list[float]]:
 
 
 def test_lengths_fall_once_a_task_is_mastered_and_it_stays_mastered(ada: User) -> None:
-    plain = ada.practice("yes", verifier=SayYes(), rounds=48)
-    report = ada.practice("yes", verifier=SayYes(), shaping="t2t", rounds=48)
+    plain = ada.practice("yes", verifier=StartsWithY(), rounds=48)
+    report = ada.practice("yes", verifier=StartsWithY(), shaping="t2t", rounds=48)
     passed, lengths = curves(report)
     assert fmean(passed[:3]) > 0.8, "the task was not mastered to begin with"
     first, last = fmean(lengths[:3]), fmean(lengths[-3:])
     assert last < first / 2
     assert fmean(passed[-5:]) > 0.8
-    # The same practice without it lets lengths go where they will.
+    # The same run without shaping leaves lengths unpressured.
     assert last < fmean(curves(plain)[1][-3:]) / 2
     tasks = report.scores["tasks"]
     assert tasks["length_after"] < tasks["length_before"]

@@ -9,16 +9,20 @@ Invariants: see ``sources``.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Generator, Iterable
-from contextlib import suppress
-from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
-from queue import Empty, Queue
 from typing import Any
 from urllib.parse import urlsplit
 
-from personalpeft_vllm_resolver.sources import CHUNK, Copy, InvalidCopy, MissingCopy
+from personalpeft_vllm_resolver.sources import (
+    CHUNK,
+    Copy,
+    InvalidCopy,
+    MissingCopy,
+    RemoteCopy,
+    read_within,
+)
 
 
 class Bucket:
@@ -38,38 +42,12 @@ class Bucket:
         self._filesystem: tuple[Any, str] | None = None
 
     def copies(self, digest: str) -> Iterable[Copy]:
-        return [_BucketCopy(self, digest)]
+        return [RemoteCopy(self.name, digest, self.read)]
 
     def read(self, digest: str, file: str) -> Generator[bytes]:
         """See ``Copy.read``."""
-        # A part, the error that ends the read, or None at the end.
-        parts: Queue[bytes | Exception | None] = Queue(1)
-        cancelled = threading.Event()
-
-        def read_parts() -> None:
-            try:
-                for part in self._parts(f"{digest}/{file}"):
-                    parts.put(part)
-                    if cancelled.is_set():
-                        return
-                parts.put(None)
-            except Exception as error:  # noqa: BLE001 - it is raised in the reading thread
-                parts.put(error)
-
-        # In a thread: the storage library retries for minutes, and cannot be stopped.
-        threading.Thread(target=read_parts, name="personalpeft-bucket", daemon=True).start()
-        deadline = time.monotonic() + self._timeout
-        try:
-            while (part := parts.get(timeout=max(0.0, deadline - time.monotonic()))) is not None:
-                if isinstance(part, Exception):
-                    raise part
-                yield part
-        except Empty:
-            raise InvalidCopy(f"a file took longer than {self._timeout:g} s") from None
-        finally:
-            cancelled.set()
-            with suppress(Empty):
-                parts.get_nowait()
+        # The storage library retries for minutes.
+        return read_within(self._timeout, partial(self._parts, f"{digest}/{file}"))
 
     def _parts(self, path: str) -> Generator[bytes]:
         import pyarrow
@@ -100,15 +78,3 @@ class Bucket:
                 storage, root = FileSystem.from_uri(self._uri)
                 self._filesystem = storage, root.rstrip("/")
             return self._filesystem
-
-
-@dataclass(frozen=True, slots=True)
-class _BucketCopy:
-    bucket: Bucket
-    digest: str
-
-    def __str__(self) -> str:
-        return self.bucket.name
-
-    def read(self, file: str) -> Generator[bytes]:
-        return self.bucket.read(self.digest, file)

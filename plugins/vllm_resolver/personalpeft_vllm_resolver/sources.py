@@ -7,17 +7,26 @@ only, also after a redirect, and is never shown. Every read ends after a timeout
 from __future__ import annotations
 
 import os
-import socket
 import ssl
 import stat
 import threading
-from collections.abc import Generator, Iterable
+import time
+from collections.abc import Callable, Generator, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from functools import partial
+from http.client import HTTPException
 from pathlib import Path
-from typing import Protocol
-from urllib.parse import urlsplit
+from queue import Empty, Queue
+from typing import Any, Protocol
+from urllib.error import HTTPError
+from urllib.request import (
+    HTTPRedirectHandler,
+    HTTPSHandler,
+    ProxyHandler,
+    Request,
+    build_opener,
+)
 
 FILES = ("adapter_config.json", "adapter_model.safetensors")
 """The files of a stack, in the order of its digest."""
@@ -41,6 +50,21 @@ class Copy(Protocol):
 
     def read(self, file: str) -> Generator[bytes]:
         """Yield one of ``FILES`` in parts. Raises ``MissingCopy``, ``InvalidCopy``, ``OSError``."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteCopy:
+    """A copy that ``source`` reads from ``place``."""
+
+    place: str
+    digest: str
+    source: Callable[[str, str], Generator[bytes]]
+
+    def __str__(self) -> str:
+        return self.place
+
+    def read(self, file: str) -> Generator[bytes]:
+        return self.source(self.digest, file)
 
 
 class Source(Protocol):
@@ -91,89 +115,87 @@ class Server:
     """
 
     def __init__(self, url: str, token: str, certificate: Path | None, timeout: float) -> None:
-        parts = urlsplit(url)
         self.url, self._token, self.timeout = url, token, timeout
-        self._host, self._port, self._path = parts.hostname or "", parts.port, parts.path
-        self._trust = ssl.create_default_context() if parts.scheme == "https" else None
-        if self._trust and certificate:
+        trust = ssl.create_default_context()
+        if certificate:
             try:
-                self._trust.load_verify_locations(certificate)
+                trust.load_verify_locations(certificate)
             except OSError as error:
                 raise ValueError(f"{certificate} must be a certificate: {error}") from error
+        self._opener = build_opener(ProxyHandler({}), HTTPSHandler(context=trust), _NoRedirects)
 
     def copies(self, digest: str) -> Iterable[Copy]:
-        return [_RemoteCopy(self, digest)]
+        return [RemoteCopy(self.url, digest, self.read)]
 
     def read(self, digest: str, file: str) -> Generator[bytes]:
         """See ``Copy.read``."""
-        connection = self._connection()
-        timed_out = threading.Event()
+        return read_within(self.timeout, partial(self._parts, digest, file))
+
+    def _parts(self, digest: str, file: str) -> Generator[bytes]:
+        address = f"{self.url}/api/v1/served/{digest}/{file}"
+        request = Request(address, headers={"Authorization": f"Bearer {self._token}"})
         try:
-            connection.connect()
-            sock = connection.sock
-
-            def cut() -> None:
-                timed_out.set()
-                # On the plain socket: another thread is using its TLS layer.
-                with suppress(OSError):
-                    socket.socket.shutdown(sock, socket.SHUT_RDWR)
-
-            timer = threading.Timer(self.timeout, cut)
-            timer.daemon = True
-            timer.start()
-            try:
-                target = f"{self._path}/api/v1/served/{digest}/{file}"
-                connection.request(
-                    "GET", target, headers={"Authorization": f"Bearer {self._token}"}
-                )
-                response = connection.getresponse()
-                _check_status(response)
+            with self._opener.open(request, timeout=_SILENCE_SECONDS) as response:
+                if response.status != 200:
+                    raise _status_error(response.status)
                 while chunk := response.read1(CHUNK):
                     yield chunk
-                if response.length or timed_out.is_set():
+                if response.length:
                     raise InvalidCopy("the connection ended within a file")
-            finally:
-                timer.cancel()
-        except (OSError, HTTPException, InvalidCopy) as error:
-            if timed_out.is_set():
-                raise InvalidCopy(f"a file took longer than {self.timeout:g} s") from error
-            if isinstance(error, HTTPException):
-                # Its text may be the server's.
-                raise InvalidCopy(
-                    f"the response is not valid HTTP ({type(error).__name__})"
-                ) from error
-            raise
-        finally:
-            connection.close()
-
-    def _connection(self) -> HTTPConnection:
-        if self._trust:
-            return HTTPSConnection(
-                self._host, self._port, timeout=_SILENCE_SECONDS, context=self._trust
-            )
-        return HTTPConnection(self._host, self._port, timeout=_SILENCE_SECONDS)
+        except HTTPError as error:
+            with error:
+                raise _status_error(error.code) from error
+        except HTTPException as error:
+            # Its text may be the server's.
+            raise InvalidCopy(f"the response is not valid HTTP ({type(error).__name__})") from error
 
 
-@dataclass(frozen=True, slots=True)
-class _RemoteCopy:
-    server: Server
-    digest: str
-
-    def __str__(self) -> str:
-        return self.server.url
-
-    def read(self, file: str) -> Generator[bytes]:
-        return self.server.read(self.digest, file)
+class _NoRedirects(HTTPRedirectHandler):
+    def redirect_request(self, *_: Any) -> None:
+        """Follow no redirect, which would take the token along."""
 
 
-def _check_status(response: HTTPResponse) -> None:
-    if response.status == 404:
-        raise MissingCopy("the server has no such stack")
-    if response.status in (401, 403):
-        raise InvalidCopy(
+def _status_error(status: int) -> MissingCopy | InvalidCopy:
+    if status == 404:
+        return MissingCopy("the server has no such stack")
+    if status in (401, 403):
+        return InvalidCopy(
             "the server refuses the token; make one with: personalpeft token make --worker"
         )
-    if 300 <= response.status < 400:
-        raise InvalidCopy("the server redirects, which is not followed")
-    if response.status != 200:
-        raise InvalidCopy(f"the server answered {response.status}")
+    if 300 <= status < 400:
+        return InvalidCopy("the server redirects, which is not followed")
+    return InvalidCopy(f"the server answered {status}")
+
+
+def read_within(seconds: float, parts: Callable[[], Iterable[bytes]]) -> Generator[bytes]:
+    """Yield the parts of a file, which are read in a thread. Raises ``InvalidCopy`` after a time.
+
+    A thread, since a read may block for longer and cannot be stopped. It ends after its next part.
+    """
+    # A part, the error that ends the read, or None at the end.
+    queue: Queue[bytes | Exception | None] = Queue(1)
+    cancelled = threading.Event()
+
+    def read() -> None:
+        try:
+            for part in parts():
+                queue.put(part)
+                if cancelled.is_set():
+                    return
+            queue.put(None)
+        except Exception as error:  # noqa: BLE001 - it is raised in the reading thread
+            queue.put(error)
+
+    threading.Thread(target=read, name="personalpeft-download", daemon=True).start()
+    deadline = time.monotonic() + seconds
+    try:
+        while (part := queue.get(timeout=max(0.0, deadline - time.monotonic()))) is not None:
+            if isinstance(part, Exception):
+                raise part
+            yield part
+    except Empty:
+        raise InvalidCopy(f"a file took longer than {seconds:g} s") from None
+    finally:
+        cancelled.set()
+        with suppress(Empty):
+            queue.get_nowait()

@@ -1,4 +1,4 @@
-"""Stacks, caches that look for them, servers that mean ill, and what a real vLLM takes."""
+"""Stacks, caches that resolve them, hostile servers, and models for a real vLLM."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ import numpy as np
 from safetensors.numpy import save
 
 from personalpeft import User
-from personalpeft.adapters.formats.peft import build_config, peft_tensors
+from personalpeft.adapters.formats.peft import peft_tensors
+from personalpeft.adapters.formats.peft_config import build_config
 from personalpeft.adapters.formats.published import PublishedAdapter, compute_digest
 from personalpeft.adapters.types import LoRAWeights
 from personalpeft.base_models.types import Base
@@ -39,9 +40,9 @@ def stack(seed: int = 0, size: int = 100_000) -> PublishedAdapter:
     return PublishedAdapter(compute_digest(files), 8, files)
 
 
-def cache(tmp_path: Path, **said: Any) -> Cache:
-    """As the environment would have it; ``folder=...`` for PERSONALPEFT_RESOLVER_FOLDER and so on."""
-    environ = {f"{settings.PREFIX}{name.upper()}": str(value) for name, value in said.items()}
+def cache(tmp_path: Path, **variables: Any) -> Cache:
+    """Return a cache with settings, such as ``folder=...`` for PERSONALPEFT_RESOLVER_FOLDER."""
+    environ = {f"{settings.PREFIX}{name.upper()}": str(value) for name, value in variables.items()}
     wanted = settings.read_settings({f"{settings.PREFIX}CACHE": str(tmp_path / "cache"), **environ})
     assert wanted is not None
     return open_cache(wanted)
@@ -51,28 +52,28 @@ def held(path: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in path.iterdir()}
 
 
-def what_lies_in(tmp_path: Path) -> list[str]:
-    """The names of all copies in the caches, whole and half."""
+def copies_in(tmp_path: Path) -> list[str]:
+    """Return the names of all copies in the caches, whole and partial."""
     return sorted(path.name for path in (tmp_path / "cache").glob("process-*/*") if path.is_dir())
 
 
 @contextmanager
-def answering(
+def raw_server(
     answer: Callable[[socket.socket, bytes], None], tls: ssl.SSLContext | None = None
 ) -> Iterator[tuple[str, list[bytes]]]:
-    """The address of a server that does so with each connection, and the requests that came."""
-    came: list[bytes] = []
+    """Serve each connection with ``answer``; yield the address and the received requests."""
+    requests: list[bytes] = []
     listening = socket.create_server(("127.0.0.1", 0))
 
     def one(plain: socket.socket) -> None:
         with plain:
             try:
                 line = tls.wrap_socket(plain, server_side=True) if tls else plain
-                asked = line.recv(65536)
-                came.append(asked)
-                answer(line, asked)
+                request = line.recv(65536)
+                requests.append(request)
+                answer(line, request)
             except OSError:
-                # It was hung up on.
+                # The client closed the connection.
                 return
 
     def run() -> None:
@@ -85,15 +86,15 @@ def answering(
 
     threading.Thread(target=run, daemon=True).start()
     try:
-        yield f"http{'s' if tls else ''}://127.0.0.1:{listening.getsockname()[1]}", came
+        yield f"http{'s' if tls else ''}://127.0.0.1:{listening.getsockname()[1]}", requests
     finally:
-        # Closing alone would leave whoever waits in accept there.
+        # Closing alone would leave a thread blocked in accept.
         listening.shutdown(socket.SHUT_RDWR)
         listening.close()
 
 
 def learned(user: User) -> None:
-    """Has somebody on the fake model learn a style."""
+    """Let a user of the fake model learn a style layer."""
     for number in range(5):
         user.feedback(
             user.chat(f"question {number}", temperature=0), edit=f"Ahoy! Answer {number}. Arrr!"
@@ -101,8 +102,8 @@ def learned(user: User) -> None:
     assert user.learn().verdict == "promoted"
 
 
-def file_of(made: PublishedAdapter, asked: bytes) -> bytes:
-    return made.files[asked.split(b" ")[1].rpartition(b"/")[2].decode()]
+def file_of(made: PublishedAdapter, request: bytes) -> bytes:
+    return made.files[request.split(b" ")[1].rpartition(b"/")[2].decode()]
 
 
 def ok(data: bytes, length: int | None = None) -> bytes:
@@ -113,7 +114,7 @@ def ok(data: bytes, length: int | None = None) -> bytes:
 
 
 def card_for_vllm(folder: Path) -> Path:
-    """The tiny base in a shape that vLLM's kernels take."""
+    """Return the tiny base in a shape that vLLM's kernels accept."""
     tiny = (resources.files("personalpeft_models") / "tiny-random.toml").read_text("utf-8")
     path = folder / "tiny-vllm.toml"
     path.write_text(
@@ -123,7 +124,7 @@ def card_for_vllm(folder: Path) -> Path:
 
 
 def random_stack(base: Base, seed: int) -> PublishedAdapter:
-    """A stack for a base, with numbers large enough to be heard."""
+    """Return a stack whose weights are large enough to change replies."""
     drawn, blocks, rank = np.random.default_rng(seed), base.architecture.blocks, 8
     pairs = {
         name: LoRAWeights(
@@ -138,8 +139,8 @@ def random_stack(base: Base, seed: int) -> PublishedAdapter:
     return PublishedAdapter(compute_digest(files), rank, files)
 
 
-def written(made: PublishedAdapter, folder: Path) -> Path:
-    """A stack's files in a folder of their own."""
+def write_stack(made: PublishedAdapter, folder: Path) -> Path:
+    """Write a stack's files into a folder of their own."""
     folder.mkdir()
     for name, data in made.files.items():
         (folder / name).write_bytes(data)

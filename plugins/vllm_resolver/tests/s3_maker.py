@@ -1,4 +1,4 @@
-"""A server that speaks S3's protocol on this machine, in the Python that ``make vllm-env`` made."""
+"""A local server of S3's protocol, in the Python that ``make vllm-env`` creates."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ for path in pathlib.Path(folder).rglob("*"):
 
 
 def has_s3() -> bool:
-    """Whether there is one to be had."""
+    """Return whether that server is available."""
     return bool(list(PYTHON.parents[1].glob("lib/python*/site-packages/moto")))
 
 
 @contextmanager
 def s3_server(log: Path) -> Iterator[dict[str, str]]:
-    """Runs one, and gives the variables by which the storage's own libraries find it."""
+    """Run the server and yield the environment variables of its clients."""
     with create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    with log.open("wb") as said:
+    with log.open("wb") as output:
         process = subprocess.Popen(
             [PYTHON, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
-            stderr=said,
-            stdout=said,
+            stderr=output,
+            stdout=output,
         )
     try:
         ends = time.monotonic() + 60
@@ -64,7 +64,7 @@ def s3_server(log: Path) -> Iterator[dict[str, str]]:
 
 
 def copy_to(environment: dict[str, str], prefix: str, folder: Path) -> str:
-    """Copies what lies in a folder below a prefix of the bucket; the address of that."""
+    """Copy a folder below a prefix of the bucket and return its address."""
     subprocess.run(
         [PYTHON, "-c", _FILL, BUCKET, prefix, str(folder)],
         env={**os.environ, **environment},

@@ -1,4 +1,4 @@
-"""A stack is pulled from object storage, whole and sound, or not at all: a mounted one, and one that speaks S3's protocol."""
+"""A stack is pulled from a mounted bucket or S3 whole and verified, or not at all."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from pathlib import Path
 import pytest
 from resolver_makers import (
     TOKEN,
-    answering,
     cache,
+    copies_in,
     file_of,
     held,
     learned,
     ok,
+    raw_server,
     stack,
-    what_lies_in,
-    written,
+    write_stack,
 )
 from s3_maker import copy_to, has_s3, s3_server
 
@@ -47,10 +47,10 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
         yield environment
 
 
-# An S3 server is in the environment of the tests on vLLM.
+# An S3 server is part of the vLLM environment.
 @pytest.fixture(params=["file", pytest.param("s3", marks=pytest.mark.vllm)])
 def filled(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Path], str]:
-    """Has a bucket hold what lies in a folder, and gives the bucket's address."""
+    """Copy a folder into a bucket and return the bucket's address."""
     if request.param == "file":
         return lambda folder: (
             f"file://{shutil.copytree(folder, tmp_path / 'bucket' / 'a-home', symlinks=True)}"
@@ -59,7 +59,7 @@ def filled(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Path], s
     return lambda folder: copy_to(environment, tmp_path.name, folder)
 
 
-def test_what_a_home_published_and_somebody_copied_is_pulled_by_name(
+def test_a_published_and_copied_stack_is_pulled_by_name(
     tmp_path: Path,
     filled: Callable[[Path], str],
     monkeypatch: pytest.MonkeyPatch,
@@ -106,7 +106,7 @@ def a_folder_in_its_place(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("spoil", [other_numbers, half, huge_config, a_folder_in_its_place])
-def test_what_is_not_sound_in_a_bucket_is_not_given_and_leaves_nothing(
+def test_an_invalid_stack_in_a_bucket_is_not_resolved_and_leaves_nothing(
     tmp_path: Path,
     filled: Callable[[Path], str],
     caplog: pytest.LogCaptureFixture,
@@ -114,34 +114,37 @@ def test_what_is_not_sound_in_a_bucket_is_not_given_and_leaves_nothing(
 ) -> None:
     made = stack(size=3_000_000)
     (tmp_path / "part").mkdir()
-    spoil(written(made, tmp_path / "part" / made.digest))
+    spoil(write_stack(made, tmp_path / "part" / made.digest))
     with closing(cache(tmp_path, bucket=filled(tmp_path / "part"))) as pulled:
         assert pulled.get(made.digest) is None
         assert "personalpeft:" in caplog.text
-        assert what_lies_in(tmp_path) == []
+        assert copies_in(tmp_path) == []
 
 
-def test_a_pipe_in_a_mounted_bucket_holds_nobody_up(tmp_path: Path) -> None:
+def test_a_pipe_in_a_mounted_bucket_blocks_no_request(tmp_path: Path) -> None:
     made = stack()
-    folder = written(made, tmp_path / made.digest)
+    folder = write_stack(made, tmp_path / made.digest)
     half(folder)
     os.mkfifo(folder / "adapter_model.safetensors")
     with closing(cache(tmp_path, bucket=f"file://{tmp_path}")) as pulled:
         assert pulled.get(made.digest) is None
 
 
-def test_the_folder_is_asked_before_the_bucket_and_the_bucket_before_the_server(
+def test_sources_are_tried_in_the_order_folder_bucket_server(
     tmp_path: Path,
 ) -> None:
     in_all, in_bucket, at_server = stack(1), stack(2), stack(3)
     for place, having in (("shared/part", [in_all]), ("bucket", [in_all, in_bucket])):
         (tmp_path / place).mkdir(parents=True)
         for each in having:
-            written(each, tmp_path / place / each.digest)
-    # What the folder has must not be asked of the bucket.
+            write_stack(each, tmp_path / place / each.digest)
+    # A stack of the folder must not be requested from the bucket.
     other_numbers(tmp_path / "bucket" / in_all.digest)
     with (
-        answering(lambda line, asked: line.sendall(ok(file_of(at_server, asked)))) as (url, came),
+        raw_server(lambda line, request: line.sendall(ok(file_of(at_server, request)))) as (
+            url,
+            came,
+        ),
         closing(
             cache(
                 tmp_path,
@@ -159,7 +162,7 @@ def test_the_folder_is_asked_before_the_bucket_and_the_bucket_before_the_server(
 
 
 @pytest.mark.vllm
-def test_a_bucket_that_is_not_there_or_not_ours_is_said_so_and_gives_nothing(
+def test_a_missing_or_foreign_bucket_is_logged_and_resolves_nothing(
     tmp_path: Path, s3: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     for address in ("s3://no-such-bucket/a", "zz://bucket/a"):
@@ -168,16 +171,16 @@ def test_a_bucket_that_is_not_there_or_not_ours_is_said_so_and_gives_nothing(
     assert "ArrowInvalid" in caplog.text
 
 
-def refusing(line: socket.socket, asked: bytes) -> None:
+def refusing(line: socket.socket, request: bytes) -> None:
     line.sendall(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n")
 
 
-def silent(line: socket.socket, asked: bytes) -> None:
+def silent(line: socket.socket, request: bytes) -> None:
     time.sleep(60)
 
 
 @pytest.mark.parametrize("answer", [refusing, silent])
-def test_storage_that_refuses_or_says_nothing_gives_nothing_in_a_while(
+def test_storage_that_refuses_or_hangs_resolves_nothing_within_a_timeout(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
@@ -186,7 +189,7 @@ def test_storage_that_refuses_or_says_nothing_gives_nothing_in_a_while(
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "somebody")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    with answering(answer) as (url, came):
+    with raw_server(answer) as (url, came):
         monkeypatch.setenv("AWS_ENDPOINT_URL", url)
         began = time.monotonic()
         with closing(cache(tmp_path, bucket="s3://stacks/a?region=us-east-1", timeout=5)) as pulled:
@@ -198,16 +201,16 @@ def test_storage_that_refuses_or_says_nothing_gives_nothing_in_a_while(
 
 
 @pytest.mark.parametrize(
-    "said",
+    "address",
     ["stacks", "stacks/a", "s3://", f"s3://me:{SECRET}@stacks/a", "file:a", "s3://[stacks/a"],
 )
-def test_an_address_that_cannot_be_one_is_refused_without_repeating_it(said: str) -> None:
+def test_an_invalid_address_is_refused_without_being_repeated(address: str) -> None:
     with pytest.raises(ValueError, match="PERSONALPEFT_RESOLVER_BUCKET") as refused:
-        read_settings({"PERSONALPEFT_RESOLVER_BUCKET": said})
+        read_settings({"PERSONALPEFT_RESOLVER_BUCKET": address})
     assert SECRET not in str(refused.value)
 
 
-def test_settings_show_no_address_of_a_bucket_since_it_may_hold_secrets() -> None:
+def test_settings_never_show_a_buckets_address_which_may_hold_secrets() -> None:
     wanted = read_settings(
         {
             "PERSONALPEFT_RESOLVER_BUCKET": f"abfs://c@a.dfs.core.windows.net/p?client_secret={SECRET}"
@@ -217,7 +220,7 @@ def test_settings_show_no_address_of_a_bucket_since_it_may_hold_secrets() -> Non
     assert SECRET not in repr(wanted)
 
 
-def test_pyarrow_is_looked_for_only_where_a_bucket_is_named_and_then_said_to_be_missing(
+def test_pyarrow_is_imported_only_for_a_bucket_and_its_absence_is_reported(
     tmp_path: Path,
 ) -> None:
     code = (
@@ -231,7 +234,7 @@ def test_pyarrow_is_looked_for_only_where_a_bucket_is_named_and_then_said_to_be_
     }
 
     def started(**more: str) -> subprocess.CompletedProcess[str]:
-        # With nothing installed.
+        # Without any site packages.
         program = [sys.executable, "-S", "-c", code]
         return subprocess.run(
             program, env={**environ, **more}, capture_output=True, text=True, check=False

@@ -1,4 +1,4 @@
-"""A stack is found by its name in a folder that programs share, and pulled whole and sound, or not at all."""
+"""A stack is pulled by name from a shared folder whole and verified, or not at all."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from resolver_makers import cache, held, learned, stack, what_lies_in
+from resolver_makers import cache, copies_in, held, learned, stack
 
 import personalpeft
 from personalpeft.adapters.formats.published import PublishedAdapterFolder
@@ -34,7 +34,7 @@ def program(shared: Path) -> Iterator[PublishedAdapterFolder]:
         yield folders
 
 
-def test_a_stack_is_pulled_once_and_stays_when_its_program_takes_it_away(
+def test_a_stack_is_pulled_once_and_outlives_its_publisher(
     tmp_path: Path, shared: Path, program: PublishedAdapterFolder
 ) -> None:
     made = stack()
@@ -47,14 +47,14 @@ def test_a_stack_is_pulled_once_and_stays_when_its_program_takes_it_away(
         program.remove(made.digest)
         assert pulled.get(made.digest) == path
         assert held(path) == made.files
-    assert what_lies_in(tmp_path) == []
+    assert copies_in(tmp_path) == []
 
 
 @given(
     st.text()
     | st.from_regex(r"personalpeft:[0-9a-fA-F]{60,68}(:[a-z0-9]+)?|[0-9a-f]{64}", fullmatch=True)
 )
-def test_only_names_of_ours_are_ours(name: str) -> None:
+def test_only_valid_stack_names_are_resolved(name: str) -> None:
     prefix, _, digest = name.partition(":")
     is_ours = (
         prefix == "personalpeft" and len(digest) == 64 and set(digest) <= set("0123456789abcdef")
@@ -85,7 +85,7 @@ def huge_config(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("spoil", [changed, half, linked, piped, huge_config])
-def test_what_is_not_sound_is_not_given_and_leaves_nothing(
+def test_an_invalid_stack_is_not_resolved_and_leaves_nothing(
     tmp_path: Path,
     shared: Path,
     program: PublishedAdapterFolder,
@@ -96,22 +96,22 @@ def test_what_is_not_sound_is_not_given_and_leaves_nothing(
     spoil(program.put(made))
     with closing(cache(tmp_path, folder=shared)) as pulled:
         assert pulled.get(made.digest) is None
-        assert what_lies_in(tmp_path) == []
+        assert copies_in(tmp_path) == []
         assert f"personalpeft:{made.digest}" in caplog.text
-        # Another program has a sound one by now.
+        # Meanwhile another program has published a valid one.
         with closing(PublishedAdapterFolder(shared, "b-program")) as other:
             other.put(made)
             assert pulled.get(made.digest) is not None
 
 
-def test_what_is_not_there_is_not_given(tmp_path: Path, shared: Path) -> None:
+def test_a_missing_stack_is_not_resolved(tmp_path: Path, shared: Path) -> None:
     with closing(cache(tmp_path, folder=shared)) as pulled:
         assert pulled.get("0" * 64) is None
         shared.mkdir()
         assert pulled.get("0" * 64) is None
 
 
-def test_however_many_ask_at_once_it_is_pulled_once(
+def test_concurrent_requests_pull_a_stack_once(
     tmp_path: Path, shared: Path, program: PublishedAdapterFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, others = stack(), [stack(seed) for seed in range(1, 4)]
@@ -141,7 +141,7 @@ def test_however_many_ask_at_once_it_is_pulled_once(
         assert len(paths) == 8
         assert len(set(paths)) == 1
         assert held(paths[0]) == made.files if paths[0] else False
-    # Whoever fails alone is asked anew.
+    # A failed caller retries by itself.
     with closing(cache(tmp_path, folder=shared)) as pulled:
         program.remove(made.digest)
         assert pulled.get(made.digest) is None
@@ -149,7 +149,7 @@ def test_however_many_ask_at_once_it_is_pulled_once(
         assert pulled.get(made.digest) is not None
 
 
-def test_a_full_cache_takes_nothing_new_in_and_keeps_what_it_gave(
+def test_a_full_cache_accepts_nothing_new_and_keeps_its_copies(
     tmp_path: Path, shared: Path, program: PublishedAdapterFolder, caplog: pytest.LogCaptureFixture
 ) -> None:
     first, second, large = stack(1, 100_000), stack(2, 100_000), stack(3, 9_000_000)
@@ -160,14 +160,14 @@ def test_a_full_cache_takes_nothing_new_in_and_keeps_what_it_gave(
         assert given is not None
         assert pulled.get(large.digest) is None
         assert "PERSONALPEFT_RESOLVER_CACHE_BYTES" in caplog.text
-        # What had to be given up takes no room.
+        # An aborted copy occupies no space.
         assert pulled.get(second.digest) is not None
         assert pulled.get(stack(4, 100_000).digest) is None
         assert held(given) == first.files
-        assert what_lies_in(tmp_path) == sorted([first.digest, second.digest])
+        assert copies_in(tmp_path) == sorted([first.digest, second.digest])
 
 
-def test_what_a_killed_process_left_is_swept_and_a_living_ones_copies_stay(
+def test_copies_of_a_killed_process_are_removed_and_a_living_ones_stay(
     tmp_path: Path, shared: Path, program: PublishedAdapterFolder
 ) -> None:
     first, second, third = stack(1), stack(2), stack(3)
@@ -183,22 +183,22 @@ def test_what_a_killed_process_left_is_swept_and_a_living_ones_copies_stay(
         "PERSONALPEFT_RESOLVER_CACHE": str(tmp_path / "cache"),
         "PYTHONPATH": str(Path(__file__).parents[1]),
     }
-    # With nothing installed: it needs neither personalpeft nor vLLM nor anything else.
+    # Without site packages: it needs neither personalpeft nor vLLM.
     killed = subprocess.run(
         [sys.executable, "-S", "-c", code, first.digest], env=environ, check=False
     )
     assert killed.returncode == 9
-    assert what_lies_in(tmp_path) == [first.digest]
+    assert copies_in(tmp_path) == [first.digest]
     with (
         closing(cache(tmp_path, folder=shared)) as living,
         closing(cache(tmp_path, folder=shared)) as other,
     ):
         assert living.get(second.digest)
         assert other.get(third.digest)
-        assert what_lies_in(tmp_path) == sorted([second.digest, third.digest])
+        assert copies_in(tmp_path) == sorted([second.digest, third.digest])
 
 
-def test_what_a_process_forks_takes_nothing_of_it_away(
+def test_a_forked_child_removes_nothing_of_its_parent(
     tmp_path: Path, shared: Path, program: PublishedAdapterFolder
 ) -> None:
     made = stack()
@@ -213,7 +213,7 @@ def test_what_a_process_forks_takes_nothing_of_it_away(
         assert held(path) == made.files
 
 
-def test_while_a_home_publishes_a_worker_gets_whole_stacks_or_none(
+def test_during_publications_a_worker_gets_whole_stacks_or_none(
     tmp_path: Path, shared: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("PERSONALPEFT_CACHE", str(tmp_path / "personalpeft-cache"))
@@ -246,11 +246,11 @@ def test_while_a_home_publishes_a_worker_gets_whole_stacks_or_none(
             worker.join(20)
     assert len(given) == 2
     assert min(given.values()) > 2
-    # What was taken away in the middle is missing, and nothing is ever wrong.
+    # A stack withdrawn during the copy is missing, and no copy is ever wrong.
     assert "digest" not in caplog.text
 
 
-def test_a_place_that_others_may_write_to_is_refused(tmp_path: Path, shared: Path) -> None:
+def test_a_folder_that_others_can_write_is_refused(tmp_path: Path, shared: Path) -> None:
     place = tmp_path / "cache"
     place.mkdir()
     place.chmod(0o777)
@@ -263,6 +263,6 @@ def test_a_place_that_others_may_write_to_is_refused(tmp_path: Path, shared: Pat
         cache(tmp_path, folder=shared)
 
 
-def test_a_name_is_the_one_that_the_backend_asks_by() -> None:
+def test_a_name_is_the_one_that_the_backend_requests() -> None:
     made = stack()
     assert parse_digest(made.name) == made.digest

@@ -1,7 +1,7 @@
-"""The example for Ray Serve LLM: two replicas of vLLM, each of which pulls the stacks that it is asked for, from a folder and from object
-storage, and is asked again for those that it has.
+"""The Ray Serve LLM example: two vLLM replicas, each of which pulls the requested stacks.
 
-Where the Python with vLLM has Ray too: what ``PERSONALPEFT_BENCH_VLLM`` names, or ``make vllm-env`` made. It takes two minutes or more.
+Requests return to the replica that has their stack. Needs a Python with vLLM and Ray: the one in
+``PERSONALPEFT_BENCH_VLLM``, or of ``make vllm-env``. Takes two minutes or more.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from resolver_makers import PLUGIN, PYTHON, card_for_vllm, random_stack, written
+from resolver_makers import PLUGIN, PYTHON, card_for_vllm, random_stack, write_stack
 from s3_maker import BUCKET, copy_to, has_s3, s3_server
 
 import personalpeft
@@ -49,14 +49,14 @@ def base(place: Path) -> Base:
 
 @pytest.fixture(scope="module")
 def storage(place: Path) -> Iterator[dict[str, str]]:
-    """Object storage that is empty, as its variables name it."""
+    """Empty object storage, as its environment variables."""
     with s3_server(place / "s3.log") as environment:
         yield environment
 
 
 @pytest.fixture(scope="module")
 def fleet(base: Base, place: Path, storage: dict[str, str]) -> Iterator[Fleet]:
-    """Two replicas."""
+    """Two replicas behind one address."""
     environment = {
         "PERSONALPEFT_RESOLVER_BUCKET": f"s3://{BUCKET}/fleet",
         **storage,
@@ -87,28 +87,30 @@ def runtime(
         yield opened
 
 
-def asked_in_rounds(fleet: Fleet, names: set[str], ask_all: Callable[[], list[str]]) -> list[str]:
-    """What is answered by these stacks, which each replica is asked for again that has them, and pulls no more."""
-    said = ask_all()
-    # Replicas tell the router now and then what they have.
+def reply_in_rounds(fleet: Fleet, names: set[str], ask_all: Callable[[], list[str]]) -> list[str]:
+    """Request these stacks until each replica that has one is requested again; return the replies."""
+    replies = ask_all()
+    # Replicas report their stacks to the router at intervals.
     time.sleep(3)
     pulled = [part & names for part in fleet.pulled()]
-    assert [ask_all() for _ in range(3)] == 3 * [said]
+    assert [ask_all() for _ in range(3)] == 3 * [replies]
     assert [part & names for part in fleet.pulled()] == pulled
     one, other = pulled
     assert not one & other
     assert one | other == names
-    return said
+    return replies
 
 
 @pytest.mark.timeout(900)
-def test_each_replica_pulls_the_stacks_that_it_is_asked_for_and_is_asked_again_for_those(
+def test_each_replica_pulls_requested_stacks_and_gets_their_next_requests(
     runtime: Runtime, fleet: Fleet, base: Base, tmp_path: Path
 ) -> None:
     people = [runtime.user(f"user-{number}") for number in range(PEOPLE)]
     bare = people[0].chat("How do I boil an egg?", temperature=0, max_tokens=8).text
     for number, person in enumerate(people):
-        person.import_peft(written(random_stack(base, number), tmp_path / person.id), layer="style")
+        person.import_peft(
+            write_stack(random_stack(base, number), tmp_path / person.id), layer="style"
+        )
     done = runtime.publish(to=tmp_path / "published")
 
     def ask_all() -> list[str]:
@@ -117,13 +119,13 @@ def test_each_replica_pulls_the_stacks_that_it_is_asked_for_and_is_asked_again_f
             for person in people
         ]
 
-    # A home's own server and what it publishes call a stack the same.
-    said = asked_in_rounds(fleet, {path.name for path in done.folder.iterdir()}, ask_all)
-    assert len({bare, *said}) == PEOPLE + 1
+    # A home's own server and its publication give a stack the same name.
+    replies = reply_in_rounds(fleet, {path.name for path in done.folder.iterdir()}, ask_all)
+    assert len({bare, *replies}) == PEOPLE + 1
 
 
 @pytest.mark.timeout(900)
-def test_what_was_published_into_object_storage_is_pulled_from_there_by_name(
+def test_a_stack_published_into_object_storage_is_pulled_by_name(
     fleet: Fleet,
     base: Base,
     place: Path,
@@ -132,10 +134,10 @@ def test_what_was_published_into_object_storage_is_pulled_from_there_by_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PERSONALPEFT_CACHE", str(place / "personalpeft-cache"))
-    # Nobody serves these people, and no model is loaded for them.
+    # No server runs for these users, and no model is loaded for them.
     with personalpeft.open(tmp_path / "home", base=card_for_vllm(place)) as home:
         for number in range(PEOPLE):
-            made = written(random_stack(base, 100 + number), tmp_path / f"{number}")
+            made = write_stack(random_stack(base, 100 + number), tmp_path / f"{number}")
             home.user(f"user-{number}").import_peft(made, layer="style")
         done = home.publish(to=tmp_path / "published")
     names = [each.name for each in done.stacks if each.name]
@@ -146,12 +148,12 @@ def test_what_was_published_into_object_storage_is_pulled_from_there_by_name(
     with pytest.raises(urllib.error.HTTPError, match="404"):
         ask_all()
     copy_to(storage, "fleet", done.folder)
-    said = asked_in_rounds(fleet, {path.name for path in done.folder.iterdir()}, ask_all)
-    assert len(set(said)) == PEOPLE
+    replies = reply_in_rounds(fleet, {path.name for path in done.folder.iterdir()}, ask_all)
+    assert len(set(replies)) == PEOPLE
 
 
 def completed(url: str, model: str) -> str:
-    """As any client of OpenAI's API asks."""
+    """Send a completion as any client of OpenAI's API does."""
     body = {"model": model, "prompt": "How do I boil an egg?", "max_tokens": 8, "temperature": 0}
     asked = urllib.request.Request(
         f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
@@ -162,11 +164,11 @@ def completed(url: str, model: str) -> str:
         return str(json.loads(answer.read())["choices"][0]["text"])
 
 
-def test_first_requests_for_a_stack_that_come_at_once_are_all_answered(
+def test_concurrent_first_requests_for_a_stack_are_all_answered(
     fleet: Fleet, runtime: Runtime, base: Base, tmp_path: Path
 ) -> None:
     ada = runtime.user("ada")
-    ada.import_peft(written(random_stack(base, 200), tmp_path / "ada"), layer="style")
+    ada.import_peft(write_stack(random_stack(base, 200), tmp_path / "ada"), layer="style")
 
     def ask(_: int) -> str:
         return ada.chat("How do I boil an egg?", temperature=0, max_tokens=8).text
@@ -175,7 +177,7 @@ def test_first_requests_for_a_stack_that_come_at_once_are_all_answered(
         assert len(set(pool.map(ask, range(8)))) == 1
 
 
-def test_a_stack_that_is_nowhere_to_be_had_is_not_found(fleet: Fleet) -> None:
+def test_an_unknown_stack_is_not_found(fleet: Fleet) -> None:
     with pytest.raises(urllib.error.HTTPError) as refused:
         completed(fleet.url, f"personalpeft:{'0' * 64}")
     assert refused.value.code == 404

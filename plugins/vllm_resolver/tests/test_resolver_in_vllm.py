@@ -1,4 +1,4 @@
-"""The thin part that knows vLLM, in a Python that has it and in a whole server, which is asked for stacks that it has never heard of."""
+"""The plugin in a Python with vLLM, and in a whole server that gets requests for unknown stacks."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from resolver_makers import (
     PLUGIN,
     PYTHON,
     card_for_vllm,
+    copies_in,
     random_stack,
     stack,
-    what_lies_in,
-    written,
+    write_stack,
 )
 
 import personalpeft
@@ -37,7 +37,7 @@ from vllm.lora.resolver import LoRAResolverRegistry
 from personalpeft_vllm_resolver.cache import Cache
 from personalpeft_vllm_resolver.plugin import register
 
-# One that is told nothing looks for nothing.
+# Without settings it resolves nothing.
 folder = os.environ.pop("PERSONALPEFT_RESOLVER_FOLDER")
 register()
 assert not LoRAResolverRegistry.get_supported_resolvers()
@@ -65,9 +65,9 @@ async def ask(name):
 
 async def ask_all():
     ticking = asyncio.create_task(tick())
-    said = await asyncio.gather(*map(ask, sys.argv[1:]))
+    resolved = await asyncio.gather(*map(ask, sys.argv[1:]))
     ticking.cancel()
-    return said
+    return resolved
 
 Cache.get = slowly
 print("SAID", json.dumps([asyncio.run(ask_all()), ticks]))
@@ -83,7 +83,9 @@ pytestmark = [
 ]
 
 
-def test_vllm_gets_our_stacks_by_name_while_its_loop_goes_on_and_no_others(tmp_path: Path) -> None:
+def test_vllm_resolves_our_stacks_by_name_without_blocking_its_loop_and_no_others(
+    tmp_path: Path,
+) -> None:
     made = stack()
     with closing(PublishedAdapterFolder(tmp_path / "shared", "program")) as folders:
         folders.put(made)
@@ -104,12 +106,12 @@ def test_vllm_gets_our_stacks_by_name_while_its_loop_goes_on_and_no_others(tmp_p
             check=False,
         )
     assert done.returncode == 0, done.stderr[-2000:]
-    said: list[Any] = json.loads(done.stdout.partition("SAID ")[2])
-    assert said[0] == [[made.name, made.digest, sorted(made.files)], None, None, None]
-    # It was not held up.
-    assert said[1] > 10
-    # It went away by itself at the end.
-    assert what_lies_in(tmp_path) == []
+    printed: list[Any] = json.loads(done.stdout.partition("SAID ")[2])
+    assert printed[0] == [[made.name, made.digest, sorted(made.files)], None, None, None]
+    # The event loop was not blocked.
+    assert printed[1] > 10
+    # It removed itself at exit.
+    assert copies_in(tmp_path) == []
 
 
 @pytest.fixture(scope="module")
@@ -123,8 +125,8 @@ def base(place: Path) -> Base:
 
 
 @pytest.fixture(scope="module")
-def said(base: Base, place: Path) -> Iterator[Callable[[str], str]]:
-    """Asks a server for a model. It holds two stacks at once, and looks for those that it does not know in a folder and a bucket."""
+def request_completion(base: Base, place: Path) -> Iterator[Callable[[str], str]]:
+    """Request completions from a server with two adapter slots, a folder and a bucket."""
     environment = {
         "PERSONALPEFT_RESOLVER_FOLDER": str(place / "shared"),
         "PERSONALPEFT_RESOLVER_BUCKET": f"file://{place / 'bucket'}",
@@ -133,7 +135,7 @@ def said(base: Base, place: Path) -> Iterator[Callable[[str], str]]:
         "VLLM_CPU_KVCACHE_SPACE": "1",
     }
     few = ("--enforce-eager", "--max-num-seqs", "2", "--max-cpu-loras", "2")
-    with vllm.served(
+    with vllm.run_server(
         PYTHON,
         base.folder,
         place / "vllm.log",
@@ -146,7 +148,7 @@ def said(base: Base, place: Path) -> Iterator[Callable[[str], str]]:
         say=print,
     ) as server:
 
-        def said(model: str) -> str:
+        def request_completion(model: str) -> str:
             body = {
                 "model": model,
                 "prompt": "How do I boil an egg?",
@@ -163,32 +165,34 @@ def said(base: Base, place: Path) -> Iterator[Callable[[str], str]]:
             ) as answer:
                 return str(json.loads(answer.read())["choices"][0]["text"])
 
-        yield said
+        yield request_completion
 
 
 @pytest.mark.timeout(900)
-def test_a_server_answers_with_stacks_that_it_had_never_heard_of_also_when_their_program_is_gone(
-    said: Callable[[str], str], base: Base, place: Path
+def test_a_server_serves_stacks_it_did_not_know_also_after_their_publisher_ended(
+    request_completion: Callable[[str], str], base: Base, place: Path
 ) -> None:
-    # More than it holds, so that it has to read the others again.
+    # More stacks than slots, so that it reads the others again.
     stacks = [random_stack(base, seed) for seed in range(4)]
     with closing(PublishedAdapterFolder(place / "shared", "program")) as folders:
         for each in stacks:
             with pytest.raises(urllib.error.HTTPError, match="404"):
-                said(each.name)
+                request_completion(each.name)
             folders.put(each)
-        bare, *first = [said(name) for name in ("base", *(each.name for each in stacks))]
+        bare, *first = [
+            request_completion(name) for name in ("base", *(each.name for each in stacks))
+        ]
         assert len({bare, *first}) == 1 + len(stacks)
         for each in stacks:
             folders.remove(each.digest)
-        assert [said(each.name) for each in stacks] == first
-        assert said("base") == bare
-        assert {each.digest for each in stacks} <= set(what_lies_in(place))
+        assert [request_completion(each.name) for each in stacks] == first
+        assert request_completion("base") == bare
+        assert {each.digest for each in stacks} <= set(copies_in(place))
 
 
 @pytest.mark.timeout(900)
-def test_a_server_answers_with_what_was_published_of_people_whom_nobody_serves(
-    said: Callable[[str], str],
+def test_a_server_serves_published_stacks_of_users_without_a_running_home(
+    request_completion: Callable[[str], str],
     base: Base,
     place: Path,
     tmp_path: Path,
@@ -198,17 +202,21 @@ def test_a_server_answers_with_what_was_published_of_people_whom_nobody_serves(
     with personalpeft.open(tmp_path / "home", base=card_for_vllm(place)) as home:
         for number, name in enumerate(("ada", "bo")):
             home.user(name).import_peft(
-                written(random_stack(base, 100 + number), tmp_path / name), layer="style"
+                write_stack(random_stack(base, 100 + number), tmp_path / name), layer="style"
             )
         (adas,) = home.publish(["ada"], to=place / "shared").stacks
         bos = home.publish(["bo"], to=tmp_path / "out")
     assert adas.name
     assert bos.stacks[0].name
     with pytest.raises(urllib.error.HTTPError, match="404"):
-        said(bos.stacks[0].name)
+        request_completion(bos.stacks[0].name)
     # As `aws s3 sync` would copy it.
     shutil.copytree(bos.folder, place / "bucket")
-    answers = [said("base"), said(adas.name), said(bos.stacks[0].name)]
+    answers = [
+        request_completion("base"),
+        request_completion(adas.name),
+        request_completion(bos.stacks[0].name),
+    ]
     assert len(set(answers)) == 3
-    assert {adas.name[13:], bos.stacks[0].name[13:]} <= set(what_lies_in(place))
+    assert {adas.name[13:], bos.stacks[0].name[13:]} <= set(copies_in(place))
     assert "file://" in (place / "vllm.log").read_text("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""A stack is pulled from our own HTTP server with a token; whatever else answers gives nothing, leaves nothing and learns nothing."""
+"""A stack is pulled from our HTTP server with a token; other servers resolve and learn nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from resolver_makers import TOKEN, answering, cache, file_of, held, learned, ok, stack, what_lies_in
+from resolver_makers import TOKEN, cache, copies_in, file_of, held, learned, ok, raw_server, stack
 
 import personalpeft
 from personalpeft import Runtime
@@ -36,9 +36,9 @@ def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runtime
 
 @pytest.fixture
 def url(runtime: Runtime) -> Iterator[str]:
-    api, places = ApiV1(runtime), limiter_of(runtime)
+    api, limiter = ApiV1(runtime), limiter_of(runtime)
     server = Server(
-        make_app(runtime, more=[api.blueprint], places=places), places, host="127.0.0.1", port=0
+        make_app(runtime, more=[api.blueprint], limiter=limiter), limiter, host="127.0.0.1", port=0
     )
     thread = threading.Thread(target=lambda: server.run(grace=1, close=runtime.close))
     thread.start()
@@ -48,7 +48,7 @@ def url(runtime: Runtime) -> Iterator[str]:
     api.close()
 
 
-def test_a_stack_is_pulled_from_our_server_by_a_token_of_a_worker_or_of_administration(
+def test_a_stack_is_pulled_with_a_workers_or_an_administrators_token(
     tmp_path: Path, runtime: Runtime, url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     runtime.api_keys.ensure_admin_key()
@@ -72,7 +72,7 @@ def test_a_stack_is_pulled_from_our_server_by_a_token_of_a_worker_or_of_administ
     assert "personalpeft:" in caplog.text
 
 
-def test_what_was_published_of_somebody_whom_nobody_serves_is_pulled_from_our_server(
+def test_a_published_stack_of_a_user_without_requests_is_pulled_from_our_server(
     tmp_path: Path, runtime: Runtime, url: str
 ) -> None:
     ada, worker = runtime.user("ada"), runtime.api_keys.create(None, worker=True)[1]
@@ -89,11 +89,11 @@ def test_what_was_published_of_somebody_whom_nobody_serves_is_pulled_from_our_se
         assert pulled.get(digest) is None
 
 
-def test_the_folder_is_asked_first_and_the_server_for_what_it_has_not(tmp_path: Path) -> None:
+def test_the_folder_is_tried_before_the_server(tmp_path: Path) -> None:
     other = stack(7)
     with (
         closing(PublishedAdapterFolder(tmp_path / "shared", "program")) as folders,
-        answering(lambda line, asked: line.sendall(ok(file_of(other, asked)))) as (url, came),
+        raw_server(lambda line, request: line.sendall(ok(file_of(other, request)))) as (url, came),
         closing(cache(tmp_path, folder=tmp_path / "shared", url=url, token=TOKEN)) as pulled,
     ):
         folders.put(MADE)
@@ -105,53 +105,53 @@ def test_the_folder_is_asked_first_and_the_server_for_what_it_has_not(tmp_path: 
         ]
 
 
-def other_numbers(line: socket.socket, asked: bytes) -> None:
-    line.sendall(ok(file_of(stack(1), asked)))
+def other_numbers(line: socket.socket, request: bytes) -> None:
+    line.sendall(ok(file_of(stack(1), request)))
 
 
-def too_short(line: socket.socket, asked: bytes) -> None:
-    data = file_of(MADE, asked)
+def too_short(line: socket.socket, request: bytes) -> None:
+    data = file_of(MADE, request)
     line.sendall(ok(data[:-1], len(data)))
 
 
-def cut_by_its_length(line: socket.socket, asked: bytes) -> None:
-    data = file_of(MADE, asked)
+def cut_by_its_length(line: socket.socket, request: bytes) -> None:
+    data = file_of(MADE, request)
     line.sendall(ok(data, len(data) - 1))
 
 
-def endless(line: socket.socket, asked: bytes) -> None:
+def endless(line: socket.socket, request: bytes) -> None:
     line.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
     while True:
         line.sendall(bytes(100_000))
 
 
-def dripping(line: socket.socket, asked: bytes) -> None:
+def dripping(line: socket.socket, request: bytes) -> None:
     line.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
     while True:
         line.sendall(b"x")
         time.sleep(0.05)
 
 
-def dripping_headers(line: socket.socket, asked: bytes) -> None:
+def dripping_headers(line: socket.socket, request: bytes) -> None:
     line.sendall(b"HTTP/1.1 200 OK\r\nX: ")
     while True:
         line.sendall(b"x")
         time.sleep(0.05)
 
 
-def silent(line: socket.socket, asked: bytes) -> None:
+def silent(line: socket.socket, request: bytes) -> None:
     line.recv(1)
 
 
-def hanging_up(line: socket.socket, asked: bytes) -> None:
+def hanging_up(line: socket.socket, request: bytes) -> None:
     return
 
 
-def no_http(line: socket.socket, asked: bytes) -> None:
+def no_http(line: socket.socket, request: bytes) -> None:
     line.sendall(b"SSH-2.0-OpenSSH_9.9\r\n" * 3)
 
 
-def broken(line: socket.socket, asked: bytes) -> None:
+def broken(line: socket.socket, request: bytes) -> None:
     line.sendall(b"HTTP/1.1 500 Oh\r\nContent-Length: 0\r\n\r\n")
 
 
@@ -170,42 +170,46 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("answer", HOSTILE)
-def test_a_server_that_means_ill_gives_nothing_and_leaves_nothing(
+def test_a_hostile_server_resolves_nothing_and_leaves_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, answer: Callable[[socket.socket, bytes], None]
 ) -> None:
     begun = time.monotonic()
     with (
-        answering(answer) as (url, _),
+        raw_server(answer) as (url, _),
         closing(cache(tmp_path, url=url, token=TOKEN, timeout=1, cache_bytes=1_000_000)) as pulled,
     ):
         assert pulled.get(MADE.digest) is None
-        assert what_lies_in(tmp_path) == []
+        assert copies_in(tmp_path) == []
     assert time.monotonic() - begun < 8
     assert caplog.text.count(f"personalpeft:{MADE.digest}") >= 1
     assert TOKEN not in caplog.text
 
 
-def test_where_a_server_sends_one_elsewhere_nobody_goes(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with answering(lambda line, asked: line.sendall(ok(file_of(MADE, asked)))) as (elsewhere, came):
+def test_redirects_are_not_followed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with raw_server(lambda line, request: line.sendall(ok(file_of(MADE, request)))) as (
+        elsewhere,
+        came,
+    ):
 
-        def sends(line: socket.socket, asked: bytes) -> None:
-            path = asked.split(b" ")[1]
+        def sends(line: socket.socket, request: bytes) -> None:
+            path = request.split(b" ")[1]
             line.sendall(
                 b"HTTP/1.1 302 Found\r\nLocation: %s%s\r\n\r\n" % (elsewhere.encode(), path)
             )
 
-        with answering(sends) as (url, _), closing(cache(tmp_path, url=url, token=TOKEN)) as pulled:
+        with (
+            raw_server(sends) as (url, _),
+            closing(cache(tmp_path, url=url, token=TOKEN)) as pulled,
+        ):
             assert pulled.get(MADE.digest) is None
         assert came == []
     assert "redirect" in caplog.text
 
 
-def test_no_proxy_hears_the_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_proxy_receives_the_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with (
-        answering(hanging_up) as (proxy, heard),
-        answering(lambda line, asked: line.sendall(ok(file_of(MADE, asked)))) as (url, came),
+        raw_server(hanging_up) as (proxy, heard),
+        raw_server(lambda line, request: line.sendall(ok(file_of(MADE, request)))) as (url, came),
         closing(cache(tmp_path, url=url, token=TOKEN)) as pulled,
     ):
         for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
@@ -215,7 +219,7 @@ def test_no_proxy_hears_the_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert heard == []
 
 
-def test_a_server_that_is_not_there_gives_nothing(
+def test_an_unreachable_server_resolves_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with closing(cache(tmp_path, url="http://127.0.0.1:9", token=TOKEN)) as pulled:
@@ -224,7 +228,7 @@ def test_a_server_that_is_not_there_gives_nothing(
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="nothing here makes a certificate")
-def test_a_server_is_trusted_by_its_certificate_and_a_slow_one_is_left_over_tls_too(
+def test_certificates_are_verified_and_slow_tls_servers_time_out(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     made = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout key.pem -out ca.pem -days 2"
@@ -232,24 +236,27 @@ def test_a_server_is_trusted_by_its_certificate_and_a_slow_one_is_left_over_tls_
     subprocess.run(f"{made} {named}".split(), cwd=tmp_path, capture_output=True, check=True)
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     tls.load_cert_chain(tmp_path / "ca.pem", tmp_path / "key.pem")
-    said = {"token": TOKEN, "timeout": 1}
-    with answering(lambda line, asked: line.sendall(ok(file_of(MADE, asked))), tls) as (url, came):
-        with closing(cache(tmp_path, url=url, **said)) as pulled:
+    options = {"token": TOKEN, "timeout": 1}
+    with raw_server(lambda line, request: line.sendall(ok(file_of(MADE, request))), tls) as (
+        url,
+        came,
+    ):
+        with closing(cache(tmp_path, url=url, **options)) as pulled:
             assert pulled.get(MADE.digest) is None
         assert "CERTIFICATE_VERIFY_FAILED" in caplog.text
         assert came == []
-        with closing(cache(tmp_path, url=url, ca=tmp_path / "ca.pem", **said)) as pulled:
+        with closing(cache(tmp_path, url=url, ca=tmp_path / "ca.pem", **options)) as pulled:
             assert pulled.get(MADE.digest)
     with (
-        answering(dripping, tls) as (url, _),
-        closing(cache(tmp_path, url=url, ca=tmp_path / "ca.pem", **said)) as pulled,
+        raw_server(dripping, tls) as (url, _),
+        closing(cache(tmp_path, url=url, ca=tmp_path / "ca.pem", **options)) as pulled,
     ):
         assert pulled.get(MADE.digest) is None
     assert "1 s" in caplog.text
 
 
 @pytest.mark.parametrize(
-    "said",
+    "variables",
     [
         {"URL": "ftp://host", "TOKEN": TOKEN},
         {"URL": f"https://me:{TOKEN}@host", "TOKEN": TOKEN},
@@ -259,17 +266,15 @@ def test_a_server_is_trusted_by_its_certificate_and_a_slow_one_is_left_over_tls_
         {"FOLDER": "/x", "TIMEOUT": "0"},
     ],
 )
-def test_settings_that_cannot_be_are_refused_without_repeating_a_token(
-    said: dict[str, str],
+def test_invalid_settings_are_refused_without_repeating_a_token(
+    variables: dict[str, str],
 ) -> None:
     with pytest.raises(ValueError, match="PERSONALPEFT_RESOLVER_") as refused:
-        read_settings({f"PERSONALPEFT_RESOLVER_{name}": value for name, value in said.items()})
+        read_settings({f"PERSONALPEFT_RESOLVER_{name}": value for name, value in variables.items()})
     assert TOKEN not in str(refused.value)
 
 
-def test_without_a_folder_and_an_address_there_is_nothing_to_do_and_settings_show_no_token() -> (
-    None
-):
+def test_without_sources_nothing_is_resolved_and_settings_show_no_token() -> None:
     assert (
         read_settings(
             {"PATH": "/bin", "PERSONALPEFT_RESOLVER_CACHE": "/x", "PERSONALPEFT_RESOLVER_URL": ""}
@@ -283,6 +288,6 @@ def test_without_a_folder_and_an_address_there_is_nothing_to_do_and_settings_sho
     )
 
 
-def test_a_certificate_that_cannot_be_read_is_said_so(tmp_path: Path) -> None:
+def test_an_unreadable_certificate_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"no\.pem"):
         cache(tmp_path, url="https://host", token=TOKEN, ca=tmp_path / "no.pem")

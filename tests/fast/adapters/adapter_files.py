@@ -1,4 +1,4 @@
-"""Small adapters, and safetensors files put together by hand, for the tests of this folder."""
+"""Small adapters and hand-made safetensors files for the tests of this folder."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def make_adapter(
     targets: tuple[str, ...] = (),
     **changes: Any,
 ) -> Adapter:
-    """An adapter with random halves; ``changes`` go into its manifest."""
+    """Return an adapter with random matrices. ``changes`` go into its manifest."""
     random = np.random.default_rng(seed)
     names = targets or tuple(sorted(architecture.projections))
     manifest = make_manifest(**{"targets": names, **changes})
@@ -57,14 +57,14 @@ def make_adapter(
     return Adapter(manifest, pairs)
 
 
-def take_apart(data: bytes) -> tuple[dict[str, Any], bytes]:
-    """A file's header as JSON and the bytes after it."""
+def split_file(data: bytes) -> tuple[dict[str, Any], bytes]:
+    """Return a file's header as JSON and the bytes after it."""
     start = 8 + int.from_bytes(data[:8], "little")
     return json.loads(data[8:start]), data[start:]
 
 
-def put_together(header: dict[str, Any] | str | bytes, body: bytes) -> bytes:
-    """A safetensors file of any header, however wrong."""
+def join_file(header: dict[str, Any] | str | bytes, body: bytes) -> bytes:
+    """Return a safetensors file with any header, valid or not."""
     text = json.dumps(header) if isinstance(header, dict) else header
     raw = text.encode() if isinstance(text, str) else text
     return len(raw).to_bytes(8, "little") + raw + body
@@ -79,7 +79,7 @@ def assert_equal(left: Adapter, right: Adapter) -> None:
 
 
 def deltas(pairs: Any, scaling: float = 1.0) -> dict[str, Any]:
-    """What an adapter adds to each projection: ``[blocks, outputs, inputs]``, float64."""
+    """Return what an adapter adds to each projection: ``[blocks, outputs, inputs]``, float64."""
     return {
         name: scaling * (p.b.astype(np.float64) @ p.a.astype(np.float64))
         for name, p in pairs.items()

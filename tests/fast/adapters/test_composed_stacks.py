@@ -1,4 +1,4 @@
-"""A stack of adapters is one LoRA."""
+"""A stack of adapters composes into one LoRA."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def stacks(draw: st.DrawFn) -> list[tuple[Adapter, float]]:
 
 @examples(60)
 @given(stacks(), st.randoms())
-def test_the_whole_is_the_sum_of_its_parts_in_any_order(
+def test_composed_stack_is_the_sum_of_its_layers_in_any_order(
     parts: list[tuple[Adapter, float]], random: object
 ) -> None:
     expected = {n: np.zeros((2, o, i)) for n, (i, o) in ARCHITECTURE.projections.items()}
@@ -58,19 +58,19 @@ def test_the_whole_is_the_sum_of_its_parts_in_any_order(
         )
 
 
-def test_nothing_composed_is_nothing() -> None:
+def test_empty_stack_composes_to_nothing() -> None:
     composed = compose([])
     assert composed.rank == 0
     assert not concatenate(composed)
 
 
-def test_weight_zero_leaves_a_layer_out() -> None:
+def test_layer_of_weight_zero_is_left_out() -> None:
     style, memory = make_adapter(1), make_adapter(2, rank=5)
     assert compose([(style, 1.0), (memory, 0.0)]).rank == 3
     assert compose([(memory, 0.0)]).rank == 0
 
 
-def test_a_projection_has_only_the_ranks_of_the_layers_that_adapt_it() -> None:
+def test_projection_has_only_the_ranks_of_the_layers_that_adapt_it() -> None:
     style, memory = make_adapter(1), make_adapter(2, targets=("mlp.down_proj",), rank=5)
     composed = compose([(style, 1.0), (memory, 1.0)])
     assert composed.rank == 8
@@ -78,7 +78,7 @@ def test_a_projection_has_only_the_ranks_of_the_layers_that_adapt_it() -> None:
     assert concatenate(composed)["self_attn.q_proj"].a.shape == (2, 3, 8)
 
 
-def test_composing_leaves_the_parts_alone_and_gives_frozen_arrays() -> None:
+def test_composing_leaves_its_inputs_unchanged_and_returns_read_only_arrays() -> None:
     style = make_adapter(1)
     before = style.pairs["mlp.down_proj"].b.copy()
     pair = concatenate(compose([(style, 0.5)]))["mlp.down_proj"]
@@ -100,11 +100,11 @@ def test_layers_of_different_sizes_are_refused() -> None:
 
 
 @pytest.mark.parametrize("weight", [float("nan"), float("inf")])
-def test_a_weight_that_is_no_number_is_refused(weight: float) -> None:
+def test_non_finite_weight_is_refused(weight: float) -> None:
     with pytest.raises(InvalidInput, match="weight"):
         compose([(make_adapter(), weight)])
 
 
-def test_a_product_too_large_for_float32_is_refused() -> None:
+def test_product_too_large_for_float32_is_refused() -> None:
     with pytest.raises(AdapterError):
         concatenate(compose([(make_adapter(), 1e300)]))

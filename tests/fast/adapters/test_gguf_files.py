@@ -1,4 +1,6 @@
-"""GGUF: what llama.cpp makes of ours, what we make of a file, and what is refused by name."""
+"""GGUF adapters and merged models: llama.cpp reads ours, we read valid files, and others are
+refused with a message.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,13 @@ import numpy as np
 import pytest
 from adapter_files import deltas, make_adapter
 from backend_makers import (
-    adapter,
     attach,
     base_with_merges,
+    generate,
     llamacpp_backend,
+    random_adapter,
     row,
     torch_backend,
-    written,
 )
 from example_counts import examples
 from hypothesis import given
@@ -45,36 +47,39 @@ def names(tiny_base: Base) -> GgufNames:
 
 
 @pytest.fixture
-def own(torch_tiny: Backend) -> Adapter:
-    return adapter(torch_tiny, 3, rank=4)
+def adapter(torch_tiny: Backend) -> Adapter:
+    return random_adapter(torch_tiny, 3, rank=4)
 
 
 @pytest.fixture
-def good(own: Adapter, names: GgufNames, tmp_path: Path) -> Path:
+def good(adapter: Adapter, names: GgufNames, tmp_path: Path) -> Path:
     path = tmp_path / "good.gguf"
-    write_gguf_lora(names, compose([(own, 1.0)]), path)
+    write_gguf_lora(names, compose([(adapter, 1.0)]), path)
     return path
 
 
-def taken(path: Path, base: Base, names: GgufNames) -> Adapter:
+def read_back(path: Path, base: Base, names: GgufNames) -> Adapter:
     return import_gguf_lora(path, base.architecture, names, layer="style", base=base.digest)
 
 
-def test_what_was_written_comes_back_as_what_it_adds(
-    own: Adapter, good: Path, tiny_base: Base, names: GgufNames
+def test_written_adapter_is_read_back_equal(
+    adapter: Adapter, good: Path, tiny_base: Base, names: GgufNames
 ) -> None:
-    back = taken(good, tiny_base, names)
-    assert set(back.pairs) == set(own.pairs)
-    for name, change in deltas(own.pairs, own.manifest.scaling).items():
+    back = read_back(good, tiny_base, names)
+    assert set(back.pairs) == set(adapter.pairs)
+    for name, change in deltas(adapter.pairs, adapter.manifest.scaling).items():
         assert np.allclose(
             deltas(back.pairs, back.manifest.scaling)[name], change, rtol=1e-3, atol=1e-3
         )
 
 
-def test_a_stack_whose_layers_adapt_different_projections_comes_back(
+def test_stack_whose_layers_adapt_different_projections_is_read_back(
     torch_tiny: Backend, tiny_base: Base, names: GgufNames, tmp_path: Path
 ) -> None:
-    style, memory = adapter(torch_tiny, 1, rank=2), adapter(torch_tiny, 2, rank=3, layer="memory")
+    style, memory = (
+        random_adapter(torch_tiny, 1, rank=2),
+        random_adapter(torch_tiny, 2, rank=3, layer="memory"),
+    )
     pairs = {name: pair for name, pair in memory.pairs.items() if name.startswith("mlp")}
     from dataclasses import replace
 
@@ -82,7 +87,7 @@ def test_a_stack_whose_layers_adapt_different_projections_comes_back(
         memory, pairs=pairs, manifest=replace(memory.manifest, targets=tuple(sorted(pairs)))
     )
     write_gguf_lora(names, compose([(style, 1.0), (memory, 0.5)]), tmp_path / "both.gguf")
-    back = taken(tmp_path / "both.gguf", tiny_base, names)
+    back = read_back(tmp_path / "both.gguf", tiny_base, names)
     both = deltas(style.pairs, style.manifest.scaling)
     for name, change in deltas(memory.pairs, memory.manifest.scaling).items():
         both[name] = both[name] + 0.5 * change
@@ -91,24 +96,22 @@ def test_a_stack_whose_layers_adapt_different_projections_comes_back(
 
 
 @pytest.mark.parametrize("weight", [1e-30, 1e-5, 3.0])
-def test_a_weight_goes_out_as_it_is_however_small(
-    weight: float, own: Adapter, tiny_base: Base, names: GgufNames, tmp_path: Path
+def test_weight_is_exported_exactly_however_small(
+    weight: float, adapter: Adapter, tiny_base: Base, names: GgufNames, tmp_path: Path
 ) -> None:
-    write_gguf_lora(names, compose([(own, weight)]), tmp_path / "weighed.gguf")
-    back = taken(tmp_path / "weighed.gguf", tiny_base, names)
-    wanted = deltas(own.pairs, own.manifest.scaling * weight)
+    write_gguf_lora(names, compose([(adapter, weight)]), tmp_path / "weighed.gguf")
+    back = read_back(tmp_path / "weighed.gguf", tiny_base, names)
+    wanted = deltas(adapter.pairs, adapter.manifest.scaling * weight)
     for name, change in deltas(back.pairs, back.manifest.scaling).items():
         assert np.allclose(change, wanted[name], rtol=1e-3, atol=1e-3 * weight)
 
 
-def test_a_weight_beyond_all_numbers_is_an_error_of_ours(
-    own: Adapter, names: GgufNames, tmp_path: Path
-) -> None:
+def test_non_finite_weight_is_refused(adapter: Adapter, names: GgufNames, tmp_path: Path) -> None:
     with pytest.raises(AdapterError):
-        write_gguf_lora(names, compose([(own, 1e39)]), tmp_path / "weighed.gguf")
+        write_gguf_lora(names, compose([(adapter, 1e39)]), tmp_path / "weighed.gguf")
 
 
-def test_ranks_that_would_make_much_of_little_are_refused(
+def test_ranks_beyond_the_size_of_the_file_are_refused(
     tiny_base: Base, names: GgufNames, tmp_path: Path
 ) -> None:
     from gguf import GGUFWriter
@@ -131,16 +134,16 @@ def test_ranks_that_would_make_much_of_little_are_refused(
     writer.write_tensors_to_file()
     writer.close()
     with pytest.raises(AdapterError):
-        taken(tmp_path / "wide.gguf", tiny_base, names)
+        read_back(tmp_path / "wide.gguf", tiny_base, names)
 
 
-def test_an_adapter_for_another_architecture_is_refused_by_name(
+def test_adapter_for_another_architecture_is_refused(
     good: Path, tiny_base: Base, names: GgufNames
 ) -> None:
     from dataclasses import replace
 
     with pytest.raises(AdapterError, match=r"llama.*qwen2"):
-        taken(good, tiny_base, replace(names, architecture="qwen2"))
+        read_back(good, tiny_base, replace(names, architecture="qwen2"))
 
 
 @pytest.mark.parametrize(
@@ -149,20 +152,38 @@ def test_an_adapter_for_another_architecture_is_refused_by_name(
         (b"", ""),
         (b"GGML" + bytes(20), ""),
         (b"GGUF" + struct.pack("<IQQ", 1, 0, 0), "1"),
-        (b"GGUF" + struct.pack("<IQQ", 3, 2**60, 0), "65536"),
-        (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 2**62), "1048576"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 2**60, 0), ""),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 2**62), ""),
         (b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1) + b"k" + struct.pack("<IIQ", 9, 0, 2**62), ""),
         (b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1) + b"k" + struct.pack("<IIQ", 9, 9, 2**62), "9"),
     ],
 )
-def test_a_file_that_says_too_much_of_itself_is_refused(data: bytes, value: str) -> None:
+def test_file_with_oversized_metadata_is_refused(data: bytes, value: str) -> None:
     with pytest.raises(AdapterError, match=f"hostile.gguf.*{value}"):
         read_gguf(data, source="hostile.gguf")
 
 
+def two_tensors(offset: int) -> bytes:
+    """A file with two tensors of one number each, the second at this offset."""
+    infos = b"".join(
+        struct.pack("<Q", 1) + name + struct.pack("<IQIQ", 1, 1, 0, at)
+        for name, at in ((b"a", 0), (b"b", offset))
+    )
+    header = b"GGUF" + struct.pack("<IQQ", 3, 2, 0) + infos
+    return header + bytes(-len(header) % 32) + bytes(64)
+
+
+@pytest.mark.parametrize("offset", [0, 16, 64, 2**64 - 32])
+def test_tensors_lie_one_after_the_other(offset: int) -> None:
+    _, arrays = read_gguf(two_tensors(32), source="good.gguf")
+    assert list(arrays) == ["a", "b"]
+    with pytest.raises(AdapterError, match=r"hostile\.gguf"):
+        read_gguf(two_tensors(offset), source="hostile.gguf")
+
+
 @examples(25)
 @given(data=st.data())
-def test_whatever_the_bytes_are_they_give_an_adapter_or_an_error_of_ours(
+def test_any_bytes_give_an_adapter_or_a_library_error(
     tmp_path_factory: pytest.TempPathFactory,
     tiny_base: Base,
     torch_tiny: Backend,
@@ -170,7 +191,9 @@ def test_whatever_the_bytes_are_they_give_an_adapter_or_an_error_of_ours(
 ) -> None:
     folder = tmp_path_factory.mktemp("gguf")
     names = gguf_names(tiny_base)
-    write_gguf_lora(names, compose([(adapter(torch_tiny, 3, rank=1), 1.0)]), folder / "good.gguf")
+    write_gguf_lora(
+        names, compose([(random_adapter(torch_tiny, 3, rank=1), 1.0)]), folder / "good.gguf"
+    )
     raw = bytearray((folder / "good.gguf").read_bytes())
     header = len(raw) - 40_000
     for _ in range(data.draw(st.integers(1, 3))):
@@ -180,21 +203,21 @@ def test_whatever_the_bytes_are_they_give_an_adapter_or_an_error_of_ours(
     bad = folder / "bad.gguf"
     bad.write_bytes(raw[:cut] if data.draw(st.booleans()) else raw)
     try:
-        back = taken(bad, tiny_base, names)
+        back = read_back(bad, tiny_base, names)
     except AdapterError as error:
         assert str(error).startswith(str(bad))  # noqa: PT017 - either is right
     else:
         assert all(np.isfinite(pair.a).all() for pair in back.pairs.values())
 
 
-def test_a_merged_model_says_without_a_stack_what_the_base_says_with_it(
-    tiny_base: Base, torch_tiny: Backend, own: Adapter, tmp_path: Path, shared_cache: Path
+def test_merged_model_replies_like_the_base_with_the_stack(
+    tiny_base: Base, torch_tiny: Backend, adapter: Adapter, tmp_path: Path, shared_cache: Path
 ) -> None:
-    stack = compose([(own, 1.0)])
+    stack = compose([(adapter, 1.0)])
     write_merged_folder(tiny_base, stack, tmp_path / "merged")
     attach(torch_tiny, "own", stack)
     asked = [row(torch_tiny, prompt, "own", max_tokens=10) for prompt in ("hello", "why?")]
-    wanted = [reply.tokens for reply in written(torch_tiny, asked)]
+    wanted = [reply.tokens for reply in generate(torch_tiny, asked)]
     torch_tiny.detach("own")
     card = ModelCard(
         name="merged",
@@ -212,30 +235,26 @@ def test_a_merged_model_says_without_a_stack_what_the_base_says_with_it(
         llamacpp_backend(merged, shared_cache, slots=1, rows=2),
     ):
         plain = [row(backend, prompt, max_tokens=10) for prompt in ("hello", "why?")]
-        assert [reply.tokens for reply in written(backend, plain)] == wanted
+        assert [reply.tokens for reply in generate(backend, plain)] == wanted
         backend.close()
 
 
-def test_llamacpp_loads_a_merged_gguf_and_says_the_same(tmp_path: Path, shared_cache: Path) -> None:
-    from personalpeft.backends.llamacpp.binding import BatchToken, ContextParams, Model
+def test_llamacpp_loads_a_merged_gguf_with_equal_replies(
+    tmp_path: Path, shared_cache: Path
+) -> None:
+    from personalpeft.backends.llamacpp.binding import ContextParams, Model
 
     base = base_with_merges(tmp_path)
     backend = llamacpp_backend(base, shared_cache, slots=1, rows=1)
-    stack = compose([(adapter(backend, 3, rank=4), 1.0)])
+    stack = compose([(random_adapter(backend, 3, rank=4), 1.0)])
     write_merged_gguf(base, stack, tmp_path / "merged", partial(check_tokenizer, base))
     attach(backend, "own", stack)
     asked = row(backend, "the cat", "own", max_tokens=1)
-    (reply,) = written(backend, [asked])
+    (reply,) = generate(backend, [asked])
     backend.close()
     model = Model(tmp_path / "merged" / "model.gguf", repack=False)
     context = model.new_context(ContextParams(512, 256, 1, 1, float32=True), None)
-    last = len(asked.prompt_tokens) - 1
-    logits = context.decode(
-        [
-            BatchToken(token, n, needs_logits=n == last)
-            for n, token in enumerate(asked.prompt_tokens)
-        ]
-    )
+    logits = context.decode(asked.prompt_tokens, 0, 1)
     assert int(logits[0].argmax()) == reply.tokens[0]
     context.close()
     model.close()
@@ -246,45 +265,45 @@ def test_llamacpp_loads_a_merged_gguf_and_says_the_same(tmp_path: Path, shared_c
     )
 
 
-def test_a_model_whose_tokenizer_has_no_form_in_gguf_is_not_given_to_others(
-    tiny_base: Base, own: Adapter, tmp_path: Path
+def test_model_with_an_unsupported_tokenizer_is_not_exported(
+    tiny_base: Base, adapter: Adapter, tmp_path: Path
 ) -> None:
     with pytest.raises(WeightsError, match="tiny-random"):
         write_merged_gguf(
             tiny_base,
-            compose([(own, 1.0)]),
+            compose([(adapter, 1.0)]),
             tmp_path / "merged",
             partial(check_tokenizer, tiny_base),
         )
     assert not (tmp_path / "merged").exists()
 
 
-def lowered(tokenizer: Any) -> None:
+def lowercasing(tokenizer: Any) -> None:
     tokenizer.normalizer = normalizers.Lowercase()
 
 
-def begun_with_a_space(tokenizer: Any) -> None:
+def with_prefix_space(tokenizer: Any) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
 
 
-def with_a_token_that_takes_the_space_before_it(tokenizer: Any) -> None:
+def with_left_stripping_token(tokenizer: Any) -> None:
     tokenizer.add_special_tokens([AddedToken("<|tool|>", special=True, lstrip=True)])
 
 
-def with_a_token_of_whole_words(tokenizer: Any) -> None:
+def with_single_word_token(tokenizer: Any) -> None:
     tokenizer.add_tokens([AddedToken("tea", single_word=True)])
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        lowered,
-        begun_with_a_space,
-        with_a_token_that_takes_the_space_before_it,
-        with_a_token_of_whole_words,
+        lowercasing,
+        with_prefix_space,
+        with_left_stripping_token,
+        with_single_word_token,
     ],
 )
-def test_a_model_whose_texts_llamacpp_would_split_otherwise_is_not_given_to_others(
+def test_model_that_llamacpp_would_tokenize_differently_is_not_exported(
     change: Callable[[Any], None], tmp_path: Path
 ) -> None:
     base = base_with_merges(tmp_path, change)
@@ -295,15 +314,15 @@ def test_a_model_whose_texts_llamacpp_would_split_otherwise_is_not_given_to_othe
     assert not (tmp_path / "merged").exists()
 
 
-def composed_first(tokenizer: Any) -> None:
+def with_nfc(tokenizer: Any) -> None:
     tokenizer.normalizer = normalizers.NFC()
 
 
-def with_tokens_of_its_own(tokenizer: Any) -> None:
+def with_added_tokens(tokenizer: Any) -> None:
     tokenizer.add_tokens(["hello", AddedToken("<tool>", normalized=False)])
 
 
-def with_digits_apart(tokenizer: Any) -> None:
+def with_single_digits(tokenizer: Any) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Digits(individual_digits=True),
@@ -312,7 +331,7 @@ def with_digits_apart(tokenizer: Any) -> None:
     )
 
 
-def split_by_a_pattern(name: str, tokenizer: Any) -> None:
+def with_split_pattern(name: str, tokenizer: Any) -> None:
     (pattern,) = (pattern for pattern, known in gguf_writer._PATTERNS.items() if known == name)
     parts = pre_tokenizers.Split(Regex(pattern), "isolated")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -323,14 +342,14 @@ def split_by_a_pattern(name: str, tokenizer: Any) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        pytest.param(composed_first, id="composed"),
-        pytest.param(with_tokens_of_its_own, id="tokens"),
-        pytest.param(with_digits_apart, id="digits"),
-        pytest.param(partial(split_by_a_pattern, "qwen2"), id="qwen"),
-        pytest.param(partial(split_by_a_pattern, "llama-bpe"), id="llama"),
+        pytest.param(with_nfc, id="composed"),
+        pytest.param(with_added_tokens, id="tokens"),
+        pytest.param(with_single_digits, id="digits"),
+        pytest.param(partial(with_split_pattern, "qwen2"), id="qwen"),
+        pytest.param(partial(with_split_pattern, "llama-bpe"), id="llama"),
     ],
 )
-def test_a_model_whose_texts_llamacpp_splits_alike_is_given_to_others(
+def test_model_that_llamacpp_tokenizes_alike_is_exported(
     change: Callable[[Any], None], tmp_path: Path
 ) -> None:
     base = base_with_merges(tmp_path, change)
@@ -339,11 +358,11 @@ def test_a_model_whose_texts_llamacpp_splits_alike_is_given_to_others(
     assert (tmp_path / "merged" / "model.gguf").is_file()
 
 
-def test_what_fails_leaves_no_folder_behind(tiny_base: Base, own: Adapter, tmp_path: Path) -> None:
+def test_failed_export_leaves_no_folder(tiny_base: Base, adapter: Adapter, tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "mine.txt").write_text("kept", "utf-8")
     with pytest.raises(InvalidInput):
-        write_merged_folder(tiny_base, compose([(own, 1.0)]), tmp_path / "there")
+        write_merged_folder(tiny_base, compose([(adapter, 1.0)]), tmp_path / "there")
     from dataclasses import replace
 
     stretched = replace(tiny_base, folder=tmp_path / "other")
@@ -352,13 +371,16 @@ def test_what_fails_leaves_no_folder_behind(tiny_base: Base, own: Adapter, tmp_p
     (tmp_path / "other" / "config.json").write_text(config, "utf-8")
     with pytest.raises(WeightsError):
         write_merged_gguf(
-            stretched, compose([(own, 1.0)]), tmp_path / "new", partial(check_tokenizer, stretched)
+            stretched,
+            compose([(adapter, 1.0)]),
+            tmp_path / "new",
+            partial(check_tokenizer, stretched),
         )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "there"]
 
 
-def go(template: str, messages: list[tuple[str, str]]) -> str:
-    """What Ollama makes of a Modelfile's template, as far as ours go: a range with cases by role."""
+def render_ollama_template(template: str, messages: list[tuple[str, str]]) -> str:
+    """Render an Ollama template as far as ours need it: a range with cases by role."""
     import re
 
     inside, rest = template.removeprefix("{{ range .Messages }}").split("{{ end }}{{ end }}")
@@ -370,32 +392,32 @@ def go(template: str, messages: list[tuple[str, str]]) -> str:
     return "".join(cases[role].replace("{{ .Content }}", text) for role, text in messages) + rest
 
 
-def test_the_template_for_ollama_gives_what_the_bases_own_gives(tiny_base: Base) -> None:
+def test_ollama_template_renders_like_the_bases_own(tiny_base: Base) -> None:
     from personalpeft.base_models.chat_template import render_chat
     from personalpeft.types import Message
 
     template = build_modelfile(tiny_base, "model.gguf").split('"""')[1]
-    said: list[tuple[Any, str]] = [
+    turns: list[tuple[Any, str]] = [
         ("system", "Be kind."),
         ("user", "Hi"),
         ("assistant", "Hello."),
         ("user", "Bye"),
     ]
-    assert go(template, said) == render_chat(
-        tiny_base, [Message(role, text) for role, text in said]
+    assert render_ollama_template(template, turns) == render_chat(
+        tiny_base, [Message(role, text) for role, text in turns]
     )
 
 
-def test_a_template_that_depends_on_more_than_roles_is_left_to_ollama(tiny_base: Base) -> None:
+def test_template_that_depends_on_more_than_roles_is_left_to_ollama(tiny_base: Base) -> None:
     from dataclasses import replace
 
     odd = "{% for m in messages %}{{ loop.index }}{{ m.content }}<|im_end|>{% endfor %}"
     assert "TEMPLATE" not in build_modelfile(replace(tiny_base, template=odd), "model.gguf")
 
 
-def test_make_adapter_is_for_another_base_than_the_tiny_one(
+def test_make_adapter_is_not_for_the_tiny_base(
     tiny_base: Base, names: GgufNames, tmp_path: Path
 ) -> None:
     write_gguf_lora(names, compose([(make_adapter(1), 1.0)]), tmp_path / "foreign.gguf")
     with pytest.raises(AdapterError):
-        taken(tmp_path / "foreign.gguf", tiny_base, names)
+        read_back(tmp_path / "foreign.gguf", tiny_base, names)

@@ -1,4 +1,4 @@
-"""What the packed format promises of files that are well."""
+"""The packed format: equal values back, equal bytes for equal adapters, and refusals at packing."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from adapter_files import (
     BASE,
     OTHER_BASE,
     assert_equal,
+    join_file,
     make_adapter,
     make_manifest,
-    put_together,
-    take_apart,
+    split_file,
 )
 from example_counts import examples
 from hypothesis import given
@@ -65,7 +65,7 @@ def adapters(draw: st.DrawFn) -> Adapter:
 
 @examples(60)
 @given(adapters())
-def test_what_was_packed_comes_back_the_same(adapter: Adapter) -> None:
+def test_packed_adapter_is_read_back_equal(adapter: Adapter) -> None:
     data = pack(adapter)
     again = unpack(data, source="test")
     assert_equal(again, adapter)
@@ -74,12 +74,12 @@ def test_what_was_packed_comes_back_the_same(adapter: Adapter) -> None:
 
 @examples(30)
 @given(adapters(), st.sampled_from(["F16", "BF16"]))
-def test_half_width_files_are_read_as_the_numbers_they_hold(adapter: Adapter, dtype: str) -> None:
+def test_half_width_files_are_read_as_their_exact_values(adapter: Adapter, dtype: str) -> None:
     small = {
         n: LoRAWeights(np.clip(p.a, -9e3, 9e3), np.clip(p.b, -9e3, 9e3))
         for n, p in adapter.pairs.items()
     }
-    header, _ = take_apart(pack(Adapter(adapter.manifest, small)))
+    header, _ = split_file(pack(Adapter(adapter.manifest, small)))
     body = b""
     for name in [name for name in header if name != "__metadata__"]:
         projection, _, half = name.rpartition(".")
@@ -90,7 +90,7 @@ def test_half_width_files_are_read_as_the_numbers_they_hold(adapter: Adapter, dt
             raw = (np.ascontiguousarray(values).view(np.uint32) >> 16).astype("<u2").tobytes()
         header[name].update(dtype=dtype, data_offsets=[len(body), len(body) + len(raw)])
         body += raw
-    again = unpack(put_together(header, body), source="test")
+    again = unpack(join_file(header, body), source="test")
     for name, pair in small.items():
         for before, after in ((pair.a, again.pairs[name].a), (pair.b, again.pairs[name].b)):
             assert after.dtype == (np.float16 if dtype == "F16" else np.float32)
@@ -99,7 +99,7 @@ def test_half_width_files_are_read_as_the_numbers_they_hold(adapter: Adapter, dt
 
 @examples(40)
 @given(adapters())
-def test_what_is_kept_in_half_precision_comes_back_the_same_and_is_half_as_large(
+def test_half_precision_adapter_is_read_back_equal_and_half_as_large(
     adapter: Adapter,
 ) -> None:
     half = Adapter(adapter.manifest, in_half(adapter.pairs))
@@ -113,7 +113,7 @@ def test_what_is_kept_in_half_precision_comes_back_the_same_and_is_half_as_large
     )
 
 
-def test_numbers_beyond_half_precision_stay_in_full() -> None:
+def test_values_beyond_half_precision_stay_in_float32() -> None:
     large = LoRAWeights(np.full((2, 1, 3), 1e5, np.float32), np.full((2, 4, 1), 0.5, np.float32))
     kept = in_half({"p": large})["p"]
     assert (kept.a.dtype, kept.b.dtype) == (np.float32, np.float16)
@@ -121,7 +121,7 @@ def test_numbers_beyond_half_precision_stay_in_full() -> None:
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_half_precision_that_is_not_finite_is_refused(bad: float) -> None:
+def test_non_finite_half_precision_is_refused(bad: float) -> None:
     adapter = make_adapter()
     name = next(iter(adapter.pairs))
     pair = in_half(adapter.pairs)[name]
@@ -131,7 +131,7 @@ def test_half_precision_that_is_not_finite_is_refused(bad: float) -> None:
         pack(Adapter(adapter.manifest, {**adapter.pairs, name: LoRAWeights(pair.a, spoiled)}))
 
 
-def test_the_same_adapter_gives_the_same_bytes_whatever_order_it_was_built_in() -> None:
+def test_equal_adapters_have_equal_bytes_in_any_construction_order() -> None:
     adapter = make_adapter()
     turned = Adapter(adapter.manifest, dict(reversed(adapter.pairs.items())))
     fortran = Adapter(
@@ -144,7 +144,7 @@ def test_the_same_adapter_gives_the_same_bytes_whatever_order_it_was_built_in() 
     assert pack(adapter) == pack(turned) == pack(fortran)
 
 
-def test_a_packed_file_is_a_safetensors_file_with_one_tensor_per_projection_and_half() -> None:
+def test_packed_file_is_safetensors_with_one_tensor_per_projection_and_matrix() -> None:
     adapter = make_adapter()
     tensors = load(pack(adapter))
     assert set(tensors) == {f"{name}.{half}" for name in ARCHITECTURE.projections for half in "AB"}
@@ -154,8 +154,8 @@ def test_a_packed_file_is_a_safetensors_file_with_one_tensor_per_projection_and_
     assert all(tensor.dtype == np.float32 for tensor in tensors.values())
 
 
-def test_the_manifest_is_in_the_metadata_with_a_format_version() -> None:
-    header, _ = take_apart(pack(make_adapter()))
+def test_manifest_is_in_the_metadata_with_a_format_version() -> None:
+    header, _ = split_file(pack(make_adapter()))
     about = json.loads(header["__metadata__"]["personalpeft"])
     assert about["format"] == 1
     assert about["manifest"]["base"] == BASE
@@ -167,7 +167,7 @@ def test_arrays_are_read_only() -> None:
         pair.b[0, 0, 0] = 1.0
 
 
-def test_a_file_is_read_for_its_architecture_and_base(tmp_path: Path) -> None:
+def test_file_is_read_for_its_architecture_and_base(tmp_path: Path) -> None:
     adapter = make_adapter()
     path = tmp_path / "style.adapter"
     path.write_bytes(pack(adapter))
@@ -176,14 +176,14 @@ def test_a_file_is_read_for_its_architecture_and_base(tmp_path: Path) -> None:
     )
 
 
-def test_the_wrong_base_is_named_beside_the_right_one() -> None:
+def test_wrong_base_is_named_beside_the_expected_one() -> None:
     with pytest.raises(AdapterError, match=r"abababababab.*cdcdcdcdcdcd") as caught:
         unpack(pack(make_adapter()), source="test", base=OTHER_BASE)
     assert caught.value.hint
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_an_adapter_that_is_not_finite_is_not_packed(value: float) -> None:
+def test_non_finite_adapter_is_not_packed(value: float) -> None:
     adapter = make_adapter()
     adapter.pairs["self_attn.q_proj"].b[0, 0, 0] = value
     with pytest.raises(AdapterError, match=r"self_attn\.q_proj\.B"):
@@ -199,12 +199,12 @@ def test_an_adapter_that_is_not_finite_is_not_packed(value: float) -> None:
         {"deep": json.loads("[" * 40 + "]" * 40)},
     ],
 )
-def test_a_recipe_that_could_not_be_read_back_is_not_packed(recipe: dict[str, object]) -> None:
+def test_recipe_that_cannot_be_read_back_is_not_packed(recipe: dict[str, object]) -> None:
     with pytest.raises(AdapterError):
         pack(make_adapter(recipe=recipe))
 
 
-def test_a_recipe_as_deep_as_may_be_packed_is_read_back() -> None:
+def test_recipe_of_the_greatest_depth_is_read_back() -> None:
     deepest = None
     for depth in range(1, 40):
         adapter = make_adapter(recipe={"deep": json.loads("[" * depth + "]" * depth)})
@@ -217,7 +217,7 @@ def test_a_recipe_as_deep_as_may_be_packed_is_read_back() -> None:
     assert deepest is not None
 
 
-def test_an_adapter_at_odds_with_its_manifest_is_not_packed() -> None:
+def test_adapter_that_contradicts_its_manifest_is_not_packed() -> None:
     adapter = make_adapter()
     with pytest.raises(AdapterError, match="rank 4"):
         pack(Adapter(make_manifest(rank=4), adapter.pairs))

@@ -1,4 +1,4 @@
-"""PEFT folders: what PEFT makes of ours, what we make of PEFT's, and what is refused by name."""
+"""PEFT folders: PEFT reads ours, we read PEFT's, and others are refused with a message."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from adapter_files import (
     OTHER_BASE,
     assert_equal,
     deltas,
+    join_file,
     make_adapter,
-    put_together,
-    take_apart,
+    split_file,
 )
 from example_counts import examples
 from hypothesis import given
@@ -26,13 +26,8 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from personalpeft.adapters.formats.packed import pack, unpack
-from personalpeft.adapters.formats.peft import (
-    build_config,
-    export_peft,
-    export_stack_peft,
-    import_peft,
-    read_config,
-)
+from personalpeft.adapters.formats.peft import export_peft, export_stack_peft, import_peft
+from personalpeft.adapters.formats.peft_config import build_config, read_config
 from personalpeft.adapters.types import Adapter
 from personalpeft.errors import AdapterError, InvalidId, InvalidInput
 from personalpeft.types import Architecture
@@ -77,7 +72,7 @@ def llama() -> Any:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A good folder of unknown origin, to be spoiled."""
+    """Return a valid folder of unknown origin for tests that damage it."""
     export_peft(llama_adapter(), LLAMA, tmp_path / "good", base_name="tiny")
     (tmp_path / "good" / "personalpeft.json").unlink()
     return tmp_path / "good"
@@ -95,7 +90,7 @@ def logits(model: Any) -> Any:
 
 
 def with_deltas(model: Any, added: dict[str, Any]) -> Any:
-    """A copy of the model whose own weights contain what the adapter adds."""
+    """Return a copy of the model whose own weights include what the adapter adds."""
     import torch
 
     changed = copy.deepcopy(model)
@@ -112,8 +107,8 @@ def with_peft(model: Any, folder: Path) -> Any:
     return peft.PeftModel.from_pretrained(copy.deepcopy(model), folder).eval()
 
 
-def peft_made(model: Any, folder: Path, **options: Any) -> Any:
-    """Has PEFT save an adapter with random halves; returns what PEFT itself says that it adds."""
+def save_with_peft(model: Any, folder: Path, **options: Any) -> Any:
+    """Save an adapter with random matrices by PEFT, and return it."""
     torch = pytest.importorskip("torch")
     peft = pytest.importorskip("peft")
     torch.manual_seed(1)
@@ -139,11 +134,11 @@ def peft_deltas(made: Any, projections: Any) -> dict[str, Any]:
     }
 
 
-# Out
+# Export
 
 
 @pytest.mark.parametrize("targets", [(), ("self_attn.q_proj", "mlp.down_proj")])
-def test_peft_computes_what_our_adapter_says(
+def test_peft_computes_the_same_as_our_adapter(
     llama: Any, tmp_path: Path, targets: tuple[str, ...]
 ) -> None:
     adapter = llama_adapter(targets=targets)
@@ -154,9 +149,7 @@ def test_peft_computes_what_our_adapter_says(
     assert np.abs(ours - logits(llama)).max() > 0.01
 
 
-def test_a_whole_stack_of_different_ranks_and_targets_is_one_lora(
-    llama: Any, tmp_path: Path
-) -> None:
+def test_stack_of_different_ranks_and_targets_is_one_lora(llama: Any, tmp_path: Path) -> None:
     style = llama_adapter(1)
     memory = llama_adapter(
         2, targets=("mlp.down_proj", "mlp.up_proj"), rank=5, scaling=1.5, layer="memory"
@@ -170,7 +163,7 @@ def test_a_whole_stack_of_different_ranks_and_targets_is_one_lora(
     )
 
 
-def test_a_folder_has_three_files_and_nothing_beside_it(tmp_path: Path) -> None:
+def test_folder_has_exactly_three_files(tmp_path: Path) -> None:
     export_peft(llama_adapter(), LLAMA, tmp_path / "deep" / "out", base_name="tiny")
     assert names(tmp_path / "deep") == ["out"]
     assert names(tmp_path / "deep" / "out") == [
@@ -184,7 +177,7 @@ def test_a_folder_has_three_files_and_nothing_beside_it(tmp_path: Path) -> None:
     assert config["task_type"] == "CAUSAL_LM"
 
 
-def test_an_empty_folder_is_filled_and_a_full_one_refused_untouched(tmp_path: Path) -> None:
+def test_empty_folder_is_filled_and_a_full_one_refused_unchanged(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     export_peft(llama_adapter(), LLAMA, tmp_path / "out", base_name="tiny")
     before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
@@ -197,9 +190,7 @@ def test_an_empty_folder_is_filled_and_a_full_one_refused_untouched(tmp_path: Pa
         export_peft(llama_adapter(), LLAMA, tmp_path / "file", base_name="tiny")
 
 
-def test_a_write_that_fails_leaves_nothing_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(path: Path, *rest: Any, **more: Any) -> int:
         raise OSError(28, "No space left on device")
 
@@ -209,31 +200,31 @@ def test_a_write_that_fails_leaves_nothing_behind(
     assert names(tmp_path) == []
 
 
-def test_a_place_below_a_file_is_refused(tmp_path: Path) -> None:
+def test_path_below_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     with pytest.raises(InvalidInput):
         export_peft(llama_adapter(), LLAMA, tmp_path / "file" / "out", base_name="tiny")
 
 
-def test_an_adapter_of_another_architecture_is_not_exported(tmp_path: Path) -> None:
+def test_adapter_of_another_architecture_is_not_exported(tmp_path: Path) -> None:
     with pytest.raises(AdapterError):
         export_peft(make_adapter(), LLAMA, tmp_path / "out", base_name="tiny")
     assert names(tmp_path) == []
 
 
-def test_the_bare_base_is_not_exported(tmp_path: Path) -> None:
+def test_bare_base_is_not_exported(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput):
         export_stack_peft([(llama_adapter(), 0.0)], LLAMA, tmp_path / "out", base_name="tiny")
 
 
-# In
+# Import
 
 
 @pytest.mark.parametrize("rooted", [False, True])
-def test_what_peft_saved_is_imported_as_the_same_change(
-    llama: Any, tmp_path: Path, rooted: bool
-) -> None:
-    made = peft_made(llama, tmp_path / "theirs", target_modules="all-linear", use_rslora=rooted)
+def test_adapter_saved_by_peft_is_imported_equal(llama: Any, tmp_path: Path, rooted: bool) -> None:
+    made = save_with_peft(
+        llama, tmp_path / "theirs", target_modules="all-linear", use_rslora=rooted
+    )
     adapter = import_peft(tmp_path / "theirs", LLAMA, layer="skill.email", base=BASE)
     assert adapter.manifest.scaling == pytest.approx(3.0 if rooted else 1.5)
     assert adapter.manifest.layer == "skill.email"
@@ -254,10 +245,10 @@ def test_what_peft_saved_is_imported_as_the_same_change(
         {"rank_pattern": {"o_proj": 1}, "alpha_pattern": {"o_proj": 5, "layers.1.mlp.up_proj": 3}},
     ],
 )
-def test_ranks_and_scalings_by_module_are_imported_as_the_same_change(
+def test_rank_and_scaling_patterns_are_imported_equal(
     llama: Any, tmp_path: Path, patterns: dict[str, Any], rooted: bool
 ) -> None:
-    made = peft_made(
+    made = save_with_peft(
         llama, tmp_path / "theirs", target_modules="all-linear", use_rslora=rooted, **patterns
     )
     adapter = import_peft(tmp_path / "theirs", LLAMA, layer="style", base=BASE)
@@ -266,12 +257,12 @@ def test_ranks_and_scalings_by_module_are_imported_as_the_same_change(
         np.testing.assert_allclose(delta, expected[name], rtol=1e-4, atol=1e-5)
 
 
-def test_a_regular_expression_in_a_pattern_is_refused(llama: Any, tmp_path: Path) -> None:
-    peft_made(llama, tmp_path / "theirs", target_modules=["q_proj"])
+def test_regular_expression_in_a_pattern_is_refused(llama: Any, tmp_path: Path) -> None:
+    save_with_peft(llama, tmp_path / "theirs", target_modules=["q_proj"])
     refused(configured(tmp_path / "theirs", rank_pattern={"(a+)+b": 4}), "rank_pattern")
 
 
-def test_what_we_exported_comes_back_with_its_provenance(tmp_path: Path) -> None:
+def test_our_export_is_imported_with_its_provenance(tmp_path: Path) -> None:
     adapter = llama_adapter(scaling=0.1)
     export_peft(adapter, LLAMA, tmp_path / "out", base_name="tiny")
     assert_equal(import_peft(tmp_path / "out", LLAMA, layer="style", base=BASE), adapter)
@@ -280,7 +271,7 @@ def test_what_we_exported_comes_back_with_its_provenance(tmp_path: Path) -> None
     )
 
 
-def test_a_stack_comes_back_as_one_layer_that_names_the_layers_it_was(tmp_path: Path) -> None:
+def test_stack_is_imported_as_one_layer_that_names_its_layers(tmp_path: Path) -> None:
     style, memory = llama_adapter(1), llama_adapter(2, layer="memory", rank=2)
     export_stack_peft([(style, 1.0), (memory, 0.5)], LLAMA, tmp_path / "out", base_name="tiny")
     adapter = import_peft(tmp_path / "out", LLAMA, layer="style", base=BASE)
@@ -327,7 +318,7 @@ def test_malformed_provenance_is_refused(tmp_path: Path, change: dict[str, objec
         import_peft(tmp_path / "out", LLAMA, layer="style", base=BASE)
 
 
-# Refused by name
+# Refusals
 
 
 def refused(folder: Path, match: str, *, layer: str = "style") -> None:
@@ -365,10 +356,12 @@ def with_tensors(folder: Path, change: Any) -> Path:
     ],
 )
 @pytest.mark.filterwarnings("ignore")
-def test_what_peft_saves_beyond_lora(
+def test_peft_methods_beyond_lora_are_refused(
     llama: Any, tmp_path: Path, options: dict[str, Any], match: str
 ) -> None:
-    peft_made(llama, tmp_path / "theirs", **{"target_modules": ["q_proj", "v_proj"], **options})
+    save_with_peft(
+        llama, tmp_path / "theirs", **{"target_modules": ["q_proj", "v_proj"], **options}
+    )
     refused(tmp_path / "theirs", match)
 
 
@@ -391,37 +384,39 @@ def test_what_peft_saves_beyond_lora(
         ({"init_lora_weights": "olora"}, "olora"),
     ],
 )
-def test_configs_that_are_more_than_lora(folder: Path, changes: dict[str, Any], match: str) -> None:
+def test_configuration_beyond_lora_is_refused(
+    folder: Path, changes: dict[str, Any], match: str
+) -> None:
     refused(configured(folder, **changes), match)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"r": 8, "r": 9}', '{"r": NaN}', "\udcff"])
-def test_configs_that_are_none(folder: Path, text: str) -> None:
+def test_invalid_configuration_is_refused(folder: Path, text: str) -> None:
     (folder / "adapter_config.json").write_bytes(text.encode("utf-8", "surrogateescape"))
     refused(folder, "config")
 
 
 @pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
-def test_a_file_that_is_missing(folder: Path, name: str) -> None:
+def test_missing_file_is_named(folder: Path, name: str) -> None:
     (folder / name).unlink()
     refused(folder, name)
 
 
-def test_a_pickle_is_never_read(folder: Path) -> None:
+def test_pickle_is_never_read(folder: Path) -> None:
     (folder / "adapter_model.safetensors").rename(folder / "adapter_model.bin")
     refused(folder, "pickle")
 
 
-def test_a_layer_of_no_such_name(folder: Path) -> None:
+def test_invalid_layer_name_is_refused(folder: Path) -> None:
     with pytest.raises(InvalidId):
         import_peft(folder, LLAMA, layer="../style", base=BASE)
 
 
-def test_tensors_go_through_the_strict_reader(folder: Path) -> None:
+def test_tensors_are_read_by_the_strict_reader(folder: Path) -> None:
     path = folder / "adapter_model.safetensors"
-    header, body = take_apart(path.read_bytes())
+    header, body = split_file(path.read_bytes())
     path.write_bytes(
-        put_together(
+        join_file(
             {**header, "../../x": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}}, body
         )
     )
@@ -439,7 +434,7 @@ def test_tensors_go_through_the_strict_reader(folder: Path) -> None:
         ("1.mlp.up_proj.lora_A.weight", "1.mlp.up_proj.lora_A.default.weight", "LoRA"),
     ],
 )
-def test_tensors_that_the_base_has_no_place_for(
+def test_tensors_that_the_base_lacks_are_refused(
     folder: Path, old: str, new: str, match: str
 ) -> None:
     def rename(tensors: dict[str, Any]) -> None:
@@ -448,14 +443,14 @@ def test_tensors_that_the_base_has_no_place_for(
     refused(with_tensors(folder, rename), match)
 
 
-def test_a_half_that_is_missing(folder: Path) -> None:
+def test_missing_matrix_is_refused(folder: Path) -> None:
     refused(
         with_tensors(folder, lambda t: t.pop(f"{PREFIX}.1.mlp.up_proj.lora_B.weight")),
         "lora_B.*block 1",
     )
 
 
-def test_a_tensor_of_the_wrong_shape(folder: Path) -> None:
+def test_tensor_of_the_wrong_shape_is_refused(folder: Path) -> None:
     def turn(tensors: dict[str, Any]) -> None:
         name = f"{PREFIX}.1.mlp.up_proj.lora_A.weight"
         tensors[name] = np.ascontiguousarray(tensors[name].T)
@@ -463,7 +458,7 @@ def test_a_tensor_of_the_wrong_shape(folder: Path) -> None:
     refused(with_tensors(folder, turn), "lora_A")
 
 
-def test_values_that_are_not_finite(folder: Path) -> None:
+def test_non_finite_values_are_refused(folder: Path) -> None:
     def spoil(tensors: dict[str, Any]) -> None:
         tensors[f"{PREFIX}.1.mlp.up_proj.lora_A.weight"][0, 0] = np.nan
 
@@ -487,19 +482,21 @@ ANYTHING = st.recursive(
 
 @examples(200)
 @given(st.dictionaries(st.sampled_from(sorted(PLAIN)) | st.text(max_size=5), ANYTHING, max_size=3))
-def test_any_config_at_all_is_read_or_refused(changes: dict[str, Any]) -> None:
+def test_any_configuration_is_read_or_refused(changes: dict[str, Any]) -> None:
     try:
         config = read_config(json.dumps({**PLAIN, **changes}).encode(), source="config")
     except AdapterError:
         return
-    assert config.lora.r >= 1
+    assert config.r >= 1
     assert 0 < config.scaling < np.inf
 
 
 @examples(200)
 @given(st.integers(0, 10_000), st.sampled_from(b'0129-.eE"{}[],: \\\0\xff'))
-def test_changed_characters_of_a_config(position: int, character: int) -> None:
+def test_changed_characters_of_a_configuration_are_read_or_refused(
+    position: int, character: int
+) -> None:
     text = bytearray(json.dumps(PLAIN).encode())
     text[position % len(text)] = character
     with contextlib.suppress(AdapterError):
-        assert read_config(bytes(text), source="config").lora.r >= 1
+        assert read_config(bytes(text), source="config").r >= 1

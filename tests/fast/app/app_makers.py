@@ -1,4 +1,4 @@
-"""Homes to run commands on, and ways to run them."""
+"""Homes for the command line, and helpers that run commands on them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 import personalpeft
 from personalpeft_app.cli import cli
 
-# The real command, its fake model slowed down so that there is something to interrupt.
+# The command line with a slowed fake model, so that a test can interrupt it.
 _SLOWLY = """
 import sys, time
 from personalpeft.backends import fake
@@ -36,8 +36,8 @@ main()
 
 
 @dataclass(frozen=True)
-class Place:
-    """A home and a cache of the test's own, and ways to run commands on them."""
+class Shell:
+    """A home and a cache of the test, and ways to run commands on them."""
 
     home: Path
     cache: Path
@@ -55,7 +55,7 @@ class Place:
     def run(
         self, *args: str, stdin: str | bytes | None = None, backend: str = "fake", **env: str
     ) -> Result:
-        """Runs in this process."""
+        """Run a command in this process."""
         runner = CliRunner()
         return runner.invoke(
             cli, ["--backend", backend, *args], input=stdin, env={**self.environment, **env}
@@ -64,7 +64,7 @@ class Place:
     def spawn(
         self, *args: str, slowly: float | None = None, stderr: int = subprocess.PIPE, **env: str
     ) -> subprocess.Popen[bytes]:
-        """Starts a process of its own with pipes."""
+        """Start a command in a process of its own, with pipes."""
         program = (
             [sys.executable, "-P", "-c", _SLOWLY, str(slowly)]
             if slowly
@@ -77,12 +77,12 @@ class Place:
             stderr=stderr,
             bufsize=0,
             env={**os.environ, **self.environment, **env},
-            # Interrupts must not be ignored, as they are for a job in the background of the shell that runs the tests.
+            # Shells let background jobs ignore interrupts, so restore the default handler.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler) and None,
         )
 
     def snapshot(self) -> Any:
-        """All that a command could have changed; None where there is no home."""
+        """Return all state that a command could have changed, or None without a home."""
         if not self.home.exists():
             return None
         with personalpeft.open(self.home, backend="fake", read_only=True) as runtime:
@@ -103,8 +103,8 @@ class Place:
 _PLAIN = "from personalpeft_app.cli import main; main()"
 
 
-def teach(place: Place, count: int) -> None:
-    with personalpeft.open(place.home, backend="fake") as runtime:
+def correct_replies(shell: Shell, count: int) -> None:
+    with personalpeft.open(shell.home, backend="fake") as runtime:
         ada = runtime.user("ada")
         for number in range(count):
             ada.feedback(ada.chat(f"question {number}"), edit=f"the answer to question {number}")
@@ -121,7 +121,7 @@ def lines(text: str) -> Sequence[str]:
     return text.rstrip("\n").split("\n")
 
 
-def ended(process: subprocess.Popen[bytes]) -> tuple[str, str]:
-    """What is left of stdout and stderr when the process has ended."""
-    out, said = process.communicate(timeout=20)
-    return out.decode(), said.decode()
+def read_to_end(process: subprocess.Popen[bytes]) -> tuple[str, str]:
+    """Wait for the process and return the rest of stdout and stderr."""
+    out, errors = process.communicate(timeout=20)
+    return out.decode(), errors.decode()

@@ -4,24 +4,24 @@ import json
 from pathlib import Path
 
 import pytest
-from app_makers import Place, teach
+from app_makers import Shell, correct_replies
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path / "home", tmp_path / "cache")
+def shell(tmp_path: Path) -> Shell:
+    return Shell(tmp_path / "home", tmp_path / "cache")
 
 
 @pytest.fixture
-def taught(place: Place) -> Place:
+def corrected(shell: Shell) -> Shell:
     """A home in which ada corrected five replies."""
-    teach(place, 5)
-    return place
+    correct_replies(shell, 5)
+    return shell
 
 
 @pytest.fixture
-def learned(taught: Place) -> Place:
-    """A home in which ada's style was learned."""
-    result = taught.run("learn", "--json")
+def learned(corrected: Shell) -> Shell:
+    """A home in which ada's style layer was learned."""
+    result = corrected.run("learn", "--json")
     assert json.loads(result.stdout)["verdict"] == "promoted", result.output
-    return taught
+    return corrected

@@ -1,4 +1,4 @@
-"""Bad input: a message that says what to do, the exit code of its kind, no traceback, and nothing changed."""
+"""Bad input gives a message with a way out, its exit code, no traceback, and no change."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from app_makers import Place
+from app_makers import Shell
 
 from personalpeft.base_models.types import Base
 
@@ -17,7 +17,7 @@ _LOOK_ALIKE = "\u0430da"  # Its first letter is Cyrillic.
 
 
 @pytest.mark.parametrize(
-    ("args", "code", "said"),
+    ("args", "code", "phrase"),
     [
         (["ask", ""], 2, "prompt"),
         (["ask", " \n\u200b"], 2, "prompt"),
@@ -37,6 +37,7 @@ _LOOK_ALIKE = "\u0430da"  # Its first letter is Cyrillic.
         (["ask", "hi", "--backend", "torsch"], 3, "'torch'"),
         (["feedback"], 2, "feedback"),
         (["feedback", "--up", "--edit", "x"], 2, "kind"),
+        (["feedback", "--up", "--down"], 2, "--down"),
         (["feedback", "--edit", ""], 2, "edit"),
         (["feedback", "--reward", "3"], 2, "3"),
         (["feedback", "t_nothing", "--up"], 3, "t_0"),
@@ -85,44 +86,44 @@ _LOOK_ALIKE = "\u0430da"  # Its first letter is Cyrillic.
     ],
     ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
 )
-def test_bad_input_is_named_and_changes_nothing(
-    learned: Place, args: list[str], code: int | None, said: str
+def test_bad_input_is_reported_and_changes_nothing(
+    learned: Shell, args: list[str], code: int | None, phrase: str
 ) -> None:
     before = learned.snapshot()
     result = learned.run(*args)
-    assert said in result.stderr
+    assert phrase in result.stderr
     assert "error: " in result.stderr
     assert "Traceback" not in result.output
     assert result.stdout == ""
     assert result.exit_code == code if code is not None else result.exit_code not in (0, 70)
     assert learned.snapshot() == before
-    told = json.loads(learned.run(*args, "--json").stderr)["error"]
-    assert (told["exit_code"], told["kind"] != "Bug") == (result.exit_code, True)
-    assert said in told["message"] + told["hint"]
+    error = json.loads(learned.run(*args, "--json").stderr)["error"]
+    assert (error["exit_code"], error["kind"] != "Bug") == (result.exit_code, True)
+    assert phrase in error["message"] + error["hint"]
 
 
-def test_a_turn_with_a_slip_in_its_id_names_the_nearest(taught: Place) -> None:
-    turn = json.loads(taught.run("turns", "--json").stdout)["turns"][2]["id"]
-    result = taught.run("feedback", turn[:-1] + "u", "--up")
+def test_a_mistyped_turn_id_suggests_the_nearest(corrected: Shell) -> None:
+    turn = json.loads(corrected.run("turns", "--json").stdout)["turns"][2]["id"]
+    result = corrected.run("feedback", turn[:-1] + "u", "--up")
     assert result.exit_code == 3
     assert turn in result.stderr
 
 
-def test_an_edit_that_changes_nothing_is_refused(taught: Place) -> None:
-    reply = json.loads(taught.run("turns", "--json").stdout)["turns"][0]["reply"]
-    before = taught.snapshot()
-    result = taught.run("feedback", "--edit", f"  {reply}\n")
+def test_an_unchanged_edit_is_refused(corrected: Shell) -> None:
+    reply = json.loads(corrected.run("turns", "--json").stdout)["turns"][0]["reply"]
+    before = corrected.snapshot()
+    result = corrected.run("feedback", "--edit", f"  {reply}\n")
     assert result.exit_code == 2
-    assert taught.snapshot() == before
+    assert corrected.snapshot() == before
 
 
-def test_feedback_twice_counts_once_and_keeps_both(place: Place) -> None:
-    place.run("ask", "hello")
-    place.run("feedback", "--up")
-    place.run("feedback", "--down")
-    (turn,) = json.loads(place.run("turns", "--json").stdout)["turns"]
+def test_repeated_feedback_is_kept_but_counts_once(shell: Shell) -> None:
+    shell.run("ask", "hello")
+    shell.run("feedback", "--up")
+    shell.run("feedback", "--down")
+    (turn,) = json.loads(shell.run("turns", "--json").stdout)["turns"]
     assert [signal["payload"] for signal in turn["signals"]] == [{"value": -1}]
-    assert json.loads(place.run("users", "--json").stdout)["users"][0]["signals"] == 2
+    assert json.loads(shell.run("users", "--json").stdout)["users"][0]["signals"] == 2
 
 
 @pytest.mark.parametrize(
@@ -151,31 +152,31 @@ def test_feedback_twice_counts_once_and_keeps_both(place: Place) -> None:
     ],
     ids=" ".join,
 )
-def test_a_command_with_nothing_to_keep_makes_no_home(place: Place, args: list[str]) -> None:
-    result = place.run(*args)
+def test_a_command_with_nothing_to_store_creates_no_home(shell: Shell, args: list[str]) -> None:
+    result = shell.run(*args)
     assert result.exit_code in (2, 7)
     assert "error: " in result.stderr
-    assert not place.home.exists()
+    assert not shell.home.exists()
 
 
 @pytest.mark.parametrize(
     "args", [["doctor"], ["models"], ["path"], ["completion", "fish"]], ids=" ".join
 )
-def test_a_command_that_needs_no_home_makes_none(place: Place, args: list[str]) -> None:
-    assert place.run(*args).exit_code == 0
-    assert not place.home.exists()
+def test_a_command_that_needs_no_home_creates_none(shell: Shell, args: list[str]) -> None:
+    assert shell.run(*args).exit_code == 0
+    assert not shell.home.exists()
 
 
 @pytest.mark.parametrize(
     "args", [["stack"], ["turns"], ["feedback", "--up"], ["learn"]], ids=" ".join
 )
-def test_looking_makes_no_user(learned: Place, args: list[str]) -> None:
+def test_reading_commands_create_no_user(learned: Shell, args: list[str]) -> None:
     before = learned.snapshot()
     assert learned.run(*args, "--user", "bob").exit_code == 3
     assert learned.snapshot() == before
 
 
-def test_a_home_from_a_newer_version_is_left_alone(learned: Place) -> None:
+def test_a_home_of_a_newer_version_is_left_unchanged(learned: Shell) -> None:
     database = learned.home / "personalpeft.db"
     with sqlite3.connect(database) as db:
         db.execute("pragma user_version=99")
@@ -186,25 +187,25 @@ def test_a_home_from_a_newer_version_is_left_alone(learned: Place) -> None:
         assert "hint:" in result.stderr
 
 
-def test_a_folder_that_is_not_ours_is_left_alone(place: Place) -> None:
-    place.home.mkdir()
-    (place.home / "thesis.txt").write_text("mine")
+def test_a_foreign_folder_is_left_unchanged(shell: Shell) -> None:
+    shell.home.mkdir()
+    (shell.home / "thesis.txt").write_text("mine")
     for args in (["turns"], ["ask", "hello"]):
-        result = place.run(*args)
+        result = shell.run(*args)
         assert result.exit_code == 7
-        assert str(place.home) in result.stderr
-    assert [path.name for path in place.home.iterdir()] == ["thesis.txt"]
+        assert str(shell.home) in result.stderr
+    assert [path.name for path in shell.home.iterdir()] == ["thesis.txt"]
 
 
-def test_a_home_that_is_a_file_is_left_alone(place: Place) -> None:
-    place.home.write_text("mine")
-    assert place.run("ask", "hello").exit_code == 7
-    assert place.home.read_text() == "mine"
+def test_a_file_in_place_of_a_home_is_left_unchanged(shell: Shell) -> None:
+    shell.home.write_text("mine")
+    assert shell.run("ask", "hello").exit_code == 7
+    assert shell.home.read_text() == "mine"
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
-def test_a_read_only_home_can_be_looked_at_and_says_why_it_cannot_be_changed(
-    learned: Place,
+def test_a_read_only_home_can_be_read_and_explains_refused_changes(
+    learned: Shell,
 ) -> None:
     try:
         (learned.home / "personalpeft.db").chmod(0o400)
@@ -217,36 +218,38 @@ def test_a_read_only_home_can_be_looked_at_and_says_why_it_cannot_be_changed(
         learned.home.chmod(0o700)
 
 
-def test_a_card_with_a_mistake_is_named_by_file_and_line(place: Place, tmp_path: Path) -> None:
+def test_an_invalid_card_is_reported_with_file_and_line(shell: Shell, tmp_path: Path) -> None:
     card = tmp_path / "mine.toml"
     card.write_text('name = "mine"\ntitel = "Mine"\n')
-    result = place.run("ask", "hello", "--base", str(card), backend="torch")
+    result = shell.run("ask", "hello", "--base", str(card), backend="torch")
     assert result.exit_code == 2
     assert f"{card}:2" in result.stderr or "line 2" in result.stderr
     assert "titel" in result.stderr
-    assert not place.home.exists()
+    assert not shell.home.exists()
 
 
-def test_an_unknown_base_names_the_nearest(place: Place) -> None:
-    result = place.run("ask", "hello", "--base", "smollm2-135m", backend="torch")
+def test_an_unknown_base_suggests_the_nearest(shell: Shell) -> None:
+    result = shell.run("ask", "hello", "--base", "smollm2-135m", backend="torch")
     assert result.exit_code == 3
     assert "smollm2-135m-instruct" in result.stderr
-    assert not place.home.exists()
+    assert not shell.home.exists()
 
 
-def test_a_server_that_is_not_there_is_said_and_no_turn_is_kept(
-    place: Place, tiny_base: Base
+def test_an_unreachable_server_is_an_error_and_records_no_turn(
+    shell: Shell, tiny_base: Base
 ) -> None:
-    asked = ("ask", "hello", "--base", "tiny-random")
+    command = ("ask", "hello", "--base", "tiny-random")
     there = {"PERSONALPEFT_VLLM_URL": "http://127.0.0.1:9", "PERSONALPEFT_VLLM_PATIENCE": "0.1"}
-    plain, data = (place.run(*asked, *more, backend="vllm", **there) for more in ((), ("--json",)))
+    plain, data = (
+        shell.run(*command, *more, backend="vllm", **there) for more in ((), ("--json",))
+    )
     assert (plain.exit_code, data.exit_code) == (12, 12)
     assert "PERSONALPEFT_VLLM_URL" in plain.stderr
     assert json.loads(data.stderr.splitlines()[-1])["error"]["kind"] == "ServingFailed"
-    assert json.loads(place.run("turns", "--json").stdout)["turns"] == []
+    assert json.loads(shell.run("turns", "--json").stdout)["turns"] == []
 
 
-def test_a_damaged_home_is_said_by_verify_and_doctor(learned: Place) -> None:
+def test_verify_and_doctor_report_a_damaged_home(learned: Shell) -> None:
     (blob,) = [path for path in (learned.home / "blobs").rglob("*") if path.is_file()]
     blob.chmod(0o600)
     blob.write_bytes(b"x" + blob.read_bytes()[1:])

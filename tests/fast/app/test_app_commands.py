@@ -1,4 +1,4 @@
-"""What each command does, through the command line alone."""
+"""Each command's effect, through the command line alone."""
 
 from __future__ import annotations
 
@@ -9,17 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from app_makers import Place, lines
+from app_makers import Shell, lines
 
 from personalpeft_app.cli import cli
 from personalpeft_app.options import Command, Group
-from personalpeft_app.reference import render
 
 _REFERENCE = Path(__file__).parents[3] / "docs" / "reference" / "commands.md"
-
-
-def test_the_reference_is_what_the_commands_say() -> None:
-    assert _REFERENCE.read_text("utf-8") == render(), "run: make docs"
 
 
 def test_every_command_is_in_the_reference_with_an_example() -> None:
@@ -35,7 +30,7 @@ def test_every_command_is_in_the_reference_with_an_example() -> None:
 @pytest.mark.parametrize(
     "args", [["--help"], ["ask", "--help"], ["path"], ["completion", "zsh"]], ids=" ".join
 )
-def test_what_needs_no_home_loads_nothing_heavy(place: Place, args: list[str]) -> None:
+def test_commands_without_a_home_import_nothing_heavy(shell: Shell, args: list[str]) -> None:
     heavy = (
         "torch",
         "transformers",
@@ -50,7 +45,7 @@ def test_what_needs_no_home_loads_nothing_heavy(place: Place, args: list[str]) -
         "import sys\nfrom personalpeft_app.cli import main\ntry:\n    main()\n"
         f"finally:\n    print([name for name in {heavy} if name in sys.modules], file=sys.stderr)"
     )
-    env = {**os.environ, **place.environment}
+    env = {**os.environ, **shell.environment}
     ran = subprocess.run(
         [sys.executable, "-P", "-c", code, *args],
         env=env,
@@ -61,7 +56,7 @@ def test_what_needs_no_home_loads_nothing_heavy(place: Place, args: list[str]) -
     assert ran.stderr.strip() == "[]"
 
 
-def test_looking_at_a_home_loads_no_model(learned: Place) -> None:
+def test_reading_a_home_loads_no_model(learned: Shell) -> None:
     code = (
         "import sys\nfrom personalpeft_app.cli import main\ntry:\n    main()\n"
         "finally:\n    print([n for n in ('torch', 'transformers', 'sentence_transformers') if n in sys.modules],"
@@ -82,77 +77,77 @@ def test_looking_at_a_home_loads_no_model(learned: Place) -> None:
         assert ran.stderr.strip() == "[]", args
 
 
-def test_options_are_taken_before_and_after_the_command(place: Place) -> None:
-    place.run("--user", "bob", "ask", "hello")
-    place.run("ask", "hello", "--user", "eve")
-    place.run("--user", "bob", "ask", "hello", "--user", "zoe")
-    names = [user["id"] for user in json.loads(place.run("--json", "users").stdout)["users"]]
+def test_options_are_accepted_before_and_after_the_command(shell: Shell) -> None:
+    shell.run("--user", "bob", "ask", "hello")
+    shell.run("ask", "hello", "--user", "eve")
+    shell.run("--user", "bob", "ask", "hello", "--user", "zoe")
+    names = [user["id"] for user in json.loads(shell.run("--json", "users").stdout)["users"]]
     assert names == ["bob", "eve", "zoe"]
     assert (
-        json.loads(place.run("memory", "--user", "bob", "list", "--json").stdout)["user"] == "bob"
+        json.loads(shell.run("memory", "--user", "bob", "list", "--json").stdout)["user"] == "bob"
     )
     assert (
-        json.loads(place.run("memory", "--json", "list", "--user", "bob").stdout)["user"] == "bob"
+        json.loads(shell.run("memory", "--json", "list", "--user", "bob").stdout)["user"] == "bob"
     )
 
 
-def test_a_group_alone_shows_its_help(place: Place) -> None:
-    result = place.run("bench")
+def test_a_command_group_alone_shows_its_help(shell: Shell) -> None:
+    result = shell.run("bench")
     assert result.exit_code == 2
     assert result.stderr.startswith("Usage: ")
     assert "error:" not in result.stderr
 
 
-def test_users_come_in_pages_that_say_when_there_are_more(place: Place) -> None:
+def test_users_are_listed_in_pages_with_a_continuation(shell: Shell) -> None:
     for name in ("bob", "ada", "eve"):
-        place.run("remember", "My dog is called Biscuit.", "--user", name)
-    first = place.run("users", "--limit", "2")
+        shell.run("remember", "My dog is called Biscuit.", "--user", name)
+    first = shell.run("users", "--limit", "2")
     assert [line.split()[0] for line in lines(first.stdout)] == ["USER", "ada", "bob"]
     assert "personalpeft users --after bob" in first.stderr
-    told = [
-        json.loads(place.run("users", "--limit", "2", "--after", each, "--json").stdout)
+    output = [
+        json.loads(shell.run("users", "--limit", "2", "--after", each, "--json").stdout)
         for each in ("a", "bob")
     ]
-    assert [[user["id"] for user in page["users"]] for page in told] == [["ada", "bob"], ["eve"]]
-    assert [page["next"] for page in told] == ["bob", None]
-    assert place.run("users", "--limit", "3").stderr == ""
-    assert json.loads(place.run("users", "--after", "eve", "--json").stdout)["users"] == []
+    assert [[user["id"] for user in page["users"]] for page in output] == [["ada", "bob"], ["eve"]]
+    assert [page["next"] for page in output] == ["bob", None]
+    assert shell.run("users", "--limit", "3").stderr == ""
+    assert json.loads(shell.run("users", "--after", "eve", "--json").stdout)["users"] == []
 
 
-def test_gc_takes_away_what_nothing_needs(place: Place) -> None:
-    place.run("remember", "My dog is called Biscuit.")
-    half = place.home / "blobs" / "ab" / ".ab-1.part"
+def test_gc_deletes_unreferenced_files(shell: Shell) -> None:
+    shell.run("remember", "My dog is called Biscuit.")
+    half = shell.home / "blobs" / "ab" / ".ab-1.part"
     half.parent.mkdir(parents=True)
     half.write_bytes(b"half")
-    would = json.loads(place.run("gc", "--dry-run", "--json").stdout)
+    would = json.loads(shell.run("gc", "--dry-run", "--json").stdout)
     assert would == {"blobs": 0, "parts": 1, "sessions": 0, "bytes": 4, "dry_run": True}
     assert half.exists()
-    assert json.loads(place.run("gc", "--json").stdout)["bytes"] == 4
+    assert json.loads(shell.run("gc", "--json").stdout)["bytes"] == 4
     assert not half.exists()
-    assert json.loads(place.run("gc", "--json").stdout)["bytes"] == 0
-    assert place.run("gc", "--home", str(place.cache / "none")).exit_code == 7
+    assert json.loads(shell.run("gc", "--json").stdout)["bytes"] == 0
+    assert shell.run("gc", "--home", str(shell.cache / "none")).exit_code == 7
 
 
 @pytest.mark.parametrize(
     ("login", "known_as"),
     [("grace", "grace"), ("Grace Hopper", "me"), ("a..b", "me"), ("-x", "me")],
 )
-def test_without_a_name_one_is_known_by_the_login(place: Place, login: str, known_as: str) -> None:
-    place.run("ask", "hello", PERSONALPEFT_USER="", LOGNAME=login)
-    (user,) = json.loads(place.run("users", "--json").stdout)["users"]
+def test_the_default_user_is_the_login_name(shell: Shell, login: str, known_as: str) -> None:
+    shell.run("ask", "hello", PERSONALPEFT_USER="", LOGNAME=login)
+    (user,) = json.loads(shell.run("users", "--json").stdout)["users"]
     assert user["id"] == known_as
 
 
-def test_home_can_be_named(place: Place, tmp_path: Path) -> None:
+def test_the_home_can_be_named(shell: Shell, tmp_path: Path) -> None:
     other = tmp_path / "other"
-    place.run("ask", "hello", "--home", str(other))
+    shell.run("ask", "hello", "--home", str(other))
     assert (other / "personalpeft.db").exists()
-    assert not place.home.exists()
-    assert place.run("path", "--home", str(other)).stdout == f"{other}\n"
+    assert not shell.home.exists()
+    assert shell.run("path", "--home", str(other)).stdout == f"{other}\n"
 
 
-def test_what_is_said_of_feedback_is_what_becomes_of_it(place: Place) -> None:
-    place.run("ask", "hello")
+def test_the_message_about_feedback_matches_its_later_use(shell: Shell) -> None:
+    shell.run("ask", "hello")
     uses = {
         ("--up",): ("layer", "pending", "liked"),
         ("--down",): ("kept", "unused", "too_few_thumbs"),
@@ -162,23 +157,23 @@ def test_what_is_said_of_feedback_is_what_becomes_of_it(place: Place) -> None:
         ("--reward", "0.2"): ("kept", "unused", "stronger_signal"),
     }
     for options, use in uses.items():
-        status = json.loads(place.run("feedback", *options, "--json").stdout)["status"]
+        status = json.loads(shell.run("feedback", *options, "--json").stdout)["status"]
         assert (status["place"], status["use_code"], status["reason"]["code"]) == use
-    assert "style" in place.run("feedback", "--edit", "Ahoy there!").stderr
+    assert "style" in shell.run("feedback", "--edit", "Ahoy there!").stderr
 
 
-def test_who_corrects_an_answer_that_judges_hears_that_this_one_does_too(taught: Place) -> None:
-    assert taught.run("learn").exit_code == 0
-    lessons = json.loads(taught.run("lessons", "--json").stdout)["lessons"]
+def test_correcting_a_holdout_answer_reports_the_holdout(corrected: Shell) -> None:
+    assert corrected.run("learn").exit_code == 0
+    lessons = json.loads(corrected.run("lessons", "--json").stdout)["lessons"]
     held = next(each["signal"] for each in lessons if each["use_code"] == "held_out")
-    edit = taught.run("feedback", held["turn"], "--edit", "Something else.", "--json")
+    edit = corrected.run("feedback", held["turn"], "--edit", "Something else.", "--json")
     status = json.loads(edit.stdout)["status"]
     assert (status["layer"], status["use_code"]) == ("style", "held_out")
 
 
-def test_who_removes_what_was_learned_hears_when_it_is_gone(place: Place) -> None:
+def test_removing_a_learned_fact_reports_when_it_is_gone(shell: Shell) -> None:
     facts = {
-        animal: place.run(
+        animal: shell.run(
             "remember",
             f"My {animal} is {name}.",
             "--question",
@@ -188,66 +183,66 @@ def test_who_removes_what_was_learned_hears_when_it_is_gone(place: Place) -> Non
         ).stdout.strip()
         for animal, name in (("dog", "Biscuit"), ("cat", "Momo"))
     }
-    assert place.run("learn").exit_code == 0
-    removed = json.loads(place.run("memory", "remove", facts["dog"], "--json").stdout)
+    assert shell.run("learn").exit_code == 0
+    removed = json.loads(shell.run("memory", "remove", facts["dog"], "--json").stdout)
     assert removed["layers_to_rebuild"] == ["memory"]
-    (news,) = json.loads(place.run("stack", "--json").stdout)["pending"]
+    (news,) = json.loads(shell.run("stack", "--json").stdout)["pending"]
     assert (news["kind"], news["layer"]) == ("taken back", "memory")
-    report = json.loads(place.run("learn", "--json").stdout)
+    report = json.loads(shell.run("learn", "--json").stdout)
     assert report["reasons"][0]["code"] == "lessons_retracted"
-    told = {
+    output = {
         each["signal"]["id"]: each["use_code"]
-        for each in json.loads(place.run("lessons", "--json").stdout)["lessons"]
+        for each in json.loads(shell.run("lessons", "--json").stdout)["lessons"]
     }
-    assert told == {facts["cat"]: "learned"}
-    place.run("memory", "remove", facts["cat"])
-    report = json.loads(place.run("learn", "--json").stdout)
+    assert output == {facts["cat"]: "learned"}
+    shell.run("memory", "remove", facts["cat"])
+    report = json.loads(shell.run("learn", "--json").stdout)
     assert report["outcome"] == "retracted"
 
 
-def test_who_takes_feedback_back_hears_what_it_was_and_when_it_is_gone(taught: Place) -> None:
-    assert taught.run("learn").exit_code == 0
+def test_retracting_feedback_reports_its_use_and_when_it_is_gone(corrected: Shell) -> None:
+    assert corrected.run("learn").exit_code == 0
     use = {
         each["signal"]["id"]: each["use_code"]
-        for each in json.loads(taught.run("lessons", "--json").stdout)["lessons"]
+        for each in json.loads(corrected.run("lessons", "--json").stdout)["lessons"]
     }
     held = next(signal for signal, of in use.items() if of == "held_out")
-    result = taught.run("retract", held)
+    result = corrected.run("retract", held)
     assert (result.exit_code, result.stdout) == (0, f"{held}\n")
     assert f"edit {held}" in result.stderr
     first, second = [signal for signal, of in use.items() if of == "learned"][:2]
-    result = taught.run("retract", first, second[:-1], "--json")
+    result = corrected.run("retract", first, second[:-1], "--json")
     assert [each["id"] for each in json.loads(result.stdout)["retracted"]] == [first, second]
     assert json.loads(result.stdout)["layers_to_rebuild"] == ["style"]
     third = next(
         signal for signal, of in use.items() if of == "learned" and signal not in (first, second)
     )
-    assert "style" in taught.run("retract", third).stderr
-    report = json.loads(taught.run("learn", "--json").stdout)
+    assert "style" in corrected.run("retract", third).stderr
+    report = json.loads(corrected.run("learn", "--json").stdout)
     assert report["reasons"][0] == {"code": "lessons_retracted", "data": {"count": 3}}
 
 
-def test_who_takes_back_what_nothing_learned_is_not_told_of_what_was_taken_back_before(
-    taught: Place,
+def test_retracting_unlearned_feedback_reports_no_earlier_retraction(
+    corrected: Shell,
 ) -> None:
     fact, other = (
-        taught.run(
+        corrected.run(
             "remember", f"I like {what}.", "--question", f"What of {what}?", "--answer", "Yes"
         ).stdout.strip()
         for what in ("figs", "plums")
     )
-    taught.run("learn")
-    taught.run("ask", "hello")
-    down = taught.run("feedback", "--down").stdout.strip()
+    corrected.run("learn")
+    corrected.run("ask", "hello")
+    down = corrected.run("feedback", "--down").stdout.strip()
     layers = [
-        json.loads(taught.run(*words, "--json").stdout)["layers_to_rebuild"]
+        json.loads(corrected.run(*words, "--json").stdout)["layers_to_rebuild"]
         for words in (("retract", fact), ("retract", down), ("memory", "remove", other))
     ]
     assert layers == [["memory"], [], ["memory"]]
 
 
-def test_each_kind_of_feedback_is_kept(place: Place) -> None:
-    place.run("ask", "hello")
+def test_each_kind_of_feedback_is_recorded(shell: Shell) -> None:
+    shell.run("ask", "hello")
     for option in (
         ["--up"],
         ["--edit", "a"],
@@ -255,94 +250,96 @@ def test_each_kind_of_feedback_is_kept(place: Place) -> None:
         ["--comment", "c"],
         ["--reward", "0.5"],
     ):
-        result = place.run("feedback", *option)
+        result = shell.run("feedback", *option)
         assert result.exit_code == 0, result.output
         (signal,) = lines(result.stdout)
         assert signal.startswith("s_")
-    assert place.run("feedback", "--edit", "-", stdin="from\nstdin\n").exit_code == 0
-    (turn,) = json.loads(place.run("turns", "--json").stdout)["turns"]
+    assert shell.run("feedback", "--edit", "-", stdin="from\nstdin\n").exit_code == 0
+    (turn,) = json.loads(shell.run("turns", "--json").stdout)["turns"]
     kinds = {signal["kind"]: signal["payload"] for signal in turn["signals"]}
     assert set(kinds) == {"rating", "edit", "preference", "comment", "reward"}
     assert kinds["edit"] == {"text": "from\nstdin"}
 
 
-def test_feedback_can_name_a_turn_by_the_beginning_of_its_id(place: Place) -> None:
-    first = json.loads(place.run("ask", "one", "--json").stdout)["turn_id"]
-    place.run("ask", "two")
-    told = json.loads(place.run("feedback", first[:-1], "--down", "--json").stdout)
-    assert told["turn"] == first
+def test_feedback_accepts_the_beginning_of_a_turn_id(shell: Shell) -> None:
+    first = json.loads(shell.run("ask", "one", "--json").stdout)["turn_id"]
+    shell.run("ask", "two")
+    output = json.loads(shell.run("feedback", first[:-1], "--down", "--json").stdout)
+    assert output["turn"] == first
 
 
-def test_an_editor_edits_the_reply(place: Place, tmp_path: Path) -> None:
-    place.run("ask", "hello")
+def test_an_editor_edits_the_reply(shell: Shell, tmp_path: Path) -> None:
+    shell.run("ask", "hello")
     editor = tmp_path / "editor"
     editor.write_text('#!/bin/sh\necho "as it should be" > "$1"\n')
     editor.chmod(0o700)
-    result = place.run("feedback", "--editor", EDITOR=str(editor), VISUAL="")
+    result = shell.run("feedback", "--editor", EDITOR=str(editor), VISUAL="")
     assert result.exit_code == 0, result.output
-    (turn,) = json.loads(place.run("turns", "--json").stdout)["turns"]
+    (turn,) = json.loads(shell.run("turns", "--json").stdout)["turns"]
     assert turn["signals"][0]["payload"] == {"text": "as it should be"}
-    unsaved = place.run("feedback", "--editor", EDITOR="true", VISUAL="")
+    unsaved = shell.run("feedback", "--editor", EDITOR="true", VISUAL="")
     assert unsaved.exit_code == 2
     assert unsaved.stdout == ""
 
 
-def test_facts_act_at_once_and_can_be_edited_and_removed(place: Place) -> None:
-    place.run("remember", "My dog is called Biscuit.")
-    (item,) = json.loads(place.run("memory", "--json").stdout)["items"]
-    place.run("ask", "My dog is called what?")
-    assert "Biscuit" in place.run("why").stdout
-    new = place.run("memory", "edit", item["id"], "My dog is called Crumpet.").stdout.strip()
-    assert "Crumpet" in place.run("memory", "list").stdout
-    assert place.run("memory", "remove", new).exit_code == 0
-    assert json.loads(place.run("memory", "--json").stdout)["items"] == []
+def test_facts_take_effect_at_once_and_can_be_edited_and_removed(shell: Shell) -> None:
+    shell.run("remember", "My dog is called Biscuit.")
+    (item,) = json.loads(shell.run("memory", "--json").stdout)["items"]
+    shell.run("ask", "My dog is called what?")
+    assert "Biscuit" in shell.run("why").stdout
+    new = shell.run("memory", "edit", item["id"], "My dog is called Crumpet.").stdout.strip()
+    assert "Crumpet" in shell.run("memory", "list").stdout
+    assert shell.run("memory", "remove", new).exit_code == 0
+    assert json.loads(shell.run("memory", "--json").stdout)["items"] == []
 
 
-def test_a_learn_is_reported_shown_weighed_and_taken_back(taught: Place) -> None:
+def test_a_learn_is_reported_listed_weighted_and_rolled_back(corrected: Shell) -> None:
     ask = ["ask", "something else", "-q"]
-    before = taught.run(*ask).stdout
-    dry_run = json.loads(taught.run("learn", "--dry-run", "--json").stdout)
+    before = corrected.run(*ask).stdout
+    dry_run = json.loads(corrected.run("learn", "--dry-run", "--json").stdout)
     assert dry_run["outcome"] == "dry_run"
-    assert taught.run(*ask).stdout == before
+    assert corrected.run(*ask).stdout == before
 
-    report = json.loads(taught.run("learn", "--json").stdout)
+    report = json.loads(corrected.run("learn", "--json").stdout)
     assert report["verdict"] == "promoted"
-    after = taught.run(*ask).stdout
+    after = corrected.run(*ask).stdout
     assert after != before
-    assert taught.run(*ask, "--bare").stdout == before
-    assert report["revision"] in taught.run("stack").stdout
-    assert report["reason"] in taught.run("stack").stdout
-    assert lines(taught.run("revisions").stdout)[1].startswith("*")
+    assert corrected.run(*ask, "--bare").stdout == before
+    assert report["revision"] in corrected.run("stack").stdout
+    assert report["reason"] in corrected.run("stack").stdout
+    assert lines(corrected.run("revisions").stdout)[1].startswith("*")
     assert (
-        report["revision"] in taught.run("why").stdout
-        or report["revision"] in taught.run("revisions").stdout
+        report["revision"] in corrected.run("why").stdout
+        or report["revision"] in corrected.run("revisions").stdout
     )
 
-    assert taught.run("set-weight", "style", "0").stdout == "style 0\n"
-    assert taught.run(*ask).stdout == before
-    taught.run("set-weight", "style", "1")
+    assert corrected.run("set-weight", "style", "0").stdout == "style 0\n"
+    assert corrected.run(*ask).stdout == before
+    corrected.run("set-weight", "style", "1")
 
-    assert taught.run("rollback", "style").stdout == "base\n"
-    assert taught.run(*ask).stdout == before
-    (layer,) = json.loads(taught.run("stack", "--json").stdout)["layers"]
+    assert corrected.run("rollback", "style").stdout == "base\n"
+    assert corrected.run(*ask).stdout == before
+    (layer,) = json.loads(corrected.run("stack", "--json").stdout)["layers"]
     assert layer["head"] is None
-    assert taught.run("rollback", "style").stdout == f"{report['revision']}\n"
-    assert taught.run(*ask).stdout == after
-    assert taught.run("rollback", "style", "--to", "base").exit_code == 0
-    assert taught.run("rollback", "style", "--to", report["revision"][:10]).exit_code == 0
-    assert taught.run(*ask).stdout == after
+    assert corrected.run("rollback", "style").stdout == f"{report['revision']}\n"
+    assert corrected.run(*ask).stdout == after
+    assert corrected.run("rollback", "style", "--to", "base").exit_code == 0
+    assert corrected.run("rollback", "style", "--to", report["revision"][:10]).exit_code == 0
+    assert corrected.run(*ask).stdout == after
 
 
-def test_several_users_learn_in_one_go_and_what_one_cannot_do_is_said_in_their_report(
-    taught: Place,
+def test_several_users_learn_in_one_command_and_errors_stay_in_their_reports(
+    corrected: Shell,
 ) -> None:
     for number in range(5):
         assert (
-            taught.run("teach", f"question {number}", f"Ahoy {number}", "--user", "bob").exit_code
+            corrected.run(
+                "teach", f"question {number}", f"Ahoy {number}", "--user", "bob"
+            ).exit_code
             == 0
         )
-    assert taught.run("ask", "hi", "-q", "--user", "cy").exit_code == 0
-    together = taught.run("learn", "--users", "bob", "--users", "cy", "--json")
+    assert corrected.run("ask", "hi", "-q", "--user", "cy").exit_code == 0
+    together = corrected.run("learn", "--users", "bob", "--users", "cy", "--json")
     assert together.exit_code == 0
     reports = json.loads(together.stdout)
     assert [(each["user"], each["verdict"], each["error"]) for each in reports] == [
@@ -350,21 +347,21 @@ def test_several_users_learn_in_one_go_and_what_one_cannot_do_is_said_in_their_r
         ("bob", "promoted", ""),
         ("cy", "abstained", "NothingToLearn"),
     ]
-    assert "cy" in taught.run("learn", "--users", "cy").stdout
+    assert "cy" in corrected.run("learn", "--users", "cy").stdout
 
 
-def test_all_users_of_a_home_learn_in_one_go_and_those_with_nothing_new_are_not_listed(
-    taught: Place,
+def test_all_users_of_a_home_learn_and_users_without_news_are_not_listed(
+    corrected: Shell,
 ) -> None:
-    assert taught.run("ask", "hi", "-q", "--user", "cy").exit_code == 0
-    (report,) = json.loads(taught.run("learn", "--all", "--json").stdout)
+    assert corrected.run("ask", "hi", "-q", "--user", "cy").exit_code == 0
+    (report,) = json.loads(corrected.run("learn", "--all", "--json").stdout)
     assert (report["user"], report["verdict"]) == ("ada", "promoted")
-    again = taught.run("learn", "--all")
+    again = corrected.run("learn", "--all")
     assert (again.exit_code, again.stdout) == (0, "")
     assert again.stderr
 
 
-def test_an_adapter_goes_out_and_comes_in(learned: Place, tmp_path: Path) -> None:
+def test_an_adapter_is_exported_and_imported(learned: Shell, tmp_path: Path) -> None:
     folder = tmp_path / "out"
     assert learned.run("export-peft", str(folder)).stdout == f"{folder}\n"
     assert (folder / "adapter_config.json").exists()
@@ -380,9 +377,7 @@ def test_an_adapter_goes_out_and_comes_in(learned: Place, tmp_path: Path) -> Non
     )
 
 
-def test_a_user_goes_out_in_one_file_and_comes_in_under_another_name(
-    learned: Place, tmp_path: Path
-) -> None:
+def test_a_user_archive_is_imported_under_another_name(learned: Shell, tmp_path: Path) -> None:
     file = tmp_path / "ada.personal"
     assert learned.run("export", str(file)).stdout == f"{file}\n"
     assert learned.run("export", str(file)).exit_code == 2
@@ -400,7 +395,7 @@ def test_a_user_goes_out_in_one_file_and_comes_in_under_another_name(
     assert learned.run("learn", "--user", "fay").exit_code == 0
 
 
-def test_what_is_forgotten_is_asked_for_first_and_then_gone(learned: Place) -> None:
+def test_erasure_asks_for_confirmation_first(learned: Shell) -> None:
     fact = learned.run("remember", "My dog is called Zorblax.").stdout.strip()
     unasked = learned.run("forget", fact)
     assert (unasked.exit_code, "--yes" in unasked.stderr) == (2, True)
@@ -412,8 +407,19 @@ def test_what_is_forgotten_is_asked_for_first_and_then_gone(learned: Place) -> N
     assert json.loads(learned.run("forget", "last", "--yes", "--later", "--json").stdout)["turns"]
 
 
-def test_a_chat_remembers_what_was_said_and_does_what_slashes_say(place: Place) -> None:
-    said = [
+def test_a_user_is_erased_only_after_confirmation(learned: Shell) -> None:
+    unconfirmed = learned.run("forget-user", "ada")
+    assert (unconfirmed.exit_code, "--yes" in unconfirmed.stderr) == (2, True)
+    dry = json.loads(learned.run("forget-user", "ada", "--dry-run", "--json").stdout)
+    assert (dry["dry_run"], dry["signals"] > 0) == (True, True)
+    done = json.loads(learned.run("forget-user", "ada", "--yes", "--json").stdout)
+    assert (done["dry_run"], done["signals"]) == (False, dry["signals"])
+    assert json.loads(learned.run("users", "--json").stdout)["users"] == []
+    assert learned.run("forget-user", "ada", "--yes").exit_code == 3
+
+
+def test_a_chat_keeps_its_context_and_runs_slash_commands(shell: Shell) -> None:
+    transcript = [
         "hello",
         "/up",
         "/edit Ahoy!",
@@ -434,12 +440,12 @@ def test_a_chat_remembers_what_was_said_and_does_what_slashes_say(place: Place) 
         "/quit",
         "never asked",
     ]
-    result = place.run("chat", stdin="\n".join(said))
+    result = shell.run("chat", stdin="\n".join(transcript))
     assert result.exit_code == 0, result.output
     assert result.stderr.count("error: ") == 3
     assert all(name in result.stderr for name in ("/nwe", "new", "/prefer"))
     assert "style" in result.stdout
-    newest, second, first = json.loads(place.run("turns", "--json").stdout)["turns"]
+    newest, second, first = json.loads(shell.run("turns", "--json").stdout)["turns"]
     assert len(newest["messages"]) == len(first["messages"]) == 1
     assert [message["content"] for message in second["messages"]] == [
         "hello",
@@ -455,8 +461,8 @@ def test_a_chat_remembers_what_was_said_and_does_what_slashes_say(place: Place) 
     assert second["signals"][0]["payload"] == {"text": "as it should be"}
 
 
-def test_a_chat_in_json_prints_a_value_for_each_reply(place: Place) -> None:
-    result = place.run("chat", "--json", stdin="hello\nyou\n")
+def test_a_json_chat_prints_a_value_for_each_reply(shell: Shell) -> None:
+    result = shell.run("chat", "--json", stdin="hello\nyou\n")
     decoder, rest, replies = json.JSONDecoder(), result.stdout.strip(), []
     while rest:
         reply, end = decoder.raw_decode(rest)
@@ -465,47 +471,47 @@ def test_a_chat_in_json_prints_a_value_for_each_reply(place: Place) -> None:
     assert len(replies) == 2
 
 
-def test_a_chat_that_is_too_long_goes_on_without_its_beginning(place: Place) -> None:
+def test_a_chat_beyond_the_context_continues_without_its_beginning(shell: Shell) -> None:
     long = "x" * 1500
-    result = place.run("chat", stdin=f"{long}\n{long}\n{long}\n{long}\n{'y' * 5000}\nend\n")
+    result = shell.run("chat", stdin=f"{long}\n{long}\n{long}\n{long}\n{'y' * 5000}\nend\n")
     assert result.exit_code == 0
     assert result.stderr.count("error: ") == 1
-    assert len(json.loads(place.run("turns", "--json").stdout)["turns"]) == 5
+    assert len(json.loads(shell.run("turns", "--json").stdout)["turns"]) == 5
 
 
-def test_completion_scripts_name_the_program(place: Place) -> None:
-    for shell in ("bash", "zsh", "fish"):
-        assert "_PERSONALPEFT_COMPLETE" in place.run("completion", shell).stdout
+def test_completion_scripts_name_the_program(shell: Shell) -> None:
+    for name in ("bash", "zsh", "fish"):
+        assert "_PERSONALPEFT_COMPLETE" in shell.run("completion", name).stdout
 
 
-def test_the_demo_learns_compares_and_takes_back(place: Place) -> None:
-    result = place.run("demo")
+def test_the_demo_learns_compares_and_rolls_back(shell: Shell) -> None:
+    result = shell.run("demo")
     assert result.exit_code == 0, result.output
-    assert not place.home.exists()
-    told = json.loads(place.run("demo", "--json").stdout)
-    assert told["restored"] == 4
-    assert told["report"]["verdict"] == "promoted"
-    assert [move["cause"] for move in told["history"]][-1] == "rollback"
-    assert told["answers"][0]["before"] != told["answers"][0]["after"]
-    assert not Path(told["home"]).exists()
+    assert not shell.home.exists()
+    output = json.loads(shell.run("demo", "--json").stdout)
+    assert output["restored"] == 4
+    assert output["report"]["verdict"] == "promoted"
+    assert [move["cause"] for move in output["history"]][-1] == "rollback"
+    assert output["answers"][0]["before"] != output["answers"][0]["after"]
+    assert not Path(output["home"]).exists()
 
 
-def test_the_demo_can_keep_its_home(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    place.cache.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(place.cache))
-    told = json.loads(place.run("demo", "--json", "--keep").stdout)
-    kept = Path(told["home"])
-    assert kept.parent == place.cache
-    assert (kept / "personalpeft.db").exists()
-    assert place.run("verify", "--home", str(kept)).exit_code == 0
+def test_the_demo_can_keep_its_home(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    shell.cache.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(shell.cache))
+    output = json.loads(shell.run("demo", "--json", "--keep").stdout)
+    path = Path(output["home"])
+    assert path.parent == shell.cache
+    assert (path / "personalpeft.db").exists()
+    assert shell.run("verify", "--home", str(path)).exit_code == 0
 
 
 @pytest.mark.exhaustive
-def test_the_catalog_benchmark_measures_a_home_of_its_own(place: Place) -> None:
-    told = json.loads(place.run("bench", "catalog", "--users", "200", "--json").stdout)
-    assert told["bench"] == "catalog"
-    assert told["users"] == 200
-    assert told["collected"] > 0
+def test_the_catalog_benchmark_measures_a_home_of_its_own(shell: Shell) -> None:
+    output = json.loads(shell.run("bench", "catalog", "--users", "200", "--json").stdout)
+    assert output["bench"] == "catalog"
+    assert output["users"] == 200
+    assert output["collected"] > 0
     for key in (
         "open_seconds",
         "resolve_p50_ms",
@@ -514,10 +520,10 @@ def test_the_catalog_benchmark_measures_a_home_of_its_own(place: Place) -> None:
         "publish_per_second",
         "collect_seconds",
     ):
-        assert told[key] > 0, key
-    assert place.run("bench", "catalog", "--users", "100").stdout
-    assert not place.home.exists()
-    assert place.run("bench", "catalog", "--users", "1").exit_code == 2
+        assert output[key] > 0, key
+    assert shell.run("bench", "catalog", "--users", "100").stdout
+    assert not shell.home.exists()
+    assert shell.run("bench", "catalog", "--users", "1").exit_code == 2
 
 
 @pytest.mark.parametrize(
@@ -529,7 +535,7 @@ def test_the_catalog_benchmark_measures_a_home_of_its_own(place: Place) -> None:
     ],
 )
 def test_former_names_of_commands_and_options_work_for_one_release_and_warn(
-    learned: Place, old: list[str], new: list[str]
+    learned: Shell, old: list[str], new: list[str]
 ) -> None:
     before, now = learned.run(*old), learned.run(*new)
     assert before.exit_code == now.exit_code

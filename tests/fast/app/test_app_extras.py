@@ -1,4 +1,4 @@
-"""The library needs no extra; a face without its extra names it, in one line."""
+"""The library needs no extra, and a command without its extra names it in one line."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import subprocess
 import sys
 
 import pytest
-from app_makers import Place
+from app_makers import Shell
 
-# Runs the command line where the packages of all extras cannot be found.
+# Runs the command line with the packages of all extras hidden.
 _WITHOUT_EXTRAS = """
 import sys
 
@@ -24,18 +24,18 @@ main()
 """
 _PACKAGES = {
     "llamacpp": ["llama_cpp"],
-    "serve": ["flask", "waitress", "prometheus_client"],
+    "serve": ["flask", "cheroot", "prometheus_client"],
     "tui": ["textual", "markdown_it"],
     "daemon": ["apscheduler", "tzlocal"],
 }
 
 
-def run(place: Place, *args: str) -> subprocess.CompletedProcess[str]:
+def run(shell: Shell, *args: str) -> subprocess.CompletedProcess[str]:
     packages = [each for some in _PACKAGES.values() for each in some]
     program = _WITHOUT_EXTRAS.format(packages=packages)
     return subprocess.run(
         [sys.executable, "-c", program, *args],
-        env={**os.environ, **place.environment},
+        env={**os.environ, **shell.environment},
         capture_output=True,
         text=True,
         timeout=120,
@@ -43,12 +43,12 @@ def run(place: Place, *args: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_command_line_and_the_library_work_without_any_extra(place: Place) -> None:
-    asked = run(place, "ask", "Hello there", "--backend", "fake")
-    assert asked.returncode == 0, asked.stderr
-    assert asked.stdout.strip()
+def test_the_command_line_and_the_library_work_without_any_extra(shell: Shell) -> None:
+    answer = run(shell, "ask", "Hello there", "--backend", "fake")
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout.strip()
     for args in (["--help"], ["stack"], ["models"], ["serve", "--help"], ["daemon", "--help"]):
-        shown = run(place, *args)
+        shown = run(shell, *args)
         assert shown.returncode == 0, shown.stderr
 
 
@@ -61,11 +61,11 @@ def test_the_command_line_and_the_library_work_without_any_extra(place: Place) -
         ("daemon", ["daemon", "run", "--backend", "fake"]),
     ],
 )
-def test_a_face_without_its_extra_names_it(place: Place, extra: str, args: list[str]) -> None:
-    ended = run(place, *args)
-    assert ended.returncode == 10, ended.stderr
-    assert f"personalpeft[{extra}]" in ended.stderr
-    assert "Traceback" not in ended.stderr
-    error, hint = ended.stderr.strip().splitlines()[-2:]
+def test_a_command_without_its_extra_names_it(shell: Shell, extra: str, args: list[str]) -> None:
+    completed = run(shell, *args)
+    assert completed.returncode == 10, completed.stderr
+    assert f"personalpeft[{extra}]" in completed.stderr
+    assert "Traceback" not in completed.stderr
+    error, hint = completed.stderr.strip().splitlines()[-2:]
     assert error.startswith("error:")
     assert hint.startswith("hint:")

@@ -1,4 +1,4 @@
-"""Practice on the command line: a report as text or data, and errors in two lines."""
+"""Reinforcement learning on the command line: reports as text or JSON, and errors in two lines."""
 
 from __future__ import annotations
 
@@ -6,31 +6,32 @@ import json
 from typing import Any
 
 import pytest
-from app_makers import Place
+from app_makers import Shell
 
 from personalpeft import LearnReport, User
 
 
 @pytest.fixture
-def taught(place: Place) -> Place:
+def corrected(shell: Shell) -> Shell:
     for number in range(6):
         assert (
-            place.run(
+            shell.run(
                 "teach", f"What is {number} + 1?", str(number + 1), "--skill", "sums"
             ).exit_code
             == 0
         )
-    assert place.run("learn", "--layer", "skill.sums").exit_code == 0
-    return place
+    assert shell.run("learn", "--layer", "skill.sums").exit_code == 0
+    return shell
 
 
-def test_a_practice_is_reported_as_text_and_as_data(taught: Place) -> None:
-    # The fake never says a number, so there is nothing to go by; that is an outcome and no error.
-    said = taught.run("practice", "sums", "--verifier", "sums", "--rounds", "2")
+def test_a_run_is_reported_as_text_and_as_json(corrected: Shell) -> None:
+    # The fake model never writes a number, so no reply earns a reward; that is an outcome, not an
+    # error.
+    said = corrected.run("practice", "sums", "--verifier", "sums", "--rounds", "2")
     assert said.exit_code == 0
     assert "skill.sums" in said.stdout
     report = json.loads(
-        taught.run("practice", "sums", "--verifier", "sums", "--rounds", "2", "--json").stdout
+        corrected.run("practice", "sums", "--verifier", "sums", "--rounds", "2", "--json").stdout
     )
     assert report["scores"]["practice"]["rounds"] == 2
     assert [each["code"] for each in report["reasons"]] == ["no_reply_passed"]
@@ -38,24 +39,24 @@ def test_a_practice_is_reported_as_text_and_as_data(taught: Place) -> None:
     assert report["layer"] == "skill.sums"
 
 
-def test_what_a_practice_may_take_and_that_its_result_is_accepted_are_said_to_the_library(
-    taught: Place, monkeypatch: pytest.MonkeyPatch
+def test_limits_and_acceptance_reach_the_library(
+    corrected: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    little = taught.run("practice", "sums", "--verifier", "sums", "--memory", "0.001")
+    little = corrected.run("practice", "sums", "--verifier", "sums", "--memory", "0.001")
     assert little.exit_code == 0
     assert "0.001" in little.stdout
-    heard: list[dict[str, object]] = []
+    options: list[dict[str, object]] = []
     practice = User.practice
 
     def noted(user: User, skill: str, **asked: Any) -> LearnReport:
-        heard.append(asked)
+        options.append(asked)
         return practice(user, skill, **asked)
 
     monkeypatch.setattr(User, "practice", noted)
     limits = ("--seconds", "60", "--rounds", "1", "--steps", "3", "--memory", "100", "--accept")
-    assert taught.run("practice", "sums", "--verifier", "sums", *limits).exit_code == 0
-    wanted = {"seconds": 60.0, "rounds": 1, "steps": 3, "memory": 100.0, "accept": True}
-    assert {name: heard[0][name] for name in wanted} == wanted
+    assert corrected.run("practice", "sums", "--verifier", "sums", *limits).exit_code == 0
+    wanted = {"seconds": 60.0, "rounds": 1, "steps": 3, "max_memory_mb": 100.0, "accept": True}
+    assert {name: options[0][name] for name in wanted} == wanted
 
 
 @pytest.mark.parametrize(
@@ -71,17 +72,17 @@ def test_what_a_practice_may_take_and_that_its_result_is_accepted_are_said_to_th
         (("practice", "sums"), 2, ("--verifier",)),
     ],
 )
-def test_a_mistake_is_told_in_plain_words(
-    taught: Place, args: tuple[str, ...], code: int, words: tuple[str, ...]
+def test_an_invalid_argument_is_reported(
+    corrected: Shell, args: tuple[str, ...], code: int, words: tuple[str, ...]
 ) -> None:
-    result = taught.run(*args)
+    result = corrected.run(*args)
     assert result.exit_code == code
     assert result.stdout == ""
     assert all(word in result.stderr for word in words)
     assert "Traceback" not in result.stderr
 
 
-def test_the_variable_keeps_plugins_out(taught: Place) -> None:
-    result = taught.run("practice", "sums", "--verifier", "sums", PERSONALPEFT_PLUGINS="t2t")
+def test_the_variable_disables_plugins(corrected: Shell) -> None:
+    result = corrected.run("practice", "sums", "--verifier", "sums", PERSONALPEFT_PLUGINS="t2t")
     assert result.exit_code == 3
     assert "PERSONALPEFT_PLUGINS" in result.stderr

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from app_makers import Place
+from app_makers import Shell
 
 
-def test_what_is_live_is_published_by_name_and_served_by_the_server_of_this_home(
-    learned: Place,
+def test_live_stacks_are_published_and_served_by_the_server_of_the_home(
+    learned: Shell,
 ) -> None:
     learned.run("remember", "My dog is called Biscuit.", "--user", "bo")
     first = learned.run("publish")
@@ -29,9 +29,7 @@ def test_what_is_live_is_published_by_name_and_served_by_the_server_of_this_home
     }
 
 
-def test_users_that_are_named_are_published_where_it_is_said(
-    learned: Place, tmp_path: Path
-) -> None:
+def test_named_users_are_published_to_a_named_folder(learned: Shell, tmp_path: Path) -> None:
     learned.run("remember", "My dog is called Biscuit.", "--user", "bo")
     to = ("--to", str(tmp_path / "stacks"))
     both = learned.run("publish", "ada", "bo", *to)
@@ -39,7 +37,7 @@ def test_users_that_are_named_are_published_where_it_is_said(
     assert named["ada"].startswith("personalpeft:")
     assert not named["bo"].startswith("personalpeft:")
     assert len(list(tmp_path.glob("stacks/published_*/*"))) == 1
-    # Who names a user means nobody else.
+    # A named user excludes all others.
     assert "ada" not in learned.run("publish", "--user", "bo", *to).stdout
     unknown = learned.run("publish", "adaa", *to)
     assert unknown.exit_code != 0
@@ -47,8 +45,8 @@ def test_users_that_are_named_are_published_where_it_is_said(
     assert learned.run("publish", "--to", str(learned.home / "personalpeft.db")).exit_code == 2
 
 
-def test_without_a_home_nothing_is_published_and_none_is_made(place: Place) -> None:
-    result = place.run("publish")
+def test_without_a_home_nothing_is_published_and_none_is_created(shell: Shell) -> None:
+    result = shell.run("publish")
     assert result.exit_code == 7
-    assert not place.home.exists()
-    assert not place.cache.exists()
+    assert not shell.home.exists()
+    assert not shell.cache.exists()

@@ -1,4 +1,4 @@
-"""The commands that serve: a token is made and never shown unasked, and nobody outside gets in by default."""
+"""The serving commands create tokens, never print them unrequested, and listen locally by default."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import urllib.request
 from urllib.parse import parse_qs
 
 import pytest
-from app_makers import Place, ended
+from app_makers import Shell, read_to_end
 
 
-def test_a_server_makes_its_token_says_where_it_lies_and_stops_on_a_signal(place: Place) -> None:
-    server = place.spawn("serve", "--port", "0", "--json")
+def test_a_server_creates_its_token_prints_its_path_and_stops_on_a_signal(shell: Shell) -> None:
+    server = shell.spawn("serve", "--port", "0", "--json")
     assert server.stdout is not None
     said = json.loads(_first_json(server.stdout))
-    token = place.home / "token"
+    token = shell.home / "token"
     assert said == {"url": said["url"], "token_file": str(token), "token_made": True}
     secret = token.read_text().strip()
     assert stat.S_IMODE(token.stat().st_mode) == 0o600
@@ -30,32 +30,32 @@ def test_a_server_makes_its_token_says_where_it_lies_and_stops_on_a_signal(place
     with urllib.request.urlopen(asked) as answer:
         assert answer.status == 200
     server.send_signal(signal.SIGTERM)
-    out, errors = ended(server)
+    out, errors = read_to_end(server)
     assert server.returncode == 0
     assert "GET /v1/models 200" in errors
     assert secret not in out + errors + json.dumps(said)
 
 
-def test_a_port_that_another_has_is_said_before_the_model_is_loaded(place: Place) -> None:
+def test_a_taken_port_is_reported_before_the_model_is_loaded(shell: Shell) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        server = place.spawn("serve", "--port", str(taken.getsockname()[1]))
-        _, errors = ended(server)
+        server = shell.spawn("serve", "--port", str(taken.getsockname()[1]))
+        _, errors = read_to_end(server)
     assert server.returncode == 2
     assert "127.0.0.1" in errors
     assert "--port" in errors
     assert "Loading" not in errors
 
 
-def test_on_a_terminal_it_prints_a_link_that_leads_into_the_page_signed_in(place: Place) -> None:
+def test_on_a_terminal_it_prints_a_sign_in_link_to_the_page(shell: Shell) -> None:
     ours, theirs = pty.openpty()
-    server = place.spawn("serve", "--port", "0", "--user", "ada", stderr=theirs, NO_COLOR="1")
+    server = shell.spawn("serve", "--port", "0", "--user", "ada", stderr=theirs, NO_COLOR="1")
     os.close(theirs)
     said = ""
     while "#" not in said or not said.endswith("\n"):
         said += os.read(ours, 4096).decode()
     (link,) = [word for word in said.split() if "#" in word]
     address, _, told = link.partition("#")
-    assert (place.home / "token").read_text().strip() not in said
+    assert (shell.home / "token").read_text().strip() not in said
     (code,) = parse_qs(told)["code"]
     exchange = urllib.request.Request(
         f"{address}web/session", method="POST", headers={"Authorization": f"Bearer {code}"}
@@ -93,31 +93,31 @@ def _first_json(stream: object) -> str:
         (("--host", "192.0.2.1"), 2, "--public"),
     ],
 )
-def test_other_machines_are_let_in_by_name_alone(
-    place: Place, args: tuple[str, ...], code: int, hint: str
+def test_other_hosts_are_accepted_only_by_name(
+    shell: Shell, args: tuple[str, ...], code: int, hint: str
 ) -> None:
-    result = place.run("serve", "--port", "0", *args)
+    result = shell.run("serve", "--port", "0", *args)
     assert result.exit_code == code
     assert hint in result.stderr
-    assert not place.home.exists()
+    assert not shell.home.exists()
 
 
-def test_tokens_are_made_listed_and_revoked(place: Place) -> None:
-    secret = place.run("token", "make", "--user", "ada").stdout.strip()
-    everything = place.run("token", "make", "--admin").stdout.strip()
-    listed = place.run("token", "--json")
+def test_tokens_are_created_listed_and_revoked(shell: Shell) -> None:
+    secret = shell.run("token", "make", "--user", "ada").stdout.strip()
+    everything = shell.run("token", "make", "--admin").stdout.strip()
+    listed = shell.run("token", "--json")
     tokens = json.loads(listed.stdout)["tokens"]
     assert [token["user"] for token in tokens] == ["ada", None]
     assert secret not in listed.output
     assert everything not in listed.output
-    assert place.run("token", "make", "--worker", "--admin").exit_code == 2
-    assert place.run("token", "make", "--worker").exit_code == 0
-    worker = json.loads(place.run("token", "--json").stdout)["tokens"][-1]
+    assert shell.run("token", "make", "--worker", "--admin").exit_code == 2
+    assert shell.run("token", "make", "--worker").exit_code == 0
+    worker = json.loads(shell.run("token", "--json").stdout)["tokens"][-1]
     assert (worker["user"], worker["worker"]) == (None, True)
-    assert "a worker" in place.run("token").stdout
-    assert place.run("token", "revoke", worker["id"]).exit_code == 0
-    assert place.run("token", "revoke", tokens[0]["id"][:6]).exit_code == 0
-    assert len(json.loads(place.run("token", "list", "--json").stdout)["tokens"]) == 1
-    assert place.run("token", "revoke", "zzzz").exit_code == 3
-    where = place.run("token", "first").stdout.strip()
-    assert where == str(place.home / "token")
+    assert "a worker" in shell.run("token").stdout
+    assert shell.run("token", "revoke", worker["id"]).exit_code == 0
+    assert shell.run("token", "revoke", tokens[0]["id"][:6]).exit_code == 0
+    assert len(json.loads(shell.run("token", "list", "--json").stdout)["tokens"]) == 1
+    assert shell.run("token", "revoke", "zzzz").exit_code == 3
+    where = shell.run("token", "first").stdout.strip()
+    assert where == str(shell.home / "token")

@@ -1,4 +1,4 @@
-"""What goes where: data to stdout, everything else to stderr, and how a command ends."""
+"""Data goes to stdout and everything else to stderr; commands end cleanly when interrupted."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from app_makers import Place, ended, wait_for
+from app_makers import Shell, read_to_end, wait_for
 
 ANSI = re.compile(r"\x1b")
 
 
-def test_a_reply_on_stdout_is_the_reply_and_nothing_else(place: Place) -> None:
-    result = place.run("ask", "hello")
-    told = json.loads(place.run("ask", "hello", "--json").stdout)
+def test_stdout_holds_the_reply_and_nothing_else(shell: Shell) -> None:
+    result = shell.run("ask", "hello")
+    told = json.loads(shell.run("ask", "hello", "--json").stdout)
     assert result.stdout == told["text"] + "\n"
     assert told["turn_id"].startswith("t_")
     assert told["finish_reason"] == "stop"
     assert "t_" in result.stderr
 
 
-def test_quiet_says_nothing_but_data(place: Place) -> None:
-    assert place.run("ask", "hello", "--quiet").stderr == ""
-    assert place.run("feedback", "--up", "-q").stderr == ""
+def test_quiet_prints_nothing_but_data(shell: Shell) -> None:
+    assert shell.run("ask", "hello", "--quiet").stderr == ""
+    assert shell.run("feedback", "--up", "-q").stderr == ""
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,9 @@ def test_quiet_says_nothing_but_data(place: Place) -> None:
     ],
     ids=" ".join,
 )
-def test_each_command_prints_one_json_value_and_no_colours(learned: Place, args: list[str]) -> None:
+def test_each_command_prints_one_json_value_without_colours(
+    learned: Shell, args: list[str]
+) -> None:
     result = learned.run(*args, "--json")
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)
@@ -68,7 +70,7 @@ def test_each_command_prints_one_json_value_and_no_colours(learned: Place, args:
     assert not ANSI.search(plain.stdout + plain.stderr)
 
 
-def test_json_carries_what_text_carries(learned: Place) -> None:
+def test_json_output_holds_what_text_output_holds(learned: Shell) -> None:
     learned.run("remember", "I live in Lisbon.")
     for command in ("revisions", "turns", "users", "memory", "stack"):
         data = learned.run(command, "--json").stdout
@@ -77,41 +79,41 @@ def test_json_carries_what_text_carries(learned: Place) -> None:
                 assert word.rstrip(",") in data, (command, word)
 
 
-def test_text_cannot_steer_the_terminal(place: Place) -> None:
-    place.run("remember", "My cat is \tTom.")
-    with_escape = place.run("teach", "prompt", "red \x1b[31m text\x9b2J")
+def test_text_cannot_control_the_terminal(shell: Shell) -> None:
+    shell.run("remember", "My cat is \tTom.")
+    with_escape = shell.run("teach", "prompt", "red \x1b[31m text\x9b2J")
     assert with_escape.exit_code == 0
-    shown = place.run("learn", "--dry-run").stdout
+    shown = shell.run("learn", "--dry-run").stdout
     assert not re.search(r"[\x1b\x9b]", shown)
     assert "\\x1b[31m" in shown
-    assert not re.search(r"[\x1b\x9b]", place.run("learn", "--dry-run", "--json").stdout)
+    assert not re.search(r"[\x1b\x9b]", shell.run("learn", "--dry-run", "--json").stdout)
 
 
 @pytest.mark.parametrize(
     ("name", "value", "coloured"), [("NO_COLOR", "1", False), ("NO_COLOR", "", True)]
 )
-def test_no_color_is_heeded(place: Place, name: str, value: str, coloured: bool) -> None:
+def test_no_color_is_respected(shell: Shell, name: str, value: str, coloured: bool) -> None:
     ours, theirs = pty.openpty()
-    env = {**os.environ, **place.environment, "TERM": "xterm", name: value}
+    env = {**os.environ, **shell.environment, "TERM": "xterm", name: value}
     program = [sys.executable, "-P", "-c", "from personalpeft_app.cli import main; main()", "stack"]
     subprocess.run(program, env=env, stderr=theirs, stdout=subprocess.PIPE, check=False)
     os.close(theirs)
-    said = os.read(ours, 65536).decode()
+    errors = os.read(ours, 65536).decode()
     os.close(ours)
-    assert "error:" in said
-    assert bool(ANSI.search(said)) is coloured
+    assert "error:" in errors
+    assert bool(ANSI.search(errors)) is coloured
 
 
-def test_stdin_is_read_for_a_dash_and_for_no_prompt(place: Place) -> None:
-    direct = place.run("ask", "hello\nyou").stdout
-    assert place.run("ask", "-", stdin="hello\nyou\n").stdout == direct
-    assert place.run("ask", stdin="hello\nyou\n").stdout == direct
-    not_text = place.run("ask", "-", stdin=b"\xff\xfe\xfa")
+def test_stdin_is_read_for_a_dash_and_for_a_missing_prompt(shell: Shell) -> None:
+    direct = shell.run("ask", "hello\nyou").stdout
+    assert shell.run("ask", "-", stdin="hello\nyou\n").stdout == direct
+    assert shell.run("ask", stdin="hello\nyou\n").stdout == direct
+    not_text = shell.run("ask", "-", stdin=b"\xff\xfe\xfa")
     assert not_text.exit_code == 2
     assert "UTF-8" in not_text.stderr
 
 
-def test_a_broken_pipe_is_quiet(learned: Place) -> None:
+def test_a_broken_pipe_is_silent(learned: Shell) -> None:
     process = learned.spawn("turns", "--json")
     assert process.stdout is not None
     assert process.stderr is not None
@@ -120,63 +122,63 @@ def test_a_broken_pipe_is_quiet(learned: Place) -> None:
     assert process.wait() == 141
 
 
-def test_a_reader_that_leaves_in_the_middle_of_a_reply_leaves_a_cancelled_turn(
-    place: Place,
+def test_a_reader_that_leaves_during_a_reply_leaves_a_cancelled_turn(
+    shell: Shell,
 ) -> None:
-    process = place.spawn("ask", "hello", slowly=0.3)
+    process = shell.spawn("ask", "hello", slowly=0.3)
     assert process.stdout is not None
     assert process.stderr is not None
     process.stdout.read(1)
     process.stdout.close()
     assert b"Traceback" not in process.stderr.read()
     assert process.wait() == 141
-    (turn,) = json.loads(place.run("turns", "--json").stdout)["turns"]
+    (turn,) = json.loads(shell.run("turns", "--json").stdout)["turns"]
     assert turn["finish_reason"] == "cancelled"
 
 
-def test_ctrl_c_ends_a_reply_and_keeps_what_came(place: Place) -> None:
-    process = place.spawn("ask", "hello", slowly=0.3)
+def test_ctrl_c_ends_a_reply_and_records_its_beginning(shell: Shell) -> None:
+    process = shell.spawn("ask", "hello", slowly=0.3)
     assert process.stdout is not None
     first = process.stdout.read(1)
     process.send_signal(signal.SIGINT)
-    rest, said = ended(process)
+    rest, errors = read_to_end(process)
     assert process.returncode == 130
-    assert "Traceback" not in said
-    (turn,) = json.loads(place.run("turns", "--json").stdout)["turns"]
+    assert "Traceback" not in errors
+    (turn,) = json.loads(shell.run("turns", "--json").stdout)["turns"]
     assert turn["finish_reason"] == "cancelled"
     assert turn["reply"] + "\n" == first.decode() + rest
-    assert place.run("verify").exit_code == 0
+    assert shell.run("verify").exit_code == 0
 
 
-def test_ctrl_c_stops_a_learn_which_goes_on_from_there(taught: Place) -> None:
-    process = taught.spawn("learn", slowly=0.1)
-    session = taught.home / "sessions" / "ada" / "style.session"
+def test_ctrl_c_stops_a_learn_which_resumes_from_there(corrected: Shell) -> None:
+    process = corrected.spawn("learn", slowly=0.1)
+    session = corrected.home / "sessions" / "ada" / "style.session"
     wait_for(session.exists, "saving a session")
     process.send_signal(signal.SIGINT)
-    out, said = ended(process)
-    assert process.returncode == 130, said
+    out, errors = read_to_end(process)
+    assert process.returncode == 130, errors
     assert out == ""
-    assert "Traceback" not in said
-    assert taught.run("verify").exit_code == 0
-    assert json.loads(taught.run("learn", "--json").stdout)["verdict"] == "promoted"
+    assert "Traceback" not in errors
+    assert corrected.run("verify").exit_code == 0
+    assert json.loads(corrected.run("learn", "--json").stdout)["verdict"] == "promoted"
     assert not session.exists()
 
 
-def test_a_second_ctrl_c_stops_a_learn_at_once(taught: Place) -> None:
-    process = taught.spawn("learn", slowly=3)
+def test_a_second_ctrl_c_stops_a_learn_at_once(corrected: Shell) -> None:
+    process = corrected.spawn("learn", slowly=3)
     assert process.stderr is not None
     wait_for(lambda: b"Reading" in process.stderr.readline(), "learning")
     process.send_signal(signal.SIGINT)
     wait_for(lambda: b"Stopping" in process.stderr.readline(), "the note")
     process.send_signal(signal.SIGINT)
-    said = ended(process)[1]
-    assert process.returncode == 130, said
-    assert "Traceback" not in said
-    assert taught.run("verify").exit_code == 0
+    errors = read_to_end(process)[1]
+    assert process.returncode == 130, errors
+    assert "Traceback" not in errors
+    assert corrected.run("verify").exit_code == 0
 
 
-def test_ctrl_c_in_a_chat_stops_the_reply_and_not_the_chat(place: Place) -> None:
-    process = place.spawn("chat", slowly=0.3)
+def test_ctrl_c_in_a_chat_stops_the_reply_but_not_the_chat(shell: Shell) -> None:
+    process = shell.spawn("chat", slowly=0.3)
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write(b"hello\n")
@@ -185,38 +187,38 @@ def test_ctrl_c_in_a_chat_stops_the_reply_and_not_the_chat(place: Place) -> None
     process.send_signal(signal.SIGINT)
     process.stdin.write(b"and again\n/quit\n")
     process.stdin.flush()
-    said = ended(process)[1]
-    assert process.returncode == 0, said
-    newest, oldest = json.loads(place.run("turns", "--json").stdout)["turns"]
+    errors = read_to_end(process)[1]
+    assert process.returncode == 0, errors
+    newest, oldest = json.loads(shell.run("turns", "--json").stdout)["turns"]
     assert oldest["finish_reason"] == "cancelled"
     assert newest["finish_reason"] == "stop"
     assert [message["role"] for message in newest["messages"]] == ["user", "assistant", "user"]
 
 
-def test_a_bug_shows_one_line_and_keeps_the_details(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+def test_a_bug_prints_one_line_and_logs_the_details(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*args: object, **more: object) -> None:
         raise ZeroDivisionError("private words")
 
     monkeypatch.setattr("personalpeft.user.User.stream", broken)
-    result = place.run("ask", "hello")
+    result = shell.run("ask", "hello")
     assert result.exit_code == 70
     assert result.stdout == ""
     assert "Traceback" not in result.stderr
-    (log,) = (place.cache / "logs").iterdir()
+    (log,) = (shell.cache / "logs").iterdir()
     assert str(log) in result.stderr
     assert "ZeroDivisionError" in log.read_text()
     assert ".broken" in log.read_text()
-    # It is sent with a report, and what an error says may be private.
+    # The log may be attached to a report, and an error's text may be private.
     assert "private words" not in log.read_text()
-    told = json.loads(place.run("ask", "hello", "--json").stderr)
+    told = json.loads(shell.run("ask", "hello", "--json").stderr)
     assert (told["error"]["kind"], told["error"]["exit_code"]) == ("Bug", 70)
 
 
 @pytest.mark.parametrize("folder", ["own", "own but open to others", "shared"])
-def test_the_details_of_a_bug_reach_no_other_user_of_the_machine(
-    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+def test_no_other_user_of_the_machine_can_read_the_details_of_a_bug(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
 ) -> None:
     def broken(*args: object, **more: object) -> None:
         raise ZeroDivisionError("a private detail")
@@ -226,20 +228,21 @@ def test_the_details_of_a_bug_reach_no_other_user_of_the_machine(
     shared.mkdir()
     victim.write_text("untouched")
     monkeypatch.setattr(tempfile, "tempdir", str(shared))
-    logs = place.cache / "logs"
-    place.cache.mkdir(exist_ok=True)
+    logs = shell.cache / "logs"
+    shell.cache.mkdir(exist_ok=True)
     if folder == "shared":
         logs.write_text("no folder")
     elif folder == "own but open to others":
         logs.mkdir()
         logs.chmod(0o777)
-    # Another user guesses the name from the clock and the process id, and makes links under it beforehand.
+    # Another user guesses the name from the clock and the process id, and creates links under it
+    # beforehand.
     for second in range(20):
         at = datetime.now(UTC) + timedelta(seconds=second)
         (shared / f"bug-{at:%Y%m%dT%H%M%S}-{os.getpid()}.log").symlink_to(victim)
         if logs.is_dir():
             (logs / f"bug-{at:%Y%m%dT%H%M%S}-{os.getpid()}.log").symlink_to(victim)
-    result = place.run("ask", "hello")
+    result = shell.run("ask", "hello")
     assert result.exit_code == 70
     assert victim.read_text() == "untouched"
     where = logs if folder == "own" else shared

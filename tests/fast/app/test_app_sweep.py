@@ -1,6 +1,4 @@
-"""The sweep changes one number at a time, keeps what it measured at once, and does nothing twice: on a tiny base, where the
-figures themselves mean nothing.
-"""
+"""The sweep changes one number at a time, stores each result at once, and repeats none."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from app_makers import Place
+from app_makers import Shell
 from hypothesis import given
 from hypothesis import strategies as st
 from runtime_makers import QUICK_CARD
@@ -41,14 +39,12 @@ def quick(tmp_path: Path, tiny_base: Base) -> str:
 def _swept(base: str, keep: Path, *only: str) -> tuple[sweep.SweepBench, list[str]]:
     said: list[str] = []
     found = sweep.bench_sweep(
-        base=base, only=only, styles=["pirate"], seeds=1, keep=keep, say=said.append, swept=_SWEPT
+        base=base, only=only, styles=["pirate"], seeds=1, keep=keep, echo=said.append, swept=_SWEPT
     )
     return found, said
 
 
-def test_a_sweep_changes_one_number_at_a_time_and_goes_on_where_it_was(
-    tmp_path: Path, quick: str
-) -> None:
+def test_a_sweep_changes_one_number_at_a_time_and_resumes(tmp_path: Path, quick: str) -> None:
     keep = tmp_path / "keep"
     first, said = _swept(quick, keep, "rank")
     assert [(point.number, point.value) for point in first.points] == [("rank", 1), ("default", "")]
@@ -64,7 +60,7 @@ def test_a_sweep_changes_one_number_at_a_time_and_goes_on_where_it_was(
 
     (keep / "sweep.jsonl").write_text(kept.splitlines(keepends=True)[1])
     third, _ = _swept(quick, keep, "rank")
-    # All but how long it took: a run is decided by its recipe, its style and its seed.
+    # All but the duration: a run is determined by its recipe, its style and its seed.
     figures = ("number", "value", "verdict", "in_style", "kept", "kl", "held_back")
     shown = [
         {tuple(getattr(p, f) for f in figures) for p in found.points} for found in (first, third)
@@ -81,7 +77,7 @@ def test_replay_is_measured_on_a_second_learn(tmp_path: Path, quick: str) -> Non
     assert none.held_back != some.held_back
 
 
-def test_the_default_counts_for_every_number_and_another_default_for_none() -> None:
+def test_the_default_applies_to_every_number_and_another_default_to_none() -> None:
     card = find_card("smollm2-135m-instruct")
     runs = list(sweep.planned(card, sweep.SWEPT, ["pirate"], 2))
     plain = [run for run in runs if run.number == sweep.DEFAULT]
@@ -96,11 +92,11 @@ def test_the_default_counts_for_every_number_and_another_default_for_none() -> N
     ("option", "hint"),
     [(("--only", "learning_rat"), "learning_rate"), (("--style", "pirat"), "pirate")],
 )
-def test_what_there_is_not_to_sweep_is_named(
-    place: Place, tmp_path: Path, option: tuple[str, str], hint: str
+def test_an_unknown_sweep_parameter_is_refused(
+    shell: Shell, tmp_path: Path, option: tuple[str, str], hint: str
 ) -> None:
     keep = tmp_path / "keep"
-    result = place.run(
+    result = shell.run(
         "bench",
         "sweep",
         "--keep",
@@ -116,8 +112,8 @@ def test_what_there_is_not_to_sweep_is_named(
     assert not keep.exists()
 
 
-def test_the_command_says_medians_and_marks_the_default(
-    place: Place, tmp_path: Path, quick: str, shared_cache: Path
+def test_the_command_prints_medians_and_marks_the_default(
+    shell: Shell, tmp_path: Path, quick: str, shared_cache: Path
 ) -> None:
     keep = tmp_path / "keep"
     asked = (
@@ -128,22 +124,24 @@ def test_the_command_says_medians_and_marks_the_default(
         "--base",
         quick,
         "--only",
-        "content",
+        "few_shot_replies",
         "--style",
         "pirate",
         "--seeds",
         "1",
     )
-    result = place.run(*asked, backend="torch", PERSONALPEFT_CACHE=str(shared_cache))
+    result = shell.run(*asked, backend="torch", PERSONALPEFT_CACHE=str(shared_cache))
     assert result.exit_code == 0, result.output
-    assert [line.split()[1] for line in result.stdout.splitlines()[1:]] == ["0.1", "0.3*", "1"]
-    told = json.loads(place.run(*asked, "--json", backend="torch").stdout)
-    assert (told["bench"], len(told["points"])) == ("sweep", 3)
-    assert not place.home.exists()
+    assert [line.split()[1] for line in result.stdout.splitlines()[1:]] == ["0", "1", "2", "4*"]
+    told = json.loads(shell.run(*asked, "--json", backend="torch").stdout)
+    assert (told["bench"], len(told["points"])) == ("sweep", 4)
+    assert not shell.home.exists()
 
 
 @pytest.mark.parametrize("name", [card.name for card in all_cards()])
-def test_a_written_card_reads_back_as_it_was_but_for_its_recipe(tmp_path: Path, name: str) -> None:
+def test_a_written_card_reads_back_unchanged_except_for_its_recipe(
+    tmp_path: Path, name: str
+) -> None:
     card = find_card(name)
     same = read_card(write_card(card, tmp_path / "same.toml", learning=card.learning))
     assert same == card
@@ -153,14 +151,15 @@ def test_a_written_card_reads_back_as_it_was_but_for_its_recipe(tmp_path: Path, 
     assert other.learning == {"rank": 2, "targets": ["q_proj"]}
 
 
-def test_several_share_the_work_and_nothing_is_done_twice(tmp_path: Path) -> None:
+def test_parallel_sweeps_share_the_work_and_repeat_nothing(tmp_path: Path) -> None:
     done: list[str] = []
     both_at_work = threading.Barrier(2)
 
     def measure(key: str) -> Mapping[str, Any]:
         done.append(key)
         if key in "ab":
-            # Each holds one of the first two until the other has begun: the second must have passed the first one by.
+            # Each holds one of the first two runs until the other has started: the second must have
+            # skipped the first.
             both_at_work.wait(20)
         return {"figure": ord(key)}
 
@@ -178,7 +177,7 @@ def test_several_share_the_work_and_nothing_is_done_twice(tmp_path: Path) -> Non
     } == {key: ord(key) for key in "abcdefgh"}
 
 
-def test_what_is_done_when_another_fails_is_kept(tmp_path: Path) -> None:
+def test_finished_runs_are_kept_when_another_fails(tmp_path: Path) -> None:
     def measure(key: str) -> Mapping[str, Any]:
         if key == "b":
             raise KeyboardInterrupt
@@ -190,15 +189,15 @@ def test_what_is_done_when_another_fails_is_kept(tmp_path: Path) -> None:
     assert list(ResultCache(tmp_path, "some").complete("abc", lambda key: {})) == ["b", "c"]
 
 
-def test_a_file_of_something_else_is_not_written_over(tmp_path: Path) -> None:
+def test_a_foreign_file_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "some.jsonl").write_text("dear diary\n")
     with pytest.raises(InvalidInput, match="line 1"):
         list(ResultCache(tmp_path, "some").complete("a", lambda key: {}))
     assert (tmp_path / "some.jsonl").read_text() == "dear diary\n"
 
 
-def test_a_memory_is_asked_what_nobody_told_and_its_room_is_counted(
-    place: Place, tmp_path: Path, quick: str, shared_cache: Path
+def test_a_memory_layer_is_asked_unknown_facts_and_its_capacity_is_counted(
+    shell: Shell, tmp_path: Path, quick: str, shared_cache: Path
 ) -> None:
     keep = tmp_path / "keep"
     asked = (
@@ -215,18 +214,20 @@ def test_a_memory_is_asked_what_nobody_told_and_its_room_is_counted(
         "--seeds",
         "1",
     )
-    result = place.run(*asked, backend="torch", PERSONALPEFT_CACHE=str(shared_cache))
+    result = shell.run(*asked, backend="torch", PERSONALPEFT_CACHE=str(shared_cache))
     assert result.exit_code == 0, result.output
-    told = json.loads(place.run(*asked, "--json", backend="torch").stdout)
+    told = json.loads(shell.run(*asked, "--json", backend="torch").stdout)
     (load,) = told["loads"]
     assert (told["bench"], load["facts"], load["rank"], load["seed"]) == ("capacity", 5, 1, 0)
     assert 0 < load["tokens"] / load["parameters"] < 1
     assert [path.name for path in keep.iterdir()] == ["capacity.jsonl"]
-    assert not place.home.exists()
+    assert not shell.home.exists()
 
 
 @given(count=st.integers(1, MOST), seed=st.integers(0, 5))
-def test_facts_are_told_apart_and_fewer_are_the_first_of_more(count: int, seed: int) -> None:
+def test_facts_are_distinct_and_a_smaller_set_is_a_prefix_of_a_larger_one(
+    count: int, seed: int
+) -> None:
     told = facts(count, seed)
     assert told == facts(MOST, seed)[:count]
     asked = [question for fact in told for question in (*fact.questions, fact.unseen)]
@@ -236,7 +237,7 @@ def test_facts_are_told_apart_and_fewer_are_the_first_of_more(count: int, seed: 
         assert not any(fact.is_in(question) for question in (*fact.questions, fact.unseen))
 
 
-def test_no_value_of_a_kind_is_named_by_another() -> None:
+def test_no_value_of_a_kind_contains_another() -> None:
     every = {fact.text: fact for seed in range(60) for fact in facts(MOST, seed)}.values()
     for fact in every:
         about = [

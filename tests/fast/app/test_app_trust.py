@@ -1,19 +1,21 @@
-"""Accepting, comparing, summing up and being told, through the command line alone."""
+"""Acceptance, comparisons, summaries and withdrawals, through the command line alone."""
 
 from __future__ import annotations
 
 import json
 
 import pytest
-from app_makers import Place, teach
+from app_makers import Shell, correct_replies
 
 
-def test_a_learn_can_be_accepted_by_name_and_says_when_that_was_not_needed(taught: Place) -> None:
-    report = json.loads(taught.run("learn", "--accept", "--json").stdout)
+def test_a_learn_can_be_accepted_by_name_and_reports_when_that_was_unnecessary(
+    corrected: Shell,
+) -> None:
+    report = json.loads(corrected.run("learn", "--accept", "--json").stdout)
     assert (report["verdict"], report["accepted"]) == ("promoted", False)
 
 
-def test_two_revisions_are_compared_blind_and_a_choice_is_kept(learned: Place) -> None:
+def test_two_revisions_are_compared_blind_and_the_choice_is_recorded(learned: Shell) -> None:
     told = json.loads(learned.run("compare", "hello", "--json").stdout)
     assert [answer["number"] for answer in told["answers"]] == [1, 2]
     assert told["choice"] is None
@@ -30,7 +32,7 @@ def test_two_revisions_are_compared_blind_and_a_choice_is_kept(learned: Place) -
     assert turn["reply"] == told["answers"][0]["text"]
 
 
-def test_choosing_neither_keeps_nothing(learned: Place) -> None:
+def test_choosing_neither_records_nothing(learned: Shell) -> None:
     before = learned.snapshot()
     result = learned.run("compare", "hello", "live", "base", "--choose", "neither")
     assert result.exit_code == 0
@@ -51,8 +53,8 @@ def test_choosing_neither_keeps_nothing(learned: Place) -> None:
         (["report", "--since", "2999-01-01"], 2),
     ],
 )
-def test_what_makes_no_sense_is_refused_and_changes_nothing(
-    learned: Place, args: list[str], code: int
+def test_an_invalid_command_is_refused_and_changes_nothing(
+    learned: Shell, args: list[str], code: int
 ) -> None:
     before = learned.snapshot()
     result = learned.run(*args)
@@ -61,7 +63,7 @@ def test_what_makes_no_sense_is_refused_and_changes_nothing(
     assert learned.snapshot() == before
 
 
-def test_the_morning_summary_of_one_and_of_all(learned: Place) -> None:
+def test_the_activity_summary_covers_one_user_or_all(learned: Shell) -> None:
     learned.run("ask", "hello", "--user", "bob")
     text = learned.run("report").stdout
     assert "personalpeft rollback style --to base --user ada" in text
@@ -78,7 +80,7 @@ def test_the_morning_summary_of_one_and_of_all(learned: Place) -> None:
     ]
 
 
-def test_a_revision_that_was_withdrawn_is_told_until_the_next_answer(learned: Place) -> None:
+def test_a_withdrawn_revision_is_reported_until_the_next_answer(learned: Shell) -> None:
     said = []
     for number in range(4):
         learned.run("ask", f"later {number}")
@@ -94,10 +96,10 @@ def test_a_revision_that_was_withdrawn_is_told_until_the_next_answer(learned: Pl
     assert "withdrawn" in [report["event"] for report in summary["reports"]]
 
 
-def test_each_refusal_says_how_to_make_it_live_all_the_same(learned: Place) -> None:
+def test_each_refusal_says_how_to_accept_it_anyway(learned: Shell) -> None:
     for number in range(4):
         learned.run("ask", f"later {number}")
         learned.run("feedback", "--down")
-    teach(learned, 0)
+    correct_replies(learned, 0)
     told = learned.run("learn", "--from-nothing").stdout
     assert "personalpeft rollback style --to style@" in told

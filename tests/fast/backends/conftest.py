@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from backend_makers import attach, composed
-from vllm_double import Double, Open, doubled, know
+from backend_makers import attach, random_stack
+from vllm_double import Open, VllmDouble, cache_expected_tokens, run_double
 
 from personalpeft.backends.base import Backend
 from personalpeft.backends.vllm.backend import VllmBackend
@@ -28,7 +28,7 @@ SHAPE: dict[str, Any] = {
     "bos_token_id": None,
     "pad_token_id": None,
     "eos_token_id": None,
-    # Tied, a random model says its last word again for ever.
+    # With tied embeddings a random model repeats its last token forever.
     "tie_word_embeddings": False,
 }
 KINDS: dict[str, dict[str, Any]] = {
@@ -60,27 +60,27 @@ def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
     backend: Backend = request.getfixturevalue(request.param)
     names = ("one", "two", "three")
     for seed, name in enumerate(names):
-        attach(backend, name, composed(backend, seed, rank=2 + seed))
+        attach(backend, name, random_stack(backend, seed, rank=2 + seed))
     yield backend
     for name in (*names, "four"):
         backend.detach(name)
 
 
 @pytest.fixture
-def double(tiny_base: Base) -> Iterator[Double]:
-    """A server like vLLM's that fails on demand."""
-    with doubled(Double(tiny_base)) as double:
+def double(tiny_base: Base) -> Iterator[VllmDouble]:
+    """A stand-in for a vLLM server that fails on demand."""
+    with run_double(VllmDouble(tiny_base)) as double:
         yield double
 
 
 @pytest.fixture
 def open_on(tiny_base: Base, tmp_path: Path) -> Iterator[Open]:
-    """Opens the vLLM backend on a double, with what torch makes of its base's text known beforehand."""
+    """Open the vLLM backend on a stand-in, with the expected tokens of the model check cached."""
     with ExitStack() as ends:
 
-        def opened(double: Double, **more: Any) -> VllmBackend:
+        def opened(double: VllmDouble, **more: Any) -> VllmBackend:
             cache = more.pop("cache", tmp_path / "cache")
-            know(double, cache)
+            cache_expected_tokens(double, cache)
             sizes = {name: more.pop(name) for name in ("slots", "rows") if name in more}
             server = VllmServer(**{"url": double.url, "patience": 1.0, "timeout": 10.0, **more})
             backend = VllmBackend(
@@ -106,7 +106,7 @@ def base(request: pytest.FixtureRequest, tiny_base: Base, tmp_path: Path) -> Bas
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     for parameter in model.parameters():
         if parameter.ndim > 1:
-            # As they begin, weights are so small that every token is as likely as any other.
+            # At their initial scale the weights make every token equally likely.
             torch.nn.init.normal_(parameter, std=0.3)
     model.save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):

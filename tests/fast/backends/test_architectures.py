@@ -1,4 +1,4 @@
-"""The batch says what transformers' own loop says, on every kind of model that our cards name."""
+"""A batch matches transformers' own generation, for every architecture of our cards."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from backend_makers import attach, composed, row, torch_backend, written
+from backend_makers import attach, generate, random_stack, row, torch_backend
 
 from personalpeft.base_models.types import Base
 
@@ -14,9 +14,7 @@ PROMPTS = ("hello", "what is this? " * 9, "x")
 
 
 @pytest.mark.parametrize("native", [False, True], ids=["plain", "native"])
-def test_a_batch_says_what_transformers_says_to_each(
-    base: Base, native: bool, shared_cache: Path
-) -> None:
+def test_a_batch_matches_transformers(base: Base, native: bool, shared_cache: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     backend = torch_backend(base, slots=2, rows=8, **({"cache": shared_cache} if native else {}))
@@ -25,7 +23,7 @@ def test_a_batch_says_what_transformers_says_to_each(
         base.folder, dtype=torch.float32, attn_implementation="eager"
     ).eval()
     model.generation_config.eos_token_id = list(backend.end_of_turn)
-    for each, reply in zip(rows, written(backend, rows), strict=True):
+    for each, reply in zip(rows, generate(backend, rows), strict=True):
         with torch.inference_mode():
             expected = model.generate(
                 torch.tensor([each.prompt_tokens]),
@@ -40,17 +38,15 @@ def test_a_batch_says_what_transformers_says_to_each(
 
 
 @pytest.mark.parametrize("native", [False, True], ids=["plain", "native"])
-def test_rows_with_stacks_say_alone_what_they_say_together(
-    base: Base, native: bool, shared_cache: Path
-) -> None:
+def test_rows_with_stacks_match_single_rows(base: Base, native: bool, shared_cache: Path) -> None:
     backend = torch_backend(base, slots=2, rows=8, **({"cache": shared_cache} if native else {}))
     for seed in (1, 2):
-        attach(backend, f"s{seed}", composed(backend, seed, rank=seed + 1, size=0.2))
+        attach(backend, f"s{seed}", random_stack(backend, seed, rank=seed + 1, size=0.2))
     rows = [
         row(backend, prompt, stack, owner=f"{prompt}{stack}", max_tokens=12)
         for prompt in PROMPTS[:2]
         for stack in (None, "s1", "s2")
     ]
-    together = [reply.tokens for reply in written(backend, rows)]
-    assert [written(backend, [each])[0].tokens for each in rows] == together
+    together = [reply.tokens for reply in generate(backend, rows)]
+    assert [generate(backend, [each])[0].tokens for each in rows] == together
     assert len(set(together)) > 3

@@ -1,4 +1,4 @@
-"""What is attached under which key: never too much at once, and each loaded once, however many threads are at it."""
+"""Attached stacks never exceed the slots, and concurrent threads load each key once."""
 
 from __future__ import annotations
 
@@ -21,41 +21,41 @@ SLOTS, KEYS, THREADS = 3, "abcde", 4
 Act: TypeAlias = tuple[Literal["put", "fail", "drop"], str]
 
 
-class Failed(Exception):
+class LoadFailed(Exception):
     pass
 
 
-# eq=False: what is loaded twice is two.
+# eq=False: two loads are two objects.
 @dataclass(eq=False)
-class Thing:
+class LoadedStack:
     key: str
-    given_back: int = 0
+    releases: int = 0
 
 
-class Shop:
-    """Loads things, and knows which nobody has given back."""
+class CountingLoader:
+    """Loads stacks and tracks which were not released."""
 
     def __init__(self) -> None:
-        self.attached = AttachedStacks[Thing](SLOTS)
+        self.attached = AttachedStacks[LoadedStack](SLOTS)
         self._turn = threading.Lock()
-        self.out: set[Thing] = set()
+        self.out: set[LoadedStack] = set()
         self.loading: dict[str, int] = dict.fromkeys(KEYS, 0)
-        # Calls that may give something back which is not noted here yet.
+        # Calls in progress may release a stack that is not recorded yet.
         self.giving = 0
         self.faults: list[str] = []
 
-    def act(self, act: Act) -> None:
+    def perform(self, act: Act) -> None:
         what, key = act
         if what in ("put", "fail"):
-            with suppress(RuntimeError, Failed):
+            with suppress(RuntimeError, LoadFailed):
                 self.attached.put(key, lambda: self._load(key, fails=what == "fail"))
         else:
-            self._given_back(lambda: self.attached.drop(key))
+            self._record_release(lambda: self.attached.drop(key))
 
-    def _load(self, key: str, *, fails: bool) -> Thing:
-        thing = Thing(key)
+    def _load(self, key: str, *, fails: bool) -> LoadedStack:
+        stack = LoadedStack(key)
         with self._turn:
-            self.out.add(thing)
+            self.out.add(stack)
             self.loading[key] += 1
             if self.loading[key] > 1:
                 self.faults.append(f"{key} is loaded twice at once")
@@ -65,25 +65,25 @@ class Shop:
         with self._turn:
             self.loading[key] -= 1
             if fails:
-                self.out.remove(thing)
+                self.out.remove(stack)
         if fails:
-            raise Failed
-        return thing
+            raise LoadFailed
+        return stack
 
-    def _given_back(self, act: Callable[[], Thing | None]) -> None:
+    def _record_release(self, drop: Callable[[], LoadedStack | None]) -> None:
         with self._turn:
             self.giving += 1
-        thing = act()
+        stack = drop()
         with self._turn:
             self.giving -= 1
-            if thing is not None:
-                self.note(thing)
+            if stack is not None:
+                self.release(stack)
 
-    def note(self, thing: Thing) -> None:
-        thing.given_back += 1
-        self.out.discard(thing)
-        if thing.given_back > 1:
-            self.faults.append(f"{thing.key} was given back twice")
+    def release(self, stack: LoadedStack) -> None:
+        stack.releases += 1
+        self.out.discard(stack)
+        if stack.releases > 1:
+            self.faults.append(f"{stack.key} was released twice")
 
 
 acts = st.tuples(st.sampled_from(["put", "put", "fail", "drop"]), st.sampled_from(KEYS))
@@ -91,26 +91,26 @@ acts = st.tuples(st.sampled_from(["put", "put", "fail", "drop"]), st.sampled_fro
 
 @examples(60)
 @given(st.lists(st.lists(acts, max_size=12), min_size=THREADS, max_size=THREADS))
-def test_whatever_threads_do_there_is_never_too_much_and_each_thing_is_given_back_once(
+def test_concurrent_threads_stay_within_the_slots_and_release_each_stack_once(
     work: list[list[Act]],
 ) -> None:
-    shop = Shop()
+    loader = CountingLoader()
 
-    def all_of(acts: list[Act]) -> None:
-        for act in acts:
-            shop.act(act)
+    def run_acts(acts: list[Act]) -> None:
+        for perform in acts:
+            loader.perform(perform)
 
     with ThreadPoolExecutor(THREADS) as pool:
-        for done in [pool.submit(all_of, acts) for acts in work]:
+        for done in [pool.submit(run_acts, acts) for acts in work]:
             done.result()
-    assert shop.faults == []
-    for thing in shop.attached.clear():
-        shop.note(thing)
-    assert shop.faults == []
-    assert not shop.out
+    assert loader.faults == []
+    for stack in loader.attached.clear():
+        loader.release(stack)
+    assert loader.faults == []
+    assert not loader.out
 
 
-def test_different_keys_are_loaded_side_by_side() -> None:
+def test_different_keys_load_in_parallel() -> None:
     attached = AttachedStacks[str](2)
     both = threading.Barrier(2, timeout=10)
 
@@ -124,15 +124,15 @@ def test_different_keys_are_loaded_side_by_side() -> None:
     assert [attached.get(key) for key in "ab"] == ["a", "b"]
 
 
-def test_one_key_asked_for_twice_is_loaded_once_and_one_that_fails_is_tried_by_the_next() -> None:
+def test_one_key_is_loaded_once_and_a_failed_load_is_retried_by_the_next_caller() -> None:
     attached = AttachedStacks[int](1)
-    begun, may = threading.Event(), threading.Event()
+    started, proceed = threading.Event(), threading.Event()
     loads: list[int] = []
 
     def fails() -> int:
-        begun.set()
-        assert may.wait(10)
-        raise Failed
+        started.set()
+        assert proceed.wait(10)
+        raise LoadFailed
 
     def load() -> int:
         loads.append(len(loads))
@@ -140,12 +140,12 @@ def test_one_key_asked_for_twice_is_loaded_once_and_one_that_fails_is_tried_by_t
 
     with ThreadPoolExecutor(3) as pool:
         first = pool.submit(attached.put, "a", fails)
-        assert begun.wait(10)
+        assert started.wait(10)
         others = [pool.submit(attached.put, "a", load) for _ in range(2)]
         time.sleep(0.05)
         assert not loads
-        may.set()
-        with pytest.raises(Failed):
+        proceed.set()
+        with pytest.raises(LoadFailed):
             first.result()
         for other in others:
             other.result()
@@ -153,22 +153,22 @@ def test_one_key_asked_for_twice_is_loaded_once_and_one_that_fails_is_tried_by_t
     assert attached.get("a") == 1
 
 
-def test_what_is_being_loaded_takes_its_slot_and_a_failure_frees_it() -> None:
+def test_a_running_load_occupies_its_slot_and_a_failure_frees_it() -> None:
     attached = AttachedStacks[str](1)
-    begun, may = threading.Event(), threading.Event()
+    started, proceed = threading.Event(), threading.Event()
 
     def fails() -> str:
-        begun.set()
-        assert may.wait(10)
-        raise Failed
+        started.set()
+        assert proceed.wait(10)
+        raise LoadFailed
 
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(attached.put, "a", fails)
-        assert begun.wait(10)
+        assert started.wait(10)
         with pytest.raises(RuntimeError, match="taken"):
             attached.put("b", lambda: "b")
-        may.set()
-        with pytest.raises(Failed):
+        proceed.set()
+        with pytest.raises(LoadFailed):
             first.result()
     attached.put("b", lambda: "b")
     assert attached.get("b") == "b"

@@ -1,4 +1,4 @@
-"""Scores: a pack of continuations says of each what it says of it alone, and PEFT says the same."""
+"""A pack of continuations scores each as alone, and PEFT computes the same scores."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from backend_makers import adapter, after, attach
+from backend_makers import attach, continuation, random_adapter
 from example_counts import examples
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
@@ -18,14 +18,14 @@ from personalpeft.backends.base import Backend, Continuation
 from personalpeft.backends.torch.training.packing import pack
 from personalpeft.base_models.types import Base
 
-# Of float32 sums taken in another order.
+# Of float32 sums in another order.
 CLOSE = 2e-4
 TOKENS = st.lists(st.integers(0, 3), min_size=1, max_size=6).map(tuple)
 ITEMS = st.lists(st.builds(Continuation, TOKENS, TOKENS), min_size=1, max_size=6)
 
 
 @given(items=ITEMS)
-def test_a_pack_computes_each_prefix_once_and_shows_each_token_its_own_past_alone(
+def test_a_pack_computes_each_prefix_once_and_attends_within_each_item(
     items: list[Continuation],
 ) -> None:
     packed = pack(items)
@@ -35,25 +35,28 @@ def test_a_pack_computes_each_prefix_once_and_shows_each_token_its_own_past_alon
         for n in range(1, len(i.prompt) + len(i.completion))
     }
     assert len(packed.tokens) == len(prefixes)
+    tokens, positions, visible = (
+        each.numpy() for each in (packed.tokens, packed.positions, packed.visible)
+    )
     for item, reads in zip(items, packed.reads, strict=True):
         assert len(reads) == len(item.completion)
         for nth, node in enumerate(reads):
-            seen = np.flatnonzero(packed.visible[node])
-            in_order = seen[np.argsort(packed.positions[seen])]
+            seen = np.flatnonzero(visible[node])
+            in_order = seen[np.argsort(positions[seen])]
             past = (*item.prompt, *item.completion)[: len(item.prompt) + nth]
-            assert tuple(packed.tokens[in_order].tolist()) == past
-            assert packed.positions[in_order].tolist() == list(range(len(past)))
+            assert tuple(tokens[in_order].tolist()) == past
+            assert positions[in_order].tolist() == list(range(len(past)))
 
 
 @pytest.mark.parametrize("item", [Continuation((), (1,)), Continuation((1,), ())])
-def test_a_continuation_of_nothing_is_refused(item: Continuation) -> None:
+def test_an_empty_continuation_is_refused(item: Continuation) -> None:
     with pytest.raises(ValueError, match="completion"):
         pack([item])
 
 
 @examples(15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(items=ITEMS, stack=st.sampled_from([None, "one"]))
-def test_scores_of_a_pack_are_those_of_each_alone(
+def test_packed_scores_match_single_scores(
     backend: Backend, items: list[Continuation], stack: str | None
 ) -> None:
     together = backend.score([*items, items[0]], stack, kl=True)
@@ -63,14 +66,14 @@ def test_scores_of_a_pack_are_those_of_each_alone(
         assert score.kl == pytest.approx(alone.kl, abs=CLOSE)
 
 
-def test_more_than_fits_into_one_pass_is_scored_in_order(backend: Backend) -> None:
-    items = [after(backend, f"question {n}", "A long answer. " * 12) for n in range(12)]
+def test_items_beyond_one_pass_are_scored_in_order(backend: Backend) -> None:
+    items = [continuation(backend, f"question {n}", "A long answer. " * 12) for n in range(12)]
     for item, score in zip(items, backend.score(items, "one"), strict=True):
         assert score.logp == pytest.approx(backend.score([item], "one")[0].logp, abs=CLOSE)
 
 
-def test_the_base_is_nowhere_apart_from_itself(backend: Backend) -> None:
-    items = [after(backend, "hello", "bye"), after(backend, "why", "so")]
+def test_the_base_has_zero_divergence_from_itself(backend: Backend) -> None:
+    items = [continuation(backend, "hello", "bye"), continuation(backend, "why", "so")]
     assert [score.kl for score in backend.score(items, None, kl=True)] == pytest.approx(
         [0.0, 0.0], abs=1e-6
     )
@@ -78,20 +81,21 @@ def test_the_base_is_nowhere_apart_from_itself(backend: Backend) -> None:
     assert backend.score([], None) == ()
 
 
-def test_in_the_numbers_that_the_machine_prefers_a_pack_differs_by_little(tiny_base: Base) -> None:
+def test_in_the_native_precision_a_pack_differs_by_little(tiny_base: Base) -> None:
     from personalpeft.backends.torch.backend import TorchBackend
 
     backend = TorchBackend(tiny_base)
-    attach(backend, "one", compose([(adapter(backend, 0), 1.0)]))
-    items = [after(backend, f"question {n % 3}", f"answer {n}") for n in range(6)]
+    attach(backend, "one", compose([(random_adapter(backend, 0), 1.0)]))
+    items = [continuation(backend, f"question {n % 3}", f"answer {n}") for n in range(6)]
     together = backend.score(items, "one")
-    # bfloat16 has 8 bits of precision; over a mean of ten log-probs of about 6 nats that leaves some hundredths.
+    # bfloat16 has 8 bits of precision; over a mean of ten log-probs of about 6 nats that leaves
+    # some hundredths.
     for item, score in zip(items, together, strict=True):
         assert score.logp == pytest.approx(backend.score([item], "one")[0].logp, abs=0.1)
 
 
 def peft_logp(base: Base, folder: Path, items: list[Continuation]) -> list[float]:
-    """The same by transformers and PEFT alone, one at a time."""
+    """Score by transformers and PEFT alone, one item at a time."""
     import torch
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
@@ -107,11 +111,12 @@ def peft_logp(base: Base, folder: Path, items: list[Continuation]) -> list[float
     return scores
 
 
-def test_an_exported_adapter_means_to_peft_what_it_means_to_us(
-    torch_tiny: Backend, tmp_path: Path
-) -> None:
-    one, two = adapter(torch_tiny, 31, rank=3), adapter(torch_tiny, 32, rank=2, layer="memory")
-    items = [after(torch_tiny, f"question {n}", "an answer") for n in range(3)]
+def test_an_exported_adapter_scores_the_same_in_peft(torch_tiny: Backend, tmp_path: Path) -> None:
+    one, two = (
+        random_adapter(torch_tiny, 31, rank=3),
+        random_adapter(torch_tiny, 32, rank=2, layer="memory"),
+    )
+    items = [continuation(torch_tiny, f"question {n}", "an answer") for n in range(3)]
     base = torch_tiny.base
     export_peft(one, base.architecture, tmp_path / "one", base_name="tiny-random")
     export_stack_peft(

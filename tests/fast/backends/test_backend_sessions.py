@@ -1,4 +1,4 @@
-"""What every backend promises of training: the same steps give the same bytes, from wherever one goes on."""
+"""On every backend equal training steps give equal bytes, also after a resumption."""
 
 from __future__ import annotations
 
@@ -7,13 +7,24 @@ from typing import Any
 
 import numpy as np
 import pytest
-from backend_makers import after, attach, bytes_of, composed, lessons, row, spec, train, written
+from backend_makers import (
+    attach,
+    bytes_of,
+    continuation,
+    generate,
+    random_stack,
+    row,
+    session_spec,
+    train,
+    training_steps,
+)
 from example_counts import examples
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from personalpeft.adapters.types import AdapterStack, ScaledLoRA
 from personalpeft.backends.base import Backend, Continuation, Session
+from personalpeft.backends.torch.backend import TorchBackend
 from personalpeft.learning.train.losses import ContextDistillationLoss, SFTLoss
 from personalpeft.types import Message
 
@@ -22,8 +33,8 @@ few = examples(10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def trained(backend: Backend, **changes: Any) -> bytes:
-    session = backend.session(spec(backend, **changes))
-    train(session, lessons(backend, STEPS))
+    session = backend.session(session_spec(backend, **changes))
+    train(session, training_steps(backend, STEPS))
     session.close()
     return bytes_of(session)
 
@@ -34,7 +45,7 @@ def scaled(session: Session, scaling: float) -> AdapterStack:
     )
 
 
-def test_the_same_spec_and_steps_give_the_same_bytes(backend: Backend) -> None:
+def test_equal_specs_and_steps_give_equal_bytes(backend: Backend) -> None:
     assert trained(backend) == trained(backend)
     assert trained(backend, base_key="one") == trained(backend, base_key="one")
 
@@ -44,54 +55,57 @@ def test_another_spec_gives_other_bytes(backend: Backend, changes: dict[str, Any
     assert trained(backend, **changes) != trained(backend)
 
 
-def test_serving_in_between_changes_no_byte(backend: Backend) -> None:
-    session, steps = backend.session(spec(backend, base_key="one")), lessons(backend, STEPS)
+def test_serving_during_training_changes_no_byte(backend: Backend) -> None:
+    session, steps = (
+        backend.session(session_spec(backend, base_key="one")),
+        training_steps(backend, STEPS),
+    )
     session.precompute_ref_log_probs([term for terms in steps for term in terms])
     for terms in steps:
         session.step(terms, 1e-2)
-        written(
+        generate(
             backend,
             [
                 row(backend, "hello", stack, temperature=1.0, max_tokens=3)
                 for stack in ("two", None)
             ],
         )
-        backend.score([after(backend, "hello", "bye")], "two")
+        backend.score([continuation(backend, "hello", "bye")], "two")
     assert bytes_of(session) == trained(backend, base_key="one")
 
 
-def test_what_lies_below_stays_what_it_was_when_its_slot_is_filled_anew(backend: Backend) -> None:
+def test_the_layers_below_stay_fixed_when_their_slot_is_reused(backend: Backend) -> None:
     expected = trained(backend, base_key="one")
-    session = backend.session(spec(backend, base_key="one"))
+    session = backend.session(session_spec(backend, base_key="one"))
     backend.detach("one")
-    attach(backend, "one", composed(backend, 40))
-    train(session, lessons(backend, STEPS))
+    attach(backend, "one", random_stack(backend, 40))
+    train(session, training_steps(backend, STEPS))
     assert bytes_of(session) == expected
 
 
 @few
 @given(cuts=st.lists(st.integers(0, STEPS), max_size=3).map(sorted))
-def test_a_session_that_goes_on_elsewhere_ends_with_the_bytes_of_one_that_never_stopped(
+def test_a_resumed_session_ends_with_the_bytes_of_an_uninterrupted_one(
     backend: Backend, cuts: list[int]
 ) -> None:
-    steps, done = lessons(backend, STEPS), 0
-    session = backend.session(spec(backend, base_key="two"))
+    steps, done = training_steps(backend, STEPS), 0
+    session = backend.session(session_spec(backend, base_key="two"))
     for cut in cuts:
         train(session, steps[:cut], done=done)
         state = {name: array.copy() for name, array in session.state().items()}
         session.close()
-        session, done = backend.session(spec(backend, base_key="two")), cut
+        session, done = backend.session(session_spec(backend, base_key="two")), cut
         session.restore(state)
     train(session, steps, done=done)
     assert bytes_of(session) == trained(backend, base_key="two")
 
 
-def test_what_was_saved_does_not_change_when_the_session_goes_on(backend: Backend) -> None:
-    session = backend.session(spec(backend))
-    train(session, lessons(backend, 2))
+def test_a_saved_state_does_not_change_when_the_session_continues(backend: Backend) -> None:
+    session = backend.session(session_spec(backend))
+    train(session, training_steps(backend, 2))
     state = session.state()
     before = {name: array.tobytes() for name, array in state.items()}
-    train(session, lessons(backend, 2))
+    train(session, training_steps(backend, 2))
     assert {name: array.tobytes() for name, array in state.items()} == before
 
 
@@ -110,9 +124,11 @@ GARBAGE: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("garbage", sorted(GARBAGE))
-def test_garbage_is_no_saved_session_and_changes_nothing(backend: Backend, garbage: str) -> None:
-    steps = lessons(backend, STEPS)
-    session = backend.session(spec(backend))
+def test_an_invalid_saved_state_is_refused_and_changes_nothing(
+    backend: Backend, garbage: str
+) -> None:
+    steps = training_steps(backend, STEPS)
+    session = backend.session(session_spec(backend))
     train(session, steps[:3])
     bad = GARBAGE[garbage]({name: array.copy() for name, array in session.state().items()})
     with pytest.raises(ValueError, match="session"):
@@ -121,45 +137,45 @@ def test_garbage_is_no_saved_session_and_changes_nothing(backend: Backend, garba
     assert bytes_of(session) == trained(backend)
 
 
-def test_a_session_of_another_rank_is_refused(torch_tiny: Backend) -> None:
-    wider = torch_tiny.session(spec(torch_tiny, rank=3))
-    train(wider, lessons(torch_tiny, 1))
+def test_a_saved_state_of_another_rank_is_refused(torch_tiny: Backend) -> None:
+    wider = torch_tiny.session(session_spec(torch_tiny, rank=3))
+    train(wider, training_steps(torch_tiny, 1))
     with pytest.raises(ValueError, match="session"):
-        torch_tiny.session(spec(torch_tiny)).restore(wider.state())
+        torch_tiny.session(session_spec(torch_tiny)).restore(wider.state())
 
 
 @pytest.mark.parametrize(
     "changes", [{"target_modules": ("mlp.never_proj",)}, {"base_key": "never attached"}]
 )
-def test_a_spec_that_does_not_fit_is_refused(backend: Backend, changes: dict[str, Any]) -> None:
+def test_an_invalid_spec_is_refused(backend: Backend, changes: dict[str, Any]) -> None:
     with pytest.raises((ValueError, KeyError)):
-        backend.session(spec(backend, **changes))
+        backend.session(session_spec(backend, **changes))
 
 
 def test_a_parent_of_another_rank_is_refused(torch_tiny: Backend) -> None:
-    parent = torch_tiny.session(spec(torch_tiny)).weights()
+    parent = torch_tiny.session(session_spec(torch_tiny)).weights()
     with pytest.raises(ValueError, match="rank 2"):
-        torch_tiny.session(spec(torch_tiny, rank=4, initial_weights=parent))
+        torch_tiny.session(session_spec(torch_tiny, rank=4, initial_weights=parent))
 
 
-def test_a_child_begins_where_its_parent_ended(backend: Backend) -> None:
-    session = backend.session(spec(backend))
-    train(session, lessons(backend, 3))
+def test_a_child_starts_at_its_parents_weights(backend: Backend) -> None:
+    session = backend.session(session_spec(backend))
+    train(session, training_steps(backend, 3))
     parent = session.weights()
-    child = backend.session(spec(backend, initial_weights=parent))
-    train(child, lessons(backend, 1))
-    other = backend.session(spec(backend, initial_weights=parent))
-    train(other, lessons(backend, 1))
+    child = backend.session(session_spec(backend, initial_weights=parent))
+    train(child, training_steps(backend, 1))
+    other = backend.session(session_spec(backend, initial_weights=parent))
+    train(other, training_steps(backend, 1))
     assert bytes_of(child) == bytes_of(other) != bytes_of(session)
     assert all(
         parent[name].b.tobytes() == pair.b.tobytes() for name, pair in session.weights().items()
     )
 
 
-def test_a_new_layer_says_what_lies_below_until_it_has_learned(torch_tiny: Backend) -> None:
-    attach(torch_tiny, "new", scaled(torch_tiny.session(spec(torch_tiny)), 4.0))
+def test_a_new_layer_changes_nothing_until_it_is_trained(torch_tiny: Backend) -> None:
+    attach(torch_tiny, "new", scaled(torch_tiny.session(session_spec(torch_tiny)), 4.0))
     try:
-        base, new = written(
+        base, new = generate(
             torch_tiny, [row(torch_tiny, "hello", stack) for stack in (None, "new")]
         )
     finally:
@@ -167,9 +183,9 @@ def test_a_new_layer_says_what_lies_below_until_it_has_learned(torch_tiny: Backe
     assert base.text == new.text
 
 
-def test_what_was_learned_is_likelier_and_is_what_the_session_saw(torch_tiny: Backend) -> None:
-    item = after(torch_tiny, "hello", "Ahoy!")
-    session = torch_tiny.session(spec(torch_tiny))
+def test_training_raises_the_likelihood_that_the_session_reports(torch_tiny: Backend) -> None:
+    item = continuation(torch_tiny, "hello", "Ahoy!")
+    session = torch_tiny.session(session_spec(torch_tiny))
     losses = [session.step([SFTLoss(item)], 1e-2) for _ in range(8)]
     assert losses[-1] < losses[0] - 0.5
     attach(torch_tiny, "learned", scaled(session, 4.0))
@@ -183,22 +199,26 @@ def test_what_was_learned_is_likelier_and_is_what_the_session_saw(torch_tiny: Ba
     assert now.logp > before.logp + 0.5
 
 
-def test_training_never_touches_the_base(backend: Backend) -> None:
-    before = backend.fingerprint()
-    session = backend.session(spec(backend, base_key="one"))
-    train(session, lessons(backend, 3))
+def test_training_never_modifies_the_base(torch_tiny: TorchBackend) -> None:
+    before = torch_tiny.fingerprint()
+    attach(torch_tiny, "one", random_stack(torch_tiny, 0))
+    session = torch_tiny.session(session_spec(torch_tiny, base_key="one"))
+    train(session, training_steps(torch_tiny, 3))
     session.close()
     session.close()
-    assert backend.fingerprint() == before
+    torch_tiny.detach("one")
+    assert torch_tiny.fingerprint() == before
 
 
-def test_distillation_says_without_the_fact_what_was_said_with_it(torch_tiny: Backend) -> None:
-    """The divergence from what the model says with a fact in its prompt to what it says without falls, step by step."""
+def test_distillation_reduces_the_divergence_from_replies_with_the_fact(
+    torch_tiny: Backend,
+) -> None:
+    """The divergence between replies with and without the fact in the prompt falls with each step."""
     reply = torch_tiny.encode("Your dog is Biscuit.")
     learned = Continuation(torch_tiny.render([Message("user", "What is my dog called?")]), reply)
-    told = [Message("system", "The dog is Biscuit."), Message("user", "What is my dog called?")]
-    term = ContextDistillationLoss(learned, Continuation(torch_tiny.render(told), reply))
-    session = torch_tiny.session(spec(torch_tiny))
+    prompt = [Message("system", "The dog is Biscuit."), Message("user", "What is my dog called?")]
+    term = ContextDistillationLoss(learned, Continuation(torch_tiny.render(prompt), reply))
+    session = torch_tiny.session(session_spec(torch_tiny))
     session.precompute_ref_log_probs([term])
     losses = [session.step([term], 3e-2) for _ in range(12)]
 

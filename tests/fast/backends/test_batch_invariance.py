@@ -1,4 +1,4 @@
-"""A reply's bits depend on its own request alone: not on what is cached, on company, on how the prompt is cut, or on learns."""
+"""A reply's bits depend on its request alone, not on caches, batches, prompt chunks or learns."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ import pytest
 import torch
 from backend_makers import (
     INSTRUCTION_SETS,
-    Writing,
+    Batch,
     attach,
     bits,
-    cold,
-    composed,
-    lessons,
+    generate,
+    generate_staggered,
+    generate_uncached,
+    random_stack,
     row,
-    spec,
-    staggered,
+    session_spec,
     train,
-    written,
+    training_steps,
 )
 from example_counts import examples
 from hypothesis import given
@@ -36,7 +36,7 @@ from personalpeft.base_models.types import Base
 
 ROWS = 6
 OWNERS = ("ada", "ben")
-# One is longer than what is read at once beside other rows, so it is cut where the others happen to be.
+# One prompt exceeds the chunk of a step, so that its cuts depend on the other rows.
 PROMPTS = ("hello", "what is this? " * 3, "x", "a long story about rain. " * 6)
 
 
@@ -53,7 +53,7 @@ def backend(request: pytest.FixtureRequest, base: Base, shared_cache: Path) -> B
     if made.batch_invariance is not BatchInvariance.HOLDS:
         pytest.skip(f"nothing is promised here: {made.description}")
     for seed in (1, 2):
-        attach(made, f"s{seed}", composed(made, seed, rank=3 * seed, size=0.2))
+        attach(made, f"s{seed}", random_stack(made, seed, rank=3 * seed, size=0.2))
     return made
 
 
@@ -66,10 +66,10 @@ requests = st.tuples(
 )
 
 
-def test_a_reply_is_the_same_bits_cold_warm_cut_and_in_company(backend: Backend) -> None:
+def test_a_reply_has_the_same_bits_cold_cached_chunked_and_batched(backend: Backend) -> None:
     @examples(5)
-    @given(asked=st.lists(requests, min_size=1, max_size=ROWS), data=st.data())
-    def holds(asked: list[tuple[str, str | None, str, float, int]], data: st.DataObject) -> None:
+    @given(cases=st.lists(requests, min_size=1, max_size=ROWS), data=st.data())
+    def holds(cases: list[tuple[str, str | None, str, float, int]], data: st.DataObject) -> None:
         rows = [
             row(
                 backend,
@@ -81,20 +81,20 @@ def test_a_reply_is_the_same_bits_cold_warm_cut_and_in_company(backend: Backend)
                 temperature=temperature,
                 seed=seed,
             )
-            for prompt, stack, owner, temperature, seed in asked
+            for prompt, stack, owner, temperature, seed in cases
         ]
-        alone = [bits(cold(backend, each)) for each in rows]
+        alone = [bits(generate_uncached(backend, each)) for each in rows]
         for _ in range(2):
             steps = data.draw(st.lists(st.integers(0, 4), min_size=len(rows), max_size=len(rows)))
-            assert [bits(reply) for reply in staggered(backend, rows, steps)] == alone
+            assert [bits(reply) for reply in generate_staggered(backend, rows, steps)] == alone
 
     holds()
 
 
-def test_a_row_that_was_preempted_goes_on_with_the_same_bits(backend: Backend) -> None:
+def test_a_preempted_row_resumes_with_the_same_bits(backend: Backend) -> None:
     @examples(6)
-    @given(asked=st.lists(requests, min_size=1, max_size=4), data=st.data())
-    def holds(asked: list[tuple[str, str | None, str, float, int]], data: st.DataObject) -> None:
+    @given(cases=st.lists(requests, min_size=1, max_size=4), data=st.data())
+    def holds(cases: list[tuple[str, str | None, str, float, int]], data: st.DataObject) -> None:
         rows = [
             row(
                 backend,
@@ -106,11 +106,11 @@ def test_a_row_that_was_preempted_goes_on_with_the_same_bits(backend: Backend) -
                 temperature=2 * temperature,
                 seed=seed,
             )
-            for prompt, stack, owner, temperature, seed in asked
+            for prompt, stack, owner, temperature, seed in cases
         ]
-        alone = [cold(backend, each) for each in rows]
+        alone = [generate_uncached(backend, each) for each in rows]
         backend.clear_cache()
-        writing = Writing(backend)
+        writing = Batch(backend)
         try:
             replies = [writing.join(each) for each in rows]
             preempted: dict[int, Callable[[], bool]] = {}
@@ -120,7 +120,7 @@ def test_a_row_that_was_preempted_goes_on_with_the_same_bits(backend: Backend) -
                 if replies[number].finish is None and number not in preempted:
                     preempted[number] = writing.preempt(replies[number])
                 if data.draw(st.booleans()):
-                    # Nothing is found again, so all of it is read anew.
+                    # Nothing is cached, so the whole prompt is read again.
                     backend.clear_cache()
                 for each in (
                     data.draw(st.sets(st.sampled_from(sorted(preempted)))) if preempted else ()
@@ -137,16 +137,16 @@ def test_a_row_that_was_preempted_goes_on_with_the_same_bits(backend: Backend) -
     holds()
 
 
-def test_what_decoding_wrote_is_found_again_only_as_a_prompt_would_have_it(
+def test_decoded_blocks_are_reused_only_with_a_prompts_bits(
     backend: Backend,
 ) -> None:
     first = row(backend, PROMPTS[1], "s1", logprobs=True, max_tokens=80, temperature=1.5, seed=4)
-    reply = cold(backend, first)
+    reply = generate_uncached(backend, first)
     longer = replace(first, prompt_tokens=first.prompt_tokens + reply.tokens + first.prompt_tokens)
-    expected = bits(cold(backend, longer))
-    cold(backend, first)
+    expected = bits(generate_uncached(backend, longer))
+    generate_uncached(backend, first)
     before = backend.occupancy().reused_tokens
-    assert bits(written(backend, [longer])[0]) == expected
+    assert bits(generate(backend, [longer])[0]) == expected
     # Whole blocks of the reply were found, not of the first prompt alone.
     assert len(reply.tokens) < 40 or backend.occupancy().reused_tokens - before > len(
         first.prompt_tokens
@@ -155,19 +155,19 @@ def test_what_decoding_wrote_is_found_again_only_as_a_prompt_would_have_it(
 
 def test_a_learn_of_another_user_changes_no_bit(backend: Backend) -> None:
     each = row(backend, PROMPTS[3], "s1", logprobs=True)
-    before = bits(cold(backend, each))
-    session = backend.session(spec(backend))
-    train(session, lessons(backend, 2))
-    assert bits(cold(backend, each)) == before
+    before = bits(generate_uncached(backend, each))
+    session = backend.session(session_spec(backend))
+    train(session, training_steps(backend, 2))
+    assert bits(generate_uncached(backend, each)) == before
     session.close()
-    assert bits(cold(backend, each)) == before
+    assert bits(generate_uncached(backend, each)) == before
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "name", [name for name, (flag, _) in INSTRUCTION_SETS.items() if flag in cpu_flags().split()]
 )
-def test_it_holds_with_each_instruction_set_that_this_processor_has(
+def test_batch_invariance_holds_with_each_instruction_set_of_this_processor(
     name: str, tmp_path: Path
 ) -> None:
     _, limits = INSTRUCTION_SETS[name]

@@ -1,4 +1,4 @@
-"""A product keeps to numbers of rows that add up alike, on processors with any classes of them."""
+"""A matrix product uses row counts with equal bits, for any classes of row counts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from personalpeft.backends.torch.batch_invariant_matmul import (
     find_row_counts,
     is_usable,
 )
-from personalpeft.backends.torch.ops.reference_ops import ReferenceOps
+from personalpeft.backends.torch.ops.base import Ops
 from personalpeft.backends.torch.ops.self_test import find_wrong_kernel
 
 INPUTS = 8
@@ -28,7 +28,7 @@ X = torch.arange(256 * INPUTS, dtype=torch.float32).view(256, INPUTS)
 
 
 def product_with(class_of: Callable[[int], int]) -> Callable[[Tensor], Tensor]:
-    """A product whose last bits depend on the class that its number of rows is in."""
+    """Return a product whose last bits depend on the class of its row count."""
 
     def product(x: Tensor) -> Tensor:
         return x.sum(-1, keepdim=True) + class_of(len(x)) / 2
@@ -37,37 +37,37 @@ def product_with(class_of: Callable[[int], int]) -> Callable[[Tensor], Tensor]:
 
 
 def amx(rows: int) -> int:
-    """The classes that were measured on an AMX processor in bfloat16, the narrowest shape."""
+    """The classes measured on an AMX processor in bfloat16, for the narrowest shape."""
     return 0 if rows < 2 else 1 if rows <= 32 else 2 if rows <= 36 else 3 if rows <= 300 else 4
 
 
 def mkl(rows: int) -> int:
-    """Those of MKL in float32 with two threads."""
+    """The classes of MKL in float32 with two threads."""
     return 0 if rows < 2 else 1 if rows < 4 else 2 if rows in (4, 8) or rows >= 12 else rows
 
 
-@pytest.mark.parametrize(("classes", "of_one"), [(amx, 37), (mkl, 4), (lambda rows: 0, 1)])
+@pytest.mark.parametrize(("classes", "padded_one"), [(amx, 37), (mkl, 4), (lambda rows: 0, 1)])
 @given(rows=st.integers(1, 700))
 def test_a_row_has_the_same_bits_in_a_batch_of_any_size(
-    classes: Callable[[int], int], of_one: int, rows: int
+    classes: Callable[[int], int], padded_one: int, rows: int
 ) -> None:
     product = product_with(classes)
     counts = find_row_counts(product, X, (1,))
     assert counts is not None
-    assert counts.padded(1) == of_one
+    assert counts.padded(1) == padded_one
     x = X.repeat(3, 1)[:rows]
     assert torch.equal(
         counts.apply(product, x), torch.cat([counts.apply(product, row[None]) for row in x])
     )
 
 
-def test_where_one_class_holds_everything_nothing_is_padded_or_cut() -> None:
+def test_with_a_single_class_nothing_is_padded_or_cut() -> None:
     counts = find_row_counts(product_with(lambda rows: 0), X, (1,))
     assert counts is not None
     assert [counts.padded(rows) for rows in range(1, 257)] == list(range(1, 257))
 
 
-def test_where_a_rows_bits_depend_on_its_place_no_class_is_claimed() -> None:
+def test_no_class_is_reported_when_bits_depend_on_the_row_position() -> None:
     def product(x: Tensor) -> Tensor:
         return x + torch.arange(len(x))[:, None] % 2
 
@@ -75,7 +75,7 @@ def test_where_a_rows_bits_depend_on_its_place_no_class_is_claimed() -> None:
     assert found is None or found.counts == (1,)
 
 
-def test_a_number_of_rows_that_the_library_cannot_compute_is_not_used() -> None:
+def test_a_row_count_that_the_library_cannot_compute_is_not_used() -> None:
     def product(x: Tensor) -> Tensor:
         if len(x) < 8:
             raise RuntimeError("could not create a primitive descriptor")
@@ -86,7 +86,7 @@ def test_a_number_of_rows_that_the_library_cannot_compute_is_not_used() -> None:
     assert found.padded(1) == 8
 
 
-def test_what_was_kept_for_another_base_changes_no_promise(tmp_path: Path) -> None:
+def test_a_cached_choice_of_another_base_is_not_used(tmp_path: Path) -> None:
     first = ProductChooser((1,), tmp_path)
     first.choose(SHAPE)
     (file,) = (tmp_path / "products").iterdir()
@@ -100,7 +100,7 @@ def test_what_was_kept_for_another_base_changes_no_promise(tmp_path: Path) -> No
     assert second.invariant
 
 
-def test_numbers_of_threads_that_add_up_otherwise_share_no_class() -> None:
+def test_thread_counts_with_different_bits_share_no_class() -> None:
     def product(x: Tensor) -> Tensor:
         return x + (torch.get_num_threads() if len(x) < 12 else 0)
 
@@ -112,7 +112,7 @@ def test_numbers_of_threads_that_add_up_otherwise_share_no_class() -> None:
 SHAPE = ProductShape(64, 96, torch.float32, bias=True)
 
 
-def test_a_choice_is_kept_and_a_damaged_file_is_tried_again(tmp_path: Path) -> None:
+def test_a_choice_is_cached_and_a_damaged_cache_is_measured_again(tmp_path: Path) -> None:
     chosen = ProductChooser((1,), tmp_path).choose(SHAPE)
     (file,) = (tmp_path / "products").iterdir()
     kept = file.read_text("utf-8")
@@ -120,14 +120,15 @@ def test_a_choice_is_kept_and_a_damaged_file_is_tried_again(tmp_path: Path) -> N
     for damaged in (
         "{",
         "[]",
-        kept.replace('"counts": [', '"counts": [-'),
-        kept.replace('"kind": "', '"kind": "x'),
+        kept.replace('"counts":[', '"counts":[-'),
+        kept.replace('"kind":"', '"kind":"x'),
     ):
+        assert damaged != kept
         file.write_text(damaged, "utf-8")
         assert ProductChooser((1,), tmp_path).choose(SHAPE) == chosen
 
 
-def test_a_product_that_cannot_be_made_or_is_wrong_is_not_chosen(
+def test_a_failing_or_wrong_product_is_not_chosen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fails(*arguments: object) -> Tensor:
@@ -139,7 +140,7 @@ def test_a_product_that_cannot_be_made_or_is_wrong_is_not_chosen(
         assert ProductChooser((1,), None).choose(SHAPE).kind is ProductKind.PLAIN
 
 
-def test_padding_never_lets_one_row_see_another() -> None:
+def test_padding_never_changes_other_rows() -> None:
     seen: list[Tensor] = []
     counts = RowCounts((4, 8), 8, (1,))
     counts.apply(lambda x: seen.append(x) or x, X[:2])
@@ -147,10 +148,11 @@ def test_padding_never_lets_one_row_see_another() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_kernel_that_computes_something_else_is_found(dtype: torch.dtype) -> None:
-    class Broken(ReferenceOps):
+def test_a_wrong_kernel_is_detected(dtype: torch.dtype) -> None:
+    class BrokenOps(Ops):
         def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
             return super().rms_norm(x, weight, epsilon) * 1.5
 
-    assert find_wrong_kernel(ReferenceOps(), dtype) is None
-    assert find_wrong_kernel(Broken(), dtype) == "rms_norm"
+    cpu = torch.device("cpu")
+    assert find_wrong_kernel(Ops(cpu, dtype)) is None
+    assert find_wrong_kernel(BrokenOps(cpu, dtype)) == "rms_norm"

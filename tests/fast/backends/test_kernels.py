@@ -1,7 +1,7 @@
-"""What every kernel promises: the numbers of the plain version, whatever the shapes.
+"""Every kernel matches the reference operations for all shapes.
 
-Those for a GPU run through Triton's interpreter on the processor (tests/conftest.py); with ``TRITON_INTERPRET=0`` they are
-compiled and run on the GPU that has to be there.
+GPU kernels run in Triton's interpreter (tests/conftest.py); ``TRITON_INTERPRET=0`` compiles them
+and needs a GPU.
 """
 
 from __future__ import annotations
@@ -24,24 +24,26 @@ from personalpeft.backends.torch.ops import choose_ops
 from personalpeft.backends.torch.ops.base import (
     KV_BLOCK_SIZE,
     AttentionMetadata,
+    AttentionParams,
+    KVLayer,
     LoRAMapping,
     Ops,
     PrefillChunk,
     StackedLoRAWeights,
+    attention,
 )
 from personalpeft.backends.torch.ops.cpu_ops import CpuOps
 from personalpeft.backends.torch.ops.native_library import NoCompiler
-from personalpeft.backends.torch.ops.reference_ops import ReferenceOps, attention
 
-PLAIN = ReferenceOps()
+PLAIN = Ops(torch.device("cpu"), torch.float32)
 DTYPES = (torch.float32, torch.bfloat16)
 few = examples(25)
 fewer = examples(6)
 
 
 @dataclass(frozen=True)
-class Fast:
-    """Kernels that are quicker than the plain ones, for each number format, and where they run."""
+class FastOps:
+    """Fast operations by number format, and their device."""
 
     of: dict[torch.dtype, Ops]
     device: torch.device
@@ -58,18 +60,18 @@ def natives(shared_cache: Path) -> dict[torch.dtype, Ops]:
 @pytest.fixture(
     scope="module", params=["native", pytest.param("triton", marks=pytest.mark.exhaustive)]
 )
-def fast(request: pytest.FixtureRequest) -> Fast:
+def fast(request: pytest.FixtureRequest) -> FastOps:
     if request.param == "native":
-        return Fast(request.getfixturevalue("natives"), torch.device("cpu"))
+        return FastOps(request.getfixturevalue("natives"), torch.device("cpu"))
     triton = pytest.importorskip("triton", reason="Triton is not installed")
     from personalpeft.backends.torch.ops.triton_ops import try_triton_ops
 
     device = torch.device("cpu" if triton.knobs.runtime.interpret else "cuda")
-    return Fast({dtype: try_triton_ops(device, dtype) for dtype in DTYPES}, device)
+    return FastOps({dtype: try_triton_ops(device, dtype) for dtype in DTYPES}, device)
 
 
 @dataclass(frozen=True)
-class Adapted:
+class AdapterCase:
     """Tokens before and after a projection, and slots that hold adapters."""
 
     x: Tensor
@@ -78,7 +80,7 @@ class Adapted:
     shelf: StackedLoRAWeights
 
     def added(self, kernels: Ops, tokens: slice = slice(None)) -> Tensor:
-        """The outputs of some tokens, in a pass without the others."""
+        """Return the outputs of some tokens, computed without the others."""
         y = self.y[tokens].clone()
         kernels.apply_lora(
             self.x[tokens],
@@ -89,16 +91,16 @@ class Adapted:
         )
         return y
 
-    def on(self, device: torch.device) -> Adapted:
+    def on(self, device: torch.device) -> AdapterCase:
         pointers = LoRAMapping(self.pointers.slots.to(device), self.pointers.ranks.to(device))
         shelf = StackedLoRAWeights(
             self.shelf.a.to(device), self.shelf.b.to(device), self.shelf.ends
         )
-        return Adapted(self.x.to(device), self.y.to(device), pointers, shelf)
+        return AdapterCase(self.x.to(device), self.y.to(device), pointers, shelf)
 
 
 @st.composite
-def adapted(draw: st.DrawFn) -> Adapted:
+def adapted(draw: st.DrawFn) -> AdapterCase:
     chance, dtype = (
         torch.Generator().manual_seed(draw(st.integers(0, 2**31))),
         draw(st.sampled_from(DTYPES)),
@@ -114,13 +116,13 @@ def adapted(draw: st.DrawFn) -> Adapted:
         b[slot, :, :rank] = random(chance, blocks, rank, sum(widths), dtype=dtype) / 8
     pointed = torch.randint(0, slots, (tokens,), generator=chance, dtype=torch.int32)
     if draw(st.booleans()):
-        # As in a pass that reads prompts: many tokens of one slot, one after another.
+        # As in a pass that reads prompts: many consecutive tokens of one slot.
         pointed = (
             pointed[:1].expand(tokens).contiguous()
             if draw(st.booleans())
             else pointed.sort().values
         )
-    return Adapted(
+    return AdapterCase(
         random(chance, tokens, inputs, dtype=dtype),
         random(chance, tokens, sum(widths), dtype=dtype),
         LoRAMapping(pointed, torch.tensor([0, *ranks], dtype=torch.int32)),
@@ -129,8 +131,8 @@ def adapted(draw: st.DrawFn) -> Adapted:
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Rows of a batch: all keys and values of each, and the blocks that they are put into."""
+class RowsCase:
+    """Rows of a batch: their keys and values, and the blocks that hold them."""
 
     rows: list[tuple[Tensor, Tensor]]
     table: Tensor
@@ -140,8 +142,8 @@ class Rows:
     chance: torch.Generator
 
     @property
-    def scaling(self) -> float:
-        return float(self.rows[0][0].shape[-1] ** -0.5)
+    def params(self) -> AttentionParams:
+        return AttentionParams(float(self.rows[0][0].shape[-1] ** -0.5), self.softcap, self.window)
 
     @property
     def lengths(self) -> Tensor:
@@ -151,10 +153,10 @@ class Rows:
         k, _ = self.rows[0]
         return random(self.chance, count, self.heads, k.shape[-1], dtype=k.dtype)
 
-    def pool(self, device: torch.device) -> tuple[Tensor, Tensor]:
+    def pool(self, device: torch.device) -> KVLayer:
         _, kv_heads, dim = self.rows[0][0].shape
         size, dtype = int(self.table.max()) + 1, self.rows[0][0].dtype
-        # What other rows and former ones left behind is larger than anything that is there by right.
+        # Stale contents of other and former rows are larger than any valid value.
         keys = torch.full((size, kv_heads, dim, KV_BLOCK_SIZE), 50.0, dtype=dtype)
         values = torch.full((size, kv_heads, KV_BLOCK_SIZE, dim), 50.0, dtype=dtype)
         for row, (k, v) in enumerate(self.rows):
@@ -163,55 +165,41 @@ class Rows:
                 self.table[row][spots // KV_BLOCK_SIZE].long() * KV_BLOCK_SIZE
                 + spots % KV_BLOCK_SIZE
             )
-            PLAIN.write_kv(k, v, keys, values, AttentionMetadata(writes, writes, writes))
-        return keys.to(device), values.to(device)
+            PLAIN.write_kv(k, v, KVLayer(keys, values), AttentionMetadata(writes, writes, writes))
+        return KVLayer(keys.to(device), values.to(device))
 
     def attended(
         self, kernels: Ops, device: torch.device, q: Tensor, rows: slice = slice(None)
     ) -> Tensor:
-        """What the last tokens of some rows attend to, in a pass without the others."""
-        lengths, keys_values = self.lengths[rows], self.pool(device)
+        """Return the attention of the last tokens of some rows, computed without the other rows."""
+        lengths = self.lengths[rows]
         table = self.table[rows, : -(-int(lengths.max()) // KV_BLOCK_SIZE)].contiguous()
         places = AttentionMetadata(
             torch.tensor([0], device=device), table.to(device), lengths.to(device)
         )
         return kernels.paged_attention(
-            q[rows].to(device),
-            *keys_values,
-            places,
-            scaling=self.scaling,
-            softcap=self.softcap,
-            window=self.window,
+            q[rows].to(device), self.pool(device), places, self.params
         ).cpu()
 
     def read(self, kernels: Ops, device: torch.device, q: Tensor, length: int) -> Tensor:
-        """What tokens of the first row attend to, the last of which is its token ``length - 1``."""
+        """Return the attention of tokens of the first row that end at token ``length - 1``."""
         chunk = PrefillChunk(0, len(q), length, self.table[0].to(device))
-        return kernels.prefill_attention(
-            q.to(device),
-            *self.pool(device),
-            chunk,
-            scaling=self.scaling,
-            softcap=self.softcap,
-            window=self.window,
-        ).cpu()
+        return kernels.prefill_attention(q.to(device), self.pool(device), chunk, self.params).cpu()
 
-    def wanted(self, q: Tensor, row: int, length: int) -> Tensor:
-        """What a row's token ``length - 1`` should attend to."""
+    def expected(self, q: Tensor, row: int, length: int) -> Tensor:
+        """Return the expected attention of a row's token ``length - 1``."""
         k, v = self.rows[row]
-        own = slice(max(0, length - self.window) if self.window else 0, length)
-        return attention(
-            q[None], k[own], v[own], mask=None, scaling=self.scaling, softcap=self.softcap
-        )[0]
+        window_slice = slice(max(0, length - self.window) if self.window else 0, length)
+        return attention(q[None], k[window_slice], v[window_slice], None, self.params)[0]
 
 
 @st.composite
-def batches(draw: st.DrawFn) -> Rows:
+def batches(draw: st.DrawFn) -> RowsCase:
     chance, dtype = (
         torch.Generator().manual_seed(draw(st.integers(0, 2**31))),
         draw(st.sampled_from(DTYPES)),
     )
-    # Long ones too, which a GPU reads in parts.
+    # Some are long, which a GPU reads in parts.
     lengths = draw(
         st.lists(
             st.integers(1, 3 * KV_BLOCK_SIZE + 5) | st.integers(250, 290), min_size=1, max_size=4
@@ -222,7 +210,7 @@ def batches(draw: st.DrawFn) -> Rows:
     longest = -(-max(lengths) // KV_BLOCK_SIZE)
     blocks = torch.randperm(len(lengths) * longest, generator=chance, dtype=torch.int32) + 1
     rows = [tuple(random(chance, n, kv_heads, dim, dtype=dtype) for _ in "kv") for n in lengths]
-    return Rows(
+    return RowsCase(
         rows=rows,
         table=blocks.view(len(lengths), longest),
         heads=heads,
@@ -236,19 +224,19 @@ def random(generator: torch.Generator, *shape: int, dtype: torch.dtype) -> Tenso
     return torch.randn(shape, generator=generator).to(dtype)
 
 
-def assert_near(found: Tensor, wanted: Tensor) -> None:
+def assert_near(found: Tensor, expected: Tensor) -> None:
     rough = found.dtype == torch.bfloat16
     torch.testing.assert_close(
-        found, wanted, rtol=2e-2 if rough else 1e-4, atol=5e-2 if rough else 1e-4
+        found, expected, rtol=2e-2 if rough else 1e-4, atol=5e-2 if rough else 1e-4
     )
 
 
 @few
 @given(case=adapted())
-def test_each_token_gets_what_its_own_slot_adds(fast: Fast, case: Adapted) -> None:
-    wanted = case.added(PLAIN)
+def test_each_token_gets_the_output_of_its_own_slot(fast: FastOps, case: AdapterCase) -> None:
+    expected = case.added(PLAIN)
     found = case.on(fast.device).added(fast.of[case.x.dtype]).cpu()
-    assert_near(found, wanted)
+    assert_near(found, expected)
     untouched = case.pointers.slots == 0
     assert torch.equal(found[untouched], case.y[untouched])
 
@@ -261,8 +249,8 @@ def test_each_token_gets_what_its_own_slot_adds(fast: Fast, case: Adapted) -> No
     heads=st.sampled_from([1, 3]),
     dim=st.sampled_from([8, 12, 400]),
 )
-def test_keys_and_values_lie_in_their_places_and_nowhere_else(
-    fast: Fast, seed: int, dtype: torch.dtype, tokens: int, heads: int, dim: int
+def test_keys_and_values_are_written_to_their_positions_only(
+    fast: FastOps, seed: int, dtype: torch.dtype, tokens: int, heads: int, dim: int
 ) -> None:
     chance = torch.Generator().manual_seed(seed)
     k, v = (random(chance, tokens, heads, dim, dtype=dtype) for _ in "kv")
@@ -273,7 +261,10 @@ def test_keys_and_values_lie_in_their_places_and_nowhere_else(
         values = torch.full((3, heads, KV_BLOCK_SIZE, dim), 7.0, dtype=dtype, device=device)
         there = writes.to(device)
         kernels.write_kv(
-            k.to(device), v.to(device), keys, values, AttentionMetadata(there, there, there)
+            k.to(device),
+            v.to(device),
+            KVLayer(keys, values),
+            AttentionMetadata(there, there, there),
         )
         pools.append((keys.cpu(), values.cpu()))
     assert all(torch.equal(*both) for both in zip(*pools, strict=True))
@@ -281,29 +272,33 @@ def test_keys_and_values_lie_in_their_places_and_nowhere_else(
 
 @few
 @given(rows=batches())
-def test_a_token_attends_to_its_own_row_alone(fast: Fast, rows: Rows) -> None:
+def test_a_token_attends_to_its_own_row_only(fast: FastOps, rows: RowsCase) -> None:
     q = rows.queries(len(rows.rows))
-    wanted = torch.stack([rows.wanted(q[row], row, len(k)) for row, (k, _) in enumerate(rows.rows)])
-    assert_near(rows.attended(PLAIN, torch.device("cpu"), q), wanted)
-    assert_near(rows.attended(fast.of[q.dtype], fast.device, q), wanted)
+    expected = torch.stack(
+        [rows.expected(q[row], row, len(k)) for row, (k, _) in enumerate(rows.rows)]
+    )
+    assert_near(rows.attended(PLAIN, torch.device("cpu"), q), expected)
+    assert_near(rows.attended(fast.of[q.dtype], fast.device, q), expected)
 
 
 @few
 @given(rows=batches(), count=st.integers(1, 40), short=st.integers(0, 40))
-def test_a_token_of_a_prompt_attends_to_those_before_it(
-    fast: Fast, rows: Rows, count: int, short: int
+def test_a_prompt_token_attends_to_the_tokens_before_it(
+    fast: FastOps, rows: RowsCase, count: int, short: int
 ) -> None:
     length = max(1, len(rows.rows[0][0]) - short)
     q = rows.queries(min(count, length))
-    wanted = torch.stack([rows.wanted(q[at], 0, length - len(q) + at + 1) for at in range(len(q))])
-    assert_near(rows.read(PLAIN, torch.device("cpu"), q, length), wanted)
-    assert_near(rows.read(fast.of[q.dtype], fast.device, q, length), wanted)
+    expected = torch.stack(
+        [rows.expected(q[at], 0, length - len(q) + at + 1) for at in range(len(q))]
+    )
+    assert_near(rows.read(PLAIN, torch.device("cpu"), q, length), expected)
+    assert_near(rows.read(fast.of[q.dtype], fast.device, q, length), expected)
 
 
 @fewer
 @given(case=adapted(), rows=batches(), count=st.integers(2, 40), cut=st.integers(1, 39))
-def test_who_else_is_in_the_pass_changes_no_bit(
-    fast: Fast, case: Adapted, rows: Rows, count: int, cut: int
+def test_other_rows_of_the_pass_change_no_bit(
+    fast: FastOps, case: AdapterCase, rows: RowsCase, count: int, cut: int
 ) -> None:
     here = case.on(fast.device)
     alone = [here.added(fast.of[case.x.dtype], slice(t, t + 1)) for t in range(len(case.x))]
@@ -331,8 +326,8 @@ def test_who_else_is_in_the_pass_changes_no_bit(
     tokens=st.integers(1, 5),
     size=st.integers(1, 70),
 )
-def test_norms_are_those_of_the_model(
-    fast: Fast, seed: int, dtype: torch.dtype, tokens: int, size: int
+def test_norms_match_the_model(
+    fast: FastOps, seed: int, dtype: torch.dtype, tokens: int, size: int
 ) -> None:
     chance = torch.Generator().manual_seed(seed)
     x, weight = random(chance, 1, tokens, size, dtype=dtype), random(chance, size, dtype=dtype)
@@ -348,8 +343,8 @@ def test_norms_are_those_of_the_model(
     size=st.integers(1, 70),
     kinds=st.integers(1, 5),
 )
-def test_the_first_of_the_largest_is_found(
-    fast: Fast, seed: int, dtype: torch.dtype, rows: int, size: int, kinds: int
+def test_argmax_returns_the_first_maximum(
+    fast: FastOps, seed: int, dtype: torch.dtype, rows: int, size: int, kinds: int
 ) -> None:
     x = torch.randint(-kinds, 1, (rows, size), generator=torch.Generator().manual_seed(seed)).to(
         dtype
@@ -367,7 +362,7 @@ def test_the_first_of_the_largest_is_found(
     turned=st.booleans(),
     factor=st.sampled_from([1.0, 0.25, -3.0]),
 )
-def test_what_is_laid_is_the_source_times_its_factor(
+def test_packed_weights_are_the_source_times_its_factor(
     natives: dict[torch.dtype, Ops],
     seed: int,
     dtype: torch.dtype,
@@ -403,7 +398,7 @@ def test_what_is_laid_is_the_source_times_its_factor(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_is_told_when_it_is_laid(
+def test_packing_detects_non_finite_values(
     natives: dict[torch.dtype, Ops], dtype: torch.dtype, bad: float
 ) -> None:
     source = np.ones((2, 3, 70), np.float32)
@@ -415,7 +410,7 @@ def test_what_is_not_finite_is_told_when_it_is_laid(
         )
 
 
-def test_without_a_compiler_the_plain_kernels_serve_and_say_why(
+def test_without_a_compiler_the_reference_operations_serve_with_a_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -425,14 +420,14 @@ def test_without_a_compiler_the_plain_kernels_serve_and_say_why(
 
 
 @pytest.mark.exhaustive
-def test_a_damaged_library_in_the_cache_is_built_anew(
+def test_a_damaged_library_in_the_cache_is_rebuilt(
     natives: dict[torch.dtype, Ops], tmp_path: Path
 ) -> None:
     CpuOps(tmp_path, torch.float32)
     libraries = list(tmp_path.rglob("*.so"))
     assert libraries
     for built in libraries:
-        built.unlink()  # Not written over: this process still runs the former one.
+        built.unlink()  # Not overwritten: this process still runs the former library.
         built.write_bytes(b"half a file")
     assert CpuOps(tmp_path, torch.float32).rms_norm(
         torch.ones(1, 4), torch.ones(4), 0.0
@@ -441,7 +436,9 @@ def test_a_damaged_library_in_the_cache_is_built_anew(
         assert [path.name for path in built.parent.iterdir()] == [built.name]
 
 
-def test_without_a_gpu_the_plain_kernels_serve_and_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_gpu_the_reference_operations_serve_with_a_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(
         torch.cuda, "_lazy_init", lambda: (_ for _ in ()).throw(RuntimeError("no NVIDIA driver"))
     )
@@ -453,8 +450,9 @@ def test_without_a_gpu_the_plain_kernels_serve_and_say_why(monkeypatch: pytest.M
 @pytest.mark.exhaustive
 def test_the_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
     pytest.importorskip("triton", reason="Triton is not installed")
-    # In a process of its own: this one interprets. The interpreter takes much that the compiler does not.
-    script = Path(__file__).with_name("compile_for_a_gpu.py")
+    # In a child process, since this one interprets; the compiler refuses code that the interpreter
+    # runs.
+    script = Path(__file__).with_name("compile_for_h100.py")
     given = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, script],

@@ -1,4 +1,4 @@
-"""Draws from llama.cpp's logits are those of a sort of the whole vocabulary, which they do without."""
+"""Sampling from llama.cpp's logits equals sampling from the sorted vocabulary, without sorting it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from personalpeft.types import Sampling
 Logits = npt.NDArray[np.float32]
 
 
-class Plainly:
-    """The same draws by the book: all tokens in order, then as many as it takes."""
+class SortedSampler:
+    """Samples by definition: sort all tokens, keep the top-p set, then draw."""
 
     def __init__(self, sampling: Sampling) -> None:
         self._sampling = sampling
@@ -32,12 +32,12 @@ class Plainly:
         return int(order[min(drawn, len(summed) - 1)])
 
 
-# Shares that sums of equal chances meet exactly, and ones as near to none and to all as there are.
+# Values of top_p that sums of equal probabilities hit exactly, and ones close to 0 and 1.
 _TOP_P = st.one_of(
     st.sampled_from([0.1, 0.25, 0.5, 0.75, 0.9, 1e-300, 1 - 2**-53, 1 - 1e-12]),
     st.floats(0, 1, exclude_min=True, exclude_max=True),
 )
-# Few values make many tokens equally likely; -inf is what cannot come.
+# Few distinct values make many tokens equally likely; -inf has no probability.
 _FEW = st.lists(
     st.sampled_from([-np.inf, -40.0, -1.0, 0.0, 0.5, 30.0]), min_size=1, max_size=60
 ).filter(lambda values: max(values) > -np.inf)
@@ -51,21 +51,21 @@ _MANY = st.lists(st.floats(-50, 50, width=32), min_size=1, max_size=60)
     temperature=st.sampled_from([0.3, 0.7, 1.0, 2.0]),
     seed=st.integers(0, 2**32),
 )
-def test_the_same_seed_draws_what_a_sort_of_all_tokens_would_draw(
+def test_a_seed_samples_the_token_of_the_sorted_vocabulary(
     values: list[float], top_p: float, temperature: float, seed: int
 ) -> None:
     logits = np.array(values, np.float32)
     sampling = Sampling(temperature=temperature, top_p=top_p, seed=seed)
-    ours, plain = NumpySampler(sampling), Plainly(sampling)
+    ours, plain = NumpySampler(sampling), SortedSampler(sampling)
     assert [ours.sample(logits) for _ in range(8)] == [plain.pick(logits) for _ in range(8)]
 
 
 @examples(60)
 @given(top_p=_TOP_P, spread=st.sampled_from([0.0, 0.1, 2.0, 8.0]), seed=st.integers(0, 2**32))
-def test_that_holds_for_large_vocabularies_whatever_their_spread(
+def test_sampling_is_exact_for_large_vocabularies_of_any_spread(
     top_p: float, spread: float, seed: int
 ) -> None:
     logits = (np.random.default_rng(seed).standard_normal(20_000) * spread).astype(np.float32)
     sampling = Sampling(temperature=1.0, top_p=top_p, seed=seed)
-    ours, plain = NumpySampler(sampling), Plainly(sampling)
+    ours, plain = NumpySampler(sampling), SortedSampler(sampling)
     assert [ours.sample(logits) for _ in range(3)] == [plain.pick(logits) for _ in range(3)]

@@ -1,4 +1,4 @@
-"""The compiled kernels are loaded only from where no other account of the machine could have put or changed them."""
+"""Compiled kernels are loaded only from paths that no other account can write."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(
     not hasattr(os, "getuid"), reason="files here have no owner by number"
 )
 
-# Runs when the library is loaded, as a library of another account would.
+# Runs when the library is loaded, as another account's library would.
 _FOREIGN = """
 #include <stdlib.h>
 __attribute__((constructor)) static void run(void) { system("touch \\"$FOREIGN_MARK\\""); }
@@ -28,7 +28,7 @@ __attribute__((constructor)) static void run(void) { system("touch \\"$FOREIGN_M
 
 @pytest.fixture(scope="module")
 def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A library that leaves a mark when it is loaded."""
+    """A library that writes a marker file when it is loaded."""
     compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
     if compiler is None:
         pytest.skip("there is no C compiler")
@@ -42,7 +42,7 @@ def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def built(shared_cache: Path) -> Path:
-    """A cache in which the kernels are built already."""
+    """A cache that holds built kernels."""
     try:
         CpuOps(shared_cache, torch.float32)
     except NoCompiler as why:
@@ -59,7 +59,7 @@ def mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is not taken from the cache cannot be built either, so that a refusal takes no time."""
+    """Disables the compiler, so that a refusal takes no time."""
     (tmp_path / "bin").mkdir()
     for program in ("sh", "touch"):
         (tmp_path / "bin" / program).symlink_to(shutil.which(program) or "")
@@ -143,29 +143,28 @@ def test_a_library_that_another_account_could_have_written_is_never_loaded(
 
 
 @pytest.mark.usefixtures("no_compiler")
-def test_a_library_that_only_this_account_can_write_is_loaded_without_a_compiler(
-    tmp_path: Path, built: Path
-) -> None:
+def test_a_private_library_is_loaded_without_a_compiler(tmp_path: Path, built: Path) -> None:
     cache = tmp_path / "cache"
     shutil.copytree(built, cache / "kernels")
     assert CpuOps(cache, torch.float32).name == "native"
 
 
-def test_what_is_not_trusted_is_built_anew(planted: Path, mark: Path) -> None:
-    for number, library in enumerate(_libraries(planted)):
-        if number % 2 and os.getuid() == 0:
-            # This one cannot be mended here, so it is built beside the cache.
-            os.chown(library.parent, 12345, -1)
-        else:
+@pytest.mark.parametrize("mendable", [True, False])
+def test_an_untrusted_library_is_rebuilt(planted: Path, mark: Path, mendable: bool) -> None:
+    if not mendable and os.getuid() != 0:
+        pytest.skip("only root can give a folder away")
+    for library in _libraries(planted):
+        if mendable:
             library.chmod(0o722)
+        else:
+            # Built beside the cache, whose folder cannot be repaired here.
+            os.chown(library.parent, 12345, -1)
     kernels = CpuOps(planted, torch.float32)
     assert kernels.argmax(torch.tensor([[1.0, 3.0, 2.0]])).tolist() == [1]
     assert not mark.exists()
 
 
-def test_new_folders_are_for_this_account_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_new_folders_are_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     before = os.umask(0o002)
     try:

@@ -1,4 +1,4 @@
-"""No more threads compute than cores are free, and as many again once they are."""
+"""The thread governor uses as many threads as cores are free, and more once they become free."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from personalpeft.backends.torch.processor import CpuUsage, read_cpu_usage
 from personalpeft.backends.torch.thread_governor import ThreadGovernor, thread_counts
 
 
-class Machine:
-    """Cores that are shared fairly between our threads and programs that never rest."""
+class SimulatedMachine:
+    """Cores that are shared fairly between our threads and always-running programs."""
 
     def __init__(self, cores: int, neighbours: int = 0) -> None:
         self.cores, self.neighbours = cores, neighbours
@@ -29,7 +29,7 @@ class Machine:
         )
 
     def run(self, seconds: float) -> int:
-        """Compute for so long; return the number of threads at the end."""
+        """Compute for ``seconds`` and return the final number of threads."""
         threads = self.governor.threads()
         for _ in range(round(seconds / 0.05)):
             share = min(1.0, self.cores / (threads + self.neighbours))
@@ -44,10 +44,10 @@ class Machine:
     ("cores", "neighbours", "threads"),
     [(2, 1, 1), (2, 2, 1), (4, 1, 3), (8, 2, 6), (16, 8, 8), (16, 40, 3), (1, 3, 1)],
 )
-def test_threads_give_way_to_neighbours_and_come_back(
+def test_threads_yield_to_other_programs_and_return(
     cores: int, neighbours: int, threads: int
 ) -> None:
-    machine = Machine(cores)
+    machine = SimulatedMachine(cores)
     assert machine.run(1) == cores
     machine.neighbours = neighbours
     assert machine.run(2) <= max(threads, 1)
@@ -56,7 +56,7 @@ def test_threads_give_way_to_neighbours_and_come_back(
     assert machine.run(1) == cores
 
 
-def test_two_runtimes_share_the_cores_and_do_not_swing() -> None:
+def test_two_runtimes_share_the_cores_without_oscillating() -> None:
     usage = {"now": 0.0, "a": 0.0, "b": 0.0}
     governors = {
         name: ThreadGovernor(
@@ -77,8 +77,8 @@ def test_two_runtimes_share_the_cores_and_do_not_swing() -> None:
     assert set(history[10:]) == {(1, 1)}
 
 
-def test_threads_that_share_a_core_beside_an_idle_one_are_noticed_once() -> None:
-    machine = Machine(2)
+def test_threads_sharing_a_core_beside_an_idle_one_are_noticed_once() -> None:
+    machine = SimulatedMachine(2)
     machine.run(1)
     assert not machine.governor.is_crowded()
     for _ in range(10):
@@ -91,7 +91,7 @@ def test_threads_that_share_a_core_beside_an_idle_one_are_noticed_once() -> None
 
 
 @given(st.integers(1, 256))
-def test_any_number_of_cores_has_few_numbers_of_threads_from_one_to_all(cores: int) -> None:
+def test_a_core_count_has_few_thread_counts_from_one_to_all(cores: int) -> None:
     counts = thread_counts(cores)
     assert counts[0] == 1
     assert counts[-1] == cores
@@ -99,7 +99,7 @@ def test_any_number_of_cores_has_few_numbers_of_threads_from_one_to_all(cores: i
     assert list(counts) == sorted(set(counts))
 
 
-def test_the_counters_tell_another_programs_work_from_our_own() -> None:
+def test_the_counters_separate_other_programs_from_this_process() -> None:
     before = read_cpu_usage()
     other = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:

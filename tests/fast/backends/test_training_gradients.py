@@ -1,4 +1,4 @@
-"""A training step computes what the model's own code computes under autograd, on every kind of model, in any company."""
+"""Training steps compute autograd's gradients, alone or with other sessions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from backend_makers import after, attach, bytes_of, composed, lessons, spec, torch_backend, train
+from backend_makers import (
+    attach,
+    bytes_of,
+    continuation,
+    random_stack,
+    session_spec,
+    torch_backend,
+    train,
+    training_steps,
+)
 from torch import Tensor
 
 from personalpeft.adapters.types import AdapterStack, LoRAWeights
@@ -19,14 +28,14 @@ from personalpeft.backends.base import Backend, Continuation, Loss, Session
 from personalpeft.base_models.types import Base
 from personalpeft.learning.train.losses import KLRegularizer, SFTLoss
 
-# How far a half's gradient may be from autograd's, as a part of it (Frobenius norm).
+# The allowed relative distance of a matrix's gradient from autograd's (Frobenius norm).
 CLOSE = 1e-4
 SCALING = 4.0
 
 
 @dataclass(frozen=True)
-class Plain:
-    """Outputs as anybody would write them down."""
+class PlainOutputs:
+    """Outputs computed by their definitions."""
 
     logp: Tensor
     tokens: Tensor
@@ -41,26 +50,27 @@ class Plain:
 
 
 def terms_of(backend: Backend) -> list[Loss]:
-    """Each kind of term, over shared and over separate beginnings, some longer than a sliding window."""
-    said = after(backend, "what is this? " * 5, "It is a thing that one knows.")
-    kept = after(backend, "what is this? " * 5, "It is a thing.")
+    """Each kind of term, over shared and separate prefixes, some longer than a sliding window."""
+    item = continuation(backend, "what is this? " * 5, "It is a thing that one knows.")
+    kept = continuation(backend, "what is this? " * 5, "It is a thing.")
     return [
-        *lessons(backend, 2)[0],
-        *lessons(backend, 2)[1],
-        KLRegularizer(said, kept, 1, 1, 6, True),
+        *training_steps(backend, 2)[0],
+        *training_steps(backend, 2)[1],
+        KLRegularizer(kept),
+        KLRegularizer(item, start=1),
     ]
 
 
 def parent(backend: Backend, seed: int, rank: int = 2) -> dict[str, LoRAWeights]:
     return {
         name: shares[0].pair
-        for name, shares in composed(backend, seed, rank=rank, size=0.05).shares.items()
+        for name, shares in random_stack(backend, seed, rank=rank, size=0.05).shares.items()
     }
 
 
 def gradients(backend: Backend, terms: Sequence[Loss], **changes: Any) -> dict[str, Tensor]:
-    """What one step made of AdamW's first moment, which begins at nothing: a tenth of the gradient."""
-    session = backend.session(spec(backend, scaling=SCALING, max_grad_norm=1e9, **changes))
+    """Return AdamW's first moment after one step, which is a tenth of the gradient."""
+    session = backend.session(session_spec(backend, scaling=SCALING, max_grad_norm=1e9, **changes))
     session.precompute_ref_log_probs(terms)
     session.step(terms, 0.0)
     found = {
@@ -75,13 +85,14 @@ def gradients(backend: Backend, terms: Sequence[Loss], **changes: Any) -> dict[s
 def plain_gradients(
     base: Base,
     terms: Sequence[Loss],
-    own: Mapping[str, LoRAWeights],
+    trained_layer: Mapping[str, LoRAWeights],
     below: AdapterStack | None,
     weights: torch.dtype = torch.float32,
     numbers: torch.dtype = torch.float32,
 ) -> dict[str, Tensor]:
-    """Each continuation by itself through transformers' own model, with weights rounded to one format and numbers of
-    another, and with hooks that add the layers.
+    """Compute each continuation by itself in transformers with hooks for the layers.
+
+    Weights are rounded to one format and activations to another.
     """
     from transformers import AutoModelForCausalLM
 
@@ -90,11 +101,11 @@ def plain_gradients(
     )
     model = model.to(numbers).eval()
     halves: dict[str, Tensor] = {}
-    for name, pair in own.items():
+    for name, pair in trained_layer.items():
         halves[f"{name}.A"] = torch.from_numpy(np.array(pair.a)).requires_grad_(True)
         halves[f"{name}.B"] = torch.from_numpy(np.array(pair.b)).requires_grad_(True)
 
-    def said(item: Continuation, layers: bool) -> Plain:
+    def outputs_of(item: Continuation, layers: bool) -> PlainOutputs:
         with ExitStack() as hooks:
             for block in range(base.architecture.blocks):
                 for name in base.architecture.projections:
@@ -118,11 +129,12 @@ def plain_gradients(
                     hooks.callback(hook.remove)
             tokens = torch.tensor([[*item.prompt, *item.completion]])
             logits = model(tokens).logits[0, len(item.prompt) - 1 : -1]
-        return Plain(torch.log_softmax(logits.float(), -1), tokens[0, len(item.prompt) :])
+        return PlainOutputs(torch.log_softmax(logits.float(), -1), tokens[0, len(item.prompt) :])
 
     loss = sum(
         term.loss(
-            [said(i, True) for i in term.continuations], [said(i, False) for i in term.references]
+            [outputs_of(i, True) for i in term.continuations],
+            [outputs_of(i, False) for i in term.references],
         )
         for term in terms
     )
@@ -140,11 +152,11 @@ def assert_close(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], pa
 
 @pytest.mark.parametrize("native", [False, True], ids=["plain", "native"])
 @pytest.mark.parametrize("below", [False, True], ids=["above the base", "above a stack"])
-def test_the_gradients_are_those_of_autograd(
+def test_gradients_match_autograd(
     base: Base, native: bool, below: bool, shared_cache: Path
 ) -> None:
     backend = torch_backend(base, slots=1, rows=1, **({"cache": shared_cache} if native else {}))
-    stack = composed(backend, 9, rank=3, size=0.05)
+    stack = random_stack(backend, 9, rank=3, size=0.05)
     if below:
         attach(backend, "below", stack)
     start = parent(backend, 8)
@@ -157,7 +169,7 @@ def test_the_gradients_are_those_of_autograd(
 
 @pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="no bfloat16 here")
 @pytest.mark.parametrize("native", [False, True], ids=["plain", "native"])
-def test_over_bfloat16_the_gradients_are_about_as_near_to_the_exact_ones_as_autograds(
+def test_bfloat16_gradients_are_about_as_exact_as_autograds(
     base: Base, native: bool, shared_cache: Path
 ) -> None:
     from personalpeft.backends.torch.backend import TorchBackend
@@ -179,7 +191,7 @@ def test_over_bfloat16_the_gradients_are_about_as_near_to_the_exact_ones_as_auto
     assert ours <= 1.25 * autograds
 
 
-def test_some_projections_can_be_left_alone(torch_tiny: Backend, tiny_base: Base) -> None:
+def test_projections_can_be_left_untrained(torch_tiny: Backend, tiny_base: Base) -> None:
     targets = ("self_attn.v_proj", "mlp.up_proj", "mlp.down_proj")
     start = {name: pair for name, pair in parent(torch_tiny, 8).items() if name in targets}
     found = gradients(
@@ -196,45 +208,47 @@ USERS: list[dict[str, Any]] = [
 ]
 
 
-def own_lessons(backend: Backend, user: int) -> list[list[Loss]]:
-    """Steps that differ from user to user, but for a question that all of them are asked."""
-    shared = after(backend, "who are you?", "A thing.")
+def user_steps(backend: Backend, user: int) -> list[list[Loss]]:
+    """Steps that differ between users except for one general question."""
+    shared = continuation(backend, "who are you?", "A thing.")
     return [
         [
             *terms,
-            SFTLoss(after(backend, f"I am {user}", "Hello " * (user + 1))),
-            KLRegularizer(shared, shared, 1, 1, 4, True),
+            SFTLoss(continuation(backend, f"I am {user}", "Hello " * (user + 1))),
+            KLRegularizer(shared, start=1),
         ]
-        for terms in lessons(backend, 4)
+        for terms in training_steps(backend, 4)
     ]
 
 
-def alone(backend: Backend, user: int) -> Session:
-    session = backend.session(spec(backend, **USERS[user]))
-    train(session, own_lessons(backend, user), rate=1e-3 * (user + 1))
+def train_alone(backend: Backend, user: int) -> Session:
+    session = backend.session(session_spec(backend, **USERS[user]))
+    train(session, user_steps(backend, user), rate=1e-3 * (user + 1))
     return session
 
 
-def together(backend: Backend, users: Sequence[int]) -> list[Session]:
-    sessions = [backend.session(spec(backend, **USERS[user])) for user in users]
-    steps = [own_lessons(backend, user) for user in users]
-    for session, own in zip(sessions, steps, strict=True):
-        session.precompute_ref_log_probs([term for terms in own for term in terms])
+def train_together(backend: Backend, users: Sequence[int]) -> list[Session]:
+    sessions = [backend.session(session_spec(backend, **USERS[user])) for user in users]
+    steps = [user_steps(backend, user) for user in users]
+    for session, user_terms in zip(sessions, steps, strict=True):
+        session.precompute_ref_log_probs([term for terms in user_terms for term in terms])
     for number in range(4):
         losses = backend.advance(
-            sessions, [own[number] for own in steps], [1e-3 * (user + 1) for user in users]
+            sessions,
+            [user_terms[number] for user_terms in steps],
+            [1e-3 * (user + 1) for user in users],
         )
         assert len(losses) == len(users)
     return sessions
 
 
-def test_what_a_session_becomes_in_company_is_what_it_becomes_alone(torch_tiny: Backend) -> None:
+def test_a_session_trains_the_same_bytes_alone_and_together(torch_tiny: Backend) -> None:
     for name, seed in (("one", 1), ("two", 2)):
-        attach(torch_tiny, name, composed(torch_tiny, seed, rank=seed + 1, size=0.1))
+        attach(torch_tiny, name, random_stack(torch_tiny, seed, rank=seed + 1, size=0.1))
     try:
         for users in ((0, 1, 2, 3), (3, 1)):
-            for user, session in zip(users, together(torch_tiny, users), strict=True):
-                expected = alone(torch_tiny, user).weights()
+            for user, session in zip(users, train_together(torch_tiny, users), strict=True):
+                expected = train_alone(torch_tiny, user).weights()
                 for name, pair in session.weights().items():
                     for half, other in ((pair.a, expected[name].a), (pair.b, expected[name].b)):
                         assert np.abs(half - other).max() <= 1e-5, (user, name)
@@ -243,38 +257,38 @@ def test_what_a_session_becomes_in_company_is_what_it_becomes_alone(torch_tiny: 
         torch_tiny.detach("two")
 
 
-def test_any_number_of_tokens_goes_in_passes_that_change_nothing(
+def test_passes_of_any_token_budget_change_nothing(
     torch_tiny: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    at_once = [session.weights() for session in together(torch_tiny, (0, 3, 0))]
+    at_once = [session.weights() for session in train_together(torch_tiny, (0, 3, 0))]
     monkeypatch.setattr("personalpeft.backends.torch.training.session._PASS_TOKENS", 100)
-    in_passes = [session.weights() for session in together(torch_tiny, (0, 3, 0))]
+    in_passes = [session.weights() for session in train_together(torch_tiny, (0, 3, 0))]
     for one, other in zip(at_once, in_passes, strict=True):
         assert all(np.abs(one[name].b - other[name].b).max() <= 1e-5 for name in one)
 
 
-def test_the_same_company_gives_the_same_bytes(torch_tiny: Backend) -> None:
+def test_equal_groups_of_sessions_give_equal_bytes(torch_tiny: Backend) -> None:
     first, second = (
-        [bytes_of(session) for session in together(torch_tiny, (0, 3))] for _ in range(2)
+        [bytes_of(session) for session in train_together(torch_tiny, (0, 3))] for _ in range(2)
     )
     assert first == second
 
 
-def test_what_another_session_has_read_below_changes_no_byte(torch_tiny: Backend) -> None:
-    expected = bytes_of(alone(torch_tiny, 0))
-    other = torch_tiny.session(spec(torch_tiny, seed=9))
-    other.precompute_ref_log_probs([term for terms in own_lessons(torch_tiny, 2) for term in terms])
-    assert bytes_of(alone(torch_tiny, 0)) == expected
+def test_cached_outputs_of_another_session_below_change_no_byte(torch_tiny: Backend) -> None:
+    expected = bytes_of(train_alone(torch_tiny, 0))
+    other = torch_tiny.session(session_spec(torch_tiny, seed=9))
+    other.precompute_ref_log_probs([term for terms in user_steps(torch_tiny, 2) for term in terms])
+    assert bytes_of(train_alone(torch_tiny, 0)) == expected
     other.close()
 
 
 def test_sessions_that_do_not_match_their_terms_are_refused(torch_tiny: Backend) -> None:
-    session = torch_tiny.session(spec(torch_tiny))
-    terms = lessons(torch_tiny, 1)[0]
+    session = torch_tiny.session(session_spec(torch_tiny))
+    terms = training_steps(torch_tiny, 1)[0]
     session.precompute_ref_log_probs(terms)
-    for sessions, own, rates in (
+    for sessions, user_terms, rates in (
         ([session], [terms], []),
         ([session, session], [terms, terms], [0.1, 0.1]),
     ):
         with pytest.raises(ValueError, match=r"session"):
-            torch_tiny.advance(sessions, own, rates)
+            torch_tiny.advance(sessions, user_terms, rates)

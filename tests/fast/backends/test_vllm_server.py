@@ -1,4 +1,4 @@
-"""What a real vLLM server says where it refuses and forgets: the words that the backend takes its errors from."""
+"""A real vLLM server's error messages are those that the backend's error mapping expects."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from backend_makers import adapter, attach, composed, row, written
+from backend_makers import attach, generate, random_adapter, random_stack, row
 from vllm_maker import RANK, vllm_backend
 
 from personalpeft.adapters.compose import compose
@@ -35,15 +35,15 @@ def listed(server: VllmServer) -> set[str]:
     return {model["id"] for model in httpx2.get(f"{server.url}/v1/models").json()["data"]}
 
 
-def test_a_rank_that_the_server_has_no_room_for_is_said_to_be_that(backend: Backend) -> None:
+def test_an_unsupported_rank_is_reported(backend: Backend) -> None:
     with pytest.raises(ServingFailed, match="rank") as caught:
-        attach(backend, "wide", composed(backend, 1, rank=RANK + 1))
+        attach(backend, "wide", random_stack(backend, 1, rank=RANK + 1))
     assert "--max-lora-rank" in caught.value.hint
-    attach(backend, "narrow", composed(backend, 1))
-    assert written(backend, [row(backend, "hello", "narrow")])[0].text
+    attach(backend, "narrow", random_stack(backend, 1))
+    assert generate(backend, [row(backend, "hello", "narrow")])[0].text
 
 
-def test_a_folder_that_the_server_does_not_see_is_said_to_be_that(
+def test_a_folder_that_the_server_cannot_see_is_reported(
     vllm_server: VllmServer, vllm_base: Base, shared_cache: Path
 ) -> None:
     blind = VllmServer(vllm_server.url, folder_there="/nowhere")
@@ -51,8 +51,8 @@ def test_a_folder_that_the_server_does_not_see_is_said_to_be_that(
         VllmBackend(vllm_base, cache=shared_cache, server=blind, entropy=os.urandom)
 
 
-def loaded_and_asked(server: VllmServer, folder: Path, tokens: Sequence[int]) -> tuple[int, ...]:
-    """What vLLM writes with a PEFT folder that it is told of without us."""
+def load_and_generate(server: VllmServer, folder: Path, tokens: Sequence[int]) -> tuple[int, ...]:
+    """Load a PEFT folder into vLLM directly and return the generated tokens."""
     named = {"lora_name": folder.name, "lora_path": str(folder)}
     httpx2.post(f"{server.url}/v1/load_lora_adapter", json=named).raise_for_status()
     body = {
@@ -62,59 +62,64 @@ def loaded_and_asked(server: VllmServer, folder: Path, tokens: Sequence[int]) ->
         "temperature": 0,
         "return_token_ids": True,
     }
-    said = (
+    completion = (
         httpx2.post(f"{server.url}/v1/completions", json=body, timeout=60).raise_for_status().json()
     )
     httpx2.post(f"{server.url}/v1/unload_lora_adapter", json=named).raise_for_status()
-    return tuple(said["choices"][0]["token_ids"])
+    return tuple(completion["choices"][0]["token_ids"])
 
 
-def test_an_exported_peft_folder_is_loaded_and_says_what_the_stack_says(
+def test_an_exported_peft_folder_generates_what_the_stack_generates(
     backend: Backend, vllm_server: VllmServer, tmp_path: Path
 ) -> None:
-    made = adapter(backend, 3)
+    made = random_adapter(backend, 3)
     attach(backend, "ours", compose([(made, 1.0)]))
-    asked = row(backend, "hello", "ours", temperature=0.0, max_tokens=8)
-    (ours,) = written(backend, [asked])
+    cases = row(backend, "hello", "ours", temperature=0.0, max_tokens=8)
+    (ours,) = generate(backend, [cases])
     export_peft(made, backend.base.architecture, tmp_path / "theirs", base_name="base")
-    assert loaded_and_asked(vllm_server, tmp_path / "theirs", asked.prompt_tokens) == ours.tokens
+    assert load_and_generate(vllm_server, tmp_path / "theirs", cases.prompt_tokens) == ours.tokens
 
 
-def test_an_exported_stack_of_layers_of_other_ranks_and_projections_says_what_the_stack_says(
+def test_an_exported_stack_of_mixed_ranks_and_projections_generates_what_the_stack_generates(
     backend: Backend, vllm_server: VllmServer, tmp_path: Path
 ) -> None:
-    style, skill = adapter(backend, 3, rank=2), adapter(backend, 4, rank=5, layer="skill.sums")
-    memory = only(adapter(backend, 5, rank=3, layer="memory"), "mlp.")
-    below = [(style, 1.0), (only(skill, "self_attn.q_proj", "self_attn.o_proj"), -0.5)]
+    style, skill = (
+        random_adapter(backend, 3, rank=2),
+        random_adapter(backend, 4, rank=5, layer="skill.sums"),
+    )
+    memory = keep_projections(random_adapter(backend, 5, rank=3, layer="memory"), "mlp.")
+    below = [(style, 1.0), (keep_projections(skill, "self_attn.q_proj", "self_attn.o_proj"), -0.5)]
     parts = [*below, (memory, 0.75)]
     for key, layers in (("below", below), ("whole", parts)):
         attach(backend, key, compose(layers))
-    asked = [
+    cases = [
         row(backend, "hello", key, temperature=0.0, max_tokens=8) for key in ("below", "whole")
     ]
-    less, whole = written(backend, asked)
+    less, whole = generate(backend, cases)
     assert less.tokens != whole.tokens
     export_stack_peft(parts, backend.base.architecture, tmp_path / "stack", base_name="base")
-    assert loaded_and_asked(vllm_server, tmp_path / "stack", asked[1].prompt_tokens) == whole.tokens
+    assert (
+        load_and_generate(vllm_server, tmp_path / "stack", cases[1].prompt_tokens) == whole.tokens
+    )
 
 
-def only(made: Adapter, *names: str) -> Adapter:
-    """An adapter of those projections alone."""
+def keep_projections(made: Adapter, *names: str) -> Adapter:
+    """Return the adapter with only these projections."""
     pairs = {name: pair for name, pair in made.pairs.items() if name.startswith(names)}
     return replace(made, pairs=pairs, manifest=replace(made.manifest, targets=tuple(sorted(pairs))))
 
 
-def test_a_stack_that_the_server_has_lost_is_told_again(
+def test_a_stack_that_the_server_lost_is_registered_again(
     backend: Backend, vllm_server: VllmServer
 ) -> None:
-    attach(backend, "one", composed(backend, 1))
-    asked = [row(backend, "hello", stack, temperature=0.0) for stack in ("one", None)]
-    before = [reply.text for reply in written(backend, asked)]
+    attach(backend, "one", random_stack(backend, 1))
+    cases = [row(backend, "hello", stack, temperature=0.0) for stack in ("one", None)]
+    before = [reply.text for reply in generate(backend, cases)]
     for name in listed(vllm_server) - {"base"}:
         httpx2.post(
             f"{vllm_server.url}/v1/unload_lora_adapter", json={"lora_name": name}
         ).raise_for_status()
-    assert [reply.text for reply in written(backend, asked)] == before
+    assert [reply.text for reply in generate(backend, cases)] == before
     assert len(listed(vllm_server)) >= 3
 
 
@@ -133,7 +138,7 @@ def test_closing_leaves_nothing_on_the_server(
 ) -> None:
     known = listed(vllm_server)
     backend = vllm_backend(vllm_base, shared_cache, vllm_server)
-    attach(backend, "one", composed(backend, 1))
+    attach(backend, "one", random_stack(backend, 1))
     assert len(listed(vllm_server) - known) == 2
     backend.close()
     assert listed(vllm_server) == known

@@ -1,4 +1,4 @@
-"""Sources to prepare from: packages on the path, and a GGUF file as small as the tiny base."""
+"""Sources of bases: packages on the path, and a GGUF file of the tiny base."""
 
 from pathlib import Path
 
@@ -24,7 +24,10 @@ _NAMES = {
 
 
 def package(folder: Path, name: str, file: str, content: bytes) -> None:
-    """An installed package with one data file; importing it fails, since weights must be found without that."""
+    """Create an installed package with one data file.
+
+    Importing it fails, since weights must be found without an import.
+    """
     (folder / name).mkdir()
     (folder / name / "__init__.py").write_text("raise RuntimeError('imported')")
     (folder / name / file).write_bytes(content)
@@ -45,15 +48,18 @@ def card(source: Source, **more: object) -> ModelCard:
 
 
 def tiny_gguf(tiny: Base, path: Path) -> bytes:
-    """The tiny base's weights (but for the row order of Q and K) and tokenizer as a GGUF file that splits text as SmolLM does."""
+    """Write the tiny base's weights and tokenizer as a GGUF file that splits text as SmolLM does.
+
+    Only the row order of Q and K differs from the tiny base.
+    """
     shape = tiny.card.source.shape
     writer = GGUFWriter(path, "llama")
     writer.add_context_length(tiny.card.context)
-    writer.add_embedding_length(shape["hidden"])
-    writer.add_feed_forward_length(shape["intermediate"])
-    writer.add_block_count(shape["blocks"])
-    writer.add_head_count(shape["heads"])
-    writer.add_head_count_kv(shape["kv_heads"])
+    writer.add_embedding_length(shape.hidden)
+    writer.add_feed_forward_length(shape.intermediate)
+    writer.add_block_count(shape.blocks)
+    writer.add_head_count(shape.heads)
+    writer.add_head_count_kv(shape.kv_heads)
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_rope_freq_base(10000.0)
 

@@ -1,4 +1,4 @@
-"""A base's weights as a GGUF file: what stands in it, and what it takes to write one."""
+"""A base's weights as a GGUF file: its content, and the memory that writing takes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Weights = Callable[[], Iterator[tuple[str, torch.Tensor]]]
 
 
 def weights_in(base: Base, kind: torch.dtype, largest: float) -> Weights:
-    """The base's own in another type, each with a number of this size in it."""
+    """Return the base's weights in another type, each with one number of this size."""
 
     def weights() -> Iterator[tuple[str, torch.Tensor]]:
         for name, tensor in weights_of(base):
@@ -35,12 +35,12 @@ def weights_in(base: Base, kind: torch.dtype, largest: float) -> Weights:
     return weights
 
 
-def written_at_once(path: Path, like: Path) -> Path:
-    """A file that says what another says, by a writer that has all of it in memory first."""
+def write_with_gguf_writer(path: Path, like: Path) -> Path:
+    """Write a file with the content of another by a writer that holds all of it in memory."""
     reader = GGUFReader(like)
     writer = GGUFWriter(path, "llama")
     for key, field in reader.fields.items():
-        # What the reader calls by the name of the format is no key, and a writer says the architecture by itself.
+        # The reader lists format fields as keys, and the writer adds the architecture itself.
         if not key.startswith("GGUF.") and key != "general.architecture":
             inner = field.types[-1] if field.types[0] == GGUFValueType.ARRAY else None
             writer.add_key_value(key, field.contents(), field.types[0], inner)
@@ -58,13 +58,13 @@ def written_at_once(path: Path, like: Path) -> Path:
     ("kind", "largest"),
     [(torch.float32, 1.0), (torch.float16, 1.0), (torch.bfloat16, 1.0), (torch.bfloat16, 70_000.0)],
 )
-def test_what_is_written_weight_by_weight_is_to_the_byte_what_is_written_at_once(
+def test_streamed_file_is_byte_identical_to_one_written_at_once(
     kind: torch.dtype, largest: float, tiny: Base, tmp_path: Path
 ) -> None:
     file = tmp_path / "model.gguf"
     write_gguf(tiny, gguf_names(tiny), file, weights_in(tiny, kind, largest))
     assert len(GGUFReader(file).tensors) == len(list(weights_of(tiny)))
-    assert file.read_bytes() == written_at_once(tmp_path / "at-once.gguf", file).read_bytes()
+    assert file.read_bytes() == write_with_gguf_writer(tmp_path / "at-once.gguf", file).read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_what_is_written_weight_by_weight_is_to_the_byte_what_is_written_at_once
         (-70_000.0, GGMLQuantizationType.BF16),
     ],
 )
-def test_a_matrix_in_bfloat16_becomes_float16_where_its_numbers_fit_and_a_vector_float32(
+def test_bfloat16_matrix_becomes_float16_where_it_fits_and_a_vector_float32(
     largest: float, kind: GGMLQuantizationType, tiny: Base, tmp_path: Path
 ) -> None:
     file, weights = tmp_path / "model.gguf", weights_in(tiny, torch.bfloat16, largest)
@@ -89,7 +89,7 @@ def test_a_matrix_in_bfloat16_becomes_float16_where_its_numbers_fit_and_a_vector
             assert np.allclose(tensor.data, wanted.float().numpy(), atol=1e-7)
 
 
-def test_more_weights_take_no_more_memory_to_write(tiny: Base, tmp_path: Path) -> None:
+def test_writing_more_weights_takes_no_more_memory(tiny: Base, tmp_path: Path) -> None:
     blocks = 32
     size = 2**18
 
@@ -127,7 +127,7 @@ gguf_file.resolve_gguf_file(base, gguf_names(base), Path(sys.argv[2]))
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGKILL there")
-def test_what_a_killed_process_left_half_written_is_not_kept(
+def test_partial_file_of_a_killed_process_is_not_used(
     tiny: Base, tiny_cache: Path, tmp_path: Path
 ) -> None:
     killed = subprocess.run(

@@ -1,4 +1,4 @@
-"""A world for the daemon: a home, a machine and its clocks, all of which a story can turn."""
+"""A simulated host for the daemon: a home, sensors and clocks that a scenario controls."""
 
 from __future__ import annotations
 
@@ -16,24 +16,26 @@ from personalpeft.clock import Clock
 from personalpeft.learning.activity_summary import ActivitySummary
 from personalpeft.learning.report import LearnReport, from_json
 from personalpeft_app.daemon import journal
-from personalpeft_app.daemon.daily_report import summarize_users
 from personalpeft_app.daemon.journal import TASK, LogEntry
 from personalpeft_app.daemon.policy import Decision
 from personalpeft_app.daemon.probes import Probe
+from personalpeft_app.daemon.tasks import summarize_users
 from personalpeft_app.daemon.worker import Worker
 
 BERLIN = ZoneInfo("Europe/Berlin")
 
 
 def at(text: str) -> datetime:
-    """A moment in UTC by what a clock in Berlin shows then, the first of two."""
+    """Return the UTC time of a local time in Berlin; the first of two at the end of summer time."""
     return datetime.fromisoformat(text).replace(tzinfo=BERLIN).astimezone(UTC)
 
 
 @dataclass
 class World:
-    """``wall`` is what the system's clock shows, which a story may set; ``seconds`` only ever grow. ``pace`` is how many of
-    them pass each time that somebody looks.
+    """A home, a daemon on it, and the clocks and sensors that the daemon reads.
+
+    ``wall`` is the system's clock, which a scenario may set. ``seconds`` is monotonic. Each reading
+    of the timer advances both by ``pace`` seconds.
     """
 
     home: Path
@@ -43,10 +45,10 @@ class World:
     reading: Probe = field(
         default_factory=lambda: Probe(on_ac_power=True, other_cpu_load=0.0, temperature=40.0)
     )
-    told: list[LogEntry] = field(default_factory=list)
+    log: list[LogEntry] = field(default_factory=list)
     while_learning: Callable[[], None] = lambda: None
     stopping: bool = False
-    _keeper: Worker | None = None
+    _worker: Worker | None = None
     _runtime: Runtime | None = None
     _drawn: int = 0
     _learning: bool = False
@@ -55,11 +57,11 @@ class World:
         self.set()
 
     def set(self, **settings: object) -> None:
-        """Writes the settings of this home."""
+        """Write the daemon's settings of this home."""
         table = {"zone": "Europe/Berlin", "at": "02:30", "backup": "", "morning": "", **settings}
-        said = {True: "true", False: "false"}
+        booleans = {True: "true", False: "false"}
         lines = [
-            f"{key} = {said.get(value, repr(value)) if isinstance(value, bool) else repr(value)}"
+            f"{key} = {booleans.get(value, repr(value)) if isinstance(value, bool) else repr(value)}"
             for key, value in table.items()
         ]
         self.home.mkdir(mode=0o700, exist_ok=True)
@@ -84,100 +86,100 @@ class World:
     def clock(self) -> Clock:
         return Clock(self.now, self.timer, self.entropy)
 
-    def pass_(self, **span: float) -> None:
-        """Time passes for all clocks."""
+    def advance(self, **span: float) -> None:
+        """Advance all clocks."""
         self.wall += timedelta(**span)
         self.seconds += timedelta(**span).total_seconds()
 
-    def jump(self, **span: float) -> None:
-        """The system's clock is set, or the machine was asleep."""
+    def shift_clock(self, **span: float) -> None:
+        """Shift the system's clock only, as setting it or suspending the machine does."""
         self.wall += timedelta(**span)
 
-    # People
+    # Users
 
     @contextmanager
-    def opened(self) -> Iterator[Runtime]:
+    def open_runtime(self) -> Iterator[Runtime]:
         with personalpeft.open(self.home, base="fake", backend="fake", clock=self.clock) as runtime:
             yield runtime
 
-    def say(self, count: int, user: str = "ada") -> None:
-        """Somebody asks and corrects so often."""
-        with self.opened() as runtime:
-            who = runtime.user(user)
+    def correct(self, count: int, user: str = "ada") -> None:
+        """Ask and correct ``count`` times."""
+        with self.open_runtime() as runtime:
+            handle = runtime.user(user)
             for _ in range(count):
                 self._drawn += 1
-                who.feedback(
-                    who.chat(f"question {self._drawn}", temperature=0),
+                handle.feedback(
+                    handle.chat(f"question {self._drawn}", temperature=0),
                     edit=f"Ahoy! Answer {self._drawn}. Arrr!",
                 )
 
     # The daemon
 
-    def round(self) -> Decision:
-        """One round of the daemon, which is started where none runs."""
-        if self._keeper is None:
+    def run_once(self) -> Decision:
+        """Run the daemon once; start it first if it does not run."""
+        if self._worker is None:
             self._runtime = personalpeft.open(
                 self.home, base="fake", backend="fake", clock=self.clock
             )
-            self._keeper = Worker(
+            self._worker = Worker(
                 self._runtime,
-                self.opened,
-                tell=self.told.append,
+                self.open_runtime,
+                tell=self.log.append,
                 stopping=lambda: self.stopping,
                 clock=self.clock,
                 sensors=self._sense,
             )
         try:
-            return self._keeper.run_once()
+            return self._worker.run_once()
         except BaseException:
-            self.dies()
+            self.kill_daemon()
             raise
 
-    def dies(self) -> None:
-        """The daemon's process is gone; what it did not write down is, too."""
+    def kill_daemon(self) -> None:
+        """Kill the daemon's process with its state in memory."""
         if self._runtime is not None:
             self._runtime.close()
-        self._keeper = self._runtime = None
+        self._worker = self._runtime = None
 
-    def goes_on(self, *, hours: float, every: float = 30) -> None:
-        """So many hours pass, with a round of the daemon every so many minutes."""
+    def run_for(self, *, hours: float, every: float = 30) -> None:
+        """Run the daemon every ``every`` minutes for ``hours`` hours."""
         for _ in range(round(hours * 60 / every)):
-            self.pass_(minutes=every)
-            self.round()
+            self.advance(minutes=every)
+            self.run_once()
 
     def _sense(self) -> Probe:
         self.while_learning()
         return self.reading
 
-    def sees(self, **what: object) -> None:
-        """The machine says something else from now on."""
+    def set_sensors(self, **what: object) -> None:
+        """Change the readings of the sensors."""
         self.reading = replace(self.reading, **what)  # type: ignore[arg-type]
 
     @property
     def is_learning(self) -> bool:
-        return self._keeper is not None and bool(self._keeper.journal.started)
+        return self._worker is not None and bool(self._worker.journal.started)
 
-    def forget_journal(self, text: str | None = None) -> None:
-        """Loses the journal, or has it hold something else."""
+    def replace_journal(self, text: str | None = None) -> None:
+        """Delete the journal, or overwrite it with ``text``."""
         note = self.home / "notes" / f"{TASK}.json"
         if text is None:
             note.unlink()
         else:
             note.write_text(text)
 
-    # What came of it
+    # Results
 
     def reports(self, user: str = "ada") -> list[LearnReport]:
         with personalpeft.open(self.home, base="fake", backend="fake") as runtime:
-            told = [from_json(each) for each in runtime.user(user).reports()]
-        return [report for report in told if report.event == "learn"]
+            reports = [from_json(each) for each in runtime.user(user).reports()]
+        return [report for report in reports if report.event == "learn"]
 
-    def learns(self, user: str = "ada") -> int:
-        """How often a learn came to its end."""
+    def learn_count(self, user: str = "ada") -> int:
+        """Return how many learns ended with a revision."""
         return sum(report.revision is not None for report in self.reports(user))
 
-    def morning(self) -> list[ActivitySummary]:
-        """What the daemon's last report says, as it is read now."""
+    def daily_report(self) -> list[ActivitySummary]:
+        """Return the daemon's last report, as read now."""
         with personalpeft.open(self.home, base="fake", backend="fake", clock=self.clock) as runtime:
             period = journal.from_text(runtime.maintenance.read_note(TASK)).last_report
             return summarize_users(runtime, period) if period else []
@@ -187,4 +189,4 @@ class World:
             return len(runtime.user(user).pending().news)
 
     def close(self) -> None:
-        self.dies()
+        self.kill_daemon()

@@ -1,4 +1,4 @@
-"""What a daemon does beside learning: it ends probations, makes copies, takes away what nothing needs, and says so."""
+"""The daemon's maintenance: it ends probations, makes backups, collects garbage and reports each."""
 
 from __future__ import annotations
 
@@ -21,36 +21,36 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     return place
 
 
-def lines(world: World, what: str) -> list[str]:
-    return [line.message for line in world.told if line.kind == what]
+def messages(world: World, what: str) -> list[str]:
+    return [line.message for line in world.log if line.kind == what]
 
 
-def test_a_probation_that_feedback_decided_while_another_learned_is_ended_within_the_hour(
+def test_a_probation_decided_during_another_learn_ends_within_the_hour(
     world: World,
 ) -> None:
-    world.say(9)
-    world.goes_on(hours=1)
-    with world.opened() as runtime:
+    world.correct(9)
+    world.run_for(hours=1)
+    with world.open_runtime() as runtime:
         ada = runtime.user("ada")
         assert ada.revisions()[0].probation
-        # Whoever learns holds the lease, so that feedback alone cannot end it.
+        # A running learn holds the lease, so feedback alone cannot end the probation.
         with runtime._services.store.leases.acquire("learn-ada"):
             for number in range(6):
                 ada.feedback(ada.chat(f"another question {number}", temperature=0), rating=-1)
         assert ada.stack().entries
-    world.pass_(hours=1)
-    world.round()
-    with world.opened() as runtime:
+    world.advance(hours=1)
+    world.run_once()
+    with world.open_runtime() as runtime:
         assert runtime.user("ada").stack().entries == ()
-    (said,) = lines(world, "probation")
-    assert said.startswith("ada")
+    (message,) = messages(world, "probation")
+    assert message.startswith("ada")
 
 
-def test_a_day_leaves_a_copy_that_is_a_home_and_only_so_many(world: World) -> None:
+def test_a_backup_is_made_daily_and_only_the_newest_are_kept(world: World) -> None:
     world.set(backup="copies", copies=2)
-    world.say(9)
-    world.goes_on(hours=24 * 5, every=180)
-    assert len(lines(world, "backup")) >= 5
+    world.correct(9)
+    world.run_for(hours=24 * 5, every=180)
+    assert len(messages(world, "backup")) >= 5
     copies = sorted((world.home / "copies").iterdir())
     assert len(copies) == 2
     with personalpeft.open(copies[-1], base="fake", backend="fake") as runtime:
@@ -58,37 +58,37 @@ def test_a_day_leaves_a_copy_that_is_a_home_and_only_so_many(world: World) -> No
         assert runtime.verify() == ()
 
 
-def test_old_logs_of_bugs_go_and_nothing_else_does(world: World, cache: Path) -> None:
-    world.say(1)
+def test_only_old_crash_logs_are_deleted(world: World, cache: Path) -> None:
+    world.correct(1)
     old, new, other = (cache / "logs" / name for name in ("bug-1.log", "bug-2.log", "mine.log"))
     for path in (old, new, other):
         path.write_text("x")
     for path, days in ((old, 31), (new, 29), (other, 99)):
         os.utime(path, (world.wall.timestamp() - days * 86400,) * 2)
-    world.pass_(minutes=1)
-    world.round()
+    world.advance(minutes=1)
+    world.run_once()
     assert [path.exists() for path in (old, new, other)] == [False, True, True]
-    assert len(lines(world, "clean")) == 1
+    assert len(messages(world, "clean")) == 1
 
 
-def test_what_nothing_needs_is_taken_away(world: World) -> None:
-    world.say(9)
-    world.goes_on(hours=1)
-    with world.opened() as runtime:
+def test_garbage_is_collected(world: World) -> None:
+    world.correct(9)
+    world.run_for(hours=1)
+    with world.open_runtime() as runtime:
         stray = runtime._services.store.blobs.put(b"an adapter that no revision names")
         path = runtime._services.store.blobs.path(stray)
     os.utime(path, (0, 0))
-    world.goes_on(hours=26)
+    world.run_for(hours=26)
     assert not path.exists()
-    assert lines(world, "collect")
+    assert messages(world, "collect")
 
 
-def test_a_chore_that_fails_is_said_and_the_others_are_done(world: World) -> None:
-    world.say(9)
+def test_a_failed_task_is_reported_and_the_others_run(world: World) -> None:
+    world.correct(9)
     (world.home / "taken").write_text("a file, where a folder should be made")
     world.set(backup="taken", morning="07:00")
-    world.goes_on(hours=24)
-    backups = [entry for entry in world.told if entry.kind == "backup"]
+    world.run_for(hours=24)
+    backups = [entry for entry in world.log if entry.kind == "backup"]
     assert {entry.outcome for entry in backups} == {Outcome.FAILED}
-    assert lines(world, "report")
-    assert world.learns() == 1
+    assert messages(world, "report")
+    assert world.learn_count() == 1

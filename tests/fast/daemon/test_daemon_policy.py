@@ -1,4 +1,4 @@
-"""What is decided, of frozen values alone: for all histories that anybody can think of."""
+"""The policy decides from frozen values alone; its properties hold for all histories."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from personalpeft_app.daemon.daily_report import ReportWindow
 from personalpeft_app.daemon.journal import Journal, from_text
 from personalpeft_app.daemon.policy import (
     QUIET,
@@ -29,14 +28,15 @@ from personalpeft_app.daemon.policy import (
     priority,
 )
 from personalpeft_app.daemon.settings import Settings
+from personalpeft_app.daemon.tasks import ReportWindow
 
 SETTINGS = Settings(zone="Europe/Berlin", learn_at="02:30")
 NOON = at("2026-01-14 12:00")
 
 
 @dataclass
-class Home:
-    """A ledger reduced to what is decided by, a clock that can be set, and a machine."""
+class SimulatedHost:
+    """A backlog for each user, a clock that can be set, and sensors."""
 
     now: datetime = NOON
     reading: dict[str, object] = field(
@@ -45,38 +45,38 @@ class Home:
     served: datetime | None = None
     lessons: dict[str, list[datetime]] = field(default_factory=lambda: {"ada": [], "bo": []})
     learned: dict[str, datetime] = field(default_factory=dict)
-    said: int = 0
+    signals: int = 0
     learns: int = 0
     considered: int = 0
     journal: Journal = field(default_factory=Journal)
 
-    def say(self, user: str, count: int) -> None:
-        self.said += count
+    def correct(self, user: str, count: int) -> None:
+        self.signals += count
         self.served = self.now
         self.lessons[user] += [self.now] * count
 
-    def moment(self) -> HostState:
+    def host(self) -> HostState:
         return HostState(self.now, BERLIN, served=self.served, **self.reading)  # type: ignore[arg-type]
 
-    def people(self) -> list[Backlog]:
+    def backlogs(self) -> list[Backlog]:
         return [
             Backlog(
                 user,
-                len(said),
-                min(said, default=None),
+                len(times),
+                min(times, default=None),
                 learned=self.learned.get(user),
                 seconds=30.0,
             )
-            for user, said in self.lessons.items()
+            for user, times in self.lessons.items()
         ]
 
     def spent(self) -> float:
         return self.journal.spent.get(f"{self.now.astimezone(BERLIN):%Y-%m-%d}", 0.0)
 
-    def round(self) -> None:
+    def run_once(self) -> None:
         for _ in range(20):
             decision = plan(
-                SETTINGS, self.moment(), self.people(), History(self.spent(), self.journal.tasks)
+                SETTINGS, self.host(), self.backlogs(), History(self.spent(), self.journal.tasks)
             )
             if decision.action is None:
                 return
@@ -102,7 +102,7 @@ class Home:
 
 SPANS = st.integers(-60 * 24 * 400, 60 * 24 * 400).map(lambda minutes: timedelta(minutes=minutes))
 EVENTS = st.one_of(
-    st.tuples(st.just("say"), st.sampled_from(["ada", "bo"]), st.integers(1, 12)),
+    st.tuples(st.just("correct"), st.sampled_from(["ada", "bo"]), st.integers(1, 12)),
     st.tuples(st.just("pass"), st.integers(1, 60 * 30)),
     st.tuples(st.just("jump"), SPANS),
     st.tuples(st.just("on_ac_power"), st.booleans()),
@@ -115,14 +115,14 @@ EVENTS = st.one_of(
 
 @examples(60)
 @given(st.lists(EVENTS, max_size=40))
-def test_no_history_learns_twice_for_one_reason_or_forgets_one(
+def test_every_signal_is_learned_exactly_once_in_any_history(
     events: list[tuple[object, ...]],
 ) -> None:
-    home = Home(now=at("2026-10-24 23:00"))
+    home = SimulatedHost(now=at("2026-10-24 23:00"))
     for event in events:
         match event:
-            case ("say", str(user), int(count)):
-                home.say(user, count)
+            case ("correct", str(user), int(count)):
+                home.correct(user, count)
             case ("pass", int(minutes)):
                 home.now += timedelta(minutes=minutes)
             case ("jump", timedelta() as span):
@@ -130,19 +130,19 @@ def test_no_history_learns_twice_for_one_reason_or_forgets_one(
             case ("restart",):
                 home.journal = from_text(home.journal.as_text())
             case ("round",):
-                home.round()
+                home.run_once()
             case (str(name), value):
                 home.reading[name] = value
     home.reading = {"on_ac_power": True, "other_cpu_load": 0.0, "temperature": None}
-    # Two quiet days by a clock that goes right: whatever was said is learned, each once.
+    # Two quiet days with a correct clock: every signal is learned, each once.
     for _ in range(2 * 24):
         home.now += timedelta(minutes=60)
-        home.round()
-    assert home.considered == home.said
+        home.run_once()
+    assert home.considered == home.signals
     learns = home.learns
     for _ in range(24):
         home.now += timedelta(hours=2)
-        home.round()
+        home.run_once()
     assert home.learns == learns
 
 
@@ -163,53 +163,54 @@ def test_no_history_learns_twice_for_one_reason_or_forgets_one(
         ]
     ),
 )
-def test_a_time_of_day_comes_once_a_day_everywhere(
+def test_a_time_of_day_occurs_once_a_day_in_any_zone(
     day: datetime, within: timedelta, when: time, zone: str
 ) -> None:
     there, now = ZoneInfo(zone), day + within
     last, following = last_occurrence(when, now, there), next_occurrence(when, now, there)
     assert last <= now < following
     assert timedelta(hours=20) < following - last < timedelta(hours=28)
-    # It is the same for as long as the next has not come: nothing is due again in between.
+    # It stays the last occurrence until the next one: nothing is due again in between.
     assert last_occurrence(when, following - timedelta(microseconds=1), there) == last
     assert last_occurrence(when, following, there) == following
 
 
-def test_where_an_hour_comes_twice_the_first_counts_and_where_it_does_not_come_the_one_after() -> (
-    None
-):
+def test_a_repeated_hour_counts_once_and_a_skipped_hour_is_delayed() -> None:
     autumn = last_occurrence(time(2, 30), at("2026-10-25 12:00"), BERLIN)
     assert autumn == datetime(2026, 10, 25, 0, 30, tzinfo=UTC)
     spring = last_occurrence(time(2, 30), at("2026-03-29 12:00"), BERLIN)
     assert spring == datetime(2026, 3, 29, 1, 30, tzinfo=UTC)
 
 
-def acts(
-    people: list[Backlog], how_set: Settings = SETTINGS, past: History | None = None, **how: object
+def next_action(
+    backlogs: list[Backlog],
+    settings: Settings = SETTINGS,
+    past: History | None = None,
+    **readings: object,
 ) -> LearnUser | Task | None:
-    moment = replace(HostState(NOON, BERLIN), **how)  # type: ignore[arg-type]
+    host = replace(HostState(NOON, BERLIN), **readings)  # type: ignore[arg-type]
     done = past or History()
-    return plan(how_set, moment, people, done).action
+    return plan(settings, host, backlogs, done).action
 
 
-def test_whoever_gains_most_a_second_learns_first_and_nobody_waits_for_ever() -> None:
+def test_the_user_with_the_most_gain_per_second_learns_first_and_waiting_raises_priority() -> None:
     quick = Backlog("quick", 9, NOON, seconds=10.0)
     slow = Backlog("slow", 9, NOON, seconds=100.0)
     much = Backlog("much", 30, NOON, seconds=30.0)
     begun = Backlog("begun", 0, unfinished=True)
-    for people in ([quick, slow, much], [much, slow, quick]):
-        act = acts(people)
+    for backlogs in ([quick, slow, much], [much, slow, quick]):
+        act = next_action(backlogs)
         assert isinstance(act, LearnUser)
         assert act.user == "much"
-    act = acts([much, begun])
+    act = next_action([much, begun])
     assert isinstance(act, LearnUser)
     assert (act.user, act.seconds) == ("begun", 3600.0)
-    moment = HostState(NOON + timedelta(days=30), BERLIN)
-    assert priority(moment, slow) > priority(moment, replace(much, since=moment.now))
+    host = HostState(NOON + timedelta(days=30), BERLIN)
+    assert priority(host, slow) > priority(host, replace(much, since=host.now))
 
 
 @pytest.mark.parametrize(
-    ("how", "why"),
+    ("readings", "blocker"),
     [
         ({"on_ac_power": False}, Blocker.POWER),
         ({"temperature": 99.0}, Blocker.TEMPERATURE),
@@ -218,35 +219,35 @@ def test_whoever_gains_most_a_second_learns_first_and_nobody_waits_for_ever() ->
         ({"served": NOON + timedelta(minutes=1)}, Blocker.SERVING),
     ],
 )
-def test_what_hinders_a_learn_is_said_and_no_sensor_hinders_none(
-    how: dict[str, object], why: Blocker
+def test_a_blocked_learn_names_its_reason_and_missing_sensors_block_nothing(
+    readings: dict[str, object], blocker: Blocker
 ) -> None:
-    people = [Backlog("ada", 9, NOON)]
-    assert isinstance(acts(people), LearnUser)
-    moment = replace(HostState(NOON, BERLIN), **how)  # type: ignore[arg-type]
+    backlogs = [Backlog("ada", 9, NOON)]
+    assert isinstance(next_action(backlogs), LearnUser)
+    host = replace(HostState(NOON, BERLIN), **readings)  # type: ignore[arg-type]
     done = dict.fromkeys(TaskKind, "")
     for _ in TaskKind:
-        act = plan(SETTINGS, moment, people, History(tasks=done)).action
+        act = plan(SETTINGS, host, backlogs, History(tasks=done)).action
         if act is None:
             break
         assert isinstance(act, Task)
         done[act.kind] = act.key
-    decision = plan(SETTINGS, moment, people, History(tasks=done))
+    decision = plan(SETTINGS, host, backlogs, History(tasks=done))
     assert decision.action is None
-    (said,) = [each for each in decision.upcoming if each.action == "ada learns"]
-    assert said.blocked_by is why
+    (entry,) = [each for each in decision.upcoming if each.action == "ada learns"]
+    assert entry.blocked_by is blocker
 
 
-def test_chores_wait_while_somebody_is_answered_and_are_done_once_for_each_moment() -> None:
-    assert acts([], served=NOON - timedelta(seconds=1)) is None
-    assert acts([], served=NOON - QUIET) is not None
+def test_maintenance_waits_for_requests_and_runs_once_per_period() -> None:
+    assert next_action([], served=NOON - timedelta(seconds=1)) is None
+    assert next_action([], served=NOON - QUIET) is not None
     done: dict[TaskKind, str] = {}
-    while isinstance(act := acts([], past=History(tasks=done)), Task):
+    while isinstance(act := next_action([], past=History(tasks=done)), Task):
         assert act.kind not in done
         done[act.kind] = act.key
     assert set(done) == set(TaskKind)
     later = [
-        acts([], past=History(tasks=done), now=NOON + timedelta(minutes=minutes))
+        next_action([], past=History(tasks=done), now=NOON + timedelta(minutes=minutes))
         for minutes in (1, 59, 61)
     ]
     assert [isinstance(act, Task) for act in later] == [False, False, True]
@@ -254,13 +255,15 @@ def test_chores_wait_while_somebody_is_answered_and_are_done_once_for_each_momen
     assert later[2].kind is TaskKind.PROBATION
 
 
-def test_what_is_switched_off_is_not_done() -> None:
+def test_disabled_tasks_do_not_run() -> None:
     without = Settings(zone="Europe/Berlin", backup="", report_at="", learn_at="")
     done: dict[TaskKind, str] = {}
-    while isinstance(act := acts([], without, History(tasks=done)), Task):
+    while isinstance(act := next_action([], without, History(tasks=done)), Task):
         done[act.kind] = act.key
     assert set(done) == {TaskKind.PROBATION, TaskKind.COLLECT, TaskKind.CLEAN}
-    assert not isinstance(acts([Backlog("ada", 7, NOON - timedelta(days=9))], without), LearnUser)
+    assert not isinstance(
+        next_action([Backlog("ada", 7, NOON - timedelta(days=9))], without), LearnUser
+    )
 
 
 KEYS = st.lists(st.text(max_size=20), max_size=300).map(tuple)
@@ -278,7 +281,7 @@ STEPS = st.one_of(
 
 
 @given(st.lists(STEPS, max_size=30))
-def test_a_journal_comes_back_as_it_was(steps: list[tuple[object, ...]]) -> None:
+def test_a_journal_round_trips(steps: list[tuple[object, ...]]) -> None:
     journal = Journal()
     for name, *rest in steps:
         journal = getattr(journal, str(name))(*rest)
@@ -286,7 +289,7 @@ def test_a_journal_comes_back_as_it_was(steps: list[tuple[object, ...]]) -> None
     assert from_text(journal.as_text()) == journal
 
 
-def test_a_journal_is_bounded_however_long_it_is_kept() -> None:
+def test_the_journal_stays_bounded() -> None:
     journal = Journal()
     for number in range(300):
         user, keys = f"user-{number}", tuple(f"s_{number:013}{each:013}" for each in range(2500))
@@ -299,11 +302,11 @@ def test_a_journal_is_bounded_however_long_it_is_kept() -> None:
 @pytest.mark.parametrize(
     "text", [None, "", "[]", "{}", '{"format": 2}', '{"format": 1, "begun": 3}', "null", "\x00"]
 )
-def test_a_journal_that_cannot_be_read_is_an_empty_one(text: str | None) -> None:
+def test_an_unreadable_journal_is_an_empty_one(text: str | None) -> None:
     assert from_text(text) == Journal()
 
 
-def test_a_learn_that_is_cut_off_is_counted_for_as_long_as_nothing_new_came() -> None:
+def test_an_interrupted_learn_is_counted_until_new_signals_arrive() -> None:
     journal = Journal().start("ada", ("a",)).start("ada", ("a",))
     assert journal.started["ada"].times == 2
     assert journal.start("bo", ("x",)).started["ada"].times == 2

@@ -1,4 +1,4 @@
-"""The daemon wakes again and again, also when the system's clock is set back, and ends when it is told to."""
+"""The poll loop wakes regularly, also after the system's clock is set back, and stops on request."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def until(happened: threading.Event) -> None:
     assert happened.wait(20)
 
 
-def test_a_clock_that_is_set_back_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clock_set_back_delays_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
     back = timedelta()
 
     class Wall(datetime):
@@ -49,7 +49,7 @@ def test_a_clock_that_is_set_back_keeps_nobody_waiting(monkeypatch: pytest.Monke
     assert not thread.is_alive()
 
 
-def test_one_round_at_a_time_and_the_last_is_waited_for_without_a_word(
+def test_runs_do_not_overlap_and_stopping_waits_for_the_last(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     stopping, begun, running, most = threading.Event(), threading.Event(), 0, 0
@@ -73,14 +73,14 @@ def test_one_round_at_a_time_and_the_last_is_waited_for_without_a_word(
     assert (most, running, caplog.text) == (1, 0, "")
 
 
-def test_a_machine_says_what_it_can() -> None:
+def test_sensors_report_what_the_machine_has() -> None:
     reading = Machine().read()
     assert reading.on_ac_power in (None, True, False)
     assert reading.other_cpu_load is None or 0 <= reading.other_cpu_load <= 1
     assert reading.temperature is None or reading.temperature > 0
 
 
-def test_what_this_process_does_itself_is_not_counted_as_others(
+def test_the_load_of_this_process_is_not_counted_as_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     at = 0.0

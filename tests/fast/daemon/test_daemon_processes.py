@@ -1,4 +1,4 @@
-"""Processes of their own: kills at any moment, two daemons, signals, and a server beside the daemon on the same home."""
+"""Daemons as processes: kills, two daemons, signals, and a server on the same home."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 
 import personalpeft
 
-# The command, its fake model slowed down so that there is something to interrupt.
+# The command line with a slowed fake model, so that a test can interrupt it.
 _DAEMON = """
 import sys, time
 from personalpeft.backends import fake
@@ -30,7 +30,7 @@ fake._FakeSession.step = slow
 from personalpeft_app.cli import main
 main()
 """
-# Answers again and again, and says which stack answered.
+# Answers continuously and prints the stack that answered.
 _SERVER = """
 import sys, time, personalpeft
 with personalpeft.open(sys.argv[1], base="fake", backend="fake") as runtime:
@@ -45,12 +45,12 @@ with personalpeft.open(sys.argv[1], base="fake", backend="fake") as runtime:
 
 @dataclass
 class Home:
-    """A home with lessons in it, and daemons on it."""
+    """A home with signals to learn from, and the processes on it."""
 
     path: Path
     children: list[subprocess.Popen[str]] = field(default_factory=list)
 
-    def say(self, count: int) -> None:
+    def correct(self, count: int) -> None:
         with personalpeft.open(self.path, base="fake", backend="fake") as runtime:
             ada = runtime.user("ada")
             for number in range(count):
@@ -58,10 +58,10 @@ class Home:
                     ada.chat(f"question {number}", temperature=0),
                     edit=f"Ahoy! Answer {number}. Arrr!",
                 )
-        self.is_quiet()
+        self.mark_idle()
 
-    def is_quiet(self) -> None:
-        """It is a while ago that anybody was answered."""
+    def mark_idle(self) -> None:
+        """Mark the last served request as long ago."""
         os.utime(self.path / "locks" / "serving", (1e9, 1e9))
 
     def spawn(
@@ -83,7 +83,7 @@ class Home:
         self.children.append(child)
         return child
 
-    def learns(self) -> list[str]:
+    def revisions(self) -> list[str]:
         with personalpeft.open(self.path, base="fake", backend="fake") as runtime:
             assert runtime.verify() == () or all(
                 "gc" in problem.remedy for problem in runtime.verify()
@@ -91,28 +91,28 @@ class Home:
             return [revision.id for revision in runtime.user("ada").revisions()]
 
 
-class Served:
-    """The server of a home, as its own process."""
+class ServerProcess:
+    """The server of a home, in a process of its own."""
 
     def __init__(self, home: Home) -> None:
         self.process = home.spawn("serve", "--port", "0", "--json")
-        said = ""
+        errors = ""
         assert self.process.stdout is not None
-        while not said.rstrip().endswith("}"):
-            said += self.process.stdout.readline()
-        self._url = json.loads(said)["url"]
+        while not errors.rstrip().endswith("}"):
+            errors += self.process.stdout.readline()
+        self._url = json.loads(errors)["url"]
         self._token = (home.path / "token").read_text().strip()
 
-    def answers_with(self) -> str:
-        """The revision that answers ada now."""
-        asked = urllib.request.Request(
+    def serving_revision(self) -> str:
+        """Return the revision that serves ada."""
+        request = urllib.request.Request(
             f"{self._url}/v1/chat/completions",
             json.dumps(
                 {"model": "ada", "messages": [{"role": "user", "content": "hello"}]}
             ).encode(),
             {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"},
         )
-        with urllib.request.urlopen(asked, timeout=60) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             return ",".join(json.load(answer)["personalpeft"]["revisions"]) or "bare base"
 
 
@@ -138,7 +138,7 @@ def wait_for(happened: Callable[[], bool], what: str, seconds: float = 60) -> No
         time.sleep(0.01)
 
 
-def ended(child: subprocess.Popen[str], seconds: float = 60) -> tuple[str, str]:
+def wait_for_exit(child: subprocess.Popen[str], seconds: float = 60) -> tuple[str, str]:
     return child.communicate(timeout=seconds)
 
 
@@ -161,90 +161,92 @@ def _text(path: Path) -> str:
         "the candidate is durable",
     ],
 )
-def test_a_kill_at_any_moment_costs_a_step_and_no_second_learn(home: Home, moment: str) -> None:
-    home.say(9)
+def test_a_kill_at_any_moment_loses_one_step_and_causes_no_second_learn(
+    home: Home, moment: str
+) -> None:
+    home.correct(9)
     child = home.spawn("daemon", "run-once", slowly=0.05)
     wait_for(lambda: MOMENTS[moment](home.path) or child.poll() is not None, moment)
     child.kill()
-    ended(child)
+    wait_for_exit(child)
     for _ in range(2):
         again = home.spawn("daemon", "run-once", "--json")
-        out, said = ended(again)
-        assert again.returncode == 0, said
-    (revision,) = home.learns()
+        out, errors = wait_for_exit(again)
+        assert again.returncode == 0, errors
+    (revision,) = home.revisions()
     assert revision.startswith("style@")
     assert json.loads(out)["did"] == []
 
 
-def test_of_two_daemons_one_acts_and_the_other_waits_and_says_so(home: Home) -> None:
-    home.say(9)
+def test_of_two_daemons_one_runs_and_the_other_waits_and_names_it(home: Home) -> None:
+    home.correct(9)
     first = home.spawn("daemon", "run", slowly=0.05)
     wait_for(lambda: "keys" in _text(home.path / "notes/daemon.json"), "a learn")
     once = home.spawn("daemon", "run-once")
-    _, refused = ended(once)
+    _, refused = wait_for_exit(once)
     assert once.returncode == 6
     assert f"process {first.pid}" in refused
     second = home.spawn("daemon", "run")
     assert second.stderr is not None
     assert f"process {first.pid}" in second.stderr.readline()
-    status, _ = ended(home.spawn("daemon", "status", "--json"))
+    status, _ = wait_for_exit(home.spawn("daemon", "status", "--json"))
     assert f"process {first.pid}" in json.loads(status)["running"]
-    wait_for(lambda: bool(home.learns()), "a revision")
+    wait_for(lambda: bool(home.revisions()), "a revision")
     first.kill()
-    ended(first)
+    wait_for_exit(first)
     assert "Looking after" in second.stderr.readline()
     second.send_signal(signal.SIGTERM)
-    ended(second)
+    wait_for_exit(second)
     assert second.returncode == 0
-    assert len(home.learns()) == 1
+    assert len(home.revisions()) == 1
 
 
 @pytest.mark.exhaustive
-def test_status_says_how_far_a_learn_is(home: Home) -> None:
-    home.say(9)
+def test_status_shows_the_progress_of_a_learn(home: Home) -> None:
+    home.correct(9)
     home.spawn("daemon", "run", slowly=3)
     wait_for(lambda: MOMENTS["a step was saved"](home.path), "a step")
-    status, _ = ended(home.spawn("daemon", "status", "--json"))
-    told = json.loads(status)
-    assert told["learning"] == ["ada"]
-    assert (told["underway"]["ada"]["layer"], told["underway"]["ada"]["stage"]) == (
+    status, _ = wait_for_exit(home.spawn("daemon", "status", "--json"))
+    shown = json.loads(status)
+    assert shown["learning"] == ["ada"]
+    assert (shown["underway"]["ada"]["layer"], shown["underway"]["ada"]["stage"]) == (
         "style",
         "Learning",
     )
-    assert 0 < told["underway"]["ada"]["step"] < told["underway"]["ada"]["steps"]
-    status, _ = ended(home.spawn("daemon", "status"))
+    assert 0 < shown["underway"]["ada"]["step"] < shown["underway"]["ada"]["steps"]
+    status, _ = wait_for_exit(home.spawn("daemon", "status"))
     assert "ada learns (style: learning, " in status
 
 
 @pytest.mark.parametrize(
     "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.exhaustive)]
 )
-def test_a_signal_ends_it_between_two_steps_and_the_next_goes_on(
+def test_a_signal_stops_a_learn_between_two_steps_and_the_next_run_resumes_it(
     home: Home, number: signal.Signals
 ) -> None:
-    home.say(9)
+    home.correct(9)
     child = home.spawn("daemon", "run", slowly=0.2)
     wait_for(lambda: (home.path / "sessions/ada/style.session").exists(), "a step")
     child.send_signal(number)
-    out, said = ended(child)
-    assert child.returncode == 0, said
+    out, errors = wait_for_exit(child)
+    assert child.returncode == 0, errors
     assert "stopped between two steps" in out
-    assert home.learns() == []
-    out, _ = ended(home.spawn("daemon", "run-once"))
+    assert home.revisions() == []
+    out, _ = wait_for_exit(home.spawn("daemon", "run-once"))
     assert "promoted" in out
-    assert len(home.learns()) == 1
+    assert len(home.revisions()) == 1
 
 
-def test_a_server_beside_it_answers_with_the_new_revision_within_a_second(home: Home) -> None:
-    home.say(9)
+def test_a_server_on_the_same_home_serves_a_new_revision_within_a_second(home: Home) -> None:
+    home.correct(9)
     server = home.spawn(program=_SERVER)
     assert server.stdout is not None
     assert server.stdout.readline().split()[1] == "base"
-    # Somebody is being answered all the time, so that the daemon waits, and says for what.
-    status, said = ended(home.spawn("daemon", "run-once", "--json"))
-    assert "serving" in [each["blocked_by"] for each in json.loads(status)["next"]], said
-    assert home.learns() == []
-    # The same home and another process that learns.
+    # Requests are being served all the time, so the daemon waits and reports that reason.
+    status, errors = wait_for_exit(home.spawn("daemon", "run-once", "--json"))
+    assert "serving" in [each["blocked_by"] for each in json.loads(status)["next"]], errors
+    assert home.revisions() == []
+    # Another process on the same home learns.
     with personalpeft.open(home.path, base="fake", backend="fake") as runtime:
         report = runtime.user("ada").learn()
         live_at = time.time()
@@ -257,97 +259,98 @@ def test_a_server_beside_it_answers_with_the_new_revision_within_a_second(home: 
     server.kill()
 
 
-def test_a_server_and_a_daemon_that_are_killed_on_one_home_serve_what_was_learned_within_a_second(
+def test_a_killed_server_and_a_killed_daemon_end_with_the_new_revision_being_served(
     home: Home,
 ) -> None:
-    home.say(9)
-    server = Served(home)
-    assert server.answers_with() == "bare base"
-    # Killed between two steps, while the server goes on; then the server is killed, while a daemon learns.
-    home.is_quiet()
+    home.correct(9)
+    server = ServerProcess(home)
+    assert server.serving_revision() == "bare base"
+    # The daemon is killed between two steps while the server runs; then the server is killed during
+    # a learn.
+    home.mark_idle()
     daemon = home.spawn("daemon", "run", slowly=0.05)
     wait_for(lambda: (home.path / "sessions/ada/style.session").exists(), "a step")
     daemon.kill()
-    ended(daemon)
-    assert server.answers_with() == "bare base"
-    home.is_quiet()
+    wait_for_exit(daemon)
+    assert server.serving_revision() == "bare base"
+    home.mark_idle()
     daemon = home.spawn("daemon", "run", slowly=0.1)
     wait_for(
         lambda: '"times": 2' in _text(home.path / "notes/daemon.json"), "the learn that goes on"
     )
     server.process.kill()
-    ended(server.process)
-    server = Served(home)
+    wait_for_exit(server.process)
+    server = ServerProcess(home)
     with personalpeft.open(home.path, base="fake", backend="fake") as runtime:
         ada = runtime.user("ada")
         wait_for(lambda: ada.layers()[0].head is not None if ada.layers() else False, "a head")
         live_at, live = time.monotonic(), ada.layers()[0].head
-        assert server.answers_with() == live
+        assert server.serving_revision() == live
         ada.rollback("style")
-        assert server.answers_with() == "bare base"
+        assert server.serving_revision() == "bare base"
         ada.rollback("style", to=live)
-        assert server.answers_with() == live
-        # Of a machine that others use too; asked once, it was the very first answer.
+        assert server.serving_revision() == live
+        # The machine is shared with other programs; unloaded, the first answer is on the new head.
         assert time.monotonic() - live_at < 20
     daemon.send_signal(signal.SIGTERM)
-    ended(daemon)
-    assert len(home.learns()) == 1
-    assert server.answers_with() == live
+    wait_for_exit(daemon)
+    assert len(home.revisions()) == 1
+    assert server.serving_revision() == live
 
 
 @pytest.mark.exhaustive
-def test_a_home_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_missing_home_is_an_error(tmp_path: Path) -> None:
     home = Home(tmp_path / "nowhere")
     for words in (("daemon", "run-once"), ("daemon", "status")):
         child = home.spawn(*words)
-        out, said = ended(child)
+        out, errors = wait_for_exit(child)
         assert (child.returncode, out) == (7, "")
-        assert "Traceback" not in said
+        assert "Traceback" not in errors
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("observing", "learns"), [("kept", 0), ("learned", 1)])
-def test_what_an_app_saw_is_learned_where_that_app_had_it_so(
+def test_implicit_feedback_is_learned_only_where_enabled(
     home: Home, observing: str, learns: int
 ) -> None:
     with personalpeft.open(home.path, base="fake", backend="fake", observing=observing) as runtime:
         ada = runtime.user("ada")
         for number in range(9):
             ada.observe(ada.chat(f"question {number}", temperature=0), "copied")
-    home.is_quiet()
-    due, said = ended(home.spawn("daemon", "status", "--json"))
-    assert ("ada" in str(json.loads(due)["due"])) == bool(learns), said
-    ended(home.spawn("daemon", "run-once"))
-    assert len(home.learns()) == learns
+    home.mark_idle()
+    due, errors = wait_for_exit(home.spawn("daemon", "status", "--json"))
+    assert ("ada" in str(json.loads(due)["due"])) == bool(learns), errors
+    wait_for_exit(home.spawn("daemon", "run-once"))
+    assert len(home.revisions()) == learns
 
 
 @pytest.mark.exhaustive
-def test_what_was_taken_back_is_a_reason_to_learn(home: Home) -> None:
+def test_a_retracted_fact_is_a_reason_to_learn(home: Home) -> None:
     with personalpeft.open(home.path, base="fake", backend="fake") as runtime:
         ada = runtime.user("ada")
         fact = ada.remember("My dog is Biscuit.", questions=["Who is my dog?"], answer="Biscuit")
         ada.learn()
-        ada.remove_item(fact)
+        ada.retract_item(fact)
         ada.chat("hello", temperature=0)
-    home.is_quiet()
+    home.mark_idle()
     settings = home.path / "config.toml"
     settings.write_text(settings.read_text() + "min_signals = 1\n")
-    due, said = ended(home.spawn("daemon", "status", "--json"))
-    assert "ada" in str(json.loads(due)["due"]), said
-    ended(home.spawn("daemon", "run-once"))
+    due, errors = wait_for_exit(home.spawn("daemon", "status", "--json"))
+    assert "ada" in str(json.loads(due)["due"]), errors
+    wait_for_exit(home.spawn("daemon", "run-once"))
     with personalpeft.open(home.path, base="fake", backend="fake") as runtime:
         assert runtime.user("ada").stack().entries == ()
-    due, said = ended(home.spawn("daemon", "status", "--json"))
-    assert "ada" not in str(json.loads(due)["due"]), said
+    due, errors = wait_for_exit(home.spawn("daemon", "status", "--json"))
+    assert "ada" not in str(json.loads(due)["due"]), errors
 
 
 @pytest.mark.exhaustive
-def test_broken_settings_are_told_before_anything_is_done(home: Home) -> None:
-    home.say(1)
+def test_broken_settings_are_reported_before_anything_runs(home: Home) -> None:
+    home.correct(1)
     (home.path / "config.toml").write_text("[daemon]\nidel = 3\n")
     for words in (("daemon", "run"), ("daemon", "run-once"), ("daemon", "status")):
         child = home.spawn(*words)
-        out, said = ended(child)
+        out, errors = wait_for_exit(child)
         assert (child.returncode, out) == (2, "")
-        assert "idle" in said
+        assert "idle" in errors
     assert not (home.path / "notes").exists()

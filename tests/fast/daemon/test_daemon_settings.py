@@ -1,4 +1,4 @@
-"""Settings are read from the home, mistakes in them are named, and the files of the system run what they should."""
+"""Settings are read from the home, invalid ones are named, and the service files run the daemon."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_home_without_settings_has_the_defaults(tmp_path: Path) -> None:
     assert read_settings(write(tmp_path, "[other]\nsignals = 'x'\n")) == Settings()
 
 
-def test_what_is_set_counts(tmp_path: Path) -> None:
+def test_settings_take_effect(tmp_path: Path) -> None:
     home = write(
         tmp_path,
         '[daemon]\nmin_signals = 3\nload = 1\nlearn_at = ""\nrequire_ac_power = false\nzone = "Asia/Tokyo"\n',
@@ -53,7 +53,7 @@ def test_what_is_set_counts(tmp_path: Path) -> None:
     assert settings.backup_keep == Settings().backup_keep
 
 
-def test_former_names_of_settings_are_read_for_one_release(
+def test_former_names_of_settings_are_accepted_for_one_release(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     old = (
@@ -87,32 +87,32 @@ def test_former_names_of_settings_are_read_for_one_release(
         'zone = "../../etc/passwd"',
     ],
 )
-def test_a_mistake_is_named_with_a_way_out(tmp_path: Path, line: str) -> None:
+def test_an_invalid_setting_is_named_with_a_hint(tmp_path: Path, line: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         read_settings(write(tmp_path, f"[daemon]\n{line}\n"))
     assert line.split()[0] in caught.value.message
     assert caught.value.hint
 
 
-def test_a_misspelt_setting_is_named_with_the_nearest_one(tmp_path: Path) -> None:
+def test_a_misspelt_setting_suggests_the_nearest_name(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput) as caught:
         read_settings(write(tmp_path, "[daemon]\nmin_signal = 3\n"))
     assert "min_signals" in caught.value.hint
 
 
 @pytest.mark.parametrize("text", ["[daemon", "daemon = 3\n"])
-def test_what_is_no_table_is_refused(tmp_path: Path, text: str) -> None:
+def test_settings_that_are_no_table_are_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(InvalidInput):
         read_settings(write(tmp_path, text))
 
 
-def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
+def test_unreadable_settings_are_an_error(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(HomeError):
         read_settings(tmp_path)
 
 
-def test_the_page_has_every_setting_with_its_default() -> None:
+def test_the_documentation_lists_every_setting_with_its_default() -> None:
     page = (ROOT / "docs/how-to/daemon.md").read_text("utf-8")
     for field in fields(Settings):
         default = str(field.default).lower() if isinstance(field.default, bool) else field.default
@@ -140,7 +140,7 @@ WORDS = [
 ]
 
 
-def test_a_unit_runs_these_very_words() -> None:
+def test_a_systemd_unit_runs_the_same_arguments() -> None:
     unit = units.systemd(WORDS, {"PERSONALPEFT_CACHE": "/a cache"})
     (line,) = re.findall(r"^ExecStart=(.*)$", unit, re.MULTILINE)
     assert [word.replace("%%", "%").replace("$$", "$") for word in shlex.split(line)] == WORDS
@@ -149,7 +149,7 @@ def test_a_unit_runs_these_very_words() -> None:
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd here")
-def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path: Path) -> None:
+def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     words = [
         sys.executable,
         "-m",
@@ -161,17 +161,17 @@ def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path: Path) -> None:
     ]
     unit = tmp_path / "personalpeft.service"
     unit.write_text(units.systemd(words, {"PERSONALPEFT_CACHE": "/a cache"}))
-    told = subprocess.run(
+    result = subprocess.run(
         ["systemd-analyze", "--user", "verify", str(unit)],
         env={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert (told.returncode, str(unit.name) in told.stderr) == (0, False), told.stderr
+    assert (result.returncode, str(unit.name) in result.stderr) == (0, False), result.stderr
 
 
-def test_an_agent_runs_these_very_words() -> None:
+def test_a_launchd_agent_runs_the_same_arguments() -> None:
     agent = plistlib.loads(units.launchd(WORDS, {"PERSONALPEFT_CACHE": "/a <cache>"}).encode())
     assert agent["ProgramArguments"] == WORDS
     assert agent["EnvironmentVariables"] == {"PERSONALPEFT_CACHE": "/a <cache>"}

@@ -1,4 +1,4 @@
-"""What the documents say is so: links lead somewhere, code runs as printed, numbers are those of the code."""
+"""The documentation's links resolve, its code runs as printed, and its numbers are the code's."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import pytest
 
 import personalpeft
 from personalpeft.errors import ERROR_CODES
-from personalpeft.learning.gate.gate import CONFIRMATION_E_VALUE, TIE_MARGIN, Margins
-from personalpeft.learning.rl.advantages import MIN_SPREAD
-from personalpeft.learning.rl.rollouts import DECAY, HOPELESS_RATE, SOLVED_RATE
+from personalpeft.learning.gate.evidence import CONFIRMATION_E_VALUE, TIE_MARGIN
+from personalpeft.learning.gate.gate import Margins
+from personalpeft.learning.rl.rollouts import DECAY, HOPELESS_RATE, MIN_SPREAD, SOLVED_RATE
 from personalpeft.learning.train.config import RLConfig, TrainingConfig
 from personalpeft.plugins import Plugins
 from personalpeft_app.http.concurrency import limiter_of
@@ -34,12 +34,12 @@ def _blocks(page: Path, language: str) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_link_leads_somewhere(page: Path) -> None:
+def test_every_link_resolves(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text("utf-8")):
         assert "://" in target or (page.parent / target).exists(), target
 
 
-def test_the_library_use_of_the_readme_runs_as_printed(
+def test_the_library_example_of_the_readme_runs_as_printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     block = _blocks(ROOT / "README.md", "python")[0]
@@ -60,7 +60,7 @@ def test_the_test_of_the_embedding_page_passes(tmp_path: Path) -> None:
     )
 
 
-def test_the_http_page_has_the_errors_of_the_code_and_the_routes_of_the_server(
+def test_the_http_page_lists_the_errors_and_routes_of_the_code(
     tmp_path: Path,
 ) -> None:
     page = (ROOT / "docs/how-to/serve-openai-clients.md").read_text("utf-8")
@@ -74,7 +74,7 @@ def test_the_http_page_has_the_errors_of_the_code_and_the_routes_of_the_server(
             assert rule.rule.partition("/<")[0] in page, rule.rule
 
 
-def test_the_clients_of_the_http_page_run_as_printed(
+def test_the_client_examples_of_the_http_page_run_as_printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     openai_block, anthropic_block, flask_block = _blocks(
@@ -87,26 +87,26 @@ def test_the_clients_of_the_http_page_run_as_printed(
     runtime, shop = names["runtime"], names["shop"]
     assert shop.test_client().get("/greeting/ada").status_code == 200
     assert shop.test_client().get("/model/v1/models").status_code == 401
-    places = limiter_of(runtime)
-    server = Server(make_app(runtime, places=places), places, host="127.0.0.1", port=0)
+    limiter = limiter_of(runtime)
+    server = Server(make_app(runtime, limiter=limiter), limiter, host="127.0.0.1", port=0)
     thread = threading.Thread(target=lambda: server.run(grace=5, close=runtime.close))
     thread.start()
     try:
         secret = runtime.api_keys.admin_key_file.read_text().strip()
         for library, block in ((openai, openai_block), (anthropic, anthropic_block)):
-            said = {
+            namespace = {
                 library.__name__: library,
                 "address": f"http://127.0.0.1:{server.port}",
                 "token": secret,
             }
-            exec(compile(block, "http.md", "exec"), said)
-            assert runtime.user("ada").feedback(said["turn"], rating=1)
+            exec(compile(block, "http.md", "exec"), namespace)
+            assert runtime.user("ada").feedback(namespace["turn"], rating=1)
     finally:
         server.stop()
         thread.join(20)
 
 
-def test_the_annotated_tree_names_what_is_there() -> None:
+def test_the_annotated_tree_lists_existing_files() -> None:
     (page,) = (ROOT / "docs").rglob("architecture.md")
     tree = page.read_text("utf-8").split("## What is where")[1].split("```")[1]
     for line in tree.strip().splitlines():
@@ -120,44 +120,50 @@ def test_the_annotated_tree_names_what_is_there() -> None:
     assert all(f"{folder}/" in tree for folder in folders)
 
 
-def test_the_learning_page_has_the_numbers_of_the_code() -> None:
-    page = (ROOT / "docs/explanation/learning.md").read_text("utf-8")
+def test_the_learning_and_gate_pages_have_the_numbers_of_the_code() -> None:
+    pages = [
+        (ROOT / f"docs/explanation/{name}.md").read_text("utf-8") for name in ("learning", "gate")
+    ]
+    # A line break may occur anywhere.
+    page = " ".join("\n".join(pages).split())
     recipe = TrainingConfig()
-    for said in (
+    for phrase in (
         f"{recipe.learning_rate:.0e}".replace("e-04", "e-4"),
         f"{recipe.min_steps} steps of {recipe.batch_size} lessons",
         f"{recipe.rank}, {recipe.alpha:g}",
         f"{recipe.kl_prompts} a step, weight {recipe.kl_weight:g}",
-        f"| {recipe.content_weight:g} |",
+        f"{recipe.few_shot_replies} a step, weight {recipe.few_shot_weight:g}",
         f"{recipe.preference_pairs} a step, beta {recipe.beta:g}",
         f"more than {TIE_MARGIN} nats",
         f"At {CONFIRMATION_E_VALUE:g} a promotion",
         *(f"{name} = {value} " for name, value in Margins().model_dump().items()),
     ):
-        assert said in page, said
+        assert phrase in page, phrase
 
 
-def test_the_learning_page_has_the_numbers_of_the_drill() -> None:
-    page = (ROOT / "docs/explanation/learning.md").read_text("utf-8").split("## Practice")[1]
+def test_the_learning_page_has_the_numbers_of_reinforcement_learning() -> None:
+    text = (ROOT / "docs/explanation/learning.md").read_text("utf-8").split("## Practice")[1]
+    page = " ".join(text.split())
     config = RLConfig()
-    for said in (
+    for phrase in (
         f"{config.rounds} rounds of {config.prompts_per_round} tasks with {config.num_generations} replies",
-        f"of which {config.rejection_rounds} imitate at {config.rejection_learning_rate:.0e}".replace(
+        f"the first {config.rejection_rounds} rounds, {config.rejection_steps} steps of"
+        f" {config.batch_size} replies each, at {config.rejection_learning_rate:.0e}".replace(
             "e-0", "e-"
         ),
-        f"in {config.rejection_steps} steps\nof {config.batch_size} replies each",
-        f"learn at {config.learning_rate:.0e}".replace("e-0", "e-"),
-        f"temperature {config.temperature:g}, replies of up to {config.max_completion_length} tokens",
-        f"{config.num_train_tasks} tasks to try and {config.num_eval_tasks} to judge by",
+        f"one step each, at {config.learning_rate:.0e}".replace("e-0", "e-"),
+        f"temperature {config.temperature:g}, up to {config.max_completion_length} tokens",
+        f"{config.num_train_tasks} to practise, {config.num_eval_tasks} to judge by",
         f"weight {config.beta:g}",
         f"below {MIN_SPREAD:g} counts as {MIN_SPREAD:g}",
-        f"above {SOLVED_RATE:g}: solved; below {HOPELESS_RATE:g}: hopeless",
-        f"fades by {1 - DECAY:.0%}".replace("%", " %"),
+        f"solved if a rate above {SOLVED_RATE:g}",
+        f"hopeless if one below {HOPELESS_RATE:g}",
+        f"decay by {1 - DECAY:.0%}".replace("%", " %"),
     ):
-        assert said in page, said
+        assert phrase in page, phrase
 
 
-def test_the_verifier_of_the_plugins_page_is_one() -> None:
+def test_the_verifier_of_the_plugins_page_implements_the_protocol() -> None:
     (block,) = _blocks(ROOT / "docs/how-to/write-a-plugin.md", "python")
     names: dict[str, Any] = {}
     exec(compile(block, "write-a-plugin.md", "exec"), names)
@@ -166,7 +172,7 @@ def test_the_verifier_of_the_plugins_page_is_one() -> None:
     assert [verifying.verify(task, reply)["right"] for reply in ("ONE", "One")] == [1.0, 0.0]
 
 
-def test_nothing_of_the_place_where_it_was_made_is_in_it() -> None:
+def test_the_repository_holds_no_paths_of_a_development_machine() -> None:
     home = os.sep + "work" + os.sep
     for page in PAGES:
         assert home not in page.read_text("utf-8"), page

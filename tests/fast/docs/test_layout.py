@@ -1,4 +1,4 @@
-"""Rules of the library's layout and names, checked on the code itself."""
+"""Rules for the library's layout and names, checked on the code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import personalpeft
 PACKAGE = Path(personalpeft.__file__).parent
 PLUGINS = [each for each in (PACKAGE.parent / "plugins").glob("*/personalpeft_*") if each.is_dir()]
 
-# Names that stood here once and that only their makers could read. None of them comes back.
+# Private names that were renamed. None of them comes back.
 OLD_MODULES = re.findall(
     r"\w+",
     """
@@ -47,7 +47,7 @@ def sources() -> Iterator[Path]:
         yield from package.rglob("*.py")
 
 
-def test_no_old_name_of_a_module_or_class_is_left() -> None:
+def test_no_renamed_module_or_class_is_left() -> None:
     modules = {path for path in sources() if path.stem in OLD_MODULES}
     packages = {path for path in sources() if path.parent.name in OLD_MODULES}
     classes = {
@@ -59,7 +59,7 @@ def test_no_old_name_of_a_module_or_class_is_left() -> None:
     assert (modules, packages, classes) == (set(), set(), set())
 
 
-def test_no_two_modules_import_each_other_however_indirectly() -> None:
+def test_no_two_modules_import_each_other_directly_or_indirectly() -> None:
     graph = grimp.build_graph("personalpeft")
     circles = [
         module

@@ -1,4 +1,4 @@
-"""``make`` refuses what cannot work before it makes anything, in lines that name a way out."""
+"""``make`` checks its requirements before it builds anything, and its errors say what to do."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MADE_FROM = ("Makefile", "pyproject.toml", "constraints.txt")
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """Return a folder with what the installation is made from."""
+    """Return a folder with the files that the installation needs."""
     for name in (*MADE_FROM, *map(str, _plugins())):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
@@ -53,7 +53,7 @@ OLD = 'case "$*" in *version_info*) exit 1;; *) echo Python 3.9.18;; esac'
 @pytest.mark.parametrize(
     "script", [None, OLD, "echo no such version >&2; exit 127"], ids=["none", "old", "broken"]
 )
-def test_a_python_that_will_not_do_ends_before_anything_is_made(
+def test_an_unusable_python_stops_make_before_anything_is_built(
     checkout: Path, script: str | None
 ) -> None:
     python = _program(checkout / "python", script) if script else checkout / "nowhere"
@@ -62,13 +62,13 @@ def test_a_python_that_will_not_do_ends_before_anything_is_made(
     assert not (checkout / ".venv").exists()
 
 
-def test_an_environment_of_an_older_python_is_named(checkout: Path) -> None:
+def test_an_environment_of_an_older_python_is_reported(checkout: Path) -> None:
     good = _program(checkout / "python", "exit 0")
     _program(checkout / ".venv/bin/python", OLD)
     assert _make_demo(checkout, good)[-3:-1] == ["error", "hint"]
 
 
-def test_a_failed_installation_ends_in_an_error_and_is_tried_again(checkout: Path) -> None:
+def test_a_failed_installation_is_an_error_and_is_retried(checkout: Path) -> None:
     good = _program(checkout / "python", "exit 0")
     _program(checkout / ".venv/bin/python", "exit 0")
     _program(checkout / ".venv/bin/pip", "echo no compiler >&2; exit 1")

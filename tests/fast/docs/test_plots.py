@@ -1,4 +1,4 @@
-"""The plots are drawn from what the benchmarks kept, and the same figures give the same drawing."""
+"""The plots are drawn from the benchmarks' results, and equal results give equal drawings."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _capacity() -> str:
     )
 
 
-def test_the_same_figures_give_the_same_drawing(tmp_path: Path) -> None:
+def test_equal_results_give_equal_drawings(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     (tmp_path / "sweep.jsonl").write_text(_sweep())
     (tmp_path / "capacity.jsonl").write_text(_capacity())

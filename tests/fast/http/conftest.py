@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from flask import Flask
-from http_makers import Caller, Served, administration, of_user, served
+from http_makers import Caller, LocalServer, admin_caller, serve_locally, user_caller
 
 import personalpeft
 from personalpeft import Runtime
@@ -25,15 +25,15 @@ def app(runtime: Runtime) -> Flask:
 
 @pytest.fixture
 def admin(runtime: Runtime, app: Flask) -> Caller:
-    return administration(runtime, app)
+    return admin_caller(runtime, app)
 
 
 @pytest.fixture
 def ada(runtime: Runtime, app: Flask) -> Caller:
-    return of_user(runtime, app)
+    return user_caller(runtime, app)
 
 
 @pytest.fixture
-def site(runtime: Runtime) -> Iterator[Served]:
-    with served(runtime) as made:
+def site(runtime: Runtime) -> Iterator[LocalServer]:
+    with serve_locally(runtime) as made:
         yield made

@@ -1,4 +1,4 @@
-"""Servers on the fake backend, and callers that hold a token."""
+"""Servers on the fake backend, and callers with a token."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from personalpeft_app.http.wsgi_server import Server
 
 @dataclass(frozen=True)
 class Caller:
-    """Asks an app in this process, with a token and without."""
+    """Sends requests to an app in this process, with or without a token."""
 
     app: Flask
     secret: str | None
@@ -42,26 +42,26 @@ class Caller:
         )
 
 
-def administration(runtime: Runtime, app: Flask) -> Caller:
+def admin_caller(runtime: Runtime, app: Flask) -> Caller:
     runtime.api_keys.ensure_admin_key()
     return Caller(app, runtime.api_keys.admin_key_file.read_text().strip())
 
 
-def of_user(runtime: Runtime, app: Flask, user: str = "ada") -> Caller:
+def user_caller(runtime: Runtime, app: Flask, user: str = "ada") -> Caller:
     return Caller(app, runtime.api_keys.create(user)[1])
 
 
 @dataclass(frozen=True)
-class Served:
-    """A server on a socket of this machine, and the secrets that it takes."""
+class LocalServer:
+    """A server on a local socket, and its tokens."""
 
     runtime: Runtime
     url: str
     secret: str
-    places: ConcurrencyLimiter
+    limiter: ConcurrencyLimiter
     server: Server
 
-    def of(self, user: str) -> str:
+    def token_of(self, user: str) -> str:
         return self.runtime.api_keys.create(user)[1]
 
     @property
@@ -70,18 +70,18 @@ class Served:
 
 
 @contextmanager
-def served(runtime: Runtime, *, grace: float = 5, **more: Any) -> Iterator[Served]:
-    """The app on a free port, in a thread of this process."""
+def serve_locally(runtime: Runtime, *, grace: float = 5, **more: Any) -> Iterator[LocalServer]:
+    """Run the app on a free port in a thread of this process."""
     runtime.api_keys.ensure_admin_key()
-    places = limiter_of(runtime)
+    limiter = limiter_of(runtime)
     server = Server(
-        make_app(runtime, owner="ada", places=places, **more), places, host="127.0.0.1", port=0
+        make_app(runtime, owner="ada", limiter=limiter, **more), limiter, host="127.0.0.1", port=0
     )
     thread = threading.Thread(target=lambda: server.run(grace=grace, close=runtime.close))
     thread.start()
     secret = runtime.api_keys.admin_key_file.read_text().strip()
     try:
-        yield Served(runtime, f"http://127.0.0.1:{server.port}", secret, places, server)
+        yield LocalServer(runtime, f"http://127.0.0.1:{server.port}", secret, limiter, server)
     finally:
         server.stop()
         thread.join(20)
@@ -95,8 +95,8 @@ def wait_for(happened: Callable[[], bool], seconds: float = 20) -> None:
         time.sleep(0.002)
 
 
-class Slow:
-    """Has the fake model take so long for a step, or wait for a word."""
+class SlowSteps:
+    """Delays each step of the fake model."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
         step = FakeBackend.step

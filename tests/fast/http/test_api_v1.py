@@ -1,4 +1,4 @@
-"""Our own API does what its table says, reads strictly, and its learns are jobs that one can watch and stop."""
+"""The v1 API follows its operation table, validates strictly, and runs learns as jobs."""
 
 from __future__ import annotations
 
@@ -8,18 +8,16 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 from flask import Flask
-from http_makers import Caller, of_user
+from http_makers import Caller, user_caller
 
 import personalpeft
 from personalpeft import Runtime
 from personalpeft.adapters.formats import published
 from personalpeft.errors import ERROR_CODES
-from personalpeft_app.http.api_v1 import reference
 from personalpeft_app.http.api_v1.ephemeral_state import MAX_PER_USER
 from personalpeft_app.http.api_v1.handlers import HANDLERS
 from personalpeft_app.http.api_v1.operations import OPERATIONS, PREFIX
@@ -43,7 +41,7 @@ def app(runtime: Runtime, api: ApiV1) -> Flask:
 
 @pytest.fixture
 def ready(ada: Caller, runtime: Runtime) -> Caller:
-    """Ada, with enough said to learn from."""
+    """Ada with enough signals for a learn."""
     user = runtime.user("ada")
     for number in range(5):
         user.feedback(
@@ -52,7 +50,7 @@ def ready(ada: Caller, runtime: Runtime) -> Caller:
     return ada
 
 
-def ended(caller: Caller, job: dict[str, Any]) -> dict[str, Any]:
+def wait_for_job(caller: Caller, job: dict[str, Any]) -> dict[str, Any]:
     for _ in range(600):
         found: dict[str, Any] = caller.get(f"{ADA}/jobs/{job['id']}").get_json()
         if found["ended"]:
@@ -66,10 +64,10 @@ def events(text: str) -> list[tuple[str, Any]]:
     return [(block.split("\n")[0][7:], json.loads(block.split("\n")[1][6:])) for block in blocks]
 
 
-# The table
+# Operations
 
 
-def test_every_operation_has_a_route_and_something_that_does_it(app: Flask) -> None:
+def test_every_operation_has_a_route_and_a_handler(app: Flask) -> None:
     rules = {
         (method, rule.rule) for rule in app.url_map.iter_rules() for method in rule.methods or ()
     }
@@ -82,7 +80,7 @@ def test_every_operation_has_a_route_and_something_that_does_it(app: Flask) -> N
     assert len({operation.name for operation in OPERATIONS}) == len(OPERATIONS)
 
 
-def test_the_document_names_every_operation_and_every_error_by_its_status(ada: Caller) -> None:
+def test_the_openapi_document_lists_every_operation_and_error_status(ada: Caller) -> None:
     document = ada.get(f"{PREFIX}/openapi.json").get_json()
     assert document["openapi"] == "3.1.0"
     for operation in OPERATIONS:
@@ -94,27 +92,20 @@ def test_the_document_names_every_operation_and_every_error_by_its_status(ada: C
         assert "401" in told["responses"]
 
 
-def test_the_page_of_the_docs_is_that_of_the_table() -> None:
-    page = Path(__file__).parents[3] / "docs/reference/http-api.md"
-    assert page.read_text("utf-8") == reference.render()
-
-
-def test_no_route_is_open_and_none_answers_a_method_that_it_does_not_have(
-    app: Flask, admin: Caller
-) -> None:
-    nobody = Caller(app, None)
+def test_every_route_needs_a_token_and_refuses_other_methods(app: Flask, admin: Caller) -> None:
+    anonymous = Caller(app, None)
     for operation in OPERATIONS:
         path = PREFIX + operation.path.replace("{user}", "ada").replace("{", "").replace("}", "")
         for method in ("GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD", "TRACE"):
-            assert nobody.ask(method, path).status_code == 401
+            assert anonymous.ask(method, path).status_code == 401
         assert admin.ask("OPTIONS", path).status_code == 405
-    assert nobody.get(f"{PREFIX}/openapi.json").status_code == 401
+    assert anonymous.get(f"{PREFIX}/openapi.json").status_code == 401
 
 
-def test_a_users_token_opens_nothing_of_another(
+def test_a_users_token_grants_nothing_of_another_user(
     runtime: Runtime, app: Flask, ready: Caller
 ) -> None:
-    bob = of_user(runtime, app, "bob")
+    bob = user_caller(runtime, app, "bob")
     for operation in OPERATIONS:
         path = PREFIX + operation.path.replace("{user}", "ada").replace("{", "").replace("}", "")
         answer = bob.ask(operation.method, path, json={})
@@ -125,7 +116,7 @@ def test_a_users_token_opens_nothing_of_another(
     assert [user.id for user in runtime.users()] == ["ada"]
 
 
-# Strict reading
+# Validation
 
 WRONG = {
     "an unknown key": ({"prompt": "Hi", "temprature": 1}, "temprature"),
@@ -143,7 +134,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_what_is_wrong_in_a_body_is_named_and_makes_no_user(
+def test_an_invalid_body_names_the_field_and_creates_no_user(
     ada: Caller, runtime: Runtime, wrong: str
 ) -> None:
     body, named = WRONG[wrong]
@@ -156,7 +147,7 @@ def test_what_is_wrong_in_a_body_is_named_and_makes_no_user(
     assert runtime.users() == ()
 
 
-def test_no_error_repeats_what_was_said(ready: Caller) -> None:
+def test_no_error_repeats_the_request(ready: Caller) -> None:
     secret = "my secret is 4711"
     for path, body in (
         ("chat", {"prompt": secret, "temperature": secret}),
@@ -171,7 +162,7 @@ def test_no_error_repeats_what_was_said(ready: Caller) -> None:
         assert secret not in answer.text
 
 
-def test_a_query_is_read_as_strictly(ready: Caller) -> None:
+def test_query_parameters_are_validated_as_strictly(ready: Caller) -> None:
     for query in (
         "limit=0",
         "limit=ten",
@@ -186,7 +177,7 @@ def test_a_query_is_read_as_strictly(ready: Caller) -> None:
 
 
 @pytest.mark.parametrize("path", ["turns", "conversations", "signals", "lessons"])
-def test_pages_follow_one_another_to_the_end(ready: Caller, path: str) -> None:
+def test_pages_continue_to_the_end(ready: Caller, path: str) -> None:
     whole = ready.get(f"{ADA}/{path}").get_json()
     assert whole["next"] is None
     pages: list[Any] = []
@@ -204,7 +195,7 @@ def test_pages_follow_one_another_to_the_end(ready: Caller, path: str) -> None:
 # Jobs
 
 
-def test_a_learn_is_a_job_whose_changes_can_be_watched(ready: Caller, runtime: Runtime) -> None:
+def test_a_learn_is_a_job_with_progress_events(ready: Caller, runtime: Runtime) -> None:
     begun = ready.post(f"{ADA}/learns", {})
     assert begun.status_code == 202
     job = begun.get_json()
@@ -213,18 +204,26 @@ def test_a_learn_is_a_job_whose_changes_can_be_watched(ready: Caller, runtime: R
     assert {name for name, _ in told} == {"job"}
     last = told[-1][1]
     assert (last["state"], last["report"]["live"]) == ("done", True)
-    assert last == ended(ready, job)
+    assert last == wait_for_job(ready, job)
     assert [each["id"] for each in ready.get(f"{ADA}/jobs").get_json()["items"]] == [job["id"]]
     assert runtime.user("ada").stack().entries[0].revision == last["report"]["revision"]
 
 
-def test_a_learn_that_cannot_be_says_why_in_its_job(ada: Caller, runtime: Runtime) -> None:
+def test_a_failed_learn_reports_its_reason_in_the_job(ada: Caller, runtime: Runtime) -> None:
     runtime.user("ada")
-    job = ended(ada, ada.post(f"{ADA}/learns", {"layer": "style"}).get_json())
+    job = wait_for_job(ada, ada.post(f"{ADA}/learns", {"layer": "style"}).get_json())
     assert (job["state"], job["error"]["kind"], job["report"]) == ("failed", "NothingToLearn", None)
 
 
-def test_a_job_is_stopped_and_another_users_is_not_to_be_found(
+@pytest.mark.parametrize("name", ["max_memory_mb", "memory"])
+def test_the_memory_budget_accepts_its_former_name_for_one_release(
+    ready: Caller, name: str
+) -> None:
+    job = wait_for_job(ready, ready.post(f"{ADA}/learns", {name: 0.001}).get_json())
+    assert [each["code"] for each in job["report"]["reasons"]] == ["memory_budget"]
+
+
+def test_a_job_can_be_cancelled_and_another_users_is_not_found(
     ready: Caller, runtime: Runtime, app: Flask, admin: Caller
 ) -> None:
     job = ready.post(f"{ADA}/practices", {"skill": "sums", "verifier": "sums"}).get_json()
@@ -237,10 +236,10 @@ def test_a_job_is_stopped_and_another_users_is_not_to_be_found(
         "done",
         "cancelled",
     )
-    assert ended(ready, job)["state"] in ("cancelled", "done")
+    assert wait_for_job(ready, job)["state"] in ("cancelled", "done")
 
 
-def test_a_learn_of_many_is_a_job_of_administration(
+def test_a_learn_of_several_users_is_an_administrators_job(
     ready: Caller, runtime: Runtime, admin: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runtime.user("bob")
@@ -258,7 +257,7 @@ def test_a_learn_of_many_is_a_job_of_administration(
     job = begun.get_json()
     assert (begun.status_code, job["user"], job["users"]) == (202, None, ["bob", "ada"])
     assert begun.headers["Location"] == f"{PREFIX}/jobs/{job['id']}"
-    # It is those users' learn as well, and none of them sees the others in it.
+    # It is each user's job as well, and none of them sees the others in it.
     assert ready.post(f"{ADA}/learns", {}).status_code == 423
     assert admin.post(f"{PREFIX}/learns", {"users": ["cy"]}).status_code == 423
     assert ready.get(f"{ADA}/jobs").get_json()["items"] == []
@@ -271,18 +270,18 @@ def test_a_learn_of_many_is_a_job_of_administration(
         ["NothingToLearn", ""],
     )
     assert [each["id"] for each in admin.get(f"{PREFIX}/jobs").get_json()["items"]] == [job["id"]]
-    ended(ready, ready.post(f"{ADA}/forgets", {"item": "last"}).get_json())
+    wait_for_job(ready, ready.post(f"{ADA}/forgets", {"item": "last"}).get_json())
     assert admin.get(begun.headers["Location"]).status_code == 404
 
 
-def test_administration_sees_and_stops_the_job_of_anybody(ready: Caller, admin: Caller) -> None:
+def test_the_administrator_sees_and_cancels_any_job(ready: Caller, admin: Caller) -> None:
     job = ready.post(f"{ADA}/practices", {"skill": "sums", "verifier": "sums"}).get_json()
     assert admin.get(f"{PREFIX}/jobs").get_json()["items"][0]["user"] == "ada"
     assert admin.ask("DELETE", f"{PREFIX}/jobs/{job['id']}").status_code == 200
-    assert ended(ready, job)["state"] in ("cancelled", "done")
+    assert wait_for_job(ready, job)["state"] in ("cancelled", "done")
 
 
-def test_a_bug_in_a_learn_says_nothing_of_itself(
+def test_a_bug_in_a_learn_reveals_no_details(
     ready: Caller, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     words = "what Ada said, number 4711"
@@ -291,15 +290,13 @@ def test_a_bug_in_a_learn_says_nothing_of_itself(
         raise RuntimeError(words)
 
     monkeypatch.setattr(personalpeft.User, "learn", broken)
-    job = ended(ready, ready.post(f"{ADA}/learns", {}).get_json())
+    job = wait_for_job(ready, ready.post(f"{ADA}/learns", {}).get_json())
     assert (job["state"], job["error"]["kind"]) == ("failed", "Bug")
     assert "4711" not in json.dumps(job) + caplog.text
     assert "RuntimeError" in caplog.text
 
 
-def test_a_file_of_a_stack_may_be_kept_by_who_asked_and_by_nobody_between(
-    admin: Caller, runtime: Runtime
-) -> None:
+def test_a_stack_file_is_cacheable_by_its_requester_only(admin: Caller, runtime: Runtime) -> None:
     files = {"adapter_config.json": b"{}\n", "adapter_model.safetensors": b"tensors"}
     stack = published.PublishedAdapter(published.compute_digest(files), 8, files)
     with closing(
@@ -318,7 +315,7 @@ def test_a_file_of_a_stack_may_be_kept_by_who_asked_and_by_nobody_between(
     assert (gone.status_code, gone.headers["Cache-Control"]) == (404, "no-store")
 
 
-def test_a_worker_may_fetch_stacks_and_nothing_else(admin: Caller, runtime: Runtime) -> None:
+def test_a_workers_token_reads_stacks_and_nothing_else(admin: Caller, runtime: Runtime) -> None:
     worker = replace(admin, secret=runtime.api_keys.create(None, worker=True)[1])
     files = {"adapter_config.json": b"{}\n", "adapter_model.safetensors": b"tensors"}
     stack = published.PublishedAdapter(published.compute_digest(files), 8, files)
@@ -330,17 +327,15 @@ def test_a_worker_may_fetch_stacks_and_nothing_else(admin: Caller, runtime: Runt
     for rule in admin.app.url_map.iter_rules():
         path = re.sub("<[^>]*>", "ada", rule.rule)
         for method in (rule.methods or set()) - {"HEAD", "OPTIONS"}:
-            nobody = replace(admin, secret=None).ask(method, path).status_code
-            if nobody == 401 and "/served/" not in path:
+            anonymous = replace(admin, secret=None).ask(method, path).status_code
+            if anonymous == 401 and "/served/" not in path:
                 assert worker.ask(method, path).status_code == 403, (method, path)
 
 
 # Streams and comparisons
 
 
-def test_a_stream_begins_with_its_name_and_ends_with_its_turn(
-    ada: Caller, runtime: Runtime
-) -> None:
+def test_a_stream_starts_with_its_id_and_ends_with_its_turn(ada: Caller, runtime: Runtime) -> None:
     told = events(ada.post(f"{ADA}/chat/stream", {"prompt": "Hello", "temperature": 0}).text)
     assert [name for name, _ in told][:2] == ["begun", "piece"]
     name, last = told[-1]
@@ -354,11 +349,11 @@ def test_a_stream_begins_with_its_name_and_ends_with_its_turn(
     }
 
 
-def test_what_keeps_the_first_piece_away_has_a_status(ada: Caller) -> None:
+def test_an_error_before_the_first_chunk_has_a_status(ada: Caller) -> None:
     assert ada.post(f"{ADA}/chat/stream", {"prompt": "word " * 15_000}).status_code == 400
 
 
-def test_a_reader_who_goes_away_leaves_a_cancelled_turn(
+def test_a_disconnected_reader_leaves_a_cancelled_turn(
     ada: Caller, runtime: Runtime, app: Flask
 ) -> None:
     headers = {"Authorization": f"Bearer {ada.secret}"}
@@ -373,7 +368,7 @@ def test_a_reader_who_goes_away_leaves_a_cancelled_turn(
     assert [turn.finish_reason for turn in runtime.user("ada").turns()] == ["cancelled"]
 
 
-def test_a_comparison_says_whose_the_answers_are_only_when_one_was_chosen(
+def test_a_comparison_reveals_its_answers_only_after_the_choice(
     ready: Caller, runtime: Runtime
 ) -> None:
     head = runtime.user("ada").learn().revision

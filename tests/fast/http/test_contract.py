@@ -1,4 +1,4 @@
-"""What is promised of a user holds over the server as in the library: the same calls, values and errors."""
+"""A user over HTTP keeps the promises of a user in the library: the same calls, values and errors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from http_makers import Served, Slow, served
+from http_makers import LocalServer, SlowSteps, serve_locally
 from runtime_makers import quick_card
 
 import personalpeft
@@ -36,9 +36,9 @@ from personalpeft import (
 from personalpeft.adapters.formats import published
 from personalpeft.base_models.types import Base
 from personalpeft.formatting import to_json
+from personalpeft.learning.learner import Learner
 from personalpeft.learning.options import LearnOptions
 from personalpeft.learning.outcomes import ReasonCode
-from personalpeft.learning.rl.trainer import RLTrainer
 from personalpeft.types import SignalKind
 from personalpeft_app.client import Client, NotAllowed, RemoteUser, Unreachable, connect
 from personalpeft_app.http.api_v1.routes import ApiV1
@@ -46,31 +46,31 @@ from personalpeft_app.peft_archive import unzip_adapter
 
 
 @pytest.fixture
-def site(runtime: Runtime) -> Iterator[Served]:
+def site(runtime: Runtime) -> Iterator[LocalServer]:
     api = ApiV1(runtime)
-    with served(runtime, more=[api.blueprint]) as site:
+    with serve_locally(runtime, more=[api.blueprint]) as site:
         yield site
         api.close()
 
 
 @pytest.fixture
-def client(site: Served) -> Client:
+def client(site: LocalServer) -> Client:
     return connect(site.url, site.secret)
 
 
 @pytest.fixture(params=["library", pytest.param("client", marks=pytest.mark.exhaustive)])
-def opened(request: pytest.FixtureRequest, runtime: Runtime) -> Runtime | Client:
+def runtime_or_client(request: pytest.FixtureRequest, runtime: Runtime) -> Runtime | Client:
     return runtime if request.param == "library" else request.getfixturevalue("client")
 
 
 @pytest.fixture
-def ada(opened: Any) -> Any:
-    return opened.user("ada")
+def ada(runtime_or_client: Any) -> Any:
+    return runtime_or_client.user("ada")
 
 
 @pytest.fixture
-def own(runtime: Runtime) -> User:
-    """The same user, asked in the library: whatever was said or learned over the server is here."""
+def library_user(runtime: Runtime) -> User:
+    """Ada through the library, where everything recorded over HTTP is visible."""
     return runtime.user("ada")
 
 
@@ -81,19 +81,19 @@ def correct(user: Any, count: int = 5) -> None:
         )
 
 
-def test_a_user_is_made_on_first_use_unless_asked_not_to(opened: Any) -> None:
+def test_a_user_is_created_on_first_use_unless_refused(runtime_or_client: Any) -> None:
     with pytest.raises(NotFound, match="bob"):
-        opened.user("bob", create=False)
-    bob = opened.user("bob")
+        runtime_or_client.user("bob", create=False)
+    bob = runtime_or_client.user("bob")
     assert bob.summary().id == "bob"
-    assert [user.id for user in opened.users()] == ["bob"]
+    assert [user.id for user in runtime_or_client.users()] == ["bob"]
     with pytest.raises(InvalidId):
-        opened.user("../bob")
+        runtime_or_client.user("../bob")
 
 
-def test_a_token_says_whose_it_is(site: Served, client: Client, runtime: Runtime) -> None:
+def test_a_token_identifies_its_user(site: LocalServer, client: Client, runtime: Runtime) -> None:
     base = runtime.base().card.title
-    for secret in (site.secret, site.of("ada")):
+    for secret in (site.secret, site.token_of("ada")):
         known = runtime.api_keys.authenticate(secret)
         assert known is not None
         told = connect(site.url, secret).whoami()
@@ -102,17 +102,17 @@ def test_a_token_says_whose_it_is(site: Served, client: Client, runtime: Runtime
         connect(site.url, "pp_wrong").whoami()
 
 
-def test_users_come_in_pages(opened: Any) -> None:
+def test_users_are_listed_in_pages(runtime_or_client: Any) -> None:
     for name in ("a", "b", "c"):
-        opened.user(name)
-    assert [user.id for user in opened.users(limit=2)] == ["a", "b"]
-    assert [user.id for user in opened.users(after="b", limit=2)] == ["c"]
-    assert [user.id for user in opened.users(search="b")] == ["b"]
+        runtime_or_client.user(name)
+    assert [user.id for user in runtime_or_client.users(limit=2)] == ["a", "b"]
+    assert [user.id for user in runtime_or_client.users(after="b", limit=2)] == ["c"]
+    assert [user.id for user in runtime_or_client.users(search="b")] == ["b"]
 
 
-def test_a_reply_names_its_turn_its_stack_and_what_it_took(ada: Any, own: User) -> None:
+def test_a_reply_names_its_turn_stack_and_usage(ada: Any, library_user: User) -> None:
     reply = ada.chat("How do I boil an egg?", temperature=0, max_tokens=5)
-    turn = own.turn(reply.turn_id)
+    turn = library_user.turn(reply.turn_id)
     assert (reply.text, reply.stack, reply.usage, reply.finish_reason) == (
         turn.reply,
         turn.stack,
@@ -121,16 +121,18 @@ def test_a_reply_names_its_turn_its_stack_and_what_it_took(ada: Any, own: User) 
     )
     assert reply.stack.digest == turn.stack.digest
     assert ada.turn("last") == ada.turn(reply) == turn
-    assert ada.turns() == own.turns()
+    assert ada.turns() == library_user.turns()
 
 
-def test_messages_are_a_prompt_too(ada: Any) -> None:
+def test_a_prompt_may_be_messages(ada: Any) -> None:
     messages = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hello."}]
     reply = ada.chat(messages, temperature=0)
     assert [message.role for message in ada.turn(reply).messages] == ["system", "user"]
 
 
-def test_a_conversation_is_continued_by_its_id_and_regenerated(ada: Any, own: User) -> None:
+def test_a_conversation_is_continued_by_its_id_and_regenerated(
+    ada: Any, library_user: User
+) -> None:
     first = ada.chat("How do I boil an egg?", temperature=0)
     second = ada.chat("And a soft one?", conversation_id=first.conversation_id, temperature=0)
     again = ada.chat("And a soft one?", replaces=second, seed=1)
@@ -139,10 +141,10 @@ def test_a_conversation_is_continued_by_its_id_and_regenerated(ada: Any, own: Us
     assert ada.turn(again).previous == first.turn_id
     found = ada.conversation(str(first.conversation_id))
     assert [turn.id for turn in found.turns] == [first.turn_id, again.turn_id]
-    assert found == own.conversation(found.id)
+    assert found == library_user.conversation(found.id)
     other = ada.chat("Hello")
     assert [each.id for each in ada.conversations()] == [other.conversation_id, found.id]
-    assert ada.conversations() == own.conversations()
+    assert ada.conversations() == library_user.conversations()
     assert [each.id for each in ada.conversations(1)] == [other.conversation_id]
     assert [each.id for each in ada.conversations(before=other.conversation_id)] == [found.id]
     with pytest.raises(NotFound):
@@ -151,7 +153,7 @@ def test_a_conversation_is_continued_by_its_id_and_regenerated(ada: Any, own: Us
         ada.conversation("c_0000")
 
 
-def test_a_long_conversation_loses_its_beginning_where_it_may(ada: Any) -> None:
+def test_a_long_conversation_is_truncated_where_allowed(ada: Any) -> None:
     long = "a word or two " * 1000
     messages = [
         {"role": "user", "content": long},
@@ -163,7 +165,7 @@ def test_a_long_conversation_loses_its_beginning_where_it_may(ada: Any) -> None:
     assert ada.chat(messages, truncation="auto").dropped_messages == 2
 
 
-def test_tools_are_offered_called_and_answered(ada: Any, own: User) -> None:
+def test_tools_are_offered_called_and_answered(ada: Any, library_user: User) -> None:
     tool = {
         "type": "function",
         "function": {"name": "weather", "parameters": {"properties": {"city": {}}}},
@@ -172,24 +174,24 @@ def test_tools_are_offered_called_and_answered(ada: Any, own: User) -> None:
     reply = ada.chat([question], tools=[tool], temperature=0, max_tokens=200)
     (call,) = reply.tool_calls
     assert (call.name, list(call.arguments)) == ("weather", ["city"])
-    assert own.turn(reply.turn_id).messages[-1].tools == (tool,)
+    assert library_user.turn(reply.turn_id).messages[-1].tools == (tool,)
     result = {"role": "tool", "tool_call_id": call.id, "content": "sunny"}
     answer = ada.chat([question, reply.message, result], tools=[tool], temperature=0)
     assert answer.tool_calls == ()
     assert [message.role for message in ada.turn(answer).messages] == ["user", "assistant", "tool"]
-    assert ada.turn(answer) == own.turn(answer.turn_id)
+    assert ada.turn(answer) == library_user.turn(answer.turn_id)
     assert ada.turn(answer).messages[1].tool_calls == (call,)
 
 
-def test_a_tool_must_be_called(ada: Any, own: User) -> None:
+def test_a_tool_call_can_be_required(ada: Any, library_user: User) -> None:
     tool = {"type": "function", "function": {"name": "weather"}}
     for must_call in (True, "weather"):
         reply = ada.chat("Hello", tools=[tool], must_call=must_call, temperature=0)
         assert [call.name for call in reply.tool_calls] == ["weather"]
-        assert ada.turn(reply) == own.turn(reply)
+        assert ada.turn(reply) == library_user.turn(reply)
         assert (
             ada.turn(reply).messages[-1].must_call
-            == own.turn(reply).messages[-1].must_call
+            == library_user.turn(reply).messages[-1].must_call
             == must_call
         )
     with pytest.raises(InvalidInput):
@@ -198,7 +200,7 @@ def test_a_tool_must_be_called(ada: Any, own: User) -> None:
         ada.chat("Hello", must_call=True)
 
 
-def test_the_pieces_of_a_stream_are_its_reply(ada: Any) -> None:
+def test_stream_chunks_join_to_the_reply(ada: Any) -> None:
     stream = ada.stream("Tell me about ducks and geese and swans.", temperature=0)
     first = next(stream)
     with pytest.raises(NotFound):
@@ -207,7 +209,7 @@ def test_the_pieces_of_a_stream_are_its_reply(ada: Any) -> None:
     assert ada.turns()[0].id == stream.reply.turn_id
 
 
-def test_a_stream_that_is_closed_is_kept_as_a_cancelled_turn(ada: Any) -> None:
+def test_a_closed_stream_is_recorded_as_a_cancelled_turn(ada: Any) -> None:
     stream = ada.stream("Tell me about ducks and geese and swans.", temperature=0)
     next(stream)
     stream.close()
@@ -215,12 +217,12 @@ def test_a_stream_that_is_closed_is_kept_as_a_cancelled_turn(ada: Any) -> None:
     assert ada.turns()[0].finish_reason == stream.reply.finish_reason
 
 
-def test_who_says_that_a_reply_may_stop_gets_what_came(ada: Any) -> None:
+def test_stopping_a_reply_returns_its_beginning(ada: Any) -> None:
     reply = ada.chat("Tell me about ducks.", cancelled=lambda: True)
     assert ada.turn(reply).reply == reply.text
 
 
-SAID: list[dict[str, Any]] = [
+FEEDBACK: list[dict[str, Any]] = [
     {"rating": 1},
     {"rating": -1},
     {"edit": "Eight minutes."},
@@ -231,99 +233,123 @@ SAID: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("said", SAID, ids=lambda said: "-".join(said))
-def test_what_is_said_of_a_reply_is_kept(ada: Any, own: User, said: dict[str, Any]) -> None:
+@pytest.mark.parametrize("feedback", FEEDBACK, ids=lambda feedback: "-".join(feedback))
+def test_feedback_is_recorded(ada: Any, library_user: User, feedback: dict[str, Any]) -> None:
     reply = ada.chat("How do I boil an egg?")
-    signal = ada.feedback(reply, **said)
-    assert [each.id for each in own.signals()] == [signal]
-    assert ada.signals() == own.signals()
-    assert ada.lessons() == own.lessons()
+    signal = ada.feedback(reply, **feedback)
+    assert [each.id for each in library_user.signals()] == [signal]
+    assert ada.signals() == library_user.signals()
+    assert ada.signal_statuses() == library_user.signal_statuses()
 
 
-def test_what_was_superseded_is_shown_where_asked_for(ada: Any, own: User) -> None:
+def test_superseded_signals_are_listed_on_request(ada: Any, library_user: User) -> None:
     reply = ada.chat("Hello")
     ada.feedback(reply, rating=1)
     ada.feedback(reply, rating=-1)
     assert [signal.payload["value"] for signal in ada.signals()] == [-1]
-    assert ada.signals(current=False) == own.signals(current=False)
-    assert [account.use for account in ada.lessons(current=False)] == [
-        account.use for account in own.lessons(current=False)
+    assert ada.signals(current=False) == library_user.signals(current=False)
+    assert [account.use for account in ada.signal_statuses(current=False)] == [
+        account.use for account in library_user.signal_statuses(current=False)
     ]
 
 
-def test_facts_and_rules_are_kept_edited_and_removed(ada: Any, own: User) -> None:
+def test_facts_and_rules_are_recorded_edited_and_removed(ada: Any, library_user: User) -> None:
     fact = ada.remember(
         "My dog is called Biscuit.", questions=["What is my dog called?"], answer="Biscuit"
     )
     assert [item.id for item in ada.items()] == [fact]
     item = ada.edit_item(fact, "My dog is called Crumpet.", answer="Crumpet")
-    assert ada.items() == own.items() == (item,)
-    ada.remove_item(item.id)
+    assert ada.items() == library_user.items() == (item,)
+    ada.retract_item(item.id)
     assert ada.items() == ()
     with pytest.raises(NotFound):
-        ada.remove_item(item.id)
+        ada.retract_item(item.id)
 
 
-def test_what_was_said_is_taken_back_all_of_it_or_none(ada: Any, own: User) -> None:
+def test_signals_are_retracted_all_or_none(ada: Any, library_user: User) -> None:
     reply = ada.chat("Hello")
-    said = [
+    feedback = [
         ada.feedback(reply, rating=1),
         ada.teach("Write to Bo.", "Dear Bo"),
         ada.remember("I live in Oslo."),
     ]
     with pytest.raises(NotFound) as caught:
-        ada.retract(*said, "s_nothing")
+        ada.retract(*feedback, "s_nothing")
     assert caught.value.hint
-    assert [signal.id for signal in own.signals()] == said
-    everything = own.signals()
-    assert ada.retract(*said) == everything
-    assert own.signals() == ()
+    assert [signal.id for signal in library_user.signals()] == feedback
+    everything = library_user.signals()
+    assert ada.retract(*feedback) == everything
+    assert library_user.signals() == ()
     with pytest.raises(NotFound, match="retracted"):
-        ada.retract(said[0])
-    assert own.signals(current=False) == everything
+        ada.retract(feedback[0])
+    assert library_user.signals(current=False) == everything
 
 
-def test_a_skill_is_taught(ada: Any, own: User) -> None:
+def test_a_skill_is_taught(ada: Any, library_user: User) -> None:
     ada.teach("Write to Bo.", "Dear Bo", skill="email")
-    assert own.signals()[0].kind == SignalKind.DEMONSTRATION
-    assert ada.lessons()[0].layer == "skill.email"
+    assert library_user.signals()[0].kind == SignalKind.DEMONSTRATION
+    assert ada.signal_statuses()[0].layer == "skill.email"
 
 
-def test_who_shows_or_tells_something_is_kept_with_it(ada: Any, own: User) -> None:
+def test_the_source_of_a_signal_is_recorded(ada: Any, library_user: User) -> None:
     ada.teach("Write to Bo.", "Dear Bo", source="judge")
     ada.remember("My dog is called Biscuit.", source="crm")
     ada.teach("Write to Cy.", "Dear Cy")
-    assert [signal.source for signal in own.signals()] == ["judge", "crm", "person"]
+    assert [signal.source for signal in library_user.signals()] == ["judge", "crm", "person"]
 
 
-def test_what_the_app_saw_is_kept_only_where_it_may_be(ada: Any) -> None:
+def test_implicit_feedback_is_recorded_only_where_enabled(ada: Any) -> None:
     reply = ada.chat("Hello")
     assert ada.observe(reply, "copied") is None
     with pytest.raises(InvalidInput):
         ada.observe(reply, "frowned")
 
 
-def test_a_learn_reports_and_changes_what_answers_and_can_be_taken_back(
-    ada: Any, own: User
+def test_feedback_excluded_from_training_is_listed_and_consent_can_be_withdrawn(
+    ada: Any, library_user: User
+) -> None:
+    reply = ada.chat("Hello")
+    feedback = [
+        ada.feedback(reply, rating=1, train=False),
+        ada.teach("Write to Bo.", "Dear Bo", train=False),
+        ada.remember("I live in Oslo.", train=False),
+        ada.teach("Write to Cy.", "Dear Cy"),
+    ]
+    assert ada.observe(reply, "copied", train=False) is None
+    code = ReasonCode.TRAINING_FORBIDDEN
+    assert [
+        each.signal.id for each in ada.signal_statuses() if each.reason.code is code
+    ] == feedback[:3]
+    (withdrawn,) = ada.retract(feedback[3], training_only=True)
+    assert withdrawn.id == feedback[3]
+    assert {each.reason.code for each in ada.signal_statuses()} == {code}
+    assert ada.signal_statuses() == library_user.signal_statuses()
+    assert ada.items() == library_user.items() != ()
+    with pytest.raises(NotFound):
+        ada.retract(feedback[0], training_only=True)
+
+
+def test_a_learn_reports_changes_the_stack_and_can_be_rolled_back(
+    ada: Any, library_user: User
 ) -> None:
     before = ada.chat("Hello", temperature=0).text
     correct(ada)
-    heard: list[tuple[str, float]] = []
-    report = ada.learn(progress=lambda stage, done: heard.append((stage, done)))
+    progress: list[tuple[str, float]] = []
+    report = ada.learn(progress=lambda stage, done: progress.append((stage, done)))
     assert report.live
     assert to_json([report]) == [{**ada.reports()[-1], "above": []}]
-    assert all(stage and 0 <= done <= 1 for stage, done in heard)
-    assert heard
+    assert all(stage and 0 <= done <= 1 for stage, done in progress)
+    assert progress
     assert "personalpeft rollback style" in str(report)
     after = ada.chat("Hello", temperature=0)
     assert after.text != before
-    assert ada.why(after) == own.why(after.turn_id)
-    assert str(ada.why(after)) == str(own.why(after.turn_id))
-    assert ada.stack() == own.stack() == after.stack
-    assert ada.layers() == own.layers()
-    assert ada.revisions() == ada.revisions("style") == own.revisions()
+    assert ada.why(after) == library_user.why(after.turn_id)
+    assert str(ada.why(after)) == str(library_user.why(after.turn_id))
+    assert ada.stack() == library_user.stack() == after.stack
+    assert ada.layers() == library_user.layers()
+    assert ada.revisions() == ada.revisions("style") == library_user.revisions()
     move = ada.rollback("style")
-    assert ada.history()[-1] == move == own.history()[-1]
+    assert ada.history()[-1] == move == library_user.history()[-1]
     assert ada.chat("Hello", temperature=0).text == before
     assert ada.rollback("style", to=report.revision).after == report.revision
     assert ada.rollback("style", to=None).after is None
@@ -332,7 +358,7 @@ def test_a_learn_reports_and_changes_what_answers_and_can_be_taken_back(
     assert digest.live == {"style": None}
 
 
-def test_a_dry_run_says_what_would_be_learned(ada: Any) -> None:
+def test_a_dry_run_reports_the_planned_learn(ada: Any) -> None:
     correct(ada)
     report = ada.learn("style", dry_run=True)
     assert report.dry_run
@@ -340,27 +366,29 @@ def test_a_dry_run_says_what_would_be_learned(ada: Any) -> None:
     assert ada.revisions() == ()
 
 
-def test_what_is_pending_is_told_and_probations_are_reviewed(ada: Any, own: User) -> None:
+def test_pending_signals_are_counted_and_probations_are_reviewed(
+    ada: Any, library_user: User
+) -> None:
     correct(ada)
-    assert ada.pending() == own.pending()
+    assert ada.pending() == library_user.pending()
     assert ada.pending().news
     ada.learn()
-    assert ada.pending() == own.pending()
+    assert ada.pending() == library_user.pending()
     assert ada.review() == ()
 
 
-def test_what_is_being_learned_is_told_while_it_is(ada: Any, own: User) -> None:
+def test_the_training_status_is_visible_during_a_learn(ada: Any, library_user: User) -> None:
     assert ada.training_status() is None
-    correct(own)
+    correct(library_user)
     seen: list[TrainingStatus | None] = []
-    report = own.learn(progress=lambda stage, done: seen.append(ada.training_status()))
+    report = library_user.learn(progress=lambda stage, done: seen.append(ada.training_status()))
     assert [(each.layer, each.steps) for each in seen if each and each.steps] == [
         ("style", report.steps)
     ] * len(seen[1:])
     assert ada.training_status() is None
 
 
-def test_a_chat_can_be_asked_closely(ada: Any) -> None:
+def test_a_chat_takes_all_generation_options(ada: Any) -> None:
     reply = ada.chat("Hello", temperature=0, logprobs=True)
     assert "".join(token.text for token in reply.logprobs) == reply.text
     likely = ada.chat("Hello", temperature=0, top_logprobs=2).logprobs
@@ -373,59 +401,64 @@ def test_a_chat_can_be_asked_closely(ada: Any) -> None:
         ada.chat("Hello", revision="style@000000000000")
 
 
-def test_a_learn_with_nothing_new_says_so(ada: Any) -> None:
+def test_a_learn_without_new_signals_says_so(ada: Any) -> None:
     with pytest.raises(NothingToLearn) as caught:
         ada.learn()
     assert caught.value.hint
 
 
-def test_a_learn_that_is_cancelled_says_so(ada: Any) -> None:
+def test_a_cancelled_learn_says_so(ada: Any) -> None:
     correct(ada)
     with pytest.raises(Cancelled):
         ada.learn(cancelled=lambda: True)
 
 
-def test_many_learn_at_once_and_what_one_cannot_do_is_their_report_alone(
-    opened: Any, runtime: Runtime
+def test_a_learn_of_several_users_reports_each_error_separately(
+    runtime_or_client: Any, runtime: Runtime
 ) -> None:
     for name in ("ada", "bo", "cy"):
-        correct(opened.user(name), 0 if name == "cy" else 5)
-    heard: list[tuple[str, float]] = []
-    reports = opened.learn_many(
-        ["cy", "bo", "nobody", "ada"], progress=lambda *said: heard.append(said)
+        correct(runtime_or_client.user(name), 0 if name == "cy" else 5)
+    progress: list[tuple[str, float]] = []
+    reports = runtime_or_client.learn_many(
+        ["cy", "bo", "nobody", "ada"], progress=lambda *feedback: progress.append(feedback)
     )
     assert [report.user for report in reports] == ["cy", "bo", "nobody", "ada"]
     assert [report.error for report in reports] == ["NothingToLearn", "", "NotFound", ""]
     assert [report.live for report in reports] == [False, True, False, True]
     assert to_json([reports[3]]) == [{**runtime.user("ada").reports()[-1], "above": []}]
-    assert all(stage and 0 <= done <= 1 for stage, done in heard)
-    assert heard
+    assert all(stage and 0 <= done <= 1 for stage, done in progress)
+    assert progress
 
 
-def test_a_learn_of_many_that_is_cancelled_says_so_of_each(opened: Any) -> None:
+def test_a_cancelled_learn_of_several_users_says_so_for_each(runtime_or_client: Any) -> None:
     for name in ("ada", "bo"):
-        correct(opened.user(name))
+        correct(runtime_or_client.user(name))
     assert [
-        report.error for report in opened.learn_many(["ada", "bo"], cancelled=lambda: True)
+        report.error
+        for report in runtime_or_client.learn_many(["ada", "bo"], cancelled=lambda: True)
     ] == ["Cancelled"] * 2
-    assert all(report.live for report in opened.learn_many(["ada", "bo"], "style", steps=10_000))
+    assert all(
+        report.live for report in runtime_or_client.learn_many(["ada", "bo"], "style", steps=10_000)
+    )
 
 
 @pytest.mark.parametrize(
     ("users", "error"),
     [(["ada", "ada"], InvalidInput), (["Ada!"], InvalidId), (["ada", ""], InvalidId)],
 )
-def test_a_list_of_users_that_makes_no_sense_is_refused(
-    opened: Any, ada: Any, users: list[str], error: type[Exception]
+def test_an_invalid_list_of_users_is_refused(
+    runtime_or_client: Any, ada: Any, users: list[str], error: type[Exception]
 ) -> None:
     with pytest.raises(error):
-        opened.learn_many(users)
+        runtime_or_client.learn_many(users)
     with pytest.raises(InvalidInput):
-        opened.learn_many(["ada"], steps=0)
-    assert opened.learn_many([]) == ()
+        runtime_or_client.learn_many(["ada"], steps=0)
+    assert runtime_or_client.learn_many([]) == ()
 
 
-def test_what_is_forgotten_is_gone_with_what_was_built_from_it(ada: Any, own: User) -> None:
+def test_erasure_removes_a_signal_and_the_revisions_built_from_it(
+    ada: Any, library_user: User
+) -> None:
     correct(ada, 6)
     ada.learn()
     (revision,) = ada.revisions()
@@ -436,16 +469,16 @@ def test_what_is_forgotten_is_gone_with_what_was_built_from_it(ada: Any, own: Us
     report = ada.forget(signal, rebuild=False)
     assert (report.signals, report.revisions) == ((signal,), (revision.id,))
     assert signal in str(report)
-    assert signal not in [each.id for each in own.signals()]
-    assert own.stack().entries == ()
+    assert signal not in [each.id for each in library_user.signals()]
+    assert library_user.stack().entries == ()
     with pytest.raises(Forgotten):
         ada.forget(signal)
     with pytest.raises(NotFound):
         ada.forget("s_0000")
 
 
-def test_a_user_goes_into_a_file_and_comes_in_again_under_another_name(
-    opened: Any, ada: Any, tmp_path: Path
+def test_a_user_archive_is_imported_under_another_name(
+    runtime_or_client: Any, ada: Any, tmp_path: Path
 ) -> None:
     correct(ada)
     ada.learn()
@@ -455,24 +488,24 @@ def test_a_user_goes_into_a_file_and_comes_in_again_under_another_name(
     with pytest.raises(InvalidInput):
         ada.export(file)
     with pytest.raises(InvalidInput):
-        opened.import_user(file)
-    imported = opened.import_user(file, as_user="bob")
+        runtime_or_client.import_user(file)
+    imported = runtime_or_client.import_user(file, as_user="bob")
     assert (imported.user, imported.original, imported.left_out) == ("bob", "ada", 0)
-    bob = opened.user("bob", create=False)
+    bob = runtime_or_client.user("bob", create=False)
     assert bob.stack().digest == ada.stack().digest
     file.write_bytes(b"no such file")
     with pytest.raises(PersonalFileError) as caught:
-        opened.import_user(file, as_user="cy")
+        runtime_or_client.import_user(file, as_user="cy")
     assert caught.value.hint
-    assert [user.id for user in opened.users()] == ["ada", "bob"]
+    assert [user.id for user in runtime_or_client.users()] == ["ada", "bob"]
 
 
-def test_a_stack_goes_out_and_comes_in_as_a_gguf_file(tiny_base: Base, tmp_path: Path) -> None:
+def test_a_stack_is_exported_and_imported_as_gguf(tiny_base: Base, tmp_path: Path) -> None:
     assert tiny_base.architecture.model_type == "llama"
     with (
         personalpeft.open(tmp_path / "home", quick_card(tmp_path)) as runtime,
         closing(ApiV1(runtime)) as api,
-        served(runtime, more=[api.blueprint]) as site,
+        serve_locally(runtime, more=[api.blueprint]) as site,
     ):
         ada, bob = (connect(site.url, site.secret).user(name) for name in ("ada", "bob"))
         with pytest.raises(NotFound):
@@ -484,8 +517,8 @@ def test_a_stack_goes_out_and_comes_in_as_a_gguf_file(tiny_base: Base, tmp_path:
             ada.export_gguf(file)
         revision = bob.import_gguf(file)
         assert bob.stack().entries[0].revision == revision.id
-        own = runtime.user("bob").chat("hello", temperature=0, memory=False).text
-        assert own == runtime.user("ada").chat("hello", temperature=0, memory=False).text
+        library_user = runtime.user("bob").chat("hello", temperature=0, memory=False).text
+        assert library_user == runtime.user("ada").chat("hello", temperature=0, memory=False).text
         file.write_bytes(b"GGUF and no more")
         for damaged in (file, tmp_path / "nowhere.gguf"):
             with pytest.raises(AdapterError) as caught:
@@ -493,7 +526,9 @@ def test_a_stack_goes_out_and_comes_in_as_a_gguf_file(tiny_base: Base, tmp_path:
             assert "personal-" not in caught.value.message
 
 
-def test_a_base_without_a_form_in_gguf_says_so(opened: Any, ada: Any, tmp_path: Path) -> None:
+def test_a_base_without_gguf_support_says_so(
+    runtime_or_client: Any, ada: Any, tmp_path: Path
+) -> None:
     correct(ada)
     ada.learn()
     with pytest.raises(InvalidInput):
@@ -501,8 +536,8 @@ def test_a_base_without_a_form_in_gguf_says_so(opened: Any, ada: Any, tmp_path: 
     assert not (tmp_path / "ada.gguf").exists()
 
 
-def test_a_stack_goes_out_and_comes_in_as_a_peft_folder(
-    opened: Any, ada: Any, tmp_path: Path
+def test_a_stack_is_exported_and_imported_as_a_peft_folder(
+    runtime_or_client: Any, ada: Any, tmp_path: Path
 ) -> None:
     with pytest.raises(NotFound):
         ada.export_peft(tmp_path / "nothing")
@@ -514,7 +549,7 @@ def test_a_stack_goes_out_and_comes_in_as_a_peft_folder(
     assert sorted(path.name for path in folder.iterdir()) == names
     with pytest.raises(InvalidInput):
         ada.export_peft(folder)
-    bob = opened.user("bob")
+    bob = runtime_or_client.user("bob")
     revision = bob.import_peft(folder, layer="skill.email")
     assert bob.stack().entries[0].revision == revision.id
     assert bob.revisions() == (revision,)
@@ -529,9 +564,7 @@ def test_a_stack_goes_out_and_comes_in_as_a_peft_folder(
     "names",
     [["../adapter_config.json"], ["/etc/x"], ["adapter_model.bin"], ["adapter_config.json"] * 2],
 )
-def test_an_archive_decides_nothing_about_where_it_is_unpacked(
-    tmp_path: Path, names: list[str]
-) -> None:
+def test_an_archive_cannot_choose_where_it_is_unpacked(tmp_path: Path, names: list[str]) -> None:
     with zipfile.ZipFile(tmp_path / "sent.zip", "w") as archive, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name in names:
@@ -543,26 +576,46 @@ def test_an_archive_decides_nothing_about_where_it_is_unpacked(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["into", "sent.zip"]
 
 
-def test_a_home_is_looked_after_by_administration_alone(
-    opened: Any, ada: Any, runtime: Runtime, site: Served
+def test_only_the_administrator_maintains_a_home(
+    runtime_or_client: Any, ada: Any, runtime: Runtime, site: LocalServer
 ) -> None:
     correct(ada)
-    assert opened.verify() == ()
+    assert runtime_or_client.verify() == ()
     lost = runtime.settings.home / "blobs" / "ab" / ("ab" * 32)
     lost.parent.mkdir(parents=True, exist_ok=True)
     lost.write_bytes(b"nobody's")
-    (problem,) = opened.verify()
+    (problem,) = runtime_or_client.verify()
     assert problem == runtime.verify()[0]
     assert str(runtime.settings.home) not in f"{problem}"
-    assert opened.collect_garbage(dry_run=True) == runtime.collect_garbage(dry_run=True)
-    mine = connect(site.url, site.of("ada"))
+    assert runtime_or_client.collect_garbage(dry_run=True) == runtime.collect_garbage(dry_run=True)
+    mine = connect(site.url, site.token_of("ada"))
     for forbidden in (mine.verify, mine.collect_garbage):
         with pytest.raises(NotAllowed):
             forbidden()
 
 
-def test_a_stack_that_is_served_is_given_by_its_digest_to_administration_alone(
-    opened: Any, ada: Any, runtime: Runtime, site: Served
+def test_a_user_is_erased_by_the_administrator_or_by_the_user_only(
+    runtime_or_client: Any, ada: Any, runtime: Runtime, site: LocalServer
+) -> None:
+    correct(ada)
+    would = runtime_or_client.forget_user("ada", dry_run=True)
+    assert (would.signals, would.dry_run) == (ada.summary().signals, True)
+    runtime.user("bob").chat("hello")
+    others = connect(site.url, site.token_of("bob"))
+    with pytest.raises(NotAllowed):
+        others.forget_user("ada")
+    assert runtime_or_client.forget_user("ada").signals == would.signals
+    for act in (ada.summary, lambda: runtime_or_client.forget_user("ada")):
+        with pytest.raises(NotFound):
+            act()
+    assert others.forget_user("bob").turns == 1
+    with pytest.raises(NotAllowed):
+        others.whoami()
+    assert runtime.users() == ()
+
+
+def test_a_served_stack_is_downloaded_by_digest_by_the_administrator_only(
+    runtime_or_client: Any, ada: Any, runtime: Runtime, site: LocalServer
 ) -> None:
     files = {"adapter_config.json": b"{}\n", "adapter_model.safetensors": bytes(range(256)) * 5000}
     stack = published.PublishedAdapter(published.compute_digest(files), 8, files)
@@ -570,25 +623,27 @@ def test_a_stack_that_is_served_is_given_by_its_digest_to_administration_alone(
         published.PublishedAdapterFolder(runtime.settings.cache / "served", "another")
     ) as folders:
         folders.put(stack)
-        assert {name: opened.read_published_file(stack.digest, name) for name in files} == files
+        assert {
+            name: runtime_or_client.read_published_file(stack.digest, name) for name in files
+        } == files
         for digest, name in (
             ("0" * 64, "adapter_config.json"),
             (stack.digest, "../x"),
             (".." * 32, "adapter_config.json"),
         ):
             with pytest.raises(NotFound):
-                opened.read_published_file(digest, name)
+                runtime_or_client.read_published_file(digest, name)
         with pytest.raises(NotAllowed):
-            connect(site.url, site.of("ada")).read_published_file(
+            connect(site.url, site.token_of("ada")).read_published_file(
                 stack.digest, "adapter_config.json"
             )
     with pytest.raises(NotFound):
-        opened.read_published_file(stack.digest, "adapter_config.json")
+        runtime_or_client.read_published_file(stack.digest, "adapter_config.json")
 
 
-def test_turns_come_in_parts(ada: Any, own: User) -> None:
+def test_turns_are_listed_in_pages(ada: Any, library_user: User) -> None:
     correct(ada)
-    whole = own.turns()
+    whole = library_user.turns()
     assert ada.turns(2) == whole[:2]
     assert ada.turns(2, before=whole[1].id) == whole[2:4]
     assert ada.turns(before=whole[-1].id) == ()
@@ -596,10 +651,10 @@ def test_turns_come_in_parts(ada: Any, own: User) -> None:
         ada.turns(before="t_0000")
 
 
-def test_a_digest_can_end_before_now(ada: Any, own: User) -> None:
+def test_an_activity_summary_can_end_in_the_past(ada: Any, library_user: User) -> None:
     correct(ada)
     assert ada.activity_summary(timedelta(hours=1)).signals == {"edit": 5}
-    first = own.turns()[-1].at
+    first = library_user.turns()[-1].at
     assert not ada.activity_summary(
         first - timedelta(days=2), until=first - timedelta(days=1)
     ).signals
@@ -607,7 +662,20 @@ def test_a_digest_can_end_before_now(ada: Any, own: User) -> None:
         ada.activity_summary(first, until=first - timedelta(days=1))
 
 
-def test_a_layer_is_weighed_and_scoped(ada: Any) -> None:
+def test_a_user_switches_training_off_once(ada: Any) -> None:
+    ada.set_training(False)
+    assert not ada.summary().training
+    withheld = ada.teach("Write to Bo.", "Dear Bo")
+    ada.set_training(True)
+    assert ada.summary().training
+    ada.teach("Write to Cy.", "Dear Cy")
+    forbidden = [each.signal.id for each in ada.signal_statuses() if each.signal.forbids_training]
+    assert forbidden == [withheld]
+    with pytest.raises(InvalidInput):
+        ada.set_training("no")
+
+
+def test_a_layer_is_weighted_and_scoped(ada: Any) -> None:
     correct(ada)
     ada.learn()
     ada.set_weight("style", 0.5)
@@ -621,16 +689,16 @@ def test_a_layer_is_weighed_and_scoped(ada: Any) -> None:
         ada.set_weight("memory", 1)
 
 
-def test_a_comparison_is_blind_and_a_choice_is_kept(ada: Any, own: User) -> None:
+def test_a_comparison_is_blind_and_the_choice_is_recorded(ada: Any, library_user: User) -> None:
     correct(ada)
     ada.learn()
     comparison = ada.compare("How do I boil an egg?")
-    head = own.stack().entries[0].revision
+    head = library_user.stack().entries[0].revision
     assert head not in str(comparison) + str(comparison.as_json())
     assert not comparison.same
     choice = comparison.choose(comparison.answers[0].name)
     assert {choice.chosen, choice.other} == {head, "base"}
-    signal = own.signals()[-1]
+    signal = library_user.signals()[-1]
     assert (signal.id, signal.turn) == (choice.signal, choice.turn)
     assert signal.payload["text"] == comparison.answers[0].text
     with pytest.raises(InvalidInput):
@@ -644,22 +712,22 @@ def test_a_skill_is_practised(ada: Any) -> None:
         ada.practice("sums", verifier="no-such-plugin")
 
 
-def test_a_practice_hears_what_it_may_take_and_that_its_result_is_accepted(
-    ada: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (budget,) = ada.practice("sums", verifier="sums", memory=0.001).reasons
+def test_practice_options_reach_the_library(ada: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    (budget,) = ada.practice("sums", verifier="sums", max_memory_mb=0.001).reasons
     assert budget.code is ReasonCode.MEMORY_BUDGET
-    heard: list[LearnOptions] = []
-    practise = RLTrainer.train
+    options: list[LearnOptions] = []
+    practise = Learner.practise
 
-    def noted(coach: RLTrainer, *given: Any) -> LearnReport:
-        heard.append(given[-1])
-        return practise(coach, *given)
+    def record(learner: Learner, *args: Any) -> LearnReport:
+        options.append(args[-1])
+        return practise(learner, *args)
 
-    monkeypatch.setattr(RLTrainer, "train", noted)
-    ada.practice("sums", verifier="sums", seconds=60, rounds=1, steps=3, memory=100, accept=True)
-    (order,) = heard
-    assert (order.seconds, order.steps, order.memory, order.accept) == (60, 3, 100, True)
+    monkeypatch.setattr(Learner, "practise", record)
+    ada.practice(
+        "sums", verifier="sums", seconds=60, rounds=1, steps=3, max_memory_mb=100, accept=True
+    )
+    (order,) = options
+    assert (order.seconds, order.steps, order.max_memory_mb, order.accept) == (60, 3, 100, True)
 
 
 WRONG: dict[str, tuple[type[PersonalPeftError], Any]] = {
@@ -694,9 +762,9 @@ WRONG: dict[str, tuple[type[PersonalPeftError], Any]] = {
     "a turn that is none": (NotFound, lambda user: user.turn("../../etc")),
     "an item that is none": (NotFound, lambda user: user.edit_item("no item", "Text")),
     "a skill with a slash": (InvalidInput, lambda user: user.teach("A", "B", skill="a/b")),
-    "a lesson of nobody": (InvalidId, lambda user: user.teach("A", "B", source="")),
-    "a fact of nobody": (InvalidId, lambda user: user.remember("A", source="A Judge")),
-    "nothing to take back": (InvalidInput, lambda user: user.retract()),
+    "an empty source": (InvalidId, lambda user: user.teach("A", "B", source="")),
+    "an invalid source": (InvalidId, lambda user: user.remember("A", source="A Judge")),
+    "nothing to retract": (InvalidInput, lambda user: user.retract()),
     "a signal that is none": (NotFound, lambda user: user.retract("no signal")),
     "an answer without a question": (InvalidInput, lambda user: user.remember("A", answer="B")),
     "a layer that cannot be": (InvalidId, lambda user: user.learn("no layer")),
@@ -710,29 +778,29 @@ WRONG: dict[str, tuple[type[PersonalPeftError], Any]] = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_what_is_wrong_is_the_same_error_with_a_hint_and_keeps_nothing(
-    ada: Any, own: User, wrong: str
+def test_an_invalid_call_has_the_same_error_and_hint_and_records_nothing(
+    ada: Any, library_user: User, wrong: str
 ) -> None:
     kind, call = WRONG[wrong]
     with pytest.raises(kind) as caught:
         call(ada)
     assert type(caught.value) is kind
     assert caught.value.hint
-    assert own.signals() == own.revisions() == own.reports() == ()
+    assert library_user.signals() == library_user.revisions() == library_user.reports() == ()
 
 
-# Of the client alone
+# The client alone
 
 
 def test_the_client_has_the_methods_of_a_user() -> None:
     public = {name for name in dir(User) if not name.startswith("_")}
-    # A copy of the base, as large as that, is written where the base lies.
+    # Exporting writes a copy of the whole base, which only makes sense on the server's own disk.
     public -= {"export_merged"}
     assert public == {name for name in dir(RemoteUser) if not name.startswith("_")}
 
 
-# What a server cannot be told while it works.
-_HERE_ALONE = {
+# Arguments that a client cannot pass: callbacks that run during the call.
+_LIBRARY_ONLY = {
     **{name: {"paused"} for name in ("learn", "learn_many", "practice")},
     "compare": {"cancelled"},
     "collect_garbage": {"progress"},
@@ -740,26 +808,28 @@ _HERE_ALONE = {
 
 
 @pytest.mark.parametrize(("here", "there"), [(User, RemoteUser), (Runtime, Client)])
-def test_what_the_client_has_of_the_library_is_called_the_same_way(here: type, there: type) -> None:
+def test_client_methods_have_the_signatures_of_the_library(here: type, there: type) -> None:
     # A chat takes what a stream takes.
     for name in {name for name in set(dir(here)) & set(dir(there)) if not name.startswith("_")} - {
         "chat"
     }:
-        own, remote = (
+        local, remote = (
             [
                 (each.name, each.kind, each.default)
                 for each in signature(getattr(kind, name)).parameters.values()
             ]
             for kind in (here, there)
         )
-        assert remote == [each for each in own if each[0] not in _HERE_ALONE.get(name, ())], name
+        assert remote == [each for each in local if each[0] not in _LIBRARY_ONLY.get(name, ())], (
+            name
+        )
 
 
 def test_a_second_learn_of_a_user_is_busy(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     ada = client.user("ada")
     correct(ada)
-    # What is heard of it comes a little later than it happens: it must not be over by then.
-    Slow(monkeypatch, 0.05)
+    # Progress arrives over the network with a delay: the learn must still be running by then.
+    SlowSteps(monkeypatch, 0.05)
     caught: list[Exception] = []
 
     def again(stage: str, done: float) -> None:
@@ -772,10 +842,10 @@ def test_a_second_learn_of_a_user_is_busy(client: Client, monkeypatch: pytest.Mo
     assert caught
 
 
-def test_a_token_that_is_not_known_or_another_users_is_not_allowed(site: Served) -> None:
+def test_an_unknown_or_foreign_token_is_refused(site: LocalServer) -> None:
     with pytest.raises(NotAllowed):
         connect(site.url, "pp_nobody").user("ada")
-    ada = connect(site.url, site.of("ada"))
+    ada = connect(site.url, site.token_of("ada"))
     assert ada.user("ada").summary().id == "ada"
     with pytest.raises(NotAllowed):
         ada.user("bob")
@@ -783,7 +853,7 @@ def test_a_token_that_is_not_known_or_another_users_is_not_allowed(site: Served)
         ada.users()
 
 
-def test_no_server_is_said_so(tmp_path: Path) -> None:
+def test_an_unreachable_server_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(Unreachable):
         connect("http://127.0.0.1:9", "pp_x", timeout=5).user("ada")
     for address in ("127.0.0.1:80", "ftp://host", "http://host/path", "http://host:port"):

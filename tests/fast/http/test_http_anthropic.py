@@ -1,4 +1,4 @@
-"""Anthropic's own client finds what it knows, and what cannot be done is refused by name."""
+"""Anthropic's own client works against the Messages API, without unsupported parameters."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from typing import Any
 
 import anthropic
 import pytest
-from http_makers import Caller, Served
+from http_makers import Caller, LocalServer
 
 from personalpeft import Runtime
 from personalpeft.backends.fake import FakeBackend
 
 HELLO = [{"role": "user", "content": "Hello"}]
-# The client has no word for it any more.
+# Anthropic's client has no type for it any more.
 GREEDY: dict[str, Any] = {"extra_body": {"temperature": 0}}
 
 
 @pytest.fixture
-def client(site: Served) -> Iterator[anthropic.Anthropic]:
+def client(site: LocalServer) -> Iterator[anthropic.Anthropic]:
     site.runtime.user("ada")
     with anthropic.Anthropic(base_url=site.url, api_key=site.secret, max_retries=0) as made:
         yield made
 
 
-def test_a_message_is_answered_as_the_library_answers_and_feedback_can_follow(
-    site: Served, client: anthropic.Anthropic
+def test_a_message_is_answered_like_the_library_and_takes_feedback(
+    site: LocalServer, client: anthropic.Anthropic
 ) -> None:
     got = client.messages.create(
         model="ada",
@@ -47,7 +47,9 @@ def test_a_message_is_answered_as_the_library_answers_and_feedback_can_follow(
     assert ada.feedback(got.model_extra["personalpeft"]["turn"], rating=-1)
 
 
-def test_a_stream_is_the_same_reply_in_pieces(site: Served, client: anthropic.Anthropic) -> None:
+def test_a_stream_is_the_same_reply_in_pieces(
+    site: LocalServer, client: anthropic.Anthropic
+) -> None:
     with client.messages.stream(model="ada", max_tokens=50, messages=HELLO, **GREEDY) as stream:
         pieces = list(stream.text_stream)
         final = stream.get_final_message()
@@ -58,19 +60,21 @@ def test_a_stream_is_the_same_reply_in_pieces(site: Served, client: anthropic.An
     assert final.stop_reason == "end_turn"
 
 
-def test_a_stop_sequence_is_named(site: Served, client: anthropic.Anthropic) -> None:
+def test_the_matched_stop_sequence_is_reported(
+    site: LocalServer, client: anthropic.Anthropic
+) -> None:
     words = site.runtime.user("ada").chat("Hello", temperature=0).text.split()
-    asked = {"model": "ada", "messages": HELLO, **GREEDY}
-    got = client.messages.create(**asked, max_tokens=50, stop_sequences=["never", words[2]])
+    parameters = {"model": "ada", "messages": HELLO, **GREEDY}
+    got = client.messages.create(**parameters, max_tokens=50, stop_sequences=["never", words[2]])
     assert (got.stop_reason, got.stop_sequence) == ("stop_sequence", words[2])
     assert got.content[0].text.split() == words[:2]
-    assert client.messages.create(**asked, max_tokens=1).stop_reason == "max_tokens"
-    with client.messages.stream(**asked, max_tokens=50, stop_sequences=[words[1]]) as stream:
+    assert client.messages.create(**parameters, max_tokens=1).stop_reason == "max_tokens"
+    with client.messages.stream(**parameters, max_tokens=50, stop_sequences=[words[1]]) as stream:
         assert stream.get_final_message().stop_sequence == words[1]
 
 
-def test_tokens_are_counted_as_they_would_be_read_and_nothing_is_asked(
-    site: Served, client: anthropic.Anthropic
+def test_tokens_are_counted_as_in_a_request_without_running_it(
+    site: LocalServer, client: anthropic.Anthropic
 ) -> None:
     ada = site.runtime.user("ada")
     counted = client.messages.count_tokens(
@@ -81,8 +85,8 @@ def test_tokens_are_counted_as_they_would_be_read_and_nothing_is_asked(
     assert got.usage.input_tokens == counted
 
 
-def test_errors_are_of_the_kinds_that_the_client_knows(
-    site: Served, client: anthropic.Anthropic
+def test_errors_have_the_types_of_anthropics_client(
+    site: LocalServer, client: anthropic.Anthropic
 ) -> None:
     with pytest.raises(anthropic.NotFoundError):
         client.messages.create(model="nobody", max_tokens=5, messages=HELLO)
@@ -90,13 +94,15 @@ def test_errors_are_of_the_kinds_that_the_client_knows(
         client.messages.create(model="ada", max_tokens=5000, messages=HELLO)
     assert refused.value.body["error"]["type"] == "invalid_request_error"
     with (
-        anthropic.Anthropic(base_url=site.url, api_key="wrong", max_retries=0) as nobody,
+        anthropic.Anthropic(base_url=site.url, api_key="wrong", max_retries=0) as anonymous,
         pytest.raises(anthropic.AuthenticationError),
     ):
-        nobody.messages.create(model="ada", max_tokens=5, messages=HELLO)
+        anonymous.messages.create(model="ada", max_tokens=5, messages=HELLO)
 
 
-def test_the_models_are_those_that_can_be_asked(site: Served, client: anthropic.Anthropic) -> None:
+def test_models_are_the_base_the_users_and_their_revisions(
+    site: LocalServer, client: anthropic.Anthropic
+) -> None:
     listed = [(model.id, model.type, model.display_name) for model in client.models.list()]
     assert listed == [(name, "model", name) for name in ("fake", site.runtime.embedder, "ada")]
     one = client.models.retrieve("ada")
@@ -109,12 +115,12 @@ WEATHER = {
 }
 
 
-def test_a_tool_is_called_and_its_answer_heard_streamed_and_not(
-    site: Served, client: anthropic.Anthropic
+def test_a_tool_is_called_and_answered_with_and_without_streaming(
+    site: LocalServer, client: anthropic.Anthropic
 ) -> None:
-    asked: dict[str, Any] = {"model": "ada", "max_tokens": 200, "tools": [WEATHER], **GREEDY}
+    parameters: dict[str, Any] = {"model": "ada", "max_tokens": 200, "tools": [WEATHER], **GREEDY}
     question: list[Any] = [{"role": "user", "content": "weather in Rome?"}]
-    got = client.messages.create(messages=question, **asked)
+    got = client.messages.create(messages=question, **parameters)
     (call,) = got.content
     assert (got.stop_reason, call.type, call.name, list(call.input)) == (
         "tool_use",
@@ -127,20 +133,20 @@ def test_a_tool_is_called_and_its_answer_heard_streamed_and_not(
         "tool_use_id": call.id,
         "content": [{"type": "text", "text": "sunny"}],
     }
-    said = [
+    history = [
         *question,
         {"role": "assistant", "content": [call.model_dump()]},
         {"role": "user", "content": [result]},
     ]
-    answer = client.messages.create(messages=said, **asked)
+    answer = client.messages.create(messages=history, **parameters)
     assert (answer.stop_reason, answer.content[0].type) == ("end_turn", "text")
-    heard = site.runtime.user("ada").turns()[0].messages
-    assert [(each.role, each.content) for each in heard[1:]] == [
+    recorded = site.runtime.user("ada").turns()[0].messages
+    assert [(each.role, each.content) for each in recorded[1:]] == [
         ("assistant", ""),
         ("tool", "sunny"),
     ]
-    assert heard[1].tool_calls[0].name == "weather"
-    with client.messages.stream(messages=question, **asked) as stream:
+    assert recorded[1].tool_calls[0].name == "weather"
+    with client.messages.stream(messages=question, **parameters) as stream:
         final = stream.get_final_message()
     assert final.stop_reason == "tool_use"
     assert [(each.name, each.input) for each in final.content] == [("weather", call.input)]
@@ -153,20 +159,20 @@ def test_a_tool_is_called_and_its_answer_heard_streamed_and_not(
 @pytest.mark.parametrize(
     ("choice", "called"), [({"type": "any"}, "weather"), ({"type": "tool", "name": "time"}, "time")]
 )
-def test_a_tool_that_must_be_called_is_streamed_and_not(
+def test_a_required_tool_call_is_made_with_and_without_streaming(
     client: anthropic.Anthropic, choice: dict[str, str], called: str
 ) -> None:
     tools = [WEATHER, {"name": "time", "input_schema": {"type": "object"}}]
-    asked: dict[str, Any] = {
+    parameters: dict[str, Any] = {
         "model": "ada",
         "max_tokens": 200,
         "tools": tools,
         "messages": HELLO,
         **GREEDY,
     }
-    assert client.messages.create(**asked).stop_reason == "end_turn"
-    got = client.messages.create(**asked, tool_choice=choice)
-    with client.messages.stream(**asked, tool_choice=choice) as stream:
+    assert client.messages.create(**parameters).stop_reason == "end_turn"
+    got = client.messages.create(**parameters, tool_choice=choice)
+    with client.messages.stream(**parameters, tool_choice=choice) as stream:
         final = stream.get_final_message()
     for message in (got, final):
         assert (message.stop_reason, [block.name for block in message.content]) == (
@@ -179,10 +185,10 @@ def test_a_tool_that_must_be_called_is_streamed_and_not(
     assert counted.input_tokens == got.usage.input_tokens
 
 
-def test_a_reply_that_had_to_call_and_did_not_is_an_error(
+def test_a_reply_without_its_required_tool_call_is_an_error(
     client: anthropic.Anthropic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: dict[str, Any] = {
+    parameters: dict[str, Any] = {
         "model": "ada",
         "max_tokens": 200,
         "tools": [WEATHER],
@@ -192,23 +198,23 @@ def test_a_reply_that_had_to_call_and_did_not_is_an_error(
         FakeBackend, "_reply", lambda backend, row, stack: backend.encode(" nonsense")
     )
     with pytest.raises(anthropic.InternalServerError):
-        client.messages.create(**asked, tool_choice={"type": "any"})
+        client.messages.create(**parameters, tool_choice={"type": "any"})
 
 
-def test_a_reply_without_parallel_calls_ends_with_its_first(
+def test_without_parallel_calls_a_reply_ends_after_its_first_call(
     client: anthropic.Anthropic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     call = '<tool_call>{"name": "weather", "arguments": {}}</tool_call>\n'
     monkeypatch.setattr(FakeBackend, "_reply", lambda backend, row, stack: backend.encode(call * 2))
-    asked: dict[str, Any] = {
+    parameters: dict[str, Any] = {
         "model": "ada",
         "max_tokens": 200,
         "tools": [WEATHER],
         "messages": HELLO,
     }
     alone = {"type": "auto", "disable_parallel_tool_use": True}
-    assert len(client.messages.create(**asked).content) == 2
-    got = client.messages.create(**asked, tool_choice=alone)
+    assert len(client.messages.create(**parameters).content) == 2
+    got = client.messages.create(**parameters, tool_choice=alone)
     assert (got.stop_reason, got.stop_sequence, len(got.content)) == ("tool_use", None, 1)
 
 
@@ -230,6 +236,26 @@ def test_a_reply_without_parallel_calls_ends_with_its_first(
         (
             "messages",
             [
+                {"role": "user", "content": "x"},
+                {
+                    "role": "assistant",
+                    "content": [{"type": "tool_result", "tool_use_id": "a", "content": "x"}],
+                },
+                {"role": "user", "content": "x"},
+            ],
+        ),
+        (
+            "messages",
+            [
+                {
+                    "role": "user",
+                    "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {}}],
+                },
+            ],
+        ),
+        (
+            "messages",
+            [
                 {
                     "role": "user",
                     "content": [{"type": "image", "source": {"type": "url", "url": "http://x"}}],
@@ -239,7 +265,7 @@ def test_a_reply_without_parallel_calls_ends_with_its_first(
         ("system", 5),
     ],
 )
-def test_what_is_not_supported_is_refused_by_name(
+def test_an_unsupported_parameter_is_refused_by_name(
     admin: Caller, runtime: Runtime, field: str, value: object
 ) -> None:
     runtime.user("ada")

@@ -1,4 +1,4 @@
-"""A server keeps a body only for a valid token, a large one only where a route takes files, and all together within a bound."""
+"""A server reads large bodies only with a valid token on a file route, and bounds them in total."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
-from http_makers import Served, served, wait_for
+from http_makers import LocalServer, serve_locally, wait_for
 
 from personalpeft import Runtime
 from personalpeft_app.client import NotAllowed, connect
@@ -24,21 +24,21 @@ IMPORT = "/api/v1/import"
 
 
 @pytest.fixture
-def site(runtime: Runtime) -> Iterator[Served]:
-    with closing(ApiV1(runtime)) as api, served(runtime, more=[api.blueprint]) as site:
+def site(runtime: Runtime) -> Iterator[LocalServer]:
+    with closing(ApiV1(runtime)) as api, serve_locally(runtime, more=[api.blueprint]) as site:
         runtime.user("ada")
         yield site
 
 
 @contextmanager
-def connected(site: Served) -> Iterator[socket.socket]:
+def connected(site: LocalServer) -> Iterator[socket.socket]:
     host, _, port = site.url.removeprefix("http://").partition(":")
     with socket.create_connection((host, int(port)), timeout=10) as opened:
         yield opened
 
 
-def begin(site: Served, on: socket.socket, path: str, secret: str, *headers: str) -> None:
-    """Send the headers of a request and nothing of its body."""
+def begin(site: LocalServer, on: socket.socket, path: str, secret: str, *headers: str) -> None:
+    """Send the headers of a request without its body."""
     kind = "application/json" if path == CHAT else "application/octet-stream"
     lines = [
         f"POST {path} HTTP/1.1",
@@ -50,7 +50,7 @@ def begin(site: Served, on: socket.socket, path: str, secret: str, *headers: str
 
 
 def answer(on: socket.socket) -> tuple[int, str]:
-    """The status of what the server answers next, and its headers and body."""
+    """Return the status of the next response, and its headers and body."""
     got, length = b"", 0
     while not got.endswith(b"\r\n\r\n"):
         got += _some(on, 1)
@@ -69,20 +69,20 @@ def _some(on: socket.socket, most: int) -> bytes:
     return some
 
 
-def test_a_large_body_without_a_token_is_refused_before_it_is_sent(site: Served) -> None:
+def test_a_large_body_without_a_token_is_refused_before_it_is_sent(site: LocalServer) -> None:
     for path in (CHAT, IMPORT):
         for announced in (f"Content-Length: {200 * MIB}", "Transfer-Encoding: chunked"):
             with connected(site) as caller:
                 begin(site, caller, path, "pp_wrong", announced)
-                status, told = answer(caller)
+                status, response = answer(caller)
                 assert status == 401
-                assert "token" in told
-                assert "application/json" in told
+                assert "token" in response
+                assert "application/json" in response
                 assert not caller.recv(100)
 
 
-def test_a_small_body_without_a_token_is_read_to_its_end_and_not_kept(site: Served) -> None:
-    # Else a client that still sends might lose the answer.
+def test_a_small_body_without_a_token_is_read_and_discarded(site: LocalServer) -> None:
+    # Otherwise a client that is still sending might lose the response.
     size = 3 * MIB
     with connected(site) as caller:
         begin(site, caller, CHAT, "pp_wrong", f"Content-Length: {size}")
@@ -95,7 +95,7 @@ def test_a_small_body_without_a_token_is_read_to_its_end_and_not_kept(site: Serv
             time.sleep(0.01)
         caller.sendall(b"x")
         assert answer(caller)[0] == 401
-        # The connection can be used further.
+        # The connection remains usable.
         body = json.dumps(
             {"model": "ada", "messages": [{"role": "user", "content": "Hello"}]}
         ).encode()
@@ -105,7 +105,7 @@ def test_a_small_body_without_a_token_is_read_to_its_end_and_not_kept(site: Serv
 
 
 def _deleted_files() -> int:
-    """How many files this process holds that have no name, as waitress's have."""
+    """Count the open files of this process without a name, which hold request bodies."""
     folder = Path("/proc/self/fd")
     if not folder.exists():
         return 0
@@ -114,9 +114,11 @@ def _deleted_files() -> int:
     )
 
 
-def test_a_large_body_is_taken_only_by_a_route_for_files_from_who_may_use_it(site: Served) -> None:
+def test_a_large_body_is_accepted_by_file_routes_from_authorized_users_only(
+    site: LocalServer,
+) -> None:
     large = f"Content-Length: {validation.LARGEST + 1}"
-    ada = site.of("ada")
+    ada = site.token_of("ada")
     for path, secret, status in (
         (CHAT, site.secret, 413),
         ("/api/v1/nothing", site.secret, 413),
@@ -141,7 +143,7 @@ def test_a_large_body_is_taken_only_by_a_route_for_files_from_who_may_use_it(sit
         assert answer(caller)[0] == 413
 
 
-def test_a_chunked_body_is_bounded(site: Served) -> None:
+def test_a_chunked_body_is_bounded(site: LocalServer) -> None:
     body = json.dumps({"model": "ada", "messages": [{"role": "user", "content": "Hello"}]}).encode()
     with connected(site) as caller:
         begin(site, caller, CHAT, site.secret, "Transfer-Encoding: chunked")
@@ -151,33 +153,49 @@ def test_a_chunked_body_is_bounded(site: Served) -> None:
         begin(site, caller, IMPORT, site.secret, "Transfer-Encoding: chunked")
         caller.sendall(b"%x\r\n%b\r\n" % (validation.LARGEST, bytes(validation.LARGEST)))
         assert answer(caller)[0] == 413
+    with connected(site) as caller:
+        begin(site, caller, CHAT, site.secret, "Transfer-Encoding: chunked")
+        caller.sendall(b"what is no number\r\n")
+        status, response = answer(caller)
+        assert status == 400
+        assert "application/json" in response
 
 
-def test_all_connections_together_hold_a_bounded_number_of_bytes_and_one_token_half_of_them(
-    runtime: Runtime, site: Served
+def test_clients_that_send_nothing_block_no_other_client(site: LocalServer) -> None:
+    with ExitStack() as stack:
+        silent = [stack.enter_context(connected(site)) for _ in range(site.limiter.count + 8)]
+        for caller in silent[:8]:
+            begin(site, caller, CHAT, site.secret, "Content-Length: 10")
+        with connected(site) as caller:
+            caller.sendall(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            assert answer(caller)[0] == 200
+
+
+def test_request_bodies_are_bounded_in_total_and_one_token_gets_half(
+    runtime: Runtime, site: LocalServer
 ) -> None:
-    def asked(on: socket.socket, secret: str, size: int) -> int:
+    def request_body(on: socket.socket, secret: str, size: int) -> int:
         begin(site, on, IMPORT, secret, f"Content-Length: {size}", "Expect: 100-continue")
         return answer(on)[0]
 
     first, second, third = (runtime.api_keys.create(None)[1] for _ in range(3))
     with ExitStack() as stack:
         callers = [stack.enter_context(connected(site)) for _ in range(6)]
-        assert asked(callers[0], first, validation.LARGEST_FILE) == 100
+        assert request_body(callers[0], first, validation.LARGEST_FILE) == 100
         begin(site, callers[1], IMPORT, first, f"Content-Length: {5 * MIB}", "Expect: 100-continue")
-        status, told = answer(callers[1])
+        status, response = answer(callers[1])
         assert status == 429
-        assert "Retry-After: " in told
-        assert asked(callers[2], second, validation.LARGEST_FILE) == 100
-        assert asked(callers[3], third, 5 * MIB) == 429
-        # Who goes away gives the room back.
+        assert "Retry-After: " in response
+        assert request_body(callers[2], second, validation.LARGEST_FILE) == 100
+        assert request_body(callers[3], third, 5 * MIB) == 429
+        # A client that disconnects frees its share.
         callers[0].close()
-        wait_for(lambda: _asked_anew(site, third) == 100)
+        wait_for(lambda: _request_again(site, third) == 100)
         callers[2].close()
-    wait_for(lambda: _asked_anew(site, second) == 100)
+    wait_for(lambda: _request_again(site, second) == 100)
 
 
-def _asked_anew(site: Served, secret: str) -> int:
+def _request_again(site: LocalServer, secret: str) -> int:
     with connected(site) as caller:
         begin(
             site,
@@ -190,28 +208,28 @@ def _asked_anew(site: Served, secret: str) -> int:
         return answer(caller)[0]
 
 
-def test_the_room_of_a_body_is_given_back_with_the_answer(site: Served) -> None:
+def test_the_memory_of_a_body_is_freed_with_the_response(site: LocalServer) -> None:
     body = json.dumps({"model": "ada", "messages": [], "user": "x" * (3 * MIB)}).encode()
     with connected(site) as caller:
         # More than one token may hold at once.
         for _ in range(validation.LARGEST_FILE // len(body) + 2):
             begin(site, caller, CHAT, site.secret, f"Content-Length: {len(body)}")
             caller.sendall(body)
-            status, told = answer(caller)
-            assert status == 400, told
+            status, response = answer(caller)
+            assert status == 400, response
 
 
 def test_a_large_file_is_imported_by_the_client_and_a_refusal_reaches_it(
-    site: Served, tmp_path: Path
+    site: LocalServer, tmp_path: Path
 ) -> None:
     ada = site.runtime.user("ada")
-    # What does not compress.
+    # Incompressible data.
     for number in range(250):
         ada.teach(f"question {number}", os.urandom(20_000).hex())
     file = ada.export(tmp_path / "ada.personal").path
     assert file.stat().st_size > validation.LARGEST
     assert connect(site.url, site.secret).import_user(file, as_user="bob").signals == 250
-    for secret in ("pp_wrong", site.of("ada")):
+    for secret in ("pp_wrong", site.token_of("ada")):
         with pytest.raises(NotAllowed):
             connect(site.url, secret).import_user(file, as_user="cy")
     assert [each.id for each in site.runtime.users()] == ["ada", "bob"]

@@ -1,4 +1,4 @@
-"""The program ``llm``, which knows nothing of us, talks to a person's model through an entry in its own configuration."""
+"""The ``llm`` program uses a user's model through an entry in its own configuration."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from http_makers import Served
+from http_makers import LocalServer
 
 
 @pytest.mark.exhaustive
-def test_llm_asks_a_persons_model_with_and_without_streaming(site: Served, tmp_path: Path) -> None:
+def test_llm_prompts_a_users_model_with_and_without_streaming(
+    site: LocalServer, tmp_path: Path
+) -> None:
     ada = site.runtime.user("ada")
     folder = tmp_path / "llm"
     folder.mkdir()
@@ -23,9 +25,9 @@ def test_llm_asks_a_persons_model_with_and_without_streaming(site: Served, tmp_p
         "api_base": f"{site.url}/v1",
         "api_key_name": "personalpeft",
     }
-    # What is JSON is YAML too.
+    # JSON is valid YAML.
     (folder / "extra-openai-models.yaml").write_text(json.dumps([entry]))
-    (folder / "keys.json").write_text(json.dumps({"personalpeft": site.of("ada")}))
+    (folder / "keys.json").write_text(json.dumps({"personalpeft": site.token_of("ada")}))
     environment = {**os.environ, "LLM_USER_PATH": str(folder), "LLM_LOAD_PLUGINS": ""}
 
     def llm(*args: str) -> str:

@@ -1,8 +1,9 @@
-"""OpenAI's own client finds what it knows, and what cannot be done is refused by name."""
+"""OpenAI's own client works against the chat API; unsupported parameters are refused by name."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import openai
 import pytest
-from http_makers import Caller, Served, administration
+from http_makers import Caller, LocalServer, admin_caller
 
 import personalpeft
 from personalpeft import Runtime
@@ -21,14 +22,14 @@ HELLO = [{"role": "user", "content": "Hello"}]
 
 
 @pytest.fixture
-def client(site: Served) -> Iterator[openai.OpenAI]:
+def client(site: LocalServer) -> Iterator[openai.OpenAI]:
     site.runtime.user("ada")
     with openai.OpenAI(base_url=f"{site.url}/v1", api_key=site.secret, max_retries=0) as made:
         yield made
 
 
-def test_a_chat_is_answered_as_the_library_answers_and_feedback_can_follow(
-    site: Served, client: openai.OpenAI
+def test_a_chat_is_answered_like_the_library_and_takes_feedback(
+    site: LocalServer, client: openai.OpenAI
 ) -> None:
     raw = client.chat.completions.with_raw_response.create(
         model="ada", messages=HELLO, temperature=0
@@ -45,7 +46,7 @@ def test_a_chat_is_answered_as_the_library_answers_and_feedback_can_follow(
     assert ada.feedback(about["turn"], rating=1)
 
 
-def test_a_stream_is_the_same_reply_in_pieces(site: Served, client: openai.OpenAI) -> None:
+def test_a_stream_is_the_same_reply_in_pieces(site: LocalServer, client: openai.OpenAI) -> None:
     chunks = list(
         client.chat.completions.create(
             model="ada",
@@ -66,7 +67,7 @@ def test_a_stream_is_the_same_reply_in_pieces(site: Served, client: openai.OpenA
     assert ada.turn(chunks[-2].model_extra["personalpeft"]["turn"]).reply == expected.text
 
 
-def test_stop_seed_and_length_are_heeded(site: Served, client: openai.OpenAI) -> None:
+def test_stop_seed_and_max_tokens_are_respected(site: LocalServer, client: openai.OpenAI) -> None:
     def ask(**more: object) -> openai.types.chat.ChatCompletion:
         return client.chat.completions.create(model="ada", messages=HELLO, **more)
 
@@ -79,11 +80,11 @@ def test_stop_seed_and_length_are_heeded(site: Served, client: openai.OpenAI) ->
         ask(temperature=1, seed=7).choices[0].message
         == ask(temperature=1, seed=7).choices[0].message
     )
-    # Without a seed it is drawn: 6 replies of 12^4 are not all one.
+    # Without a seed one is drawn: 6 replies out of 12^4 are not all equal.
     assert len({ask(temperature=1).choices[0].message.content for _ in range(6)}) > 1
 
 
-def test_several_replies_come_with_an_index_each(site: Served, client: openai.OpenAI) -> None:
+def test_several_choices_have_an_index_each(site: LocalServer, client: openai.OpenAI) -> None:
     asked = {"model": "ada", "messages": HELLO, "temperature": 1, "seed": 3, "n": 4}
     got = client.chat.completions.create(**asked)
     texts = [choice.message.content for choice in got.choices]
@@ -97,7 +98,7 @@ def test_several_replies_come_with_an_index_each(site: Served, client: openai.Op
     assert [pieces[n] for n in range(4)] == texts
 
 
-def test_logprobs_name_each_token(client: openai.OpenAI) -> None:
+def test_logprobs_are_given_for_each_token(client: openai.OpenAI) -> None:
     asked = {"model": "ada", "messages": HELLO, "temperature": 0, "logprobs": True}
     choice = client.chat.completions.create(**asked).choices[0]
     tokens = choice.logprobs.content
@@ -111,9 +112,7 @@ def test_logprobs_name_each_token(client: openai.OpenAI) -> None:
     assert streamed == [token.logprob for token in tokens]
 
 
-def test_top_logprobs_tell_what_else_might_have_been_written(
-    site: Served, client: openai.OpenAI
-) -> None:
+def test_top_logprobs_list_the_alternatives(site: LocalServer, client: openai.OpenAI) -> None:
     asked = {
         "model": "ada",
         "messages": HELLO,
@@ -142,7 +141,7 @@ def test_top_logprobs_tell_what_else_might_have_been_written(
     assert [max(each.values()) for each in known.top_logprobs] == known.token_logprobs
 
 
-def test_a_completion_reads_the_text_as_it_is(site: Served, client: openai.OpenAI) -> None:
+def test_a_completion_continues_the_raw_text(site: LocalServer, client: openai.OpenAI) -> None:
     got = client.completions.create(
         model="ada", prompt=["Once upon", "a time"], temperature=0, logprobs=0
     )
@@ -155,7 +154,7 @@ def test_a_completion_reads_the_text_as_it_is(site: Served, client: openai.OpenA
 
 
 def test_models_are_the_base_the_users_and_their_revisions(
-    site: Served, client: openai.OpenAI
+    site: LocalServer, client: openai.OpenAI
 ) -> None:
     ada = site.runtime.user("ada")
     before = ada.chat("Hello", temperature=0).text
@@ -179,7 +178,7 @@ def test_models_are_the_base_the_users_and_their_revisions(
     assert ask(f"ada@{first}") != before
 
 
-def test_whoever_can_be_asked_is_listed_before_the_first_question(
+def test_every_allowed_user_is_listed_before_the_first_request(
     admin: Caller, runtime: Runtime
 ) -> None:
     listed = [model["id"] for model in admin.get("/v1/models").json["data"]]
@@ -190,7 +189,7 @@ def test_whoever_can_be_asked_is_listed_before_the_first_question(
     )
 
 
-def test_the_models_come_in_pages_and_none_reads_all_users(
+def test_models_are_listed_in_pages_without_reading_all_users(
     admin: Caller, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = [f"user{number:03}" for number in range(230)]
@@ -206,7 +205,7 @@ def test_the_models_come_in_pages_and_none_reads_all_users(
 
     monkeypatch.setattr(Runtime, "users", counted)
     first = admin.get("/v1/models").json
-    # The owner, who is not there yet, stands at the place of their name.
+    # The owner, who is not created yet, is at the position of the name.
     assert [model["id"] for model in first["data"]] == [
         "fake",
         runtime.embedder,
@@ -234,7 +233,7 @@ def test_the_models_come_in_pages_and_none_reads_all_users(
     assert read == []
 
 
-def test_a_page_of_models_may_end_among_revisions_and_names_only_what_is_the_callers(
+def test_a_page_of_models_may_end_within_revisions_and_lists_only_the_callers(
     admin: Caller, ada: Caller, runtime: Runtime
 ) -> None:
     user = runtime.user("ada")
@@ -259,7 +258,7 @@ def test_a_page_of_models_may_end_among_revisions_and_names_only_what_is_the_cal
                 page = asked.get(f"/v1/models?limit=1&{key}={name}").json
                 assert [model["id"] for model in page["data"]] == whole[n : n + 1]
                 assert page["has_more"] == (n + 1 < len(whole))
-    for wrong in (
+    for query in (
         "limit=0",
         "limit=1001",
         "limit=x",
@@ -267,29 +266,31 @@ def test_a_page_of_models_may_end_among_revisions_and_names_only_what_is_the_cal
         "after=ada@style@00",
         "before_id=ada",
     ):
-        got = admin.get(f"/v1/models?{wrong}")
+        got = admin.get(f"/v1/models?{query}")
         assert got.status_code == 400
-        assert got.json["error"]["param"] == wrong.partition("=")[0]
-    # Somebody else's place says nothing of whether there is such a user.
+        assert got.json["error"]["param"] == query.partition("=")[0]
+    # Another user's cursor does not reveal whether that user exists.
     assert ada.get("/v1/models?after=bob").json == ada.get("/v1/models?after=nobody").json
     assert ada.get("/v1/models?after=bob").status_code == 400
 
 
-def test_what_is_not_there_is_a_model_not_found(site: Served) -> None:
+def test_an_unknown_model_is_model_not_found(site: LocalServer) -> None:
     site.runtime.user("bob")
-    said = {}
-    with openai.OpenAI(base_url=f"{site.url}/v1", api_key=site.of("ada"), max_retries=0) as ada:
+    errors = {}
+    with openai.OpenAI(
+        base_url=f"{site.url}/v1", api_key=site.token_of("ada"), max_retries=0
+    ) as ada:
         for model in ("nobody", "ada@style@0123456789ab", "NOT AN ID", "bob@", "bob"):
             with pytest.raises(openai.NotFoundError) as refused:
                 ada.chat.completions.create(model=model, messages=HELLO)
             assert refused.value.code == "model_not_found"
-            said[model] = str(refused.value)
+            errors[model] = str(refused.value)
         assert [each.id for each in ada.models.list()] == ["fake", site.runtime.embedder, "ada"]
-    # Somebody else is as good as nobody.
-    assert said["bob"].replace("bob", "nobody") == said["nobody"]
+    # Another user's model and a missing one give the same error.
+    assert errors["bob"].replace("bob", "nobody") == errors["nobody"]
 
 
-def test_texts_become_vectors_in_both_encodings(site: Served, client: openai.OpenAI) -> None:
+def test_embeddings_come_in_both_encodings(site: LocalServer, client: openai.OpenAI) -> None:
     texts = ["the dog barks", "a dog barks"]
     name = site.runtime.embedder
     expected = site.runtime.embed(texts).vectors
@@ -302,12 +303,12 @@ def test_texts_become_vectors_in_both_encodings(site: Served, client: openai.Ope
         client.embeddings.create(model="ada", input=texts)
 
 
-def test_a_wrong_token_is_an_authentication_error(site: Served) -> None:
+def test_a_wrong_token_is_an_authentication_error(site: LocalServer) -> None:
     with (
-        openai.OpenAI(base_url=f"{site.url}/v1", api_key="wrong", max_retries=0) as nobody,
+        openai.OpenAI(base_url=f"{site.url}/v1", api_key="wrong", max_retries=0) as anonymous,
         pytest.raises(openai.AuthenticationError),
     ):
-        nobody.models.list()
+        anonymous.models.list()
 
 
 WEATHER = {
@@ -319,8 +320,8 @@ WEATHER = {
 }
 
 
-def test_a_tool_is_called_and_its_answer_heard_streamed_and_not(
-    site: Served, client: openai.OpenAI
+def test_a_tool_is_called_and_answered_with_and_without_streaming(
+    site: LocalServer, client: openai.OpenAI
 ) -> None:
     asked = {"model": "ada", "temperature": 0, "tools": [WEATHER]}
     question = [{"role": "user", "content": "weather in Rome?"}]
@@ -329,7 +330,7 @@ def test_a_tool_is_called_and_its_answer_heard_streamed_and_not(
     (call,) = choice.message.tool_calls
     assert call.function.name == "weather"
     assert list(json.loads(call.function.arguments)) == ["city"]
-    # What was said is kept as the model wrote it, with what was offered to it.
+    # The turn holds the reply as the model wrote it, and the tools that were offered.
     turn = site.runtime.user("ada").turns()[0]
     assert turn.reply.startswith("<tool_call>")
     assert turn.messages[-1].tools == (WEATHER,)
@@ -337,8 +338,8 @@ def test_a_tool_is_called_and_its_answer_heard_streamed_and_not(
     told = [*question, choice.message.model_dump(exclude_none=True), _result(call.id, "sunny")]
     answer = client.chat.completions.create(messages=told, **asked).choices[0]
     assert (answer.finish_reason, bool(answer.message.content)) == ("stop", True)
-    heard = site.runtime.user("ada").turns()[0].messages
-    assert [(each.role, each.tool_call_id) for each in heard[1:]] == [
+    recorded = site.runtime.user("ada").turns()[0].messages
+    assert [(each.role, each.tool_call_id) for each in recorded[1:]] == [
         ("assistant", ""),
         ("tool", call.id),
     ]
@@ -355,7 +356,7 @@ def test_a_tool_is_called_and_its_answer_heard_streamed_and_not(
     assert chunks[-1].finish_reason == "tool_calls"
 
 
-def test_tools_that_are_switched_off_are_not_offered(site: Served, client: openai.OpenAI) -> None:
+def test_disabled_tools_are_not_offered(site: LocalServer, client: openai.OpenAI) -> None:
     asked = {
         "model": "ada",
         "temperature": 0,
@@ -371,8 +372,8 @@ NAMED = {"type": "function", "function": {"name": "time"}}
 
 
 @pytest.mark.parametrize(("choice", "called"), [("required", "weather"), (NAMED, "time")])
-def test_a_tool_that_must_be_called_is_streamed_and_not(
-    site: Served, client: openai.OpenAI, choice: Any, called: str
+def test_a_required_tool_call_is_made_with_and_without_streaming(
+    site: LocalServer, client: openai.OpenAI, choice: Any, called: str
 ) -> None:
     asked = {"model": "ada", "temperature": 0, "tools": [WEATHER, TIME], "messages": HELLO}
     free = client.chat.completions.create(**asked).choices[0]
@@ -390,8 +391,8 @@ def test_a_tool_that_must_be_called_is_streamed_and_not(
     assert chunks[-1].finish_reason == "tool_calls"
 
 
-def test_a_reply_that_had_to_call_and_did_not_is_an_error_and_one_that_was_cut_is_cut(
-    site: Served, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+def test_a_missing_required_tool_call_is_an_error_and_a_truncated_reply_is_not(
+    site: LocalServer, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = {"model": "ada", "tools": [WEATHER], "messages": HELLO, "tool_choice": "required"}
     cut = client.chat.completions.create(**asked, max_tokens=3).choices[0]
@@ -405,7 +406,7 @@ def test_a_reply_that_had_to_call_and_did_not_is_an_error_and_one_that_was_cut_i
         list(client.chat.completions.create(**asked, stream=True))
 
 
-def test_a_reply_without_parallel_calls_ends_with_its_first(
+def test_without_parallel_calls_a_reply_ends_after_its_first_call(
     client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     call = '<tool_call>{"name": "weather", "arguments": {}}</tool_call>\n'
@@ -417,9 +418,9 @@ def test_a_reply_without_parallel_calls_ends_with_its_first(
         assert (got.finish_reason, len(got.message.tool_calls)) == ("tool_calls", count)
 
 
-def test_tools_are_refused_where_the_template_knows_none(tmp_path: Path) -> None:
+def test_tools_are_refused_by_a_template_without_them(tmp_path: Path) -> None:
     with personalpeft.open(tmp_path / "home", base="tiny-random") as plain:
-        caller = administration(plain, make_app(plain, owner="ada"))
+        caller = admin_caller(plain, make_app(plain, owner="ada"))
         for field, value in (
             ("tools", [WEATHER]),
             ("messages", [*HELLO, _result("call_1", "sunny")]),
@@ -507,7 +508,7 @@ TOOL = {
         ("model", 5),
     ],
 )
-def test_what_is_not_supported_is_refused_by_name(
+def test_an_unsupported_parameter_is_refused_by_name(
     admin: Caller, runtime: Runtime, field: str, value: object
 ) -> None:
     runtime.user("ada")
@@ -515,7 +516,7 @@ def test_what_is_not_supported_is_refused_by_name(
     got = admin.post("/v1/chat/completions", body)
     assert got.status_code == 400
     error = got.json["error"]
-    assert error["param"].partition("[")[0] == field
+    assert re.split(r"[.[]", error["param"])[0] == field
     assert error["type"] == "invalid_request_error"
     assert runtime.user("ada").turns() == ()
 
@@ -536,7 +537,7 @@ def test_what_is_not_supported_is_refused_by_name(
         ("n", 1),
     ],
 )
-def test_what_changes_nothing_is_taken(
+def test_a_parameter_without_effect_is_accepted(
     admin: Caller, runtime: Runtime, field: str, value: object
 ) -> None:
     runtime.user("ada")
@@ -548,7 +549,7 @@ def test_what_changes_nothing_is_taken(
     )
 
 
-def test_a_tool_that_is_not_offered_cannot_be_named(admin: Caller, runtime: Runtime) -> None:
+def test_an_unknown_tool_choice_is_refused(admin: Caller, runtime: Runtime) -> None:
     runtime.user("ada")
     got = admin.post(
         "/v1/chat/completions",
@@ -557,7 +558,7 @@ def test_a_tool_that_is_not_offered_cannot_be_named(admin: Caller, runtime: Runt
     assert (got.status_code, got.json["error"]["param"]) == (400, "tool_choice")
 
 
-def test_no_refusal_repeats_what_was_sent(admin: Caller, runtime: Runtime) -> None:
+def test_no_refusal_repeats_the_request(admin: Caller, runtime: Runtime) -> None:
     runtime.user("ada")
     secret = "my darling secret"
     for body in (

@@ -1,15 +1,16 @@
-"""OpenAI's own client finds its newer way of asking, without state."""
+"""OpenAI's own client works against the Responses API, which is stateless."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
-from http_makers import Caller, Served, administration
+from http_makers import Caller, LocalServer, admin_caller
 
 import personalpeft
 from personalpeft import Runtime
@@ -18,13 +19,13 @@ from personalpeft_app.http.server import make_app
 
 
 @pytest.fixture
-def client(site: Served) -> Iterator[openai.OpenAI]:
+def client(site: LocalServer) -> Iterator[openai.OpenAI]:
     site.runtime.user("ada")
     with openai.OpenAI(base_url=f"{site.url}/v1", api_key=site.secret, max_retries=0) as made:
         yield made
 
 
-def test_a_response_is_answered_as_the_library_answers(site: Served, client: openai.OpenAI) -> None:
+def test_a_response_is_answered_like_the_library(site: LocalServer, client: openai.OpenAI) -> None:
     got = client.responses.create(
         model="ada", input="Hello", instructions="Be brief.", temperature=0
     )
@@ -37,7 +38,7 @@ def test_a_response_is_answered_as_the_library_answers(site: Served, client: ope
     assert ada.feedback(got.model_extra["personalpeft"]["turn"], rating=1)
 
 
-def test_what_was_answered_can_be_sent_back_as_it_came(client: openai.OpenAI) -> None:
+def test_a_response_can_be_sent_back_unchanged(client: openai.OpenAI) -> None:
     first = client.responses.create(model="ada", input="Hello", temperature=0)
     again = [{"role": "user", "content": [{"type": "input_text", "text": "Hello"}]}, *first.output]
     second = client.responses.create(
@@ -49,7 +50,7 @@ def test_what_was_answered_can_be_sent_back_as_it_came(client: openai.OpenAI) ->
     assert second.output_text
 
 
-def test_a_long_input_loses_its_beginning_where_truncation_is_auto(
+def test_a_long_input_loses_its_beginning_with_automatic_truncation(
     client: openai.OpenAI,
 ) -> None:
     long = [
@@ -65,7 +66,7 @@ def test_a_long_input_loses_its_beginning_where_truncation_is_auto(
 
 
 def test_a_stream_of_events_ends_with_the_whole_response(
-    site: Served, client: openai.OpenAI
+    site: LocalServer, client: openai.OpenAI
 ) -> None:
     with client.responses.stream(model="ada", input="Hello", temperature=0) as stream:
         events = list(stream)
@@ -78,11 +79,16 @@ def test_a_stream_of_events_ends_with_the_whole_response(
     assert [e.sequence_number for e in events] == list(range(len(events)))
 
 
-def test_log_probs_are_told_where_they_are_asked_for(site: Served, client: openai.OpenAI) -> None:
-    asked: dict[str, Any] = {"model": "ada", "input": "Hello", "temperature": 0, "top_logprobs": 2}
-    asked["include"] = ["message.output_text.logprobs"]
-    whole = client.responses.create(**asked)
-    with client.responses.stream(**asked) as stream:
+def test_log_probs_are_returned_on_request(site: LocalServer, client: openai.OpenAI) -> None:
+    parameters: dict[str, Any] = {
+        "model": "ada",
+        "input": "Hello",
+        "temperature": 0,
+        "top_logprobs": 2,
+    }
+    parameters["include"] = ["message.output_text.logprobs"]
+    whole = client.responses.create(**parameters)
+    with client.responses.stream(**parameters) as stream:
         told = [
             each for e in stream if e.type == "response.output_text.delta" for each in e.logprobs
         ]
@@ -101,7 +107,7 @@ def test_log_probs_are_told_where_they_are_asked_for(site: Served, client: opena
     assert plain.output[0].content[0].logprobs == []
 
 
-def test_a_reply_that_was_cut_is_incomplete(client: openai.OpenAI) -> None:
+def test_a_truncated_reply_is_incomplete(client: openai.OpenAI) -> None:
     got = client.responses.create(model="ada", input="Hello", max_output_tokens=1)
     assert got.status == "incomplete"
     assert got.incomplete_details.reason == "max_output_tokens"
@@ -120,9 +126,9 @@ WEATHER: Any = {
 }
 
 
-def test_a_tool_is_called_and_its_answer_heard(site: Served, client: openai.OpenAI) -> None:
-    asked: dict[str, Any] = {"model": "ada", "temperature": 0, "tools": [WEATHER]}
-    got = client.responses.create(input="weather in Rome?", **asked)
+def test_a_tool_is_called_and_answered(site: LocalServer, client: openai.OpenAI) -> None:
+    parameters: dict[str, Any] = {"model": "ada", "temperature": 0, "tools": [WEATHER]}
+    got = client.responses.create(input="weather in Rome?", **parameters)
     (call,) = got.output
     assert (call.type, call.name, list(json.loads(call.arguments))) == (
         "function_call",
@@ -142,24 +148,27 @@ def test_a_tool_is_called_and_its_answer_heard(site: Served, client: openai.Open
         *got.output,
         {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"},
     ]
-    answer = client.responses.create(input=told, **asked)
+    answer = client.responses.create(input=told, **parameters)
     assert [item.type for item in answer.output] == ["message"]
-    heard = ada.turns()[0].messages
-    assert [(each.role, each.content) for each in heard[1:]] == [
+    recorded = ada.turns()[0].messages
+    assert [(each.role, each.content) for each in recorded[1:]] == [
         ("assistant", ""),
         ("tool", "sunny"),
     ]
-    assert (heard[1].tool_calls[0].name, heard[1].tool_calls[0].id) == ("weather", call.call_id)
+    assert (recorded[1].tool_calls[0].name, recorded[1].tool_calls[0].id) == (
+        "weather",
+        call.call_id,
+    )
 
 
-def test_calls_come_in_a_stream_with_the_text_around_them(
-    site: Served, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+def test_tool_calls_are_streamed_with_the_text_around_them(
+    site: LocalServer, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said = 'Let me see.\n<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>\nSo much for that.'
     monkeypatch.setattr(FakeBackend, "_reply", lambda backend, row, stack: backend.encode(said))
-    asked: dict[str, Any] = {"model": "ada", "input": "Hello", "tools": [WEATHER]}
-    whole = client.responses.create(**asked)
-    with client.responses.stream(**asked) as stream:
+    parameters: dict[str, Any] = {"model": "ada", "input": "Hello", "tools": [WEATHER]}
+    whole = client.responses.create(**parameters)
+    with client.responses.stream(**parameters) as stream:
         events = list(stream)
         final = stream.get_final_response()
     for got in (whole, final):
@@ -169,12 +178,12 @@ def test_calls_come_in_a_stream_with_the_text_around_them(
         assert got.output[2].content[0].text == "So much for that."
     assert [e.sequence_number for e in events] == list(range(len(events)))
     assert [e.output_index for e in events if e.type == "response.output_item.done"] == [0, 1, 2]
-    # What an assistant said and called between two questions is one message of it to the model.
+    # Text and calls of an assistant between two prompts are one message to the model.
     again = [{"role": "user", "content": "Hello"}, *whole.output[:2]]
     result = {"type": "function_call_output", "call_id": whole.output[1].call_id, "output": "sunny"}
     client.responses.create(model="ada", input=[*again, result], tools=[WEATHER])
-    heard = site.runtime.user("ada").turns()[0].messages
-    assert [(each.role, len(each.tool_calls)) for each in heard] == [
+    recorded = site.runtime.user("ada").turns()[0].messages
+    assert [(each.role, len(each.tool_calls)) for each in recorded] == [
         ("user", 0),
         ("assistant", 1),
         ("tool", 0),
@@ -182,18 +191,23 @@ def test_calls_come_in_a_stream_with_the_text_around_them(
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "weather"}])
-def test_a_tool_must_be_called_where_that_is_asked(client: openai.OpenAI, choice: Any) -> None:
-    asked: dict[str, Any] = {"model": "ada", "input": "Hello", "tools": [WEATHER], "temperature": 0}
-    assert [item.type for item in client.responses.create(**asked).output] == ["message"]
-    forced = client.responses.create(**asked, tool_choice=choice)
+def test_a_tool_call_can_be_required(client: openai.OpenAI, choice: Any) -> None:
+    parameters: dict[str, Any] = {
+        "model": "ada",
+        "input": "Hello",
+        "tools": [WEATHER],
+        "temperature": 0,
+    }
+    assert [item.type for item in client.responses.create(**parameters).output] == ["message"]
+    forced = client.responses.create(**parameters, tool_choice=choice)
     assert [(item.type, item.name) for item in forced.output] == [("function_call", "weather")]
     assert forced.model_dump()["tool_choice"] == choice
-    assert client.responses.create(**asked, tool_choice="none").output[0].type == "message"
+    assert client.responses.create(**parameters, tool_choice="none").output[0].type == "message"
 
 
-def test_tools_are_refused_where_the_template_knows_none(tmp_path: Path) -> None:
+def test_tools_are_refused_by_a_template_without_them(tmp_path: Path) -> None:
     with personalpeft.open(tmp_path / "home", base="tiny-random") as plain:
-        caller = administration(plain, make_app(plain, owner="ada"))
+        caller = admin_caller(plain, make_app(plain, owner="ada"))
         called = {
             "type": "function_call",
             "call_id": "call_1",
@@ -231,10 +245,10 @@ def test_tools_are_refused_where_the_template_knows_none(tmp_path: Path) -> None
         ("input", None),
     ],
 )
-def test_what_needs_state_or_cannot_be_read_is_refused_by_name(
+def test_stateful_and_invalid_parameters_are_refused_by_name(
     admin: Caller, runtime: Runtime, field: str, value: object
 ) -> None:
     runtime.user("ada")
     got = admin.post("/v1/responses", {"model": "ada", "input": "Hello", field: value})
     assert got.status_code == 400
-    assert got.json["error"]["param"].partition("[")[0] == field
+    assert re.split(r"[.[]", got.json["error"]["param"])[0] == field

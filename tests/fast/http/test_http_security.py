@@ -1,4 +1,4 @@
-"""Nobody gets in who may not, and a refusal says nothing of who is there."""
+"""Unauthorized requests are refused, and a refusal does not reveal which users exist."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 from flask import Blueprint, Flask, Response, jsonify
-from http_makers import Caller, served
+from http_makers import Caller, serve_locally
 
 import personalpeft
 from personalpeft import HomeError, NotFound, Runtime
@@ -32,7 +32,7 @@ def _probe() -> Blueprint:
         return jsonify(user=security.require_user(user), caller=security.caller().user)
 
     @blueprint.get("/probe")
-    def everybody() -> object:
+    def all_users() -> object:
         security.require_admin()
         return jsonify(ok=True)
 
@@ -53,19 +53,19 @@ def app(runtime: Runtime) -> Flask:
 
 
 def test_every_route_but_healthz_needs_a_token(app: Flask, admin: Caller) -> None:
-    nobody = replace(admin, secret=None)
+    anonymous = replace(admin, secret=None)
     for rule in app.url_map.iter_rules():
         path = rule.rule.replace("<user>", "ada")
         for method in rule.methods or ():
-            got = nobody.ask(method, path).status_code
+            got = anonymous.ask(method, path).status_code
             assert got == (200 if rule.rule == "/healthz" else 401) or (
                 method == "OPTIONS" and got == 200
             ), path
-    assert nobody.get("/there/is/no/such/route").status_code == 401
+    assert anonymous.get("/there/is/no/such/route").status_code == 401
     assert replace(admin, secret="pp_wrong").get("/probe").status_code == 401
 
 
-def test_a_token_is_taken_in_either_header(admin: Caller) -> None:
+def test_a_token_is_accepted_in_either_header(admin: Caller) -> None:
     assert admin.get("/probe").status_code == 200
     assert (
         replace(admin, secret=None).get("/probe", headers={"X-Api-Key": admin.secret}).status_code
@@ -73,16 +73,16 @@ def test_a_token_is_taken_in_either_header(admin: Caller) -> None:
     )
 
 
-def test_a_users_token_is_good_for_that_user_alone(ada: Caller, admin: Caller) -> None:
+def test_a_users_token_is_valid_for_that_user_only(ada: Caller, admin: Caller) -> None:
     assert ada.get("/probe/ada").json == {"user": "ada", "caller": "ada"}
-    # Whether there is a user bob or not.
+    # Whether user bob exists or not.
     assert ada.get("/probe/bob").status_code == 403
     assert ada.get("/probe").status_code == 403
     assert admin.get("/probe/bob").status_code == 200
     assert admin.get("/probe/BOB").status_code == 400
 
 
-def test_a_revoked_token_is_refused_from_the_next_request_on(runtime: Runtime, ada: Caller) -> None:
+def test_a_revoked_token_is_refused_from_the_next_request(runtime: Runtime, ada: Caller) -> None:
     assert ada.get("/probe/ada").status_code == 200
     (token,) = runtime.api_keys.list_keys()
     runtime.api_keys.revoke(token.id[:4])
@@ -91,7 +91,7 @@ def test_a_revoked_token_is_refused_from_the_next_request_on(runtime: Runtime, a
         runtime.api_keys.revoke(token.id)
 
 
-def test_a_host_that_is_not_ours_is_refused(runtime: Runtime, admin: Caller) -> None:
+def test_a_foreign_host_header_is_refused(runtime: Runtime, admin: Caller) -> None:
     for host in (
         "evil.example",
         "localhost.evil.example",
@@ -107,7 +107,7 @@ def test_a_host_that_is_not_ours_is_refused(runtime: Runtime, admin: Caller) -> 
     assert named.get("/probe", headers={"Host": "models.home:80"}).status_code == 200
 
 
-def test_a_page_of_another_origin_is_refused(admin: Caller) -> None:
+def test_a_cross_origin_page_is_refused(admin: Caller) -> None:
     for origin in (
         "https://evil.example",
         "null",
@@ -132,13 +132,13 @@ def test_a_page_of_another_origin_is_refused(admin: Caller) -> None:
     ],
     ids=range(8),
 )
-def test_json_that_is_none_is_refused_without_repeating_it(admin: Caller, sent: bytes) -> None:
+def test_malformed_json_is_refused_without_being_repeated(admin: Caller, sent: bytes) -> None:
     got = admin.ask("POST", "/probe", data=sent, content_type="application/json")
     assert got.status_code == 400
     assert len(got.data) < 300
 
 
-def test_what_is_not_json_is_refused_by_its_type(admin: Caller) -> None:
+def test_another_content_type_is_refused(admin: Caller) -> None:
     assert admin.ask("POST", "/probe", data=b"{}", content_type="text/plain").status_code == 415
 
 
@@ -146,18 +146,18 @@ def test_a_body_that_is_too_large_is_refused(admin: Caller) -> None:
     assert admin.post("/probe", {"a": "x" * validation.LARGEST}).status_code == 413
 
 
-def test_a_bug_says_nothing_of_itself(admin: Caller, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_bug_reveals_no_details(admin: Caller, caplog: pytest.LogCaptureFixture) -> None:
     got = admin.get("/bug")
     assert got.status_code == 500
     assert b"secret" not in got.data
     assert "a secret of the inside" not in caplog.text
     assert "RuntimeError" in caplog.text
-    # The answer names the entry of the log.
+    # The response names the log entry.
     (entry,) = re.findall(r"\[([0-9a-f]{8})\]", caplog.text)
     assert entry in got.json["error"]["message"]
 
 
-def test_what_a_plugin_or_a_file_says_and_what_breaks_a_response_is_in_no_log(
+def test_errors_of_plugins_and_files_and_broken_responses_are_in_no_log(
     runtime: Runtime, admin: Caller, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("DEBUG")
@@ -186,32 +186,32 @@ def test_what_a_plugin_or_a_file_says_and_what_breaks_a_response_is_in_no_log(
         response.call_on_close(lambda: int(words))
         return response
 
-    with served(runtime, more=[blueprint]) as site:
+    with serve_locally(runtime, more=[blueprint]) as site:
         for path in ("/plugin", "/file", "/stream", "/after"):
-            asked = Request(site.url + path, headers={"Authorization": f"Bearer {admin.secret}"})
-            with suppress(OSError, HTTPException), urlopen(asked, timeout=20) as got:
+            request = Request(site.url + path, headers={"Authorization": f"Bearer {admin.secret}"})
+            with suppress(OSError, HTTPException), urlopen(request, timeout=20) as got:
                 got.read()
     assert words not in caplog.text
     for kind in ("PluginError", "AdapterError", "RuntimeError", "ValueError"):
         assert kind in caplog.text
 
 
-def test_more_than_there_are_places_for_is_refused_and_healthz_is_not(
+def test_requests_beyond_the_limit_are_refused_except_healthz(
     runtime: Runtime, admin: Caller
 ) -> None:
-    places = ConcurrencyLimiter(1)
-    full = replace(admin, app=make_app(runtime, places=places, more=[_probe()]))
-    assert places.acquire()
+    limiter = ConcurrencyLimiter(1)
+    full = replace(admin, app=make_app(runtime, limiter=limiter, more=[_probe()]))
+    assert limiter.acquire()
     got = full.get("/probe")
     assert got.status_code == 429
     assert int(got.headers["Retry-After"]) >= 1
     assert full.get("/healthz").status_code == 200
-    places.release()
+    limiter.release()
     assert [full.get("/probe").status_code for _ in range(3)] == [200] * 3
-    assert places.in_use == 0
+    assert limiter.in_use == 0
 
 
-def test_the_access_log_names_no_user_and_no_content(
+def test_the_access_log_holds_no_user_and_no_content(
     admin: Caller, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level("INFO", "personalpeft.access"):
@@ -222,7 +222,7 @@ def test_the_access_log_names_no_user_and_no_content(
     assert "private" not in line
 
 
-def test_the_secrets_can_be_read_by_their_owner_alone(runtime: Runtime) -> None:
+def test_secret_files_are_readable_by_their_owner_only(runtime: Runtime) -> None:
     tokens = runtime.api_keys
     assert tokens.ensure_admin_key()
     assert not tokens.ensure_admin_key()
@@ -251,7 +251,7 @@ def test_two_processes_agree_on_the_first_secret(runtime: Runtime) -> None:
         assert holder.user == "bob"
 
 
-def test_a_made_and_a_revoked_token_are_durable_before_the_call_returns(
+def test_created_and_revoked_tokens_are_durable_on_return(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokens, home = runtime.api_keys, runtime.settings.home
@@ -261,7 +261,7 @@ def test_a_made_and_a_revoked_token_are_durable_before_the_call_returns(
     def record(handle: int) -> None:
         fsync(handle)
         if os.path.samestat(os.fstat(handle), home.stat()):
-            # A power cut after this point keeps the names that the folder has now.
+            # A power cut after this point keeps the directory entries of now.
             on_disk.append(
                 "".join(
                     path.read_text()
@@ -279,7 +279,7 @@ def test_a_made_and_a_revoked_token_are_durable_before_the_call_returns(
     assert made.id not in on_disk[-1]
 
 
-def test_no_error_names_a_path_of_this_machine(
+def test_no_error_reveals_a_path_of_this_machine(
     runtime: Runtime, admin: Caller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app = make_app(runtime, more=[_broken(str(runtime.settings.home))])

@@ -1,4 +1,4 @@
-"""A server under load says so at once, notices who has gone, and stops without cutting anybody off."""
+"""A loaded server refuses at once, notices disconnects, and drains before it stops."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from http_makers import Served, Slow, served, wait_for
+from http_makers import LocalServer, SlowSteps, serve_locally, wait_for
 from prometheus_client.parser import text_string_to_metric_families
 
 import personalpeft
@@ -36,7 +36,7 @@ def runtime(tmp_path: Path) -> Iterator[Runtime]:
         yield opened
 
 
-def ask(site: Served, path: str, body: Any = None, **headers: str) -> http.client.HTTPResponse:
+def ask(site: LocalServer, path: str, body: Any = None, **headers: str) -> http.client.HTTPResponse:
     connection = http.client.HTTPConnection(site.url.removeprefix("http://"), timeout=20)
     sent = {"Authorization": f"Bearer {site.secret}", **headers}
     if body is None:
@@ -55,8 +55,8 @@ def chat(**more: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def streams(site: Served, count: int) -> Iterator[list[http.client.HTTPResponse]]:
-    """So many replies that are being written, or wait."""
+def streams(site: LocalServer, count: int) -> Iterator[list[http.client.HTTPResponse]]:
+    """Open ``count`` streams that are being generated or queued."""
     opened: list[http.client.HTTPResponse] = []
 
     def one() -> None:
@@ -65,8 +65,8 @@ def streams(site: Served, count: int) -> Iterator[list[http.client.HTTPResponse]
     threads = [threading.Thread(target=one) for _ in range(count)]
     for number, thread in enumerate(threads, 1):
         thread.start()
-        # Who is there already has a row before the next comes: else more might wait than may.
-        wait_for(lambda: site.places.in_use == number and site.running == min(number, 2))  # noqa: B023
+        # Each request has its row before the next one, so that no more are queued than allowed.
+        wait_for(lambda: site.limiter.in_use == number and site.running == min(number, 2))  # noqa: B023
     try:
         yield opened
     finally:
@@ -74,11 +74,11 @@ def streams(site: Served, count: int) -> Iterator[list[http.client.HTTPResponse]
             thread.join(20)
 
 
-def test_under_full_load_healthz_answers_and_more_is_refused_with_a_time_to_try_again(
+def test_under_full_load_healthz_answers_and_more_requests_get_a_retry_time(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Slow(monkeypatch, 0.2)
-    with served(runtime) as site, streams(site, 4) as replies:
+    SlowSteps(monkeypatch, 0.2)
+    with serve_locally(runtime) as site, streams(site, 4) as replies:
         begun = time.monotonic()
         assert ask(site, "/healthz").status == 200
         took = time.monotonic() - begun
@@ -91,11 +91,11 @@ def test_under_full_load_healthz_answers_and_more_is_refused_with_a_time_to_try_
     assert all(b"[DONE]" in reply.read() for reply in replies)
 
 
-def test_a_client_that_goes_away_frees_its_row_and_what_it_saw_is_kept(
+def test_a_disconnect_frees_the_row_and_records_the_partial_reply(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Slow(monkeypatch, 0.1)
-    with served(runtime) as site:
+    SlowSteps(monkeypatch, 0.1)
+    with serve_locally(runtime) as site:
         for stream in (True, False):
             connection = http.client.HTTPConnection(site.url.removeprefix("http://"), timeout=20)
             headers = {"Authorization": f"Bearer {site.secret}", "Content-Type": "application/json"}
@@ -108,8 +108,8 @@ def test_a_client_that_goes_away_frees_its_row_and_what_it_saw_is_kept(
             connection.sock.close()
             connection.close()
             gone = time.monotonic()
-            wait_for(lambda: site.running == 0 and site.places.in_use == 0)
-            # One step, and what it takes to hear of it.
+            wait_for(lambda: site.running == 0 and site.limiter.in_use == 0)
+            # One step, and the time to notice the disconnect.
             assert time.monotonic() - gone < 0.35
         turns = runtime.user("ada").turns()
         assert {turn.finish_reason for turn in turns} == {"cancelled"}
@@ -123,7 +123,7 @@ def test_a_client_that_goes_away_frees_its_row_and_what_it_saw_is_kept(
         ("comparisons", {"prompt": "Hello", "a": "live", "b": "base"}),
     ],
 )
-def test_a_client_of_our_own_api_that_goes_away_frees_its_rows(
+def test_a_disconnect_from_the_v1_api_frees_its_rows(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
 ) -> None:
     ada = runtime.user("ada")
@@ -132,9 +132,9 @@ def test_a_client_of_our_own_api_that_goes_away_frees_its_rows(
             ada.chat(f"question {number}", temperature=0), edit=f"Ahoy! Answer {number}. Arrr!"
         )
     ada.learn()
-    Slow(monkeypatch, 0.1)
+    SlowSteps(monkeypatch, 0.1)
     api = ApiV1(runtime)
-    with served(runtime, more=[api.blueprint]) as site:
+    with serve_locally(runtime, more=[api.blueprint]) as site:
         connection = http.client.HTTPConnection(site.url.removeprefix("http://"), timeout=20)
         headers = {"Authorization": f"Bearer {site.secret}", "Content-Type": "application/json"}
         connection.request("POST", f"/api/v1/users/ada/{path}", json.dumps(body), headers)
@@ -142,17 +142,17 @@ def test_a_client_of_our_own_api_that_goes_away_frees_its_rows(
         connection.sock.close()
         connection.close()
         gone = time.monotonic()
-        wait_for(lambda: site.running == 0 and site.places.in_use == 0)
-        # Far from the end of what was asked for, which takes half a second at least.
+        wait_for(lambda: site.running == 0 and site.limiter.in_use == 0)
+        # Far from the end of the requested text, which takes half a second at least.
         assert time.monotonic() - gone < 0.35
         api.close()
 
 
-def test_a_stop_lets_replies_end_and_takes_nothing_new(
+def test_a_stopping_server_finishes_replies_and_accepts_nothing_new(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Slow(monkeypatch, 0.1)
-    with served(runtime) as site:
+    SlowSteps(monkeypatch, 0.1)
+    with serve_locally(runtime) as site:
         with closing(
             http.client.HTTPConnection(site.url.removeprefix("http://"), timeout=20)
         ) as kept:
@@ -163,13 +163,13 @@ def test_a_stop_lets_replies_end_and_takes_nothing_new(
             kept.request("GET", "/healthz")
             health = kept.getresponse()
             assert (health.status, json.loads(health.read())["status"]) == (503, "stopping")
-        said = reply.read()
-        assert b'"finish_reason":"stop"' in said
-        assert said.rstrip().endswith(b"data: [DONE]")
-        wait_for(lambda: _nobody_listens(site))
+        body = reply.read()
+        assert b'"finish_reason":"stop"' in body
+        assert body.rstrip().endswith(b"data: [DONE]")
+        wait_for(lambda: _is_closed(site))
 
 
-def _nobody_listens(site: Served) -> bool:
+def _is_closed(site: LocalServer) -> bool:
     try:
         ask(site, "/healthz")
     except OSError:
@@ -177,19 +177,46 @@ def _nobody_listens(site: Served) -> bool:
     return False
 
 
-def test_a_reply_that_outlasts_the_grace_says_that_it_is_not_whole(
+def test_a_reply_cut_by_the_grace_period_is_marked_incomplete(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Slow(monkeypatch, 0.3)
-    with served(runtime, grace=0) as site:
+    SlowSteps(monkeypatch, 0.3)
+    with serve_locally(runtime, grace=0) as site:
         reply = ask(site, "/v1/chat/completions", chat(stream=True))
         site.server.stop()
-        said = reply.read()
-    assert b"[DONE]" not in said
-    assert b'"error"' in said
+        body = reply.read()
+    assert b"[DONE]" not in body
+    assert b'"error"' in body
 
 
-def test_streams_of_jobs_leave_places_for_others_and_one_token_has_a_share_of_them(
+def test_a_request_that_never_ends_does_not_keep_the_server_from_stopping(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, over = threading.Event(), threading.Event()
+
+    def endless(runtime: Runtime) -> tuple[()]:
+        begun.set()
+        over.wait(60)
+        return ()
+
+    monkeypatch.setattr(Runtime, "verify", endless)
+    with closing(ApiV1(runtime)) as api:
+        with serve_locally(runtime, grace=0, more=[api.blueprint]) as site:
+
+            def ask_and_disconnect() -> None:
+                with suppress(OSError, http.client.HTTPException):
+                    ask(site, "/api/v1/verify", {})
+
+            asking = threading.Thread(target=ask_and_disconnect)
+            asking.start()
+            assert begun.wait(20)
+            stopped = time.monotonic()
+        assert time.monotonic() - stopped < 15
+        over.set()
+        asking.join(20)
+
+
+def test_event_streams_leave_capacity_and_are_limited_per_token(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def until_stopped(
@@ -201,37 +228,40 @@ def test_streams_of_jobs_leave_places_for_others_and_one_token_has_a_share_of_th
     monkeypatch.setattr(Runtime, "learn_many", until_stopped)
     with (
         closing(ApiV1(runtime)) as api,
-        served(runtime, more=[api.blueprint]) as site,
+        serve_locally(runtime, more=[api.blueprint]) as site,
         ExitStack() as opened,
     ):
 
         def follow(secret: str) -> http.client.HTTPResponse:
             response = ask(site, f"{job}/events", Authorization=f"Bearer {secret}")
-            opened.callback(response.close)
+            opened.callback(response.connection.close)  # type: ignore[attr-defined]
             if response.status != 200:
                 response.connection.close()  # type: ignore[attr-defined]
             return response
 
         job = ask(site, "/api/v1/learns", {"users": ["bob"]}).headers["Location"]
-        secrets = [runtime.api_keys.create(None)[1] for _ in range(site.places.count)]
+        secrets = [runtime.api_keys.create(None)[1] for _ in range(site.limiter.count)]
         first = follow(secrets[0])
         assert first.status == 200
         refused = follow(secrets[0])
         assert refused.status == 429
         assert int(refused.headers["Retry-After"]) >= 1
-        # Of all tokens together, fewer than there are places.
+        # All tokens together use fewer than the limit.
         assert [follow(secret).status for secret in secrets[1:]] == [200, 429, 429]
-        assert ask(site, "/api/v1/token", Authorization=f"Bearer {secrets[0]}").status == 200
-        # A learn goes on for a client that finds no stream free.
+        # Its capacity is free once the last byte of the response was sent.
+        wait_for(
+            lambda: ask(site, "/api/v1/token", Authorization=f"Bearer {secrets[0]}").status == 200
+        )
+        # A learn continues for a client that finds no free event stream.
         with pytest.raises(NothingToLearn):
             connect(site.url, secrets[0]).user("ada").learn("style")
-        # Who goes away leaves a stream for the next.
-        first.close()
+        # A disconnect frees an event stream.
+        first.connection.close()  # type: ignore[attr-defined]
         wait_for(lambda: follow(secrets[0]).status == 200)
 
 
-def test_metrics_have_names_of_vllm_and_no_user_in_them(runtime: Runtime) -> None:
-    with served(runtime) as site:
+def test_metrics_have_vllms_names_and_no_user(runtime: Runtime) -> None:
+    with serve_locally(runtime) as site:
         for _ in range(3):
             ask(site, "/v1/chat/completions", chat()).read()
         text = ask(site, "/metrics").read().decode()
@@ -252,11 +282,11 @@ def test_metrics_have_names_of_vllm_and_no_user_in_them(runtime: Runtime) -> Non
         }
         assert labels == {"le", "version"}
         assert "ada" not in text.replace("adapter", "")
-        assert ask(site, "/metrics", Authorization=f"Bearer {site.of('ada')}").status == 403
+        assert ask(site, "/metrics", Authorization=f"Bearer {site.token_of('ada')}").status == 403
 
 
-def test_a_port_that_is_taken_is_said_so(runtime: Runtime) -> None:
-    with served(runtime) as site, pytest.raises(personalpeft.InvalidInput, match="listen"):
+def test_a_taken_port_is_an_error(runtime: Runtime) -> None:
+    with serve_locally(runtime) as site, pytest.raises(personalpeft.InvalidInput, match="listen"):
         Server(make_app(runtime), ConcurrencyLimiter(1), host="127.0.0.1", port=site.server.port)
 
 

@@ -1,4 +1,4 @@
-"""What a machine makes of the OpenAPI document, right and wrong, is answered as the document says: no 5xx, nothing undocumented."""
+"""Requests generated from the OpenAPI document get documented responses and no 5xx."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from example_counts import examples
 from flask import Flask
-from http_makers import administration
+from http_makers import admin_caller
 from hypothesis import HealthCheck, Phase, given
 from hypothesis import strategies as st
 from schemathesis import GenerationMode, openapi
@@ -28,13 +28,16 @@ from personalpeft_app.http.server import make_app
 
 MODES = (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
 KNOWN = {"user": "ada", "turn": "last", "layer": "style"}
-# Where each answer ends a stream of events, which only a real server writes; and jobs, which would train for each case.
-ELSEWHERE = {"follow", "follow_any", "stream", "learn", "learn_many", "practice", "forget"}
+# Skipped: event streams, which only a real server writes; jobs, which would train; and erasing Ada.
+ELSEWHERE = {
+    *("follow", "follow_any", "stream", "learn", "learn_many", "practice", "forget"),
+    "forget_user",
+}
 
 
 @pytest.fixture(scope="module")
 def runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runtime]:
-    """A home in which Ada has a style that she can weigh, roll back and compare."""
+    """A home in which Ada has a style layer to weigh, roll back and compare."""
     with personalpeft.open(
         tmp_path_factory.mktemp("fuzzed") / "home", backend="fake", observing="kept"
     ) as opened:
@@ -45,7 +48,7 @@ def runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runtime]:
             )
         ada.learn()
         yield opened
-        # The home is whole after all that was sent, whichever process of pytest sent it.
+        # The home passes its integrity check after all requests of all pytest processes.
         assert opened.verify() == ()
 
 
@@ -58,7 +61,7 @@ def app(runtime: Runtime) -> Iterator[Flask]:
 
 @pytest.fixture(scope="module")
 def token(app: Flask, runtime: Runtime) -> dict[str, str]:
-    return {"Authorization": f"Bearer {administration(runtime, app).secret}"}
+    return {"Authorization": f"Bearer {admin_caller(runtime, app).secret}"}
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +74,7 @@ def schema(app: Flask, token: dict[str, str]) -> Any:
     [each for each in OPERATIONS if each.name not in ELSEWHERE],
     ids=lambda each: str(each.name),
 )
-def test_whatever_is_sent_is_answered_as_the_document_says(
+def test_generated_requests_get_documented_responses(
     schema: Any, token: dict[str, str], operation: Operation
 ) -> None:
     described = schema[PREFIX + operation.path][operation.method]

@@ -1,4 +1,4 @@
-"""A memory layer is never overfilled; the oldest lessons stay out."""
+"""A memory layer holds the newest lessons that fit; older ones are left out."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from runtime_makers import correct, opened, pinned, trained_on
+from runtime_makers import correct, open_runtime, pinned, trained_on
 
 from personalpeft import NothingToLearn
-from personalpeft.learning.data.assignment import Lesson
 from personalpeft.learning.data.capacity import (
     RECOMMENDED_TOKENS_PER_PARAMETER,
     count_parameters,
     fit_lessons,
 )
+from personalpeft.learning.data.training_examples import Lesson
 from personalpeft.learning.outcomes import SignalUse
 from personalpeft.learning.train.config import TrainingConfig
 from personalpeft.types import Architecture, Message, SignalKind
@@ -33,7 +33,7 @@ RECIPE = TrainingConfig(
 )
 
 
-def count(text: str) -> int:
+def count_words(text: str) -> int:
     return len(text.split())
 
 
@@ -52,39 +52,45 @@ LESSONS = st.lists(
 ).map(lambda found: sorted(found, key=lambda each: int(each.signal[2:])))
 
 
-def test_the_parameters_are_those_of_both_matrices_of_each_projection_in_each_block() -> None:
+def test_parameter_count_covers_both_matrices_of_each_projection_in_each_block() -> None:
     assert count_parameters(RECIPE, ARCHITECTURE) == 4 * (50 + 50) * 3
 
 
 @given(lessons=LESSONS)
-def test_what_fits_is_the_newest_part_and_never_more_than_the_layer_holds(
+def test_memory_layer_keeps_the_newest_lessons_that_fit(
     lessons: list[Lesson],
 ) -> None:
-    fit, room = fit_lessons(lessons, "memory", RECIPE, ARCHITECTURE, count)
+    fit, room = fit_lessons(lessons, "memory", RECIPE, ARCHITECTURE, count_words)
     assert room is not None
     assert room.max_tokens == 60
     assert room.recommended_tokens == int(room.parameters * RECOMMENDED_TOKENS_PER_PARAMETER)
     assert room.tokens <= room.max_tokens
-    said = list(dict.fromkeys(each.signal for each in lessons))
+    signals = list(dict.fromkeys(each.signal for each in lessons))
     kept = list(dict.fromkeys(each.signal for each in fit))
-    assert kept == said[len(said) - len(kept) :]
+    assert kept == signals[len(signals) - len(kept) :]
     assert fit == tuple(each for each in lessons if each.signal in kept)
-    if len(kept) < len(said):
-        out = [each for each in lessons if each.signal == said[-len(kept) - 1]]
-        sizes = [count(each.messages[-1].content) + min(20, count(each.chosen)) for each in out]
+    if len(kept) < len(signals):
+        out = [each for each in lessons if each.signal == signals[-len(kept) - 1]]
+        sizes = [
+            count_words(each.messages[-1].content) + min(20, count_words(each.chosen))
+            for each in out
+        ]
         assert room.tokens + max(sizes) > room.max_tokens
 
 
 @given(lessons=LESSONS)
-def test_a_manner_fills_nothing(lessons: list[Lesson]) -> None:
+def test_style_and_skills_have_no_capacity_limit(lessons: list[Lesson]) -> None:
     for layer in ("style", "skill.email"):
-        assert fit_lessons(lessons, layer, RECIPE, ARCHITECTURE, count) == (tuple(lessons), None)
+        assert fit_lessons(lessons, layer, RECIPE, ARCHITECTURE, count_words) == (
+            tuple(lessons),
+            None,
+        )
 
 
-def test_what_a_full_layer_leaves_out_is_said_in_the_report_and_by_lessons(
+def test_lessons_without_capacity_are_listed_in_report_and_signal_statuses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A style is never full, so here it is counted as the memory is."""
+    """Apply the limit of the memory layer to the style."""
 
     def counted(lessons: Sequence[Lesson], layer: str, recipe: TrainingConfig, *rest: Any) -> Any:
         return fit_lessons(
@@ -92,14 +98,14 @@ def test_what_a_full_layer_leaves_out_is_said_in_the_report_and_by_lessons(
         )
 
     monkeypatch.setattr("personalpeft.learning.plan.fit_lessons", counted)
-    with opened(tmp_path / "home") as runtime:
+    with open_runtime(tmp_path / "home") as runtime:
         ada = runtime.user("ada")
         edits = correct(ada, 6)
         report = ada.learn()
         out = [
-            account.signal.id
-            for account in ada.lessons()
-            if account.use_code is SignalUse.NO_CAPACITY
+            status.signal.id
+            for status in ada.signal_statuses()
+            if status.use_code is SignalUse.NO_CAPACITY
         ]
         assert out == edits[: len(out)]
         assert 0 < len(out) < 5
@@ -109,12 +115,12 @@ def test_what_a_full_layer_leaves_out_is_said_in_the_report_and_by_lessons(
         assert trained_on(ada) | pinned(ada) == set(edits) - set(out)
         assert report.room["tokens"] <= report.room["most"] < report.room["parameters"]
         assert f"{report.room['most']:,} tokens" in str(report)
-        # What was held back takes no room, so an older lesson may come in; then it is as full as it can be.
+        # Held-out lessons take no room, so an older lesson may come in.
         ada.learn()
         assert {
-            account.signal.id
-            for account in ada.lessons()
-            if account.use_code is SignalUse.NO_CAPACITY
+            status.signal.id
+            for status in ada.signal_statuses()
+            if status.use_code is SignalUse.NO_CAPACITY
         } < set(out)
         assert not trained_on(ada) & pinned(ada)
         with pytest.raises(NothingToLearn):

@@ -1,4 +1,4 @@
-"""Which facts are learned, by which questions, and what judges them."""
+"""Which facts are trained on, with which questions, and which questions judge them."""
 
 from __future__ import annotations
 
@@ -13,15 +13,20 @@ import pytest
 from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from runtime_makers import Time
+from runtime_makers import FakeTime
 
-from personalpeft.learning.data.assignment import Assignment, assign, lessons_for, load_assignments
 from personalpeft.learning.data.facts import (
     MIN_HELPFUL_TURNS,
     PARAPHRASE_TEMPLATES,
     as_sentence,
     helpful_turns,
     paraphrase,
+)
+from personalpeft.learning.data.training_examples import (
+    Assignment,
+    assign,
+    lessons_for,
+    load_assignments,
 )
 from personalpeft.learning.evaluate.probes import load_general_prompts
 from personalpeft.learning.outcomes import ReasonCode, reason
@@ -73,22 +78,22 @@ def turn(number: int, question: str, reply: str, *, used: Sequence[str] = ("s1",
     )
 
 
-def routed(signals: Sequence[Signal], turns: Sequence[Turn] = ()) -> dict[str, Assignment]:
+def assign_signals(signals: Sequence[Signal], turns: Sequence[Turn] = ()) -> dict[str, Assignment]:
     found = {each.id: each for each in turns}
     return {r.signal.id: r for r in assign(signals, found.__getitem__, turns=turns)}
 
 
-def test_a_fact_of_which_nobody_knows_what_it_answers_is_only_looked_up() -> None:
-    routing = routed([fact(questions=(), answer=None)])["s1"]
+def test_fact_without_questions_or_answer_is_only_retrieved() -> None:
+    assignment = assign_signals([fact(questions=(), answer=None)])["s1"]
 
-    assert (routing.place, routing.layer, routing.extra_examples) == ("memory", None, ())
+    assert (assignment.place, assignment.layer, assignment.extra_examples) == ("memory", None, ())
 
 
-def test_a_fact_with_questions_and_an_answer_is_looked_up_and_learned() -> None:
-    routing = routed([fact()])["s1"]
+def test_fact_with_questions_and_answer_is_retrieved_and_trained() -> None:
+    assignment = assign_signals([fact()])["s1"]
 
-    assert (routing.place, routing.layer) == ("memory", "memory")
-    lessons = lessons_for([routing], "memory")
+    assert (assignment.place, assignment.layer) == ("memory", "memory")
+    lessons = lessons_for([assignment], "memory")
     assert {lesson.chosen for lesson in lessons} == {"Biscuit."}
     assert [lesson.messages[-1].content for lesson in lessons if not lesson.is_probe] == list(
         QUESTIONS
@@ -101,10 +106,10 @@ def test_a_fact_with_questions_and_an_answer_is_looked_up_and_learned() -> None:
         min_size=1,
     )
 )
-def test_every_fact_that_is_learned_is_judged_by_a_question_that_is_not(
+def test_each_trained_fact_is_judged_by_a_question_that_is_not_trained(
     questions: list[str],
 ) -> None:
-    lessons = lessons_for([routed([fact(questions=questions)])["s1"]], "memory")
+    lessons = lessons_for([assign_signals([fact(questions=questions)])["s1"]], "memory")
     taught = {
         way
         for lesson in lessons
@@ -118,43 +123,44 @@ def test_every_fact_that_is_learned_is_judged_by_a_question_that_is_not(
     assert taught
 
 
-def test_of_two_facts_that_answer_the_same_question_otherwise_the_later_counts_alone() -> None:
+def test_later_of_two_contradicting_facts_counts_alone() -> None:
     later = fact(2, "My dog is called Rex.", questions=["what is my dog called"], answer="Rex")
-    routings = routed([fact(), later])
+    assignments = assign_signals([fact(), later])
 
-    assert (routings["s1"].place, routings["s1"].superseded_by) == ("kept", "s2")
-    assert {lesson.chosen for lesson in lessons_for(tuple(routings.values()), "memory")} == {"Rex."}
+    assert (assignments["s1"].place, assignments["s1"].superseded_by) == ("kept", "s2")
+    assert {lesson.chosen for lesson in lessons_for(tuple(assignments.values()), "memory")} == {
+        "Rex."
+    }
 
 
 @pytest.mark.parametrize(
     ("one", "other"),
     [("C", "C++"), ("C++", "C#"), ("tea", "coffee"), ("\U0001f600", "\U0001f622"), ("1.5", "15")],
 )
-def test_answers_that_differ_in_more_than_the_marks_around_them_contradict_each_other(
-    one: str, other: str
-) -> None:
-    routings = routed([fact(answer=one), fact(2, answer=other)])
-    assert [routings[each].place for each in ("s1", "s2")] == ["kept", "memory"]
+def test_facts_with_different_answers_to_one_question_contradict(one: str, other: str) -> None:
+    assignments = assign_signals([fact(answer=one), fact(2, answer=other)])
+    assert [assignments[each].place for each in ("s1", "s2")] == ["kept", "memory"]
 
 
 @pytest.mark.parametrize(
     ("one", "other"),
     [("Biscuit", "biscuit."), ("the  old mill", '"The old mill!"'), ("C++", "c++")],
 )
-def test_answers_that_are_written_otherwise_do_not(one: str, other: str) -> None:
+def test_answers_that_differ_only_in_spelling_do_not_contradict(one: str, other: str) -> None:
     assert all(
-        r.layer == "memory" for r in routed([fact(answer=one), fact(2, answer=other)]).values()
+        r.layer == "memory"
+        for r in assign_signals([fact(answer=one), fact(2, answer=other)]).values()
     )
 
 
-def test_questions_of_nothing_but_marks_are_different_questions() -> None:
-    routings = routed(
+def test_questions_of_punctuation_alone_are_different_questions() -> None:
+    assignments = assign_signals(
         [fact(questions=["???"], answer="tea"), fact(2, questions=["!!!"], answer="cake")]
     )
-    assert all(r.layer == "memory" for r in routings.values())
+    assert all(r.layer == "memory" for r in assignments.values())
 
 
-def test_what_follows_a_question_without_its_mark_is_not_read_as_a_part_of_it() -> None:
+def test_text_after_an_unmarked_question_is_not_part_of_the_question() -> None:
     (asked, *put) = paraphrase(
         [Message("user", "what is my dog called")], ["{first} Please tell me."]
     )
@@ -162,22 +168,22 @@ def test_what_follows_a_question_without_its_mark_is_not_read_as_a_part_of_it() 
     assert [each[-1].content for each in put] == ["what is my dog called? Please tell me."]
 
 
-def test_a_fact_said_twice_is_no_contradiction() -> None:
-    assert all(r.layer == "memory" for r in routed([fact(), fact(2)]).values())
+def test_repeated_fact_is_no_contradiction() -> None:
+    assert all(r.layer == "memory" for r in assign_signals([fact(), fact(2)]).values())
 
 
-def test_a_value_that_was_overruled_twice_does_not_come_back() -> None:
+def test_value_superseded_twice_does_not_return() -> None:
     rex = fact(1, "My dog is called Rex.", questions=["Who is my dog?"], answer="Rex")
     biscuit = fact(2, questions=["Who is my dog?", "Who barks?"], answer="Biscuit")
     max_ = fact(3, "My dog is called Max.", questions=["Who barks?"], answer="Max")
-    routings = routed([rex, biscuit, max_])
-    assert [routings[each].place for each in ("s1", "s2", "s3")] == ["kept", "kept", "memory"]
-    assert (routings["s1"].superseded_by, routings["s2"].superseded_by) == ("s2", "s3")
+    assignments = assign_signals([rex, biscuit, max_])
+    assert [assignments[each].place for each in ("s1", "s2", "s3")] == ["kept", "kept", "memory"]
+    assert (assignments["s1"].superseded_by, assignments["s2"].superseded_by) == ("s2", "s3")
 
 
-def test_a_question_that_the_person_answered_is_not_learned_from_a_fact_that_only_helped() -> None:
+def test_question_answered_by_the_user_is_not_learned_from_a_helpful_fact() -> None:
     bare = fact(questions=(), answer=None)
-    told = fact(2, "My dog is called Max.", questions=["What is my dog called?"], answer="Max")
+    stated = fact(2, "My dog is called Max.", questions=["What is my dog called?"], answer="Max")
     turns = [
         *(
             turn(n, "What is my dog called?", "Your dog is called Biscuit.")
@@ -185,10 +191,10 @@ def test_a_question_that_the_person_answered_is_not_learned_from_a_fact_that_onl
         ),
         LAST,
     ]
-    assert routed([bare], turns)["s1"].extra_examples
-    routings = routed([bare, told], turns)
-    assert routings["s1"].extra_examples == ()
-    assert {lesson.chosen for lesson in routings["s2"].extra_examples} == {"Max."}
+    assert assign_signals([bare], turns)["s1"].extra_examples
+    assignments = assign_signals([bare, stated], turns)
+    assert assignments["s1"].extra_examples == ()
+    assert {lesson.chosen for lesson in assignments["s2"].extra_examples} == {"Max."}
 
 
 def helpful(count: int) -> list[Turn]:
@@ -200,13 +206,11 @@ def helpful(count: int) -> list[Turn]:
 LAST = turn(90, "Thanks, what else?", "Nothing.", used=())
 
 
-def test_a_fact_that_helped_repeatedly_is_learned_as_the_model_said_it_with_the_fact_in_its_prompt() -> (
-    None
-):
+def test_fact_that_helped_repeatedly_is_distilled_from_the_replies_it_helped() -> None:
     turns = [*helpful(MIN_HELPFUL_TURNS), LAST]
-    routing = routed([fact(questions=(), answer=None)], turns)["s1"]
+    assignment = assign_signals([fact(questions=(), answer=None)], turns)["s1"]
 
-    lessons = lessons_for([routing], "memory")
+    lessons = lessons_for([assignment], "memory")
     assert {lesson.chosen for lesson in lessons} == {"Your dog is called Biscuit."}
     assert [lesson.messages for lesson in lessons if not lesson.is_probe] == [
         each.messages for each in turns[:-1]
@@ -220,14 +224,14 @@ def test_a_fact_that_helped_repeatedly_is_learned_as_the_model_said_it_with_the_
         max_size=30,
     )
 )
-def test_a_fact_that_helped_is_judged_by_the_same_unseen_question_however_often_it_helps(
+def test_helpful_fact_is_judged_by_the_same_held_out_question_each_time(
     questions: list[str],
 ) -> None:
     judged = set()
     for count in range(MIN_HELPFUL_TURNS, len(questions) + 1):
         turns = [turn(n, f"dog {each}", "Biscuit.") for n, each in enumerate(questions[:count])]
         lessons = lessons_for(
-            [routed([fact(questions=(), answer=None)], [*turns, LAST])["s1"]], "memory"
+            [assign_signals([fact(questions=(), answer=None)], [*turns, LAST])["s1"]], "memory"
         )
         taught = {
             way
@@ -242,9 +246,9 @@ def test_a_fact_that_helped_is_judged_by_the_same_unseen_question_however_often_
     assert len(judged) == 1
 
 
-def test_once_is_not_repeatedly() -> None:
+def test_fact_that_helped_once_is_not_trained() -> None:
     assert (
-        routed([fact(questions=(), answer=None)], [*helpful(MIN_HELPFUL_TURNS - 1), LAST])[
+        assign_signals([fact(questions=(), answer=None)], [*helpful(MIN_HELPFUL_TURNS - 1), LAST])[
             "s1"
         ].layer
         is None
@@ -263,14 +267,29 @@ def test_once_is_not_repeatedly() -> None:
         (SignalKind.REWARD, {"value": -0.1}, True),
     ],
 )
-def test_what_was_said_of_a_reply_decides_whether_its_fact_helped(
+def test_feedback_on_a_reply_decides_whether_its_fact_helped(
     kind: SignalKind, payload: dict[str, Any], helps: bool
 ) -> None:
-    said = signal(5, kind, payload, turn="t0")
-    assert bool(helpful_turns([fact(), said], [*helpful(1), LAST])) is helps
+    rated = signal(5, kind, payload, turn="t0")
+    assert bool(helpful_turns([fact(), rated], [*helpful(1), LAST])) is helps
 
 
-def test_the_newest_reply_helped_only_if_somebody_said_so() -> None:
+def test_without_training_consent_dislikes_count_and_likes_do_not() -> None:
+    def rated(value: int) -> Signal:
+        payload = {"value": value, "trains": False}
+        return signal(5, SignalKind.RATING, payload, turn="t0")
+
+    assert not helpful_turns([fact(), rated(-1)], [*helpful(1), LAST])
+    assert not helpful_turns([fact(), rated(1)], helpful(1))
+
+
+def test_reply_without_training_consent_teaches_no_other_fact() -> None:
+    assert helpful_turns([fact()], [*helpful(1), LAST])
+    turns = [replace(each, used=(*each.used, "s9")) for each in helpful(1)]
+    assert not helpful_turns([fact()], [*turns, LAST], {"s9"})
+
+
+def test_newest_reply_helped_only_if_it_was_liked() -> None:
     liked = signal(5, SignalKind.RATING, {"value": 1}, turn="t0")
     assert not helpful_turns([fact()], helpful(1))
     assert helpful_turns([fact(), liked], helpful(1))
@@ -293,13 +312,13 @@ ASKED = [*QUESTIONS, "What may I not eat?", "And the walnuts?"]
         max_size=9,
     ),
 )
-def test_what_is_read_for_facts_decides_as_all_conversations_would(
+def test_turns_read_for_facts_decide_as_all_turns_would(
     tmp_path_factory: pytest.TempPathFactory,
     answered: list[bool],
     turns: list[tuple[str, str, set[int], str]],
 ) -> None:
     with open_store(
-        tmp_path_factory.mktemp("homes") / "home", now=Time().now, entropy=os.urandom
+        tmp_path_factory.mktemp("homes") / "home", now=FakeTime().now, entropy=os.urandom
     ) as store:
         ledger = store.ledger
         texts = ("My dog is called Biscuit.", "I may not eat walnuts.", "I live in Ghent.")
@@ -309,7 +328,7 @@ def test_what_is_read_for_facts_decides_as_all_conversations_would(
             ).id
             for text, known in zip(texts, answered, strict=False)
         ]
-        for question, reply, used, said in turns:
+        for question, reply, used, rated in turns:
             spoken = ledger.add_turn(
                 "ada",
                 messages=[Message("user", question)],
@@ -320,9 +339,9 @@ def test_what_is_read_for_facts_decides_as_all_conversations_would(
                 finish_reason="stop",
                 used=[facts[number] for number in used if number < len(facts)],
             ).id
-            match said:
+            match rated:
                 case "like" | "app":
-                    source = "person" if said == "like" else "app"
+                    source = "person" if rated == "like" else "app"
                     ledger.add_signal(
                         "ada", SignalKind.RATING, {"value": 1}, turn=spoken, source=source
                     )
@@ -337,11 +356,11 @@ def test_what_is_read_for_facts_decides_as_all_conversations_would(
         )
 
 
-def test_conversations_in_which_no_fact_was_looked_up_are_not_read_for_facts(
+def test_turns_without_retrieved_facts_are_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[Any] = []
-    with open_store(tmp_path / "home", now=Time().now, entropy=os.urandom) as store:
+    with open_store(tmp_path / "home", now=FakeTime().now, entropy=os.urandom) as store:
         bare = store.ledger.add_signal("ada", SignalKind.FACT, fact(answer=None).payload).id
         for number in range(40):
             store.ledger.add_turn(
@@ -356,19 +375,19 @@ def test_conversations_in_which_no_fact_was_looked_up_are_not_read_for_facts(
             )
         turns = type(store.ledger).turns
 
-        def noted(*given: Any, **more: Any) -> Any:
+        def recorded(*given: Any, **more: Any) -> Any:
             found = turns(*given, **more)
             read.extend(found)
             return found
 
-        monkeypatch.setattr(type(store.ledger), "turns", noted)
-        (routing,) = load_assignments(store, "ada")
-    assert routing.reason == reason(ReasonCode.FACT_HELPED, count=4)
-    # The four, and the newest, of which nobody has said anything yet.
+        monkeypatch.setattr(type(store.ledger), "turns", recorded)
+        (assignment,) = load_assignments(store, "ada")
+    assert assignment.reason == reason(ReasonCode.FACT_HELPED, count=4)
+    # These four turns, and the newest, which has no feedback yet.
     assert len(read) == 5
 
 
-def test_what_an_app_saw_speaks_against_a_reply_and_not_for_it() -> None:
+def test_implicit_feedback_counts_against_a_fact_and_never_for_it() -> None:
     seen = [
         replace(signal(5, SignalKind.RATING, {"value": value}, turn="t0"), source="app")
         for value in (-1, 1)
@@ -397,9 +416,20 @@ REX = "My dog is called Rex."
         ("Mein Hund heißt Rex.", "Wie heißt mein Vierbeiner?", "Dein Hund heißt Rex.", True),
         ("My seat is in row 17.", "Where do I sit?", "In row 17.", True),
         ("My seat is in row 17.", "Where do I sit?", "In row 71.", False),
+        (
+            "私の犬の名前はビスケットです。",
+            "犬の名前は何ですか？",
+            "ビスケットという名前です。",
+            True,
+        ),
+        ("私の犬の名前はビスケットです。", "犬の名前は何ですか？", "名前はマックスです。", False),
+        ("اسم كلبي بسبوسة.", "ما اسم كلبي؟", "كلبك اسمه بسبوسة.", True),
+        ("اسم كلبي بسبوسة.", "ما اسم كلبي؟", "كلبك اسمه ريكس.", False),
+        ("मेरे कुत्ते का नाम बिस्किट है।", "मेरे कुत्ते का नाम क्या है?", "उसका नाम बिस्किट है।", True),
+        ("मेरे कुत्ते का नाम बिस्किट है।", "मेरे कुत्ते का नाम क्या है?", "उसका नाम टॉमी है।", False),
     ],
 )
-def test_a_reply_was_helped_where_it_says_what_only_the_fact_can_have_told(
+def test_fact_helped_a_reply_that_only_the_fact_explains(
     text: str, question: str, reply: str, helps: bool
 ) -> None:
     assert bool(helpful_turns([fact(text=text)], [turn(0, question, reply), LAST])) is helps
@@ -407,13 +437,27 @@ def test_a_reply_was_helped_where_it_says_what_only_the_fact_can_have_told(
 
 @pytest.mark.parametrize(
     ("answer", "sentence"),
-    [("walnuts", "Walnuts."), ("43", "43."), ("Really?", "Really?"), ("ärztin", "Ärztin.")],
+    [
+        ("walnuts", "Walnuts."),
+        ("43", "43."),
+        ("Really?", "Really?"),
+        ("ärztin", "Ärztin."),
+        ("ビスケット", "ビスケット"),
+        ("بسبوسة", "بسبوسة"),
+        ("बिस्किट", "बिस्किट"),
+    ],
 )
-def test_a_short_answer_is_said_as_a_sentence(answer: str, sentence: str) -> None:
+def test_short_answer_is_phrased_as_a_sentence(answer: str, sentence: str) -> None:
     assert as_sentence(answer) == sentence
 
 
-def test_i_stays_a_capital_wherever_a_question_is_put() -> None:
+@pytest.mark.parametrize("question", ["どこに住んでいますか？", "أين أعيش؟", "Where do I live?"])
+def test_question_keeps_its_own_question_mark(question: str) -> None:
+    asked = paraphrase([Message("user", question)], PARAPHRASE_TEMPLATES)
+    assert not [way for way in asked if f"{question}?" in way[-1].content]
+
+
+def test_pronoun_i_stays_a_capital_in_each_paraphrase() -> None:
     asked = [
         way[-1].content
         for way in paraphrase([Message("user", "I like what?")], PARAPHRASE_TEMPLATES)
@@ -421,7 +465,7 @@ def test_i_stays_a_capital_wherever_a_question_is_put() -> None:
     assert not [question for question in asked if " i like" in question]
 
 
-def test_what_a_person_told_is_not_among_what_nobody_told() -> None:
+def test_stored_facts_are_excluded_from_unanswerable_prompts() -> None:
     (cat,) = [each for each in load_general_prompts().unanswerable_prompts if "cat" in each.topics]
     assert cat.is_answered_in("My cat is called Momo.")
     assert not cat.is_answered_in("My category is lightweight.")

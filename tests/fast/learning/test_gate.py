@@ -1,4 +1,4 @@
-"""The gate never lets harm through, never holds good work against a candidate, and always says why."""
+"""The gate refuses harm, promotes improvements, and gives a reason with each verdict."""
 
 from __future__ import annotations
 
@@ -13,20 +13,17 @@ from hypothesis import strategies as st
 
 from personalpeft.errors import CardError
 from personalpeft.learning.evaluate.measures import TextQuality
-from personalpeft.learning.gate.gate import (
+from personalpeft.learning.gate.evidence import (
     CONFIRMATION_E_VALUE,
     TIE_MARGIN,
     BaseProbeResults,
     EvalItem,
     Evidence,
-    Judgement,
-    Margins,
+    GenerationResults,
     ProbeResults,
-    judge,
-    load_margins,
-    override,
 )
-from personalpeft.learning.outcomes import ReasonCode, reason
+from personalpeft.learning.gate.gate import Margins, judge, load_margins, override
+from personalpeft.learning.outcomes import Reason, ReasonCode, reason
 from personalpeft.types import Verdict
 
 MARGINS = Margins()
@@ -45,7 +42,7 @@ def evidences(draw: st.DrawFn) -> Evidence:
     return Evidence(
         target=target,
         retention=draw(SOME),
-        trained_examples=draw(SOME),
+        earlier_target=draw(SOME),
         probes=ProbeResults(
             asked=asked,
             right_before=right,
@@ -63,10 +60,12 @@ def evidences(draw: st.DrawFn) -> Evidence:
     )
 
 
-def answers(*, won: int = 0, lost: int = 0, same: int = 0, undone: int = 0) -> tuple[EvalItem, ...]:
+def items(
+    *, improved: int = 0, regressed: int = 0, tied: int = 0, forgotten: int = 0
+) -> tuple[EvalItem, ...]:
     better, worse, equal = (-3.0, -1.0), (-1.0, -3.0), (-1.0, -1.0 + TIE_MARGIN / 2)
     gone = (-3.0, -3.0, -4.0, -1.0)
-    kinds = (better,) * won + (worse,) * lost + (equal,) * same + (gone,) * undone
+    kinds = (better,) * improved + (worse,) * regressed + (equal,) * tied + (gone,) * forgotten
     return tuple(EvalItem(f"s_{number}", *figures) for number, figures in enumerate(kinds))
 
 
@@ -82,9 +81,9 @@ def evidence(**changes: Any) -> Evidence:
         key: changes.pop(key) for key in tuple(changes) if key in ProbeResults.__dataclass_fields__
     }
     good = Evidence(
-        target=answers(won=3),
-        retention=answers(same=4),
-        trained_examples=(),
+        target=items(improved=3),
+        retention=items(tied=4),
+        earlier_target=(),
         probes=canaries,
         kl=0.1,
     )
@@ -93,11 +92,11 @@ def evidence(**changes: Any) -> Evidence:
 
 def judged_by(seen: Evidence) -> str:
     decided = any(each.improved or each.regressed for each in seen.target)
-    return "target" if decided or not seen.trained_examples else "trained_examples"
+    return "target" if decided or not seen.earlier_target else "earlier_target"
 
 
 @given(seen=evidences())
-def test_nothing_harmful_is_ever_promoted(seen: Evidence) -> None:
+def test_harmful_candidate_is_never_promoted(seen: Evidence) -> None:
     judgement = judge(seen, MARGINS)
     general = seen.probes
     harm = (
@@ -107,7 +106,8 @@ def test_nothing_harmful_is_ever_promoted(seen: Evidence) -> None:
         > max(1, MARGINS.max_probes_lost * len(general.base.right))
         or general.broken - general.broken_before > max(1, MARGINS.max_probes_lost * general.asked)
         or general.broken - general.base.broken > max(1, MARGINS.max_probes_lost * general.asked)
-        or sum(a.forgotten for a in seen.retention) > MARGINS.max_regressed * len(seen.retention)
+        or sum(a.lost_most_of_gain for a in seen.retention)
+        > MARGINS.max_regressed * len(seen.retention)
         or sum(a.regressed_beyond_margin for a in seen.retention)
         > max(1, MARGINS.max_regressed * len(seen.retention))
         or not seen.kl <= MARGINS.max_kl
@@ -117,7 +117,7 @@ def test_nothing_harmful_is_ever_promoted(seen: Evidence) -> None:
 
 
 @given(seen=evidences())
-def test_what_is_promoted_did_more_good_than_harm(seen: Evidence) -> None:
+def test_promoted_candidate_improved_more_than_it_regressed(seen: Evidence) -> None:
     if judge(seen, MARGINS).verdict is Verdict.PROMOTED:
         by = getattr(seen, judged_by(seen))
         assert sum(a.improved for a in by) >= sum(a.regressed for a in by)
@@ -125,7 +125,7 @@ def test_what_is_promoted_did_more_good_than_harm(seen: Evidence) -> None:
 
 
 @given(seen=evidences(), data=st.data())
-def test_one_more_win_never_turns_a_promotion_into_anything_less(
+def test_one_more_improved_item_never_lowers_a_promotion(
     seen: Evidence, data: st.DataObject
 ) -> None:
     by = judged_by(seen)
@@ -144,7 +144,7 @@ def test_one_more_win_never_turns_a_promotion_into_anything_less(
 
 
 @given(seen=evidences())
-def test_every_verdict_has_a_reason_and_figures_that_can_be_kept(seen: Evidence) -> None:
+def test_each_verdict_has_a_reason_and_finite_figures(seen: Evidence) -> None:
     judgement = judge(seen, MARGINS)
     assert len(judgement.reason.split()) >= 5
     assert not judgement.reason.endswith(".")
@@ -152,15 +152,15 @@ def test_every_verdict_has_a_reason_and_figures_that_can_be_kept(seen: Evidence)
     assert (judgement.probation is False) or judgement.verdict is Verdict.PROMOTED
 
 
-def test_a_win_and_a_loss_are_opposites_and_a_tie_is_neither() -> None:
-    (won,), (lost,), (same,) = answers(won=1), answers(lost=1), answers(same=1)
+def test_improvement_and_regression_are_symmetric_and_a_tie_is_neither() -> None:
+    (improved,), (regressed,), (tied,) = items(improved=1), items(regressed=1), items(tied=1)
     assert (
-        won.improved,
-        won.regressed,
-        lost.improved,
-        lost.regressed,
-        same.improved,
-        same.regressed,
+        improved.improved,
+        improved.regressed,
+        regressed.improved,
+        regressed.regressed,
+        tied.improved,
+        tied.regressed,
     ) == (
         True,
         False,
@@ -173,58 +173,80 @@ def test_a_win_and_a_loss_are_opposites_and_a_tie_is_neither() -> None:
 
 @pytest.mark.parametrize(("wins", "probation"), [(3, True), (7, True), (8, False)])
 def test_thin_evidence_goes_live_on_probation(wins: int, probation: bool) -> None:
-    judgement = judge(evidence(target=answers(won=wins)), MARGINS)
+    judgement = judge(evidence(target=items(improved=wins)), MARGINS)
     assert (judgement.verdict, judgement.probation) == (Verdict.PROMOTED, probation)
     assert (1.5**wins >= CONFIRMATION_E_VALUE) is not probation
 
 
+PROBES_KEPT = reason(ReasonCode.PROBES_KEPT, kept=5, asked=5)
+ON_PROBATION = reason(ReasonCode.ON_PROBATION)
+
+
+def changed(
+    code: ReasonCode, improved: int, regressed: int, asked: int, *, examples: str = "held back"
+) -> Reason:
+    return reason(code, improved=improved, regressed=regressed, asked=asked, examples=examples)
+
+
+PROMOTED_ON_PROBATION = (changed(ReasonCode.IMPROVED, 3, 0, 3), PROBES_KEPT, ON_PROBATION)
+
+
 @pytest.mark.parametrize(
-    ("changes", "verdict", "reason"),
+    ("changes", "verdict", "reasons"),
     [
+        ({}, Verdict.PROMOTED, PROMOTED_ON_PROBATION),
         (
-            {},
+            {"target": (), "earlier_target": items(improved=2)},
             Verdict.PROMOTED,
-            "3 of 3 answers held back got better; 5 of 5 general answers stayed right; on probation",
-        ),
-        (
-            {"target": (), "trained_examples": answers(won=2)},
-            Verdict.PROMOTED,
-            "2 of 2 answers just learned got better",
+            (
+                changed(ReasonCode.IMPROVED, 2, 0, 2, examples="held back earlier"),
+                PROBES_KEPT,
+                ON_PROBATION,
+            ),
         ),
         (
             {"right_before": 0, "still_right": 0},
             Verdict.PROMOTED,
-            "3 of 3 answers held back got better; on probation",
+            (changed(ReasonCode.IMPROVED, 3, 0, 3), ON_PROBATION),
         ),
         (
-            {"target": answers(won=3, lost=1)},
+            {"target": items(improved=3, regressed=1)},
             Verdict.PROMOTED,
-            "3 of 4 answers held back got better, 1 got worse",
+            (changed(ReasonCode.IMPROVED_AND_REGRESSED, 3, 1, 4), PROBES_KEPT, ON_PROBATION),
         ),
         (
-            {"target": answers(won=2, lost=1)},
+            {"target": items(improved=2, regressed=1)},
             Verdict.ABSTAINED,
-            "2 of 3 answers held back got better, 1 got worse; that is too little",
+            (
+                changed(ReasonCode.IMPROVED_AND_REGRESSED, 2, 1, 3),
+                reason(ReasonCode.TOO_LITTLE_EVIDENCE),
+            ),
         ),
         (
-            {"target": answers(won=1, lost=1)},
+            {"target": items(improved=1, regressed=1)},
             Verdict.REFUSED,
-            "1 of 2 answers held back got better, 1 got worse",
+            (changed(ReasonCode.IMPROVED_AND_REGRESSED, 1, 1, 2),),
         ),
         (
             {"target": (EvalItem("a", -2.0, -1.0), EvalItem("b", -2.0, -2.1))},
             Verdict.ABSTAINED,
-            "1 of 2 answers held back got better, 1 got worse; that is too little",
+            (
+                changed(ReasonCode.IMPROVED_AND_REGRESSED, 1, 1, 2),
+                reason(ReasonCode.TOO_LITTLE_EVIDENCE),
+            ),
         ),
         (
             {"target": (EvalItem("a", -2.0, -1.9), EvalItem("b", -2.0, -2.09))},
             Verdict.ABSTAINED,
-            "1 got worse; that is too little to go by",
+            (
+                changed(ReasonCode.IMPROVED_AND_REGRESSED, 1, 1, 2),
+                reason(ReasonCode.TOO_LITTLE_EVIDENCE),
+            ),
         ),
         (
             {"target": (*(EvalItem(each, -2.0, -1.9) for each in "ab"), EvalItem("c", -2.0, -4.0))},
             Verdict.REFUSED,
-            "2 of 3 answers held back got better, 1 got worse, by more than the others gained",
+            (changed(ReasonCode.LOSS_EXCEEDS_GAIN, 2, 1, 3),),
         ),
         (
             {
@@ -234,7 +256,7 @@ def test_thin_evidence_goes_live_on_probation(wins: int, probation: bool) -> Non
                 )
             },
             Verdict.REFUSED,
-            "1 of 2 answers held back got better, 1 got worse",
+            (changed(ReasonCode.IMPROVED_AND_REGRESSED, 1, 1, 2),),
         ),
         (
             {
@@ -244,99 +266,116 @@ def test_thin_evidence_goes_live_on_probation(wins: int, probation: bool) -> Non
                 )
             },
             Verdict.REFUSED,
-            "0 of 2 answers held back got better, 2 got worse",
+            (changed(ReasonCode.IMPROVED_AND_REGRESSED, 0, 2, 2),),
         ),
         (
-            {"target": answers(lost=2)},
+            {"target": items(regressed=2)},
             Verdict.REFUSED,
-            "0 of 2 answers held back got better, 2 got worse",
+            (changed(ReasonCode.IMPROVED_AND_REGRESSED, 0, 2, 2),),
         ),
         (
             {"target": tuple(EvalItem(each, -2.0, -1.95) for each in "abc")},
             Verdict.ABSTAINED,
-            "3 of 3 answers held back got better; the mean gain of 0.05 nats a token is too small",
+            (
+                changed(ReasonCode.IMPROVED, 3, 0, 3),
+                reason(ReasonCode.EFFECT_TOO_SMALL, effect="0.05"),
+            ),
         ),
-        ({"target": answers(same=3)}, Verdict.ABSTAINED, "no difference could be measured"),
-        ({"target": ()}, Verdict.ABSTAINED, "no difference could be measured"),
+        ({"target": items(tied=3)}, Verdict.ABSTAINED, (reason(ReasonCode.NO_DIFFERENCE),)),
+        ({"target": ()}, Verdict.ABSTAINED, (reason(ReasonCode.NO_DIFFERENCE),)),
         (
-            {"target": answers(same=1), "trained_examples": answers(won=2)},
+            {"target": items(tied=1), "earlier_target": items(improved=2)},
             Verdict.PROMOTED,
-            "2 of 2 answers just learned got",
+            (
+                changed(ReasonCode.IMPROVED, 2, 0, 2, examples="held back earlier"),
+                PROBES_KEPT,
+                ON_PROBATION,
+            ),
         ),
-        ({"kept_of_base": (0, 1, 2)}, Verdict.PROMOTED, "on probation"),
+        ({"kept_of_base": (0, 1, 2)}, Verdict.PROMOTED, PROMOTED_ON_PROBATION),
         (
             {"kept_of_base": (2, 3)},
             Verdict.REFUSED,
-            "2 of 4 general answers that the base has right are wrong by now",
-        ),
-        ({"broken": 3, "broken_before": 3}, Verdict.REFUSED, "3 of 6 general answers are empty"),
-        ({"retention": answers(same=9, undone=1)}, Verdict.PROMOTED, "3 of 3"),
-        (
-            {"retention": answers(same=8, undone=2)},
-            Verdict.REFUSED,
-            "2 of 10 older answers have lost more than half",
-        ),
-        ({"still_right": 4}, Verdict.PROMOTED, "4 of 5 general answers stayed right"),
-        (
-            {"still_right": 3},
-            Verdict.REFUSED,
-            "2 of 5 general answers that were right are wrong now",
-        ),
-        ({"broken": 2}, Verdict.REFUSED, "2 of 6 general answers are empty or go round in circles"),
-        ({"broken": 1, "broken_before": 1}, Verdict.PROMOTED, "on probation"),
-        ({"retention": answers(same=9, lost=1)}, Verdict.PROMOTED, "3 of 3"),
-        ({"retention": answers(same=4, lost=1)}, Verdict.PROMOTED, "3 of 3"),
-        (
-            {"retention": answers(same=4, undone=1)},
-            Verdict.REFUSED,
-            "1 of 5 older answers have lost more than half",
+            (reason(ReasonCode.BASE_PROBES_LOST, lost=2, asked=4),),
         ),
         (
-            {"retention": answers(same=8, lost=2)},
+            {"broken": 3, "broken_before": 3},
             Verdict.REFUSED,
-            "2 of 10 older answers got worse",
+            (reason(ReasonCode.PROBES_DEGENERATE, broken=3, asked=6),),
+        ),
+        ({"retention": items(tied=9, forgotten=1)}, Verdict.PROMOTED, PROMOTED_ON_PROBATION),
+        (
+            {"retention": items(tied=8, forgotten=2)},
+            Verdict.REFUSED,
+            (reason(ReasonCode.RETENTION_FORGOTTEN, lost=2, asked=10),),
         ),
         (
-            {"kl": 2.5},
-            Verdict.REFUSED,
-            "too far from the base on general questions (KL 2.50 nats a token, at most 2)",
+            {"still_right": 4},
+            Verdict.PROMOTED,
+            (
+                changed(ReasonCode.IMPROVED, 3, 0, 3),
+                reason(ReasonCode.PROBES_KEPT, kept=4, asked=5),
+                ON_PROBATION,
+            ),
         ),
-        ({"kl": math.nan}, Verdict.REFUSED, "too far from the base"),
+        ({"still_right": 3}, Verdict.REFUSED, (reason(ReasonCode.PROBES_LOST, lost=2, asked=5),)),
+        (
+            {"broken": 2},
+            Verdict.REFUSED,
+            (reason(ReasonCode.PROBES_DEGENERATE, broken=2, asked=6),),
+        ),
+        ({"broken": 1, "broken_before": 1}, Verdict.PROMOTED, PROMOTED_ON_PROBATION),
+        ({"retention": items(tied=9, regressed=1)}, Verdict.PROMOTED, PROMOTED_ON_PROBATION),
+        ({"retention": items(tied=4, regressed=1)}, Verdict.PROMOTED, PROMOTED_ON_PROBATION),
+        (
+            {"retention": items(tied=4, forgotten=1)},
+            Verdict.REFUSED,
+            (reason(ReasonCode.RETENTION_FORGOTTEN, lost=1, asked=5),),
+        ),
+        (
+            {"retention": items(tied=8, regressed=2)},
+            Verdict.REFUSED,
+            (reason(ReasonCode.RETENTION_REGRESSED, lost=2, asked=10),),
+        ),
+        ({"kl": 2.5}, Verdict.REFUSED, (reason(ReasonCode.KL_TOO_LARGE, kl="2.50", limit=2.0),)),
+        (
+            {"kl": math.nan},
+            Verdict.REFUSED,
+            (reason(ReasonCode.KL_TOO_LARGE, kl="nan", limit=2.0),),
+        ),
         (
             {"text_quality": TextQuality(pmi=0.03, word_order_gap=4.0)},
             Verdict.REFUSED,
-            "nothing to do with what was asked",
+            (reason(ReasonCode.UNRELATED_ANSWERS),),
         ),
         (
             {"text_quality": TextQuality(pmi=math.nan)},
             Verdict.REFUSED,
-            "nothing to do with what was asked",
+            (reason(ReasonCode.UNRELATED_ANSWERS),),
         ),
         (
             {"text_quality": TextQuality(pmi=0.5, word_order_gap=0.3)},
             Verdict.REFUSED,
-            "their words are as likely in any other order",
+            (reason(ReasonCode.SHUFFLED_ANSWERS),),
         ),
         (
             {"text_quality": TextQuality(pmi=0.4, word_order_gap=1.2)},
             Verdict.PROMOTED,
-            "on probation",
+            PROMOTED_ON_PROBATION,
         ),
-        ({"text_quality": TextQuality(pmi=0.4)}, Verdict.PROMOTED, "on probation"),
+        ({"text_quality": TextQuality(pmi=0.4)}, Verdict.PROMOTED, PROMOTED_ON_PROBATION),
     ],
 )
-def test_each_case_has_its_verdict_and_its_words(
-    changes: dict[str, Any], verdict: Verdict, reason: str
+def test_verdict_and_reasons_follow_from_the_evidence(
+    changes: dict[str, Any], verdict: Verdict, reasons: tuple[Reason, ...]
 ) -> None:
     judgement = judge(evidence(**changes), MARGINS)
-    assert isinstance(judgement, Judgement)
-    assert judgement.verdict is verdict
-    assert reason in judgement.reason
+    assert (judgement.verdict, judgement.reasons) == (verdict, reasons)
 
 
 @given(steps=st.lists(st.integers(0, 2), min_size=1, max_size=8), base=st.integers(4, 20))
-def test_many_small_losses_are_refused_where_one_large_one_is(steps: list[int], base: int) -> None:
-    # Each candidate loses at most as many as one may; what is promoted is live for the next.
+def test_many_small_losses_are_refused_like_one_large_loss(steps: list[int], base: int) -> None:
+    # Each candidate loses at most as many probes as allowed. A promoted one is live for the next.
     right, everything = base, BaseProbeResults("q", tuple(range(base)))
     for loss in steps:
         after = max(0, right - loss)
@@ -358,7 +397,7 @@ def test_many_small_losses_are_refused_where_one_large_one_is(steps: list[int], 
 
 
 @given(slips=st.lists(st.floats(0, TIE_MARGIN * 0.9), max_size=400))
-def test_what_was_learned_is_not_given_back_in_steps_too_small_to_see(slips: list[float]) -> None:
+def test_retention_cannot_erode_in_steps_below_the_tie_margin(slips: list[float]) -> None:
     base, live, best = -4.0, -1.0, -1.0
     for slip in slips:
         asked = EvalItem("s", live, live - slip, base, best)
@@ -369,13 +408,13 @@ def test_what_was_learned_is_not_given_back_in_steps_too_small_to_see(slips: lis
     assert live - base >= (best - base) / 2 - 1e-9
 
 
-def test_an_answer_whose_best_is_not_known_is_held_to_what_is_live() -> None:
-    assert EvalItem("s", before=-0.1, after=-9.0, base=-9.5).forgotten
-    assert not EvalItem("s", before=-0.1, after=-1.0, base=-9.5).forgotten
+def test_item_without_known_best_is_compared_with_the_live_stack() -> None:
+    assert EvalItem("s", before=-0.1, after=-9.0, base=-9.5).lost_most_of_gain
+    assert not EvalItem("s", before=-0.1, after=-1.0, base=-9.5).lost_most_of_gain
 
 
 @given(seen=evidences())
-def test_a_pin_that_counted_does_not_count_again(seen: Evidence) -> None:
+def test_spent_item_does_not_count_again(seen: Evidence) -> None:
     again = replace(
         seen, prior_e_value=seen.e_value, spent_items=frozenset(seen.as_json()["spent"])
     )
@@ -384,30 +423,30 @@ def test_a_pin_that_counted_does_not_count_again(seen: Evidence) -> None:
 
 
 @given(seen=evidences())
-def test_what_is_accepted_by_name_says_so_and_keeps_its_verdict(seen: Evidence) -> None:
+def test_accepted_candidate_says_so_and_keeps_its_verdict(seen: Evidence) -> None:
     judgement = judge(seen, MARGINS)
-    taken = override(judgement, seen)
-    assert taken.verdict is judgement.verdict
-    assert taken.accepted is seen.measured
-    assert judgement.reason in taken.reason
-    if taken.accepted:
-        assert taken.reasons[0].code is ReasonCode.OVERRIDDEN
-        assert taken.live
+    overridden = override(judgement, seen)
+    assert overridden.verdict is judgement.verdict
+    assert overridden.accepted is seen.measured
+    assert judgement.reason in overridden.reason
+    if overridden.accepted:
+        assert overridden.reasons[0].code is ReasonCode.OVERRIDDEN
+        assert overridden.live
 
 
-def test_a_base_that_knows_no_language_is_not_asked_what_makes_sense() -> None:
+def test_text_quality_is_not_measured_on_a_base_without_language() -> None:
     margins = load_margins("tiny", {}, random=True)
     assert judge(evidence(text_quality=TextQuality(pmi=0.0, word_order_gap=0.0)), margins).live
     assert load_margins("tiny", {"min_pmi": 0.2}, random=True).min_pmi == 0.2
 
 
-def test_a_card_sets_the_margins() -> None:
+def test_card_sets_the_margins() -> None:
     assert load_margins("mine", {}) == MARGINS
     table = {"max_regressed": 0, "max_probes_lost": 0.5, "max_kl": 1}
     assert load_margins("mine", table) == Margins(max_regressed=0, max_probes_lost=0.5, max_kl=1)
 
 
-def test_a_card_of_an_earlier_version_sets_the_margins_by_their_old_keys() -> None:
+def test_card_of_an_earlier_version_sets_the_margins_by_their_old_keys() -> None:
     with pytest.warns(DeprecationWarning, match="max_kl"):
         assert load_margins("mine", {"kl": 1}).max_kl == 1
 
@@ -423,7 +462,7 @@ def test_a_card_of_an_earlier_version_sets_the_margins_by_their_old_keys() -> No
         ({"max_kl": -0.1}, "max_kl", "2.0"),
     ],
 )
-def test_a_card_with_a_margin_that_makes_no_sense_is_told_so(
+def test_card_with_an_invalid_margin_is_refused_with_a_hint(
     wrong: dict[str, Any], words: str, hint: str
 ) -> None:
     with pytest.raises(CardError, match=words) as raised:
@@ -433,9 +472,7 @@ def test_a_card_with_a_margin_that_makes_no_sense_is_told_so(
 
 
 @given(st.floats(-8, -0.1), st.floats(0, 6))
-def test_an_older_answer_got_worse_when_a_tenth_of_what_it_had_gained_is_gone(
-    base: float, gained: float
-) -> None:
+def test_item_regresses_when_it_lost_a_tenth_of_its_gain(base: float, gained: float) -> None:
     before = base + gained
     a_little, too_much = max(TIE_MARGIN, 0.1 * gained) * 0.9, max(TIE_MARGIN, 0.1 * gained) * 1.1
 
@@ -444,13 +481,13 @@ def test_an_older_answer_got_worse_when_a_tenth_of_what_it_had_gained_is_gone(
     assert EvalItem("s", before, float("nan"), base).regressed_beyond_margin
 
 
-def test_an_answer_that_nobody_asked_the_base_for_is_worse_by_any_more_than_a_tie() -> None:
+def test_item_without_base_score_regresses_by_any_loss_above_a_tie() -> None:
     assert EvalItem("s", -0.1, -0.1 - 2 * TIE_MARGIN).regressed_beyond_margin
     assert not EvalItem("s", -0.1, -0.1 - TIE_MARGIN / 2).regressed_beyond_margin
 
 
-def test_what_came_with_an_unlearning_is_not_passed_over_in_silence() -> None:
-    seen = evidence(target=answers(lost=4), retention=answers(same=4))
+def test_reason_names_lessons_retracted_with_the_build() -> None:
+    seen = evidence(target=items(regressed=4), retention=items(tied=4))
     assert judge(seen, Margins()).verdict is Verdict.REFUSED
     alone = judge(seen, Margins(), removes_lessons=True)
     assert alone.verdict is Verdict.PROMOTED
@@ -463,7 +500,7 @@ def test_what_came_with_an_unlearning_is_not_passed_over_in_silence() -> None:
     assert (judged.data["improved"], judged.data["regressed"]) == (0, 4)
 
 
-def test_answers_that_only_say_over_what_was_asked_are_refused() -> None:
+def test_answers_that_only_repeat_the_question_are_refused() -> None:
     said = judge(
         evidence(text_quality=TextQuality(pmi=3.0, word_order_gap=5.0, novelty=0.4)), Margins()
     )
@@ -474,3 +511,36 @@ def test_answers_that_only_say_over_what_was_asked_are_refused() -> None:
     assert judge(
         evidence(text_quality=TextQuality(pmi=3.0, word_order_gap=5.0, novelty=0.5)), Margins()
     ).live
+
+
+@pytest.mark.parametrize(
+    ("after", "asked", "is_live"), [(3, 3, True), (2, 3, True), (1, 3, False), (0, 1, False)]
+)
+def test_likelier_answers_go_live_only_if_the_model_writes_them(
+    after: int, asked: int, is_live: bool
+) -> None:
+    evidence = Evidence(
+        target=items(improved=3),
+        retention=(),
+        earlier_target=(),
+        probes=ProbeResults(),
+        kl=0.0,
+        generation=GenerationResults(asked, 0, after),
+    )
+    judgement = judge(evidence, MARGINS)
+    assert judgement.live is is_live
+    assert (judgement.verdict is Verdict.ABSTAINED) is not is_live
+    assert ReasonCode.GENERATED in [each.code for each in judgement.reasons]
+    assert evidence.as_json()["generated"] == {"asked": asked, "before": 0, "after": after}
+
+
+def test_base_without_language_judges_no_replies() -> None:
+    evidence = Evidence(
+        target=items(improved=3),
+        retention=(),
+        earlier_target=(),
+        probes=ProbeResults(),
+        kl=0.0,
+        generation=GenerationResults(3, 0, 0),
+    )
+    assert judge(evidence, load_margins("card", {}, random=True)).live

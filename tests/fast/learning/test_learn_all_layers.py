@@ -1,27 +1,28 @@
-"""A learn goes through all layers from the lowest up; what stands on something old is judged again and built anew where
-it no longer holds.
+"""A learn goes through all layers from the lowest up.
+
+Layers on a changed stack are revalidated, and rebuilt where they no longer hold.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
-from runtime_makers import correct, nothing_changes, opened, style
+from runtime_makers import correct, home_unchanged, open_runtime, style
 
 from personalpeft import Cancelled, LearnReport, NothingToLearn, User
 from personalpeft.learning import learner, pipeline
 from personalpeft.learning.gate.gate import Judgement
 from personalpeft.learning.outcomes import Reason, ReasonCode, reason, text_reason
 from personalpeft.learning.report import from_json
-from personalpeft.learning.staleness import RevalidationResult
-from personalpeft.types import Verdict
+from personalpeft.types import Stack, Verdict
 
 
 @pytest.fixture
 def layered(ada: User) -> User:
-    """Style and a skill, both live."""
+    """Return a user whose style and skill are both live."""
     correct(ada, 6)
     teach(ada, 6)
     report = ada.learn()
@@ -46,7 +47,7 @@ def heads(user: User) -> Mapping[str, str]:
     return {entry.layer: entry.revision for entry in user.stack().entries}
 
 
-def test_one_learn_takes_all_that_is_new_from_the_lowest_layer_up(ada: User) -> None:
+def test_learn_trains_all_new_lessons_from_the_lowest_layer_up(ada: User) -> None:
     teach(ada, 5, skill="sql")
     correct(ada, 5)
     teach(ada, 5)
@@ -60,7 +61,7 @@ def test_one_learn_takes_all_that_is_new_from_the_lowest_layer_up(ada: User) -> 
         ada.learn()
 
 
-def test_the_reports_of_all_layers_are_in_the_first_ones_text_and_data(layered: User) -> None:
+def test_first_report_includes_the_reports_of_all_layers(layered: User) -> None:
     correct(layered, 4, first=20)
     teach(layered, 4, first=20)
     report = layered.learn()
@@ -68,7 +69,7 @@ def test_the_reports_of_all_layers_are_in_the_first_ones_text_and_data(layered: 
     assert from_json(report.as_json()).as_json() == report.as_json()
 
 
-def test_a_layer_that_is_named_is_learned_alone_and_what_stands_over_it_is_judged_again(
+def test_naming_a_layer_learns_it_alone_and_revalidates_those_above(
     layered: User,
 ) -> None:
     before = heads(layered)
@@ -83,20 +84,42 @@ def test_a_layer_that_is_named_is_learned_alone_and_what_stands_over_it_is_judge
     assert layered.learn().layer == "skill.email"
 
 
-def test_what_holds_is_not_asked_again_until_what_lies_below_has_changed_again(
+def test_valid_layer_is_not_revalidated_until_the_stack_below_changes(
     layered: User, home: Path
 ) -> None:
     correct(layered, 4, first=20)
     assert layers(layered.learn()) == ["style", "skill.email"]
-    with nothing_changes(home), pytest.raises(NothingToLearn):
+    with home_unchanged(home), pytest.raises(NothingToLearn):
         layered.learn()
     correct(layered, 4, first=30)
     assert layers(layered.learn()) == ["style", "skill.email"]
-    with nothing_changes(home), pytest.raises(NothingToLearn):
+    with home_unchanged(home), pytest.raises(NothingToLearn):
         layered.learn()
 
 
-def test_what_is_new_is_learned_on_top_of_what_still_holds(layered: User) -> None:
+def test_restored_stack_below_is_not_revalidated(
+    layered: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged: list[Stack] = []
+    revalidate = learner.revalidate
+
+    def counted(*arguments: Any) -> tuple[bool, Reason]:
+        judged.append(arguments[-1].below)
+        return revalidate(*arguments)
+
+    monkeypatch.setattr(learner, "revalidate", counted)
+    layered.rollback("style", None)
+    layered.learn()
+    correct(layered, 4, first=20)
+    layered.learn()
+    assert len(set(judged)) == len(judged) == 2
+    layered.rollback("style", None)
+    with pytest.raises(NothingToLearn):
+        layered.learn()
+    assert len(judged) == 2
+
+
+def test_new_lessons_are_trained_on_top_of_a_valid_layer(layered: User) -> None:
     old = heads(layered)["skill.email"]
     correct(layered, 4, first=20)
     teach(layered, 4, first=20)
@@ -108,7 +131,7 @@ def test_what_is_new_is_learned_on_top_of_what_still_holds(layered: User) -> Non
     assert (new.parent, [entry.revision for entry in new.below]) == (old, [report.revision])
 
 
-def test_a_memory_holds_on_a_style_that_says_its_facts_in_other_words(ada: User) -> None:
+def test_memory_holds_on_a_style_that_words_its_facts_differently(ada: User) -> None:
     for number in range(6):
         ada.feedback(ada.chat(f"question {number}"), edit=f"Ahoy! Answer {number}.")
     for number in range(4):
@@ -128,20 +151,16 @@ def test_a_memory_holds_on_a_style_that_says_its_facts_in_other_words(ada: User)
     assert heads(ada)["memory"] == old
 
 
-def test_after_a_rollback_to_what_it_was_built_on_nothing_is_asked(
-    layered: User, home: Path
-) -> None:
+def test_rollback_to_the_original_stack_needs_no_revalidation(layered: User, home: Path) -> None:
     layered.rollback("style", None)
     layered.rollback("style")
-    with nothing_changes(home), pytest.raises(NothingToLearn):
+    with home_unchanged(home), pytest.raises(NothingToLearn):
         layered.learn()
 
 
-def test_what_no_longer_holds_is_built_anew_on_what_lies_below_now(
-    layered: User, home: Path
-) -> None:
+def test_layer_that_no_longer_holds_is_rebuilt_on_the_new_stack(layered: User, home: Path) -> None:
     old = heads(layered)["skill.email"]
-    # On the fake backend everything is the likelier the more lies below.
+    # The fake backend gives every text a higher likelihood the more layers are below.
     layered.rollback("style", None)
     report = layered.learn()
     assert report.layer == "skill.email"
@@ -151,20 +170,18 @@ def test_what_no_longer_holds_is_built_anew_on_what_lies_below_now(
     )
     assert (new.parent, new.below) == (None, ())
     assert new.id != old
-    # Refused or not, a build is not made twice.
-    with nothing_changes(home), pytest.raises(NothingToLearn):
+    # Whatever the verdict, one build is not made twice.
+    with home_unchanged(home), pytest.raises(NothingToLearn):
         layered.learn()
 
 
-def test_what_was_built_in_a_layers_place_and_refused_is_not_tried_with_every_later_lesson(
+def test_refused_rebuild_is_not_repeated_with_each_later_lesson(
     layered: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The layer stays, so what is said next is learned on top of it: from nothing it would be refused again and again."""
+    """The layer stays, so the next lessons are trained on top of it instead of from nothing."""
     old = heads(layered)["skill.email"]
     judge = pipeline.judge
-    monkeypatch.setattr(
-        learner, "revalidate", lambda *about: RevalidationResult(4, 0, is_valid=False)
-    )
+    monkeypatch.setattr(learner, "revalidate", lambda *about: (False, checked(0, 4)))
     monkeypatch.setattr(
         pipeline,
         "judge",
@@ -184,17 +201,15 @@ def test_what_was_built_in_a_layers_place_and_refused_is_not_tried_with_every_la
     assert layered.revisions("skill.email")[-1].parent == old
 
 
-def test_a_dry_run_says_what_would_be_judged_again_and_changes_nothing(
-    layered: User, home: Path
-) -> None:
+def test_dry_run_lists_revalidations_and_changes_nothing(layered: User, home: Path) -> None:
     layered.rollback("style", None)
-    with nothing_changes(home):
+    with home_unchanged(home):
         report = layered.learn(dry_run=True)
     assert (report.layer, report.dry_run) == ("skill.email", True)
     assert report.reasons[0].code is ReasonCode.WOULD_REVALIDATE
 
 
-def test_who_stops_in_the_second_layer_keeps_the_first_and_is_told(ada: User) -> None:
+def test_cancelling_in_the_second_layer_keeps_and_reports_the_first(ada: User) -> None:
     correct(ada, 5)
     teach(ada, 5)
     report = ada.learn(cancelled=lambda: bool(ada.revisions()))
@@ -204,14 +219,14 @@ def test_who_stops_in_the_second_layer_keeps_the_first_and_is_told(ada: User) ->
     assert ada.learn().layer == "skill.email"
 
 
-def test_who_stops_in_the_first_layer_hears_of_it_as_an_error(ada: User, home: Path) -> None:
+def test_cancelling_in_the_first_layer_raises_an_error(ada: User, home: Path) -> None:
     correct(ada, 5)
     teach(ada, 5)
-    with nothing_changes(home), pytest.raises(Cancelled):
+    with home_unchanged(home), pytest.raises(Cancelled):
         ada.learn(cancelled=lambda: True)
 
 
-def test_a_layer_that_is_not_complete_keeps_those_above_it_waiting(ada: User) -> None:
+def test_unfinished_layer_keeps_the_layers_above_waiting(ada: User) -> None:
     correct(ada, 5)
     teach(ada, 5)
     report = ada.learn(steps=3)
@@ -223,10 +238,10 @@ def test_a_layer_that_is_not_complete_keeps_those_above_it_waiting(ada: User) ->
     assert report.layer == "style"
 
 
-def test_all_that_is_taught_is_the_same_in_one_go_or_layer_by_layer(tmp_path: Path) -> None:
+def test_learning_all_layers_at_once_equals_learning_them_one_by_one(tmp_path: Path) -> None:
     stacks = []
     for name in ("one go", "layer by layer"):
-        with opened(tmp_path / name) as runtime:
+        with open_runtime(tmp_path / name) as runtime:
             ada = runtime.user("ada")
             correct(ada, 5)
             teach(ada, 5)
@@ -236,7 +251,7 @@ def test_all_that_is_taught_is_the_same_in_one_go_or_layer_by_layer(tmp_path: Pa
     assert stacks[0] == stacks[1]
 
 
-def test_too_few_lessons_for_one_layer_keep_no_other_from_learning(ada: User) -> None:
+def test_too_few_lessons_in_one_layer_block_no_other_layer(ada: User) -> None:
     ada.teach("question", style("Answer."))
     teach(ada, 5)
     report = ada.learn()

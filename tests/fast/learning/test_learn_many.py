@@ -1,4 +1,6 @@
-"""Several users learn in one go: each comes out as they would alone, and what happens to one happens to no other."""
+"""Each user of ``learn_many`` ends as after learning alone, and one user's failure affects no
+other.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ import pytest
 from example_counts import examples
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
-from runtime_makers import ask, correct, greedy, nothing_changes, opened, quick_card
+from runtime_makers import ask, correct, greedy, home_unchanged, open_runtime, quick_card
 
 from personalpeft import InvalidId, InvalidInput, NothingToLearn, Runtime
 from personalpeft.errors import HomeError
@@ -26,8 +28,10 @@ PEOPLE = ("ada", "bo", "cy")
 few = examples(6, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-def say(runtime: Runtime, lessons: Sequence[tuple[int, int]] = ((5, 0), (6, 5), (0, 6))) -> None:
-    """So many corrections of each person, and so many letters shown; no two of them say the same."""
+def give_feedback(
+    runtime: Runtime, lessons: Sequence[tuple[int, int]] = ((5, 0), (6, 5), (0, 6))
+) -> None:
+    """Record corrections and demonstrations for each user, no two of them alike."""
     for number, (user, (edits, shown)) in enumerate(zip(PEOPLE, lessons, strict=True)):
         person = runtime.user(user)
         correct(person, edits, first=100 * number)
@@ -45,21 +49,21 @@ def stacks(runtime: Runtime) -> list[Any]:
     budgets=st.lists(st.integers(1, 30), max_size=3),
     stop=st.integers(0, 80),
 )
-def test_each_ends_with_the_bytes_of_learning_alone_however_often_they_are_stopped(
+def test_interrupted_learn_many_gives_the_bytes_of_learning_alone(
     tmp_path_factory: pytest.TempPathFactory,
     lessons: list[tuple[int, int]],
     budgets: list[int],
     stop: int,
 ) -> None:
     folder = tmp_path_factory.mktemp("homes")
-    with opened(folder / "alone") as runtime:
-        say(runtime, lessons)
+    with open_runtime(folder / "alone") as runtime:
+        give_feedback(runtime, lessons)
         for user in PEOPLE:
             with suppress(NothingToLearn):
                 runtime.user(user).learn()
         alone = stacks(runtime)
-    with opened(folder / "together") as runtime:
-        say(runtime, lessons)
+    with open_runtime(folder / "together") as runtime:
+        give_feedback(runtime, lessons)
         for steps in budgets:
             runtime.learn_many(PEOPLE, steps=steps)
         looks = iter(range(stop))
@@ -70,15 +74,15 @@ def test_each_ends_with_the_bytes_of_learning_alone_however_often_they_are_stopp
 
 
 @pytest.mark.usefixtures("tiny_base")
-def test_on_a_model_what_is_learned_together_is_what_is_learned_alone_to_the_rounding(
+def test_on_a_model_learn_many_equals_learning_alone_up_to_rounding(
     tmp_path: Path,
 ) -> None:
     import numpy as np
 
     card, halves = quick_card(tmp_path), []
     for name in ("alone", "together"):
-        with opened(tmp_path / name, card) as runtime:
-            say(runtime, ((5, 0), (6, 0), (7, 0)))
+        with open_runtime(tmp_path / name, card) as runtime:
+            give_feedback(runtime, ((5, 0), (6, 0), (7, 0)))
             if name == "alone":
                 for user in PEOPLE:
                     runtime.user(user).learn()
@@ -94,8 +98,8 @@ def test_on_a_model_what_is_learned_together_is_what_is_learned_alone_to_the_rou
             np.testing.assert_allclose(pair.b, together[name].b, atol=2e-3)
 
 
-def test_reports_come_in_the_order_in_which_users_were_named(runtime: Runtime) -> None:
-    say(runtime)
+def test_reports_come_in_the_order_of_the_given_users(runtime: Runtime) -> None:
+    give_feedback(runtime)
     order = ("cy", "ada", "bo")
     reports = runtime.learn_many(order)
     assert [report.user for report in reports] == list(order)
@@ -104,8 +108,8 @@ def test_reports_come_in_the_order_in_which_users_were_named(runtime: Runtime) -
     assert [each.layer for each in reports[2].above] == ["skill.email"]
 
 
-def test_what_one_user_cannot_do_is_that_users_report_alone(runtime: Runtime, home: Path) -> None:
-    say(runtime, ((5, 0), (5, 0), (0, 0)))
+def test_error_of_one_user_is_reported_for_that_user_alone(runtime: Runtime, home: Path) -> None:
+    give_feedback(runtime, ((5, 0), (5, 0), (0, 0)))
     with runtime._services.store.leases.acquire("learn-bo"):
         reports = runtime.learn_many(["cy", "bo", "nobody", "ada"])
     assert [report.error for report in reports] == ["NothingToLearn", "Busy", "NotFound", ""]
@@ -119,22 +123,22 @@ def test_what_one_user_cannot_do_is_that_users_report_alone(runtime: Runtime, ho
     ("users", "error"),
     [(["ada", "ada"], InvalidInput), (["Ada!"], InvalidId), (["ada", ""], InvalidId)],
 )
-def test_a_list_of_users_that_makes_no_sense_is_refused(
+def test_invalid_list_of_users_is_refused(
     runtime: Runtime, home: Path, users: list[str], error: type[Exception]
 ) -> None:
-    say(runtime)
-    with nothing_changes(home), pytest.raises(error):
+    give_feedback(runtime)
+    with home_unchanged(home), pytest.raises(error):
         runtime.learn_many(users)
 
 
-def test_who_names_nobody_gets_nothing(runtime: Runtime) -> None:
+def test_empty_list_of_users_returns_no_reports(runtime: Runtime) -> None:
     assert runtime.learn_many([]) == ()
 
 
-def test_a_disk_that_is_full_for_one_stops_no_other(
+def test_full_disk_of_one_user_stops_no_other(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    say(runtime, ((5, 0), (5, 0), (5, 0)))
+    give_feedback(runtime, ((5, 0), (5, 0), (5, 0)))
     store = runtime._services.store
     save = type(store).save_session
 
@@ -153,18 +157,18 @@ def test_a_disk_that_is_full_for_one_stops_no_other(
 PRIVATE = "what bo said in private"
 
 
-def _a_row(runtime: Runtime, patch: pytest.MonkeyPatch) -> None:
-    """A row that is sound JSON, and not of the kind that is expected there."""
+def _corrupt_row(runtime: Runtime, patch: pytest.MonkeyPatch) -> None:
+    """Store a row that is valid JSON of the wrong type."""
     with sqlite3.connect(runtime._services.store.home / "personalpeft.db") as db:
         db.execute("update signal set payload = ? where user = 'bo'", [json.dumps([PRIVATE])])
     db.close()
 
 
-def _planning(runtime: Runtime, patch: pytest.MonkeyPatch) -> None:
+def _break_planning(runtime: Runtime, patch: pytest.MonkeyPatch) -> None:
     _fails_for_bo(patch, type(runtime._services.store.catalog), "holdout", lambda user, *more: user)
 
 
-def _asking(runtime: Runtime, patch: pytest.MonkeyPatch) -> None:
+def _break_evaluation(runtime: Runtime, patch: pytest.MonkeyPatch) -> None:
     _fails_for_bo(
         patch,
         type(runtime.engine()),
@@ -173,11 +177,11 @@ def _asking(runtime: Runtime, patch: pytest.MonkeyPatch) -> None:
     )
 
 
-def _saving(runtime: Runtime, patch: pytest.MonkeyPatch) -> None:
+def _break_saving(runtime: Runtime, patch: pytest.MonkeyPatch) -> None:
     _fails_for_bo(patch, type(runtime._services.store), "save_session", lambda user, *more: user)
 
 
-def _publishing(runtime: Runtime, patch: pytest.MonkeyPatch) -> None:
+def _break_publishing(runtime: Runtime, patch: pytest.MonkeyPatch) -> None:
     _fails_for_bo(
         patch,
         type(runtime._services.store.catalog),
@@ -193,7 +197,7 @@ def _fails_for_bo(
     users: Callable[..., str | set[str]],
     error: type[BaseException] = KeyError,
 ) -> None:
-    """Breaks one act of a part where it is done for bo."""
+    """Break one method of a module where it runs for bo."""
     act = getattr(part, name)
 
     def broken(self: Any, *given: Any, **named: Any) -> Any:
@@ -204,35 +208,37 @@ def _fails_for_bo(
     patch.setattr(part, name, broken)
 
 
-@pytest.mark.parametrize("breaks", [_a_row, _planning, _asking, _saving, _publishing])
-def test_an_unexpected_error_of_one_user_is_that_users_report_alone(
+@pytest.mark.parametrize(
+    "breaks", [_corrupt_row, _break_planning, _break_evaluation, _break_saving, _break_publishing]
+)
+def test_unexpected_error_of_one_user_is_reported_for_that_user_alone(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     breaks: Callable[[Runtime, pytest.MonkeyPatch], None],
 ) -> None:
-    with opened(tmp_path / "alone") as runtime:
-        say(runtime, ((5, 0), (6, 5), (7, 0)))
+    with open_runtime(tmp_path / "alone") as runtime:
+        give_feedback(runtime, ((5, 0), (6, 5), (7, 0)))
         alone = {user: runtime.user(user).learn().revision for user in ("ada", "cy")}
-    with opened(tmp_path / "together") as runtime:
-        say(runtime, ((5, 0), (6, 5), (7, 0)))
+    with open_runtime(tmp_path / "together") as runtime:
+        give_feedback(runtime, ((5, 0), (6, 5), (7, 0)))
         with monkeypatch.context() as patch:
             breaks(runtime, patch)
             reports = runtime.learn_many(PEOPLE)
         assert [report.error for report in reports] == ["", "ServingFailed", ""]
         assert {report.user: report.revision for report in reports if report.live} == alone
         assert reports[1].verdict is Verdict.ABSTAINED
-        told = f"{reports[1]} {reports[1].as_json()} {caplog.text}"
-        assert PRIVATE not in told
-        if breaks is not _a_row:
+        shown = f"{reports[1]} {reports[1].as_json()} {caplog.text}"
+        assert PRIVATE not in shown
+        if breaks is not _corrupt_row:
             assert runtime.learn_many(["bo"])[0].live
             assert runtime.verify() == ()
 
 
-def test_an_unexpected_error_in_a_layer_leaves_the_reports_of_the_layers_below(
+def test_unexpected_error_in_a_layer_keeps_the_reports_of_the_layers_below(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    say(runtime)
+    give_feedback(runtime)
     catalog = type(runtime._services.store.catalog)
     _fails_for_bo(
         monkeypatch,
@@ -248,10 +254,10 @@ def test_an_unexpected_error_in_a_layer_leaves_the_reports_of_the_layers_below(
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
-def test_an_interrupt_ends_the_learn_of_all(
+def test_interrupt_ends_the_learn_of_all_users(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
 ) -> None:
-    say(runtime)
+    give_feedback(runtime)
     catalog = type(runtime._services.store.catalog)
     with monkeypatch.context() as patch:
         _fails_for_bo(
@@ -262,8 +268,8 @@ def test_an_interrupt_ends_the_learn_of_all(
     assert runtime.user("bo").learn().live
 
 
-def test_what_the_callers_own_function_raises_ends_the_learn_of_all(runtime: Runtime) -> None:
-    say(runtime)
+def test_error_in_the_callers_callback_ends_the_learn_of_all_users(runtime: Runtime) -> None:
+    give_feedback(runtime)
 
     def progress(stage: str, done: float) -> None:
         if stage.startswith("Learning") and done:
@@ -274,17 +280,17 @@ def test_what_the_callers_own_function_raises_ends_the_learn_of_all(runtime: Run
     assert all(report.live for report in runtime.learn_many(PEOPLE))
 
 
-def test_a_step_that_fails_for_all_is_made_for_each_alone(
+def test_step_that_fails_for_the_group_is_retried_for_each_user_alone(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    say(runtime, ((5, 0), (6, 0), (7, 0)))
+    give_feedback(runtime, ((5, 0), (6, 0), (7, 0)))
     backend = type(runtime.engine().backend)
     advance, steps = backend.advance, []
 
     def no_memory(self: Any, sessions: Any, terms: Any, rates: Any) -> Any:
         steps.append(len(sessions))
         if len(sessions) == 3 and len(steps) == 5:
-            # Half of it was done when it failed.
+            # The step was half done when it failed.
             sessions[0].step(terms[0], rates[0])
             raise MemoryError
         return advance(self, sessions, terms, rates)
@@ -301,23 +307,23 @@ def test_a_step_that_fails_for_all_is_made_for_each_alone(
         )
 
 
-def test_who_chats_is_answered_by_their_own_stack_while_all_learn(runtime: Runtime) -> None:
-    say(runtime)
+def test_chats_are_answered_by_each_users_own_stack_during_learn_many(runtime: Runtime) -> None:
+    give_feedback(runtime)
     before = {user: greedy(runtime.user(user)) for user in PEOPLE}
-    heard: list[bool] = []
+    answered: list[bool] = []
 
     def talk(stage: str, done: float) -> None:
-        if stage == "Learning for 3" and not heard:
-            heard.append(all(greedy(runtime.user(user)) == before[user] for user in PEOPLE))
+        if stage == "Learning for 3" and not answered:
+            answered.append(all(greedy(runtime.user(user)) == before[user] for user in PEOPLE))
 
     runtime.learn_many(PEOPLE, progress=talk)
-    assert heard == [True]
-    # The third has learned a skill alone, which is not near to such questions.
+    assert answered == [True]
+    # The third user learned a skill alone, which is not near such questions.
     assert all(greedy(runtime.user(user)) != before[user] for user in PEOPLE[:2])
 
 
-def test_a_learn_that_pauses_goes_on_where_it_was(runtime: Runtime) -> None:
-    say(runtime)
+def test_paused_learn_resumes_where_it_stopped(runtime: Runtime) -> None:
+    give_feedback(runtime)
     paused, seen = threading.Event(), threading.Event()
     looked: list[bool] = []
 
@@ -334,7 +340,7 @@ def test_a_learn_that_pauses_goes_on_where_it_was(runtime: Runtime) -> None:
     assert all(report.live for report in reports)
 
 
-def test_what_the_bare_base_says_is_asked_once_for_all_and_what_a_stack_says_only_for_its_owner(
+def test_completions_of_the_base_are_shared_and_those_of_a_stack_are_not(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = type(runtime.engine())
@@ -345,7 +351,7 @@ def test_what_the_bare_base_says_is_asked_once_for_all_and_what_a_stack_says_onl
         return texts(self, requests, **more)
 
     monkeypatch.setattr(engine, "complete", counted)
-    # The same words, so the same stack to the byte, of two people.
+    # The same lessons, so two users have the same stack to the byte.
     for user in ("ada", "bo"):
         correct(runtime.user(user), 6)
     runtime.learn_many(["ada", "bo"])
@@ -373,17 +379,17 @@ def test_what_the_bare_base_says_is_asked_once_for_all_and_what_a_stack_says_onl
     assert ask(runtime.user("cy")).text
 
 
-def test_where_memory_is_short_fewer_train_at_once_and_nobody_comes_out_otherwise(
+def test_fewer_users_train_at_once_where_memory_is_short_with_equal_results(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended = []
     for memory in (None, 0.03):
-        with opened(tmp_path / f"{memory}") as runtime:
-            say(runtime, ((5, 0), (6, 0), (7, 0)))
+        with open_runtime(tmp_path / f"{memory}") as runtime:
+            give_feedback(runtime, ((5, 0), (6, 0), (7, 0)))
             backend, at_once = type(runtime.engine().backend), set[int]()
             advance = backend.advance
 
-            def noted(
+            def recorded(
                 self: Any,
                 sessions: Any,
                 *more: Any,
@@ -394,8 +400,10 @@ def test_where_memory_is_short_fewer_train_at_once_and_nobody_comes_out_otherwis
                 return advance(self, sessions, *more)
 
             with monkeypatch.context() as patch:
-                patch.setattr(backend, "advance", noted)
-                assert [report.live for report in runtime.learn_many(PEOPLE, memory=memory)] == [
+                patch.setattr(backend, "advance", recorded)
+                assert [
+                    report.live for report in runtime.learn_many(PEOPLE, max_memory_mb=memory)
+                ] == [
                     True,
                     True,
                     True,
@@ -405,19 +413,19 @@ def test_where_memory_is_short_fewer_train_at_once_and_nobody_comes_out_otherwis
     assert ended[0][1] == ended[1][1]
 
 
-def test_what_does_not_fit_into_memory_alone_is_not_built_and_told_how_much_it_takes(
+def test_build_that_exceeds_memory_alone_is_refused_with_its_size(
     runtime: Runtime, home: Path
 ) -> None:
-    say(runtime, ((5, 0), (5, 0), (5, 0)))
-    with nothing_changes(home):
-        report = runtime.user("ada").learn(memory=0.001)
+    give_feedback(runtime, ((5, 0), (5, 0), (5, 0)))
+    with home_unchanged(home):
+        report = runtime.user("ada").learn(max_memory_mb=0.001)
     assert (report.verdict, report.revision) == (Verdict.ABSTAINED, None)
     assert report.reasons[0].code is ReasonCode.MEMORY_BUDGET
     assert report.reasons[0].data["allowed"] == 0.001
 
 
-def test_many_more_users_than_train_at_once_all_learn(runtime: Runtime) -> None:
-    people = [f"user-{number}" for number in range(MAX_CONCURRENT_USERS + 3)]
-    for number, user in enumerate(people):
+def test_more_users_than_can_train_at_once_all_learn(runtime: Runtime) -> None:
+    users = [f"user-{number}" for number in range(MAX_CONCURRENT_USERS + 3)]
+    for number, user in enumerate(users):
         correct(runtime.user(user), 5, first=10 * number)
-    assert all(report.live for report in runtime.learn_many(people))
+    assert all(report.live for report in runtime.learn_many(users))

@@ -1,23 +1,18 @@
-"""The memory layer, by what a user sees of it, on the tiny base and on the fake backend."""
+"""The memory layer through the public surface, on the tiny base and the fake backend."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-from runtime_makers import ask, correct, opened, pinned, quick_card, style, trained_on
+from runtime_makers import ask, correct, open_runtime, pinned, quick_card, trained_on
 
 from personalpeft import NothingToLearn, Runtime, User
 from personalpeft.errors import NothingCause
-from personalpeft.learning.data.facts import memorized
 from personalpeft.learning.learner import Learner
-from personalpeft.learning.options import LearnOptions
-from personalpeft.learning.pipeline import TrainingPipeline
-from personalpeft.learning.plan import Plan
-from personalpeft.types import Revision, Verdict
+from personalpeft.learning.plan import Plan, build_plan, inspect_live_layer
+from personalpeft.types import Verdict
 
 FACTS = {"dog": "Biscuit", "cat": "Momo", "horse": "Hector"}
 
@@ -27,7 +22,7 @@ def runtime(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Runtime]
     if request.param == "torch":
         request.getfixturevalue("tiny_base")
     base = "fake" if request.param == "fake" else quick_card(tmp_path)
-    with opened(tmp_path / "home", base) as runtime:
+    with open_runtime(tmp_path / "home", base) as runtime:
         yield runtime
 
 
@@ -41,7 +36,7 @@ def tell(ada: User, animal: str, name: str) -> str:
     return ada.remember(f"My {animal} is called {name}.", questions=questions, answer=name)
 
 
-def test_one_fact_is_enough_to_learn_from_and_all_that_was_said_of_it_is_learned(ada: User) -> None:
+def test_one_fact_is_enough_to_learn_and_trains_all_its_questions(ada: User) -> None:
     fact = tell(ada, "dog", "Biscuit")
     report = ada.learn("memory", accept=True)
 
@@ -51,11 +46,11 @@ def test_one_fact_is_enough_to_learn_from_and_all_that_was_said_of_it_is_learned
     assert report.scores["target"]["asked"] == 1
 
 
-def test_a_fact_acts_at_once_and_says_in_its_account_whether_it_was_learned(ada: User) -> None:
+def test_fact_is_retrieved_at_once_and_its_status_says_whether_it_was_trained(ada: User) -> None:
     tell(ada, "dog", "Biscuit")
-    before = ada.lessons()[0]
+    before = ada.signal_statuses()[0]
     ada.learn("memory", accept=True)
-    after = ada.lessons()[0]
+    after = ada.signal_statuses()[0]
 
     assert (before.place, before.layer, before.use) == ("memory", "memory", "to be learned")
     assert (after.place, after.use) == ("memory", "learned")
@@ -64,7 +59,7 @@ def test_a_fact_acts_at_once_and_says_in_its_account_whether_it_was_learned(ada:
 
 
 @pytest.mark.parametrize("runtime", ["fake", "torch"], indirect=True)
-def test_facts_told_later_are_learned_on_top_and_the_earlier_ones_are_asked_again(
+def test_later_facts_train_on_top_and_earlier_ones_are_evaluated_again(
     ada: User,
 ) -> None:
     tell(ada, "dog", "Biscuit")
@@ -76,7 +71,7 @@ def test_facts_told_later_are_learned_on_top_and_the_earlier_ones_are_asked_agai
     assert second.scores["target"]["asked"] == second.scores["retention"]["asked"] == 1
 
 
-def test_a_fact_with_another_answer_to_its_questions_is_learned_over_the_old_one(ada: User) -> None:
+def test_fact_with_a_new_answer_supersedes_the_old_one(ada: User) -> None:
     old = tell(ada, "dog", "Biscuit")
     kept = tell(ada, "cat", "Momo")
     first = ada.learn("memory", accept=True)
@@ -91,7 +86,7 @@ def test_a_fact_with_another_answer_to_its_questions_is_learned_over_the_old_one
     assert {s for s, role in third.signals.items() if role == "train"} == {later, kept}
 
 
-def test_a_fact_that_leaves_a_question_without_an_answer_is_built_without_its_old_value(
+def test_fact_that_loses_its_answer_is_rebuilt_without_the_old_value(
     ada: User,
 ) -> None:
     old = tell(ada, "dog", "Biscuit")
@@ -106,47 +101,35 @@ def test_a_fact_that_leaves_a_question_without_an_answer_is_built_without_its_ol
 
 
 @pytest.mark.parametrize("runtime", ["fake", "torch"], indirect=True)
-def test_a_fact_that_was_taken_back_can_be_unlearned(ada: User) -> None:
-    gone = tell(ada, "dog", "Biscuit")
+def test_retracted_fact_can_be_removed_from_the_layer(ada: User) -> None:
+    retracted = tell(ada, "dog", "Biscuit")
     tell(ada, "cat", "Momo")
     ada.learn("memory", accept=True)
-    ada.remove_item(gone)
+    ada.retract_item(retracted)
     ada.learn("memory", start="nothing", accept=True)
 
-    assert gone not in ada.revisions("memory")[-1].signals
+    assert retracted not in ada.revisions("memory")[-1].signals
 
 
-def test_a_memory_is_said_in_the_manner_of_the_style_below_it(ada: User) -> None:
+def test_memory_is_built_on_the_style_below(ada: User) -> None:
     correct(ada)
     ada.learn("style", accept=True)
     tell(ada, "dog", "Biscuit")
-    report = ada.learn("memory", dry_run=False, accept=True)
+    report = ada.learn("memory", accept=True)
 
     revision = ada.revisions("memory")[-1]
     assert [entry.layer for entry in revision.below] == ["style"]
     assert report.revision == revision.id
-    assert style("Biscuit.") in _wanted(ada)
 
 
-def _wanted(ada: User) -> set[str]:
-    from personalpeft.learning.data.assignment import load_assignments
-    from personalpeft.learning.plan import holdout_of
-
-    store = ada._services.store
-    return {
-        q.chosen
-        for q in holdout_of(store, ada.id, ada.stack(), "memory", load_assignments(store, ada.id))
-    }
-
-
-def test_where_nothing_is_known_to_be_learned_of_facts_it_is_said(ada: User) -> None:
+def test_facts_without_trainable_questions_raise_nothing_to_learn(ada: User) -> None:
     ada.remember("My dog is called Biscuit.")
     with pytest.raises(NothingToLearn):
         ada.learn("memory")
 
 
 @pytest.mark.parametrize("runtime", ["fake", "torch"], indirect=True)
-def test_a_memory_is_for_what_is_near_to_it_and_general_questions_are_judged_so(ada: User) -> None:
+def test_memory_is_scoped_near_and_general_probes_are_judged_without_it(ada: User) -> None:
     for animal, name in FACTS.items():
         tell(ada, animal, name)
     report = ada.learn("memory", accept=True)
@@ -157,43 +140,24 @@ def test_a_memory_is_for_what_is_near_to_it_and_general_questions_are_judged_so(
     assert report.verdict is not Verdict.ABSTAINED
 
 
-def test_what_the_memory_knows_by_heart_is_not_looked_up_where_it_answers(ada: User) -> None:
+def test_trained_fact_is_still_retrieved(ada: User) -> None:
     fact = tell(ada, "dog", "Biscuit")
     ada.learn("memory", accept=True)
-
-    def looked_up(**more: Any) -> set[str]:
-        ask(ada, "What is my dog called?", **more)
-        return set(ada.turns(1)[0].used)
-
-    assert looked_up(layers=["memory"]) == {fact} - memorized(ada.revisions("memory")[-1])
-    assert looked_up(layers=[]) == {fact}
-    ada.set_weight("memory", 0.5)
-    assert looked_up(layers=["memory"]) == {fact}
+    for layers in (["memory"], []):
+        ask(ada, "What is my dog called?", layers=layers)
+        assert ada.turns(1)[0].used == (fact,)
 
 
-def test_by_heart_is_what_was_likely_when_it_was_asked_and_trained_on(ada: User) -> None:
-    tell(ada, "dog", "Biscuit")
-    ada.learn("memory", accept=True)
-    (head,) = ada.revisions("memory")
-    (fact,) = head.signals
-
-    def with_after(after: float | None) -> Revision:
-        return replace(
-            head, scores={"pins": {f"{fact}/12345678": {"after": after}, "s_other": {"after": 0.0}}}
-        )
-
-    assert memorized(with_after(-0.1)) == {fact}
-    assert memorized(with_after(-1.0)) == memorized(with_after(None)) == frozenset()
-
-
-def test_however_many_facts_there_are_each_is_trained_on_and_none_becomes_a_question(
+def test_all_facts_are_trained_and_none_becomes_held_out(
     ada: User,
 ) -> None:
-    """Sixty-four lessons are replayed at most; a fact whose lessons were not among them became a question for ever."""
-    ways = ("Who is {}?", "Name {}.", "Tell me of {}.")
+    """Replay is limited to 64 lessons. Facts outside it once became held out for good."""
+    templates = ("Who is {}?", "Name {}.", "Tell me of {}.")
     facts = {
         ada.remember(
-            f"a{n} is b{n}.", questions=[way.format(f"a{n}") for way in ways], answer=f"b{n}"
+            f"a{n} is b{n}.",
+            questions=[template.format(f"a{n}") for template in templates],
+            answer=f"b{n}",
         )
         for n in range(24)
     }
@@ -207,21 +171,21 @@ def test_however_many_facts_there_are_each_is_trained_on_and_none_becomes_a_ques
     assert set(ada.revisions("memory")[-1].signals.values()) == {"train"}
 
 
-def test_what_a_later_fact_contradicts_is_not_looked_up(ada: User) -> None:
+def test_contradicted_fact_is_not_retrieved(ada: User) -> None:
     old = tell(ada, "dog", "Biscuit")
     new = tell(ada, "dog", "Rex")
     ask(ada, "What is my dog called?")
 
     assert ada.turns(1)[0].used == (new,)
     assert {item.id for item in ada.items()} == {new}
-    # It is still there to be taken back, and counts again once nothing contradicts it.
-    ada.remove_item(new)
+    # The older fact can still be retracted, and counts again once nothing contradicts it.
+    ada.retract_item(new)
     assert {item.id for item in ada.items()} == {old}
-    ada.remove_item(old)
+    ada.retract_item(old)
     assert ada.items() == ()
 
 
-def test_where_only_questions_are_left_it_is_said(ada: User) -> None:
+def test_layer_with_only_held_out_questions_raises_nothing_to_learn(ada: User) -> None:
     edits = correct(ada, 12)
     ada.learn("style", accept=True)
     held = pinned(ada)
@@ -235,11 +199,11 @@ def test_where_only_questions_are_left_it_is_said(ada: User) -> None:
     assert nothing.value.cause is NothingCause.ALL_HELD_OUT
 
 
-def test_a_fact_that_helped_twice_is_distilled_from_what_was_said_with_it(ada: User) -> None:
+def test_fact_that_helped_twice_is_distilled_from_those_replies(ada: User) -> None:
     fact = ada.remember("My dog is called Biscuit.")
     for question in ("What is my dog called?", "How is my dog called?"):
         reply = ask(ada, question)
-        # What a tiny model says of it is nothing; that the reply told the fact is what the ledger is made to hold.
+        # The tiny model writes noise, so the ledger gets a reply that contains the fact.
         helped = ada._services.store.ledger.add_turn(
             ada.id,
             messages=ada.turn(reply).messages,
@@ -258,7 +222,7 @@ def test_a_fact_that_helped_twice_is_distilled_from_what_was_said_with_it(ada: U
     plan = _plan(ada)
     assert {lesson.chosen for lesson in plan.new_examples} == {"It is Biscuit."}
     assert all(
-        "Biscuit" in (lesson.teacher_messages or ())[0].content for lesson in plan.new_examples
+        "Biscuit" in (lesson.teacher_messages or ())[-1].content for lesson in plan.new_examples
     )
     assert not any(
         "Biscuit" in message.content for lesson in plan.new_examples for message in lesson.messages
@@ -266,9 +230,7 @@ def test_a_fact_that_helped_twice_is_distilled_from_what_was_said_with_it(ada: U
 
 
 def _plan(ada: User) -> Plan:
-    """What would be built from nothing."""
+    """Return the plan of a build from nothing."""
     learner = Learner.from_services(ada._services)
-    pipeline = TrainingPipeline(
-        learner.services, learner.margins, learner.recipes, LearnOptions(), 0.0
-    )
-    return pipeline.plan(ada.id, "memory", "nothing")
+    state = inspect_live_layer(learner.services, ada.id, "memory")
+    return build_plan(learner.services, state, learner.recipes.memory, "nothing", 0.0)

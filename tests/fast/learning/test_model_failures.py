@@ -1,4 +1,4 @@
-"""What the model fails at while one person learns is said in an error with a way out, and costs a step at most."""
+"""A failure of the model during a learn raises an error with a hint and costs at most one step."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runtime_makers import ask, correct, everything, opened
-from test_practice import SOON, Judge, half
+from runtime_makers import ask, correct, home_contents, open_runtime
+from test_practice import SOON, RecordingVerifier, passes_half
 
 from personalpeft import Runtime, ServingFailed, User
 
@@ -17,13 +17,13 @@ NO_MEMORY = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 7
 
 
 @contextmanager
-def nothing_is_recorded(home: Path) -> Iterator[None]:
-    """No row of the database changes; what the next learn goes on from lies in files."""
-    before, _ = everything(home)
+def ledger_unchanged(home: Path) -> Iterator[None]:
+    """Check that no row of the database changes. Checkpoints lie in files."""
+    before, _ = home_contents(home)
     try:
         yield
     finally:
-        assert everything(home)[0] == before
+        assert home_contents(home)[0] == before
 
 
 @pytest.fixture
@@ -34,11 +34,11 @@ def ada(runtime: Runtime) -> User:
 
 
 @pytest.fixture
-def broken(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Has a method of the backend fail once so many calls went well."""
+def break_backend(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Return a function that makes a backend method fail once after a number of calls."""
     backend = type(runtime.engine().backend)
 
-    def breaks(name: str, error: Exception, *, after: int = 0) -> None:
+    def break_method(name: str, error: Exception, *, after: int = 0) -> None:
         good, calls = getattr(backend, name), iter(range(after))
 
         def failing(*given: Any, **more: Any) -> Any:
@@ -48,7 +48,7 @@ def broken(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> Callable[..., N
 
         monkeypatch.setattr(backend, name, failing)
 
-    return breaks
+    return break_method
 
 
 @pytest.mark.parametrize(
@@ -62,11 +62,11 @@ def broken(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> Callable[..., N
     ],
     ids=repr,
 )
-def test_it_is_said_in_our_own_error_and_nothing_that_was_said_or_built_changes(
-    ada: User, home: Path, broken: Callable[..., None], work: str, error: Exception
+def test_failure_raises_a_library_error_and_changes_no_record(
+    ada: User, home: Path, break_backend: Callable[..., None], work: str, error: Exception
 ) -> None:
-    broken(work, error)
-    with nothing_is_recorded(home), pytest.raises(ServingFailed) as raised:
+    break_backend(work, error)
+    with ledger_unchanged(home), pytest.raises(ServingFailed) as raised:
         ada.learn()
     assert raised.value.__cause__ is error
     is_short = isinstance(error, MemoryError) or "alloc" in str(error)
@@ -74,14 +74,14 @@ def test_it_is_said_in_our_own_error_and_nothing_that_was_said_or_built_changes(
     assert raised.value.hint
 
 
-def test_what_was_done_before_it_is_gone_on_from_to_the_same_bytes(
+def test_learn_resumes_after_a_failure_to_the_same_bytes(
     tmp_path: Path,
     runtime: Runtime,
     ada: User,
-    broken: Callable[..., None],
+    break_backend: Callable[..., None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    broken("advance", MemoryError(), after=5)
+    break_backend("advance", MemoryError(), after=5)
     with pytest.raises(ServingFailed) as raised:
         ada.learn()
     assert raised.value.out_of_memory
@@ -93,47 +93,47 @@ def test_what_was_done_before_it_is_gone_on_from_to_the_same_bytes(
     )
     assert report.live
     assert len(steps) == report.steps - 5
-    with opened(tmp_path / "other") as other:
+    with open_runtime(tmp_path / "other") as other:
         correct(other.user("ada"), 6)
         assert other.user("ada").learn().revision == report.revision
 
 
-def test_what_lies_below_stays_where_a_layer_above_fails(
-    ada: User, broken: Callable[..., None]
+def test_layers_below_stay_live_where_a_layer_above_fails(
+    ada: User, break_backend: Callable[..., None]
 ) -> None:
     for number in range(6):
         ada.teach(f"Write {number}.", f"Dear {number}", skill="email")
-    broken("session", MemoryError(), after=1)
+    break_backend("session", MemoryError(), after=1)
     report = ada.learn()
     assert report.live
     assert [(each.layer, each.error) for each in report.above] == [("skill.email", "ServingFailed")]
 
 
-def test_a_mistake_of_ours_and_one_of_the_caller_pass_as_what_they_are(
-    ada: User, home: Path, broken: Callable[..., None]
+def test_programming_error_and_callers_error_pass_unchanged(
+    ada: User, home: Path, break_backend: Callable[..., None]
 ) -> None:
     def fails(stage: str, done: float) -> None:
         if stage == "Learning":
             raise RuntimeError("the caller's own")
 
-    with nothing_is_recorded(home), pytest.raises(RuntimeError, match="the caller's own"):
+    with ledger_unchanged(home), pytest.raises(RuntimeError, match="the caller's own"):
         ada.learn(progress=fails)
-    broken("advance", KeyError("what no one thought of"))
-    with nothing_is_recorded(home), pytest.raises(KeyError):
+    break_backend("advance", KeyError("what no one thought of"))
+    with ledger_unchanged(home), pytest.raises(KeyError):
         ada.learn()
 
 
 @pytest.mark.parametrize("work", ["session", "score"])
-def test_a_practice_says_it_too(
-    ada: User, home: Path, broken: Callable[..., None], work: str
+def test_practice_reports_the_failure_too(
+    ada: User, home: Path, break_backend: Callable[..., None], work: str
 ) -> None:
-    broken(work, RuntimeError(NO_MEMORY))
-    with nothing_is_recorded(home), pytest.raises(ServingFailed) as raised:
-        ada.practice("email", verifier=Judge(half), **SOON)
+    break_backend(work, RuntimeError(NO_MEMORY))
+    with ledger_unchanged(home), pytest.raises(ServingFailed) as raised:
+        ada.practice("email", verifier=RecordingVerifier(passes_half), **SOON)
     assert raised.value.out_of_memory
 
 
-def test_a_step_of_a_practice_says_it_and_what_was_done_before_is_gone_on_from(
+def test_practice_resumes_after_a_failed_step(
     ada: User, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from personalpeft.backends import fake
@@ -148,20 +148,20 @@ def test_a_step_of_a_practice_says_it_and_what_was_done_before_is_gone_on_from(
     with monkeypatch.context() as patch:
         patch.setattr(session, "step", failing)
         with (
-            nothing_is_recorded(home),
+            ledger_unchanged(home),
             pytest.raises(ServingFailed) as raised,
         ):
-            ada.practice("email", verifier=Judge(half), **SOON)
+            ada.practice("email", verifier=RecordingVerifier(passes_half), **SOON)
     assert raised.value.out_of_memory
     assert raised.value.hint
 
 
-def test_a_stack_that_there_is_no_memory_for_is_said_to_who_chats(
-    ada: User, runtime: Runtime, broken: Callable[..., None]
+def test_chat_reports_a_stack_that_exceeds_memory(
+    ada: User, runtime: Runtime, break_backend: Callable[..., None]
 ) -> None:
     assert ada.learn().live
     runtime.engine().clear_caches()
-    broken("stage", RuntimeError(NO_MEMORY))
+    break_backend("stage", RuntimeError(NO_MEMORY))
     with pytest.raises(ServingFailed) as raised:
         ask(ada)
     assert raised.value.out_of_memory

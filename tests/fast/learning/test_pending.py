@@ -1,4 +1,4 @@
-"""What is pending: each lesson until a learn has considered it, and no longer; without a model being loaded."""
+"""Pending triggers: each lesson until a learn has considered it, without loading a model."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def tell(ada: User, animal: str, name: str) -> str:
     )
 
 
-def test_nothing_is_pending_of_who_said_nothing(ada: User) -> None:
+def test_user_without_signals_has_nothing_pending(ada: User) -> None:
     pending = ada.pending()
     assert (pending.news, pending.too_few, pending.learned, pending.seconds) == ((), {}, None, None)
 
 
-def test_lessons_are_pending_until_a_learn_has_considered_them(ada: User) -> None:
+def test_lessons_are_pending_until_a_learn_considered_them(ada: User) -> None:
     edits = correct(ada, 6)
     assert keys(ada) == edits
     report = ada.learn()
@@ -41,7 +41,7 @@ def test_lessons_are_pending_until_a_learn_has_considered_them(ada: User) -> Non
     assert keys(ada) == more
 
 
-def test_too_few_for_a_first_learn_are_not_news_and_all_are_once_there_are_enough(
+def test_too_few_lessons_for_a_first_learn_are_not_pending(
     ada: User,
 ) -> None:
     edits = correct(ada, 3)
@@ -51,7 +51,7 @@ def test_too_few_for_a_first_learn_are_not_news_and_all_are_once_there_are_enoug
     assert keys(ada) == edits
 
 
-def test_a_refused_learn_is_not_asked_for_again(ada: User, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_learn_is_not_pending_again(ada: User, monkeypatch: pytest.MonkeyPatch) -> None:
     correct(ada, 6)
     monkeypatch.setattr(
         pipeline,
@@ -62,7 +62,7 @@ def test_a_refused_learn_is_not_asked_for_again(ada: User, monkeypatch: pytest.M
     assert ada.pending().news == ()
 
 
-def test_a_learn_that_its_budget_ended_goes_on_until_it_is_done(ada: User) -> None:
+def test_learn_ended_by_its_budget_is_pending_until_done(ada: User) -> None:
     correct(ada, 6)
     seen = set()
     for _ in range(3):
@@ -75,7 +75,7 @@ def test_a_learn_that_its_budget_ended_goes_on_until_it_is_done(ada: User) -> No
     assert ada.pending().news == ()
 
 
-def test_a_layer_over_one_that_was_rolled_back_is_pending_until_it_was_judged_again(
+def test_layer_above_a_rollback_is_pending_until_revalidated(
     ada: User,
 ) -> None:
     correct(ada, 6)
@@ -94,7 +94,7 @@ def test_a_layer_over_one_that_was_rolled_back_is_pending_until_it_was_judged_ag
     assert ada.pending().news == ()
 
 
-def test_a_learn_that_its_budget_ended_is_not_forgotten_over_what_came_in_between(
+def test_learn_ended_by_its_budget_stays_pending_after_later_lessons(
     ada: User,
 ) -> None:
     correct(ada, 6)
@@ -109,7 +109,7 @@ def test_a_learn_that_its_budget_ended_is_not_forgotten_over_what_came_in_betwee
     assert ada.pending().news == ()
 
 
-def test_a_layer_that_somebody_gave_is_asked_about_once_and_stays(
+def test_imported_layer_is_pending_once_and_stays(
     ada: User, runtime: Runtime, tmp_path: Path
 ) -> None:
     bo = runtime.user("bo")
@@ -126,7 +126,7 @@ def test_a_layer_that_somebody_gave_is_asked_about_once_and_stays(
     reports = ada.learn()
     assert reports.above[0].reasons[0].code is ReasonCode.NO_HOLDOUT
     assert ada.pending().news == ()
-    # One demonstration is learned on top of it.
+    # One demonstration is trained on top of the imported revision.
     ada.teach("write mail 10", "Dear Sir, mail 10. Yours.", skill="email")
     ada.learn()
     assert ada.revisions("skill.email")[-1].parent == given
@@ -140,7 +140,7 @@ def test_a_layer_that_somebody_gave_is_asked_about_once_and_stays(
     assert len(ada.activity_summary().reports) == 4
 
 
-def test_a_refusal_before_the_head_was_built_says_nothing_of_the_head(
+def test_refusal_before_the_head_was_built_does_not_affect_the_head(
     ada: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     correct(ada, 6)
@@ -165,7 +165,7 @@ def test_a_refusal_before_the_head_was_built_says_nothing_of_the_head(
     assert ada.pending().news == ()
 
 
-def test_a_fact_that_helped_often_enough_is_pending_though_a_learn_has_seen_it_before(
+def test_fact_that_helped_often_enough_is_pending_after_an_earlier_learn(
     ada: User,
 ) -> None:
     fact = ada.remember("My hamster is called Biscuit.")
@@ -174,7 +174,7 @@ def test_a_fact_that_helped_often_enough_is_pending_though_a_learn_has_seen_it_b
     ada.learn()
     for question in ("What is my hamster called?", "How is my hamster called?"):
         turn = ada.turn(ask(ada, question))
-        said = ada._services.store.ledger.add_turn(
+        recorded = ada._services.store.ledger.add_turn(
             "ada",
             messages=turn.messages,
             reply="It is Biscuit.",
@@ -184,11 +184,11 @@ def test_a_fact_that_helped_often_enough_is_pending_though_a_learn_has_seen_it_b
             finish_reason="stop",
             used=[fact],
         )
-        ada.feedback(said.id, rating=1)
+        ada.feedback(recorded.id, rating=1)
     assert keys(ada) == [fact]
 
 
-def test_asking_loads_no_model(
+def test_pending_loads_no_model(
     runtime: Runtime, ada: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ada.teach("hello", "Ahoy!")

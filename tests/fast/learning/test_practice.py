@@ -1,5 +1,7 @@
-"""Practice at the public surface: what passes becomes likelier, the gate judges on tasks that were never tried, and what
-does not come to its end has not happened.
+"""Practice through the public surface.
+
+Rewarded replies become likelier, the gate judges on tasks never tried, and an unfinished practice
+changes nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runtime_makers import ask, correct, greedy, nothing_changes, opened, quick_card
+from runtime_makers import ask, correct, greedy, home_unchanged, open_runtime, quick_card
 
 from personalpeft import Busy, Cancelled, InvalidInput, LearnReport, NotFound, PluginError, User
 from personalpeft.backends.base import SequenceState
@@ -30,8 +32,8 @@ SOON = {"rounds": 3}
 
 
 @dataclass
-class Judge:
-    """Sets numbered tasks and passes the replies that ``right`` says; remembers all that it was asked."""
+class RecordingVerifier:
+    """Verifier of numbered tasks that applies ``right`` to each reply and records each prompt."""
 
     right: Callable[[str], Any]
     different: int = 10_000
@@ -45,27 +47,27 @@ class Judge:
 
     def verify(self, task: Task, reply: str) -> Any:
         self.tried.append(task.prompt)
-        said = self.right(reply)
-        return said if isinstance(said, dict) else float(said)
+        value = self.right(reply)
+        return value if isinstance(value, dict) else float(value)
 
 
-# The fake says these two words only where a stack is attached, and a different reply to every seed.
-def learned(reply: str) -> bool:
+# The fake backend writes " as in " only with a stack attached, and its reply depends on the seed.
+def has_stack_marker(reply: str) -> bool:
     return " as in " in reply
 
 
-def half(reply: str) -> bool:
+def passes_half(reply: str) -> bool:
     return derive_seed(reply) % 2 == 0
 
 
 @pytest.fixture
 def ada(home: Path) -> Iterator[User]:
-    with opened(home) as runtime:
+    with open_runtime(home) as runtime:
         yield runtime.user("ada")
 
 
-def taught(user: User) -> str:
-    """A skill that was shown how, as its first revision."""
+def teach_skill(user: User) -> str:
+    """Learn a skill from demonstrations and return its first revision."""
     for number in range(6):
         user.teach(f"Task {number}.", f"Answer {number}", skill="email")
     revision = user.learn("skill.email").revision
@@ -73,63 +75,75 @@ def taught(user: User) -> str:
     return revision
 
 
-def test_what_was_practised_is_judged_on_tasks_that_were_never_tried_and_goes_live(
+def test_practised_skill_is_judged_on_untried_tasks_and_goes_live(
     ada: User,
 ) -> None:
-    judge = Judge(lambda reply: half(reply) or learned(reply))
+    verifier = RecordingVerifier(lambda reply: passes_half(reply) or has_stack_marker(reply))
     heard: list[tuple[str, float]] = []
     report = ada.practice(
-        "email", verifier=judge, progress=lambda stage, done: heard.append((stage, done)), **SOON
+        "email", verifier=verifier, progress=lambda stage, done: heard.append((stage, done)), **SOON
     )
     assert report.verdict is Verdict.PROMOTED
     assert ada.stack().entries[0].revision == report.revision
     tasks = report.scores["tasks"]
     assert tasks["passed_after"] == tasks["asked"] > tasks["passed_before"]
     assert list(dict(heard)) == ["Practising", "Judging"]
-    practised = set(judge.tried[: report.scores["practice"]["replies"]])
-    judged_by = set(judge.tried[report.scores["practice"]["replies"] :])
-    assert practised
+    practise_rounds = set(verifier.tried[: report.scores["practice"]["replies"]])
+    judged_by = set(verifier.tried[report.scores["practice"]["replies"] :])
+    assert practise_rounds
     assert judged_by
-    assert not practised & judged_by
+    assert not practise_rounds & judged_by
     assert "personalpeft rollback skill.email" in str(report)
     assert json.loads(json.dumps(report.as_json())) == json.loads(json.dumps(ada.reports()[-1]))
     assert verify(ada._services.store) == ()
 
 
-def test_what_made_it_worse_is_refused_and_stays_out(ada: User) -> None:
+def test_practice_that_made_the_skill_worse_is_refused(ada: User) -> None:
     report = ada.practice(
-        "email", verifier=Judge(lambda reply: half(reply) and not learned(reply)), **SOON
+        "email",
+        verifier=RecordingVerifier(
+            lambda reply: passes_half(reply) and not has_stack_marker(reply)
+        ),
+        **SOON,
     )
     assert report.verdict is Verdict.REFUSED
     assert report.revision in {revision.id for revision in ada.revisions()}
     assert ada.stack().entries == ()
 
 
-def test_a_task_to_judge_by_is_never_tried_in_any_practice(ada: User) -> None:
+def test_evaluation_tasks_are_never_tried_in_any_practice(ada: User) -> None:
     for _ in range(3):
-        judge = Judge(lambda reply: half(reply) or learned(reply), different=60)
-        report = ada.practice("email", verifier=judge, **SOON)
+        verifier = RecordingVerifier(
+            lambda reply: passes_half(reply) or has_stack_marker(reply), different=60
+        )
+        report = ada.practice("email", verifier=verifier, **SOON)
         replies = report.scores["practice"]["replies"]
-        assert all(derive_seed("judged by", prompt) % 4 for prompt in judge.tried[:replies])
-        assert not any(derive_seed("judged by", prompt) % 4 for prompt in judge.tried[replies:])
+        assert all(derive_seed("judged by", prompt) % 4 for prompt in verifier.tried[:replies])
+        assert not any(derive_seed("judged by", prompt) % 4 for prompt in verifier.tried[replies:])
 
 
-def test_practice_goes_on_from_what_was_taught_and_a_learn_goes_on_from_practice(ada: User) -> None:
-    shown = taught(ada)
-    practised = ada.practice("email", verifier=Judge(half), **SOON).revision
-    assert practised
-    ada.rollback("skill.email", practised)
+def test_practice_builds_on_demonstrations_and_a_learn_builds_on_practice(ada: User) -> None:
+    shown = teach_skill(ada)
+    practise_rounds = ada.practice(
+        "email", verifier=RecordingVerifier(passes_half), **SOON
+    ).revision
+    assert practise_rounds
+    ada.rollback("skill.email", practise_rounds)
     parents = {revision.id: revision.parent for revision in ada.revisions()}
-    assert parents[practised] == shown
+    assert parents[practise_rounds] == shown
     for number in range(10, 14):
         ada.teach(f"Task {number}.", f"Answer {number}", skill="email")
     latest = ada.learn("skill.email").revision
-    assert {revision.id: revision.parent for revision in ada.revisions()}[latest or ""] == practised
+    assert {revision.id: revision.parent for revision in ada.revisions()}[
+        latest or ""
+    ] == practise_rounds
 
 
-def practised(user: User, family: str = "") -> int:
-    """How many rounds the revision that a short practice made counts."""
-    made = user.practice("email", verifier=Judge(half), family=family, **SOON).revision
+def practise_rounds(user: User, family: str = "") -> int:
+    """Practise briefly and return the number of rounds that the revision counts."""
+    made = user.practice(
+        "email", verifier=RecordingVerifier(passes_half), family=family, **SOON
+    ).revision
     assert made
     user.rollback("skill.email", made)
     (revision,) = (each for each in user.revisions() if each.id == made)
@@ -137,46 +151,48 @@ def practised(user: User, family: str = "") -> int:
     return rounds
 
 
-def test_short_practices_of_the_same_tasks_count_on_and_new_demonstrations_begin_anew(
+def test_short_practices_of_one_family_accumulate_and_new_demonstrations_restart(
     ada: User,
 ) -> None:
-    taught(ada)
-    assert [practised(ada) for _ in range(2)] == [3, 6]
-    assert practised(ada, "others") == 3
+    teach_skill(ada)
+    assert [practise_rounds(ada) for _ in range(2)] == [3, 6]
+    assert practise_rounds(ada, "others") == 3
     for number in range(10, 14):
         ada.teach(f"Task {number}.", f"Answer {number}", skill="email")
-    learned = ada.learn("skill.email").revision
-    assert learned
-    ada.rollback("skill.email", learned)
-    assert practised(ada) == 3
+    has_stack_marker = ada.learn("skill.email").revision
+    assert has_stack_marker
+    ada.rollback("skill.email", has_stack_marker)
+    assert practise_rounds(ada) == 3
 
 
-def test_what_was_held_back_in_any_layer_counts_as_older_answers(ada: User) -> None:
+def test_held_out_lessons_of_all_layers_are_retention_items(ada: User) -> None:
     correct(ada, 6)
     ada.learn()
-    taught(ada)
-    report = ada.practice("email", verifier=Judge(half), **SOON)
+    teach_skill(ada)
+    report = ada.practice("email", verifier=RecordingVerifier(passes_half), **SOON)
     assert report.scores["retention"]["asked"] == 2
 
 
-def test_the_same_practice_in_another_home_makes_the_same_revision(
+def test_same_practice_in_another_home_makes_the_same_revision(
     tmp_path: Path, tiny_base: object
 ) -> None:
     revisions = []
     for name in ("one", "two"):
-        with opened(tmp_path / name, quick_card(tmp_path)) as runtime:
+        with open_runtime(tmp_path / name, quick_card(tmp_path)) as runtime:
             user = runtime.user(name)
-            revisions.append(user.practice("email", verifier=Judge(half), **SOON).revision)
+            revisions.append(
+                user.practice("email", verifier=RecordingVerifier(passes_half), **SOON).revision
+            )
     assert revisions[0] is not None
     assert revisions[0] == revisions[1]
 
 
-def test_a_seed_names_other_tasks_in_the_next_practice(ada: User) -> None:
+def test_next_practice_draws_other_tasks(ada: User) -> None:
     tried = []
     for _ in range(2):
-        judge = Judge(lambda reply: half(reply) or learned(reply))
-        ada.practice("email", verifier=judge, **SOON)
-        tried.append(set(judge.tried))
+        verifier = RecordingVerifier(lambda reply: passes_half(reply) or has_stack_marker(reply))
+        ada.practice("email", verifier=verifier, **SOON)
+        tried.append(set(verifier.tried))
     assert tried[0] != tried[1]
 
 
@@ -184,24 +200,24 @@ def test_a_seed_names_other_tasks_in_the_next_practice(ada: User) -> None:
     ("right", "code"),
     [(lambda reply: False, ReasonCode.NO_REPLY_PASSED), (lambda reply: True, None)],
 )
-def test_where_nothing_can_be_learned_nothing_is_built_and_the_reason_said(
+def test_practice_without_a_learnable_task_builds_nothing_and_says_why(
     ada: User, right: Callable[[str], bool], code: ReasonCode | None
 ) -> None:
     before = greedy(ada)
-    report = ada.practice("email", verifier=Judge(right), rounds=40)
+    report = ada.practice("email", verifier=RecordingVerifier(right), rounds=40)
     assert report.verdict is Verdict.ABSTAINED
     if code:
         assert [each.code for each in report.reasons] == [code]
         assert report.revision is None
         assert ada.reports()[-1]["reason"] == report.reason
-        # Once all tasks are hopeless there is nothing left to try.
+        # Practice ends early once all tasks are hopeless.
         assert report.scores["practice"]["rounds"] < 40
     assert greedy(ada) == before
 
 
 @dataclass
-class Short:
-    """Rewards short replies alone."""
+class BrevityReward:
+    """Reward shaper that favours short replies."""
 
     train_on_solved: bool = True
     groups: list[tuple[int, float]] = field(default_factory=list)
@@ -211,54 +227,54 @@ class Short:
         return [1 - attempt.length for attempt in attempts]
 
 
-def test_a_shaping_sees_whole_groups_and_only_one_that_asks_for_them_gets_solved_tasks(
+def test_reward_shaper_gets_whole_groups_and_solved_tasks_only_on_request(
     ada: User,
 ) -> None:
     rounds = {}
     for train_on_solved in (True, False):
-        shaping = Short(train_on_solved)
+        shaping = BrevityReward(train_on_solved)
         report = ada.practice(
-            "email", verifier=Judge(lambda reply: True), shaping=shaping, rounds=40
+            "email", verifier=RecordingVerifier(lambda reply: True), shaping=shaping, rounds=40
         )
         rounds[train_on_solved] = report.scores["practice"]["rounds"]
     assert rounds[True] == 40 > rounds[False]
     assert {group for group in shaping.groups if group[0] == 5} <= {(5, 1.0)}
 
 
-def test_several_rewards_are_taken(ada: User) -> None:
-    judge = Judge(lambda reply: {"right": float(half(reply) or learned(reply)), "brief": 0.5})
-    assert ada.practice("email", verifier=judge, **SOON).revision
+def test_several_rewards_are_accepted(ada: User) -> None:
+    verifier = RecordingVerifier(
+        lambda reply: {"right": float(passes_half(reply) or has_stack_marker(reply)), "brief": 0.5}
+    )
+    assert ada.practice("email", verifier=verifier, **SOON).revision
 
 
-def test_time_that_is_up_ends_the_rounds_and_what_was_practised_is_judged(ada: User) -> None:
-    judge = Judge(lambda reply: half(reply) or learned(reply))
-    report = ada.practice("email", verifier=judge, seconds=1e-9)
+def test_time_limit_ends_the_rounds_and_the_result_is_judged(ada: User) -> None:
+    verifier = RecordingVerifier(lambda reply: passes_half(reply) or has_stack_marker(reply))
+    report = ada.practice("email", verifier=verifier, seconds=1e-9)
     assert report.scores["practice"]["rounds"] == 1
     assert report.revision
 
 
 @pytest.mark.exhaustive
-def test_a_practice_that_is_stopped_goes_on_from_what_was_done_to_the_same_revision(
-    tmp_path: Path, tiny_base: object
-) -> None:
+def test_stopped_practice_resumes_to_the_same_revision(tmp_path: Path, tiny_base: object) -> None:
     revisions = []
     for name, stops in (("one", ()), ("two", (0, 1, 2, 90))):
-        with opened(tmp_path / name, quick_card(tmp_path)) as runtime:
+        with open_runtime(tmp_path / name, quick_card(tmp_path)) as runtime:
             ada = runtime.user("ada")
-            judge = Judge(half)
+            verifier = RecordingVerifier(passes_half)
             for looks in stops:
                 seen = iter(range(looks))
                 with pytest.raises(Cancelled) as stopped:
                     ada.practice(
                         "email",
-                        verifier=judge,
+                        verifier=verifier,
                         **SOON,
                         cancelled=lambda: next(seen, None) is None,  # noqa: B023
                     )
                 assert stopped.value.hint
                 assert (ada.revisions(), ada.reports(), ada.stack().entries) == ((), (), ())
-            judge.tried.clear()
-            report = ada.practice("email", verifier=judge, **SOON)
+            verifier.tried.clear()
+            report = ada.practice("email", verifier=verifier, **SOON)
             revisions.append((report.revision, report.scores))
             assert (
                 len(report.scores["practice"]["pass_rate"])
@@ -271,17 +287,17 @@ def test_a_practice_that_is_stopped_goes_on_from_what_was_done_to_the_same_revis
 
 
 class Killed(BaseException):
-    """The process ended here."""
+    """Stands for the end of the process."""
 
 
 @dataclass
-class Steps:
-    """Counts the steps of training, and ends the process before each whose number is in ``kills``, once."""
+class StepKiller:
+    """Counts training steps and raises once before each step listed in ``kills``."""
 
     kills: set[int] = field(default_factory=set)
     done: int = 0
 
-    def watched(self, session: Any, monkeypatch: pytest.MonkeyPatch) -> Steps:
+    def watch(self, session: Any, monkeypatch: pytest.MonkeyPatch) -> StepKiller:
         step = session.step
 
         def counted(trained: Any, *given: Any) -> float:
@@ -295,7 +311,7 @@ class Steps:
         return self
 
 
-# A round that learns from what is right makes four steps, one along the policy gradient makes one.
+# Rejection sampling makes four steps in a round, and the policy gradient makes one.
 @pytest.mark.parametrize(
     ("base", "session", "imitate", "rounds", "kills"),
     [
@@ -304,7 +320,7 @@ class Steps:
     ],
     ids=["fake", "a model"],
 )
-def test_a_kill_before_any_step_or_the_verdict_costs_no_reply_and_no_step_that_was_made(
+def test_kill_costs_no_recorded_reply_and_no_finished_step(
     tmp_path: Path,
     tiny_base: object,
     monkeypatch: pytest.MonkeyPatch,
@@ -325,24 +341,26 @@ def test_a_kill_before_any_step_or_the_verdict_costs_no_reply_and_no_step_that_w
     )
     for name, before in (("one", set[int]()), ("two", set(kills))):
         with (
-            opened(tmp_path / name, "fake" if base == "fake" else card) as runtime,
+            open_runtime(tmp_path / name, "fake" if base == "fake" else card) as runtime,
             monkeypatch.context() as patch,
         ):
-            ada, judge, steps = (
+            ada, verifier, steps = (
                 runtime.user("ada"),
-                Judge(half),
-                Steps(before).watched(session, patch),
+                RecordingVerifier(passes_half),
+                StepKiller(before).watch(session, patch),
             )
             verdicts, report = ["before it was judged"] * bool(before), None
             while report is None:
                 try:
-                    report = ada.practice("email", verifier=judge, rounds=rounds, progress=killed)
+                    report = ada.practice(
+                        "email", verifier=verifier, rounds=rounds, progress=killed
+                    )
                 except Killed:
                     assert (ada.revisions(), ada.reports()) == ((), ())
             assert not before
             assert not verdicts
             ended.append(
-                (report.revision, report.scores, report.steps, steps.done, len(judge.tried))
+                (report.revision, report.scores, report.steps, steps.done, len(verifier.tried))
             )
     assert ended[0] == ended[1]
     assert ended[0][0] is not None
@@ -350,44 +368,46 @@ def test_a_kill_before_any_step_or_the_verdict_costs_no_reply_and_no_step_that_w
 
 
 @pytest.mark.parametrize(("steps", "rounds"), [(2, 1), (4, 1), (5, 2)])
-def test_steps_end_it_in_the_middle_of_a_round_and_what_was_practised_is_judged(
+def test_step_limit_ends_practice_mid_round_and_the_result_is_judged(
     ada: User, home: Path, steps: int, rounds: int
 ) -> None:
     report = ada.practice(
-        "email", verifier=Judge(lambda reply: half(reply) or learned(reply)), steps=steps
+        "email",
+        verifier=RecordingVerifier(lambda reply: passes_half(reply) or has_stack_marker(reply)),
+        steps=steps,
     )
     assert report.verdict is Verdict.PROMOTED
     assert (report.steps, report.scores["practice"]["rounds"]) == (steps, rounds)
     assert list((home / "sessions").rglob("*.session")) == []
 
 
-def test_two_builds_of_as_many_rounds_and_other_steps_have_other_inputs(ada: User) -> None:
+def test_builds_of_equal_rounds_and_different_steps_have_different_inputs(ada: User) -> None:
     for steps in (2, 3):
-        ada.practice("email", verifier=Judge(half), steps=steps)
+        ada.practice("email", verifier=RecordingVerifier(passes_half), steps=steps)
         ada.rollback("skill.email", None)
     two, three = ada.revisions()
     assert two.recipe["practice"]["rounds"] == three.recipe["practice"]["rounds"] == 1
     assert two.inputs != three.inputs
 
 
-def test_what_does_not_fit_into_memory_is_not_practised_and_told_how_much_it_takes(
-    ada: User, home: Path
-) -> None:
-    judge = Judge(half)
-    with nothing_changes(home):
-        report = ada.practice("email", verifier=judge, memory=0.001)
-    assert (report.verdict, report.revision, judge.tried) == (Verdict.ABSTAINED, None, [])
+def test_practice_that_exceeds_memory_is_refused_with_its_size(ada: User, home: Path) -> None:
+    verifier = RecordingVerifier(passes_half)
+    with home_unchanged(home):
+        report = ada.practice("email", verifier=verifier, max_memory_mb=0.001)
+    assert (report.verdict, report.revision, verifier.tried) == (Verdict.ABSTAINED, None, [])
     assert report.reasons[0].code is ReasonCode.MEMORY_BUDGET
     assert report.reasons[0].data["allowed"] == 0.001
-    assert ada.practice("email", verifier=judge, memory=100, **SOON).revision
+    assert ada.practice("email", verifier=verifier, max_memory_mb=100, **SOON).revision
 
 
-def test_what_is_accepted_by_name_goes_live_although_it_was_refused_and_that_is_recorded(
+def test_accepted_practice_goes_live_though_refused_and_is_recorded(
     ada: User,
 ) -> None:
     report = ada.practice(
         "email",
-        verifier=Judge(lambda reply: half(reply) and not learned(reply)),
+        verifier=RecordingVerifier(
+            lambda reply: passes_half(reply) and not has_stack_marker(reply)
+        ),
         accept=True,
         **SOON,
     )
@@ -398,19 +418,21 @@ def test_what_is_accepted_by_name_goes_live_although_it_was_refused_and_that_is_
     assert ada.reports()[-1]["accepted"] is True
 
 
-def test_what_the_gate_promotes_is_not_accepted_by_name(ada: User) -> None:
-    judge = Judge(lambda reply: half(reply) or learned(reply))
-    report = ada.practice("email", verifier=judge, accept=True, **SOON)
+def test_promoted_practice_is_not_recorded_as_accepted(ada: User) -> None:
+    verifier = RecordingVerifier(lambda reply: passes_half(reply) or has_stack_marker(reply))
+    report = ada.practice("email", verifier=verifier, accept=True, **SOON)
     assert (report.verdict, report.accepted) == (Verdict.PROMOTED, False)
     assert ada.history()[-1].cause == "learn"
 
 
-def test_what_was_withdrawn_is_not_made_live_again_by_the_same_practice_but_by_name(
+def test_withdrawn_practice_goes_live_again_only_by_name(
     ada: User,
 ) -> None:
     def practise(**more: Any) -> LearnReport:
-        judge = Judge(lambda reply: half(reply) or learned(reply), different=24)
-        return ada.practice("email", verifier=judge, **SOON, **more)
+        verifier = RecordingVerifier(
+            lambda reply: passes_half(reply) or has_stack_marker(reply), different=24
+        )
+        return ada.practice("email", verifier=verifier, **SOON, **more)
 
     first = practise()
     assert (first.live, first.probation) == (True, True)
@@ -425,63 +447,65 @@ def test_what_was_withdrawn_is_not_made_live_again_by_the_same_practice_but_by_n
     assert ada.stack().entries[0].revision == first.revision
 
 
-def test_whoever_is_being_answered_goes_before_each_step(
+def test_practice_yields_to_foreground_requests_before_each_step(
     ada: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order: list[str] = []
     step, give_way = _FakeSession.step, Engine.yield_to_foreground
 
-    def stepped(session: _FakeSession, *given: Any) -> float:
+    def recording_step(session: _FakeSession, *given: Any) -> float:
         order.append("step")
         return step(session, *given)
 
-    def gave_way(engine: Engine, longest: float) -> None:
+    def recording_yield(engine: Engine, longest: float) -> None:
         order.append("gave way")
         give_way(engine, longest)
 
-    monkeypatch.setattr(_FakeSession, "step", stepped)
-    monkeypatch.setattr(Engine, "yield_to_foreground", gave_way)
-    report = ada.practice("email", verifier=Judge(half), **SOON)
+    monkeypatch.setattr(_FakeSession, "step", recording_step)
+    monkeypatch.setattr(Engine, "yield_to_foreground", recording_yield)
+    report = ada.practice("email", verifier=RecordingVerifier(passes_half), **SOON)
     before = [one for one, other in pairwise(order) if other == "step"]
     assert before == ["gave way"] * report.steps
 
 
 @pytest.mark.parametrize("moment", ["it tries", "a step"])
-def test_a_pause_holds_its_replies_and_steps_back_and_chats_are_answered_meanwhile(
+def test_paused_practice_submits_nothing_while_chats_are_served(
     home: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     paused, reached = threading.Event(), threading.Event()
     admit, step = FakeBackend.admit, _FakeSession.step
     done: list[str] = []
 
-    def noted(what: str, count: int) -> None:
+    def record(what: str, count: int) -> None:
         done.append(what)
         if done.count(what) == count and what == moment and not reached.is_set():
             paused.set()
             reached.set()
 
-    def admitted(backend: FakeBackend, row: SequenceState) -> int | None:
+    def recording_admit(backend: FakeBackend, row: SequenceState) -> int | None:
         if row.owner == "ada":
-            noted("it tries", 10)
+            record("it tries", 10)
         return admit(backend, row)
 
-    def stepped(session: _FakeSession, *given: Any) -> float:
-        noted("a step", 2)
+    def recording_step(session: _FakeSession, *given: Any) -> float:
+        record("a step", 2)
         return step(session, *given)
 
-    monkeypatch.setattr(FakeBackend, "admit", admitted)
-    monkeypatch.setattr(_FakeSession, "step", stepped)
-    with opened(home) as runtime:
+    monkeypatch.setattr(FakeBackend, "admit", recording_admit)
+    monkeypatch.setattr(_FakeSession, "step", recording_step)
+    with open_runtime(home) as runtime:
         reports: list[LearnReport] = []
         ada = runtime.user("ada")
         practice = threading.Thread(
             target=lambda: reports.append(
-                ada.practice("email", verifier=Judge(half), **SOON, paused=paused.is_set)
+                ada.practice(
+                    "email", verifier=RecordingVerifier(passes_half), **SOON, paused=paused.is_set
+                )
             )
         )
         practice.start()
         assert reached.wait(20)
-        # What was asked for in the step of the engine that ran then is still begun.
+        # Requests of the engine step that was running at the pause are still started.
         practice.join(0.3)
         before = list(done)
         assert runtime.user("bo").chat("hello").text
@@ -495,35 +519,38 @@ def test_a_pause_holds_its_replies_and_steps_back_and_chats_are_answered_meanwhi
         assert report.revision
 
 
-def test_a_practice_of_other_tasks_does_not_go_on_from_one_that_was_stopped(
-    ada: User, home: Path
-) -> None:
+def test_practice_of_another_family_does_not_resume_a_stopped_one(ada: User, home: Path) -> None:
     def fails(reply: str) -> bool:
-        if len(judge.tried) > 50:
+        if len(verifier.tried) > 50:
             raise RuntimeError("no more paper")
-        return half(reply)
+        return passes_half(reply)
 
-    judge = Judge(fails)
-    with pytest.raises(PluginError, match=r"Judge.*no more paper"):
-        ada.practice("email", verifier=judge, **SOON)
-    (page,) = (home / "sessions").rglob("*.session")
-    kept = page.read_bytes()
-    others = ada.practice("email", verifier=Judge(half), family="others", **SOON)
+    verifier = RecordingVerifier(fails)
+    with pytest.raises(PluginError, match=r"RecordingVerifier.*no more paper"):
+        ada.practice("email", verifier=verifier, **SOON)
+    (checkpoint,) = (home / "sessions").rglob("*.session")
+    kept = checkpoint.read_bytes()
+    others = ada.practice("email", verifier=RecordingVerifier(passes_half), family="others", **SOON)
     assert others.scores["practice"]["replies"] == 120
-    page.parent.mkdir(exist_ok=True)
-    page.write_bytes(kept[:-1])
-    assert ada.practice("email", verifier=Judge(half), **SOON).scores["practice"]["replies"] == 120
+    checkpoint.parent.mkdir(exist_ok=True)
+    checkpoint.write_bytes(kept[:-1])
+    assert (
+        ada.practice("email", verifier=RecordingVerifier(passes_half), **SOON).scores["practice"][
+            "replies"
+        ]
+        == 120
+    )
 
 
-def test_a_verifier_that_fails_changes_nothing_and_is_named(ada: User, home: Path) -> None:
+def test_failing_verifier_is_named_and_changes_nothing(ada: User, home: Path) -> None:
     def fails(reply: str) -> bool:
         raise RuntimeError("no paper")
 
     with (
-        nothing_changes(home),
-        pytest.raises(PluginError, match=r"Judge.*no paper"),
+        home_unchanged(home),
+        pytest.raises(PluginError, match=r"RecordingVerifier.*no paper"),
     ):
-        ada.practice("email", verifier=Judge(fails))
+        ada.practice("email", verifier=RecordingVerifier(fails))
 
 
 @pytest.mark.parametrize(
@@ -532,47 +559,51 @@ def test_a_verifier_that_fails_changes_nothing_and_is_named(ada: User, home: Pat
         ({"verifier": "nobody"}, NotFound, "'nobody'"),
         ({"verifier": "sums", "family": "9"}, InvalidInput, "'9'"),
         ({"verifier": "sums", "shaping": "nothing"}, NotFound, "'nothing'"),
-        ({"verifier": Judge(half), "rounds": 0}, InvalidInput, "rounds"),
-        ({"verifier": Judge(half), "seconds": 0}, InvalidInput, "seconds"),
-        ({"verifier": Judge(half), "steps": 0}, InvalidInput, "steps"),
-        ({"verifier": Judge(half), "memory": 0}, InvalidInput, "MB"),
-        ({"verifier": Judge(half, different=1)}, InvalidInput, "tasks"),
-        ({"verifier": Judge(half), "skill": "Email"}, InvalidInput, "'Email'"),
-        ({"verifier": Judge(half), "skill": "skill.email"}, InvalidInput, "'skill.email'"),
+        ({"verifier": RecordingVerifier(passes_half), "rounds": 0}, InvalidInput, "rounds"),
+        ({"verifier": RecordingVerifier(passes_half), "seconds": 0}, InvalidInput, "seconds"),
+        ({"verifier": RecordingVerifier(passes_half), "steps": 0}, InvalidInput, "steps"),
+        ({"verifier": RecordingVerifier(passes_half), "memory": 0}, InvalidInput, "MB"),
+        ({"verifier": RecordingVerifier(passes_half, different=1)}, InvalidInput, "tasks"),
+        ({"verifier": RecordingVerifier(passes_half), "skill": "Email"}, InvalidInput, "'Email'"),
+        (
+            {"verifier": RecordingVerifier(passes_half), "skill": "skill.email"},
+            InvalidInput,
+            "'skill.email'",
+        ),
     ],
 )
-def test_a_practice_that_makes_no_sense_is_refused_by_name(
+def test_invalid_practice_options_are_refused(
     ada: User, home: Path, asked: dict[str, Any], error: type[Exception], words: str
 ) -> None:
-    with nothing_changes(home), pytest.raises(error, match=words) as raised:
+    with home_unchanged(home), pytest.raises(error, match=words) as raised:
         ada.practice(**{"skill": "email", **asked})
     assert raised.value.hint  # type: ignore[attr-defined]
 
 
-def test_while_one_practises_another_learn_of_the_same_user_hears_who_does(ada: User) -> None:
+def test_second_learn_of_the_same_user_gets_busy_during_practice(ada: User) -> None:
     heard: list[str] = []
 
     def try_too(stage: str, done: float) -> None:
         with pytest.raises(Busy) as busy:
-            ada.practice("email", verifier=Judge(half), **SOON)
+            ada.practice("email", verifier=RecordingVerifier(passes_half), **SOON)
         heard.append(busy.value.message)
 
-    ada.practice("email", verifier=Judge(half), progress=try_too, **SOON)
+    ada.practice("email", verifier=RecordingVerifier(passes_half), progress=try_too, **SOON)
     assert heard
 
 
 @pytest.mark.exhaustive
-def test_a_way_other_than_the_one_that_was_shown_is_no_harm_unless_that_one_is_undone(
+def test_solution_other_than_the_demonstrated_one_is_a_regression_only_if_forgotten(
     tmp_path: Path, tiny_base: object
 ) -> None:
     card = quick_card(tmp_path)
     card.write_text(
         f"{card.read_text()}\n[practice]\nimitate = 0\nlearning_rate = 0.005\nlongest = 8\nkl = 0\n"
     )
-    with opened(tmp_path / "home", card) as runtime:
+    with open_runtime(tmp_path / "home", card) as runtime:
         ada = runtime.user("ada")
-        ada.rollback("skill.email", taught(ada))
-        report = ada.practice("email", verifier=Judge(half), rounds=6)
+        ada.rollback("skill.email", teach_skill(ada))
+        report = ada.practice("email", verifier=RecordingVerifier(passes_half), rounds=6)
     (pin,) = (pin for name, pin in report.scores["pins"].items() if not name.startswith("task_"))
     assert pin["after"] < pin["best"] - 0.02
     assert report.scores["retention"]["asked"] == 1
@@ -582,19 +613,19 @@ def test_a_way_other_than_the_one_that_was_shown_is_no_harm_unless_that_one_is_u
     assert (ReasonCode.RETENTION_FORGOTTEN in codes) == undone
 
 
-def test_a_practised_skill_lies_on_the_style_and_leaves_it_as_it_was(ada: User) -> None:
+def test_practised_skill_is_built_on_the_style_and_leaves_it_unchanged(ada: User) -> None:
     correct(ada, 6)
     style = ada.learn().revision
-    report = ada.practice("email", verifier=Judge(half), **SOON)
+    report = ada.practice("email", verifier=RecordingVerifier(passes_half), **SOON)
     ada.rollback("skill.email", report.revision)
     assert [entry.revision for entry in ada.stack().entries] == [style, report.revision]
     (revision,) = ada.revisions("skill.email")
     assert [entry.revision for entry in revision.below] == [style]
-    assert revision.recipe["practice"]["verifier"].endswith("Judge")
+    assert revision.recipe["practice"]["verifier"].endswith("RecordingVerifier")
 
 
-def test_what_an_app_saw_is_held_back_from_a_practice_too_where_it_counts(home: Path) -> None:
-    with opened(home, observing="learned") as runtime:
+def test_held_out_implicit_feedback_is_a_retention_item_of_practice(home: Path) -> None:
+    with open_runtime(home, observing="learned") as runtime:
         ada = runtime.user("ada")
         seen = {ada.observe(ask(ada, f"thing {number}"), "copied") for number in range(8)}
         assert ada.learn().live
@@ -606,5 +637,5 @@ def test_what_an_app_saw_is_held_back_from_a_practice_too_where_it_counts(home: 
         }
         assert held
         assert held <= seen
-        report = ada.practice("email", verifier=Judge(half), rounds=1)
+        report = ada.practice("email", verifier=RecordingVerifier(passes_half), rounds=1)
     assert held <= set(report.scores["pins"])

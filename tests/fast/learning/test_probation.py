@@ -1,4 +1,6 @@
-"""What people say of a revision on probation decides about it: seldom wrongly, once, and never against their own word."""
+"""Feedback on a revision on probation confirms or withdraws it: seldom wrongly, once, and never
+against the user's choice.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from runtime_makers import Time, ask, correct, greedy, opened
+from runtime_makers import FakeTime, ask, correct, greedy, open_runtime
 
 from personalpeft import Runtime, User
-from personalpeft.learning.gate.gate import CONFIRMATION_E_VALUE, IMPROVED_FACTOR, Margins
+from personalpeft.learning.gate.evidence import CONFIRMATION_E_VALUE, IMPROVED_FACTOR
+from personalpeft.learning.gate.gate import Margins
 from personalpeft.learning.gate.probation import FeedbackOutcome, sequential_test
 from personalpeft.learning.learner import Learner
 from personalpeft.learning.outcomes import ReasonCode
@@ -36,13 +39,13 @@ def home(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def runtime(home: Path) -> Iterator[Runtime]:
-    with opened(home, clock=Time().clock()) as runtime:
+    with open_runtime(home, clock=FakeTime().clock()) as runtime:
         yield runtime
 
 
 @pytest.fixture
 def ada(runtime: Runtime) -> User:
-    """Somebody whose style is live on probation."""
+    """Return a user whose style is live on probation."""
     ada = runtime.user("ada")
     correct(ada, 5)
     report = ada.learn()
@@ -56,7 +59,7 @@ def dislike(user: User, count: int) -> None:
 
 
 @given(before=OPINIONS, since=OPINIONS)
-def test_likes_never_withdraw_a_revision_and_dislikes_never_confirm_it(
+def test_likes_never_withdraw_and_dislikes_never_confirm_a_revision(
     before: list[FeedbackOutcome], since: list[FeedbackOutcome]
 ) -> None:
     if sequential_test(before, since) is None:
@@ -66,14 +69,14 @@ def test_likes_never_withdraw_a_revision_and_dislikes_never_confirm_it(
 
 
 @given(before=OPINIONS, since=OPINIONS, further=OPINIONS)
-def test_a_probation_that_has_ended_is_not_changed_by_later_feedback(
+def test_ended_probation_is_not_changed_by_later_feedback(
     before: list[FeedbackOutcome], since: list[FeedbackOutcome], further: list[FeedbackOutcome]
 ) -> None:
     result = sequential_test(before, since)
     assert result is None or sequential_test(before, [*since, *further]) == result
 
 
-def test_without_a_history_it_takes_four_dislikes_and_constant_corrections_say_nothing() -> None:
+def test_without_history_four_dislikes_withdraw_and_constant_corrections_do_not() -> None:
     assert sequential_test([LIKED] * 9, [DISLIKED] * 3) is None
     outcome = sequential_test([LIKED] * 9, [DISLIKED] * 4)
     assert outcome is not None
@@ -84,7 +87,7 @@ def test_without_a_history_it_takes_four_dislikes_and_constant_corrections_say_n
     assert sequential_test([LIKED] * 40, [CORRECTED] * 12) is not None
 
 
-def test_blind_comparisons_decide_by_themselves() -> None:
+def test_blind_comparisons_decide_on_their_own() -> None:
     for outcome, end in ((FeedbackOutcome.WON, "confirmed"), (FeedbackOutcome.LOST, "withdrawn")):
         assert sequential_test([], [outcome] * 7) is None
         result = sequential_test([], [outcome] * 8)
@@ -92,10 +95,10 @@ def test_blind_comparisons_decide_by_themselves() -> None:
         assert result.outcome == end
 
 
-def test_a_revision_that_people_dislike_is_withdrawn_and_the_old_answers_come_back(
+def test_disliked_revision_is_withdrawn_and_the_old_answers_return(
     home: Path,
 ) -> None:
-    with opened(home, clock=Time().clock()) as runtime:
+    with open_runtime(home, clock=FakeTime().clock()) as runtime:
         ada = runtime.user("ada")
         before = greedy(ada)
         correct(ada, 5)
@@ -109,11 +112,11 @@ def test_a_revision_that_people_dislike_is_withdrawn_and_the_old_answers_come_ba
         assert (last.before, last.after, last.cause) == (learned.revision, None, "withdrawn")
         (revision,) = ada.revisions()
         assert (revision.verdict, revision.probation) == (Verdict.REFUSED, False)
-        told = ada.reports()[-1]
-        (withdrawn,) = from_json(told).reasons
+        stored = ada.reports()[-1]
+        (withdrawn,) = from_json(stored).reasons
         assert withdrawn.code is ReasonCode.WITHDRAWN
         assert (withdrawn.data["bad"], withdrawn.data["replies"]) == (4, 4)
-        assert (told["event"], told["revision"], told["reason"]) == (
+        assert (stored["event"], stored["revision"], stored["reason"]) == (
             "withdrawn",
             revision.id,
             revision.reason,
@@ -121,7 +124,7 @@ def test_a_revision_that_people_dislike_is_withdrawn_and_the_old_answers_come_ba
         assert runtime.verify() == ()
 
 
-def test_a_second_revision_is_withdrawn_to_the_first_which_stays_on_probation(ada: User) -> None:
+def test_second_revision_is_withdrawn_to_the_first_which_stays_on_probation(ada: User) -> None:
     first = ada.stack().entries[0].revision
     correct(ada, 3, first=10)
     assert ada.learn().revision != first
@@ -132,7 +135,7 @@ def test_a_second_revision_is_withdrawn_to_the_first_which_stays_on_probation(ad
     assert ada.stack().entries == ()
 
 
-def test_good_words_end_the_probation_and_nothing_moves(ada: User) -> None:
+def test_likes_end_the_probation_and_move_no_head(ada: User) -> None:
     head = ada.stack()
     for number in range(9):
         ada.feedback(ask(ada, f"later {number}"), rating=1)
@@ -148,10 +151,10 @@ def test_good_words_end_the_probation_and_nothing_moves(ada: User) -> None:
     assert ada.stack() == head
 
 
-def test_a_dislike_that_is_taken_back_stands_in_the_way_no_more(ada: User) -> None:
+def test_dislike_that_was_replaced_by_a_like_no_longer_counts(ada: User) -> None:
     disliked = ada.feedback(ask(ada, "sooner"), rating=-1)
     (revision,) = ada.revisions()
-    # As many likes as end it alone; a dislike halves what they win.
+    # As many likes as end a probation alone. A dislike halves the evidence.
     for number in range(
         math.ceil(math.log(CONFIRMATION_E_VALUE / revision.scores["bet"], IMPROVED_FACTOR))
     ):
@@ -161,7 +164,7 @@ def test_a_dislike_that_is_taken_back_stands_in_the_way_no_more(ada: User) -> No
     assert ada.revisions()[0].reason.startswith("confirmed: ")
 
 
-def test_what_somebody_named_is_never_withdrawn(ada: User) -> None:
+def test_revision_accepted_by_name_is_never_withdrawn(ada: User) -> None:
     revision = ada.stack().entries[0].revision
     ada.rollback("style", None)
     ada.rollback("style", revision)
@@ -169,8 +172,8 @@ def test_what_somebody_named_is_never_withdrawn(ada: User) -> None:
     assert ada.stack().entries[0].revision == revision
 
 
-def test_a_rollback_that_was_undone_is_as_if_it_had_not_been(ada: User) -> None:
-    """The help says so: rolling back twice undoes it. Nobody has named the revision."""
+def test_undone_rollback_leaves_the_probation_as_it_was(ada: User) -> None:
+    """Rolling back twice undoes the rollback, so the revision was not chosen by name."""
     revision = ada.stack().entries[0].revision
     ada.rollback("style")
     ada.rollback("style")
@@ -181,7 +184,7 @@ def test_a_rollback_that_was_undone_is_as_if_it_had_not_been(ada: User) -> None:
     assert ada.history()[-1].cause == "withdrawn"
 
 
-def test_a_withdrawn_revision_stays_away_until_somebody_names_it(ada: User) -> None:
+def test_withdrawn_revision_returns_only_by_name(ada: User) -> None:
     revision = ada.stack().entries[0].revision
     dislike(ada, 4)
     again = ada.learn(start="nothing")
@@ -193,7 +196,7 @@ def test_a_withdrawn_revision_stays_away_until_somebody_names_it(ada: User) -> N
     assert ada.stack().entries[0].revision == revision
 
 
-def test_what_was_said_while_somebody_learned_is_heard_by_the_next_learn(ada: User) -> None:
+def test_feedback_during_a_learn_counts_in_the_next_learn(ada: User) -> None:
     revision = ada.stack().entries[0].revision
     with ada._services.store.leases.acquire("learn-ada"):
         dislike(ada, 4)
@@ -204,7 +207,7 @@ def test_what_was_said_while_somebody_learned_is_heard_by_the_next_learn(ada: Us
     assert [move.cause for move in ada.history()][:2] == ["learn", "withdrawn"]
 
 
-def test_feedback_is_kept_also_where_nothing_can_be_withdrawn(ada: User) -> None:
+def test_feedback_is_recorded_where_nothing_can_be_withdrawn(ada: User) -> None:
     first = ada.revisions()[0]
     correct(ada, 3, first=10)
     second = ada.learn().revision
@@ -229,7 +232,7 @@ def test_many_threads_withdraw_once(ada: User) -> None:
     assert [report["event"] for report in ada.reports()] == ["learn", "withdrawn"]
 
 
-def test_only_a_persons_own_word_counts(ada: User) -> None:
+def test_only_the_users_own_feedback_counts(ada: User) -> None:
     head = ada.stack()
     for number in range(8):
         turn = ask(ada, f"later {number}").turn_id
@@ -239,7 +242,7 @@ def test_only_a_persons_own_word_counts(ada: User) -> None:
     assert ada.stack() == head
 
 
-def test_evidence_adds_up_over_learns_and_ends_the_probation(runtime: Runtime) -> None:
+def test_evidence_accumulates_over_learns_and_ends_the_probation(runtime: Runtime) -> None:
     bo = runtime.user("bo")
     seen: set[str] = set()
     bets, asked = [], 0
@@ -261,7 +264,7 @@ def test_evidence_adds_up_over_learns_and_ends_the_probation(runtime: Runtime) -
     assert bo.learn().scores["bet"] < CONFIRMATION_E_VALUE
 
 
-def test_learning_the_same_again_leaves_the_verdict_of_what_is_live(ada: User) -> None:
+def test_learning_the_same_again_keeps_the_verdict_of_the_head(ada: User) -> None:
     before = ada.revisions()
     report = ada.learn(start="nothing")
     assert report.verdict is Verdict.ABSTAINED
@@ -289,18 +292,18 @@ def test_accepting_by_name_makes_a_refused_candidate_live_and_says_so(
     assert ada.stack().entries[0].revision == report.revision
 
 
-def test_a_learn_that_ran_out_of_time_is_in_the_reports(ada: User) -> None:
+def test_learn_that_ran_out_of_time_is_in_the_reports(ada: User) -> None:
     correct(ada, 8, first=10)
     report = ada.learn(seconds=1e-9)
     assert report.revision is None
-    told = ada.reports()[-1]
-    assert told["verdict"] == "abstained"
-    assert told["steps"] == report.steps > 0
-    (budget,) = from_json(told).reasons
+    stored = ada.reports()[-1]
+    assert stored["verdict"] == "abstained"
+    assert stored["steps"] == report.steps > 0
+    (budget,) = from_json(stored).reasons
     assert (budget.code, budget.data["step"]) == (ReasonCode.TIME_BUDGET, report.steps)
 
 
-def test_each_question_keeps_the_best_that_it_was(ada: User) -> None:
+def test_each_item_keeps_its_best_score(ada: User) -> None:
     correct(ada, 4, first=10)
     pins = ada.learn().scores["pins"]
     held = {s for r in ada.revisions() for s, role in r.signals.items() if role == "pinned"}
@@ -308,7 +311,7 @@ def test_each_question_keeps_the_best_that_it_was(ada: User) -> None:
     assert all(each["best"] >= each["after"] >= each["base"] for each in pins.values())
 
 
-def test_dislikes_count_for_what_was_built_last_of_the_layers_that_gave_a_reply(ada: User) -> None:
+def test_dislikes_count_against_the_newest_layer_of_the_reply(ada: User) -> None:
     style = ada.stack().entries[0].revision
     for number in range(6):
         ada.teach(f"write an email number {number}", f"Dear {number}, regards", skill="email")
@@ -322,7 +325,7 @@ def test_dislikes_count_for_what_was_built_last_of_the_layers_that_gave_a_reply(
 
 
 @pytest.mark.parametrize(("value", "moves"), [(-0.4, 1), (-0.5, 2)])
-def test_a_reward_that_says_neither_says_nothing_against_a_revision(
+def test_neutral_reward_says_nothing_against_a_revision(
     ada: User, value: float, moves: int
 ) -> None:
     for number in range(5):

@@ -1,4 +1,7 @@
-"""How often feedback withdraws or confirms a revision, measured by simulation: the rates that the docs promise."""
+"""Rates at which feedback withdraws or confirms a revision, by simulation.
+
+The docs promise them.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from personalpeft.learning.gate.probation import MIN_HISTORY, FeedbackOutcome, sequential_test
-from personalpeft.learning.gate.rates import rate_increase_e_values
+from personalpeft.learning.gate.probation import (
+    MIN_HISTORY,
+    FeedbackOutcome,
+    rate_increase_e_values,
+    sequential_test,
+)
 
 LIKED, DISLIKED, CORRECTED = (
     FeedbackOutcome.LIKED,
@@ -28,10 +35,10 @@ def draw(
     return rng.choices((DISLIKED, CORRECTED, LIKED), weights, k=count)
 
 
-def ends(
+def simulate(
     before: tuple[float, float], since: tuple[float, float], history: int
 ) -> Counter[str | None]:
-    """Return how many of the simulated probations ended how, within the replies."""
+    """Return how many of the simulated probations ended in each way within the replies."""
     rng = random.Random(f"{before} {since} {history}")
     found: Counter[str | None] = Counter()
     for _ in range(RUNS):
@@ -40,8 +47,8 @@ def ends(
     return found
 
 
-def test_a_revision_after_which_dislikes_rise_from_10_to_30_percent_is_withdrawn() -> None:
-    found = ends((0.1, 0.1), (0.3, 0.1), 200)
+def test_revision_that_raises_dislikes_from_10_to_30_percent_is_withdrawn() -> None:
+    found = simulate((0.1, 0.1), (0.3, 0.1), 200)
     assert found["withdrawn"] >= 0.75 * RUNS
     assert found["confirmed"] <= 0.05 * RUNS
 
@@ -50,24 +57,24 @@ def test_a_revision_after_which_dislikes_rise_from_10_to_30_percent_is_withdrawn
 @pytest.mark.parametrize(
     "rates", [(0.1, 0.1), (0.3, 0.3), (0.6, 0.2), (0.0, 1.0), (0.05, 0.9)], ids=str
 )
-def test_a_revision_as_good_as_before_is_seldom_withdrawn_or_confirmed(
+def test_revision_as_good_as_before_is_seldom_withdrawn_or_confirmed(
     history: int, rates: tuple[float, float]
 ) -> None:
-    found = ends(rates, rates, history)
+    found = simulate(rates, rates, history)
     assert found["withdrawn"] <= 0.05 * RUNS
     assert found["confirmed"] <= 0.05 * RUNS
 
 
 @pytest.mark.parametrize("history", [0, 5, 19])
 @pytest.mark.parametrize("rates", [(0.0, 1.0), (0.1, 0.5), (0.2, 0.2)], ids=str)
-def test_the_policy_for_little_history_spares_users_who_dislike_a_fifth_or_less(
+def test_little_history_policy_spares_users_who_dislike_a_fifth_or_less(
     history: int, rates: tuple[float, float]
 ) -> None:
-    assert ends(rates, rates, history)["withdrawn"] <= 0.05 * RUNS
+    assert simulate(rates, rates, history)["withdrawn"] <= 0.05 * RUNS
 
 
 @pytest.mark.parametrize("history", [5, MIN_HISTORY, 60, 200])
-def test_a_revision_whose_replies_are_all_disliked_is_withdrawn_soon(history: int) -> None:
+def test_revision_whose_replies_are_all_disliked_is_withdrawn_soon(history: int) -> None:
     result = sequential_test([LIKED] * history, [DISLIKED] * 12)
     assert result is not None
     assert result.outcome == "withdrawn"
@@ -78,15 +85,15 @@ def test_a_revision_whose_replies_are_all_disliked_is_withdrawn_soon(history: in
     since=st.lists(st.booleans(), max_size=8),
     rate=st.floats(0.01, 0.99),
 )
-def test_the_next_outcome_is_worth_its_stake_on_average_where_the_rates_are_equal(
+def test_e_value_is_a_supermartingale_where_the_rates_are_equal(
     before: list[bool], since: list[bool], rate: float
 ) -> None:
-    """Given the past, the e-value times the chances of the next block has a mean of 1 or less."""
+    """Given the past, the mean e-value over the outcomes of the next block is at most 1."""
     per_block = max(1, len(before) // 60)
     used = per_block * len(since)
     if used + per_block > len(before):
         return
-    # Newest first: the next block is what stands before those that were used.
+    # Newest first: the next block comes before the used ones.
     at = len(before) - used - per_block
     now = rate_increase_e_values(before, since)[-1] if since else 1.0
     mean = 0.0

@@ -1,4 +1,4 @@
-"""A report reads well and keeps nothing from its JSON that its text says."""
+"""A report's JSON has everything that its text says."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ REPORT = LearnReport(
 )
 
 
-def test_a_report_says_what_happened_why_from_what_and_how_to_undo_it() -> None:
+def test_report_says_the_verdict_its_reason_its_sources_and_how_to_undo_it() -> None:
     assert str(REPORT).splitlines() == [
         "ada · style: PROMOTED (on probation)",
         "  3 of 3 answers held back got better; 5 of 5 general answers stayed right; on",
@@ -94,11 +94,11 @@ def test_a_report_says_what_happened_why_from_what_and_how_to_undo_it() -> None:
     ]
 
 
-def test_the_json_has_everything_that_the_text_has() -> None:
+def test_json_has_everything_that_the_text_has() -> None:
     data = REPORT.as_json()
-    said = json.dumps(data, ensure_ascii=False, allow_nan=False)
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False)
     for number in re.findall(r"\d+\.\d+", str(REPORT)):
-        assert str(float(number)) in said or number == "12.3"
+        assert str(float(number)) in text or number == "12.3"
     for source in REPORT.sources:
         stored = next(each for each in data["sources"] if each["signal"] == source.signal)
         for name in ("kind", "text", "use", "why"):
@@ -112,18 +112,18 @@ def test_the_json_has_everything_that_the_text_has() -> None:
         "Ahoy! Nobody knows.",
         "Why do we dream?",
     )
-    assert all(word in said for word in words)
+    assert all(word in text for word in words)
     views = {"live", "verdict", "reason", "dry_run", "moved", "event"}
     assert set(data) == {*LearnReport.__dataclass_fields__, *views}
-    assert from_json(json.loads(said)) == REPORT
+    assert from_json(json.loads(text)) == REPORT
 
 
-def test_only_what_went_live_says_how_to_undo_it() -> None:
+def test_only_a_live_revision_has_an_undo_command() -> None:
     for outcome in (LearnOutcome.REFUSED, LearnOutcome.ABSTAINED):
         assert "undo" not in str(replace(REPORT, outcome=outcome))
 
 
-def test_a_score_that_is_no_number_is_said_and_not_tripped_over() -> None:
+def test_score_that_is_not_a_number_is_shown() -> None:
     scores = {
         "target": {**FIGURES, "after": None},
         "canaries": {**REPORT.scores["canaries"], "kl": None},
@@ -131,7 +131,7 @@ def test_a_score_that_is_no_number_is_said_and_not_tripped_over() -> None:
     assert str(replace(REPORT, scores=scores)).count("no number") == 2
 
 
-def test_many_signals_are_counted_and_the_first_are_shown() -> None:
+def test_long_list_of_signals_is_counted_and_shortened() -> None:
     many = tuple(Source(f"sig_{n:026}", "edit", "Ahoy!", SignalUse.LEARNED, WHY) for n in range(40))
     text = str(replace(REPORT, sources=many))
     assert "40" in text
@@ -140,7 +140,7 @@ def test_many_signals_are_counted_and_the_first_are_shown() -> None:
 
 @pytest.mark.parametrize("field", ["prompt", "before", "after"])
 @given(written=st.text(max_size=400))
-def test_whatever_was_said_the_lines_stay_short_and_whole(field: str, written: str) -> None:
+def test_report_lines_stay_short_and_whole_for_any_text(field: str, written: str) -> None:
     values: dict[str, Any] = {"prompt": "p", "before": "b", "after": "a", field: written}
     text = str(replace(REPORT, examples=(Example(**values),)))
     assert all(len(line) <= 92 for line in text.splitlines())
@@ -148,6 +148,12 @@ def test_whatever_was_said_the_lines_stay_short_and_whole(field: str, written: s
 
 
 @given(written=st.text())
-def test_an_excerpt_is_one_short_line(written: str) -> None:
+def test_excerpt_is_one_short_line(written: str) -> None:
     assert len(excerpt(written).splitlines()) <= 1
     assert len(excerpt(written)) <= 60
+
+
+def test_excerpt_of_a_script_without_spaces_shows_its_beginning() -> None:
+    text = "それはとても長い文章です。" * 10
+    assert excerpt(text).startswith("それはとても長い文章です。")
+    assert len(excerpt(text)) == 60

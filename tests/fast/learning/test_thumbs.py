@@ -1,4 +1,4 @@
-"""What is learned from thumbs alone: the objective, and where the curriculum asks for it."""
+"""Training from ratings alone: the KTO loss, and the batches that use it."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import math
 from pathlib import Path
 
 import pytest
-from backend_makers import after, spec
-from runtime_makers import ask, opened, pinned, trained_on
+from backend_makers import continuation, session_spec
+from runtime_makers import ask, open_runtime, pinned, trained_on
 
 from personalpeft import User
 from personalpeft.backends.base import Backend
-from personalpeft.learning.data.assignment import MIN_THUMBS
 from personalpeft.learning.data.batching import build_batches
+from personalpeft.learning.data.training_examples import MIN_THUMBS
 from personalpeft.learning.train.losses import KTOLoss
 
 
-class _Said:
-    """The log-probs of one continuation, as a backend hands them up."""
+class _Logprobs:
+    """The log-probs of one continuation, as a backend returns them."""
 
     def __init__(self, *logp: float) -> None:
         import torch
@@ -29,9 +29,12 @@ def _sigmoid(x: float) -> float:
     return 1 / (1 + math.exp(-x))
 
 
-def test_the_loss_is_that_of_the_paper(fake: Backend) -> None:
-    """By hand, for two liked and one disliked; what any reply gains is the mean of the mismatched ones."""
-    some = after(fake, "a", "b")
+def test_kto_loss_is_that_of_the_paper(fake: Backend) -> None:
+    """Compare with a calculation by hand for two liked replies and one disliked reply.
+
+    The reference point is the mean gain of the mismatched pairs.
+    """
+    some = continuation(fake, "a", "b")
     term = KTOLoss((some, some), (some,), (some, some, some), beta=0.1, weight=0.5)
     before = [(-3.0, -2.0), (-1.0,), (-4.0,), (-2.0,), (-2.0, -1.0), (-1.5,)]
     now = [(-2.0, -1.0), (-2.0,), (-6.0,), (-1.0,), (-1.0, -1.0), (-1.0,)]
@@ -39,19 +42,19 @@ def test_the_loss_is_that_of_the_paper(fake: Backend) -> None:
     usual = max(0.0, sum(gains[3:]) / 3)
     values = [_sigmoid(0.1 * (g - usual)) for g in gains[:2]] + [_sigmoid(0.1 * (usual - gains[2]))]
     wanted = 0.5 * sum(1 - value for value in values) / 3
-    outputs = [_Said(*logp) for logp in now]
-    loss = term.loss(outputs, [_Said(*logp) for logp in before])  # type: ignore[arg-type]
+    outputs = [_Logprobs(*logp) for logp in now]
+    loss = term.loss(outputs, [_Logprobs(*logp) for logp in before])  # type: ignore[arg-type]
     assert loss.item() == pytest.approx(wanted)
     loss.backward()
     assert [bool(said.token_logp.grad.any()) for said in outputs] == [True] * 3 + [False] * 3
 
 
-def test_training_on_thumbs_parts_what_was_liked_from_what_was_not(torch_tiny: Backend) -> None:
+def test_training_on_ratings_separates_liked_from_disliked_replies(torch_tiny: Backend) -> None:
     backend = torch_tiny
-    liked = tuple(after(backend, f"question {n}", "Ahoy there!") for n in range(2))
-    disliked = tuple(after(backend, f"question {n}", "Hello you.") for n in range(2))
-    term = KTOLoss(liked, disliked, (after(backend, "question 0", "Hello you."),), beta=0.1)
-    session = backend.session(spec(backend))
+    liked = tuple(continuation(backend, f"question {n}", "Ahoy there!") for n in range(2))
+    disliked = tuple(continuation(backend, f"question {n}", "Hello you.") for n in range(2))
+    term = KTOLoss(liked, disliked, (continuation(backend, "question 0", "Hello you."),), beta=0.1)
+    session = backend.session(session_spec(backend))
     try:
         losses = []
         session.precompute_ref_log_probs([term])
@@ -70,8 +73,8 @@ def thumbs(user: User, up: int, down: int) -> tuple[list[str], list[str]]:
     return said[:up], said[up:]
 
 
-def test_thumbs_down_are_trained_on_from_enough_of_both_on_and_never_pinned(home: Path) -> None:
-    with opened(home) as runtime:
+def test_dislikes_are_trained_with_enough_of_both_kinds_and_never_held_out(home: Path) -> None:
+    with open_runtime(home) as runtime:
         ada = runtime.user("ada")
         up, down = thumbs(ada, MIN_THUMBS, MIN_THUMBS - 1)
         ada.learn()
@@ -80,8 +83,8 @@ def test_thumbs_down_are_trained_on_from_enough_of_both_on_and_never_pinned(home
         ada.learn()
         assert set(down) <= trained_on(ada)
         assert not set(down) & pinned(ada)
-        told = {account.signal.id: account for account in ada.lessons()}
-        assert {told[signal].layer for signal in down} == {"style"}
+        statuses = {status.signal.id: status for status in ada.signal_statuses()}
+        assert {statuses[signal].layer for signal in down} == {"style"}
         with pytest.raises(LookupError):
             ada.learn()
 
@@ -91,18 +94,18 @@ def home(tmp_path: Path) -> Path:
     return tmp_path / "home"
 
 
-def test_every_step_judges_thumbs_of_both_kinds_where_there_are_enough(
+def test_each_step_has_ratings_of_both_kinds_where_there_are_enough(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[list[int]] = []
 
-    def spied(plan: object, backend: Backend, generic: object) -> object:
-        steps = build_batches(plan, backend, generic)  # type: ignore[arg-type]
+    def recorded(plan: object, backend: Backend, *rest: object) -> object:
+        steps = build_batches(plan, backend, *rest)  # type: ignore[arg-type]
         seen.append([sum(isinstance(term, KTOLoss) for term in terms) for terms in steps])
         return steps
 
-    monkeypatch.setattr("personalpeft.learning.pipeline.build_batches", spied)
-    with opened(home) as runtime:
+    monkeypatch.setattr("personalpeft.learning.pipeline.build_batches", recorded)
+    with open_runtime(home) as runtime:
         ada = runtime.user("ada")
         thumbs(ada, MIN_THUMBS, MIN_THUMBS - 1)
         ada.learn()

@@ -1,4 +1,4 @@
-"""What the memory tests are made of: a real store in a temporary home, and words as tokens."""
+"""Test data for memory: a store in a temporary home, and words as tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from personalpeft.types import Message, Signal, SignalKind
 
 
 class CountingEmbedder:
-    """The fake embedder, and every text that it was asked for."""
+    """The fake embedder, which records each text."""
 
     def __init__(self) -> None:
         self._inner = HashEmbedder()
@@ -31,7 +31,7 @@ class CountingEmbedder:
 
 
 class Home:
-    """A store and its memory, with the few words that the tests speak."""
+    """A store and its memory, with short methods for the tests."""
 
     def __init__(self, store: Store, embedder: Embedder) -> None:
         self.store = store
@@ -47,10 +47,10 @@ class Home:
         return self.store.ledger.add_signal(user, SignalKind.COMMENT, {"text": text})
 
     def ask(
-        self, user: str, *said: str, budget: int = 10_000, system: str | None = None
+        self, user: str, *prompts: str, budget: int = 10_000, system: str | None = None
     ) -> AugmentedPrompt:
         return self.recall(
-            user, [Message("user", text) for text in said], budget=budget, system=system
+            user, [Message("user", text) for text in prompts], budget=budget, system=system
         )
 
     def recall(
@@ -62,7 +62,7 @@ class Home:
         system: str | None = None,
     ) -> AugmentedPrompt:
         return self.memory.add_to_prompt(
-            user, messages, budget_tokens=budget, count_tokens=words, system=system
+            user, messages, budget_tokens=budget, count_tokens=count_words, system=system
         )
 
 
@@ -80,9 +80,9 @@ def opened(folder: Path, embedder: Embedder | None = None) -> Iterator[Home]:
         yield Home(store, embedder or HashEmbedder())
 
 
-def words(text: str) -> int:
+def count_words(text: str) -> int:
     return len(text.split())
 
 
-def prompt(recall: AugmentedPrompt) -> str:
+def joined_text(recall: AugmentedPrompt) -> str:
     return "\n".join(message.content for message in recall.messages)

@@ -1,4 +1,4 @@
-"""What plugins are promised and held to: found by name, loaded only then, and never the cause of a traceback."""
+"""Plugins are found by name, loaded on use, and their errors are reported without a traceback."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from personalpeft.settings import resolve
 TASK = Task("one", "Say yes.", {})
 
 
-class Yes:
-    """Sets the same task as often as it is asked to."""
+class FixedVerifier:
+    """Returns the same tasks and the same value at each call."""
 
-    def __init__(self, family: str = "", said: Any = 1.0, tasks: Any = (TASK, TASK)) -> None:
-        self.family, self.said, self.given = family, said, tasks
+    def __init__(self, family: str = "", value: Any = 1.0, tasks: Any = (TASK, TASK)) -> None:
+        self.family, self.value, self.given = family, value, tasks
 
     def tasks(self, seed: int, count: int) -> Any:
         return self.given
 
     def verify(self, task: Task, reply: str) -> Any:
-        return self.said() if callable(self.said) else self.said
+        return self.value() if callable(self.value) else self.value
 
 
-class Flat:
-    """Gives everybody the same."""
+class ConstantShaper:
+    """Gives each attempt the same reward."""
 
     mastered = False
 
@@ -41,8 +41,8 @@ class Flat:
         return [0.5] * len(attempts) if self.given is None else self.given
 
 
-class NotOne:
-    """Has nothing of what a plugin has."""
+class NotAPlugin:
+    """Has no method of a plugin."""
 
 
 def broken(*args: object) -> Any:
@@ -58,7 +58,7 @@ Declare = Callable[..., None]
 
 @pytest.fixture
 def declare(monkeypatch: pytest.MonkeyPatch) -> Declare:
-    """Declares entry points of this module, as installed distributions would."""
+    """Declare entry points of this module, as installed distributions would."""
     entries: list[EntryPoint] = []
     monkeypatch.setattr(
         house, "entry_points", lambda group: [each for each in entries if each.group == group]
@@ -70,35 +70,35 @@ def declare(monkeypatch: pytest.MonkeyPatch) -> Declare:
     return add
 
 
-def test_a_plugin_is_found_by_name_and_made_for_its_family(declare: Declare) -> None:
-    declare("yes", "Yes")
-    declare("flat", "Flat", SHAPINGS)
+def test_plugin_is_found_by_name_and_created_for_its_family(declare: Declare) -> None:
+    declare("yes", "FixedVerifier")
+    declare("flat", "ConstantShaper", SHAPINGS)
     verifying = Plugins().verifier("yes", "short")
     assert (verifying.name, verifying.family) == ("yes", "short")
-    assert isinstance(verifying.verifier, Yes)
+    assert isinstance(verifying.verifier, FixedVerifier)
     assert verifying.verifier.family == "short"
     assert Plugins().shaping("flat").shape([Attempt(1, True, 0.5)], 1.0) == (0.5,)
 
 
-def test_an_object_does_as_well_as_a_name() -> None:
-    assert Plugins().verifier(Yes()).verify(TASK, "yes") == {"right": 1.0}
-    assert Plugins().verifier(Yes()).name.endswith("Yes")
-    assert Plugins().shaping(Flat()).name.endswith("Flat")
+def test_object_is_accepted_instead_of_a_name() -> None:
+    assert Plugins().verifier(FixedVerifier()).verify(TASK, "yes") == {"right": 1.0}
+    assert Plugins().verifier(FixedVerifier()).name.endswith("FixedVerifier")
+    assert Plugins().shaping(ConstantShaper()).name.endswith("ConstantShaper")
 
 
-def test_nothing_is_loaded_before_it_is_asked_for_and_one_that_cannot_be_spoils_no_other(
+def test_plugins_are_loaded_on_use_and_a_broken_one_affects_no_other(
     declare: Declare,
 ) -> None:
     declare("gone", "nowhere.to.be.found")
-    declare("yes", "Yes")
+    declare("yes", "FixedVerifier")
     assert Plugins().names(VERIFIERS) == ("gone", "yes")
     assert Plugins().verifier("yes").name == "yes"
     with pytest.raises(PluginError, match=r"gone.*AttributeError"):
         Plugins().verifier("gone")
 
 
-def test_one_that_is_not_there_is_told_the_nearest(declare: Declare) -> None:
-    declare("sums", "Yes")
+def test_unknown_plugin_suggests_the_nearest(declare: Declare) -> None:
+    declare("sums", "FixedVerifier")
     with pytest.raises(NotFound, match="'sum'") as missing:
         Plugins().verifier("sum")
     assert "sums" in missing.value.hint
@@ -107,8 +107,8 @@ def test_one_that_is_not_there_is_told_the_nearest(declare: Declare) -> None:
     assert missing.value.hint
 
 
-def test_the_variable_says_which_may_be_loaded(declare: Declare) -> None:
-    declare("yes", "Yes")
+def test_environment_variable_limits_the_plugins(declare: Declare) -> None:
+    declare("yes", "FixedVerifier")
     declare("no", "broken")
     plugins = Plugins(resolve(None, {"PERSONALPEFT_PLUGINS": " yes , other"}).plugins)
     assert plugins.names(VERIFIERS) == ("yes",)
@@ -119,9 +119,9 @@ def test_the_variable_says_which_may_be_loaded(declare: Declare) -> None:
     assert resolve(None, {"PERSONALPEFT_PLUGINS": ""}).plugins is None
 
 
-def test_two_of_one_name_are_told_apart_by_nobody(declare: Declare) -> None:
-    declare("yes", "Yes")
-    declare("yes", "Yes")
+def test_two_plugins_of_one_name_are_refused(declare: Declare) -> None:
+    declare("yes", "FixedVerifier")
+    declare("yes", "FixedVerifier")
     assert Plugins().verifier("yes").name == "yes"
     declare("yes", "broken")
     with pytest.raises(PluginError, match="yes") as twice:
@@ -138,39 +138,53 @@ def test_two_of_one_name_are_told_apart_by_nobody(declare: Declare) -> None:
         ),
         (
             lambda: Plugins().verifier("not-one"),
-            "verifier not-one is a NotOne",
+            "verifier not-one is a NotAPlugin",
         ),
-        (lambda: Plugins().verifier(NotOne()), "NotOne"),  # type: ignore[arg-type]
-        (lambda: Plugins().shaping(NotOne()), "NotOne"),  # type: ignore[arg-type]
-        (lambda: Plugins().verifier(Yes(tasks=["yes"])).tasks(1, 1), "'yes'"),
-        (lambda: Plugins().verifier(Yes(tasks=[Task("x", " ", {})])).tasks(1, 1), "verifier"),
-        (lambda: Plugins().verifier(Yes(tasks=None)).tasks(1, 1), "could not set tasks: TypeError"),
+        (lambda: Plugins().verifier(NotAPlugin()), "NotAPlugin"),  # type: ignore[arg-type]
+        (lambda: Plugins().shaping(NotAPlugin()), "NotAPlugin"),  # type: ignore[arg-type]
+        (lambda: Plugins().verifier(FixedVerifier(tasks=["yes"])).tasks(1, 1), "'yes'"),
         (
-            lambda: Plugins().verifier(Yes(said=broken)).verify(TASK, ""),
+            lambda: Plugins().verifier(FixedVerifier(tasks=[Task("x", " ", {})])).tasks(1, 1),
+            "verifier",
+        ),
+        (
+            lambda: Plugins().verifier(FixedVerifier(tasks=None)).tasks(1, 1),
+            "could not set tasks: TypeError",
+        ),
+        (
+            lambda: Plugins().verifier(FixedVerifier(value=broken)).verify(TASK, ""),
             "could not judge a reply to one: RuntimeError",
         ),
-        (lambda: Plugins().verifier(Yes(said=2.0)).verify(TASK, ""), "a number from 0 to 1"),
         (
-            lambda: Plugins().verifier(Yes(said=float("nan"))).verify(TASK, ""),
+            lambda: Plugins().verifier(FixedVerifier(value=2.0)).verify(TASK, ""),
             "a number from 0 to 1",
         ),
-        (lambda: Plugins().verifier(Yes(said="good")).verify(TASK, ""), "a number from 0 to 1"),
         (
-            lambda: Plugins().verifier(Yes(said={"brief": 1.0})).verify(TASK, ""),
+            lambda: Plugins().verifier(FixedVerifier(value=float("nan"))).verify(TASK, ""),
             "a number from 0 to 1",
         ),
-        (lambda: Plugins().shaping(Flat([1.0])).shape([], 0.0), "for 0 attempts"),
         (
-            lambda: Plugins().shaping(Flat([float("inf")])).shape([Attempt(0, False, 1)], 0.0),
+            lambda: Plugins().verifier(FixedVerifier(value="good")).verify(TASK, ""),
+            "a number from 0 to 1",
+        ),
+        (
+            lambda: Plugins().verifier(FixedVerifier(value={"brief": 1.0})).verify(TASK, ""),
+            "a number from 0 to 1",
+        ),
+        (lambda: Plugins().shaping(ConstantShaper([1.0])).shape([], 0.0), "for 0 attempts"),
+        (
+            lambda: (
+                Plugins().shaping(ConstantShaper([float("inf")])).shape([Attempt(0, False, 1)], 0.0)
+            ),
             "for 1 attempts",
         ),
     ],
 )
-def test_whatever_a_plugin_does_wrong_is_said_as_its_fault_in_one_line(
+def test_faulty_plugin_is_named_in_one_line(
     declare: Declare, act: Callable[[], object], words: str
 ) -> None:
     declare("broken", "broken")
-    declare("not-one", "_not_one")
+    declare("not-one", "_not_a_plugin")
     with pytest.raises(PluginError) as raised:
         act()
     assert words in raised.value.message
@@ -178,20 +192,20 @@ def test_whatever_a_plugin_does_wrong_is_said_as_its_fault_in_one_line(
     assert raised.value.hint
 
 
-def _not_one(family: str) -> NotOne:
-    return NotOne()
+def _not_a_plugin(family: str) -> NotAPlugin:
+    return NotAPlugin()
 
 
-def test_an_error_of_this_package_passes_as_it_is(declare: Declare) -> None:
+def test_error_of_this_package_passes_unchanged(declare: Declare) -> None:
     declare("private", "private")
     with pytest.raises(InvalidInput, match="no such family"):
         Plugins().verifier("private", "x")
 
 
-def test_the_same_task_twice_counts_once_and_no_more_come_than_were_asked_for() -> None:
+def test_duplicate_tasks_count_once_and_the_number_of_tasks_is_limited() -> None:
     many = [Task(str(n), f"Say {n % 3}.", {}) for n in range(9)]
-    assert Plugins().verifier(Yes()).tasks(1, 9) == (TASK,)
-    assert [t.prompt for t in Plugins().verifier(Yes(tasks=many)).tasks(1, 2)] == [
+    assert Plugins().verifier(FixedVerifier()).tasks(1, 9) == (TASK,)
+    assert [t.prompt for t in Plugins().verifier(FixedVerifier(tasks=many)).tasks(1, 2)] == [
         "Say 0.",
         "Say 1.",
     ]

@@ -1,4 +1,4 @@
-"""The verifiers that ship: right answers pass, wrong ones do not, and a seed names its tasks."""
+"""The included verifiers: right answers pass, wrong ones fail, and a seed determines the tasks."""
 
 from __future__ import annotations
 
@@ -13,41 +13,41 @@ from personalpeft.plugins import VERIFIERS, CheckedVerifier, Plugins
 @pytest.fixture(
     params=[("sums", ""), ("sums", "2"), ("reasoning-gym", "chain_sum,max_terms=2,max_digits=1")]
 )
-def verifying(request: pytest.FixtureRequest) -> CheckedVerifier:
+def verifier(request: pytest.FixtureRequest) -> CheckedVerifier:
     name, family = request.param
     if name == "reasoning-gym":
         pytest.importorskip("reasoning_gym")
     return Plugins().verifier(name, family)
 
 
-def test_what_ships_is_installed_as_plugins_are() -> None:
+def test_included_verifiers_are_installed_like_plugins() -> None:
     assert {"sums", "reasoning-gym"} <= set(Plugins().names(VERIFIERS))
 
 
-def test_the_right_answer_passes_bare_or_in_a_sentence_and_a_wrong_one_does_not(
-    verifying: CheckedVerifier,
+def test_right_answer_passes_alone_or_in_a_sentence_and_a_wrong_one_fails(
+    verifier: CheckedVerifier,
 ) -> None:
-    for task in verifying.tasks(7, 20):
+    for task in verifier.tasks(7, 20):
         answer = str(task.about["answer"])
-        assert verifying.verify(task, answer)["right"] == 1.0
-        assert verifying.verify(task, f"The answer is {answer}.")["right"] == 1.0
-        assert verifying.verify(task, str(int(answer) + 1))["right"] < 0.99
-        assert verifying.verify(task, "")["right"] < 0.99
-        assert verifying.verify(task, "I do not know.")["right"] < 0.99
+        assert verifier.verify(task, answer)["right"] == 1.0
+        assert verifier.verify(task, f"The answer is {answer}.")["right"] == 1.0
+        assert verifier.verify(task, str(int(answer) + 1))["right"] < 0.99
+        assert verifier.verify(task, "")["right"] < 0.99
+        assert verifier.verify(task, "I do not know.")["right"] < 0.99
 
 
-def test_a_seed_names_its_tasks(verifying: CheckedVerifier) -> None:
-    assert verifying.tasks(1, 8) == verifying.tasks(1, 8)
-    assert verifying.tasks(1, 8) != verifying.tasks(2, 8)
+def test_seed_determines_the_tasks(verifier: CheckedVerifier) -> None:
+    assert verifier.tasks(1, 8) == verifier.tasks(1, 8)
+    assert verifier.tasks(1, 8) != verifier.tasks(2, 8)
 
 
 @given(seed=st.integers(0, 2**31), count=st.integers(0, 400))
-def test_sums_are_all_different_and_as_many_as_there_are(seed: int, count: int) -> None:
+def test_sums_are_distinct_and_as_many_as_requested(seed: int, count: int) -> None:
     tasks = Plugins().verifier("sums").tasks(seed, count)
     assert len({task.prompt for task in tasks}) == len(tasks) == min(count, 200)
 
 
-def test_a_family_or_a_setting_that_is_not_there_is_told_what_is() -> None:
+def test_unknown_family_or_setting_lists_the_existing_ones() -> None:
     with pytest.raises(InvalidInput, match="'9' digits") as wrong:
         Plugins().verifier("sums", "9")
     assert wrong.value.hint

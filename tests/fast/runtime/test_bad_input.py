@@ -1,4 +1,4 @@
-"""Each thing that a person can get wrong: an error of its own kind, a message that names it, a hint, and nothing changed."""
+"""Each invalid input raises its own error with a message and a hint, and changes nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from example_counts import examples
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
-from runtime_makers import ask, correct, nothing_changes, opened, quick_card
+from runtime_makers import ask, correct, home_unchanged, open_runtime, quick_card
 
 import personalpeft
 from personalpeft import (
@@ -37,8 +37,8 @@ some = examples(40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @dataclass
-class Lived:
-    """A home with a user who has turns, feedback, items and a live revision, and another user beside."""
+class SampleHome:
+    """A home with a user who has turns, feedback, items and a live revision, and a second user."""
 
     home: Path
     runtime: Runtime
@@ -47,25 +47,25 @@ class Lived:
 
 
 @pytest.fixture(scope="module")
-def lived(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lived]:
+def sample_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SampleHome]:
     home = tmp_path_factory.mktemp("bad-input") / "home"
-    with opened(home) as runtime:
+    with open_runtime(home) as runtime:
         ada, bo = runtime.user("ada"), runtime.user("bo")
         correct(ada, 5)
         ada.learn()
         ada.remember("My dog is called Biscuit.")
         ada.feedback("last", comment="Be brief.")
         ask(bo)
-        # So that the vectors of all items, which are a cache, are there.
+        # Store the vectors of all items, which are a cache.
         ask(ada)
-        yield Lived(home, runtime, ada, bo)
+        yield SampleHome(home, runtime, ada, bo)
 
 
 def refused(
-    lived: Lived, act: Callable[[], object], error: type[PersonalPeftError], *words: str
+    sample_home: SampleHome, act: Callable[[], object], error: type[PersonalPeftError], *words: str
 ) -> PersonalPeftError:
-    """Does it, and looks at the error and at the home."""
-    with nothing_changes(lived.home), pytest.raises(error) as raised:
+    """Run ``act``, check its error and check that the home is unchanged."""
+    with home_unchanged(sample_home.home), pytest.raises(error) as raised:
         act()
     assert type(raised.value) is error
     for word in words:
@@ -107,9 +107,11 @@ PROMPTS: list[tuple[Any, str]] = [
 @pytest.mark.parametrize(
     ("prompt", "words"), PROMPTS, ids=[repr(prompt)[:30] for prompt, _ in PROMPTS]
 )
-def test_a_prompt_that_says_nothing_or_is_none(lived: Lived, prompt: Any, words: str) -> None:
-    refused(lived, lambda: lived.ada.chat(prompt), InvalidInput, words)
-    refused(lived, lambda: lived.ada.stream(prompt), InvalidInput, words)
+def test_empty_or_malformed_prompt_is_refused(
+    sample_home: SampleHome, prompt: Any, words: str
+) -> None:
+    refused(sample_home, lambda: sample_home.ada.chat(prompt), InvalidInput, words)
+    refused(sample_home, lambda: sample_home.ada.stream(prompt), InvalidInput, words)
 
 
 @pytest.mark.parametrize(
@@ -131,14 +133,18 @@ def test_a_prompt_that_says_nothing_or_is_none(lived: Lived, prompt: Any, words:
         ({"stop": 5}, "stop"),
     ],
 )
-def test_a_number_out_of_range(lived: Lived, more: dict[str, Any], words: str) -> None:
-    refused(lived, lambda: lived.ada.chat("hello", **more), InvalidInput, words)
+def test_number_out_of_range_is_refused(
+    sample_home: SampleHome, more: dict[str, Any], words: str
+) -> None:
+    refused(sample_home, lambda: sample_home.ada.chat("hello", **more), InvalidInput, words)
 
 
-def test_a_prompt_beyond_the_context_says_by_how_much(lived: Lived) -> None:
-    whole = lived.ada._services.engine.backend.base.card.context
+def test_prompt_beyond_the_context_says_by_how_much(sample_home: SampleHome) -> None:
+    whole = sample_home.ada._services.engine.backend.base.card.context
     long = refused(
-        lived, lambda: lived.ada.chat("x" * whole, max_tokens=10, memory=False), PromptTooLong
+        sample_home,
+        lambda: sample_home.ada.chat("x" * whole, max_tokens=10, memory=False),
+        PromptTooLong,
     )
     over = re.search(
         r"has (\d+) tokens; with 10 for the reply that is (\d+) more than the (\d+)", long.message
@@ -146,13 +152,13 @@ def test_a_prompt_beyond_the_context_says_by_how_much(lived: Lived) -> None:
     assert over
     tokens, more, context = map(int, over.groups())
     assert (context, tokens + 10 - context) == (whole, more)
-    refused(lived, lambda: lived.ada.chat("hello", max_tokens=10**9), PromptTooLong)
+    refused(sample_home, lambda: sample_home.ada.chat("hello", max_tokens=10**9), PromptTooLong)
 
 
-def test_a_prompt_that_fits_still_fits_with_all_that_memory_adds(
-    lived: Lived, tmp_path: Path
+def test_prompt_that_fits_still_fits_with_all_memory_items(
+    sample_home: SampleHome, tmp_path: Path
 ) -> None:
-    with opened(tmp_path / "home") as runtime:
+    with open_runtime(tmp_path / "home") as runtime:
         ada = runtime.user("ada")
         for n in range(60):
             ada.remember(
@@ -169,9 +175,9 @@ def test_a_prompt_that_fits_still_fits_with_all_that_memory_adds(
 @pytest.mark.parametrize(
     "layers", [["memory"], ["styl"], "style", ["style", "skill.none"], ["../x"], [5]]
 )
-def test_a_layer_that_is_not_there(lived: Lived, layers: Any) -> None:
-    with nothing_changes(lived.home), pytest.raises((NotFound, InvalidInput)) as raised:
-        lived.ada.chat("hello", layers=layers)
+def test_unknown_layer_is_refused(sample_home: SampleHome, layers: Any) -> None:
+    with home_unchanged(sample_home.home), pytest.raises((NotFound, InvalidInput)) as raised:
+        sample_home.ada.chat("hello", layers=layers)
     assert raised.value.hint
 
 
@@ -190,23 +196,21 @@ UNKNOWN = [
 
 
 @pytest.mark.parametrize("turn", UNKNOWN, ids=ascii)
-def test_an_unknown_turn(lived: Lived, turn: str) -> None:
+def test_unknown_turn_is_refused(sample_home: SampleHome, turn: str) -> None:
     for act in (
-        lambda: lived.ada.feedback(turn, rating=1),
-        lambda: lived.ada.why(turn),
-        lambda: lived.ada.turn(turn),
+        lambda: sample_home.ada.feedback(turn, rating=1),
+        lambda: sample_home.ada.why(turn),
+        lambda: sample_home.ada.turn(turn),
     ):
-        with nothing_changes(lived.home), pytest.raises((NotFound, InvalidInput)) as raised:
+        with home_unchanged(sample_home.home), pytest.raises((NotFound, InvalidInput)) as raised:
             act()
         assert raised.value.hint
 
 
 @pytest.mark.parametrize("turn", ["turn_", "", "%", "_"])
-def test_the_beginning_of_an_id_must_be_an_id_even_where_there_is_one_turn_alone(
-    lived: Lived, turn: str
-) -> None:
-    with nothing_changes(lived.home), pytest.raises((NotFound, InvalidInput)):
-        lived.bo.feedback(turn, rating=1)
+def test_empty_id_prefix_is_refused_even_with_one_turn(sample_home: SampleHome, turn: str) -> None:
+    with home_unchanged(sample_home.home), pytest.raises((NotFound, InvalidInput)):
+        sample_home.bo.feedback(turn, rating=1)
 
 
 @pytest.mark.parametrize(
@@ -214,20 +218,20 @@ def test_the_beginning_of_an_id_must_be_an_id_even_where_there_is_one_turn_alone
     [None, 5, b"turn_1", object(), ["last"]],
     ids=["none", "number", "bytes", "object", "list"],
 )
-def test_what_is_no_reply_at_all(lived: Lived, turn: Any) -> None:
-    with nothing_changes(lived.home), pytest.raises((NotFound, InvalidInput)):
-        lived.ada.feedback(turn, rating=1)
+def test_object_that_is_no_reply_is_refused(sample_home: SampleHome, turn: Any) -> None:
+    with home_unchanged(sample_home.home), pytest.raises((NotFound, InvalidInput)):
+        sample_home.ada.feedback(turn, rating=1)
 
 
-def test_a_turn_of_a_user_who_has_none(lived: Lived, tmp_path: Path) -> None:
-    with opened(tmp_path / "home") as runtime:
+def test_turn_of_a_user_without_turns_is_refused(sample_home: SampleHome, tmp_path: Path) -> None:
+    with open_runtime(tmp_path / "home") as runtime:
         nobody = runtime.user("nobody")
         for act in (
             lambda: nobody.turn("last"),
             lambda: nobody.why("last"),
             lambda: nobody.rollback("style"),
         ):
-            with nothing_changes(tmp_path / "home"), pytest.raises(NotFound) as raised:
+            with home_unchanged(tmp_path / "home"), pytest.raises(NotFound) as raised:
                 act()
             assert raised.value.hint
 
@@ -253,28 +257,33 @@ def test_a_turn_of_a_user_who_has_none(lived: Lived, tmp_path: Path) -> None:
         ({"comment": 5}, "comment"),
     ],
 )
-def test_feedback_that_says_nothing_or_too_much(
-    lived: Lived, said: dict[str, Any], words: str
+def test_empty_or_ambiguous_feedback_is_refused(
+    sample_home: SampleHome, said: dict[str, Any], words: str
 ) -> None:
-    refused(lived, lambda: lived.ada.feedback("last", **said), InvalidInput, words)
+    refused(sample_home, lambda: sample_home.ada.feedback("last", **said), InvalidInput, words)
 
 
 @pytest.mark.parametrize("what", ["edit", "prefer"])
-def test_an_edit_that_changes_nothing(lived: Lived, what: str) -> None:
-    same = lived.ada.turn("last").reply
+def test_edit_equal_to_the_reply_is_refused(sample_home: SampleHome, what: str) -> None:
+    same = sample_home.ada.turn("last").reply
     for text in (same, f" {same}\n"):
         refused(
-            lived,
-            lambda text=text: lived.ada.feedback("last", **{what: text}),
+            sample_home,
+            lambda text=text: sample_home.ada.feedback("last", **{what: text}),
             InvalidInput,
             "reply",
         )
 
 
-def test_feedback_on_another_users_turn(lived: Lived) -> None:
-    theirs = lived.bo.turn("last")
+def test_feedback_on_another_users_turn_is_refused(sample_home: SampleHome) -> None:
+    theirs = sample_home.bo.turn("last")
     for turn in (theirs, theirs.id):
-        refused(lived, lambda turn=turn: lived.ada.feedback(turn, rating=1), NotFound, theirs.id)
+        refused(
+            sample_home,
+            lambda turn=turn: sample_home.ada.feedback(turn, rating=1),
+            NotFound,
+            theirs.id,
+        )
 
 
 @pytest.mark.parametrize(
@@ -298,7 +307,7 @@ def test_feedback_on_another_users_turn(lived: Lived) -> None:
         (lambda ada: ada.remember("I am 40.", questions=[5]), "question"),
         (lambda ada: ada.learn(steps=1.5), "steps"),
         (lambda ada: ada.learn(seconds="5"), "seconds"),
-        (lambda ada: ada.learn(memory=True), "MB"),
+        (lambda ada: ada.learn(max_memory_mb=True), "MB"),
         (lambda ada: ada.practice("sums", verifier="sums", rounds=1.5), "rounds"),
         (lambda ada: ada.practice("sums", verifier="sums", seconds="x"), "seconds"),
         (lambda ada: ada.activity_summary("24h"), "'24h'"),
@@ -309,10 +318,10 @@ def test_feedback_on_another_users_turn(lived: Lived) -> None:
         (lambda ada: ada.compare("Hello there").choose([]), "[]"),
     ],
 )
-def test_other_things_that_cannot_be(
-    lived: Lived, act: Callable[[User], object], words: str
+def test_impossible_operation_is_refused(
+    sample_home: SampleHome, act: Callable[[User], object], words: str
 ) -> None:
-    refused(lived, lambda: act(lived.ada), InvalidInput, words)
+    refused(sample_home, lambda: act(sample_home.ada), InvalidInput, words)
 
 
 @pytest.mark.parametrize(
@@ -324,34 +333,41 @@ def test_other_things_that_cannot_be(
         lambda ada: ada.rollback("style", "%"),
         lambda ada: ada.revisions("skill.none"),
         lambda ada: ada.set_weight("memory", 0.5),
-        lambda ada: ada.remove_item("sig_zzz"),
+        lambda ada: ada.retract_item("sig_zzz"),
         lambda ada: ada.edit_item("sig_zzz", "x"),
         lambda ada: ada.export_peft("/never", layer="memory"),
     ],
 )
-def test_what_is_not_there(lived: Lived, act: Callable[[User], object]) -> None:
-    with nothing_changes(lived.home), pytest.raises((NotFound, InvalidInput)) as raised:
-        act(lived.ada)
+def test_unknown_id_is_refused(sample_home: SampleHome, act: Callable[[User], object]) -> None:
+    with home_unchanged(sample_home.home), pytest.raises((NotFound, InvalidInput)) as raised:
+        act(sample_home.ada)
     assert raised.value.hint
 
 
-def test_the_nearest_is_named(lived: Lived) -> None:
-    revision = lived.ada.revisions()[0].id
+def test_unknown_name_suggests_the_nearest(sample_home: SampleHome) -> None:
+    revision = sample_home.ada.revisions()[0].id
     wrong = revision[:-1] + ("0" if revision[-1] != "0" else "1")
     assert (
-        revision in refused(lived, lambda: lived.ada.rollback("style", wrong), NotFound, wrong).hint
+        revision
+        in refused(
+            sample_home, lambda: sample_home.ada.rollback("style", wrong), NotFound, wrong
+        ).hint
     )
     assert (
         "'ada'"
-        in refused(lived, lambda: lived.runtime.user("adda", create=False), NotFound, "adda").hint
+        in refused(
+            sample_home, lambda: sample_home.runtime.user("adda", create=False), NotFound, "adda"
+        ).hint
     )
     assert (
         "style"
-        in refused(lived, lambda: lived.ada.revisions("skill.styl"), NotFound, "skill.styl").hint
+        in refused(
+            sample_home, lambda: sample_home.ada.revisions("skill.styl"), NotFound, "skill.styl"
+        ).hint
     )
-    turn = lived.ada.turn("last").id
+    turn = sample_home.ada.turn("last").id
     wrong = turn[:-1] + ("0" if turn[-1] != "0" else "1")
-    assert turn in refused(lived, lambda: lived.ada.why(wrong), NotFound, wrong).hint
+    assert turn in refused(sample_home, lambda: sample_home.ada.why(wrong), NotFound, wrong).hint
 
 
 HOSTILE = st.one_of(
@@ -397,19 +413,19 @@ HOSTILE = st.one_of(
 
 @some
 @given(name=HOSTILE)
-def test_a_user_is_called_by_a_plain_name_or_not_at_all(lived: Lived, name: str) -> None:
+def test_invalid_user_id_is_refused(sample_home: SampleHome, name: str) -> None:
     if re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,63}", name, re.ASCII) and ".." not in name:
-        assert lived.runtime.user(name).id == name
+        assert sample_home.runtime.user(name).id == name
         return
-    error = refused(lived, lambda: lived.runtime.user(name), InvalidId)
+    error = refused(sample_home, lambda: sample_home.runtime.user(name), InvalidId)
     assert error.message.isascii()
-    assert len(error.message) < 800  # Each of 64 characters may take ten to be shown in ASCII.
-    refused(lived, lambda: lived.runtime.user(name, create=False), InvalidId)
+    assert len(error.message) < 800  # Each of 64 characters may take ten in ASCII.
+    refused(sample_home, lambda: sample_home.runtime.user(name, create=False), InvalidId)
 
 
 @pytest.mark.parametrize("name", [None, 5, b"ada", ["ada"]])
-def test_a_user_id_is_text(lived: Lived, name: Any) -> None:
-    refused(lived, lambda: lived.runtime.user(name), InvalidId)
+def test_user_id_that_is_not_text_is_refused(sample_home: SampleHome, name: Any) -> None:
+    refused(sample_home, lambda: sample_home.runtime.user(name), InvalidId)
 
 
 @pytest.mark.parametrize(
@@ -421,14 +437,19 @@ def test_a_user_id_is_text(lived: Lived, name: Any) -> None:
         (iter(["ada", "ada"]), "twice"),
     ],
 )
-def test_who_learns_together_is_a_list_of_different_people(
-    lived: Lived, users: Any, words: str
+def test_invalid_list_of_users_for_learn_many_is_refused(
+    sample_home: SampleHome, users: Any, words: str
 ) -> None:
-    refused(lived, lambda: lived.runtime.learn_many(users), InvalidInput, words)
+    refused(sample_home, lambda: sample_home.runtime.learn_many(users), InvalidInput, words)
 
 
-def test_an_unknown_user_is_not_made_when_one_only_looks(lived: Lived) -> None:
-    refused(lived, lambda: lived.runtime.user("somebody", create=False), NotFound, "somebody")
+def test_looking_up_an_unknown_user_does_not_create_it(sample_home: SampleHome) -> None:
+    refused(
+        sample_home,
+        lambda: sample_home.runtime.user("somebody", create=False),
+        NotFound,
+        "somebody",
+    )
 
 
 # Opening
@@ -443,7 +464,7 @@ def test_an_unknown_user_is_not_made_when_one_only_looks(lived: Lived) -> None:
         ({"base": "./no/folder"}, PersonalPeftError, "no/folder"),
     ],
 )
-def test_opening_what_is_not_there_makes_no_home(
+def test_refused_open_creates_no_home(
     tmp_path: Path, more: dict[str, Any], error: type[PersonalPeftError], words: str
 ) -> None:
     with pytest.raises(error) as raised:
@@ -453,7 +474,7 @@ def test_opening_what_is_not_there_makes_no_home(
     assert not (tmp_path / "home").exists()
 
 
-def test_a_card_with_a_mistake_is_told_file_line_and_key(tmp_path: Path) -> None:
+def test_card_error_names_file_line_and_key(tmp_path: Path) -> None:
     card = quick_card(tmp_path)
     card.write_text(card.read_text().replace("context = 1024", 'context = "many"'))
     line = card.read_text().splitlines().index('context = "many"') + 1
@@ -478,7 +499,7 @@ def test_a_card_with_a_mistake_is_told_file_line_and_key(tmp_path: Path) -> None
         "batch = 0",
     ],
 )
-def test_a_recipe_with_a_mistake_is_refused_before_anything_is_learned(
+def test_invalid_training_configuration_is_refused_before_training(
     tmp_path: Path, line: str, tiny_base: object
 ) -> None:
     card, key = quick_card(tmp_path), line.partition(" ")[0]
@@ -488,18 +509,19 @@ def test_a_recipe_with_a_mistake_is_refused_before_anything_is_learned(
         if not each.startswith(f"{key} ") or key == "targets"
     ]
     card.write_text("\n".join([*kept, line]) + "\n")
-    # A card's own mistakes are found when it is opened, those against the base when the base is there.
+    # Errors within a card show when it is opened, errors against the base once the base is
+    # resolved.
     if key == "learning_rate":
         with pytest.raises(CardError, match=key):
             personalpeft.open(tmp_path / "home", base=card)
         assert not (tmp_path / "home").exists()
         return
-    with opened(tmp_path / "home", card) as runtime:
+    with open_runtime(tmp_path / "home", card) as runtime:
         ada = runtime.user("ada")
         for n in range(5):
             ada.teach(f"question {n}", "Ahoy!")
         named = "never_proj" if key == "targets" else key
-        with nothing_changes(tmp_path / "home"), pytest.raises(CardError, match=named) as raised:
+        with home_unchanged(tmp_path / "home"), pytest.raises(CardError, match=named) as raised:
             ada.learn()
         assert raised.value.hint
 
@@ -512,27 +534,27 @@ def test_a_recipe_with_a_mistake_is_refused_before_anything_is_learned(
         ("max_kl = true", "2.0"),
     ],
 )
-def test_margins_with_a_mistake_are_refused_before_anything_is_learned(
+def test_invalid_margins_are_refused_before_training(
     tmp_path: Path, line: str, hint: str, tiny_base: object
 ) -> None:
     card = quick_card(tmp_path)
     card.write_text(f"{card.read_text()}\n[gate]\n{line}\n")
-    with opened(tmp_path / "home", card) as runtime:
+    with open_runtime(tmp_path / "home", card) as runtime:
         ada = runtime.user("ada")
         for n in range(5):
             ada.teach(f"question {n}", "Ahoy!")
         with (
-            nothing_changes(tmp_path / "home"),
+            home_unchanged(tmp_path / "home"),
             pytest.raises(CardError, match=line.partition(" ")[0]) as raised,
         ):
             ada.learn()
         assert hint in raised.value.hint
 
 
-def test_a_card_chooses_what_is_trained(tmp_path: Path, tiny_base: object) -> None:
+def test_card_chooses_the_target_modules(tmp_path: Path, tiny_base: object) -> None:
     card = quick_card(tmp_path)
     card.write_text(card.read_text().replace("[learning]\n", '[learning]\ntargets = ["q_proj"]\n'))
-    with opened(tmp_path / "home", card) as runtime:
+    with open_runtime(tmp_path / "home", card) as runtime:
         ada = runtime.user("ada")
         for n in range(5):
             ada.teach(f"question {n}", "Ahoy!")
@@ -540,23 +562,23 @@ def test_a_card_chooses_what_is_trained(tmp_path: Path, tiny_base: object) -> No
         assert ada.revisions()[0].recipe["targets"] == ["self_attn.q_proj"]
 
 
-def test_weights_that_are_missing_are_told_when_they_are_first_needed(tmp_path: Path) -> None:
+def test_missing_weights_are_reported_when_first_needed(tmp_path: Path) -> None:
     card = tmp_path / "mine.toml"
     card.write_text(
         'name = "mine"\ntitle = "Mine"\nlicence = "MIT"\ntargets = ["q_proj"]\ncontext = 512\n'
         '[source]\nkind = "folder"\npath = "not-there"\n'
     )
-    with opened(tmp_path / "home", card) as runtime:
+    with open_runtime(tmp_path / "home", card) as runtime:
         ada = runtime.user("ada")
         with (
-            nothing_changes(tmp_path / "home"),
+            home_unchanged(tmp_path / "home"),
             pytest.raises(WeightsError, match="not-there") as raised,
         ):
             ada.chat("hello")
         assert raised.value.hint
 
 
-def test_a_home_that_is_a_file(tmp_path: Path) -> None:
+def test_file_as_home_is_refused(tmp_path: Path) -> None:
     (tmp_path / "home").write_text("mine")
     with pytest.raises(HomeError, match="home") as raised:
         personalpeft.open(tmp_path / "home", backend="fake")
@@ -564,7 +586,7 @@ def test_a_home_that_is_a_file(tmp_path: Path) -> None:
     assert (tmp_path / "home").read_text() == "mine"
 
 
-def test_a_folder_full_of_other_things_is_not_taken_for_a_home(tmp_path: Path) -> None:
+def test_folder_with_other_content_is_no_home(tmp_path: Path) -> None:
     (tmp_path / "letter.txt").write_text("mine")
     with pytest.raises(HomeError) as raised:
         personalpeft.open(tmp_path, backend="fake")
@@ -572,9 +594,9 @@ def test_a_folder_full_of_other_things_is_not_taken_for_a_home(tmp_path: Path) -
     assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
 
 
-def test_a_home_of_a_newer_version_is_left_alone(lived: Lived, tmp_path: Path) -> None:
+def test_home_of_a_newer_version_is_left_alone(sample_home: SampleHome, tmp_path: Path) -> None:
     copy = tmp_path / "home"
-    shutil.copytree(lived.home, copy)
+    shutil.copytree(sample_home.home, copy)
     with sqlite3.connect(copy / "personalpeft.db") as db:
         (version,) = db.execute("pragma user_version").fetchone()
         tables = {
@@ -588,13 +610,13 @@ def test_a_home_of_a_newer_version_is_left_alone(lived: Lived, tmp_path: Path) -
                 "insert into _sqlite_migrations (migration_set, name, applied_at) values ('personalpeft', 'm9999', 'x')"
             )
     db.close()
-    with nothing_changes(copy), pytest.raises(HomeError, match="newer") as raised:
+    with home_unchanged(copy), pytest.raises(HomeError, match="newer") as raised:
         personalpeft.open(copy, backend="fake")
     assert raised.value.hint
 
 
-def test_a_home_that_is_opened_to_read_only_cannot_be_written(lived: Lived) -> None:
-    with opened(lived.home, read_only=True) as looking:
+def test_read_only_runtime_writes_nothing(sample_home: SampleHome) -> None:
+    with open_runtime(sample_home.home, read_only=True) as looking:
         ada = looking.user("ada", create=False)
         assert ada.turns()
         for act in (
@@ -603,13 +625,15 @@ def test_a_home_that_is_opened_to_read_only_cannot_be_written(lived: Lived) -> N
             lambda: ada.rollback("style", None),
             lambda: looking.user("new"),
         ):
-            refused(lived, act, HomeError)
+            refused(sample_home, act, HomeError)
 
 
-def test_rollback_across_a_base_change(lived: Lived, tmp_path: Path, tiny_base: object) -> None:
+def test_rollback_across_a_base_change_is_refused(
+    sample_home: SampleHome, tmp_path: Path, tiny_base: object
+) -> None:
     copy = tmp_path / "home"
-    shutil.copytree(lived.home, copy)
-    with opened(copy, quick_card(tmp_path)) as runtime:
+    shutil.copytree(sample_home.home, copy)
+    with open_runtime(copy, quick_card(tmp_path)) as runtime:
         ada = runtime.user("ada")
         revision = ada.revisions()[0].id
         for act in (
@@ -618,30 +642,37 @@ def test_rollback_across_a_base_change(lived: Lived, tmp_path: Path, tiny_base: 
             lambda: ada.rollback("style", revision),
             lambda: ada.learn(start="nothing"),
         ):
-            with nothing_changes(copy), pytest.raises(BaseMismatch) as raised:
+            with home_unchanged(copy), pytest.raises(BaseMismatch) as raised:
                 act()
             assert raised.value.hint
         ada.rollback("style", None)
         assert ada.chat("hello", max_tokens=2).text is not None
-        with nothing_changes(copy), pytest.raises(BaseMismatch):
+        with home_unchanged(copy), pytest.raises(BaseMismatch):
             ada.rollback("style", revision)
 
 
-def test_a_folder_that_is_no_adapter_for_this_base(lived: Lived, tmp_path: Path) -> None:
+def test_folder_without_an_adapter_for_this_base_is_refused(
+    sample_home: SampleHome, tmp_path: Path
+) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
-    for folder in (empty, tmp_path / "none", lived.home):
+    for folder in (empty, tmp_path / "none", sample_home.home):
         refused(
-            lived, lambda folder=folder: lived.ada.import_peft(folder), AdapterError, folder.name
+            sample_home,
+            lambda folder=folder: sample_home.ada.import_peft(folder),
+            AdapterError,
+            folder.name,
         )
-    refused(lived, lambda: lived.ada.import_peft(empty, layer="Style"), InvalidId, "'Style'")
+    refused(
+        sample_home, lambda: sample_home.ada.import_peft(empty, layer="Style"), InvalidId, "'Style'"
+    )
 
 
-def test_a_folder_that_has_something_in_it_is_not_written_over(
-    lived: Lived, tmp_path: Path
+def test_export_never_overwrites_a_folder_with_content(
+    sample_home: SampleHome, tmp_path: Path
 ) -> None:
     (tmp_path / "letter.txt").write_text("mine")
-    refused(lived, lambda: lived.ada.export_peft(tmp_path), InvalidInput, tmp_path.name)
+    refused(sample_home, lambda: sample_home.ada.export_peft(tmp_path), InvalidInput, tmp_path.name)
     assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
-    refused(lived, lambda: lived.bo.export_peft(tmp_path / "new"), NotFound, "bo")
+    refused(sample_home, lambda: sample_home.bo.export_peft(tmp_path / "new"), NotFound, "bo")
     assert not (tmp_path / "new").exists()

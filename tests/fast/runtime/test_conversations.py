@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from runtime_makers import opened
+from runtime_makers import open_runtime
 
 from personalpeft import InvalidInput, NotFound, PromptTooLong, Runtime, User
 from personalpeft.backends.fake import FakeBackend
@@ -16,7 +16,7 @@ from personalpeft.types import Message, SignalKind, Turn
 
 @pytest.fixture
 def rendered(monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[str, str]]]:
-    """Every prompt that the model reads, as roles and texts."""
+    """Record each prompt that the model reads, as roles and texts."""
     seen: list[list[tuple[str, str]]] = []
     render = FakeBackend.render
 
@@ -29,8 +29,8 @@ def rendered(monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[str, str]]]:
 
 
 @pytest.fixture
-def observed(tmp_path: Path) -> Iterator[Runtime]:
-    with opened(tmp_path / "observed", observing="kept") as runtime:
+def observed_runtime(tmp_path: Path) -> Iterator[Runtime]:
+    with open_runtime(tmp_path / "observed", observing="kept") as runtime:
         yield runtime
 
 
@@ -43,7 +43,7 @@ def ratings(user: User) -> list[tuple[str | None, object]]:
     return [(s.turn, s.payload.get("how")) for s in signals if s.kind is SignalKind.RATING]
 
 
-def test_a_chat_starts_a_conversation_and_the_next_one_continues_it(
+def test_chat_starts_a_conversation_and_the_next_one_continues_it(
     ada: User, rendered: list[list[tuple[str, str]]]
 ) -> None:
     first = ada.chat("hello")
@@ -60,9 +60,7 @@ def test_a_chat_starts_a_conversation_and_the_next_one_continues_it(
     assert other.conversation_id != first.conversation_id
 
 
-def test_the_history_holds_replies_as_they_were_edited(
-    ada: User, rendered: list[list[tuple[str, str]]]
-) -> None:
+def test_history_contains_edited_replies(ada: User, rendered: list[list[tuple[str, str]]]) -> None:
     first = ada.chat("hello")
     second = ada.chat("and then?", conversation_id=first.conversation_id)
     ada.feedback(first, edit="Good day.")
@@ -76,7 +74,7 @@ def test_the_history_holds_replies_as_they_were_edited(
     ]
 
 
-def test_a_regenerated_reply_takes_the_place_of_the_old_one(
+def test_regenerated_reply_replaces_the_old_one(
     ada: User, rendered: list[list[tuple[str, str]]]
 ) -> None:
     first = ada.chat([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "a"}])
@@ -90,7 +88,7 @@ def test_a_regenerated_reply_takes_the_place_of_the_old_one(
     assert [m.content for m in conversation.messages() if m.role == "user"] == ["b", "d"]
 
 
-def test_conversations_are_listed_newest_first_and_paged(ada: User) -> None:
+def test_conversations_are_listed_newest_first_in_pages(ada: User) -> None:
     replies = [ada.chat(f"topic   {n}") for n in range(5)]
     ada.chat("more", conversation_id=replies[1].conversation_id)
     listed = ada.conversations()
@@ -105,7 +103,7 @@ def test_conversations_are_listed_newest_first_and_paged(ada: User) -> None:
         ada.conversations(-1)
 
 
-def test_clients_that_send_the_whole_history_continue_the_conversation_that_it_repeats(
+def test_client_that_sends_the_whole_history_continues_its_conversation(
     ada: User,
 ) -> None:
     first = ada.chat("hello")
@@ -123,7 +121,7 @@ def test_clients_that_send_the_whole_history_continue_the_conversation_that_it_r
     assert elsewhere.conversation_id != first.conversation_id
 
 
-def test_a_long_conversation_loses_its_oldest_messages_and_the_reply_counts_them(
+def test_long_conversation_drops_its_oldest_messages_and_counts_them(
     ada: User, rendered: list[list[tuple[str, str]]]
 ) -> None:
     context = ada._services.base.card.context
@@ -148,7 +146,7 @@ def test_a_long_conversation_loses_its_oldest_messages_and_the_reply_counts_them
     assert len(ada.turns()) == before
 
 
-def test_a_conversation_needs_its_own_new_messages(ada: User, runtime: Runtime) -> None:
+def test_conversation_takes_only_new_messages(ada: User, runtime: Runtime) -> None:
     first = ada.chat("hello")
     with pytest.raises(InvalidInput):
         ada.chat(
@@ -166,7 +164,7 @@ def test_a_conversation_needs_its_own_new_messages(ada: User, runtime: Runtime) 
     assert len(ada.turns()) == 2
 
 
-def test_a_tool_round_trip_stays_in_its_conversation(ada: User) -> None:
+def test_tool_round_trip_stays_in_its_conversation(ada: User) -> None:
     call = '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>'
     first = ada.chat("what time is it?")
     ada.feedback(first, edit=call)
@@ -176,7 +174,7 @@ def test_a_tool_round_trip_stays_in_its_conversation(ada: User) -> None:
     assert history[-1].tool_calls[0].id
 
 
-def test_a_forgotten_turn_leaves_its_conversation(ada: User) -> None:
+def test_forgotten_turn_leaves_its_conversation(ada: User) -> None:
     first = ada.chat("hello")
     ada.chat("and then?", conversation_id=first.conversation_id)
     ada.forget(first.turn_id)
@@ -186,7 +184,7 @@ def test_a_forgotten_turn_leaves_its_conversation(ada: User) -> None:
         assert first.text not in texts
 
 
-def test_forgetting_a_turn_in_the_middle_keeps_the_turns_before_and_after_it(ada: User) -> None:
+def test_forgetting_a_middle_turn_keeps_the_turns_around_it(ada: User) -> None:
     first = ada.chat("hello")
     turns = [ada.chat(f"{n}", conversation_id=first.conversation_id).turn_id for n in range(4)]
     ada.forget(turns[1])
@@ -194,7 +192,7 @@ def test_forgetting_a_turn_in_the_middle_keeps_the_turns_before_and_after_it(ada
     assert [turn.id for turn in conversation.turns] == [first.turn_id, turns[0], *turns[2:]]
 
 
-def test_a_reply_is_regenerated_after_the_turn_before_it_was_forgotten(ada: User) -> None:
+def test_reply_can_be_regenerated_after_the_turn_before_it_was_forgotten(ada: User) -> None:
     first = ada.chat("hello")
     second = ada.chat("and then?", conversation_id=first.conversation_id)
     third = ada.chat("and after?", conversation_id=first.conversation_id)
@@ -204,7 +202,7 @@ def test_a_reply_is_regenerated_after_the_turn_before_it_was_forgotten(ada: User
     assert [turn.id for turn in conversation.turns] == [first.turn_id, again.turn_id]
 
 
-def test_forgetting_a_reply_does_not_bring_back_the_one_that_it_replaced(ada: User) -> None:
+def test_forgetting_a_reply_does_not_restore_the_one_it_replaced(ada: User) -> None:
     first = ada.chat("hello")
     rejected = ada.chat("and then?", conversation_id=first.conversation_id)
     again = ada.chat("and then?", conversation_id=first.conversation_id, replaces=rejected.turn_id)
@@ -214,7 +212,7 @@ def test_forgetting_a_reply_does_not_bring_back_the_one_that_it_replaced(ada: Us
     assert [turn.id for turn in conversation.turns] == [first.turn_id, last.turn_id]
 
 
-def test_an_exported_user_has_the_same_conversations(
+def test_exported_user_has_the_same_conversations(
     ada: User, runtime: Runtime, tmp_path: Path
 ) -> None:
     first = ada.chat("hello")
@@ -225,8 +223,8 @@ def test_an_exported_user_has_the_same_conversations(
     assert runtime.user("eve").conversations() == ada.conversations()
 
 
-def test_the_losing_answer_of_a_comparison_is_in_no_conversation(tmp_path: Path) -> None:
-    with opened(tmp_path / "home") as runtime:
+def test_losing_answer_of_a_comparison_is_in_no_conversation(tmp_path: Path) -> None:
+    with open_runtime(tmp_path / "home") as runtime:
         ada = runtime.user("ada")
         first = ada.chat("hello")
         ledger = ada._services.store.ledger
@@ -246,8 +244,8 @@ def test_the_losing_answer_of_a_comparison_is_in_no_conversation(tmp_path: Path)
             ada.chat("x", replaces=lost)
 
 
-def test_implicit_feedback_is_recorded_by_the_library(observed: Runtime) -> None:
-    ada = observed.user("ada")
+def test_library_records_implicit_feedback(observed_runtime: Runtime) -> None:
+    ada = observed_runtime.user("ada")
     first = ada.chat("hello")
     ada.chat("ありがとう！", conversation_id=first.conversation_id)
     assert ratings(ada) == [(first.turn_id, "thanked")]
@@ -265,7 +263,7 @@ def test_implicit_feedback_is_recorded_by_the_library(observed: Runtime) -> None
     assert ratings(ada)[2:] == [(third.turn_id, "contradicted")]
 
 
-def test_nothing_is_observed_unless_the_app_asked_for_it(ada: User) -> None:
+def test_implicit_feedback_is_recorded_only_where_enabled(ada: User) -> None:
     first = ada.chat("hello")
     ada.chat("Thanks!", conversation_id=first.conversation_id)
     ada.chat("hello", replaces=first)
@@ -282,6 +280,10 @@ def test_nothing_is_observed_unless_the_app_asked_for_it(ada: User) -> None:
         ("¡Gracias!", "thanked"),
         ("thanks, but that’s wrong", None),
         ("danke, aber falsch", None),
+        ("धन्यवाद", "thanked"),
+        ("धन्यवाद, यह सही नहीं", None),
+        ("شكرا، لكن هذا خطأ", None),
+        ("ありがとう、でも違います", None),
         ("Thanks to my mother I know how.", None),
         ("Merci pour rien", None),
         ("That’s wrong.", "contradicted"),
@@ -301,7 +303,7 @@ def test_only_plain_thanks_and_contradictions_count(message: str, wanted: str | 
     assert classify(message, "It is 4.") == wanted
 
 
-def test_an_answer_to_a_question_contradicts_nothing() -> None:
+def test_answer_to_a_question_contradicts_nothing() -> None:
     assert classify("Wrong.", "Is it right or wrong?") is None
 
 

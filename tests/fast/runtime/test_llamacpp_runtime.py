@@ -1,4 +1,4 @@
-"""Learn on torch, serve on llama.cpp: the same person, the same ledger, the same layers."""
+"""Learn on torch and serve on llama.cpp: the same user, ledger and layers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from personalpeft.types import Message
 
 @pytest.mark.exhaustive
 @pytest.mark.usefixtures("tiny_base")
-def test_who_is_served_by_llamacpp_learns_and_takes_it_back(tmp_path: Path) -> None:
+def test_user_on_llamacpp_learns_and_rolls_back(tmp_path: Path) -> None:
     with personalpeft.open(tmp_path / "home", quick_card(tmp_path), "llamacpp") as runtime:
         ada = runtime.user("ada")
         before = greedy(ada)
@@ -30,22 +30,22 @@ def test_who_is_served_by_llamacpp_learns_and_takes_it_back(tmp_path: Path) -> N
 
 @pytest.mark.exhaustive
 @pytest.mark.usefixtures("tiny_base")
-def test_a_home_can_be_opened_with_the_other_backend(tmp_path: Path) -> None:
+def test_home_can_be_opened_with_the_other_backend(tmp_path: Path) -> None:
     card = quick_card(tmp_path)
     with personalpeft.open(tmp_path / "home", card, "torch") as runtime:
         ada = runtime.user("ada")
         correct(ada, 6)
         ada.learn(accept=True)
-        said = greedy(ada)
+        expected = greedy(ada)
     with personalpeft.open(tmp_path / "home", card, "llamacpp") as runtime:
         ada = runtime.user("ada")
-        assert greedy(ada) == said
+        assert greedy(ada) == expected
         assert ask(ada, "hello").stack == ada.stack()
 
 
 @pytest.mark.usefixtures("tiny_base")
-def test_a_chat_on_llamacpp_loads_no_torch(tmp_path: Path, shared_cache: Path) -> None:
-    # The home has a user with a layer, so that one is attached, too.
+def test_chat_on_llamacpp_loads_no_torch(tmp_path: Path, shared_cache: Path) -> None:
+    # The home has a user with a live layer, so that an adapter is attached.
     card = quick_card(tmp_path)
     with personalpeft.open(tmp_path / "home", card, "llamacpp") as runtime:
         ada = runtime.user("ada")
@@ -63,7 +63,7 @@ with personalpeft.open({str(tmp_path / "home")!r}, {str(card)!r}, "llamacpp") as
     assert done.stdout.split() == ["1"]
 
 
-def test_a_base_of_a_kind_that_llamacpp_computes_otherwise_is_refused_by_name(
+def test_base_of_an_unsupported_architecture_is_refused(
     tmp_path: Path,
 ) -> None:
     with personalpeft.open(tmp_path / "home", backend="fake") as runtime:
@@ -77,7 +77,7 @@ def test_a_base_of_a_kind_that_llamacpp_computes_otherwise_is_refused_by_name(
 
 
 @pytest.mark.usefixtures("tiny_base")
-def test_a_stack_goes_out_and_comes_in_as_a_gguf_file_and_goes_out_in_the_weights(
+def test_stack_is_exported_and_imported_as_gguf_and_merged_into_the_weights(
     tmp_path: Path,
 ) -> None:
     with personalpeft.open(tmp_path / "home", quick_card(tmp_path), "torch") as runtime:
@@ -96,7 +96,8 @@ def test_a_stack_goes_out_and_comes_in_as_a_gguf_file_and_goes_out_in_the_weight
         assert {"config.json", "model.safetensors", "tokenizer.json"} <= {
             path.name for path in folder.iterdir()
         }
-        # Its tokens are single bytes, of which llama.cpp makes no vocabulary.
+        # The tiny base's tokens are single bytes, which llama.cpp's tokenizer has no vocabulary
+        # for.
         with pytest.raises(WeightsError, match="tokenizer"):
             ada.export_merged(tmp_path / "for-ollama", form="gguf")
         with pytest.raises(InvalidInput):
@@ -108,5 +109,5 @@ def test_a_stack_goes_out_and_comes_in_as_a_gguf_file_and_goes_out_in_the_weight
 
 
 def test_messages_are_rendered_as_on_torch(torch_tiny: object, llamacpp_tiny: object) -> None:
-    said = [Message("system", "Be kind."), Message("user", "x<|im_end|>")]
-    assert llamacpp_tiny.render(said) == torch_tiny.render(said)  # type: ignore[attr-defined]
+    expected = [Message("system", "Be kind."), Message("user", "x<|im_end|>")]
+    assert llamacpp_tiny.render(expected) == torch_tiny.render(expected)  # type: ignore[attr-defined]

@@ -1,4 +1,7 @@
-"""A ``.personal`` file carries all of a user; whatever its bytes are, it is taken in whole or not at all."""
+"""A ``.personal`` file carries all of a user.
+
+Whatever its bytes are, it is imported whole or not at all.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,13 @@ from example_counts import examples
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from runtime_makers import (
-    Time,
+    FakeTime,
     ask,
     correct,
-    everything,
     greedy,
-    nothing_changes,
-    opened,
+    home_contents,
+    home_unchanged,
+    open_runtime,
     quick_card,
 )
 
@@ -32,10 +35,10 @@ many = examples(20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 @pytest.fixture
 def learned(ada: User) -> User:
-    """A user with something of everything."""
+    """Return a user with data of each kind."""
     correct(ada, 6)
     ada.feedback(ask(ada), comment="Be brief.")
-    ada.remove_item(ada.remember("My cat is called Tom."))
+    ada.retract_item(ada.remember("My cat is called Tom."))
     ada.remember(
         "My dog is called Biscuit.", questions=["What is my dog called?"], answer="Biscuit"
     )
@@ -49,13 +52,13 @@ def learned(ada: User) -> User:
 
 
 @pytest.fixture
-def file(learned: User, tmp_path: Path) -> Path:
+def personal_file(learned: User, tmp_path: Path) -> Path:
     return learned.export(tmp_path / "ada.personal").path
 
 
 @pytest.fixture
-def elsewhere(tmp_path: Path) -> Any:
-    with opened(tmp_path / "elsewhere") as runtime:
+def other_runtime(tmp_path: Path) -> Any:
+    with open_runtime(tmp_path / "elsewhere") as runtime:
         yield runtime
 
 
@@ -75,74 +78,78 @@ def all_of(user: User) -> dict[str, Any]:
     }
 
 
-def test_on_the_same_base_everything_is_there_and_live_at_once(
-    learned: User, file: Path, elsewhere: Runtime
+def test_import_on_the_same_base_restores_everything_live(
+    learned: User, personal_file: Path, other_runtime: Runtime
 ) -> None:
-    taken = elsewhere.import_user(file)
-    assert (taken.user, taken.original, taken.left_out) == ("ada", "ada", 0)
-    there = elsewhere.user("ada", create=False)
+    imported = other_runtime.import_user(personal_file)
+    assert (imported.user, imported.original, imported.left_out) == ("ada", "ada", 0)
+    there = other_runtime.user("ada", create=False)
     assert all_of(there) == all_of(learned)
     assert greedy(there) == greedy(learned)
     assert all(revision.reason.startswith("imported: ") for revision in there.revisions())
-    assert elsewhere.verify() == ()
+    assert other_runtime.verify() == ()
     correct(there, 4, first=30)
     assert there.learn().steps
 
 
-def test_under_another_name_it_is_the_same_but_for_the_name(
-    learned: User, file: Path, runtime: Runtime
+def test_import_under_another_id_changes_only_the_id(
+    learned: User, personal_file: Path, runtime: Runtime
 ) -> None:
-    taken = runtime.import_user(file, as_user="ada.two")
-    assert (taken.user, taken.original) == ("ada.two", "ada")
+    imported = runtime.import_user(personal_file, as_user="ada.two")
+    assert (imported.user, imported.original) == ("ada.two", "ada")
     two = runtime.user("ada.two", create=False)
     assert two.stack() == learned.stack()
     assert [turn.reply for turn in two.turns()] == [turn.reply for turn in learned.turns()]
     assert runtime.verify() == ()
 
 
-def test_what_it_carries_again_is_the_same_file(learned: User, file: Path, tmp_path: Path) -> None:
-    assert learned.export(tmp_path / "again.personal").path.read_bytes() == file.read_bytes()
+def test_exporting_an_imported_user_gives_the_same_file(
+    learned: User, personal_file: Path, tmp_path: Path
+) -> None:
+    assert (
+        learned.export(tmp_path / "again.personal").path.read_bytes() == personal_file.read_bytes()
+    )
 
 
-def test_a_tiny_model_answers_as_it_did(tmp_path: Path, tiny_base: object) -> None:
+def test_tiny_model_answers_as_before_after_an_import(tmp_path: Path, tiny_base: object) -> None:
     card = quick_card(tmp_path)
-    with opened(tmp_path / "one", card, clock=Time().clock()) as runtime:
+    with open_runtime(tmp_path / "one", card, clock=FakeTime().clock()) as runtime:
         ada = runtime.user("ada")
         correct(ada, 5)
         ada.learn()
         said = greedy(ada)
-        file = ada.export(tmp_path / "ada.personal").path
-    with opened(tmp_path / "two", card) as runtime:
-        runtime.import_user(file)
+        personal_file = ada.export(tmp_path / "ada.personal").path
+    with open_runtime(tmp_path / "two", card) as runtime:
+        runtime.import_user(personal_file)
         assert greedy(runtime.user("ada")) == said
 
 
-def test_without_adapters_the_next_learn_builds_from_what_was_said(
-    learned: User, tmp_path: Path, elsewhere: Runtime
+def test_without_adapters_the_next_learn_builds_from_the_ledger(
+    learned: User, tmp_path: Path, other_runtime: Runtime
 ) -> None:
     written = learned.export(tmp_path / "words.personal", adapters=False)
     assert (written.adapters, written.revisions) == (0, 3)
-    taken = elsewhere.import_user(written.path)
-    assert (taken.revisions, taken.left_out, taken.why) == (
+    imported = other_runtime.import_user(written.path)
+    assert (imported.revisions, imported.left_out, imported.why) == (
         0,
         3,
         "the file was written without adapters",
     )
-    there = elsewhere.user("ada", create=False)
+    there = other_runtime.user("ada", create=False)
     assert there.stack().entries == ()
     assert there.signals(current=False) == learned.signals(current=False)
     assert there.turns() == learned.turns()
-    assert elsewhere.verify() == ()
+    assert other_runtime.verify() == ()
     assert there.learn().live
     assert [entry.layer for entry in there.stack().entries] == ["style", "skill.email", "memory"]
 
 
-def test_on_another_base_the_ledger_comes_along_and_the_revisions_do_not(
-    file: Path, tmp_path: Path, tiny_base: object
+def test_import_on_another_base_carries_the_ledger_and_not_the_revisions(
+    personal_file: Path, tmp_path: Path, tiny_base: object
 ) -> None:
-    with opened(tmp_path / "tiny", quick_card(tmp_path)) as runtime:
-        taken = runtime.import_user(file)
-        assert (taken.revisions, taken.left_out, taken.why) == (
+    with open_runtime(tmp_path / "tiny", quick_card(tmp_path)) as runtime:
+        imported = runtime.import_user(personal_file)
+        assert (imported.revisions, imported.left_out, imported.why) == (
             0,
             3,
             "they were built on another base",
@@ -153,39 +160,39 @@ def test_on_another_base_the_ledger_comes_along_and_the_revisions_do_not(
         assert runtime.verify() == ()
 
 
-def test_over_somebody_who_is_there_it_is_refused(
-    home: Path, learned: User, file: Path, runtime: Runtime
+def test_import_over_an_existing_user_is_refused(
+    home: Path, learned: User, personal_file: Path, runtime: Runtime
 ) -> None:
-    with nothing_changes(home), pytest.raises(InvalidInput, match="ada"):
-        runtime.import_user(file)
-    with nothing_changes(home), pytest.raises(InvalidId):
-        runtime.import_user(file, as_user="../ada")
+    with home_unchanged(home), pytest.raises(InvalidInput, match="ada"):
+        runtime.import_user(personal_file)
+    with home_unchanged(home), pytest.raises(InvalidId):
+        runtime.import_user(personal_file, as_user="../ada")
 
 
-def test_a_file_that_is_there_is_not_written_over(
-    home: Path, learned: User, file: Path, tmp_path: Path
+def test_export_never_overwrites_a_file(
+    home: Path, learned: User, personal_file: Path, tmp_path: Path
 ) -> None:
-    before = file.read_bytes()
-    for place in (file, tmp_path, tmp_path / "nowhere" / "x.personal"):
+    before = personal_file.read_bytes()
+    for place in (personal_file, tmp_path, tmp_path / "nowhere" / "x.personal"):
         with pytest.raises(InvalidInput):
             learned.export(place)
-    assert file.read_bytes() == before
+    assert personal_file.read_bytes() == before
     assert not list(tmp_path.glob(".personal-*"))
 
 
-def test_a_user_who_is_not_there_has_nothing_to_export(runtime: Runtime, tmp_path: Path) -> None:
+def test_unknown_user_has_nothing_to_export(runtime: Runtime, tmp_path: Path) -> None:
     with pytest.raises(NotFound):
         runtime.user("bob", create=False)
     assert runtime.user("cy").export(tmp_path / "cy.personal").turns == 0
 
 
-def unpacked(file: Path) -> dict[str, bytes]:
-    with zipfile.ZipFile(file) as archive:
+def unzip_members(personal_file: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(personal_file) as archive:
         return {name: archive.read(name) for name in archive.namelist()}
 
 
-def packed(place: Path, members: dict[str, bytes], *, sealed: bool = True) -> Path:
-    """A file of these members, whose digests are right where it is ``sealed``."""
+def zip_members(place: Path, members: dict[str, bytes], *, sealed: bool = True) -> Path:
+    """Write a file of these members, with correct digests where it is ``sealed``."""
     members = dict(members)
     if sealed:
         about = json.loads(members["personal.json"])
@@ -231,7 +238,7 @@ HOSTILE: dict[str, Callable[[dict[str, bytes]], dict[str, bytes]]] = {
     "an absolute path": lambda m: {**m, "/etc/passwd": b"x"},
     "a folder": lambda m: {**m, "blobs/": b""},
     "a blob of another name": lambda m: {**m, "blobs/" + "0" * 64: b"x"},
-    "a blob that nobody names": lambda m: {**m, "blobs/" + hashlib.sha256(b"x").hexdigest(): b"x"},
+    "an unreferenced blob": lambda m: {**m, "blobs/" + hashlib.sha256(b"x").hexdigest(): b"x"},
     "a line that is cut": lambda m: {**m, "ledger.jsonl": m["ledger.jsonl"][:-20]},
     "a line that is gone": lambda m: {**m, "ledger.jsonl": m["ledger.jsonl"].split(b"\n", 1)[1]},
     "a line twice": lambda m: {
@@ -249,31 +256,31 @@ HOSTILE: dict[str, Callable[[dict[str, bytes]], dict[str, bytes]]] = {
 
 
 @pytest.mark.parametrize("hurt", HOSTILE.values(), ids=HOSTILE.keys())
-def test_a_hostile_file_is_refused_and_nothing_changes(
-    file: Path,
+def test_hostile_file_is_refused_and_nothing_changes(
+    personal_file: Path,
     tmp_path: Path,
-    elsewhere: Runtime,
+    other_runtime: Runtime,
     hurt: Callable[[dict[str, bytes]], dict[str, bytes]],
 ) -> None:
-    members = hurt(unpacked(file))
+    members = hurt(unzip_members(personal_file))
     try:
-        bad = packed(tmp_path / "bad.personal", members)
+        bad = zip_members(tmp_path / "bad.personal", members)
     except (KeyError, ValueError):
-        bad = packed(tmp_path / "bad.personal", members, sealed=False)
+        bad = zip_members(tmp_path / "bad.personal", members, sealed=False)
     with (
-        nothing_changes(tmp_path / "elsewhere"),
+        home_unchanged(tmp_path / "elsewhere"),
         pytest.raises((PersonalFileError, InvalidId)) as error,
     ):
-        elsewhere.import_user(bad)
+        other_runtime.import_user(bad)
     assert error.value.hint
-    assert elsewhere.users() == ()
+    assert other_runtime.users() == ()
     assert not (tmp_path.parent / "evil").exists()
 
 
 def rechained(
     members: dict[str, bytes], change: Callable[[dict[str, Any]], object]
 ) -> dict[str, bytes]:
-    """The members with entries changed by somebody who knows how digests and chains are made."""
+    """Return the members after ``change`` on their entries, with correct digests and chains."""
     from personalpeft.store import hash_chain
 
     said = json.loads(members["personal.json"])
@@ -313,6 +320,8 @@ def continue_itself(entry: dict[str, Any]) -> None:
 FORGED = {
     "a turn that continues itself": continue_itself,
     "a payload of another shape": of("signal", payload='{"text":5}'),
+    "a consent that is no yes or no": of("signal", payload='{"text":"x","trains":"no"}'),
+    "a retraction for nothing that is known": of("retraction", purpose="fun"),
     "a kind that is none": of("signal", kind="secret"),
     "a role that is none": of("turn", messages='[["root","x"]]'),
     "messages that are none": of("turn", messages="[]"),
@@ -329,7 +338,7 @@ FORGED = {
     "another digest": of("revision", digest="0" * 64),
     "scores of another shape": of("judgement", scores='{"pins":5}'),
     "a verdict that is none": of("judgement", verdict="perfect"),
-    "signals of nobody": of("judgement", signals='{"s_nobody":"train"}'),
+    "unknown signals": of("judgement", signals='{"s_nobody":"train"}'),
     "a column more": of("turn", more="x"),
     "JSON that is not canonical": of("turn", used="[ ]"),
     "a number that is text": of("turn", completion_tokens="5"),
@@ -337,16 +346,21 @@ FORGED = {
 
 
 @pytest.mark.parametrize("change", FORGED.values(), ids=FORGED.keys())
-def test_a_forged_file_whose_digests_are_right_is_refused(
-    file: Path, tmp_path: Path, elsewhere: Runtime, change: Callable[[dict[str, Any]], None]
+def test_forged_file_with_correct_digests_is_refused(
+    personal_file: Path,
+    tmp_path: Path,
+    other_runtime: Runtime,
+    change: Callable[[dict[str, Any]], None],
 ) -> None:
-    bad = packed(tmp_path / "bad.personal", rechained(unpacked(file), change))
-    with nothing_changes(tmp_path / "elsewhere"), pytest.raises(PersonalFileError):
-        elsewhere.import_user(bad)
+    bad = zip_members(tmp_path / "bad.personal", rechained(unzip_members(personal_file), change))
+    with home_unchanged(tmp_path / "elsewhere"), pytest.raises(PersonalFileError):
+        other_runtime.import_user(bad)
 
 
-def test_a_forged_adapter_is_refused(file: Path, tmp_path: Path, elsewhere: Runtime) -> None:
-    members = unpacked(file)
+def test_forged_adapter_is_refused(
+    personal_file: Path, tmp_path: Path, other_runtime: Runtime
+) -> None:
+    members = unzip_members(personal_file)
     name = next(name for name in members if name.startswith("blobs/"))
     evil = b"\x00" * len(members[name])
     digest = hashlib.sha256(evil).hexdigest()
@@ -362,50 +376,54 @@ def test_a_forged_adapter_is_refused(file: Path, tmp_path: Path, elsewhere: Runt
     members = rechained(
         {n: d for n, d in members.items() if n != name} | {f"blobs/{digest}": evil}, change
     )
-    with nothing_changes(tmp_path / "elsewhere"), pytest.raises(PersonalFileError, match="blobs/"):
-        elsewhere.import_user(packed(tmp_path / "bad.personal", members))
+    with home_unchanged(tmp_path / "elsewhere"), pytest.raises(PersonalFileError, match="blobs/"):
+        other_runtime.import_user(zip_members(tmp_path / "bad.personal", members))
 
 
-def test_a_bomb_is_not_unpacked(tmp_path: Path, elsewhere: Runtime) -> None:
-    bomb = packed(tmp_path / "bomb.personal", {"personal.json": b" " * (64 << 20)}, sealed=False)
+def test_zip_bomb_is_not_extracted(tmp_path: Path, other_runtime: Runtime) -> None:
+    bomb = zip_members(
+        tmp_path / "bomb.personal", {"personal.json": b" " * (64 << 20)}, sealed=False
+    )
     assert bomb.stat().st_size < 100_000
     with pytest.raises(PersonalFileError):
-        elsewhere.import_user(bomb)
+        other_runtime.import_user(bomb)
 
 
-def test_a_name_that_occurs_twice_is_refused(
-    file: Path, tmp_path: Path, elsewhere: Runtime
+def test_duplicate_member_name_is_refused(
+    personal_file: Path, tmp_path: Path, other_runtime: Runtime
 ) -> None:
     twice = tmp_path / "twice.personal"
-    twice.write_bytes(file.read_bytes())
+    twice.write_bytes(personal_file.read_bytes())
     with pytest.warns(UserWarning, match="Duplicate"), zipfile.ZipFile(twice, "a") as archive:
         archive.writestr("ledger.jsonl", b"")
     with pytest.raises(PersonalFileError, match="twice"):
-        elsewhere.import_user(twice)
+        other_runtime.import_user(twice)
 
 
 @pytest.mark.parametrize(
     "content", [b"", b"PK", b"PK\x05\x06" + b"\0" * 18, b"\x80\x04]."], ids=repr
 )
-def test_what_is_no_zip_is_refused(tmp_path: Path, elsewhere: Runtime, content: bytes) -> None:
+def test_file_that_is_no_zip_is_refused(
+    tmp_path: Path, other_runtime: Runtime, content: bytes
+) -> None:
     bad = tmp_path / "bad.personal"
     bad.write_bytes(content)
     with pytest.raises(PersonalFileError):
-        elsewhere.import_user(bad)
+        other_runtime.import_user(bad)
     with pytest.raises(PersonalFileError):
-        elsewhere.import_user(tmp_path / "nowhere")
+        other_runtime.import_user(tmp_path / "nowhere")
     with pytest.raises(PersonalFileError):
-        elsewhere.import_user(tmp_path)
+        other_runtime.import_user(tmp_path)
 
 
 @many
 @given(data=st.data())
-def test_whatever_byte_is_changed_it_is_the_same_user_or_none(
-    file: Path, tmp_path: Path, elsewhere: Runtime, data: st.DataObject
+def test_changed_byte_gives_the_same_user_or_none(
+    personal_file: Path, tmp_path: Path, other_runtime: Runtime, data: st.DataObject
 ) -> None:
-    content = bytearray(file.read_bytes())
+    content = bytearray(personal_file.read_bytes())
     for _ in range(data.draw(st.integers(1, 4))):
-        # Half of the time among the names and sizes at the end, where a few bytes decide everything.
+        # Half of the changes are among names and sizes at the end, where each byte matters most.
         least = data.draw(st.sampled_from([0, len(content) - 600]))
         at = data.draw(st.integers(least, len(content) - 1))
         content[at] = data.draw(st.integers(0, 255))
@@ -413,12 +431,12 @@ def test_whatever_byte_is_changed_it_is_the_same_user_or_none(
         del content[data.draw(st.integers(0, len(content) - 1)) :]
     bad = tmp_path / "bad.personal"
     bad.write_bytes(content)
-    name = f"u{len(elsewhere.users(limit=100_000))}"
-    before = everything(tmp_path / "elsewhere")
+    name = f"u{len(other_runtime.users(limit=100_000))}"
+    before = home_contents(tmp_path / "elsewhere")
     try:
-        taken = elsewhere.import_user(bad, as_user=name)
+        imported = other_runtime.import_user(bad, as_user=name)
     except (PersonalFileError, InvalidId):
-        assert everything(tmp_path / "elsewhere") == before
+        assert home_contents(tmp_path / "elsewhere") == before
     else:
-        assert (taken.original, taken.left_out) == ("ada", 0)
-        assert elsewhere.user(name, create=False).summary().turns == taken.turns
+        assert (imported.original, imported.left_out) == ("ada", 0)
+        assert other_runtime.user(name, create=False).summary().turns == imported.turns

@@ -1,4 +1,7 @@
-"""What people write is in no line of a log, whatever fails: a log names the kind of an error, where it was raised, and an id."""
+"""No log line contains a user's text.
+
+A log names the kind of an error, where it was raised, and an id.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +24,11 @@ SOURCES = Path(personalpeft.__file__).parents[1]
 
 
 @pytest.fixture(autouse=True)
-def everything(caplog: pytest.LogCaptureFixture) -> None:
+def all_logs(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
 
 
-def test_a_step_that_fails_logs_no_text(
+def test_failing_step_logs_no_text(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(backend: FakeBackend) -> object:
@@ -43,7 +46,7 @@ def test_a_step_that_fails_logs_no_text(
     assert ".broken" in caplog.text
 
 
-def test_a_check_of_a_reply_that_fails_logs_no_text(
+def test_failing_check_of_a_reply_logs_no_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*asked: object) -> object:
@@ -62,25 +65,25 @@ def test_a_check_of_a_reply_that_fails_logs_no_text(
     assert "RuntimeError" in caplog.text
 
 
-def test_what_a_model_fails_at_logs_no_text(caplog: pytest.LogCaptureFixture) -> None:
+def test_error_of_a_model_logs_no_text(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(ServingFailed), map_model_errors("The model failed."):
         raise OSError(SECRET)
     assert SECRET not in caplog.text
     assert "OSError" in caplog.text
 
 
-def test_the_same_failure_has_the_same_id_whatever_its_text() -> None:
-    def told(text: str) -> str:
+def test_same_failure_has_the_same_id_for_any_text() -> None:
+    def log_error(text: str) -> str:
         try:
             raise ValueError(text)
         except ValueError as error:
             return format_origin(error)
 
-    assert told("one") == told("two")
-    assert ".told" in told("one")
+    assert log_error("one") == log_error("two")
+    assert ".log_error" in log_error("one")
 
 
-def test_no_call_of_a_log_gets_an_exception() -> None:
+def test_no_logging_call_receives_an_exception() -> None:
     found = [
         f"{path.relative_to(SOURCES)}:{line}"
         for package in ("personalpeft", "app")
@@ -94,7 +97,7 @@ _LEVELS = {"debug", "info", "warning", "error", "critical", "log"}
 
 
 def _texts_in_logs(tree: ast.AST) -> Iterator[int]:
-    """The lines of calls that log a traceback, or an exception as it is."""
+    """Return the lines of calls that log a traceback or an exception itself."""
     caught = {node.name for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler)} - {None}
     for call in ast.walk(tree):
         if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)):
@@ -111,7 +114,9 @@ def _texts_in_logs(tree: ast.AST) -> Iterator[int]:
 
 
 def _holds(value: ast.expr, caught: set[str | None]) -> bool:
-    """Whether an expression has the text of an exception in it, and not only its kind or where it was raised."""
+    """Return whether an expression contains an exception's text, and not only its kind or its
+    place.
+    """
     if (
         isinstance(value, ast.Call)
         and isinstance(value.func, ast.Name)

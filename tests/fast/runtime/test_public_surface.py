@@ -1,4 +1,4 @@
-"""What a program may rely on: the names, what importing costs, the errors, and the lines that the docstring shows."""
+"""The public surface: its names, the cost of its import, its errors, and the docstring's example."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import builtins
 import inspect
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -81,19 +82,20 @@ METHODS = [
     "items",
     "layers",
     "learn",
-    "lessons",
     "observe",
     "pending",
     "practice",
     "remember",
-    "remove_item",
     "reports",
     "retract",
+    "retract_item",
     "review",
     "revisions",
     "rollback",
     "scope",
+    "set_training",
     "set_weight",
+    "signal_statuses",
     "signals",
     "stack",
     "stream",
@@ -130,7 +132,7 @@ def run(code: str, cache: Path, *arguments: str) -> str:
     return done.stdout
 
 
-def test_the_public_names_are_these_and_each_is_there_with_a_docstring() -> None:
+def test_public_names_are_these_and_each_has_a_docstring() -> None:
     assert sorted(personalpeft.__all__) == sorted(NAMES)
     for name in set(NAMES) - {"DEFAULT_BASE"}:
         assert inspect.getdoc(getattr(personalpeft, name)), name
@@ -138,18 +140,20 @@ def test_the_public_names_are_these_and_each_is_there_with_a_docstring() -> None
         personalpeft.nonsense  # noqa: B018
 
 
-def test_the_methods_of_a_user_are_these_and_each_says_what_it_promises() -> None:
+def test_user_methods_are_these_and_each_has_a_docstring() -> None:
     public = {name for name in dir(personalpeft.User) if not name.startswith("_")}
     assert public == set(METHODS)
     for name in METHODS:
         assert len(inspect.getdoc(getattr(personalpeft.User, name)) or "") > 20, name
 
 
-def test_an_old_name_works_for_one_release_and_warns(tmp_path: Path) -> None:
+def test_deprecated_name_works_for_one_release_and_warns(tmp_path: Path) -> None:
     with personalpeft.open(tmp_path / "home", backend="fake") as runtime:
         ada = runtime.user("ada")
         for owner, old, new in (
             (ada, "digest", "activity_summary"),
+            (ada, "lessons", "signal_statuses"),
+            (ada, "remove_item", "retract_item"),
             (ada, "weigh", "set_weight"),
             (runtime, "tokens", "api_keys"),
             (personalpeft, "Why", "Provenance"),
@@ -157,9 +161,15 @@ def test_an_old_name_works_for_one_release_and_warns(tmp_path: Path) -> None:
             with pytest.warns(DeprecationWarning, match=new):
                 assert getattr(owner, old) == getattr(owner, new)
         assert not hasattr(ada, "nonsense")
+        for learn in (ada.learn, partial(runtime.learn_many, ["ada"])):
+            with (
+                pytest.warns(DeprecationWarning, match="max_memory_mb"),
+                pytest.raises(personalpeft.InvalidInput),
+            ):
+                learn(memory=-1)
 
 
-def test_the_help_of_chat_names_everything_that_can_be_asked() -> None:
+def test_help_of_chat_names_each_option() -> None:
     chat, stream = (
         inspect.signature(getattr(personalpeft.User, name)) for name in ("chat", "stream")
     )
@@ -168,13 +178,13 @@ def test_the_help_of_chat_names_everything_that_can_be_asked() -> None:
     assert (chat.return_annotation, stream.return_annotation) == ("Reply", "Stream")
 
 
-def test_importing_loads_nothing_heavy(shared_cache: Path) -> None:
+def test_import_loads_no_heavy_module(shared_cache: Path) -> None:
     code = "import personalpeft, sys; print(*sys.modules)"
     loaded = {name.partition(".")[0] for name in run(code, shared_cache).split()}
     assert not loaded & set(HEAVY)
 
 
-def test_recording_and_looking_load_no_model_code(shared_cache: Path, tmp_path: Path) -> None:
+def test_recording_and_reading_load_no_model_code(shared_cache: Path, tmp_path: Path) -> None:
     code = """
 import sys, personalpeft
 with personalpeft.open(sys.argv[1], base="tiny-random") as runtime:
@@ -191,7 +201,7 @@ print(*sys.modules)
     assert not loaded & {"torch", "transformers", "sentence_transformers", "tokenizers"}
 
 
-def test_the_lines_of_the_docstring_run(shared_cache: Path, tmp_path: Path) -> None:
+def test_example_of_the_docstring_runs(shared_cache: Path, tmp_path: Path) -> None:
     shown = (
         inspect.cleandoc(personalpeft.__doc__ or "")
         .partition("\n\n")[2]
@@ -199,8 +209,8 @@ def test_the_lines_of_the_docstring_run(shared_cache: Path, tmp_path: Path) -> N
     )
     lines = inspect.cleandoc(shown).replace("open()", "open(sys.argv[1], backend='fake')")
     assert len(lines.splitlines()) == 7
-    said = run(f"import sys\n{lines}", shared_cache, str(tmp_path / "home"))
-    assert "style" in said
+    printed = run(f"import sys\n{lines}", shared_cache, str(tmp_path / "home"))
+    assert "style" in printed
 
 
 LEAVES = [
@@ -213,7 +223,7 @@ LEAVES = [
 
 
 @pytest.mark.parametrize("leaf", LEAVES, ids=lambda leaf: str(leaf.__name__))
-def test_each_error_has_an_outcome_and_is_also_a_builtin(leaf: type[PersonalPeftError]) -> None:
+def test_each_error_has_an_outcome_and_is_a_builtin_too(leaf: type[PersonalPeftError]) -> None:
     error = leaf("It broke.", hint="Mend it.")
     assert (str(error), error.message, error.hint) == ("It broke.", "It broke.", "Mend it.")
     assert get_error_codes(error) == ERROR_CODES[leaf]
@@ -230,19 +240,19 @@ def test_each_error_has_an_outcome_and_is_also_a_builtin(leaf: type[PersonalPeft
     assert 400 <= get_error_codes(error).http_status < 600
 
 
-def test_an_error_that_a_backend_tells_apart_for_itself_is_known_by_the_one_that_it_is() -> None:
+def test_error_class_of_a_backend_maps_to_its_public_class() -> None:
     error = Unreachable("Nobody is there.", hint="Start it.")
     assert get_error_type(error) is ServingFailed
     assert get_error_codes(error) == ERROR_CODES[ServingFailed]
 
 
-def test_errors_that_mean_different_things_to_a_caller_have_different_exit_codes() -> None:
+def test_errors_with_different_meanings_have_different_exit_codes() -> None:
     kinds = {leaf for leaf in LEAVES if PersonalPeftError in leaf.__bases__}
     assert set(ERROR_CODES) == {PersonalPeftError, *LEAVES}
     assert len({ERROR_CODES[kind].exit_code for kind in kinds}) == len(kinds)
 
 
-def test_a_hint_names_what_is_nearest_or_what_there_is() -> None:
+def test_hint_names_the_nearest_or_the_existing_names() -> None:
     for wanted, known, named in (
         ("styl", ["style", "memory"], ["style"]),
         ("smol", ["small", "smollm2-135m-instruct"], ["smollm2-135m-instruct"]),
@@ -254,7 +264,7 @@ def test_a_hint_names_what_is_nearest_or_what_there_is() -> None:
     assert "layer" in suggest_nearest("zzz", [], what="layer")
 
 
-def test_every_package_with_code_is_in_the_wheel() -> None:
+def test_each_package_with_code_is_in_the_wheel() -> None:
     import tomllib
 
     root = Path(__file__).parents[3]

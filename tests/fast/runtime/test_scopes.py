@@ -1,4 +1,4 @@
-"""A layer is attached where its scope says, and a turn names exactly what was attached."""
+"""A layer is attached as its scope says, and a turn names exactly the attached layers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from runtime_makers import ask, correct, nothing_changes, opened
+from runtime_makers import ask, correct, home_unchanged, open_runtime
 
 from personalpeft import InvalidInput, NotFound, Runtime, User
 from personalpeft.chat.routing import calibrate_region
@@ -22,8 +22,8 @@ NEAR = "Write a short letter to my friend Hal."
 FAR = "What is the capital of Peru?"
 
 
-def taught(user: User, scope: str | None = None) -> User:
-    """With a style, and a skill in writing letters above it."""
+def learn_style_and_skill(user: User, scope: str | None = None) -> User:
+    """Learn a style, and above it a skill for letters."""
     correct(user, 5)
     assert user.learn().verdict is Verdict.PROMOTED
     for prompt in LETTERS:
@@ -35,14 +35,14 @@ def taught(user: User, scope: str | None = None) -> User:
 
 
 def attached(user: User, prompt: str, **more: object) -> list[str]:
-    """The layers that a reply's stack names, which are those that its turn names."""
+    """Return the layers in the reply's stack, after a check that its turn names the same."""
     reply = ask(user, prompt, **more)
     assert user.turn(reply).stack == reply.stack
     return [entry.layer for entry in reply.stack.entries]
 
 
-def test_a_skill_answers_what_is_near_its_lessons_and_nothing_else(ada: User) -> None:
-    taught(ada)
+def test_near_skill_answers_requests_similar_to_its_lessons_alone(ada: User) -> None:
+    learn_style_and_skill(ada)
     assert [(layer.name, layer.scope) for layer in ada.layers()] == [
         ("style", "always"),
         ("skill.letters", "near"),
@@ -57,25 +57,24 @@ def test_a_skill_answers_what_is_near_its_lessons_and_nothing_else(ada: User) ->
     ] == []
 
 
-def test_what_is_not_near_is_answered_as_if_the_skill_had_never_been_learned(
-    home: Path, tmp_path: Path
-) -> None:
-    with opened(home) as runtime, opened(tmp_path / "other") as other:
-        ada = taught(runtime.user("ada"))
+def test_distant_request_is_answered_as_without_the_skill(home: Path, tmp_path: Path) -> None:
+    with open_runtime(home) as runtime, open_runtime(tmp_path / "other") as other:
+        ada = learn_style_and_skill(runtime.user("ada"))
         bob = other.user("bob")
         correct(bob, 5)
         bob.learn()
         assert ask(ada, FAR).text == ask(bob, FAR).text
-        assert ask(ada, NEAR).text != ask(bob, NEAR).text
+        # Compare stacks: the fake backend has few words, so texts may be equal by chance.
+        assert ask(ada, NEAR).stack != ask(bob, NEAR).stack
 
 
-def test_a_scope_is_kept_and_acts_on_the_next_turn(home: Path) -> None:
-    with opened(home) as runtime:
-        ada = taught(runtime.user("ada"), "always")
+def test_scope_is_stored_and_applies_to_the_next_turn(home: Path) -> None:
+    with open_runtime(home) as runtime:
+        ada = learn_style_and_skill(runtime.user("ada"), "always")
         assert attached(ada, FAR) == ["style", "skill.letters"]
         ada.scope("skill.letters", "never")
         ada.scope("style", "never")
-    with opened(home) as runtime:
+    with open_runtime(home) as runtime:
         ada = runtime.user("ada")
         assert [layer.scope for layer in ada.layers()] == ["never", "never"]
         assert attached(ada, NEAR) == []
@@ -83,14 +82,14 @@ def test_a_scope_is_kept_and_acts_on_the_next_turn(home: Path) -> None:
         assert runtime.verify() == ()
 
 
-def test_layers_by_name_are_attached_whatever_their_scope(ada: User) -> None:
-    taught(ada, "never")
+def test_layers_selected_by_name_are_attached_whatever_their_scope(ada: User) -> None:
+    learn_style_and_skill(ada, "never")
     assert attached(ada, FAR, layers=["skill.letters"]) == ["skill.letters"]
     assert attached(ada, NEAR, layers=[]) == []
 
 
-def test_a_follow_up_stays_with_what_the_conversation_is_about(ada: User) -> None:
-    taught(ada)
+def test_follow_up_keeps_the_layers_of_its_conversation(ada: User) -> None:
+    learn_style_and_skill(ada)
     asked = [
         {"role": "user", "content": LETTERS[0]},
         {"role": "assistant", "content": "Dear Bo"},
@@ -100,8 +99,8 @@ def test_a_follow_up_stays_with_what_the_conversation_is_about(ada: User) -> Non
     assert [entry.layer for entry in reply.stack.entries] == ["style", "skill.letters"]
 
 
-def test_a_layer_with_a_scope_near_is_still_built_upon_and_judged_attached(ada: User) -> None:
-    taught(ada, "never")
+def test_near_layer_is_attached_while_others_are_built_and_judged_on_it(ada: User) -> None:
+    learn_style_and_skill(ada, "never")
     for prompt in LETTERS[:4]:
         ada.teach(prompt.replace("short", "long"), "Dear friend", skill="letters")
     report = ada.learn("skill.letters")
@@ -110,7 +109,7 @@ def test_a_layer_with_a_scope_near_is_still_built_upon_and_judged_attached(ada: 
     assert [entry.layer for entry in second.below] == ["style"]
 
 
-def test_nothing_is_embedded_for_somebody_with_a_style_alone(
+def test_user_with_a_style_alone_needs_no_embeddings(
     runtime: Runtime, ada: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     correct(ada, 5)
@@ -123,10 +122,10 @@ def test_nothing_is_embedded_for_somebody_with_a_style_alone(
     assert attached(ada, FAR) == ["style"]
 
 
-def test_what_a_layer_is_about_is_worked_out_once(
+def test_similarity_region_of_a_layer_is_computed_once(
     ada: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    taught(ada)
+    learn_style_and_skill(ada)
     assert attached(ada, NEAR) == ["style", "skill.letters"]
     embed, texts = HashEmbedder.embed, []
 
@@ -139,11 +138,9 @@ def test_what_a_layer_is_about_is_worked_out_once(
     assert set(texts) == {FAR}
 
 
-def test_a_scope_that_is_none_and_a_layer_that_is_not_there_change_nothing(
-    ada: User, home: Path
-) -> None:
-    taught(ada)
-    with nothing_changes(home):
+def test_invalid_scope_and_unknown_layer_change_nothing(ada: User, home: Path) -> None:
+    learn_style_and_skill(ada)
+    with home_unchanged(home):
         with pytest.raises(InvalidInput) as no_scope:
             ada.scope("style", "sometimes")  # type: ignore[arg-type]
         with pytest.raises(NotFound):
@@ -158,7 +155,7 @@ TEXTS = st.lists(st.lists(WORDS, min_size=1, max_size=5).map(" ".join), min_size
 
 
 @given(lessons=TEXTS, general=TEXTS)
-def test_what_a_lesson_says_is_always_near_to_it(lessons: list[str], general: list[str]) -> None:
+def test_each_lesson_is_near_its_own_region(lessons: list[str], general: list[str]) -> None:
     embedder = HashEmbedder()
     rows = [embedder.embed([text]) for text in lessons]
     region = calibrate_region(rows, embedder.embed(general), embedder.min_similarity)

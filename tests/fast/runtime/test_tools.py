@@ -1,4 +1,6 @@
-"""A person's model calls the tools of an app where its base's template knows tools, and what was said of them is kept like all else."""
+"""A user's model calls an app's tools where the base's template supports them, and turns keep the
+calls.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runtime_makers import nothing_changes, opened
+from runtime_makers import home_unchanged, open_runtime
 
 from personalpeft import InvalidInput, User
 
@@ -21,18 +23,22 @@ TIME = {"type": "function", "function": {"name": "time"}}
 QUESTION = {"role": "user", "content": "weather in Rome?"}
 
 
-def talk(user: User) -> tuple[str, str]:
-    """The turns of a call and of what was said of its result."""
+def call_tool(user: User) -> tuple[str, str]:
+    """Return the turns of a call and of the reply to its result."""
     called = user.chat([QUESTION], tools=[WEATHER], temperature=0)
     (call,) = called.tool_calls
-    told = [QUESTION, called.message, {"role": "tool", "tool_call_id": call.id, "content": "sunny"}]
-    return called.turn_id, user.chat(told, tools=[WEATHER], temperature=0).turn_id
+    messages = [
+        QUESTION,
+        called.message,
+        {"role": "tool", "tool_call_id": call.id, "content": "sunny"},
+    ]
+    return called.turn_id, user.chat(messages, tools=[WEATHER], temperature=0).turn_id
 
 
-def test_a_conversation_with_tools_is_kept_and_travels_in_a_file(tmp_path: Path) -> None:
-    with opened(tmp_path / "home") as runtime:
+def test_conversation_with_tools_is_recorded_and_exported(tmp_path: Path) -> None:
+    with open_runtime(tmp_path / "home") as runtime:
         ada = runtime.user("ada")
-        called, answered = talk(ada)
+        called, answered = call_tool(ada)
         assert ada.turn(called).messages[-1].tools == (WEATHER,)
         _, said, result = ada.turn(answered).messages
         assert (said.tool_calls[0].name, said.tool_calls[0].id) == ("weather", result.tool_call_id)
@@ -47,10 +53,10 @@ def test_a_conversation_with_tools_is_kept_and_travels_in_a_file(tmp_path: Path)
 @pytest.mark.parametrize(
     ("must_call", "called"), [(True, "weather"), ("weather", "weather"), ("time", "time")]
 )
-def test_a_reply_that_must_call_a_tool_does_and_is_kept_as_it_was_asked(
+def test_required_tool_call_is_made_and_recorded_as_requested(
     tmp_path: Path, must_call: bool | str, called: str
 ) -> None:
-    with opened(tmp_path / "home") as runtime:
+    with open_runtime(tmp_path / "home") as runtime:
         ada = runtime.user("ada")
         asked: dict[str, Any] = {"prompt": "Hello", "tools": [WEATHER, TIME], "temperature": 0}
         assert ada.chat(**asked).tool_calls == ()
@@ -61,7 +67,7 @@ def test_a_reply_that_must_call_a_tool_does_and_is_kept_as_it_was_asked(
         assert [call.name for call in reply.tool_calls] == [called]
         turn = ada.turn(reply)
         assert (turn.reply, turn.messages[-1].must_call) == (text, must_call)
-        # What was asked once can be asked again: the turn's own messages have all of it.
+        # The turn's own messages suffice to repeat the request.
         assert ada.chat(turn.messages, temperature=0).text == text
         ada.export(tmp_path / "ada.personal")
         runtime.import_user(tmp_path / "ada.personal", as_user="bob")
@@ -69,8 +75,8 @@ def test_a_reply_that_must_call_a_tool_does_and_is_kept_as_it_was_asked(
         assert runtime.verify() == ()
 
 
-def test_what_was_begun_is_no_part_of_what_was_written(tmp_path: Path) -> None:
-    with opened(tmp_path) as runtime:
+def test_prefill_is_not_part_of_the_output(tmp_path: Path) -> None:
+    with open_runtime(tmp_path) as runtime:
         ada = runtime.user("ada")
         asked: dict[str, Any] = {
             "prompt": "Hello",
@@ -86,8 +92,8 @@ def test_what_was_begun_is_no_part_of_what_was_written(tmp_path: Path) -> None:
         assert ada.chat(**asked, must_call=True, cancelled=lambda: True).text in ("", begun)
 
 
-def test_a_correction_of_a_call_is_learned(tmp_path: Path) -> None:
-    with opened(tmp_path) as runtime:
+def test_correction_of_a_call_is_trained(tmp_path: Path) -> None:
+    with open_runtime(tmp_path) as runtime:
         ada = runtime.user("ada")
         for number in range(5):
             asked = [{"role": "user", "content": f"weather in town {number}?"}]
@@ -99,12 +105,12 @@ def test_a_correction_of_a_call_is_learned(tmp_path: Path) -> None:
         assert ada.chat([QUESTION], tools=[WEATHER], temperature=0).stack.entries
 
 
-def test_a_call_that_is_forgotten_is_gone_from_what_followed_with_its_result(
+def test_forgetting_a_call_removes_it_and_its_result_from_later_turns(
     tmp_path: Path,
 ) -> None:
-    with opened(tmp_path) as runtime:
+    with open_runtime(tmp_path) as runtime:
         ada = runtime.user("ada")
-        called, answered = talk(ada)
+        called, answered = call_tool(ada)
         ada.forget(called, rebuild=False)
         left = ada.turn(answered)
         assert (
@@ -145,18 +151,16 @@ BAD: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("bad", BAD)
-def test_what_cannot_be_offered_or_said_is_refused_and_keeps_nothing(
-    tmp_path: Path, bad: str
-) -> None:
-    with opened(tmp_path) as runtime:
+def test_invalid_tool_or_message_is_refused_and_records_nothing(tmp_path: Path, bad: str) -> None:
+    with open_runtime(tmp_path) as runtime:
         ada = runtime.user("ada")
-        with nothing_changes(tmp_path), pytest.raises(InvalidInput) as caught:
+        with home_unchanged(tmp_path), pytest.raises(InvalidInput) as caught:
             ada.chat(**{"prompt": [QUESTION], **BAD[bad]})
         assert caught.value.hint
 
 
-def test_a_base_whose_template_knows_no_tools_says_so(tmp_path: Path) -> None:
-    with opened(tmp_path, "tiny-random") as runtime:
+def test_base_without_tool_support_says_so(tmp_path: Path) -> None:
+    with open_runtime(tmp_path, "tiny-random") as runtime:
         ada = runtime.user("ada")
         for asked in (
             {"tools": [WEATHER]},

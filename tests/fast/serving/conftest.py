@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 import pytest
-from serving_makers import Shelf
+from serving_makers import AdapterSource
 
 
 @pytest.fixture
-def shelf() -> Shelf:
-    """Adapters by digest, and what was asked for."""
-    return Shelf()
+def source() -> AdapterSource:
+    """A source of adapters by digest that records its reads."""
+    return AdapterSource()

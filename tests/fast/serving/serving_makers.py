@@ -1,4 +1,4 @@
-"""Engines on the fake backend whose steps, reads and time a test holds in its hands."""
+"""Engines on the fake backend whose steps, adapter reads and clock a test controls."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from personalpeft.settings import Serving
 from personalpeft.types import Message, Sampling, Stack, StackEntry
 
 BASE = fake_base()
-# Longer than anything here takes; what would wait for ever fails instead.
+# Longer than any step takes here; a test that would hang fails instead.
 PATIENCE = 20.0
 
 
@@ -68,18 +68,21 @@ def request(
     )
 
 
-class Shelf:
-    """Adapters by digest, and what was asked for. A digest in ``held`` is not handed out before its event is set."""
+class AdapterSource:
+    """Loads adapters by digest and records the reads.
+
+    A read of a digest in ``held`` blocks until its event is set.
+    """
 
     def __init__(self, base: Base = BASE) -> None:
         self.adapters = {digest_of(n): adapter(n, base) for n in range(12)}
-        self.asked: list[str] = []
-        self.reading: SimpleQueue[str] = SimpleQueue()
+        self.reads: list[str] = []
+        self.started: SimpleQueue[str] = SimpleQueue()
         self.held: dict[str, threading.Event] = {}
 
     def __call__(self, digest: str) -> Adapter:
-        self.asked.append(digest)
-        self.reading.put(digest)
+        self.reads.append(digest)
+        self.started.put(digest)
         if digest in self.held:
             assert self.held[digest].wait(PATIENCE)
         return self.adapters[digest]
@@ -88,8 +91,8 @@ class Shelf:
         return self.held.setdefault(digest_of(number), threading.Event())
 
 
-class Stepped(FakeBackend):
-    """Makes a step only when it may, and remembers who came and who left."""
+class SteppedBackend(FakeBackend):
+    """Makes a step only when allowed, and records which rows are added and removed."""
 
     def __init__(self, *, slots: int = 2, rows: int = 4) -> None:
         super().__init__(BASE, slots=slots, rows=rows)
@@ -103,11 +106,11 @@ class Stepped(FakeBackend):
         self.steps = 0
 
     def go(self, steps: int = 1) -> None:
-        """Allows so many more steps."""
+        """Allow ``steps`` more steps."""
         self._may.release(steps)
 
     def run(self) -> None:
-        """Allows all steps from now on."""
+        """Allow all further steps."""
         self._free = True
         self._may.release()
 
@@ -135,8 +138,8 @@ class Stepped(FakeBackend):
         super().detach(key)
 
 
-class Time:
-    """A timer that stands still until it is told."""
+class ManualClock:
+    """A timer that advances only when a test sets it."""
 
     def __init__(self) -> None:
         self.at = 0.0
@@ -154,20 +157,19 @@ def engine_on(
     **serving: Any,
 ) -> Iterator[Engine]:
     backend = backend or FakeBackend(BASE, slots=2, rows=4)
-    engine = Engine(backend, read or Shelf(), Serving(**serving), clock or Clock())
+    engine = Engine(backend, read or AdapterSource(), Serving(**serving), clock or Clock())
     try:
         yield engine
     finally:
-        if isinstance(backend, Stepped):
+        if isinstance(backend, SteppedBackend):
             backend.run()
         engine.close()
         assert backend.occupancy().num_sequences == 0
-        assert not backend._attached
         engine.check_integrity()
 
 
-class Reader:
-    """Reads a call to its end in a thread of its own."""
+class StreamReader:
+    """Reads a stream to its end in a thread of its own."""
 
     def __init__(self, replies: OutputStream, count: int = 1) -> None:
         self.pieces: list[OutputChunk] = []
@@ -183,8 +185,8 @@ class Reader:
         except Exception as error:  # noqa: BLE001
             self.error = error
 
-    def end(self) -> Reader:
-        """Waits for the end."""
+    def end(self) -> StreamReader:
+        """Wait for the end of the stream."""
         self._thread.join(PATIENCE)
         assert not self._thread.is_alive(), "a reader hangs"
         return self
@@ -201,27 +203,32 @@ class Reader:
         return self.end().pieces[-1].finish
 
 
-def ask(engine: Engine, *requests: Request, **more: Any) -> Reader:
-    return Reader(engine.stream(requests, **more))
+def ask(engine: Engine, *requests: Request, **more: Any) -> StreamReader:
+    return StreamReader(engine.stream(requests, **more))
 
 
-def together(engine: Engine, stepped: Stepped, *requests: Request) -> list[Reader]:
-    """Readers whose rows begin in one step: all wait, their stacks there, until a row of nobody's has had its step."""
+def start_together(
+    engine: Engine, stepped: SteppedBackend, *requests: Request
+) -> list[StreamReader]:
+    """Start requests whose rows are all admitted in one step.
+
+    They wait with their stacks loaded until the row of another user has made its step.
+    """
     for each in requests:
         engine.preload(each.stack)
-    nobody = ask(engine, request(user="nobody", max_tokens=1))
-    running(engine, 1)
+    other = ask(engine, request(user="nobody", max_tokens=1))
+    wait_for_running(engine, 1)
     readers = [ask(engine, each) for each in requests]
-    waiting(engine, len(requests))
+    wait_for_waiting(engine, len(requests))
     stepped.go()
-    assert nobody.text
-    running(engine, len(requests))
+    assert other.text
+    wait_for_running(engine, len(requests))
     stepped.owners.remove("nobody")
     return readers
 
 
-def text(engine: Engine, asked: Request) -> str:
-    return engine.complete([asked])[0]
+def text(engine: Engine, query: Request) -> str:
+    return engine.complete([query])[0]
 
 
 def wait_until(happened: Callable[[], bool]) -> None:
@@ -233,11 +240,11 @@ def wait_until(happened: Callable[[], bool]) -> None:
     raise AssertionError("it did not happen")
 
 
-def waiting(engine: Engine, count: int) -> None:
-    """Returns when so many requests wait for a row."""
+def wait_for_waiting(engine: Engine, count: int) -> None:
+    """Wait until ``count`` requests are queued."""
     wait_until(lambda: engine.metrics()["num_requests_waiting"] == count)
 
 
-def running(engine: Engine, count: int) -> None:
-    """Returns when so many rows are in the batch."""
+def wait_for_running(engine: Engine, count: int) -> None:
+    """Wait until ``count`` rows are in the batch."""
     wait_until(lambda: engine.metrics()["num_requests_running"] == count)

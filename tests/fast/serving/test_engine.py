@@ -1,4 +1,4 @@
-"""What the engine promises of replies: each hears its own stack, whoever else is there, comes, goes or fails."""
+"""Each reply uses its own stack, whatever other requests come, leave or fail."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ import pytest
 from serving_makers import (
     BASE,
     PATIENCE,
-    Reader,
-    Shelf,
-    Stepped,
-    Time,
+    AdapterSource,
+    ManualClock,
+    SteppedBackend,
+    StreamReader,
     adapter,
     ask,
     digest_of,
     engine_on,
     request,
-    running,
     stack,
+    start_together,
     text,
-    together,
+    wait_for_running,
+    wait_for_waiting,
     wait_until,
-    waiting,
 )
 
 from personalpeft.backends.base import Continuation, SequenceState
@@ -44,41 +44,41 @@ from personalpeft.types import Message, Stack, StackEntry
 
 
 @pytest.fixture
-def engine(shelf: Shelf) -> Iterator[Engine]:
-    with engine_on(read=shelf) as engine:
+def engine(source: AdapterSource) -> Iterator[Engine]:
+    with engine_on(read=source) as engine:
         yield engine
 
 
 @pytest.fixture
-def stepped() -> Stepped:
-    return Stepped()
+def stepped() -> SteppedBackend:
+    return SteppedBackend()
 
 
 @pytest.fixture
-def slow(stepped: Stepped, shelf: Shelf) -> Iterator[Engine]:
+def slow(stepped: SteppedBackend, source: AdapterSource) -> Iterator[Engine]:
     """An engine whose steps the test allows one by one."""
-    with engine_on(stepped, shelf) as engine:
+    with engine_on(stepped, source) as engine:
         yield engine
 
 
 # Rows and stacks
 
 
-def test_requests_of_one_call_get_what_each_gets_alone(engine: Engine) -> None:
+def test_the_requests_of_a_call_get_the_replies_of_single_calls(engine: Engine) -> None:
     requests = [request(), request((1,)), request((1, 2)), request((1,), "bye")]
     assert engine.complete(requests) == [text(engine, each) for each in requests]
     assert len(set(engine.complete(requests))) == 4
     assert engine.complete([]) == []
 
 
-def test_a_call_may_have_more_rows_than_the_batch_and_more_stacks_than_slots(
+def test_a_call_may_exceed_the_batch_and_the_slots(
     engine: Engine,
 ) -> None:
     requests = [request((n % 7,), f"prompt {n}") for n in range(30)]
     assert engine.complete(requests) == [text(engine, each) for each in requests]
 
 
-def test_a_prompt_is_rendered_once_from_the_request_to_its_reply(
+def test_a_prompt_is_rendered_once_per_request(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rendered: list[str] = []
@@ -95,7 +95,7 @@ def test_a_prompt_is_rendered_once_from_the_request_to_its_reply(
     assert rendered == ["one", "two"]
 
 
-def test_the_order_and_the_weights_of_a_stack_tell_it_apart() -> None:
+def test_order_and_weights_identify_a_stack() -> None:
     stacks = [
         stack(1, 2),
         stack(2, 1),
@@ -106,39 +106,39 @@ def test_the_order_and_the_weights_of_a_stack_tell_it_apart() -> None:
     assert len({each.digest for each in stacks}) == len(stacks)
 
 
-def test_layers_of_weight_0_are_not_attached(engine: Engine, shelf: Shelf) -> None:
+def test_layers_of_weight_0_are_not_attached(engine: Engine, source: AdapterSource) -> None:
     with engine.pin(stack(1, weight=0.0)) as key:
         assert key is None
-    assert shelf.asked == []
+    assert source.reads == []
 
 
-def test_a_row_is_owned_by_the_user_who_asked(slow: Engine, stepped: Stepped) -> None:
+def test_a_row_is_owned_by_the_requesting_user(slow: Engine, stepped: SteppedBackend) -> None:
     stepped.run()
     for user in ("ada", "bo"):
         text(slow, request((1,), user=user))
     assert stepped.owners == ["ada", "bo"]
 
 
-def test_scores_are_those_of_the_stack_that_is_named(engine: Engine) -> None:
+def test_scores_are_of_the_named_stack(engine: Engine) -> None:
     item = Continuation((1, 2), (3,))
     scores = {engine.score([item], stack(*numbers))[0].logp for numbers in ((), (1,), (2,), (1, 2))}
     assert len(scores) == 4
     assert engine.score([], stack(1)) == ()
 
 
-def test_many_threads_share_few_slots_and_each_hears_its_own_stack(engine: Engine) -> None:
+def test_concurrent_threads_with_few_slots_get_their_own_stacks(engine: Engine) -> None:
     alone = {n: text(engine, request((n,))) for n in range(6)}
     wrong: list[object] = []
 
-    def talk(number: int) -> None:
+    def send_requests(number: int) -> None:
         for turn in range(20):
             if turn % 5 == 4:
                 engine.score([Continuation((1,), (2,))], stack(number))
-            heard = text(engine, request((number,), user=f"user-{number}"))
-            if heard != alone[number]:
-                wrong.append(heard)
+            received = text(engine, request((number,), user=f"user-{number}"))
+            if received != alone[number]:
+                wrong.append(received)
 
-    threads = [threading.Thread(target=talk, args=(n,), daemon=True) for n in range(6)]
+    threads = [threading.Thread(target=send_requests, args=(n,), daemon=True) for n in range(6)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -150,23 +150,25 @@ def test_many_threads_share_few_slots_and_each_hears_its_own_stack(engine: Engin
 # Joining and leaving
 
 
-def test_a_request_joins_between_two_steps_of_another(slow: Engine, stepped: Stepped) -> None:
+def test_a_request_joins_between_two_steps_of_another(
+    slow: Engine, stepped: SteppedBackend
+) -> None:
     with engine_on() as alone:
         whole = [text(alone, request((n,))) for n in (1, 2)]
     first = slow.stream([request((1,))])
     stepped.go()
-    heard = [next(first).text]
+    received = [next(first).text]
     second = ask(slow, request((2,), user="bo"))
-    running(slow, 1)
+    wait_for_running(slow, 1)
     wait_until(
         lambda: slow.metrics()["num_requests_waiting"] + slow.metrics()["num_requests_running"] == 2
     )
     stepped.run()
-    heard += [piece.text for piece in first]
-    assert ["".join(heard), second.text] == whole
+    received += [piece.text for piece in first]
+    assert ["".join(received), second.text] == whole
 
 
-def test_a_slow_reader_holds_up_nobody(slow: Engine, stepped: Stepped) -> None:
+def test_a_slow_reader_delays_no_other_request(slow: Engine, stepped: SteppedBackend) -> None:
     idle = slow.stream([request((1,))])
     stepped.run()
     begun = next(idle).text
@@ -176,8 +178,8 @@ def test_a_slow_reader_holds_up_nobody(slow: Engine, stepped: Stepped) -> None:
 
 
 @pytest.mark.parametrize("went", ["closed", "asked", "forgotten"])
-def test_a_client_that_goes_away_frees_its_row_within_a_step(
-    slow: Engine, stepped: Stepped, went: str
+def test_a_disconnected_client_frees_its_row_within_a_step(
+    slow: Engine, stepped: SteppedBackend, went: str
 ) -> None:
     gone = threading.Event()
     replies = slow.stream(
@@ -197,7 +199,7 @@ def test_a_client_that_goes_away_frees_its_row_within_a_step(
     stepped.go(2)
     assert stepped.left.get(timeout=PATIENCE) >= 0
     assert stepped.steps - before <= 2
-    running(slow, 0)
+    wait_for_running(slow, 0)
     assert slow.metrics()["cancellations_total"] == 1
     if went == "asked":
         assert list(replies)[-1].finish == "cancelled"
@@ -205,29 +207,31 @@ def test_a_client_that_goes_away_frees_its_row_within_a_step(
         assert list(replies) == []
 
 
-def test_a_reply_may_be_closed_by_another_thread_than_its_readers(slow: Engine) -> None:
+def test_a_reply_can_be_closed_by_another_thread(slow: Engine) -> None:
     replies = slow.stream([request((1,))])
-    reader = Reader(replies)
-    running(slow, 1)
+    reader = StreamReader(replies)
+    wait_for_running(slow, 1)
     replies.close()
     slow.backend.go()  # type: ignore[attr-defined]
     assert reader.finish in (None, "cancelled")
 
 
-def test_a_reply_that_nobody_reads_asks_for_nothing(
-    slow: Engine, stepped: Stepped, shelf: Shelf
+def test_an_unread_reply_computes_nothing(
+    slow: Engine, stepped: SteppedBackend, source: AdapterSource
 ) -> None:
     replies = slow.stream([request((1,))])
     replies.close()
     assert list(replies) == []
-    assert (shelf.asked, stepped.owners) == ([], [])
+    assert (source.reads, stepped.owners) == ([], [])
 
 
-def test_what_waits_can_be_cancelled_too(slow: Engine, stepped: Stepped, shelf: Shelf) -> None:
-    rows = together(slow, stepped, *(request((1,), f"prompt {n}") for n in range(4)))
+def test_a_queued_request_can_be_cancelled(
+    slow: Engine, stepped: SteppedBackend, source: AdapterSource
+) -> None:
+    rows = start_together(slow, stepped, *(request((1,), f"prompt {n}") for n in range(4)))
     gone = threading.Event()
     late = ask(slow, request((1,)), cancelled=gone.is_set)
-    waiting(slow, 1)
+    wait_for_waiting(slow, 1)
     gone.set()
     stepped.go()
     assert [(piece.text, piece.finish) for piece in late.end().pieces] == [("", "cancelled")]
@@ -236,20 +240,20 @@ def test_what_waits_can_be_cancelled_too(slow: Engine, stepped: Stepped, shelf: 
     assert len(stepped.owners) == 4
 
 
-def test_what_waits_for_a_stack_that_never_comes_can_be_cancelled(
-    engine: Engine, shelf: Shelf
+def test_a_request_waiting_for_its_stack_can_be_cancelled(
+    engine: Engine, source: AdapterSource
 ) -> None:
-    held = shelf.hold(3)
+    held = source.hold(3)
     gone = threading.Event()
     late = ask(engine, request((3,)), cancelled=gone.is_set)
-    shelf.reading.get(timeout=PATIENCE)
+    source.started.get(timeout=PATIENCE)
     gone.set()
     assert late.finish == "cancelled"
     held.set()
 
 
-def test_a_question_that_raises_ends_its_own_call_and_no_other(
-    slow: Engine, stepped: Stepped
+def test_an_exception_in_a_cancellation_check_ends_only_its_own_call(
+    slow: Engine, stepped: SteppedBackend
 ) -> None:
     def broken() -> bool:
         raise ZeroDivisionError
@@ -260,18 +264,18 @@ def test_a_question_that_raises_ends_its_own_call_and_no_other(
     assert fine.finish == "stop"
 
 
-def test_texts_of_a_batch_that_was_cancelled_hold_what_there_was(engine: Engine) -> None:
+def test_a_cancelled_batch_returns_its_partial_texts(engine: Engine) -> None:
     assert engine.complete([request((1,)), request()], cancelled=lambda: True) == ["", ""]
 
 
 # Deadlines
 
 
-def test_a_reply_that_takes_too_long_ends_with_what_came_and_an_error(shelf: Shelf) -> None:
-    stepped, time = Stepped(), Time()
-    with engine_on(stepped, shelf, clock=time.clock()) as engine:
+def test_a_reply_past_its_deadline_ends_with_its_text_and_an_error(source: AdapterSource) -> None:
+    stepped, time = SteppedBackend(), ManualClock()
+    with engine_on(stepped, source, clock=time.clock()) as engine:
         asked = request((1,), timeout=5), request((1,), user="bo", timeout=100)
-        reply, other = together(engine, stepped, *asked)
+        reply, other = start_together(engine, stepped, *asked)
         stepped.go(2)
         wait_until(lambda: len(reply.pieces) == 2)
         time.at = 5.0
@@ -286,13 +290,13 @@ def test_a_reply_that_takes_too_long_ends_with_what_came_and_an_error(shelf: She
         assert engine.metrics()["deadline_errors_total"] == 1
 
 
-def test_a_request_that_waits_too_long_never_begins(shelf: Shelf) -> None:
-    stepped, time = Stepped(rows=1), Time()
-    with engine_on(stepped, shelf, clock=time.clock()) as engine:
+def test_a_queued_request_past_its_deadline_never_starts(source: AdapterSource) -> None:
+    stepped, time = SteppedBackend(rows=1), ManualClock()
+    with engine_on(stepped, source, clock=time.clock()) as engine:
         first = ask(engine, request((1,)))
-        running(engine, 1)
+        wait_for_running(engine, 1)
         late = ask(engine, request((1,), user="bo", timeout=2))
-        waiting(engine, 1)
+        wait_for_waiting(engine, 1)
         time.at = 2.0
         stepped.go()
         error = late.end().error
@@ -304,21 +308,21 @@ def test_a_request_that_waits_too_long_never_begins(shelf: Shelf) -> None:
         assert stepped.owners == ["ada"]
 
 
-def test_a_deadline_comes_while_the_stack_is_loading(shelf: Shelf) -> None:
-    time = Time()
-    held = shelf.hold(3)
-    with engine_on(read=shelf, clock=time.clock()) as engine:
+def test_a_deadline_may_pass_while_the_stack_is_loading(source: AdapterSource) -> None:
+    time = ManualClock()
+    held = source.hold(3)
+    with engine_on(read=source, clock=time.clock()) as engine:
         late = ask(engine, request((3,), timeout=2))
-        shelf.reading.get(timeout=PATIENCE)
+        source.started.get(timeout=PATIENCE)
         time.at = 2.0
         assert isinstance(late.end().error, DeadlineExceeded)
         held.set()
 
 
-# What cannot be served
+# Refused requests
 
 
-def test_a_prompt_that_does_not_fit_is_told_by_how_much(engine: Engine) -> None:
+def test_a_prompt_that_is_too_long_reports_by_how_much(engine: Engine) -> None:
     room = BASE.card.context - 100
     overhead = len(engine.tokenize(request(prompt="x", max_tokens=100))) - 1
     assert len(engine.tokenize(request(prompt="x" * (room - overhead), max_tokens=100))) == room
@@ -331,22 +335,22 @@ def test_a_prompt_that_does_not_fit_is_told_by_how_much(engine: Engine) -> None:
     assert hopeless.value.hint
 
 
-def test_what_the_backend_has_no_room_for_is_too_long_as_well() -> None:
+def test_a_prompt_beyond_the_backends_capacity_is_too_long_too() -> None:
     backend = FakeBackend(BASE)
     backend.max_length = 300
     with engine_on(backend) as engine, pytest.raises(PromptTooLong, match="300"):
         engine.tokenize(request(prompt="x" * 200, max_tokens=100))
 
 
-def test_a_text_that_is_continued_begins_as_texts_of_the_base_do(engine: Engine) -> None:
+def test_a_raw_completion_starts_with_the_bases_special_tokens(engine: Engine) -> None:
     engine.backend.bos_tokens = (1,)  # type: ignore[misc]  # a base that has one
     chat = request(prompt="x")
     assert engine.tokenize(replace(chat, template=False)) == (1, ord("x"))
     assert engine.tokenize(chat)[0] != 1
 
 
-def test_one_prompt_that_does_not_fit_starts_none_of_the_batch(
-    slow: Engine, stepped: Stepped
+def test_one_prompt_that_is_too_long_starts_none_of_the_batch(
+    slow: Engine, stepped: SteppedBackend
 ) -> None:
     with pytest.raises(PromptTooLong):
         slow.stream([request((1,)), request((2,), "x" * 5000)])
@@ -361,10 +365,10 @@ def test_a_stack_of_another_base_is_refused(engine: Engine) -> None:
 # Failures
 
 
-def test_a_step_that_fails_ends_the_replies_in_it_and_serving_goes_on(
-    slow: Engine, stepped: Stepped, shelf: Shelf
+def test_a_failing_step_ends_its_replies_and_serving_continues(
+    slow: Engine, stepped: SteppedBackend, source: AdapterSource
 ) -> None:
-    readers = together(slow, stepped, request((1,)), request((2,), user="bo"))
+    readers = start_together(slow, stepped, request((1,)), request((2,), user="bo"))
     stepped.broken.append(MemoryError("no memory left"))
     stepped.run()
     for reader in readers:
@@ -377,38 +381,38 @@ def test_a_step_that_fails_ends_the_replies_in_it_and_serving_goes_on(
     assert slow.metrics()["num_requests_running"] == 0
 
 
-def test_a_row_that_the_backend_does_not_take_fails_alone(shelf: Shelf) -> None:
+def test_a_row_refused_by_the_backend_fails_alone(source: AdapterSource) -> None:
     class Choosy(FakeBackend):
         def admit(self, row: SequenceState) -> int | None:
             if row.owner == "bo":
                 raise ValueError("not this one")
             return None if row.owner == "cy" else super().admit(row)
 
-    with engine_on(Choosy(BASE, slots=2), shelf) as engine:
+    with engine_on(Choosy(BASE, slots=2), source) as engine:
         ada, bo = ask(engine, request((1,))), ask(engine, request((1,), user="bo"))
         assert isinstance(bo.end().error, ServingFailed)
         assert ada.finish == "stop"
-        # No room in an empty batch will never change.
+        # A refusal by an empty batch is final.
         assert isinstance(ask(engine, request(user="cy")).end().error, ServingFailed)
         assert text(engine, request((1,)))
 
 
-def test_when_the_loop_itself_fails_everybody_hears_of_it_and_later_requests_too(
-    shelf: Shelf,
+def test_a_failure_of_the_batching_loop_reaches_all_requests_and_later_ones(
+    source: AdapterSource,
 ) -> None:
-    class Doomed(Stepped):
+    class Doomed(SteppedBackend):
         def detach(self, key: str) -> None:
             super().detach(key)
             if len(self.detached) == 1:
                 raise ZeroDivisionError("what no one thought of")
 
     stepped = Doomed(slots=1)
-    with engine_on(stepped, shelf) as engine:
+    with engine_on(stepped, source) as engine:
         engine.preload(stack(1))
         bare = ask(engine, request())
-        running(engine, 1)
+        wait_for_running(engine, 1)
         other = ask(engine, request((2,), user="bo"))
-        waiting(engine, 1)
+        wait_for_waiting(engine, 1)
         held: list[BaseException] = []
 
         def hold() -> None:
@@ -433,13 +437,13 @@ def test_when_the_loop_itself_fails_everybody_hears_of_it_and_later_requests_too
 # Closing
 
 
-def test_closing_ends_open_replies_as_cancelled(shelf: Shelf) -> None:
-    stepped = Stepped(rows=1)
-    with engine_on(stepped, shelf) as engine:
+def test_closing_cancels_open_replies(source: AdapterSource) -> None:
+    stepped = SteppedBackend(rows=1)
+    with engine_on(stepped, source) as engine:
         runs, waits = ask(engine, request((1,))), ask(engine, request((2,), user="bo"))
         stepped.go(2)
         wait_until(lambda: len(runs.pieces) == 2)
-        waiting(engine, 1)
+        wait_for_waiting(engine, 1)
         stepped.run()
         engine.close()
         assert (runs.finish, waits.finish) in (
@@ -454,7 +458,7 @@ def test_closing_ends_open_replies_as_cancelled(shelf: Shelf) -> None:
             engine.preload(stack(1))
 
 
-def test_an_engine_that_was_never_asked_closes_at_once() -> None:
+def test_an_unused_engine_closes_at_once() -> None:
     before = set(threading.enumerate())
     with engine_on():
         pass
@@ -463,7 +467,7 @@ def test_an_engine_that_was_never_asked_closes_at_once() -> None:
 
 @pytest.mark.parametrize("interrupted", ["personalpeft-loader", "personalpeft-serving"])
 @pytest.mark.parametrize("runs", [True, False], ids=["which runs", "which never came to run"])
-def test_ctrl_c_while_a_thread_begins_leaves_nobody_waiting(
+def test_ctrl_c_during_thread_start_leaves_no_waiting_caller(
     monkeypatch: pytest.MonkeyPatch, interrupted: str, runs: bool
 ) -> None:
     start = threading.Thread.start
@@ -486,9 +490,9 @@ def test_ctrl_c_while_a_thread_begins_leaves_nobody_waiting(
     assert set(threading.enumerate()) <= before
 
 
-def test_half_a_reply_never_passes_for_a_whole_one(shelf: Shelf) -> None:
-    stepped = Stepped()
-    with engine_on(stepped, shelf) as engine:
+def test_a_partial_reply_is_never_returned_as_complete(source: AdapterSource) -> None:
+    stepped = SteppedBackend()
+    with engine_on(stepped, source) as engine:
         failed: list[Exception] = []
 
         def write() -> None:
@@ -499,10 +503,10 @@ def test_half_a_reply_never_passes_for_a_whole_one(shelf: Shelf) -> None:
 
         writer = threading.Thread(target=write, daemon=True)
         writer.start()
-        running(engine, 1)
+        wait_for_running(engine, 1)
         closer = threading.Thread(target=engine.close, daemon=True)
         closer.start()
-        wait_until(lambda: engine._core._ended is not None)
+        wait_until(lambda: engine._ended is not None)
         stepped.go()
         writer.join(PATIENCE)
         closer.join(PATIENCE)
@@ -510,49 +514,49 @@ def test_half_a_reply_never_passes_for_a_whole_one(shelf: Shelf) -> None:
         assert not closer.is_alive()
 
 
-def test_closing_waits_for_a_load_that_is_under_way_and_drops_the_rest(shelf: Shelf) -> None:
-    held = shelf.hold(1)
-    with engine_on(read=shelf) as engine:
+def test_closing_waits_for_a_running_load_and_drops_the_rest(source: AdapterSource) -> None:
+    held = source.hold(1)
+    with engine_on(read=source) as engine:
         readers = [ask(engine, request((n,), user=f"user-{n}")) for n in (1, 2)]
-        shelf.reading.get(timeout=PATIENCE)
-        waiting(engine, 2)
+        source.started.get(timeout=PATIENCE)
+        wait_for_waiting(engine, 2)
         closer = threading.Thread(target=engine.close, daemon=True)
         closer.start()
         assert [reader.finish for reader in readers] == ["cancelled", "cancelled"]
         held.set()
         closer.join(PATIENCE)
         assert not closer.is_alive()
-    assert digest_of(1) in shelf.asked
+    assert digest_of(1) in source.reads
 
 
-def test_what_is_lent_answers_under_the_digest_of_its_own_bytes_and_is_known_no_longer_than_it_is_lent(
-    engine: Engine, shelf: Shelf
+def test_a_temporary_adapter_serves_under_its_own_digest_and_only_while_registered(
+    engine: Engine, source: AdapterSource
 ) -> None:
     lent = adapter(77)
     with engine.temporary_adapter(lent) as digest:
         borrowed = Stack(BASE.digest, (StackEntry("skill.s", f"skill.s@{digest[:12]}", digest),))
-        said = engine.complete([replace(request(), stack=borrowed)])
+        reply = engine.complete([replace(request(), stack=borrowed)])
         assert engine.read_adapter(digest) is lent
-    assert said != engine.complete([request()])
-    assert digest not in shelf.asked
+    assert reply != engine.complete([request()])
+    assert digest not in source.reads
     with pytest.raises(KeyError):
         engine.read_adapter(digest)
 
 
-# Work beside replies
+# Background work
 
 
-def test_who_gives_way_goes_on_when_the_last_person_is_answered_and_not_before(
-    slow: Engine, stepped: Stepped
+def test_background_work_yields_until_the_last_request_is_answered(
+    slow: Engine, stepped: SteppedBackend
 ) -> None:
     reader, gone_on = ask(slow, request((1,))), threading.Event()
-    running(slow, 1)
+    wait_for_running(slow, 1)
 
-    def give_way() -> None:
+    def yield_to_requests() -> None:
         slow.yield_to_foreground(PATIENCE)
         gone_on.set()
 
-    waits = threading.Thread(target=give_way)
+    waits = threading.Thread(target=yield_to_requests)
     waits.start()
     assert not gone_on.wait(0.05)
     stepped.run()
@@ -561,12 +565,12 @@ def test_who_gives_way_goes_on_when_the_last_person_is_answered_and_not_before(
     waits.join()
 
 
-def test_who_gives_way_does_not_do_so_for_ever_nor_for_background_work(
-    slow: Engine, stepped: Stepped
+def test_background_work_yields_for_a_bounded_time_and_not_to_other_background_work(
+    slow: Engine, stepped: SteppedBackend
 ) -> None:
     slow.yield_to_foreground(PATIENCE)
     working = ask(slow, request((1,), background=True))
-    running(slow, 1)
+    wait_for_running(slow, 1)
     slow.yield_to_foreground(PATIENCE)
     talking = ask(slow, request((1,), user="bo"))
     wait_until(
@@ -578,7 +582,7 @@ def test_who_gives_way_does_not_do_so_for_ever_nor_for_background_work(
     assert talking.text
 
 
-def test_a_backend_that_cannot_repeat_a_reply_to_the_bit_is_named_at_the_start(
+def test_a_backend_without_bit_exact_replies_is_named_at_start(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     class Rounding(FakeBackend):

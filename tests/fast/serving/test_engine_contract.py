@@ -1,4 +1,4 @@
-"""What an engine promises on every backend: one suite for all of them."""
+"""The engine keeps its promises on every backend."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from backend_makers import fake_backend, llamacpp_backend, torch_backend
-from serving_makers import Reader, Shelf, request, stack
+from serving_makers import AdapterSource, StreamReader, request, stack
 from vllm_maker import vllm_backend
 
 from personalpeft.backends.base import Backend
@@ -41,27 +41,27 @@ def backend(
 
 @pytest.fixture
 def engine(backend: Backend) -> Iterator[Engine]:
-    engine = Engine(backend, Shelf(backend.base), Serving(slots=2, max_batch=4))
+    engine = Engine(backend, AdapterSource(backend.base), Serving(slots=2, max_batch=4))
     yield engine
     engine.close()
     engine.check_integrity()
 
 
-def said(engine: Engine, *numbers: int, prompt: str = "hello", **more: object) -> str:
+def complete(engine: Engine, *numbers: int, prompt: str = "hello", **more: object) -> str:
     asked = request(
         numbers, prompt, base=engine.backend.base, **{"max_tokens": 10, "temperature": 0.0, **more}
     )  # type: ignore[arg-type]
     return engine.complete([asked])[0]
 
 
-def test_a_stream_is_the_text_in_pieces(engine: Engine) -> None:
+def test_stream_chunks_join_to_the_completed_text(engine: Engine) -> None:
     asked = request((1,), base=engine.backend.base, max_tokens=12, temperature=0.0)
     pieces = [piece.text for piece in engine.stream([asked])]
     assert "".join(pieces) == engine.complete([asked])[0]
     assert len(pieces) > 1
 
 
-def test_rows_with_different_stacks_and_none_say_together_what_they_say_alone(
+def test_a_batch_of_different_stacks_gives_the_replies_of_single_requests(
     engine: Engine,
 ) -> None:
     base = engine.backend.base
@@ -76,48 +76,48 @@ def test_rows_with_different_stacks_and_none_say_together_what_they_say_alone(
     assert len(set(alone[:2])) == 2
 
 
-def test_a_weight_turns_a_layer_up_and_down_and_nought_is_the_base(engine: Engine) -> None:
+def test_a_weight_scales_a_layer_and_zero_is_the_base(engine: Engine) -> None:
     base = engine.backend.base
 
     def at(weight: float) -> str:
         asked = request((1,), base=base, max_tokens=8, temperature=0.0)
         return engine.complete([replace(asked, stack=stack(1, weight=weight, base=base))])[0]
 
-    assert at(0.0) == said(engine, max_tokens=8)
+    assert at(0.0) == complete(engine, max_tokens=8)
     assert len({at(0.0), at(0.5), at(2.0)}) == 3
-    assert at(1.0) == said(engine, 1, max_tokens=8)
+    assert at(1.0) == complete(engine, 1, max_tokens=8)
 
 
-def test_the_same_seed_says_the_same_and_a_stop_string_ends_it(engine: Engine) -> None:
+def test_the_same_seed_repeats_and_a_stop_string_ends_a_reply(engine: Engine) -> None:
     first, again, other = (
-        said(engine, 1, temperature=1.0, seed=seed, max_tokens=16) for seed in (3, 3, 4)
+        complete(engine, 1, temperature=1.0, seed=seed, max_tokens=16) for seed in (3, 3, 4)
     )
     assert first == again != other
     stop = first[4:6]
     assert (
-        said(engine, 1, temperature=1.0, seed=3, max_tokens=16, stop=(stop,))
+        complete(engine, 1, temperature=1.0, seed=3, max_tokens=16, stop=(stop,))
         == first.partition(stop)[0]
     )
 
 
-def test_who_goes_away_frees_their_row_and_nobody_else_notices(engine: Engine) -> None:
-    whole = said(engine, 2, max_tokens=30)
+def test_a_cancelled_request_frees_its_row_and_changes_no_other(engine: Engine) -> None:
+    whole = complete(engine, 2, max_tokens=30)
     leaving = engine.stream([request((1,), base=engine.backend.base, max_tokens=400)])
-    staying = Reader(
+    staying = StreamReader(
         engine.stream([request((2,), base=engine.backend.base, max_tokens=30, temperature=0.0)])
     )
     next(leaving)
     leaving.close()
     staying.end()
     assert staying.text == whole
-    assert said(engine, 2, max_tokens=30) == whole
+    assert complete(engine, 2, max_tokens=30) == whole
 
 
-def test_a_reply_ends_on_the_stack_that_it_began_with_while_others_are_published(
+def test_a_reply_finishes_on_the_stack_it_started_with(
     engine: Engine,
 ) -> None:
-    whole = said(engine, 1, max_tokens=60)
-    reader = Reader(
+    whole = complete(engine, 1, max_tokens=60)
+    reader = StreamReader(
         engine.stream([request((1,), base=engine.backend.base, max_tokens=60, temperature=0.0)])
     )
     newer = [
@@ -126,7 +126,7 @@ def test_a_reply_ends_on_the_stack_that_it_began_with_while_others_are_published
     ]
     for thread in newer:
         thread.start()
-    heard = [said(engine, number) for number in (4, 5, 6, 7)]
+    heard = [complete(engine, number) for number in (4, 5, 6, 7)]
     for thread in newer:
         thread.join()
     reader.end()
@@ -134,7 +134,7 @@ def test_a_reply_ends_on_the_stack_that_it_began_with_while_others_are_published
     assert len(set(heard)) == 4
 
 
-def test_log_probs_are_of_the_tokens_that_were_written(engine: Engine) -> None:
+def test_log_probs_belong_to_the_generated_tokens(engine: Engine) -> None:
     asked = replace(
         request((1,), base=engine.backend.base, max_tokens=8, temperature=0.0), logprobs=True
     )
@@ -143,9 +143,9 @@ def test_log_probs_are_of_the_tokens_that_were_written(engine: Engine) -> None:
     assert all(value <= 0 for piece in pieces for value in piece.logprobs)
 
 
-def test_a_prompt_that_does_not_fit_says_by_how_much(engine: Engine) -> None:
+def test_a_prompt_that_is_too_long_reports_by_how_much(engine: Engine) -> None:
     with pytest.raises(PromptTooLong) as caught:
-        said(engine, 1, prompt="x" * 10_000)
+        complete(engine, 1, prompt="x" * 10_000)
     assert caught.value.excess > 0
     assert caught.value.hint
 

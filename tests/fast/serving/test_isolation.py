@@ -1,7 +1,7 @@
-"""Whatever anybody does beside: each reply is what a batch of one, with nothing in any cache, says of the same stack.
+"""Each reply equals the reply of a batch of one with empty caches on the same stack.
 
-Users ask, stream, go away, publish new revisions and roll back, in every order that hypothesis can think of, with fewer
-slots than stacks, fewer rows than requests and room for two stacks in host memory.
+Users request, stream, leave, publish and roll back in every order that hypothesis generates. There
+are fewer slots than stacks, fewer rows than requests, and host memory for two stacks.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 import pytest
-from backend_makers import llamacpp_backend, torch_backend, written
+from backend_makers import generate, llamacpp_backend, torch_backend
 from example_counts import examples
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
@@ -26,7 +26,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from serving_makers import BASE, Reader, Shelf, Stepped, request, stack
+from serving_makers import BASE, AdapterSource, SteppedBackend, StreamReader, request, stack
 from vllm_maker import vllm_backend
 
 from personalpeft.adapters.compose import compose
@@ -38,11 +38,11 @@ from personalpeft.engine.request import OutputStream, Request
 from personalpeft.errors import Busy
 from personalpeft.settings import Serving, VllmServer
 
-# What each user's revisions are made of; two layers, the bare base and one revision that two users share are among them.
+# Each user's revisions. They include two layers, the bare base and a revision shared by two users.
 REVISIONS = {"ada": [(), (1,), (2,), (1, 2)], "bo": [(), (3,), (4,), (1,)], "cy": [(5,), (6,)]}
 PROMPTS = ("hello", "hello there", "x" * 300, "x" * 300 + "y", "x" * 300 + "z")
 USERS = st.sampled_from(sorted(REVISIONS))
-# Who, what, temperature, seed, stop strings, and how much of the longest reply.
+# User, prompt, temperature, seed, stop strings, and the share of the longest reply.
 Question: TypeAlias = tuple[str, str, float, int, tuple[str, ...], float]
 QUESTIONS: st.SearchStrategy[Question] = st.tuples(
     USERS,
@@ -54,29 +54,29 @@ QUESTIONS: st.SearchStrategy[Question] = st.tuples(
 )
 
 
-class Cold:
-    """What one row alone says, on a backend that has never seen anybody."""
+class ReferenceEngine:
+    """Returns the reply of a batch of one, on a backend that holds no other user's state."""
 
-    def __init__(self, backend: Backend, shelf: Shelf) -> None:
+    def __init__(self, backend: Backend, source: AdapterSource) -> None:
         self._backend = backend
-        self._shelf = shelf
+        self._shelf = source
         self._known: dict[tuple[object, ...], str] = {}
-        self._strangers = itertools.count()
+        self._owners = itertools.count()
 
-    def says(self, asked: Request) -> str:
-        key = (asked.stack.digest, asked.messages, asked.sampling)
+    def reply_to(self, query: Request) -> str:
+        key = (query.stack.digest, query.messages, query.sampling)
         if key not in self._known:
-            name = asked.stack.digest if asked.stack.entries else None
+            name = query.stack.digest if query.stack.entries else None
             if name is not None:
                 parts = [
                     (self._shelf.adapters[entry.digest], entry.weight)
-                    for entry in asked.stack.entries
+                    for entry in query.stack.entries
                 ]
                 self._backend.attach(name, self._backend.stage(compose(parts)))
-            tokens = self._backend.render(asked.messages)
-            (reply,) = written(
+            tokens = self._backend.render(query.messages)
+            (reply,) = generate(
                 self._backend,
-                [SequenceState(tokens, name, asked.sampling, f"stranger-{next(self._strangers)}")],
+                [SequenceState(tokens, name, query.sampling, f"stranger-{next(self._owners)}")],
             )
             if name is not None:
                 self._backend.detach(name)
@@ -85,41 +85,49 @@ class Cold:
 
 
 @dataclass
-class Talk:
-    asked: Request
+class OpenRequest:
+    query: Request
     replies: OutputStream
-    reader: Reader
-    gone: threading.Event
+    reader: StreamReader
+    cancelled: threading.Event
 
 
-class Everybody(RuleBasedStateMachine):
-    """``backend`` serves, ``cold`` is asked what is right; ``go`` allows steps where the backend waits for it."""
+class EngineMachine(RuleBasedStateMachine):
+    """Compares replies of the engine on ``backend`` with those of ``reference``.
+
+    ``allow`` permits steps of a stepped backend.
+    """
 
     def __init__(
-        self, base: Base, backend: Backend, cold: Cold, go: Callable[[int], None], longest: int
+        self,
+        base: Base,
+        backend: Backend,
+        reference: ReferenceEngine,
+        allow: Callable[[int], None],
+        longest: int,
     ) -> None:
         super().__init__()
-        self.base, self.cold, self.go, self.longest = base, cold, go, longest
-        shelf = Shelf(base)
-        size = backend.stage(compose([(shelf.adapters[stack(1).entries[0].digest], 1.0)])).nbytes
+        self.base, self.reference, self.allow, self.longest = base, reference, allow, longest
+        source = AdapterSource(base)
+        size = backend.stage(compose([(source.adapters[stack(1).entries[0].digest], 1.0)])).nbytes
         self.engine = Engine(
             backend,
-            shelf,
+            source,
             Serving(
                 host_bytes=2 * size, max_queue_per_user=6, max_running_per_user=1, self_check=1.0
             ),
         )
         self.live: dict[str, tuple[int, ...]] = {}
-        self.talks: list[Talk] = []
+        self.open_requests: list[OpenRequest] = []
 
     @initialize(revisions=st.tuples(*(st.sampled_from(REVISIONS[user][-2:]) for user in REVISIONS)))
     def begin(self, revisions: tuple[tuple[int, ...], ...]) -> None:
         self.live = dict(zip(REVISIONS, revisions, strict=True))
 
     @rule(questions=st.lists(QUESTIONS, min_size=1, max_size=6))
-    def ask(self, questions: list[Question]) -> None:
+    def send(self, questions: list[Question]) -> None:
         for user, prompt, temperature, seed, stop, share in questions:
-            asked = request(
+            query = request(
                 self.live[user],
                 prompt,
                 user=user,
@@ -129,13 +137,13 @@ class Everybody(RuleBasedStateMachine):
                 stop=stop,
                 max_tokens=max(1, int(share * self.longest)),
             )
-            gone = threading.Event()
-            replies = self.engine.stream([asked], cancelled=gone.is_set)
-            self.talks.append(Talk(asked, replies, Reader(replies), gone))
+            cancelled = threading.Event()
+            replies = self.engine.stream([query], cancelled=cancelled.is_set)
+            self.open_requests.append(OpenRequest(query, replies, StreamReader(replies), cancelled))
 
     @rule(steps=st.integers(1, 6))
-    def time_passes(self, steps: int) -> None:
-        self.go(steps)
+    def advance(self, steps: int) -> None:
+        self.allow(steps)
 
     @rule(user=USERS, data=st.data(), ahead=st.booleans())
     def publish(self, user: str, data: st.DataObject, ahead: bool) -> None:
@@ -145,32 +153,32 @@ class Everybody(RuleBasedStateMachine):
                 target=self.engine.preload, args=(stack(*self.live[user], base=self.base),)
             )
             warming.start()
-            self._until(lambda: not warming.is_alive())
+            self._wait_until(lambda: not warming.is_alive())
 
-    @precondition(lambda self: self.talks)
+    @precondition(lambda self: self.open_requests)
     @rule(data=st.data(), closed=st.booleans())
-    def go_away(self, data: st.DataObject, closed: bool) -> None:
-        talk = data.draw(st.sampled_from(self.talks))
+    def cancel(self, data: st.DataObject, closed: bool) -> None:
+        open_request = data.draw(st.sampled_from(self.open_requests))
         if closed:
-            talk.replies.close()
+            open_request.replies.close()
         else:
-            talk.gone.set()
+            open_request.cancelled.set()
 
-    @precondition(lambda self: self.talks)
+    @precondition(lambda self: self.open_requests)
     @rule()
-    def hear_the_first_to_its_end(self) -> None:
-        self._hear(self.talks.pop(0))
+    def read_the_oldest_to_its_end(self) -> None:
+        self._check_reply(self.open_requests.pop(0))
 
     def teardown(self) -> None:
         try:
-            for talk in self.talks:
-                self._hear(talk)
-            self._until(lambda: not self._checks_left())
+            for open_request in self.open_requests:
+                self._check_reply(open_request)
+            self._wait_until(lambda: not self._checks_left())
         finally:
             metrics = self.engine.metrics()
             closing = threading.Thread(target=self.engine.close)
             closing.start()
-            self._until(lambda: not closing.is_alive())
+            self._wait_until(lambda: not closing.is_alive())
             self.engine.check_integrity()
         assert metrics["self_check_mismatches_total"] == 0
         assert (
@@ -180,34 +188,37 @@ class Everybody(RuleBasedStateMachine):
             == 0
         )
 
-    def _hear(self, talk: Talk) -> None:
-        self._until(lambda: not talk.reader._thread.is_alive())
-        if talk.reader.error is not None:
-            assert isinstance(talk.reader.error, Busy), talk.reader.error
+    def _check_reply(self, open_request: OpenRequest) -> None:
+        self._wait_until(lambda: not open_request.reader._thread.is_alive())
+        if open_request.reader.error is not None:
+            assert isinstance(open_request.reader.error, Busy), open_request.reader.error
             return
-        heard = "".join(piece.text for piece in talk.reader.pieces)
-        whole = self.cold.says(talk.asked)
-        if talk.reader.pieces and talk.reader.pieces[-1].finish in ("stop", "length"):
-            assert heard == whole
+        text = "".join(piece.text for piece in open_request.reader.pieces)
+        expected = self.reference.reply_to(open_request.query)
+        if open_request.reader.pieces and open_request.reader.pieces[-1].finish in (
+            "stop",
+            "length",
+        ):
+            assert text == expected
         else:
-            assert whole.startswith(heard.rstrip("\ufffd"))
+            assert expected.startswith(text.rstrip("\ufffd"))
 
     def _checks_left(self) -> bool:
         metrics = self.engine.metrics()
         done = metrics["self_checks_total"] + metrics["self_checks_skipped_total"]
         return metrics["generation_tokens_total"] > 0 and done < metrics["request_success_total"]
 
-    def _until(self, happened: Callable[[], bool]) -> None:
+    def _wait_until(self, happened: Callable[[], bool]) -> None:
         pause = threading.Event()
         for _ in range(20_000):
             if happened():
                 return
-            self.go(1)
+            self.allow(1)
             pause.wait(0.0005)
-        raise AssertionError("somebody waits for ever")
+        raise AssertionError("a request never ends")
 
 
-def quietly(count: int, steps: int, phases: Collection[Phase] = tuple(Phase)) -> settings:
+def example_settings(count: int, steps: int, phases: Collection[Phase] = tuple(Phase)) -> settings:
     return examples(
         count,
         stateful_step_count=steps,
@@ -216,8 +227,8 @@ def quietly(count: int, steps: int, phases: Collection[Phase] = tuple(Phase)) ->
     )
 
 
-class Short(Stepped):
-    """Has no memory for each third step while more than one row is there."""
+class OutOfMemoryBackend(SteppedBackend):
+    """Has no memory for each third step while the batch holds more than one row."""
 
     def step(self) -> Sequence[OutputChunk]:
         if len(self._sequences) > 1 and self.steps % 3 == 2 and self.short != self.steps:
@@ -228,19 +239,19 @@ class Short(Stepped):
     short = -1
 
 
-@pytest.mark.parametrize("kind", [Stepped, Short])
-def test_each_hears_their_own_stack_whatever_others_do(kind: type[Stepped]) -> None:
-    cold = Cold(FakeBackend(BASE), Shelf())
+@pytest.mark.parametrize("kind", [SteppedBackend, OutOfMemoryBackend])
+def test_replies_match_the_reference_in_every_interleaving(kind: type[SteppedBackend]) -> None:
+    reference = ReferenceEngine(FakeBackend(BASE), AdapterSource())
 
-    def everybody() -> Everybody:
+    def machine() -> EngineMachine:
         backend = kind(slots=2, rows=3)
-        return Everybody(BASE, backend, cold, backend.go, 10)
+        return EngineMachine(BASE, backend, reference, backend.go, 10)
 
-    run_state_machine_as_test(everybody, settings=quietly(100, 25))  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(machine, settings=example_settings(100, 25))  # type: ignore[no-untyped-call]
 
 
 @pytest.mark.parametrize("engine", ["torch", "llamacpp"])
-def test_each_hears_their_own_stack_on_a_model(
+def test_replies_match_the_reference_on_a_model(
     tiny_base: Base, shared_cache: Path, engine: str
 ) -> None:
     def backend(**more: int) -> Backend:
@@ -250,39 +261,39 @@ def test_each_hears_their_own_stack_on_a_model(
             else llamacpp_backend(tiny_base, shared_cache, **more)
         )
 
-    cold = Cold(backend(slots=1), Shelf(tiny_base))
+    reference = ReferenceEngine(backend(slots=1), AdapterSource(tiny_base))
 
-    def everybody() -> Everybody:
-        return Everybody(tiny_base, backend(slots=2, rows=3), cold, lambda steps: None, 10)
+    def machine() -> EngineMachine:
+        return EngineMachine(tiny_base, backend(slots=2, rows=3), reference, lambda steps: None, 10)
 
-    run_state_machine_as_test(everybody, settings=quietly(6, 15))  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(machine, settings=example_settings(6, 15))  # type: ignore[no-untyped-call]
 
 
 @pytest.mark.vllm
-def test_each_hears_their_own_stack_on_a_vllm_server(
+def test_replies_match_the_reference_on_a_vllm_server(
     vllm_base: Base, vllm_server: VllmServer, shared_cache: Path
 ) -> None:
     def backend(**more: int) -> Backend:
         return vllm_backend(vllm_base, shared_cache, vllm_server, **more)
 
     alone = backend(slots=1)
-    cold = Cold(alone, Shelf(vllm_base))
+    reference = ReferenceEngine(alone, AdapterSource(vllm_base))
     served: list[Backend] = []
 
-    def everybody() -> Everybody:
+    def machine() -> EngineMachine:
         served.append(backend(slots=2, rows=3))
-        return Everybody(vllm_base, served[-1], cold, lambda steps: None, 10)
+        return EngineMachine(vllm_base, served[-1], reference, lambda steps: None, 10)
 
     try:
-        # Each question is a request over the network, so that making a failure smaller would take hours.
-        run_state_machine_as_test(everybody, settings=quietly(3, 10, [Phase.generate]))  # type: ignore[no-untyped-call]
+        # Each example sends requests over the network, so shrinking a failure would take hours.
+        run_state_machine_as_test(machine, settings=example_settings(3, 10, [Phase.generate]))  # type: ignore[no-untyped-call]
     finally:
         for each in (*served, alone):
             each.close()
 
 
-class Mixing(Stepped):
-    """Answers a row with the stack of the row before it, now and then."""
+class MixingBackend(SteppedBackend):
+    """Sometimes replies with the stack of the previous row."""
 
     def admit(self, row: SequenceState) -> int | None:
         number = super().admit(row)
@@ -292,14 +303,14 @@ class Mixing(Stepped):
         return number
 
 
-def test_this_very_test_finds_a_backend_that_mixes_rows_up() -> None:
-    cold = Cold(FakeBackend(BASE), Shelf())
+def test_the_state_machine_detects_a_backend_that_mixes_rows_up() -> None:
+    reference = ReferenceEngine(FakeBackend(BASE), AdapterSource())
 
-    def everybody() -> Everybody:
-        backend = Mixing(slots=2, rows=3)
-        return Everybody(BASE, backend, cold, backend.go, 10)
+    def machine() -> EngineMachine:
+        backend = MixingBackend(slots=2, rows=3)
+        return EngineMachine(BASE, backend, reference, backend.go, 10)
 
-    found = quietly(100, 25, [Phase.generate])
-    # Threads may make it fail in another way when hypothesis looks again.
+    found = example_settings(100, 25, [Phase.generate])
+    # With threads a failure may differ when hypothesis replays it.
     with pytest.raises((AssertionError, Flaky)):
-        run_state_machine_as_test(everybody, settings=found)  # type: ignore[no-untyped-call]
+        run_state_machine_as_test(machine, settings=found)  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""What the store's tests put into homes, and the processes that do it beside the test."""
+"""Test data for the store, and processes that run a script on a home."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from personalpeft.store.erasure import delete_pending_files, erase  # noqa: F401 - for the scripts of ``beside``
+from personalpeft.store.erasure import delete_pending_files, erase, erase_user  # noqa: F401 - for the scripts of ``beside``
 from personalpeft.store.gc import collect_garbage  # noqa: F401
 from personalpeft.store.home import open_store
 from personalpeft.store.integrity import verify  # noqa: F401
 from personalpeft.store.store import Store
+from personalpeft.store.types import ErasureMark
 from personalpeft.types import (
     Message,
     Revision,
@@ -32,7 +33,7 @@ HIDE_PYSQLITE = 'sys.modules["pysqlite3"] = None; '
 
 
 class Clock:
-    """A clock that moves a millisecond each time somebody looks."""
+    """A clock that moves a millisecond at each reading."""
 
     def __init__(self) -> None:
         self.at = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -52,7 +53,7 @@ def add_turn(
     reply: str = "Boil it.",
     stack: Stack | None = None,
     used: Sequence[str] = (),
-    tombstones: int | None = None,
+    erasure_mark: ErasureMark | None = None,
 ) -> Turn:
     return store.ledger.add_turn(
         user,
@@ -63,7 +64,7 @@ def add_turn(
         usage=Usage(12, 3),
         finish_reason="stop",
         used=used,
-        tombstones=tombstones,
+        erasure_mark=erasure_mark,
     )
 
 
@@ -109,7 +110,7 @@ def add_revision(
 
 
 def beside(script: str, home: Path, *arguments: object) -> subprocess.Popen[str]:
-    """Another process that runs a script; ``sys.argv[1]`` is the home."""
+    """Start another process that runs a script. ``sys.argv[1]`` is the home."""
     here = str(Path(__file__).parent)
     # The store chooses its SQLite when it is imported.
     first = HIDE_PYSQLITE if script.startswith(HIDE_PYSQLITE) else ""
@@ -124,7 +125,7 @@ def beside(script: str, home: Path, *arguments: object) -> subprocess.Popen[str]
 
 
 def output(process: subprocess.Popen[str]) -> str:
-    """What a process printed, once it has ended well."""
+    """Return what a process printed, after a check that it succeeded."""
     out, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
     return out

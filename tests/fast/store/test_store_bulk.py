@@ -1,4 +1,4 @@
-"""Many users at once: what the bulk path writes is what the ordinary one writes, and it can be taken up after a kill."""
+"""Bulk import writes the same rows as single calls, and resumes after a kill."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from personalpeft.store.types import NewRevision
 from personalpeft.types import StackEntry, Verdict
 
 
-def build(
+def new_revision(
     user: str,
     layer: str = "style",
     content: bytes = b"one",
@@ -33,8 +33,8 @@ def build(
     return NewRevision(revision, blob, {"verdict": str(revision.verdict)}, promote, "learn")
 
 
-def dumped(home: Path) -> list[str]:
-    """All rows but the moments of migrations."""
+def dump_rows(home: Path) -> list[str]:
+    """Return all rows except the times of migrations."""
     with closing(sqlite3.connect(home / "personalpeft.db")) as database:
         return sorted(line for line in database.iterdump() if "_sqlite_migrations" not in line)
 
@@ -53,26 +53,27 @@ def dumped(home: Path) -> list[str]:
     ),
     st.integers(1, 11),
 )
-def test_in_batches_of_any_size_the_rows_are_those_of_one_by_one(
+def test_batches_of_any_size_write_the_same_rows_as_single_calls(
     tmp_path_factory: pytest.TempPathFactory, given: list[tuple[str, str, bytes, bool]], batch: int
 ) -> None:
     builds = [
-        build(user, layer, content, promote=promote) for user, layer, content, promote in given
+        new_revision(user, layer, content, promote=promote)
+        for user, layer, content, promote in given
     ]
     singly, at_once = tmp_path_factory.mktemp("singly"), tmp_path_factory.mktemp("at-once")
-    with _stopped(singly) as store:
+    with _open_with_fixed_clock(singly) as store:
         for each in builds:
             store.catalog.ensure_user(each.revision.user)
             store.catalog.add_revision(
                 each.revision, each.blob, each.report, promote=each.promote, cause=each.cause
             )
-    with _stopped(at_once) as store:
+    with _open_with_fixed_clock(at_once) as store:
         assert store.catalog.add_revisions(builds, batch_size=batch) == len(builds)
         assert verify(store) == ()
-    assert dumped(singly) == dumped(at_once)
+    assert dump_rows(singly) == dump_rows(at_once)
 
 
-def _stopped(home: Path) -> Store:
+def _open_with_fixed_clock(home: Path) -> Store:
     from datetime import UTC, datetime
 
     from personalpeft.store.home import open_store
@@ -80,11 +81,11 @@ def _stopped(home: Path) -> Store:
     return open_store(home, now=lambda: datetime(2026, 1, 2, tzinfo=UTC), entropy=bytes)
 
 
-def test_a_stack_of_several_layers_may_come_in_one_batch(store: Store) -> None:
-    style = build("ada")
+def test_stack_of_several_layers_may_come_in_one_batch(store: Store) -> None:
+    style = new_revision("ada")
     entry = StackEntry("style", style.revision.id, style.revision.digest)
-    builds = [style, build("bob"), build("ada", "memory", b"memory", below=(entry,))]
-    child = build("ada", content=b"child", parent=style.revision.id)
+    builds = [style, new_revision("bob"), new_revision("ada", "memory", b"memory", below=(entry,))]
+    child = new_revision("ada", content=b"child", parent=style.revision.id)
     assert store.catalog.add_revisions([*builds, child]) == 4
     assert [each.revision for each in store.catalog.stack("ada", BASE).entries] == [
         child.revision.id,
@@ -94,14 +95,14 @@ def test_a_stack_of_several_layers_may_come_in_one_batch(store: Store) -> None:
     assert verify(store) == ()
 
 
-def test_what_is_there_is_skipped_and_not_made_live_again(store: Store) -> None:
-    first, second = build("ada"), build("ada", content=b"two")
-    heard: list[int] = []
+def test_existing_revision_is_skipped_and_not_made_live_again(store: Store) -> None:
+    first, second = new_revision("ada"), new_revision("ada", content=b"two")
+    reported: list[int] = []
     assert (
-        store.catalog.add_revisions([first, second, first], batch_size=2, progress=heard.append)
+        store.catalog.add_revisions([first, second, first], batch_size=2, progress=reported.append)
         == 2
     )
-    assert heard == [2, 3]
+    assert reported == [2, 3]
     store.catalog.move_head("ada", "style", None, base=BASE, cause="rollback")
     assert store.catalog.add_revisions([first, second]) == 0
     assert store.catalog.stack("ada", BASE).entries == ()
@@ -109,29 +110,30 @@ def test_what_is_there_is_skipped_and_not_made_live_again(store: Store) -> None:
     assert verify(store) == ()
 
 
-def test_one_file_may_serve_many(store: Store) -> None:
-    store.catalog.add_revisions(build(f"user-{n}") for n in range(50))
-    assert len(list((store.home / "blobs").rglob("*"))) == 2  # A folder and the file in it.
+def test_one_blob_is_shared_by_many_users(store: Store) -> None:
+    store.catalog.add_revisions(new_revision(f"user-{n}") for n in range(50))
+    assert len(list((store.home / "blobs").rglob("*"))) == 2  # The folder and its file.
     assert verify(store) == ()
 
 
-def test_a_build_that_does_not_fit_takes_its_batch_with_it_and_no_other(store: Store) -> None:
+def test_invalid_revision_rolls_back_its_batch_and_no_other(store: Store) -> None:
     add_fact(store, "ada")
     question = add_fact(store, "ada")
     add_revision(store, b"pins", signals={question.id: "pinned"})
     wrong: list[tuple[NewRevision, type[Exception]]] = [
-        (build("ADA"), InvalidId),
-        (build("zoe", parent="style@000000000000"), NotFound),
-        (build("zoe", signals={question.id: "train"}), NotFound),
-        (build("ada", content=b"new", signals={question.id: "train"}), InvalidInput),
-        (build("zoe", digest="0" * 64, id="style@000000000000"), Damaged),
-        (build("zoe", recipe={"rate": float("nan")}), InvalidInput),
+        (new_revision("ADA"), InvalidId),
+        (new_revision("zoe", parent="style@000000000000"), NotFound),
+        (new_revision("zoe", signals={question.id: "train"}), NotFound),
+        (new_revision("ada", content=b"new", signals={question.id: "train"}), InvalidInput),
+        (new_revision("zoe", digest="0" * 64, id="style@000000000000"), Damaged),
+        (new_revision("zoe", recipe={"rate": float("nan")}), InvalidInput),
     ]
     for number, (each, error) in enumerate(wrong):
         before = store.catalog.users()
         with pytest.raises(error):
             store.catalog.add_revisions(
-                [build(f"good-{number}"), build("never"), each], batch_size=1 if number else 3
+                [new_revision(f"good-{number}"), new_revision("never"), each],
+                batch_size=1 if number else 3,
             )
         names = {user.id for user in store.catalog.users()} - {user.id for user in before}
         assert names <= {f"good-{number}", "never"}
@@ -139,8 +141,8 @@ def test_a_build_that_does_not_fit_takes_its_batch_with_it_and_no_other(store: S
     assert "zoe" not in {user.id for user in store.catalog.users()}
 
 
-def test_files_are_written_however_many_there_are(store: Store) -> None:
-    builds = [build(f"user-{n}", content=str(n % 9).encode()) for n in range(40)]
+def test_many_blobs_are_written(store: Store) -> None:
+    builds = [new_revision(f"user-{n}", content=str(n % 9).encode()) for n in range(40)]
     assert store.catalog.add_revisions(builds, batch_size=7) == 40
     assert all(store.blobs.read(each.revision.digest) == each.blob for each in builds)
     assert verify(store) == ()
@@ -155,7 +157,7 @@ def many(count):
 """
 
 
-def test_after_a_kill_it_goes_on_where_it_was(home: Path) -> None:
+def test_import_resumes_after_a_kill(home: Path) -> None:
     script = (
         _MANY
         + "opened(home).catalog.add_revisions(many(10**6), batch_size=50, progress=lambda n: print(n, flush=True))"
@@ -167,7 +169,7 @@ def test_after_a_kill_it_goes_on_where_it_was(home: Path) -> None:
     process.kill()
     process.communicate(timeout=60)
     with opened(home) as store:
-        kept = len(_everybody(store))
+        kept = len(_user_ids(store))
         assert kept >= acknowledged
         assert kept % 50 == 0
     finished = output(
@@ -180,11 +182,11 @@ def test_after_a_kill_it_goes_on_where_it_was(home: Path) -> None:
         assert verify(store) == ()
 
 
-def _everybody(store: Store) -> list[str]:
-    return list(_walk(store, 1000))
+def _user_ids(store: Store) -> list[str]:
+    return list(_ids_by_page(store, 1000))
 
 
-def _walk(store: Store, limit: int) -> Iterator[str]:
+def _ids_by_page(store: Store, limit: int) -> Iterator[str]:
     after = None
     while page := store.catalog.users(after=after, limit=limit):
         yield from (user.id for user in page)
@@ -192,10 +194,10 @@ def _walk(store: Store, limit: int) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("limit", [1, 3, 10, 11])
-def test_pages_of_users_hold_everybody_once_in_order(store: Store, limit: int) -> None:
+def test_pages_of_users_hold_each_user_once_in_order(store: Store, limit: int) -> None:
     names = [f"user-{number}" for number in range(9)] + ["ada"]
-    store.catalog.add_revisions(build(name) for name in names)
-    assert list(_walk(store, limit)) == sorted(names)
+    store.catalog.add_revisions(new_revision(name) for name in names)
+    assert list(_ids_by_page(store, limit)) == sorted(names)
     assert store.catalog.users(after="user-8") == ()
     assert [user.id for user in store.catalog.users(after="b", limit=2)] == ["user-0", "user-1"]
     with pytest.raises(InvalidInput):
@@ -223,7 +225,7 @@ def test_another_process_sees_a_new_head_within_a_second(home: Path) -> None:
         assert seen - float(at) < 1
 
 
-def test_refused_builds_are_recorded_and_not_live(store: Store) -> None:
-    store.catalog.add_revisions([build("ada", promote=False, verdict=Verdict.REFUSED)])
+def test_refused_revisions_are_recorded_and_not_live(store: Store) -> None:
+    store.catalog.add_revisions([new_revision("ada", promote=False, verdict=Verdict.REFUSED)])
     assert store.catalog.stack("ada", BASE).entries == ()
     assert store.catalog.revisions("ada")[0].verdict is Verdict.REFUSED

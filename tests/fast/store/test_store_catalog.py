@@ -1,4 +1,4 @@
-"""What was built is recorded with how it came to be, and a head is always something that can be served."""
+"""Revisions are recorded with their provenance, and a head can always be served."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def ada(store: Store) -> Store:
     return store
 
 
-def test_a_revision_comes_back_as_it_was_recorded(ada: Store) -> None:
+def test_revision_is_returned_as_recorded(ada: Store) -> None:
     fact, question = add_fact(ada), add_fact(ada)
     parent = add_revision(ada, b"parent")
     revision = add_revision(
@@ -44,17 +44,17 @@ def test_a_revision_comes_back_as_it_was_recorded(ada: Store) -> None:
     assert ada.catalog.used_signals("ada", "memory") == frozenset()
 
 
-def test_two_users_may_have_the_same_bytes_and_not_each_others_revisions(ada: Store) -> None:
+def test_users_may_share_a_blob_and_not_a_revision(ada: Store) -> None:
     ada.catalog.ensure_user("bob")
-    hers, his = add_revision(ada), add_revision(ada, user="bob")
-    assert hers.id == his.id
-    assert ada.catalog.revision("bob", his.id).user == "bob"
+    of_ada, of_bob = add_revision(ada), add_revision(ada, user="bob")
+    assert of_ada.id == of_bob.id
+    assert ada.catalog.revision("bob", of_bob.id).user == "bob"
     add_revision(ada, b"two")
     assert len(ada.catalog.revisions("bob")) == 1
     assert verify(ada) == ()
 
 
-def test_a_revision_takes_the_place_of_the_head_that_it_was_judged_against_or_is_not_recorded(
+def test_revision_is_recorded_only_if_its_parent_head_is_unchanged(
     ada: Store,
 ) -> None:
     first = add_revision(ada, b"first")
@@ -88,7 +88,7 @@ def test_only_a_promoted_revision_becomes_the_head(ada: Store) -> None:
     ]
 
 
-def test_layers_lie_in_order_style_skills_by_age_memory(ada: Store) -> None:
+def test_layers_are_ordered_style_skills_by_age_memory(ada: Store) -> None:
     for layer in ("memory", "skill.zeta", "skill.alpha", "style"):
         add_revision(ada, layer.encode(), layer=layer)
     layers = ada.catalog.layers("ada")
@@ -99,14 +99,14 @@ def test_layers_lie_in_order_style_skills_by_age_memory(ada: Store) -> None:
     ]
 
 
-def test_a_user_without_layers_has_none_and_the_bare_base(ada: Store) -> None:
+def test_user_without_layers_has_the_bare_base(ada: Store) -> None:
     assert ada.catalog.layers("ada") == ()
     assert ada.catalog.revisions("ada") == ()
     assert ada.catalog.head_moves("ada") == ()
     assert ada.catalog.stack("ada", BASE) == Stack(BASE)
 
 
-def test_the_head_can_go_back_forth_and_down_to_the_base(ada: Store) -> None:
+def test_head_can_move_back_forward_and_to_the_base(ada: Store) -> None:
     first, second = add_revision(ada, b"first"), add_revision(ada, b"second")
     back = ada.catalog.move_head("ada", "style", first.id, base=BASE, cause="rollback")
     assert (back.before, back.after, back.cause) == (second.id, first.id, "rollback")
@@ -124,20 +124,20 @@ def test_the_head_can_go_back_forth_and_down_to_the_base(ada: Store) -> None:
     assert verify(ada) == ()
 
 
-def test_moving_to_where_the_head_is_records_nothing(ada: Store) -> None:
+def test_moving_a_head_to_itself_records_nothing(ada: Store) -> None:
     revision = add_revision(ada)
     move = ada.catalog.move_head("ada", "style", revision.id, base=BASE, cause="again")
     assert move.before == move.after == revision.id
     assert len(ada.catalog.head_moves("ada")) == 1
 
 
-def test_a_refused_revision_goes_live_only_by_name(ada: Store) -> None:
+def test_refused_revision_goes_live_only_by_name(ada: Store) -> None:
     refused = add_revision(ada, promote=False, verdict=Verdict.REFUSED)
     ada.catalog.move_head("ada", "style", refused.id, base=BASE, cause="she insists")
     assert ada.catalog.stack("ada", BASE).entries[0].revision == refused.id
 
 
-def test_an_unknown_layer_or_revision_is_answered_with_the_nearest(ada: Store) -> None:
+def test_unknown_layer_or_revision_suggests_the_nearest(ada: Store) -> None:
     style, memory = add_revision(ada), add_revision(ada, layer="memory", content=b"memory")
     for act in (
         lambda: ada.catalog.move_head("ada", "stile", None, base=BASE, cause=""),
@@ -154,7 +154,7 @@ def test_an_unknown_layer_or_revision_is_answered_with_the_nearest(ada: Store) -
     assert style.id in error.value.hint
 
 
-def test_a_head_is_never_put_on_another_base(ada: Store) -> None:
+def test_head_never_moves_to_another_base(ada: Store) -> None:
     first = add_revision(ada, b"first")
     other = add_revision(ada, b"other", promote=False, base="base-two")
     with pytest.raises(BaseMismatch):
@@ -164,7 +164,7 @@ def test_a_head_is_never_put_on_another_base(ada: Store) -> None:
         ada.catalog.stack("ada", "base-two")
 
 
-def test_a_head_is_never_put_on_a_damaged_blob(ada: Store) -> None:
+def test_head_never_moves_to_a_damaged_blob(ada: Store) -> None:
     first, second = add_revision(ada, b"first"), add_revision(ada, b"second")
     ada.blobs.path(first.digest).write_bytes(b"packed firsT")
     with pytest.raises(Damaged):
@@ -176,7 +176,7 @@ def test_a_head_is_never_put_on_a_damaged_blob(ada: Store) -> None:
     assert len(ada.catalog.head_moves("ada")) == 2
 
 
-def test_an_identical_revision_is_judged_anew_and_its_former_verdict_stays_on_record(
+def test_identical_revision_is_judged_again_and_keeps_its_earlier_verdict(
     ada: Store,
 ) -> None:
     first = add_revision(
@@ -200,7 +200,7 @@ def test_an_identical_revision_is_judged_anew_and_its_former_verdict_stays_on_re
     assert verify(ada) == ()
 
 
-def test_a_head_may_be_judged_again_and_moved_in_one_step(ada: Store) -> None:
+def test_head_is_judged_again_and_moved_in_one_step(ada: Store) -> None:
     first, second = add_revision(ada, b"first"), add_revision(ada, b"second", probation=True)
     worse = replace(
         second, verdict=Verdict.REFUSED, reason="withdrawn: nobody liked it", probation=False
@@ -224,7 +224,7 @@ def test_a_head_may_be_judged_again_and_moved_in_one_step(ada: Store) -> None:
     assert verify(ada) == ()
 
 
-def test_a_head_is_not_moved_back_to_what_cannot_be_served(ada: Store) -> None:
+def test_head_never_moves_back_to_an_unservable_revision(ada: Store) -> None:
     first, second = add_revision(ada, b"first"), add_revision(ada, b"second")
     ada.blobs.path(first.digest).unlink()
     back = HeadMove("ada", "style", second.id, first.id, "withdrawn", second.at)
@@ -233,7 +233,7 @@ def test_a_head_is_not_moved_back_to_what_cannot_be_served(ada: Store) -> None:
     assert ada.catalog.revision("ada", second.id) == second
 
 
-def test_judging_anew_mends_a_damaged_blob(ada: Store) -> None:
+def test_judging_again_repairs_a_damaged_blob(ada: Store) -> None:
     revision = add_revision(ada)
     ada.blobs.path(revision.digest).write_bytes(b"")
     add_revision(ada)
@@ -241,7 +241,7 @@ def test_judging_anew_mends_a_damaged_blob(ada: Store) -> None:
     assert verify(ada) == ()
 
 
-def test_what_was_pinned_for_a_layer_is_never_trained_on_in_it(ada: Store) -> None:
+def test_held_out_signal_is_never_trained_in_its_layer(ada: Store) -> None:
     question = add_fact(ada)
     add_revision(ada, b"first", signals={question.id: "pinned"})
     with pytest.raises(InvalidInput) as error:
@@ -251,7 +251,7 @@ def test_what_was_pinned_for_a_layer_is_never_trained_on_in_it(ada: Store) -> No
     add_revision(ada, b"fourth", signals={question.id: "pinned"})
 
 
-def test_an_old_revision_may_be_judged_anew_after_one_of_its_signals_was_pinned(ada: Store) -> None:
+def test_old_revision_is_judged_again_after_one_of_its_signals_was_held_out(ada: Store) -> None:
     fact = add_fact(ada)
     old = add_revision(ada, b"old", signals={fact.id: "train"})
     add_revision(ada, b"new", signals={fact.id: "pinned"})
@@ -260,7 +260,7 @@ def test_an_old_revision_may_be_judged_anew_after_one_of_its_signals_was_pinned(
     assert verify(ada) == ()
 
 
-def test_a_revision_that_does_not_fit_is_refused_whole(ada: Store) -> None:
+def test_invalid_revision_is_refused_whole(ada: Store) -> None:
     sound, blob = packed()
     cases: list[tuple[object, type[Exception]]] = [
         (replace(sound, user="bob"), NotFound),
@@ -283,7 +283,7 @@ def test_a_revision_that_does_not_fit_is_refused_whole(ada: Store) -> None:
     assert ada.catalog.reports("ada") == ()
 
 
-def test_a_style_is_always_attached_and_what_else_is_learned_near_it_until_somebody_says_otherwise(
+def test_style_is_attached_always_and_other_layers_near_by_default(
     home: Path,
 ) -> None:
     with opened(home) as store:
@@ -300,7 +300,7 @@ def test_a_style_is_always_attached_and_what_else_is_learned_near_it_until_someb
         assert verify(store) == ()
 
 
-def test_a_weight_is_kept_and_part_of_the_stack(home: Path) -> None:
+def test_weight_is_stored_and_part_of_the_stack(home: Path) -> None:
     with opened(home) as store:
         store.catalog.ensure_user("ada")
         add_revision(store)
@@ -315,14 +315,14 @@ def test_a_weight_is_kept_and_part_of_the_stack(home: Path) -> None:
         assert store.catalog.stack("ada", BASE).digest != whole.digest
 
 
-def test_a_learn_that_made_nothing_leaves_its_report(ada: Store) -> None:
+def test_learn_without_a_revision_keeps_its_report(ada: Store) -> None:
     ada.catalog.add_report("ada", {"verdict": "abstained", "reason": "one signal"})
     assert ada.catalog.reports("ada") == ({"verdict": "abstained", "reason": "one signal"},)
     with pytest.raises(NotFound):
         ada.catalog.add_report("adda", {})
 
 
-def test_users_are_listed_with_how_much_there_is_of_them(ada: Store) -> None:
+def test_users_are_listed_with_their_counts(ada: Store) -> None:
     turn = add_turn(ada, "bob")
     add_fact(ada, "bob")
     add_revision(ada)
@@ -331,7 +331,7 @@ def test_users_are_listed_with_how_much_there_is_of_them(ada: Store) -> None:
     assert ada.catalog.user("bob").since <= turn.at
 
 
-def test_embeddings_are_kept_apart_by_embedder_and_replaced(ada: Store) -> None:
+def test_vectors_are_stored_per_embedder_and_replaced(ada: Store) -> None:
     fact, other = add_fact(ada), add_fact(ada)
     vector = np.linspace(-1, 1, 5, dtype=np.float32)
     ada.catalog.add_vectors("ada", "minilm", {fact.id: -vector, other.id: vector})
@@ -351,7 +351,7 @@ def test_embeddings_are_kept_apart_by_embedder_and_replaced(ada: Store) -> None:
         ada.catalog.add_vectors("ada", "minilm", {"s_nothing": vector})
 
 
-def test_a_blob_is_found_by_its_digest_and_by_nothing_else(store: Store) -> None:
+def test_blob_is_found_by_its_digest_alone(store: Store) -> None:
     digest = store.blobs.put(b"bytes")
     assert store.blobs.put(b"bytes") == digest
     assert store.blobs.read(digest) == b"bytes"

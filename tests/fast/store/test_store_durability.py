@@ -1,4 +1,4 @@
-"""What returned an id survives a kill, a full disk and everybody else who is writing."""
+"""What returned an id survives a kill, a full disk and concurrent writers."""
 
 from __future__ import annotations
 
@@ -18,28 +18,33 @@ from personalpeft.errors import Busy, InvalidInput
 from personalpeft.store.integrity import verify
 from personalpeft.types import SignalKind
 
-# Kills at five moments of chance; one of them is enough for make test.
+# Kills at five random times. One of them is enough for make test.
 SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in range(1, 5))]
 
 
 def killed_after(process: subprocess.Popen[str], lines: int, delay: float) -> list[str]:
-    """The lines of a process that is killed a moment after it has printed some of them; a cut last line is no line."""
+    """Return the lines that a process printed before it was killed.
+
+    The kill comes ``delay`` seconds after the first lines. An incomplete last line is left out.
+    """
     assert process.stdout is not None
-    said = [process.stdout.readline() for _ in range(lines)]
+    printed = [process.stdout.readline() for _ in range(lines)]
     time.sleep(delay)
     process.kill()
-    # Not ``communicate``, which loses lines that ``readline`` has read ahead.
+    # ``communicate`` would lose lines that ``readline`` has buffered.
     assert process.stderr is not None
     rest, errors = process.stdout.read(), process.stderr.read()
     process.wait(timeout=60)
     assert errors == ""
     return [
-        line.rstrip("\n") for line in said + rest.splitlines(keepends=True) if line.endswith("\n")
+        line.rstrip("\n")
+        for line in printed + rest.splitlines(keepends=True)
+        if line.endswith("\n")
     ]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_no_acknowledged_signal_is_lost_by_a_kill(home: Path, seed: int) -> None:
+def test_acknowledged_signal_survives_a_kill(home: Path, seed: int) -> None:
     moment = random.Random(seed)
     script = "store = opened(home)\nwhile True: print(add_fact(store).id, flush=True)"
     process = beside(script, home)
@@ -53,9 +58,7 @@ def test_no_acknowledged_signal_is_lost_by_a_kill(home: Path, seed: int) -> None
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_no_acknowledged_revision_is_lost_by_a_kill_and_the_head_is_whole(
-    home: Path, seed: int
-) -> None:
+def test_acknowledged_revision_survives_a_kill_and_the_head_is_valid(home: Path, seed: int) -> None:
     moment = random.Random(100 + seed)
     script = """
 store = opened(home)
@@ -78,7 +81,7 @@ while True:
         add_revision(store, b"after")
 
 
-def test_a_kill_while_the_home_is_made_leaves_something_that_can_be_made(home: Path) -> None:
+def test_kill_while_a_home_is_created_leaves_one_that_can_be_created(home: Path) -> None:
     script = "from personalpeft.store import home as _; print('go', flush=True); opened(home); print('made', flush=True)"
     for delay in (0.0, 0.002, 0.005, 0.01, 0.02):
         killed_after(beside(script, home), 1, delay)
@@ -95,7 +98,7 @@ def test_a_kill_while_the_home_is_made_leaves_something_that_can_be_made(home: P
         "add_revision(store, bytes(100_000 * number)).id",
     ],
 )
-def test_a_disk_that_fills_up_costs_nothing_that_was_acknowledged(home: Path, act: str) -> None:
+def test_full_disk_loses_nothing_acknowledged(home: Path, act: str) -> None:
     script = f"""
 import resource
 from personalpeft.errors import HomeError
@@ -124,7 +127,7 @@ print({act})
         assert verify(store) == ()
 
 
-def test_writers_of_several_processes_all_land(home: Path) -> None:
+def test_writers_of_several_processes_all_succeed(home: Path) -> None:
     script = "store = opened(home)\nfor _ in range(15): print(add_fact(store, sys.argv[2]).id)"
     processes = [beside(script, home, user) for user in ("ada", "ada", "bob")]
     acknowledged = {line for process in processes for line in output(process).splitlines()}
@@ -135,7 +138,7 @@ def test_writers_of_several_processes_all_land(home: Path) -> None:
         assert verify(store) == ()
 
 
-def test_writers_and_readers_of_several_threads_do_not_disturb_each_other(home: Path) -> None:
+def test_threads_read_and_write_concurrently(home: Path) -> None:
     with opened(home) as store:
         add_fact(store)
 
@@ -157,7 +160,8 @@ def test_writers_and_readers_of_several_threads_do_not_disturb_each_other(home: 
         assert verify(store) == ()
 
 
-# The clock is looked at once for the lock and then inside the transaction: there this process stops until its input is closed.
+# The clock is read once for the lock and again in the transaction. There this process stops until
+# its input closes.
 _STOPS_WHILE_WRITING = """
 class Stopping(Clock):
     looks = 0
@@ -177,7 +181,7 @@ print(add_fact(store, text="second").id)
 """
 
 
-def test_a_second_writer_is_told_who_the_first_is_and_readers_go_on(home: Path) -> None:
+def test_second_writer_gets_the_name_of_the_first_and_readers_continue(home: Path) -> None:
     process = beside(_STOPS_WHILE_WRITING, home)
     assert process.stdout is not None
     assert process.stdout.readline() == "writing\n"
@@ -199,7 +203,7 @@ def test_a_second_writer_is_told_who_the_first_is_and_readers_go_on(home: Path) 
         assert verify(store) == ()
 
 
-def test_a_transaction_that_was_killed_is_gone_and_so_is_its_lock(home: Path) -> None:
+def test_killed_transaction_leaves_neither_rows_nor_a_lock(home: Path) -> None:
     process = beside(_STOPS_WHILE_WRITING, home)
     assert killed_after(process, 1, 0) == ["writing"]
     with opened(home, timeout=0.2) as store:
@@ -208,7 +212,7 @@ def test_a_transaction_that_was_killed_is_gone_and_so_is_its_lock(home: Path) ->
         assert verify(store) == ()
 
 
-def test_a_dead_process_is_not_called_the_holder(home: Path) -> None:
+def test_dead_process_is_not_named_as_the_lock_holder(home: Path) -> None:
     died = beside(_STOPS_WHILE_WRITING, home)
     killed_after(died, 1, 0)
     assert str(died.pid) in (home / "write.holder").read_text()
@@ -224,7 +228,7 @@ def test_a_dead_process_is_not_called_the_holder(home: Path) -> None:
     output(nameless)
 
 
-def test_another_program_that_locks_the_database_is_waited_for_and_then_named_as_such(
+def test_foreign_lock_on_the_database_is_waited_for_and_then_named(
     home: Path,
 ) -> None:
     opened(home).close()
@@ -242,7 +246,7 @@ def test_another_program_that_locks_the_database_is_waited_for_and_then_named_as
         add_fact(store)
 
 
-def test_a_lease_is_held_by_one_and_its_holder_is_named(home: Path) -> None:
+def test_lease_has_one_holder_with_a_name(home: Path) -> None:
     process = beside(
         "with opened(home) as store, store.leases.acquire('learn-ada'): print('held', flush=True); sys.stdin.read()",
         home,
@@ -280,7 +284,7 @@ def test_a_lease_is_held_by_one_and_its_holder_is_named(home: Path) -> None:
                 pass
 
 
-def test_a_blob_is_seen_whole_or_not_at_all(home: Path) -> None:
+def test_blob_is_visible_whole_or_not_at_all(home: Path) -> None:
     process = beside(
         "store = opened(home)\nfor number in range(40): print(store.blobs.put(str(number).encode() * 500_000))",
         home,
@@ -298,12 +302,12 @@ def test_a_blob_is_seen_whole_or_not_at_all(home: Path) -> None:
         assert len(verify(store)) == len(acknowledged)
 
 
-def test_a_signal_is_on_record_in_the_order_it_was_acknowledged_even_when_the_clock_goes_back(
+def test_signals_keep_their_order_of_acknowledgement_when_the_clock_goes_back(
     home: Path,
 ) -> None:
     with opened(home) as store:
         add_fact(store, text="one")
-    with opened(home) as store:  # This clock begins anew.
+    with opened(home) as store:  # This clock starts anew.
         store.ledger.add_signal("ada", SignalKind.FACT, {"text": "two"})
         store.ledger.add_signal("ada", SignalKind.FACT, {"text": "three"})
         assert [signal.payload["text"] for signal in store.ledger.signals("ada")] == [

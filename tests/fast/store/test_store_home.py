@@ -1,4 +1,4 @@
-"""A home is opened only when it is one, and refusing it changes nothing."""
+"""Only a valid home is opened, and a refusal changes nothing."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from store_makers import BASE, HIDE_PYSQLITE, Clock, add_fact, add_revision, bes
 
 from personalpeft.errors import HomeError, InvalidId
 from personalpeft.store.database import JOURNAL_MODE, is_wal_safe
-from personalpeft.store.erasure import erase
 from personalpeft.store.home import open_store
 from personalpeft.store.integrity import verify
-from personalpeft.store.types import Erasure
 
 
 def listing(folder: Path) -> dict[str, bytes | None]:
-    """Everything in a folder but what SQLite's readers keep beside a database: shared memory and an empty journal."""
+    """Return the content of a folder, except the files that SQLite's readers keep beside a
+    database.
+    """
     return {
         str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
         for path in folder.rglob("*")
@@ -40,7 +40,7 @@ def with_sqlite(home: Path, *statements: str) -> None:
         database.commit()
 
 
-def test_a_new_home_is_for_its_owner_only(tmp_path: Path) -> None:
+def test_new_home_is_private_to_its_owner(tmp_path: Path) -> None:
     home = tmp_path / "not" / "yet" / "there"
     with opened(home) as store:
         add_fact(store)
@@ -49,7 +49,7 @@ def test_a_new_home_is_for_its_owner_only(tmp_path: Path) -> None:
     assert stat.S_IMODE((home / "personalpeft.db").stat().st_mode) == 0o600
 
 
-def test_a_home_that_others_could_read_is_closed_to_them(home: Path) -> None:
+def test_home_readable_by_others_is_made_private(home: Path) -> None:
     opened(home).close()
     home.chmod(0o755)
     opened(home).close()
@@ -57,7 +57,7 @@ def test_a_home_that_others_could_read_is_closed_to_them(home: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a?b#c%41 d", "näme", "with'quote", "mode=ro&x"])
-def test_a_home_may_have_any_name(tmp_path: Path, name: str) -> None:
+def test_home_may_have_any_name(tmp_path: Path, name: str) -> None:
     with opened(tmp_path / name) as store:
         add_fact(store)
     assert (tmp_path / name / "personalpeft.db").is_file()
@@ -65,7 +65,7 @@ def test_a_home_may_have_any_name(tmp_path: Path, name: str) -> None:
         assert len(store.ledger.signals("ada")) == 1
 
 
-def test_an_empty_folder_and_one_with_cards_become_homes(home: Path) -> None:
+def test_empty_folder_and_folder_of_cards_become_homes(home: Path) -> None:
     (home / "models").mkdir(parents=True)
     (home / "models" / "mine.toml").write_text("")
     with opened(home) as store:
@@ -77,7 +77,7 @@ def _foreign_database(home: Path) -> None:
     with_sqlite(home, "create table recipes (id integer)")
 
 
-def _some_text(home: Path) -> None:
+def _text_file(home: Path) -> None:
     home.mkdir()
     (home / "personalpeft.db").write_text("not a database, " * 1000)
 
@@ -88,7 +88,7 @@ def _cut_short(home: Path) -> None:
     database.write_bytes(database.read_bytes()[:5000])
 
 
-def _somebody_elses_folder(home: Path) -> None:
+def _foreign_folder(home: Path) -> None:
     home.mkdir()
     (home / "thesis.tex").write_text("\\documentclass{article}")
 
@@ -130,9 +130,9 @@ def _unknown_migration(home: Path) -> None:
     ("make", "says"),
     [
         (_foreign_database, "another program"),
-        (_some_text, "damaged"),
+        (_text_file, "damaged"),
         (_cut_short, "damaged"),
-        (_somebody_elses_folder, "not a home"),
+        (_foreign_folder, "not a home"),
         (_a_file, "not a folder"),
         (_a_dangling_link, "not a folder"),
         (_database_lost, "lost its database"),
@@ -140,7 +140,7 @@ def _unknown_migration(home: Path) -> None:
         (_unknown_migration, "0999_telepathy"),
     ],
 )
-def test_what_is_not_a_home_is_refused_and_left_as_it_is(
+def test_invalid_home_is_refused_and_left_unchanged(
     tmp_path: Path, make: Callable[[Path], None], says: str, read_only: bool
 ) -> None:
     make(tmp_path / "home")
@@ -153,13 +153,13 @@ def test_what_is_not_a_home_is_refused_and_left_as_it_is(
     assert listing(tmp_path) == before
 
 
-def test_a_home_below_a_file_is_refused(tmp_path: Path) -> None:
+def test_home_below_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(HomeError):
         opened(tmp_path / "file" / "home")
 
 
-def test_a_home_of_another_account_is_not_ours(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_home_of_another_account_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened(home).close()
     monkeypatch.setattr(os, "getuid", lambda: home.stat().st_uid + 1)
     with pytest.raises(HomeError) as error:
@@ -167,7 +167,7 @@ def test_a_home_of_another_account_is_not_ours(home: Path, monkeypatch: pytest.M
     assert error.value.hint
 
 
-def test_a_home_whose_making_was_cut_short_is_made_anew(home: Path) -> None:
+def test_interrupted_creation_of_a_home_is_completed(home: Path) -> None:
     home.mkdir()
     (home / "write.lock").touch()
     (home / "personalpeft.db").touch()
@@ -176,7 +176,7 @@ def test_a_home_whose_making_was_cut_short_is_made_anew(home: Path) -> None:
         assert verify(store) == ()
 
 
-def test_two_processes_may_make_the_same_home_at_once(home: Path) -> None:
+def test_two_processes_may_create_the_same_home_at_once(home: Path) -> None:
     script = "store = opened(home); print(add_fact(store, sys.argv[2]).id)"
     processes = [beside(script, home, f"user-{number}") for number in range(4)]
     for process in processes:
@@ -186,7 +186,7 @@ def test_two_processes_may_make_the_same_home_at_once(home: Path) -> None:
         assert verify(store) == ()
 
 
-def test_reading_only_makes_no_home(home: Path) -> None:
+def test_read_only_open_creates_no_home(home: Path) -> None:
     with pytest.raises(HomeError) as error:
         opened(home, read_only=True)
     assert str(home) in error.value.message
@@ -205,7 +205,7 @@ WRITES: list[Callable[[object], object]] = [
 ]
 
 
-def test_a_store_opened_for_reading_reads_all_and_writes_nothing(home: Path) -> None:
+def test_read_only_store_reads_all_and_writes_nothing(home: Path) -> None:
     with opened(home) as store:
         fact = add_fact(store)
         revision = add_revision(store)
@@ -222,7 +222,8 @@ def test_a_store_opened_for_reading_reads_all_and_writes_nothing(home: Path) -> 
     assert listing(home) == before
 
 
-# Permissions do not bind root, so as root the process first becomes somebody else, to whom the home has been given.
+# Permissions do not bind root, so a root process first becomes another account that owns the
+# home.
 _READ_AS_OWNER_OF_A_SEALED_HOME = """
 import store_makers
 from personalpeft.errors import HomeError
@@ -244,7 +245,7 @@ with opened(home) as store:
 @pytest.mark.parametrize(
     "left_open", [False, True], ids=["closed", "killed with changes in its journal"]
 )
-def test_a_home_without_write_permission_can_be_read(tmp_path: Path, left_open: bool) -> None:
+def test_home_without_write_permission_can_be_read(tmp_path: Path, left_open: bool) -> None:
     home = tmp_path / "home"
     script = (
         "store = opened(home); add_fact(store); add_revision(store); print('ready', flush=True)"
@@ -277,7 +278,7 @@ def test_a_home_without_write_permission_can_be_read(tmp_path: Path, left_open: 
     assert all("read-only" in refusal for refusal in refusals)
 
 
-def test_a_session_is_kept_as_a_whole_until_it_is_replaced_or_dropped(home: Path) -> None:
+def test_session_is_stored_whole_until_it_is_replaced_or_deleted(home: Path) -> None:
     with opened(home) as store:
         assert store.load_session("ada", "skill.email") is None
         for data in (b"first", b"second"):
@@ -292,7 +293,7 @@ def test_a_session_is_kept_as_a_whole_until_it_is_replaced_or_dropped(home: Path
         assert store.load_session("ada", "skill.email") is None
 
 
-def test_a_forked_child_cannot_use_its_parents_connections(home: Path) -> None:
+def test_forked_child_cannot_use_its_parents_connections(home: Path) -> None:
     script = """
 from personalpeft.errors import HomeError
 store = opened(home)
@@ -314,13 +315,13 @@ add_fact(store)
         assert verify(store) == ()
 
 
-def test_moments_need_a_time_zone(home: Path) -> None:
+def test_times_need_a_time_zone(home: Path) -> None:
     store = open_store(home, now=lambda: Clock()().replace(tzinfo=None), entropy=os.urandom)
     with store, pytest.raises(ValueError, match="zone"):
         add_fact(store)
 
 
-def test_the_journal_of_a_sqlite_with_the_wal_reset_bug_is_not_wal() -> None:
+def test_sqlite_with_the_wal_reset_bug_uses_no_wal() -> None:
     safe = [(3, 44, 6), (3, 44, 9), (3, 50, 7), (3, 51, 3), (3, 52, 0), (4, 0, 0)]
     unsafe = [(3, 40, 1), (3, 44, 5), (3, 45, 0), (3, 46, 1), (3, 50, 6), (3, 51, 0), (3, 51, 2)]
     assert [is_wal_safe(version) for version in safe] == [True] * len(safe)
@@ -340,10 +341,13 @@ assert JOURNAL_MODE == ("wal" if is_wal_safe(sqlite3.sqlite_version_info) else "
 """
 
 
-def test_without_pysqlite3_every_connection_uses_the_journal_that_its_sqlite_can_be_trusted_with(
+def test_without_pysqlite3_each_connection_uses_a_safe_journal_mode(
     home: Path,
 ) -> None:
-    """A truncated journal stays as an empty file; DELETE, which may lose an acknowledged commit, would leave none."""
+    """A truncated journal stays as an empty file.
+
+    DELETE, which may lose an acknowledged commit, would leave none.
+    """
     script = """
 with opened(home) as store:
     add_fact(store)
@@ -372,16 +376,16 @@ with opened(home, timeout=5) as store:
 
 
 @pytest.mark.parametrize("maker", ["newer", "older", "both"])
-def test_two_sqlites_on_one_home_write_side_by_side(home: Path, maker: str) -> None:
-    """One has the repair of the WAL-reset bug and the other, of the standard library, may have not."""
+def test_two_sqlite_libraries_write_to_one_home_concurrently(home: Path, maker: str) -> None:
+    """One has the fix of the WAL-reset bug, and the standard library's may lack it."""
     preludes = {"newer": "", "older": _WITH_THE_STANDARD_SQLITE}
     if maker in preludes:
         output(beside(preludes[maker] + "with opened(home) as store: add_fact(store)", home))
     order = sorted(preludes, key=lambda name: name != maker)
     writers = [beside(preludes[name] + _WRITES_FOR_A_WHILE, home, name) for name in order]
-    for told in ("open", "written"):
-        # Both have it open at once from the first write to the last.
-        assert [_line(writer) for writer in writers] == [f"{told}\n"] * 2
+    for line in ("open", "written"):
+        # Both have the home open from the first write to the last.
+        assert [_line(writer) for writer in writers] == [f"{line}\n"] * 2
         for writer in writers:
             writer.stdin.write("go on\n")  # type: ignore[union-attr]
             writer.stdin.flush()  # type: ignore[union-attr]
@@ -400,8 +404,9 @@ def _line(process: subprocess.Popen[str]) -> str:
 
 
 def _keeps_a_log(home: Path) -> bool:
-    """Whether the database file says that it has a write-ahead log. Asked beside: to close the file here would let go of the locks that
-    this process has on it.
+    """Return whether the database file has a write-ahead log.
+
+    The check runs in another process: closing the file here would release this process's locks.
     """
     return (
         output(beside("print(list((home / 'personalpeft.db').read_bytes()[18:20]))", home))
@@ -413,7 +418,7 @@ def _keeps_a_log(home: Path) -> bool:
     JOURNAL_MODE != "wal" or is_wal_safe(sqlite3.sqlite_version_info),
     reason="takes a safe and an unsafe SQLite",
 )
-def test_an_sqlite_that_could_lose_commits_in_the_log_leaves_it_once_it_is_alone(
+def test_sqlite_with_the_bug_leaves_wal_mode_once_it_is_alone(
     home: Path,
 ) -> None:
     older = _WITH_THE_STANDARD_SQLITE + "with opened(home, timeout=30) as store: add_fact(store)"
@@ -429,7 +434,7 @@ def test_an_sqlite_that_could_lose_commits_in_the_log_leaves_it_once_it_is_alone
     for _ in range(2):
         with opened(home) as store:
             add_fact(store)
-            # What is safe for both is kept by both.
+            # A journal mode that is safe for both is kept by both.
             assert not _keeps_a_log(home)
             assert (home / "personalpeft.db-journal").stat().st_size == 0
     with opened(home) as store:
@@ -437,17 +442,9 @@ def test_an_sqlite_that_could_lose_commits_in_the_log_leaves_it_once_it_is_alone
         assert verify(store) == ()
 
 
-def test_while_one_program_writes_another_sqlite_opens_the_home_and_reads(home: Path) -> None:
+def test_second_sqlite_opens_and_reads_the_home_during_a_write(home: Path) -> None:
     read = "with opened(home, timeout=0.1) as store: print(len(store.ledger.signals('ada')))"
-    heard: list[str] = []
-
-    def decide() -> Erasure:
-        # Called in the writer's turn.
-        heard.append(output(beside(_WITH_THE_STANDARD_SQLITE + read, home)))
-        raise HomeError("Stopped.")
-
     with opened(home) as store:
         add_fact(store)
-        with pytest.raises(HomeError, match="Stopped"):
-            erase(store, "ada", decide)
-    assert heard == ["1\n"]
+        with store.database.write_lock():
+            assert output(beside(_WITH_THE_STANDARD_SQLITE + read, home)) == "1\n"

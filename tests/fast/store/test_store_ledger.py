@@ -1,4 +1,4 @@
-"""What was said is kept as it was said."""
+"""The ledger keeps turns and signals exactly as recorded."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from personalpeft.types import Message, Sampling, SignalKind, Stack, StackEntry,
 _NUMBERS = count()
 
 
-def test_a_turn_comes_back_as_it_was_given(store: Store) -> None:
+def test_turn_is_returned_as_recorded(store: Store) -> None:
     stack = Stack("base", (StackEntry("style", "style@0123456789ab", "0" * 64, 0.5),))
     turn = store.ledger.add_turn(
         "ada",
@@ -42,7 +42,7 @@ def test_a_turn_comes_back_as_it_was_given(store: Store) -> None:
     assert turn.at.utcoffset() == UTC.utcoffset(None)
 
 
-def test_what_was_said_is_there_when_the_home_is_opened_again(home: Path) -> None:
+def test_ledger_persists_when_the_home_is_opened_again(home: Path) -> None:
     with opened(home) as store:
         turn = add_turn(store)
         signal = store.ledger.add_signal(
@@ -54,7 +54,7 @@ def test_what_was_said_is_there_when_the_home_is_opened_again(home: Path) -> Non
         assert signal.source == "import"
 
 
-def test_turns_come_newest_first_and_as_many_as_asked_for(store: Store) -> None:
+def test_turns_are_listed_newest_first_up_to_the_limit(store: Store) -> None:
     turns = [add_turn(store, reply=str(number)) for number in range(4)]
     assert [turn.reply for turn in store.ledger.turns("ada")] == ["3", "2", "1", "0"]
     assert store.ledger.turns("ada", limit=2) == (turns[3], turns[2])
@@ -69,7 +69,7 @@ def test_turns_come_newest_first_and_as_many_as_asked_for(store: Store) -> None:
     asked=st.sets(st.sampled_from("abcd")),
     limit=st.none() | st.integers(0, 4),
 )
-def test_the_turns_in_which_something_was_looked_up_are_those_that_say_so(
+def test_turns_are_found_by_the_items_they_used(
     store: Store, used: list[list[str]], asked: set[str], limit: int | None
 ) -> None:
     user = f"user-{next(_NUMBERS)}"
@@ -79,9 +79,9 @@ def test_the_turns_in_which_something_was_looked_up_are_those_that_say_so(
     assert store.ledger.turns(user, using=asked, limit=limit) == tuple(wanted[:limit])
 
 
-def test_users_see_only_their_own(store: Store) -> None:
-    hers, his = add_turn(store, "ada"), add_turn(store, "bob")
-    assert store.ledger.turns("ada") == (hers,)
+def test_users_see_only_their_own_data(store: Store) -> None:
+    by_user, his = add_turn(store, "ada"), add_turn(store, "bob")
+    assert store.ledger.turns("ada") == (by_user,)
     with pytest.raises(NotFound):
         store.ledger.turn("ada", his.id)
     with pytest.raises(NotFound):
@@ -89,7 +89,7 @@ def test_users_see_only_their_own(store: Store) -> None:
     assert store.ledger.signals("ada") == ()
 
 
-def test_an_unknown_user_is_answered_with_the_nearest(store: Store) -> None:
+def test_unknown_user_suggests_the_nearest(store: Store) -> None:
     store.catalog.ensure_user("ada")
     store.catalog.ensure_user("grace")
     for look_up in (
@@ -106,7 +106,7 @@ def test_an_unknown_user_is_answered_with_the_nearest(store: Store) -> None:
             store.catalog.user(hostile)
 
 
-def test_a_look_up_that_fails_names_the_nearest_id(store: Store) -> None:
+def test_unknown_id_suggests_the_nearest(store: Store) -> None:
     turn, signal = add_turn(store), add_fact(store)
     with pytest.raises(NotFound) as error:
         store.ledger.turn("ada", turn.id[:-1] + "?")
@@ -116,7 +116,7 @@ def test_a_look_up_that_fails_names_the_nearest_id(store: Store) -> None:
     assert signal.id in error.value.hint
 
 
-def test_a_prefix_will_do_until_two_things_bear_it(store: Store) -> None:
+def test_unique_id_prefix_is_enough(store: Store) -> None:
     first = add_fact(store)
     assert store.ledger.signal("ada", first.id[:10]) == first
     second = add_fact(store)
@@ -134,7 +134,7 @@ def test_a_prefix_will_do_until_two_things_bear_it(store: Store) -> None:
 
 
 @pytest.mark.parametrize("user", ["", "Ada", "a/b", "..", "a..b", "-a", "a" * 65, "ａda", "a\n"])
-def test_a_user_is_not_made_under_an_impossible_id(store: Store, user: str) -> None:
+def test_user_with_an_invalid_id_is_not_created(store: Store, user: str) -> None:
     with pytest.raises(InvalidId):
         add_turn(store, user)
     assert store.catalog.users() == ()
@@ -158,7 +158,7 @@ def _nested(levels: int) -> Any:
     ],
     ids=["nan", "surrogate", "bytes", "mixed keys", "nesting"],
 )
-def test_a_payload_that_json_cannot_hold_changes_nothing(
+def test_payload_that_json_cannot_represent_changes_nothing(
     store: Store, payload: dict[str, Any]
 ) -> None:
     with pytest.raises(InvalidInput):
@@ -167,13 +167,13 @@ def test_a_payload_that_json_cannot_hold_changes_nothing(
     assert verify(store) == ()
 
 
-def test_a_reply_with_half_a_character_changes_nothing(store: Store) -> None:
+def test_reply_with_a_lone_surrogate_changes_nothing(store: Store) -> None:
     with pytest.raises(InvalidInput):
         add_turn(store, reply="\udcff")
     assert store.catalog.users() == ()
 
 
-def test_a_second_opinion_on_the_same_turn_supersedes_the_first(store: Store) -> None:
+def test_second_signal_of_a_kind_on_a_turn_supersedes_the_first(store: Store) -> None:
     turn, other = add_turn(store), add_turn(store)
     first = store.ledger.add_signal("ada", SignalKind.RATING, {"value": 1}, turn=turn.id)
     elsewhere = store.ledger.add_signal("ada", SignalKind.RATING, {"value": 1}, turn=other.id)
@@ -186,7 +186,7 @@ def test_a_second_opinion_on_the_same_turn_supersedes_the_first(store: Store) ->
     assert store.ledger.signals("ada", kinds=[]) == ()
 
 
-def test_two_comments_on_one_turn_both_hold_until_one_supersedes_the_other_by_name(
+def test_comments_on_one_turn_coexist_unless_superseded_by_id(
     store: Store,
 ) -> None:
     turn = add_turn(store)
@@ -201,9 +201,9 @@ def test_two_comments_on_one_turn_both_hold_until_one_supersedes_the_other_by_na
     assert store.ledger.signals("ada") == (metric, anew)
 
 
-def test_what_an_app_says_never_supersedes_what_a_person_said(store: Store) -> None:
+def test_app_signal_never_supersedes_a_user_signal(store: Store) -> None:
     turn = add_turn(store)
-    hers = store.ledger.add_signal("ada", SignalKind.RATING, {"value": 1}, turn=turn.id)
+    by_user = store.ledger.add_signal("ada", SignalKind.RATING, {"value": 1}, turn=turn.id)
     seen = store.ledger.add_signal(
         "ada", SignalKind.RATING, {"value": -1}, turn=turn.id, source="app"
     )
@@ -211,24 +211,24 @@ def test_what_an_app_says_never_supersedes_what_a_person_said(store: Store) -> N
         "ada", SignalKind.RATING, {"value": 1}, turn=turn.id, source="app"
     )
     assert again.supersedes == seen.id
-    assert store.ledger.signals("ada") == (hers, again)
+    assert store.ledger.signals("ada") == (by_user, again)
     assert (
         store.ledger.add_signal("ada", SignalKind.RATING, {"value": -1}, turn=turn.id).supersedes
-        == hers.id
+        == by_user.id
     )
 
 
-def test_a_home_in_which_one_source_superseded_another_takes_further_words(store: Store) -> None:
+def test_home_with_a_cross_source_supersession_accepts_further_signals(store: Store) -> None:
     turn = add_turn(store)
-    hers = store.ledger.add_signal("ada", SignalKind.RATING, {"value": 1}, turn=turn.id)
+    by_user = store.ledger.add_signal("ada", SignalKind.RATING, {"value": 1}, turn=turn.id)
     app = store.ledger.add_signal(
-        "ada", SignalKind.RATING, {"value": -1}, turn=turn.id, source="app", supersedes=hers.id
+        "ada", SignalKind.RATING, {"value": -1}, turn=turn.id, source="app", supersedes=by_user.id
     )
     new = store.ledger.add_signal("ada", SignalKind.RATING, {"value": 1}, turn=turn.id)
     assert (new.supersedes, store.ledger.signals("ada")) == (None, (app, new))
 
 
-def test_facts_stand_beside_each_other_until_one_supersedes_another_by_name(store: Store) -> None:
+def test_facts_coexist_unless_superseded_by_id(store: Store) -> None:
     old, beside = (
         add_fact(store, text="My dog is Biscuit."),
         add_fact(store, text="I live in Turin."),
@@ -248,7 +248,7 @@ def test_facts_stand_beside_each_other_until_one_supersedes_another_by_name(stor
         store.ledger.add_signal("ada", SignalKind.FACT, {"text": "No."}, supersedes="s_nothing")
 
 
-def test_what_was_retracted_is_off_and_stays_in_the_history(store: Store) -> None:
+def test_retracted_signal_is_off_and_stays_in_the_history(store: Store) -> None:
     fact = add_fact(store)
     store.ledger.retract("ada", fact.id)
     store.ledger.retract("ada", fact.id)
@@ -264,13 +264,13 @@ def test_what_was_retracted_is_off_and_stays_in_the_history(store: Store) -> Non
     assert verify(store) == ()
 
 
-def test_a_failed_transaction_leaves_nothing_behind(store: Store) -> None:
+def test_failed_transaction_leaves_nothing(store: Store) -> None:
     with pytest.raises(NotFound):
         store.ledger.add_signal("new-user", SignalKind.RATING, {"value": 1}, turn="t_nothing")
     assert store.catalog.users() == ()
 
 
-def test_a_closed_home_says_so(home: Path) -> None:
+def test_closed_store_says_so(home: Path) -> None:
     store = opened(home)
     add_fact(store)
     store.close()
@@ -292,19 +292,17 @@ _ACTS = st.lists(
 
 @examples(25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(acts=_ACTS)
-def test_the_current_signals_are_those_that_a_simple_model_names(
-    tmp_path: Path, acts: list[Any]
-) -> None:
+def test_current_signals_match_a_simple_model(tmp_path: Path, acts: list[Any]) -> None:
     """The model: a list of signals and a set of those that are off."""
     home = tmp_path / "homes" / str(len(list((tmp_path / "homes").glob("*"))))
-    said: list[tuple[str, SignalKind, int | None]] = []
+    recorded: list[tuple[str, SignalKind, int | None]] = []
     superseded: set[str] = set()
     retracted: set[str] = set()
     with opened(home) as store:
         turns = [add_turn(store).id, add_turn(store).id]
         for act, kind, turn, which in acts:
             on = None if turn is None else turns[turn]
-            target = said[which % len(said)] if said else None
+            target = recorded[which % len(recorded)] if recorded else None
             if act == "retract" and target:
                 store.ledger.retract("ada", target[0])
                 retracted.add(target[0])
@@ -317,17 +315,19 @@ def test_the_current_signals_are_those_that_a_simple_model_names(
                     assert not fits
                 else:
                     assert fits
-                    said.append((made.id, kind, turn))
+                    recorded.append((made.id, kind, turn))
                     superseded.add(target[0])
             else:
                 made = store.ledger.add_signal("ada", kind, {}, turn=on)
                 if kind is SignalKind.RATING and turn is not None:
-                    same = [i for i, k, t in said if (k, t) == (kind, turn) and i not in superseded]
+                    same = [
+                        i for i, k, t in recorded if (k, t) == (kind, turn) and i not in superseded
+                    ]
                     superseded.update(same[-1:])
-                said.append((made.id, kind, turn))
-        current = [i for i, _, _ in said if i not in superseded | retracted]
+                recorded.append((made.id, kind, turn))
+        current = [i for i, _, _ in recorded if i not in superseded | retracted]
         assert [signal.id for signal in store.ledger.signals("ada")] == current
         assert [signal.id for signal in store.ledger.signals("ada", current=False)] == [
-            i for i, _, _ in said
+            i for i, _, _ in recorded
         ]
         assert verify(store) == ()

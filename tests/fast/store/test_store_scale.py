@@ -1,4 +1,4 @@
-"""What one user asks costs the same however many others there are: no statement on the way walks over everybody's rows."""
+"""One user's request costs the same however many users there are: no statement scans all rows."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from personalpeft.store.store import Store
 from personalpeft.store.types import NewRevision
 from personalpeft.types import SignalKind
 
-# The schema and the list of migrations are as long as the program, not as the home; json_each walks over what it is given;
-# deletions are pending during an erasure alone.
+# The schema and the migrations do not grow with the home, json_each scans its argument, and
+# deletions are pending only during an erasure.
 _SHORT = {"sqlite_master", "_sqlite_migrations", "json_each", "pending_deletion", "CONSTANT"}
 
 
-def a_learn(store: Store) -> None:
+def learn(store: Store) -> None:
     fact, question = add_fact(store), add_fact(store)
     store.ledger.signals("ada")
     store.ledger.turns("ada", using=[fact.id])
@@ -38,7 +38,7 @@ def a_learn(store: Store) -> None:
     store.catalog.reports("ada")
 
 
-def a_chat(store: Store) -> None:
+def chat(store: Store) -> None:
     store.catalog.ensure_user("ada")
     store.catalog.stack("ada", BASE)
     store.ledger.signals("ada", kinds=[SignalKind.FACT, SignalKind.COMMENT])
@@ -51,8 +51,8 @@ def a_chat(store: Store) -> None:
     store.ledger.retract("ada", signal.id)
 
 
-def looking_around(store: Store) -> None:
-    a_learn(store)
+def browse(store: Store) -> None:
+    learn(store)
     turn = add_turn(store)
     store.ledger.turn("ada", turn.id)
     store.ledger.turns("ada", limit=3)
@@ -75,14 +75,14 @@ def looking_around(store: Store) -> None:
     collect_garbage(store)
 
 
-@pytest.mark.parametrize("work", [a_chat, a_learn, looking_around], ids=lambda work: work.__name__)
-def test_no_statement_walks_over_everybodys_rows(
+@pytest.mark.parametrize("work", [chat, learn, browse], ids=lambda work: work.__name__)
+def test_no_statement_scans_the_rows_of_all_users(
     home: Path, work: Callable[[Store], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     statements: set[str] = set()
     connect = ours.connect
-    opened(home).close()  # Making a home is done once.
-    monkeypatch.setattr(ours, "connect", _noting(connect, statements.add))
+    opened(home).close()  # The creation of the home is not measured.
+    monkeypatch.setattr(ours, "connect", _tracing_connect(connect, statements.add))
     with opened(home) as store:
         work(store)
     with closing(connect(home / "personalpeft.db")) as database:
@@ -99,14 +99,14 @@ def test_no_statement_walks_over_everybodys_rows(
     assert walks == set()
 
 
-def test_the_turns_in_which_something_was_looked_up_are_found_without_reading_the_others(
+def test_turns_are_found_by_their_items_through_an_index(
     home: Path,
 ) -> None:
     statements: list[str] = []
     with opened(home) as store:
         add_turn(store, used=["s_1"])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ours, "connect", _noting(ours.connect, statements.append))
+        patch.setattr(ours, "connect", _tracing_connect(ours.connect, statements.append))
         with opened(home) as store:
             store.ledger.turns("ada", using=["s_1"])
         (statement,) = {each for each in statements if "used" in each}
@@ -116,13 +116,15 @@ def test_the_turns_in_which_something_was_looked_up_are_found_without_reading_th
     assert not any("TEMP B-TREE FOR ORDER BY" in step for step in plan)
 
 
-def _noting(connect: Callable[..., Any], note: Callable[[str], object]) -> Callable[..., Any]:
-    def connected(*args: Any, **more: Any) -> Any:
+def _tracing_connect(
+    connect: Callable[..., Any], note: Callable[[str], object]
+) -> Callable[..., Any]:
+    def traced_connect(*args: Any, **more: Any) -> Any:
         connection = connect(*args, **more)
         connection.set_trace_callback(note)
         return connection
 
-    return connected
+    return traced_connect
 
 
 _FORMER = (
@@ -136,12 +138,14 @@ _FORMER = (
     "alter table layer drop column scope",
     "drop table tombstone",
     "drop table pending_deletion",
+    "drop table publication",
+    "alter table user drop column trains",
     "delete from _sqlite_migrations where name <> '0001_first'",
     "pragma user_version = 1",
 )
 
 
-def _made_by_the_former_version(home: Path) -> None:
+def _downgrade(home: Path) -> None:
     with opened(home) as store:
         add_fact(store)
         add_revision(store)
@@ -151,8 +155,8 @@ def _made_by_the_former_version(home: Path) -> None:
         database.commit()
 
 
-def test_a_home_of_the_former_version_is_brought_up_to_date(home: Path) -> None:
-    _made_by_the_former_version(home)
+def test_home_of_the_former_version_is_migrated(home: Path) -> None:
+    _downgrade(home)
     with opened(home) as store:
         assert store.catalog.stack("ada", BASE).entries
         assert verify(store) == ()
@@ -162,11 +166,11 @@ def test_a_home_of_the_former_version_is_brought_up_to_date(home: Path) -> None:
             for (name,) in database.execute("select name from sqlite_master where type = 'index'")
         }
         assert {"layer_live", "revision_by_file", "turn_looked_up", "turn_by_reply"} <= names
-        assert database.execute("pragma user_version").fetchone() == (7,)
+        assert database.execute("pragma user_version").fetchone() == (10,)
 
 
-def test_a_home_of_the_former_version_can_be_read_as_it_is(home: Path) -> None:
-    _made_by_the_former_version(home)
+def test_home_of_the_former_version_can_be_read_without_migration(home: Path) -> None:
+    _downgrade(home)
     before = (home / "personalpeft.db").read_bytes()
     with opened(home, read_only=True) as store:
         assert store.catalog.stack("ada", BASE).entries

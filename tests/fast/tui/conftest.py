@@ -8,7 +8,7 @@ from personalpeft import Runtime
 
 @pytest.fixture
 def learned(runtime: Runtime) -> Runtime:
-    """A home in which ada corrected five replies and learned from that."""
+    """A home in which ada corrected five replies and a learn promoted a style layer."""
     ada = runtime.user("ada")
     correct(ada, 5)
     assert ada.learn().live

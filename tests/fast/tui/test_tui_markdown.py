@@ -1,4 +1,4 @@
-"""Replies are shown as Markdown, and whatever a model wrote is text."""
+"""Replies are rendered as Markdown, and control sequences in a model's output stay text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from textual.app import App, ComposeResult
-from tui_makers import Seat, sit_down
+from tui_makers import TuiDriver, run_tui
 
 from personalpeft import Runtime
 from personalpeft.backends.fake import FakeBackend
@@ -19,7 +19,10 @@ from personalpeft_app.tui.markdown import ReplyMarkdown, links
 
 
 def show(text: str, size: tuple[int, int] = (60, 40), pieces: int = 0) -> str:
-    """What a reply looks like on a screen of that size. ``pieces``: it streams in, so many at once."""
+    """Return the rendered rows of a reply at a screen size.
+
+    ``pieces`` streams the text in chunks of that many characters.
+    """
     shown = ""
 
     class Page(App[None]):
@@ -62,7 +65,7 @@ x  = 1
 """
 
 
-def test_marks_become_looks_and_lists_hang_where_they_wrap() -> None:
+def test_emphasis_is_styled_and_wrapped_list_items_are_indented() -> None:
     lines = show(LONG, (26, 40)).split("\n")
     assert [line.strip() for line in lines if line.strip()][:8] == [
         "Eggs",
@@ -77,15 +80,15 @@ def test_marks_become_looks_and_lists_hang_where_they_wrap() -> None:
 
 
 @pytest.mark.parametrize("pieces", [1, 3, 50])
-def test_a_reply_looks_the_same_when_it_streamed_in(pieces: int) -> None:
+def test_a_streamed_reply_renders_like_a_whole_one(pieces: int) -> None:
     assert show(LONG, pieces=pieces) == show(LONG)
 
 
-def test_a_line_break_stays_where_it_was_written() -> None:
+def test_a_line_break_is_kept() -> None:
     assert [line.strip() for line in show("one\ntwo").split("\n")] == ["one", "two"]
 
 
-def test_html_and_pictures_are_text_and_only_the_web_can_be_followed() -> None:
+def test_html_and_images_stay_text_and_only_web_links_are_links() -> None:
     text = (
         "<img src=x onerror=y> ![cat](https://a.example/c.png) [k](javascript:x()) "
         "[l](file:///etc/passwd) <https://b.example>"
@@ -94,59 +97,59 @@ def test_html_and_pictures_are_text_and_only_the_web_can_be_followed() -> None:
     assert "<img src=x onerror=y>" in show(text, (90, 10))
 
 
-def test_no_control_character_reaches_the_terminal() -> None:
+def test_control_characters_never_reach_the_terminal() -> None:
     text = "a\x1b[31mb &#27;[0m \x07\x9b `\x1b` \n\n```\n\x1b\n```\n\n|\x1b|\n|-|\n|\x07|\n\n[\x1b](https://a.example/\x1b)"
     shown = show(text)
     assert "\\x1b[31m" in shown
     assert not any((ord(each) < 32 and each != "\n") or 126 < ord(each) < 160 for each in shown)
 
 
-def _says(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+def _reply_with(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setattr(FakeBackend, "decode", lambda self, tokens: text)
 
 
-def test_a_link_is_opened_only_after_its_address_was_shown_whole(
+def test_a_link_is_opened_only_after_its_full_address_was_shown(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     address = "https://evil.example/a?next=https://good.example"
-    _says(monkeypatch, f"[good.example]({address})\n")
+    _reply_with(monkeypatch, f"[good.example]({address})\n")
 
-    async def play(seat: Seat) -> None:
+    async def scenario(ui: TuiDriver) -> None:
         opened: list[str] = []
-        monkeypatch.setattr(seat.app, "open_url", opened.append)
-        await seat.ask("where")
-        await seat.press("up", "o")
-        await seat.sees(address)
-        await seat.press("escape")
+        monkeypatch.setattr(ui.app, "open_url", opened.append)
+        await ui.ask("where")
+        await ui.press("up", "o")
+        await ui.wait_for_text(address)
+        await ui.press("escape")
         assert not opened
-        await seat.pilot.click("ReplyMarkdown MarkdownParagraph", offset=(2, 0))
-        await seat.until(lambda: isinstance(seat.app.screen, LinkPicker), "the question")
+        await ui.pilot.click("ReplyMarkdown MarkdownParagraph", offset=(2, 0))
+        await ui.wait_until(lambda: isinstance(ui.app.screen, LinkPicker), "the question")
         assert not opened
-        await seat.press("enter")
+        await ui.press("enter")
         assert opened == [address]
 
-    sit_down(runtime, play)
+    run_tui(runtime, scenario)
 
 
-def test_markdown_follows_the_width_of_the_screen(
+def test_markdown_reflows_with_the_screen_width(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _says(
+    _reply_with(
         monkeypatch,
         "- a point that is rather long and goes on and on until it must be wrapped somewhere\n",
     )
 
-    async def play(seat: Seat) -> None:
-        await seat.ask("points")
-        first = [line for line in seat.screen.splitlines() if "•" in line]
-        await seat.pilot.resize_terminal(50, 24)
-        await seat.until(
-            lambda: [line for line in seat.screen.splitlines() if "•" in line] != first,
+    async def scenario(ui: TuiDriver) -> None:
+        await ui.ask("points")
+        first = [line for line in ui.screen.splitlines() if "•" in line]
+        await ui.pilot.resize_terminal(50, 24)
+        await ui.wait_until(
+            lambda: [line for line in ui.screen.splitlines() if "•" in line] != first,
             "shorter lines",
         )
-        assert max(map(len, seat.screen.splitlines())) <= 50
+        assert max(map(len, ui.screen.splitlines())) <= 50
 
-    sit_down(runtime, play)
+    run_tui(runtime, scenario)
 
 
 def _wide_and_long(length: int) -> str:
@@ -177,7 +180,7 @@ def _wide_and_long(length: int) -> str:
         ),
     ],
 )
-def test_no_text_keeps_the_screen_busy(make: Callable[[int], str]) -> None:
+def test_rendering_is_fast_for_any_text(make: Callable[[int], str]) -> None:
     text = make(20_000)
-    # Once of three times: other programs may take the processor.
+    # Only the fastest of three attempts counts, since other programs may use the processor.
     assert any(timeit.timeit(lambda: show(text, (80, 24)), number=1) < 4 for _ in range(3))

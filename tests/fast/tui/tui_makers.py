@@ -1,4 +1,4 @@
-"""Ways to run the terminal chat without a terminal, to press its keys and to read its screen."""
+"""Run the terminal chat without a terminal, press its keys and read its screen."""
 
 from __future__ import annotations
 
@@ -22,38 +22,38 @@ from personalpeft_app.tui.composer import Composer
 from personalpeft_app.tui.user_session import TaskHandle, UserSession
 
 
-class Bug(PersonalPeftError):
-    """What no test should come to see."""
+class UnexpectedError(PersonalPeftError):
+    """An exception that the terminal chat did not expect."""
 
 
-def _bug(error: Exception) -> PersonalPeftError:
-    return Bug(f"bug: {error!r}")
+def _as_unexpected(error: Exception) -> PersonalPeftError:
+    return UnexpectedError(f"bug: {error!r}")
 
 
 @dataclass
-class Seat:
-    """Somebody in front of the screen."""
+class TuiDriver:
+    """Drives the terminal chat: presses keys, reads the screen and waits for changes."""
 
     app: Tui
     pilot: Pilot[None]
-    heard: list[str]
+    messages: list[str]
     user: User
 
     @property
     def screen(self) -> str:
-        """All that the screen shows, line by line."""
+        """All rows of the screen as text."""
         return "\n".join(
             strip.text.rstrip() for strip in self.app.screen._compositor.render_strips()
         )
 
     @property
-    def said(self) -> str:
-        """All messages so far."""
-        return "\n".join(self.heard)
+    def notifications(self) -> str:
+        """All notifications so far, one a line."""
+        return "\n".join(self.messages)
 
     @property
-    def typed(self) -> str:
-        """What stands where one types."""
+    def composer_text(self) -> str:
+        """The text in the composer."""
         return self.app.query_one(Composer).text
 
     async def type(self, text: str) -> None:
@@ -65,65 +65,71 @@ class Seat:
         await self.pilot.pause()
 
     def burst(self, *keys: str) -> None:
-        """Presses keys faster than anything can be done about them, as they come over a slow line."""
+        """Press keys without waiting between them, as they arrive over a slow connection."""
         for each in keys:
             name = _character_to_key(each) if len(each) == 1 else each
             self.app.post_message(events.Key(name, each if len(each) == 1 else None))
 
-    async def until(
+    async def wait_until(
         self, happened: Callable[[], object], what: str = "", seconds: float = 20
     ) -> None:
-        """Waits for what threads do."""
+        """Wait until background threads have made ``happened()`` true."""
         end = time.monotonic() + seconds
         while not happened():
             assert time.monotonic() < end, (
-                f"{what or 'it'} did not happen; the screen:\n{self.screen}\n{self.said}"
+                f"{what or 'it'} did not happen; the screen:\n{self.screen}\n{self.notifications}"
             )
             await self.pilot.pause(0.02)
 
-    async def sees(self, text: str) -> None:
-        await self.until(lambda: text in self.screen, f"{text!r} on the screen")
+    async def wait_for_text(self, text: str) -> None:
+        await self.wait_until(lambda: text in self.screen, f"{text!r} on the screen")
 
-    async def hears(self, text: str) -> None:
-        await self.until(lambda: text in self.said, f"the message {text!r}")
+    async def wait_for_message(self, text: str) -> None:
+        await self.wait_until(lambda: text in self.notifications, f"the message {text!r}")
 
     async def send(self, text: str) -> None:
         await self.type(text)
         await self.press("enter")
 
     async def ask(self, text: str) -> None:
-        """Asks, and waits for the whole reply."""
+        """Send a prompt and wait for its whole reply."""
         before = len(self.user.turns())
         await self.send(text)
-        await self.until(lambda: len(self.user.turns()) > before, "a reply")
-        await self.rests()
+        await self.wait_until(lambda: len(self.user.turns()) > before, "a reply")
+        await self.wait_until_idle()
         await self.pilot.pause()
 
-    async def rests(self) -> None:
-        await self.until(lambda: not self.app._chat.is_busy, "the end of the reply")
+    async def wait_until_idle(self) -> None:
+        await self.wait_until(lambda: not self.app._chat.is_busy, "the end of the reply")
 
-    async def edit(self) -> None:
-        """Opens the newest reply, to be edited in its place."""
+    async def open_editor(self) -> None:
+        """Open the newest reply for editing."""
         await self.press("up", "e")
-        await self.sees("^S save")
+        await self.wait_for_text("^S save")
 
-    async def want_forgotten(self) -> None:
-        """Asks that what is chosen be forgotten, and is asked back."""
+    async def request_erasure(self) -> None:
+        """Request the erasure of the selected item and wait for the confirmation dialog."""
         await self.press("d")
-        await self.sees("Forget this for good?")
+        await self.wait_for_text("Forget this for good?")
 
 
-def sit_down(
+def run_tui(
     runtime: Runtime,
-    play: Callable[[Seat], Awaitable[None]],
+    scenario: Callable[[TuiDriver], Awaitable[None]],
     size: tuple[int, int] = (80, 24),
     load: Callable[[], None] | None = None,
     bugs: bool = False,
 ) -> Tui:
-    """Opens ada's chat at a size in cells, does what ``play`` does, and closes it. ``load`` is called before loading; ``bugs``
-    says that the play is about one.
+    """Open ada's chat, run ``scenario`` on it and close it.
+
+    Args:
+        runtime: The runtime whose user ``ada`` is opened.
+        scenario: The steps of the test.
+        size: Columns and rows of the screen.
+        load: Is called before the model is loaded.
+        bugs: Accept unexpected errors, which otherwise fail the test.
     """
-    session = UserSession(runtime, runtime.user("ada"), _bug)
+    session = UserSession(runtime, runtime.user("ada"), _as_unexpected)
     if load is not None:
         plain = session._runtime.engine
 
@@ -134,30 +140,30 @@ def sit_down(
 
         session._runtime = _Loading()  # type: ignore[assignment]
     app = Tui(session, TaskHandle())
-    heard: list[str] = []
+    messages: list[str] = []
     notify = app.notify
 
-    def overheard(message: str, *, title: str = "", **how: Any) -> None:
-        heard.append(f"{title} {message}")
+    def record(message: str, *, title: str = "", **how: Any) -> None:
+        messages.append(f"{title} {message}")
         notify(message, title=title, **how)
 
-    app.notify = overheard  # type: ignore[method-assign]
+    app.notify = record  # type: ignore[method-assign]
 
     async def run() -> None:
         async with app.run_test(size=size, notifications=True) as pilot:
-            seat = Seat(app, pilot, heard, session.user)
+            ui = TuiDriver(app, pilot, messages, session.user)
             if load is None:
-                await seat.until(lambda: app._model.load_task is None, "loading")
-            await play(seat)
-            assert bugs or "bug:" not in seat.said
+                await ui.wait_until(lambda: app._model.load_task is None, "loading")
+            await scenario(ui)
+            assert bugs or "bug:" not in ui.notifications
             await app.action_quit()
 
     asyncio.run(run())
     return app
 
 
-class Gate:
-    """Holds back the steps of the fake model until it is opened, and counts them."""
+class StepGate:
+    """Blocks each step of the fake model until ``allow`` permits it, and counts steps."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, steps: int = 0) -> None:
         self._free = threading.Semaphore(steps)
@@ -171,6 +177,6 @@ class Gate:
 
         monkeypatch.setattr(FakeBackend, "step", step)
 
-    def let(self, steps: int = 1) -> None:
+    def allow(self, steps: int = 1) -> None:
         for _ in range(steps):
             self._free.release()

@@ -9,8 +9,8 @@ from playwright.sync_api import Browser, expect, sync_playwright
 
 sys.path.append(str(Path(__file__).parents[1] / "http"))
 
-from http_makers import served
-from web_makers import PATIENCE, Site, Visit, chromium, visiting, with_page
+from http_makers import serve_locally
+from web_makers import PATIENCE, Site, Visit, chromium, new_visit, with_page
 
 import personalpeft
 from personalpeft import Runtime
@@ -19,7 +19,7 @@ from personalpeft_app.web.sign_in import SignInCodes
 expect.set_options(timeout=PATIENCE)
 
 
-# Of a module and no longer: while it is there no other test could run an event loop of its own.
+# Module scope: while the browser is open, no other test can run an event loop of its own.
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     with sync_playwright() as playwright:
@@ -30,7 +30,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def runtime(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Runtime]:
-    """Its parameter, where a test gives one, is what becomes of what the page sees without asking."""
+    """The parameter of the ``runtime`` fixture is its implicit feedback setting."""
     observing = getattr(request, "param", "off")
     with personalpeft.open(tmp_path / "home", backend="fake", observing=observing) as opened:
         yield opened
@@ -40,12 +40,12 @@ def runtime(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Runtime]
 def site(runtime: Runtime) -> Iterator[Site]:
     codes = SignInCodes(runtime.api_keys)
     own, blueprints = with_page(runtime, codes)
-    with served(runtime, more=blueprints) as made:
+    with serve_locally(runtime, more=blueprints) as made:
         yield Site(runtime, made.url, made.secret, codes)
         own.close()
 
 
 @pytest.fixture
 def visit(browser: Browser, site: Site) -> Iterator[Visit]:
-    with visiting(browser, site) as made:
+    with new_visit(browser, site) as made:
         yield made

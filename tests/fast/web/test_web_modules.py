@@ -1,4 +1,4 @@
-"""What the page works out by itself: the marks of a correction, Markdown and implicit feedback."""
+"""The page's modules: the diff of a correction, Markdown and implicit feedback."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ _CHANGES = """async ([path, count]) => {
 }"""
 
 
-# Texts of marks, words and lines in any order; what comes of one whole is what comes of it piece by piece.
+# Texts of Markdown marks, words and lines in any order. Rendering one whole or in pieces gives the
+# same elements.
 _MARKDOWN = """async ([path, count]) => {
   const { render } = await import(path);
   const words = ["a", "bb ", " ", "\\n", "\\n\\n", "*", "**", "_", "__", "~~", "`", "``", "```",
@@ -40,7 +41,7 @@ _MARKDOWN = """async ([path, count]) => {
         if (!(name === "dir" && value === "auto") && !(name === "start" && /^[0-9]+$/.test(value))) return [text, name, value];
       }
     }
-    // Nothing is said that does not stand in it, and no word of it is lost.
+    // The elements have all words of the text and no others.
     if (!within(squeezed(whole.textContent), squeezed(text))) return [text, whole.textContent];
     const letters = (of) => of.replace(/[^ab😀]/gu, "");
     // What stands beside the mark of a code's beginning says what language it is in.
@@ -65,17 +66,17 @@ def _module(visit: Visit, name: str) -> str:
 
 
 @pytest.mark.exhaustive
-def test_without_what_came_a_marked_correction_is_the_old_text_and_without_what_went_the_new_one(
+def test_a_diff_without_insertions_is_the_old_text_and_without_deletions_the_new(
     visit: Visit,
 ) -> None:
-    visit.come()
+    visit.open()
     assert visit.page.evaluate(_CHANGES, [_module(visit, "diff.js"), 20_000]) is None
 
 
-def test_whatever_a_reply_says_comes_out_as_the_same_words_in_harmless_elements(
+def test_any_reply_renders_all_its_words_in_harmless_elements(
     visit: Visit,
 ) -> None:
-    visit.come()
+    visit.open()
     assert visit.page.evaluate(_MARKDOWN, [_module(visit, "markdown.js"), 5_000]) is None
 
 
@@ -111,12 +112,12 @@ def test_whatever_a_reply_says_comes_out_as_the_same_words_in_harmless_elements(
         ("| a | b |\n|---|---|", "<p>| a | b |\n|---|---|</p>"),
     ],
 )
-def test_a_reply_is_shown_as_the_markdown_that_it_is(visit: Visit, text: str, shown: str) -> None:
-    visit.come()
+def test_markdown_renders_as_its_elements(visit: Visit, text: str, shown: str) -> None:
+    visit.open()
     assert visit.page.evaluate(_SHOWN, [_module(visit, "markdown.js"), text]) == shown
 
 
-# Each text twice as long as the one before, so that what grows faster than its text is found out before it takes for ever.
+# Each text is twice as long as the one before, so that superlinear time is noticed early.
 _TIMED = """async ([path, which, most]) => {
   const module = await import(path);
   const run = {
@@ -170,13 +171,13 @@ _TIMED = """async ([path, which, most]) => {
         ("excerpt", "format.js"),
     ],
 )
-def test_no_text_keeps_the_page_busy(visit: Visit, which: str, module: str) -> None:
-    visit.come()
+def test_rendering_is_fast_for_any_text(visit: Visit, which: str, module: str) -> None:
+    visit.open()
     assert visit.page.evaluate(_TIMED, [_module(visit, module), which, 64_000]) == []
 
 
 @pytest.mark.exhaustive
-def test_a_mark_that_is_never_closed_stands_as_it_was_written(visit: Visit) -> None:
-    visit.come()
+def test_an_unclosed_mark_is_shown_as_written(visit: Visit) -> None:
+    visit.open()
     text = "***a *b __c ~~d `e ``f"
     assert visit.page.evaluate(_SHOWN, [_module(visit, "markdown.js"), text]) == f"<p>{text}</p>"

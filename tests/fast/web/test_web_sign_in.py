@@ -1,4 +1,4 @@
-"""A code signs in once, for a short while, as one user; and what it gives ends with the server."""
+"""A sign-in code works once, for minutes, for one user; its session ends with the server."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from personalpeft_app.web.sign_in import SECONDS, SignInCodes
 
 
 @dataclass
-class Signing:
-    """An app that takes codes, and a clock that the test moves."""
+class SignInApp:
+    """An app that accepts sign-in codes, and a clock that the test sets."""
 
     runtime: Runtime
     passed: list[float] = field(default_factory=lambda: [0.0])
@@ -39,68 +39,68 @@ class Signing:
 
 
 @pytest.fixture
-def signing(tmp_path: Path) -> Iterator[Signing]:
+def sign_in(tmp_path: Path) -> Iterator[SignInApp]:
     with personalpeft.open(tmp_path / "home", backend="fake") as runtime:
-        yield Signing(runtime)
+        yield SignInApp(runtime)
 
 
-def test_a_code_gives_one_session_of_its_user_and_is_void_then(signing: Signing) -> None:
-    code = signing.codes.issue("ada")
-    answer = signing.redeem(code)
+def test_a_code_gives_one_session_of_its_user_and_is_then_void(sign_in: SignInApp) -> None:
+    code = sign_in.codes.issue("ada")
+    answer = sign_in.redeem(code)
     assert answer.status_code == 200
     assert answer.headers["Cache-Control"] == "no-store"
-    session = Caller(signing.app, answer.json["token"])
+    session = Caller(sign_in.app, answer.json["token"])
     assert session.get("/api/v1/token").json["user"] == "ada"
     assert session.get("/api/v1/users/bob").status_code == 403
     assert session.get("/api/v1/users").status_code == 403
-    again = signing.redeem(code)
+    again = sign_in.redeem(code)
     assert again.status_code == 401
-    # The code itself opens nothing.
-    assert Caller(signing.app, code).get("/api/v1/token").status_code == 401
+    # The code itself is no token.
+    assert Caller(sign_in.app, code).get("/api/v1/token").status_code == 401
 
 
-def test_a_code_is_void_after_minutes(signing: Signing) -> None:
-    early, late = signing.codes.issue("ada"), signing.codes.issue("ada")
-    signing.passed[0] += SECONDS - 1
-    assert signing.redeem(early).status_code == 200
-    signing.passed[0] += 1
-    assert signing.redeem(late).status_code == 401
+def test_a_code_expires_after_minutes(sign_in: SignInApp) -> None:
+    early, late = sign_in.codes.issue("ada"), sign_in.codes.issue("ada")
+    sign_in.passed[0] += SECONDS - 1
+    assert sign_in.redeem(early).status_code == 200
+    sign_in.passed[0] += 1
+    assert sign_in.redeem(late).status_code == 401
     assert SECONDS <= 15 * 60
 
 
 @pytest.mark.parametrize("code", [None, "", "wrong", "x" * 10_000])
-def test_what_is_no_code_gives_no_session(signing: Signing, code: str | None) -> None:
-    signing.codes.issue("ada")
-    assert signing.redeem(code).status_code == 401
+def test_an_invalid_code_gives_no_session(sign_in: SignInApp, code: str | None) -> None:
+    sign_in.codes.issue("ada")
+    assert sign_in.redeem(code).status_code == 401
 
 
-def test_a_page_of_another_origin_may_use_no_code(signing: Signing) -> None:
-    code = signing.codes.issue("ada")
-    assert signing.redeem(code, Origin="http://evil.example").status_code == 403
-    assert signing.redeem(code, Host="evil.example").status_code == 400
-    assert signing.redeem(code).status_code == 200
+def test_a_page_of_another_origin_cannot_redeem_a_code(sign_in: SignInApp) -> None:
+    code = sign_in.codes.issue("ada")
+    assert sign_in.redeem(code, Origin="http://evil.example").status_code == 403
+    assert sign_in.redeem(code, Host="evil.example").status_code == 400
+    assert sign_in.redeem(code).status_code == 200
 
 
-def test_neither_a_code_nor_its_session_is_in_a_file_or_outlives_the_server(
-    signing: Signing,
+def test_codes_and_sessions_are_in_no_file_and_end_with_the_server(
+    sign_in: SignInApp,
 ) -> None:
-    code = signing.codes.issue("ada")
-    secret = signing.redeem(code).json["token"]
-    home = signing.runtime.settings.home
+    code = sign_in.codes.issue("ada")
+    secret = sign_in.redeem(code).json["token"]
+    home = sign_in.runtime.settings.home
     kept = b"".join(each.read_bytes() for each in home.rglob("*") if each.is_file())
     assert code.encode() not in kept
     assert secret.encode() not in kept
-    signing.runtime.close()
+    sign_in.runtime.close()
     with personalpeft.open(home, backend="fake") as runtime:
         assert Caller(make_app(runtime), secret).get("/v1/models").status_code == 401
 
 
-def test_a_code_is_of_a_user_that_can_be(signing: Signing) -> None:
+def test_a_code_needs_a_valid_user_id(sign_in: SignInApp) -> None:
     with pytest.raises(InvalidId):
-        signing.codes.issue("../ada")
+        sign_in.codes.issue("../ada")
 
 
-def test_a_page_without_codes_exchanges_none(tmp_path: Path) -> None:
+def test_a_page_without_codes_redeems_none(tmp_path: Path) -> None:
     with personalpeft.open(tmp_path / "home", backend="fake") as runtime:
         app = make_app(runtime, more=[page.blueprint()])
         assert Caller(app, "code").post("/web/session").status_code == 401

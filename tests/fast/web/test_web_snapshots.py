@@ -1,6 +1,6 @@
-"""Every view keeps its content and its order in light, dark and on a phone; colours and layout differ, the content does not.
+"""Every view shows the stored content in light and dark mode and on a phone.
 
-`UPDATE_SCREENS=1` writes the stored trees anew.
+Run with ``UPDATE_SCREENS=1`` to write the stored accessibility trees again.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
-from web_makers import Site, correct, visiting
+from web_makers import Site, correct, new_visit
 
 SCREENS = Path(__file__).parent / "screens"
-# Each view, and how many of what are there once it has loaded.
+# Each view, and how many elements of which kind it has once loaded.
 VIEWS = {
     "Chat": ("article.exchange", 1),
     "Timeline": ("li.entry", 1),
@@ -52,12 +52,12 @@ def used(site: Site) -> Site:
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_each_view_shows_what_it_showed_before(used: Site, browser: Browser, setting: str) -> None:
+def test_each_view_matches_its_stored_tree(used: Site, browser: Browser, setting: str) -> None:
     update = os.environ.get("UPDATE_SCREENS") == "1"
-    with visiting(browser, used, **SETTINGS[setting]) as visit:
-        page = visit.come()
+    with new_visit(browser, used, **SETTINGS[setting]) as visit:
+        page = visit.open()
         for view, (loaded, count) in VIEWS.items():
-            visit.go(view)
+            visit.open_view(view)
             expect(page.locator(loaded)).to_have_count(count)
             page.wait_for_load_state("networkidle")
             tree = _tree(page)
@@ -70,11 +70,11 @@ def test_each_view_shows_what_it_showed_before(used: Site, browser: Browser, set
 
 
 @pytest.mark.parametrize("setting", ["light", "dark"])
-def test_the_page_follows_the_colour_scheme_of_the_system(
+def test_the_page_follows_the_systems_colour_scheme(
     used: Site, browser: Browser, setting: str
 ) -> None:
-    with visiting(browser, used, **SETTINGS[setting]) as visit:
-        visit.come()
+    with new_visit(browser, used, **SETTINGS[setting]) as visit:
+        visit.open()
         colours = visit.page.evaluate(
             "(({ backgroundColor, color }) => [backgroundColor, color])(getComputedStyle(document.documentElement))"
         )
@@ -83,7 +83,7 @@ def test_the_page_follows_the_colour_scheme_of_the_system(
 
 
 def _tree(page: Page) -> str:
-    """Return the accessibility tree of the view without what changes from run to run."""
+    """Return the view's accessibility tree without ids and times."""
     tree = page.locator("main").aria_snapshot()
     for pattern, name in _VARIABLE:
         tree = pattern.sub(name, tree)
@@ -91,7 +91,7 @@ def _tree(page: Page) -> str:
 
 
 def _assert_layout(page: Page, where: str) -> None:
-    """Fail if the page is wider than the screen, or a control lies outside of it or has no size."""
+    """Fail if the page is wider than the screen or a control is off screen or has no size."""
     assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, where
     outside = page.evaluate(
         """() => [...document.querySelectorAll("main button, main input, main select, main textarea")]

@@ -1,4 +1,4 @@
-"""A browser, the page on a real server without a model, and what a person does there."""
+"""A browser, the page on a real server with a fake model, and the common actions on the page."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from personalpeft_app.web import page as web
 from personalpeft_app.web.sign_in import SignInCodes
 
 PATIENCE = 20_000
-# Notes each thing that the policy forbade, from before the first script of the page.
+# Records policy violations from before the page's first script.
 _WATCH = """
 window.forbidden = [];
 document.addEventListener("securitypolicyviolation", (event) =>
@@ -28,27 +28,27 @@ document.addEventListener("securitypolicyviolation", (event) =>
 
 
 def chromium(playwright: Playwright) -> Browser:
-    """The system's, or Playwright's own. Skips where there is none, and says how to get one."""
+    """Launch the system's Chromium or Playwright's own, or skip the test with instructions."""
     found = next(filter(None, map(shutil.which, BROWSERS)), None)
     own = Path(playwright.chromium.executable_path)
     if found is None and not own.exists():
         pytest.skip(
             "there is no Chromium: make browser, apt-get install chromium, or playwright install chromium"
         )
-    # Tests may run as root, and no sandbox is needed around a page of our own.
+    # Tests may run as root, and the page under test is ours, so no sandbox is needed.
     return playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
 
 
 @dataclass
 class Site:
-    """The page and both interfaces on a socket of this machine."""
+    """A server of the page and both HTTP interfaces on this machine."""
 
     runtime: Runtime
     url: str
     secret: str
     codes: SignInCodes
 
-    def of(self, user: str) -> str:
+    def token_of(self, user: str) -> str:
         return self.runtime.api_keys.create(user)[1]
 
     def link(self, secret: str | None = None, user: str = "ada") -> str:
@@ -57,30 +57,30 @@ class Site:
 
 @dataclass
 class Visit:
-    """One browser window, which notes whatever goes wrong in it."""
+    """A browser window that records the errors in it."""
 
     site: Site
     page: Page
-    wrong: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
 
-    def come(self, room: str = "", user: str = "ada", secret: str | None = None) -> Page:
-        """Comes in by the link, and goes to a room."""
+    def open(self, view: str = "", user: str = "ada", secret: str | None = None) -> Page:
+        """Sign in by the link and open a view."""
         self.page.goto(self.site.link(secret, user))
-        self.ready()
-        if room:
-            self.go(room)
+        self.wait_until_loaded()
+        if view:
+            self.open_view(view)
         return self.page
 
-    def ready(self) -> None:
-        """Waits until the page has read what it shows first."""
+    def wait_until_loaded(self) -> None:
+        """Wait until the page has loaded its first view."""
         self.page.locator(".exchanges[aria-busy=false]").wait_for(state="attached")
 
-    def go(self, room: str) -> None:
-        self.page.get_by_role("navigation").get_by_role("link", name=room, exact=True).click()
-        expect(self.page.get_by_role("heading", level=1, name=room)).to_be_visible()
+    def open_view(self, view: str) -> None:
+        self.page.get_by_role("navigation").get_by_role("link", name=view, exact=True).click()
+        expect(self.page.get_by_role("heading", level=1, name=view)).to_be_visible()
 
     def ask(self, text: str) -> Any:
-        """Asks, and waits for the reply: its article."""
+        """Send a prompt and return the article of its complete reply."""
         before = self.page.locator("article.exchange").count()
         self.page.get_by_label("Your question").fill(text)
         self.page.get_by_role("button", name="Ask", exact=True).click()
@@ -89,19 +89,19 @@ class Visit:
         return reply
 
     def learn(self) -> None:
-        """Presses the button, and waits for what it came to."""
+        """Start a learn on the page and wait for its result."""
         self.page.get_by_role("button", name="Learn", exact=True).click()
         expect(self.page.locator(".note").last).to_contain_text("Style:")
 
-    def leave(self) -> None:
-        """Ends it, and fails where something went wrong in it."""
-        self.wrong += self.page.evaluate("window.forbidden ?? []")
-        assert self.wrong == []
+    def check_and_close(self) -> None:
+        """Fail if the window recorded an error or a policy violation."""
+        self.errors += self.page.evaluate("window.forbidden ?? []")
+        assert self.errors == []
 
 
 @contextmanager
-def visiting(browser: Browser, site: Site, **how: Any) -> Iterator[Visit]:
-    """A window of its own, with nothing kept from another one."""
+def new_visit(browser: Browser, site: Site, **how: Any) -> Iterator[Visit]:
+    """Open a window with no state of another one."""
     context: BrowserContext = browser.new_context(
         **{"locale": "en-GB", "timezone_id": "UTC", **how}
     )
@@ -109,35 +109,35 @@ def visiting(browser: Browser, site: Site, **how: Any) -> Iterator[Visit]:
     context.add_init_script(_WATCH)
     visit = Visit(site, context.new_page())
 
-    def heard(message: ConsoleMessage) -> None:
-        # A refusal of the server is told to the person, and to the console by the browser.
+    def on_console(message: ConsoleMessage) -> None:
+        # The browser logs a refused request to the console as well as the page showing it.
         if message.type == "error" and not message.text.startswith("Failed to load resource"):
-            visit.wrong.append(message.text)
+            visit.errors.append(message.text)
 
-    visit.page.on("console", heard)
-    visit.page.on("pageerror", lambda error: visit.wrong.append(str(error)))
-    visit.page.on("request", lambda asked: _must_be_ours(asked.url, site, visit))
+    visit.page.on("console", on_console)
+    visit.page.on("pageerror", lambda error: visit.errors.append(str(error)))
+    visit.page.on("request", lambda asked: _assert_own_origin(asked.url, site, visit))
     try:
         yield visit
-        visit.leave()
+        visit.check_and_close()
     finally:
         context.close()
 
 
 def with_page(runtime: Runtime, codes: SignInCodes | None = None) -> tuple[ApiV1, Any]:
-    """Our own API and the page, as the command ``serve`` puts them beside each other."""
+    """Return the API and the page's blueprints, combined as the command ``serve`` does."""
     own = ApiV1(runtime)
     return own, (own.blueprint, web.blueprint(codes))
 
 
 def correct(runtime: Runtime, count: int = 5, user: str = "ada", *, first: int = 0) -> None:
-    """Asks and corrects so many replies, without a browser."""
-    person = runtime.user(user)
+    """Ask and correct replies through the library."""
+    user_handle = runtime.user(user)
     for number in range(first, first + count):
-        reply = person.chat(f"question {number}", temperature=0)
-        person.feedback(reply, edit=f"Ahoy! Answer {number}. Arrr!")
+        reply = user_handle.chat(f"question {number}", temperature=0)
+        user_handle.feedback(reply, edit=f"Ahoy! Answer {number}. Arrr!")
 
 
-def _must_be_ours(url: str, site: Site, visit: Visit) -> None:
+def _assert_own_origin(url: str, site: Site, visit: Visit) -> None:
     if not url.startswith((site.url, "data:")):
-        visit.wrong.append(f"asked for {url}")
+        visit.errors.append(f"asked for {url}")

@@ -1,5 +1,5 @@
-"""llama.cpp says what torch says, on the real base: with the same numbers nearly always, with its own quantised ones as nearly as
-rounding lets it.
+"""llama.cpp agrees with torch on the real base: equal weights give equal tokens, quantised ones
+equal up to rounding.
 """
 
 from __future__ import annotations
@@ -13,9 +13,17 @@ from pathlib import Path
 from typing import TypeAlias
 
 import pytest
-from backend_makers import Writing, attach, composed, llamacpp_backend, row, torch_backend, written
+from backend_makers import (
+    Batch,
+    attach,
+    generate,
+    llamacpp_backend,
+    random_stack,
+    row,
+    torch_backend,
+)
 
-from benchmarks.engines_asked import AGREE, FIXED, PROMPTS
+from benchmarks.engine_comparison import AGREE, FIXED, PROMPTS
 from personalpeft.backends.base import Backend, Continuation, SequenceState
 from personalpeft.backends.llamacpp.backend import context_bytes
 from personalpeft.backends.llamacpp.binding import ContextParams, Model
@@ -34,65 +42,65 @@ pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 
 
 @pytest.fixture(scope="module")
-def real(shared_cache: Path) -> Base:
+def real_base(shared_cache: Path) -> Base:
     return resolve_base(find_card("smollm2-135m-instruct"), cache=shared_cache)
 
 
 @pytest.fixture(scope="module")
-def unpacked(real: Base, shared_cache: Path) -> Base:
-    """The same weights as a folder, which llama.cpp then has in the precision that they lie there in."""
-    card = replace(real.card, name="unpacked", source=Source("folder", path=real.folder))
+def unpacked(real_base: Base, shared_cache: Path) -> Base:
+    """Return the same weights as a folder, whose precision llama.cpp keeps."""
+    card = replace(real_base.card, name="unpacked", source=Source("folder", path=real_base.folder))
     return resolve_base(card, cache=shared_cache)
 
 
 @pytest.fixture(scope="module")
-def on_torch(real: Base) -> Iterator[Backend]:
-    backend = with_stack(torch_backend(real, slots=1, rows=10))
+def on_torch(real_base: Base) -> Iterator[Backend]:
+    backend = with_stack(torch_backend(real_base, slots=1, rows=10))
     yield backend
     backend.close()
 
 
 def with_stack(backend: Backend) -> Backend:
-    attach(backend, "one", composed(backend, 1, rank=8, size=0.02))
+    attach(backend, "one", random_stack(backend, 1, rank=8, size=0.02))
     return backend
 
 
-def said(backend: Backend, stack: str | None) -> list[Sequence[int]]:
+def reply_tokens(backend: Backend, stack: str | None) -> list[Sequence[int]]:
     return [
         reply.tokens
-        for reply in written(backend, [row(backend, p, stack, max_tokens=AGREE) for p in PROMPTS])
+        for reply in generate(backend, [row(backend, p, stack, max_tokens=AGREE) for p in PROMPTS])
     ]
 
 
-def scored(backend: Backend, stack: str | None) -> list[float]:
+def scores(backend: Backend, stack: str | None) -> list[float]:
     fixed = backend.encode(FIXED)
     items = [Continuation(row(backend, prompt).prompt_tokens, fixed) for prompt in PROMPTS[:4]]
     return [logp for score in backend.score(items, stack) for logp in score.token_logprobs]
 
 
-def apart(one: Sequence[float], other: Sequence[float]) -> float:
+def mean_difference(one: Sequence[float], other: Sequence[float]) -> float:
     return sum(abs(a - b) for a, b in zip(one, other, strict=True)) / len(one)
 
 
 @pytest.mark.parametrize("stack", [None, "one"])
-def test_with_the_same_numbers_the_first_tokens_are_the_same(
+def test_equal_weights_give_equal_first_tokens(
     stack: str | None, unpacked: Base, on_torch: Backend, shared_cache: Path
 ) -> None:
     backend = with_stack(llamacpp_backend(unpacked, shared_cache, slots=1, rows=10, threads=2))
-    pairs = zip(said(backend, stack), said(on_torch, stack), strict=True)
+    pairs = zip(reply_tokens(backend, stack), reply_tokens(on_torch, stack), strict=True)
     same = [tuple(ours) == tuple(theirs) for ours, theirs in pairs]
-    difference = apart(scored(backend, stack), scored(on_torch, stack))
+    difference = mean_difference(scores(backend, stack), scores(on_torch, stack))
     backend.close()
     assert sum(same) >= 9
     assert difference < 0.01
 
 
 @pytest.mark.parametrize("stack", [None, "one"])
-def test_with_quantised_numbers_log_probs_are_as_near_as_rounding_to_8_bits_lets_them(
-    stack: str | None, real: Base, on_torch: Backend, shared_cache: Path
+def test_quantised_weights_give_log_probs_equal_up_to_8_bit_rounding(
+    stack: str | None, real_base: Base, on_torch: Backend, shared_cache: Path
 ) -> None:
-    backend = with_stack(llamacpp_backend(real, shared_cache, slots=1, rows=10, threads=2))
-    difference = apart(scored(backend, stack), scored(on_torch, stack))
+    backend = with_stack(llamacpp_backend(real_base, shared_cache, slots=1, rows=10, threads=2))
+    difference = mean_difference(scores(backend, stack), scores(on_torch, stack))
     backend.close()
     assert difference < 0.2
 
@@ -103,28 +111,30 @@ QUESTIONS = ("What is the sea made of? " * 40, "And the moon?", "Why do cats pur
 def conversation(
     backend: Backend, owner: str, stack: str | None, *, beside: Sequence[SequenceState] = ()
 ) -> list[Reply]:
-    """Greedy replies, each after all that was said before it, while other rows are served beside them."""
-    writing = Writing(backend)
+    """Return greedy replies, each after the whole conversation so far, while other rows run beside
+    them.
+    """
+    writing = Batch(backend)
     for each in beside:
         writing.join(each)
         writing.step()
-    said: list[Message] = []
+    messages: list[Message] = []
     replies = []
     for question in QUESTIONS:
-        said.append(Message("user", question))
+        messages.append(Message("user", question))
         asked = SequenceState(
-            backend.render(said), stack, Sampling(max_tokens=40), owner, logprobs=True
+            backend.render(messages), stack, Sampling(max_tokens=40), owner, logprobs=True
         )
         reply = writing.join(asked)
         while reply.finish is None:
             writing.step()
-        said.append(Message("assistant", reply.text))
+        messages.append(Message("assistant", reply.text))
         replies.append((reply.tokens, reply.logprobs))
     writing.finish()
     return replies
 
 
-def in_a_new_process(base: Base, cache: Path, stack: str | None) -> list[Reply]:
+def replies_in_a_new_process(base: Base, cache: Path, stack: str | None) -> list[Reply]:
     backend = with_stack(llamacpp_backend(base, cache, slots=1, rows=4, threads=2))
     replies = conversation(backend, "ada", stack)
     backend.close()
@@ -132,10 +142,10 @@ def in_a_new_process(base: Base, cache: Path, stack: str | None) -> list[Reply]:
 
 
 @pytest.mark.parametrize("stack", [None, "one"])
-def test_a_conversation_repeats_to_the_bit_cold_warm_in_company_and_in_a_new_process(
-    stack: str | None, real: Base, shared_cache: Path
+def test_conversation_repeats_exactly_uncached_cached_batched_and_in_a_new_process(
+    stack: str | None, real_base: Base, shared_cache: Path
 ) -> None:
-    backend = with_stack(llamacpp_backend(real, shared_cache, slots=1, rows=4, threads=2))
+    backend = with_stack(llamacpp_backend(real_base, shared_cache, slots=1, rows=4, threads=2))
     first = conversation(backend, "ada", stack)
     again = conversation(backend, "ada", stack)
     assert backend.occupancy().reused_tokens > 0
@@ -148,15 +158,15 @@ def test_a_conversation_repeats_to_the_bit_cold_warm_in_company_and_in_a_new_pro
     cold = conversation(backend, "bo", stack)
     backend.close()
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-        other = process.submit(in_a_new_process, real, shared_cache, stack).result()
+        other = process.submit(replies_in_a_new_process, real_base, shared_cache, stack).result()
     assert again == beside == cold == other == first
 
 
-def test_a_context_takes_no_more_memory_than_is_reckoned(
-    real: Base, shared_cache: Path, caplog: pytest.LogCaptureFixture
+def test_context_takes_no_more_memory_than_estimated(
+    real_base: Base, shared_cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    names = gguf_names(real)
-    model = Model(resolve_gguf_file(real, names, shared_cache), repack=False)
+    names = gguf_names(real_base)
+    model = Model(resolve_gguf_file(real_base, names, shared_cache), repack=False)
     for places in (512, 4096):
         shape = ContextParams(places, CHUNK, 1, 1, names.full)
         place, lane = context_bytes(names, model.vocab_size, shape)

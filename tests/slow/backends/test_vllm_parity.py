@@ -1,6 +1,4 @@
-"""vLLM says what torch says, on the real base and a real server: both in float32, where hardly anything but the order of sums
-differs.
-"""
+"""vLLM agrees with torch on the real base and a real server, both in float32."""
 
 from __future__ import annotations
 
@@ -9,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from backend_makers import attach, composed, row, torch_backend, written
+from backend_makers import attach, generate, random_stack, row, torch_backend
 from vllm_maker import running, vllm_backend
 
-from benchmarks.engines_asked import AGREE, PROMPTS
+from benchmarks.engine_comparison import AGREE, PROMPTS
 from personalpeft.backends.base import Backend, Continuation
 from personalpeft.base_models.registry import find_card
 from personalpeft.base_models.resolve import resolve_base
@@ -44,18 +42,18 @@ def on_vllm(
 
 
 def with_stack(backend: Backend) -> Backend:
-    attach(backend, "one", composed(backend, 1, rank=8, size=0.02))
+    attach(backend, "one", random_stack(backend, 1, rank=8, size=0.02))
     return backend
 
 
 @pytest.mark.parametrize("stack", [None, "one"])
-def test_the_first_tokens_are_the_same_and_found_as_likely(
+def test_first_tokens_and_their_log_probs_are_equal(
     stack: str | None, on_vllm: Backend, on_torch: Backend
 ) -> None:
     rows = [row(on_torch, prompt, stack, logprobs=True, max_tokens=AGREE) for prompt in PROMPTS]
-    theirs, ours = written(on_vllm, rows), written(on_torch, rows)
+    theirs, ours = generate(on_vllm, rows), generate(on_torch, rows)
     same = [their.tokens == our.tokens for their, our in zip(theirs, ours, strict=True)]
-    # Of what vLLM wrote, since it cannot be asked how likely given text is.
+    # Of the text that vLLM wrote, since it cannot score given text.
     items = [
         Continuation(row.prompt_tokens, their.tokens)
         for row, their in zip(rows, theirs, strict=True)

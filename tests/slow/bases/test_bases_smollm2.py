@@ -17,26 +17,26 @@ def smollm2(shared_cache: Path) -> Base:
     return resolve_base(find_card("smollm2-135m-instruct"), cache=shared_cache)
 
 
-def test_the_default_base_prepares_to_the_digest_it_has_everywhere(smollm2: Base) -> None:
+def test_default_base_has_the_documented_digest(smollm2: Base) -> None:
     assert smollm2.digest == "0706508eb4b6e3a7dcb97b1f2d762137e538f20b5403dfd56a022774ce2eb6c8"
     assert (smollm2.architecture.blocks, len(smollm2.architecture.projections)) == (30, 7)
     assert smollm2.stop_tokens[0] == "<|im_end|>"
 
 
-def test_preparing_it_again_finds_the_same(
+def test_resolving_it_again_finds_the_same(
     smollm2: Base, shared_cache: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert resolve_base(find_card("smollm2-135m-instruct"), cache=shared_cache) == smollm2
     assert capfd.readouterr() == ("", "")
 
 
-def test_the_cards_system_message_is_what_the_template_would_say(smollm2: Base) -> None:
+def test_cards_system_message_is_that_of_the_template(smollm2: Base) -> None:
     text = render_chat(smollm2, [Message("user", "Hi")])
     assert text.count("You are a helpful AI assistant named SmolLM, trained by Hugging Face") == 1
     assert text.startswith("<|im_start|>system\n")
 
 
-def test_numbers_and_spaces_become_the_tokens_that_the_model_was_trained_with(
+def test_numbers_and_spaces_become_the_tokens_of_the_models_training(
     smollm2: Base,
 ) -> None:
     tokenizer = Tokenizer.from_file(str(smollm2.folder / "tokenizer.json"))

@@ -1,4 +1,4 @@
-"""The README's library use, on the real base, exactly as printed."""
+"""The README's library example runs as printed on the real base."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 README = Path(__file__).parents[3] / "README.md"
 
 
-def test_the_ten_lines_run_as_printed_and_keep_what_was_said(
+def test_readme_example_runs_as_printed_and_records_its_signals(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     block, *_ = re.findall(r"```python\n(.*?)```", README.read_text("utf-8"), re.DOTALL)

@@ -1,4 +1,6 @@
-"""The real retrieval model finds the right fact for a paraphrase, leaves other questions alone and is quiet."""
+"""The real embedder finds the fact for a paraphrase, leaves other questions alone and prints
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,7 @@ def minilm() -> MiniLM:
     return MiniLM()
 
 
-def test_a_paraphrase_finds_its_fact_and_a_foreign_question_none(minilm: MiniLM) -> None:
+def test_paraphrase_finds_its_fact_and_an_unrelated_question_none(minilm: MiniLM) -> None:
     facts = minilm.embed(list(FACTS))
     cosines = minilm.embed(list(FACTS.values())) @ facts.T
     assert (cosines.argmax(axis=1) == np.arange(len(FACTS))).all()
@@ -51,7 +53,7 @@ def test_a_paraphrase_finds_its_fact_and_a_foreign_question_none(minilm: MiniLM)
     assert (minilm.embed(FOREIGN) @ facts.T < minilm.min_similarity).all()
 
 
-def test_vectors_have_length_one_and_do_not_depend_on_their_neighbours(minilm: MiniLM) -> None:
+def test_vectors_have_unit_length_and_do_not_depend_on_their_batch(minilm: MiniLM) -> None:
     alone = minilm.embed(["My dog is called Biscuit."])
     among = minilm.embed(
         ["x", "My dog is called Biscuit.", "a much longer text about nothing in particular " * 20]
@@ -62,7 +64,7 @@ def test_vectors_have_length_one_and_do_not_depend_on_their_neighbours(minilm: M
     assert minilm.embed([]).shape == (0, 384)
 
 
-def test_it_loads_without_a_word_on_the_screen() -> None:
+def test_embedder_loads_without_output() -> None:
     code = "from personalpeft.memory.embedder import MiniLM; MiniLM().embed(['hello'])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("", "")
@@ -85,7 +87,7 @@ def test_it_loads_without_a_word_on_the_screen() -> None:
         "a" * 500,
     ],
 )
-def test_vectors_are_those_of_sentence_transformers(
+def test_vectors_equal_those_of_sentence_transformers(
     minilm: MiniLM, reference: SentenceTransformer, text: str
 ) -> None:
     (vector,) = minilm.embed([text])
@@ -102,7 +104,7 @@ def reference() -> SentenceTransformer:
     return SentenceTransformer(str(get_model_path()), device="cpu", local_files_only=True)
 
 
-def test_other_modules_are_left_to_sentence_transformers(tmp_path: Path) -> None:
+def test_unsupported_modules_are_left_to_sentence_transformers(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     shutil.copytree(get_model_path(), folder)
     assert supports(folder)

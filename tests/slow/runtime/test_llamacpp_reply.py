@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 QUESTION = "What is 2 + 2?"
 
 
-def test_llamacpp_answers_a_question_right_and_a_repeat_of_it_the_same(tmp_path: Path) -> None:
+def test_llamacpp_answers_correctly_and_repeats_its_reply(tmp_path: Path) -> None:
     with personalpeft.open(tmp_path / "home", backend="llamacpp") as runtime:
         ada = runtime.user("ada")
         reply = ada.chat(QUESTION, temperature=0, max_tokens=24)

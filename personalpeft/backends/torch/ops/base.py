@@ -1,18 +1,21 @@
-"""The operations of a decoding step, and the shapes they work on.
+"""The operations of a decoding step in torch calls, for any device, and the shapes they work on.
 
-Invariants: each implementation computes what ``ReferenceOps`` computes, up to rounding. None keeps
-state between calls.
+Invariants: subclasses of ``Ops`` compute the same faster, up to rounding, and are tested against
+it. None keeps state between calls.
 Shapes: T tokens, each of one row. Tensors are contiguous and in the base's dtype.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from personalpeft.adapters.types import Matrix
 from personalpeft.backends.torch.ops.training_ops import TrainingOps
@@ -28,8 +31,8 @@ class StackedLoRAWeights:
     """The slots of one group of projections that read the same input, such as q, k and v.
 
     Attributes:
-        a: ``[slots, blocks, sections * max_rank, inputs]``.
-        b: ``[slots, blocks, max_rank, outputs]``, with the outputs of the sections side by side.
+        a: ``[slots, layers, sections * max_rank, inputs]``.
+        b: ``[slots, layers, max_rank, outputs]``, with the outputs of the sections side by side.
         ends: Where each section's outputs end.
 
     Rows beyond a slot's rank are zero.
@@ -42,6 +45,14 @@ class StackedLoRAWeights:
     @property
     def max_rank(self) -> int:
         return self.b.shape[2]
+
+    def slot(self, slot: int, rank: int) -> tuple[Tensor, Tensor]:
+        """Return views of a slot's first rows.
+
+        A is ``[layers, sections, rank, inputs]``, B is ``[layers, rank, outputs]``.
+        """
+        a = self.a[slot].unflatten(1, (len(self.ends), self.max_rank))
+        return a[:, :, :rank], self.b[slot, :, :rank]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +93,13 @@ class AttentionMetadata:
     """Where a pass reads and writes keys and values.
 
     Attributes:
-        write_slots: Each token's slot, ``block * KV_BLOCK_SIZE + offset``, int64 ``[T]``.
+        kv_indices: Where each token is written, ``block * KV_BLOCK_SIZE + offset``, int64 ``[T]``.
         block_table: The blocks of each decoded token's row, int32 ``[n, max_blocks]``.
         lengths: How many tokens each decoded token sees, int32 ``[n]``. The first n tokens of the
             pass are the decoded ones.
     """
 
-    write_slots: Tensor
+    kv_indices: Tensor
     block_table: Tensor
     lengths: Tensor
 
@@ -99,21 +110,56 @@ class AttentionMetadata:
         return torch.stack([rows, torch.ones_like(rows), rows, self.lengths], dim=1)
 
 
-class Ops(Protocol):
-    """The operations for one device and dtype."""
+class KVLayer(NamedTuple):
+    """The paged keys and values of one layer of the model.
 
-    @property
-    def name(self) -> str: ...
+    Attributes:
+        keys: ``[blocks, kv_heads, dim, KV_BLOCK_SIZE]``.
+        values: ``[blocks, kv_heads, KV_BLOCK_SIZE, dim]``.
+    """
 
-    @property
-    def batch_invariant(self) -> bool:
-        """Whether a row's bits depend on that row alone, and not on how its prompt was chunked."""
-        ...
+    keys: Tensor
+    values: Tensor
 
-    @property
-    def training(self) -> TrainingOps | None:
-        """The operations of a training step; None where autograd computes them."""
-        ...
+
+@dataclass(frozen=True, slots=True)
+class AttentionParams:
+    """How a layer of the model attends.
+
+    Attributes:
+        scaling: Factor of the scores.
+        softcap: Limit of the scores (Gemma 2, section 2); 0 for none.
+        window: How many tokens each token sees; 0 for all.
+    """
+
+    scaling: float
+    softcap: float = 0.0
+    window: int = 0
+
+
+class Ops:
+    """The operations for one device and one dtype, which is that of the base.
+
+    Attributes:
+        name: Of the implementation.
+        batch_invariant: Whether a row's bits depend on that row alone, and not on how its prompt
+            was chunked.
+        training: The operations of a training step; None where autograd computes them.
+    """
+
+    name = "plain"
+    batch_invariant = False
+    training: TrainingOps | None = None
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        self.device, self.dtype = device, dtype
+
+    def zeros(self, *shape: int) -> Tensor:
+        """Return zeros on the device. On a CPU, pages of memory are taken when first written."""
+        if self.device.type != "cpu":
+            return torch.zeros(shape, dtype=self.dtype, device=self.device)
+        zeros = np.zeros(math.prod(shape) * self.dtype.itemsize, dtype=np.uint8)
+        return torch.from_numpy(zeros).view(self.dtype).view(shape)
 
     def pack_weights(self, source: Matrix, target: Tensor, factor: float) -> bool:
         """Write ``source * factor`` to a tensor in host memory, and return whether all is finite.
@@ -125,10 +171,13 @@ class Ops(Protocol):
             target: Of the same shape; may be strided.
             factor: Multiplied in float32.
         """
-        ...
+        with np.errstate(over="ignore", invalid="ignore"):
+            scaled = torch.from_numpy(np.multiply(source, np.float32(factor), dtype=np.float32))
+        target.copy_(scaled)
+        return bool(torch.isfinite(scaled).all())
 
     def apply_lora(
-        self, x: Tensor, y: Tensor, mapping: LoRAMapping, weights: StackedLoRAWeights, block: int
+        self, x: Tensor, y: Tensor, mapping: LoRAMapping, weights: StackedLoRAWeights, layer: int
     ) -> None:
         """Add ``B (A x)`` of each token's slot to ``y`` in place.
 
@@ -139,72 +188,121 @@ class Ops(Protocol):
             y: ``[T, outputs]``.
             mapping: The slot of each token.
             weights: The slots.
-            block: The block of the model.
+            layer: The layer of the model.
         """
-        ...
+        slots = mapping.slots.long()
+        a, b = weights.a[slots, layer], weights.b[slots, layer]
+        shrunk = torch.bmm(a, x[:, :, None])[:, :, 0]
+        begin = 0
+        for section, end in enumerate(weights.ends):
+            inputs = shrunk[:, None, section * weights.max_rank : (section + 1) * weights.max_rank]
+            y[:, begin:end] += torch.bmm(inputs, b[:, :, begin:end])[:, 0]
+            begin = end
 
-    def write_kv(
-        self, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, metadata: AttentionMetadata
-    ) -> None:
+    def write_kv(self, k: Tensor, v: Tensor, kv: KVLayer, metadata: AttentionMetadata) -> None:
         """Write keys and values to the paged cache.
 
         Args:
-            k: ``[T, heads, dim]``.
-            v: ``[T, heads, dim]``.
-            keys: ``[blocks, heads, dim, KV_BLOCK_SIZE]``.
-            values: ``[blocks, heads, KV_BLOCK_SIZE, dim]``.
-            metadata: Each token's slot.
+            k: ``[T, kv_heads, dim]``.
+            v: ``[T, kv_heads, dim]``.
+            kv: The cache of one layer.
+            metadata: Where each token is written.
         """
-        ...
+        block, offset = metadata.kv_indices // KV_BLOCK_SIZE, metadata.kv_indices % KV_BLOCK_SIZE
+        kv.keys[block, :, :, offset] = k
+        kv.values[block, :, offset] = v
 
     def paged_attention(
-        self,
-        q: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        metadata: AttentionMetadata,
-        *,
-        scaling: float,
-        softcap: float,
-        window: int,
+        self, q: Tensor, kv: KVLayer, metadata: AttentionMetadata, params: AttentionParams
     ) -> Tensor:
         """Return the attention of decoded tokens (PagedAttention, Kwon et al. 2023, eq. 4).
 
         Args:
-            q: ``[n, heads, dim]``, of the decoded tokens.
-            keys: ``[blocks, kv_heads, dim, KV_BLOCK_SIZE]``.
-            values: ``[blocks, kv_heads, KV_BLOCK_SIZE, dim]``.
-            metadata: Where each row's keys and values are.
-            scaling: Factor of the scores.
-            softcap: Limit of the scores (Gemma 2, section 2); 0 for none.
-            window: How many tokens each token sees; 0 for all.
+            q: Queries of the decoded tokens, ``[n, heads, dim]``.
+            kv: The cache of one layer.
+            metadata: The rows' blocks and lengths.
+            params: Scaling, window and soft cap.
 
         Returns:
             ``[n, heads, dim]``.
         """
-        ...
+        out = torch.empty_like(q)
+        for row, length in enumerate(metadata.lengths.tolist()):
+            k, v = _gather_kv(kv, metadata.block_table[row], length)
+            first = max(0, length - params.window) if params.window else 0
+            out[row] = attention(q[row : row + 1], k[first:], v[first:], None, params)[0]
+        return out
 
     def prefill_attention(
-        self,
-        q: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        chunk: PrefillChunk,
-        *,
-        scaling: float,
-        softcap: float,
-        window: int,
+        self, q: Tensor, kv: KVLayer, chunk: PrefillChunk, params: AttentionParams
     ) -> Tensor:
-        """Return the causal attention of a chunk's tokens; arguments as in ``paged_attention``."""
-        ...
+        """Return the causal attention of a chunk's tokens.
+
+        Args:
+            q: Queries of the chunk, ``[tokens, heads, dim]``.
+            kv: The cache of one layer, which has the chunk's keys and values.
+            chunk: The tokens' place in their row.
+            params: Scaling, window and soft cap.
+
+        Returns:
+            ``[tokens, heads, dim]``.
+        """
+        k, v = _gather_kv(kv, chunk.blocks, chunk.length)
+        key_positions = torch.arange(chunk.length, device=q.device)
+        query_positions = key_positions[chunk.length - len(q) :, None]
+        seen = key_positions <= query_positions
+        if params.window:
+            seen &= query_positions - key_positions < params.window
+        return attention(q, k, v, seen, params)
 
     def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         """Return ``x / rms(x) * weight`` over the last dimension (Zhang & Sennrich 2019, eq. 4).
 
-        The quotient is rounded to the dtype before it is multiplied by the weight.
+        Args:
+            x: ``[..., size]``.
+            weight: ``[size]``. The quotient is rounded to the dtype before it is multiplied.
+            epsilon: Added to the mean square.
         """
-        ...
+        x32 = x.float()
+        scale = torch.rsqrt(x32.square().mean(-1, keepdim=True) + epsilon)
+        return weight * (x32 * scale).to(x.dtype)
 
     def argmax(self, x: Tensor) -> Tensor:
         """Return the first index of the largest value of each row of ``[rows, n]``, int64."""
-        ...
+        return x.argmax(-1)
+
+
+def _gather_kv(kv: KVLayer, blocks: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    """Return copies of a row's first ``length`` keys and values, ``[length, heads, dim]`` each."""
+    used = blocks[: -(-length // KV_BLOCK_SIZE)].long()
+    k = kv.keys[used].permute(0, 3, 1, 2).flatten(0, 1)
+    v = kv.values[used].permute(0, 2, 1, 3).flatten(0, 1)
+    return k[:length], v[:length]
+
+
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, params: AttentionParams
+) -> Tensor:
+    """Return the attention of queries over keys, ``[n, heads, dim]``.
+
+    Args:
+        q: Queries, ``[n, heads, dim]``.
+        k: Keys, ``[m, kv_heads, dim]``.
+        v: Values, ``[m, kv_heads, dim]``.
+        mask: ``[n, m]``, True where visible. It covers the window.
+        params: Scaling and soft cap.
+    """
+    group = q.shape[1] // k.shape[1]
+    # Repeated by hand: torch's enable_gqa is slow on CPUs.
+    q, k, v = (
+        q.transpose(0, 1),
+        *(t.transpose(0, 1).repeat_interleave(group, dim=0) for t in (k, v)),
+    )
+    scaling, softcap = params.scaling, params.softcap
+    if softcap:
+        scores = softcap * torch.tanh((q.float() @ k.float().transpose(1, 2)) * scaling / softcap)
+        if mask is not None:
+            scores = scores.masked_fill(~mask, -torch.inf)
+        return (scores.softmax(-1) @ v.float()).to(q.dtype).transpose(0, 1)
+    out = scaled_dot_product_attention(q[None], k[None], v[None], attn_mask=mask, scale=scaling)
+    return out[0].transpose(0, 1)

@@ -1,4 +1,4 @@
-"""The operations in C++ for CPUs. A machine without a compiler runs ``ReferenceOps`` instead."""
+"""The operations in C++ for CPUs. A machine without a compiler runs ``Ops`` instead."""
 
 from __future__ import annotations
 
@@ -12,17 +12,15 @@ from torch import Tensor
 from personalpeft.adapters.types import Matrix
 from personalpeft.backends.torch.ops.base import (
     AttentionMetadata,
+    AttentionParams,
+    KVLayer,
     LoRAMapping,
+    Ops,
     PrefillChunk,
     StackedLoRAWeights,
 )
-from personalpeft.backends.torch.ops.native_library import (
-    SUFFIX,
-    NoCompiler,
-    bind_function,
-    load_library,
-)
-from personalpeft.backends.torch.ops.training_ops import TrainingOps
+from personalpeft.backends.torch.ops.native_library import bind_functions, load_library
+from personalpeft.backends.torch.ops.training_ops import TrainingOps, addresses
 
 _P, _I, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _SIGNATURES = {
@@ -31,39 +29,30 @@ _SIGNATURES = {
     "paged_attention": (_P, _P, _P, _P, _P, _I, _P, _I, _I, _I, _I, _F, _F, _I),
     "rms_norm": (_P, _P, _P, _I, _I, _F),
     "argmax": (_P, _P, _I, _I),
+    "pack_weights_float16": (_P, _P, _P, _P, _F),
+    "pack_weights_float32": (_P, _P, _P, _P, _F),
 }
 
 
-class CpuOps:
-    """See ``Ops``. Raise ``NoCompiler`` if this machine cannot compile or load them."""
+class CpuOps(Ops):
+    """Raise ``NoCompiler`` if this machine cannot compile or load them."""
 
     name = "native"
     batch_invariant = True
 
     def __init__(self, cache: Path, dtype: torch.dtype) -> None:
-        if dtype not in SUFFIX:
-            raise NoCompiler(f"CPU operations need float32 or bfloat16, got {dtype}")
-        library = load_library(cache, "decode.cpp")
-        self.training = TrainingOps(cache, dtype)
-        self._apply_lora, self._write_kv, self._paged_attention, self._rms_norm, self._argmax = (
-            bind_function(library, f"{name}_{SUFFIX[dtype]}", signature)
-            for name, signature in _SIGNATURES.items()
-        )
-        self._pack_weights = {
-            source_dtype: bind_function(
-                library,
-                f"pack_weights_{source_dtype}_{SUFFIX[dtype]}",
-                (_P, _P, _P, _P, _F),
-                ctypes.c_int32,
-            )
-            for source_dtype in ("float16", "float32")
-        }
+        super().__init__(torch.device("cpu"), dtype)
+        library = load_library(cache, dtype)
+        self.training = TrainingOps(library)
+        self._functions = bind_functions(library, _SIGNATURES)
+        for kind in ("float16", "float32"):
+            self._functions[f"pack_weights_{kind}"].restype = ctypes.c_int32
         self._ends: dict[tuple[int, ...], Tensor] = {}
 
     def pack_weights(self, source: Matrix, target: Tensor, factor: float) -> bool:
         int64x3 = ctypes.c_int64 * 3
         source = np.ascontiguousarray(source)
-        finite = self._pack_weights[source.dtype.name](
+        finite = self._functions[f"pack_weights_{source.dtype.name}"](
             source.ctypes.data,
             target.data_ptr(),
             int64x3(*source.shape),
@@ -73,21 +62,19 @@ class CpuOps:
         return bool(finite)
 
     def apply_lora(
-        self, x: Tensor, y: Tensor, mapping: LoRAMapping, weights: StackedLoRAWeights, block: int
+        self, x: Tensor, y: Tensor, mapping: LoRAMapping, weights: StackedLoRAWeights, layer: int
     ) -> None:
         size = x.element_size()
         ends = self._ends.get(weights.ends)
         if ends is None:
             ends = self._ends[weights.ends] = torch.tensor(weights.ends, dtype=torch.int32)
-        self._apply_lora(
-            x.data_ptr(),
-            y.data_ptr(),
+        self._functions["apply_lora"](
+            *addresses(x, y),
             len(x),
-            mapping.slots.data_ptr(),
-            mapping.ranks.data_ptr(),
-            weights.a.data_ptr() + block * weights.a.stride(1) * size,
+            *addresses(mapping.slots, mapping.ranks),
+            weights.a.data_ptr() + layer * weights.a.stride(1) * size,
             weights.a.stride(0),
-            weights.b.data_ptr() + block * weights.b.stride(1) * size,
+            weights.b.data_ptr() + layer * weights.b.stride(1) * size,
             weights.b.stride(0),
             weights.max_rank,
             x.shape[1],
@@ -96,94 +83,44 @@ class CpuOps:
             len(weights.ends),
         )
 
-    def write_kv(
-        self, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, metadata: AttentionMetadata
-    ) -> None:
-        tokens, heads, dim = k.shape
-        self._write_kv(
-            k.data_ptr(),
-            v.data_ptr(),
-            keys.data_ptr(),
-            values.data_ptr(),
-            metadata.write_slots.data_ptr(),
-            tokens,
-            heads,
-            dim,
-        )
+    def write_kv(self, k: Tensor, v: Tensor, kv: KVLayer, metadata: AttentionMetadata) -> None:
+        self._functions["write_kv"](*addresses(k, v, *kv, metadata.kv_indices), *k.shape)
 
     def paged_attention(
-        self,
-        q: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        metadata: AttentionMetadata,
-        *,
-        scaling: float,
-        softcap: float,
-        window: int,
+        self, q: Tensor, kv: KVLayer, metadata: AttentionMetadata, params: AttentionParams
     ) -> Tensor:
-        return self._attend_tiles(
-            q, keys, values, metadata.tiles, metadata.block_table, scaling, softcap, window
-        )
+        return self._attend_tiles(q, kv, metadata.tiles, metadata.block_table, params)
 
     def prefill_attention(
-        self,
-        q: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        chunk: PrefillChunk,
-        *,
-        scaling: float,
-        softcap: float,
-        window: int,
+        self, q: Tensor, kv: KVLayer, chunk: PrefillChunk, params: AttentionParams
     ) -> Tensor:
-        return self._attend_tiles(
-            q, keys, values, chunk.tiles, chunk.blocks[None], scaling, softcap, window
-        )
+        return self._attend_tiles(q, kv, chunk.tiles, chunk.blocks[None], params)
 
     def _attend_tiles(
-        self,
-        q: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        tiles: Tensor,
-        block_table: Tensor,
-        scaling: float,
-        softcap: float,
-        window: int,
+        self, q: Tensor, kv: KVLayer, tiles: Tensor, block_table: Tensor, params: AttentionParams
     ) -> Tensor:
         out = torch.empty_like(q)
-        self._paged_attention(
-            q.data_ptr(),
-            out.data_ptr(),
-            keys.data_ptr(),
-            values.data_ptr(),
-            tiles.data_ptr(),
+        self._functions["paged_attention"](
+            *addresses(q, out, *kv, tiles),
             len(tiles),
             block_table.data_ptr(),
             block_table.shape[1],
             q.shape[1],
-            keys.shape[1],
+            kv.keys.shape[1],
             q.shape[2],
-            scaling,
-            softcap,
-            window,
+            params.scaling,
+            params.softcap,
+            params.window,
         )
         return out
 
     def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         y = torch.empty_like(x)
-        self._rms_norm(
-            x.data_ptr(),
-            weight.data_ptr(),
-            y.data_ptr(),
-            x.numel() // x.shape[-1],
-            x.shape[-1],
-            epsilon,
-        )
+        size = x.shape[-1]
+        self._functions["rms_norm"](*addresses(x, weight, y), x.numel() // size, size, epsilon)
         return y
 
     def argmax(self, x: Tensor) -> Tensor:
         out = torch.empty(len(x), dtype=torch.int64)
-        self._argmax(x.data_ptr(), out.data_ptr(), len(x), x.shape[1])
+        self._functions["argmax"](*addresses(x, out), *x.shape)
         return out

@@ -14,7 +14,7 @@ import shutil
 import stat
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib import resources
 from pathlib import Path
@@ -24,6 +24,7 @@ import torch
 
 from personalpeft.backends.torch.processor import KERNELS, cpu_flags
 
+_SOURCES = ("decode.cpp", "training.cpp")
 _HEADER = "dtypes.h"
 _COMPILERS = ("c++", "g++", "clang++")
 # No -ffast-math: it would flush subnormal numbers to zero in the whole process.
@@ -31,33 +32,31 @@ _MARCH = {"native": "native", "avx2": "x86-64-v3", "avx512": "x86-64-v4"}
 _OPTIONS = ("-O3", "-std=c++17", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _log = logging.getLogger(__name__)
-SUFFIX = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
-"""The suffix of the C++ functions for each dtype."""
+# The C++ type of each dtype.
+_NUMBERS = {torch.float32: "float", torch.bfloat16: "bfloat16"}
 
 
 class NoCompiler(OSError):
     """The operations could not be compiled or loaded. The message is a reason for ``doctor``."""
 
 
-def bind_function(
-    library: ctypes.CDLL, name: str, signature: tuple[Any, ...], result: Any = None
-) -> Any:
-    function = library[name]
-    function.argtypes, function.restype = signature, result
-    return function
-
-
-def load_library(cache: Path, name: str) -> ctypes.CDLL:
-    """Load a C++ source file's library from the cache, or compile it.
+def load_library(cache: Path, dtype: torch.dtype) -> ctypes.CDLL:
+    """Load the operations for a dtype from a folder of compiled libraries, or compile them.
 
     Raises:
-        NoCompiler: It can be neither loaded nor compiled.
+        NoCompiler: There are none for the dtype, or they can be neither loaded nor compiled.
     """
-    source, header, options = _inputs(name)
+    if dtype not in _NUMBERS:
+        raise NoCompiler(f"CPU operations need float32 or bfloat16, got {dtype}")
+    folder = resources.files(__package__) / "csrc"
+    files = {name: folder.joinpath(name).read_bytes() for name in (*_SOURCES, _HEADER)}
+    options = (*_OPTIONS, f"-DDTYPE={_NUMBERS[dtype]}", *_instruction_flags())
+    about = f"{options}{platform.machine()}{cpu_flags()}{torch.__version__}".encode()
+    digest = hashlib.sha256(b"".join(files.values()) + about).hexdigest()[:16]
     try:
-        path = _library_file(cache, name)
-        folder = path.parent
-        unsafe = _make_private(folder)
+        # Resolved once: no link may change between the checks and the loading.
+        path = cache.resolve() / "kernels" / digest / "native.so"
+        unsafe = _make_private(path.parent)
         if not unsafe and _is_private(path):
             try:
                 return ctypes.CDLL(str(path))
@@ -65,8 +64,8 @@ def load_library(cache: Path, name: str) -> ctypes.CDLL:
                 pass  # Damaged, or a library it needs is gone.
         if unsafe:
             _log.warning("%s The native kernels are built for this process alone.", unsafe)
-        with tempfile.TemporaryDirectory(dir=None if unsafe else folder) as work:
-            built = _compile(source, header, options, Path(work))
+        with tempfile.TemporaryDirectory(dir=None if unsafe else path.parent) as work:
+            built = _compile(files, options, Path(work))
             if not unsafe:
                 # In one step, so that two processes that start together never load half a file.
                 built = built.replace(path)
@@ -77,34 +76,14 @@ def load_library(cache: Path, name: str) -> ctypes.CDLL:
         raise error if isinstance(error, NoCompiler) else NoCompiler(str(error)) from error
 
 
-def passed_file(cache: Path, names: Sequence[str], test: bytes) -> Path | None:
-    """Return the file that records that libraries passed a self-test; None if none may.
-
-    Its name covers the libraries' bytes and the test. A program that can write it can write them.
-    """
-    try:
-        libraries = [_library_file(cache, name) for name in names]
-        if any(_make_private(path.parent) or not _is_private(path) for path in libraries):
-            return None
-        digest = hashlib.sha256(test + b"".join(path.read_bytes() for path in libraries))
-    except OSError:
-        return None
-    return libraries[0].with_name(f"passed-{digest.hexdigest()[:32]}")
-
-
-def _inputs(name: str) -> tuple[bytes, bytes, tuple[str, ...]]:
-    """Return a library's source, the header and the compiler's options."""
-    folder = resources.files(__package__) / "csrc"
-    options = (*_OPTIONS, *_instruction_flags())
-    return folder.joinpath(name).read_bytes(), folder.joinpath(_HEADER).read_bytes(), options
-
-
-def _library_file(cache: Path, name: str) -> Path:
-    source, header, options = _inputs(name)
-    about = f"{options}{platform.machine()}{cpu_flags()}{torch.__version__}".encode()
-    # Resolved once: no link may change between the checks and the loading.
-    kernels = cache.resolve() / "kernels"
-    return kernels / hashlib.sha256(header + source + about).hexdigest()[:16] / "native.so"
+def bind_functions(
+    library: ctypes.CDLL, signatures: Mapping[str, tuple[Any, ...]]
+) -> dict[str, Any]:
+    """Return functions of a library by name, with the types of their arguments."""
+    functions = {name: library[name] for name in signatures}
+    for name, function in functions.items():
+        function.argtypes, function.restype = signatures[name], None
+    return functions
 
 
 def _make_private(folder: Path) -> str:
@@ -115,9 +94,8 @@ def _make_private(folder: Path) -> str:
         if not _is_private(each) and each.stat().st_uid == os.getuid():
             each.chmod(stat.S_IMODE(each.stat().st_mode) & ~_OTHERS_WRITE)
             for library in folder.parent.glob("*/native.so"):
-                with suppress(
-                    OSError
-                ):  # In a folder of another account, which is refused for its owner.
+                # In a folder of another account, which is refused for its owner.
+                with suppress(OSError):
                     library.unlink()
     exposed = next((each for each in ours if not _is_private(each)), None) or _first_world_writable(
         folder
@@ -155,16 +133,17 @@ def _unsafe_folder_message(path: Path) -> str:
     )
 
 
-def _compile(source: bytes, header: bytes, options: Sequence[str], work: Path) -> Path:
+def _compile(files: Mapping[str, bytes], options: Sequence[str], work: Path) -> Path:
     compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
     if compiler is None:
         raise NoCompiler(f"no C++ compiler found ({', '.join(_COMPILERS)})")
-    (work / "decode.cpp").write_bytes(source)
-    (work / _HEADER).write_bytes(header)
+    for name, content in files.items():
+        (work / name).write_bytes(content)
+    objects = [Path(name).with_suffix(".o").name for name in _SOURCES]
     steps = (
-        [compiler, *options, "-fopenmp", "-c", "decode.cpp", "-o", "native.o"],
+        [compiler, *options, "-fopenmp", "-c", *_SOURCES],
         # Without -fopenmp: torch has loaded an OpenMP library, and teams of two would compete.
-        [compiler, "-shared", "native.o", "-o", "native.so"],
+        [compiler, "-shared", *objects, "-o", "native.so"],
     )
     for step in steps:
         try:

@@ -1,60 +1,65 @@
-"""Compare compiled kernels with torch's own operations on small shapes, before they are used."""
+"""Compare compiled kernels with torch's own operations on small shapes, before they are used.
+
+It takes some 20 ms at each start. Gradients are written out: the first use of autograd imports
+modules for most of a second, which serving does not need.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from itertools import chain
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import silu
 
 from personalpeft.backends.torch.ops.base import (
     KV_BLOCK_SIZE,
     AttentionMetadata,
+    AttentionParams,
+    KVLayer,
     LoRAMapping,
     Ops,
     PrefillChunk,
     StackedLoRAWeights,
 )
-from personalpeft.backends.torch.ops.reference_ops import ReferenceOps, attention
-from personalpeft.backends.torch.ops.training_ops import Heads, Segments, TrainingOps
+from personalpeft.backends.torch.ops.training_ops import (
+    AttentionInputs,
+    Heads,
+    Segments,
+    TrainingOps,
+)
 
 # Largest difference from torch, relative to its largest value: rounding and our own exp.
 _TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 0.02}
 
 
-def find_wrong_kernel(kernels: Ops, dtype: torch.dtype) -> str | None:
+def find_wrong_kernel(ops: Ops) -> str | None:
     """Return the first operation that differs by more than rounding; None if there is none."""
-    tolerance = _TOLERANCE[dtype]
+    training = () if ops.training is None else _check_training(ops.training, ops.dtype)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        for name, actual, expected in _check_serving(kernels, dtype):
-            if not _is_close(actual, expected, tolerance):
+        for name, actual, expected in chain(_check_serving(ops), training):
+            difference = (actual.float() - expected.float()).abs().max()
+            # Written so that NaN is wrong too.
+            if not difference <= _TOLERANCE[ops.dtype] * expected.float().abs().max().clamp(
+                min=1.0
+            ):
                 return name
-        if kernels.training is not None:
-            for name, actual, expected in _check_training(kernels.training, dtype):
-                if not _is_close(actual, expected, tolerance):
-                    return name
     return None
 
 
-def _is_close(actual: Tensor, expected: Tensor, tolerance: float) -> bool:
-    difference = (actual.float() - expected.float()).abs().max()
-    # Written so that NaN is wrong too.
-    return bool(difference <= tolerance * expected.float().abs().max().clamp(min=1.0))
-
-
-def _check_serving(kernels: Ops, dtype: torch.dtype) -> Iterator[tuple[str, Tensor, Tensor]]:
-    reference = ReferenceOps()
+def _check_serving(ops: Ops) -> Iterator[tuple[str, Tensor, Tensor]]:
+    dtype = ops.dtype
+    reference = Ops(ops.device, dtype)
     x = torch.randn(5, 48, dtype=dtype)
     weight = torch.randn(48, dtype=dtype)
-    yield "rms_norm", kernels.rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5)
-    yield "argmax", kernels.argmax(x), reference.argmax(x)
+    yield "rms_norm", ops.rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5)
+    yield "argmax", ops.argmax(x), reference.argmax(x)
 
     source = np.random.default_rng(0).standard_normal((2, 3, 40)).astype(np.float16)
     packed = [torch.zeros((2, 40, 3), dtype=dtype).transpose(1, 2) for _ in range(2)]
-    for each, target in zip((kernels, reference), packed, strict=True):
+    for each, target in zip((ops, reference), packed, strict=True):
         each.pack_weights(source, target, 0.5)
     yield "pack_weights", packed[0], packed[1]
 
@@ -67,7 +72,7 @@ def _check_serving(kernels: Ops, dtype: torch.dtype) -> Iterator[tuple[str, Tens
         torch.tensor([0, 1, 2, 1, 0], dtype=torch.int32), torch.tensor([0, 8, 8], dtype=torch.int32)
     )
     outputs = [torch.zeros(5, 40, dtype=dtype) for _ in range(2)]
-    for each, y in zip((kernels, reference), outputs, strict=True):
+    for each, y in zip((ops, reference), outputs, strict=True):
         each.apply_lora(x, y, mapping, weights, 0)
     # Slot 0 is zero in a bank. Here it is not, and only the reference adds it.
     adapted = mapping.slots > 0
@@ -75,115 +80,107 @@ def _check_serving(kernels: Ops, dtype: torch.dtype) -> Iterator[tuple[str, Tens
 
     count, heads, kv_heads, dim = KV_BLOCK_SIZE + 9, 4, 2, 16
     q, k, v = (torch.randn(count, n, dim, dtype=dtype) for n in (heads, kv_heads, kv_heads))
+    # The row's first block is block 2 of the cache, its second one block 1.
     blocks = torch.tensor([2, 1], dtype=torch.int32)
-    slots = torch.tensor(
-        [int(blocks[t // KV_BLOCK_SIZE]) * KV_BLOCK_SIZE + t % KV_BLOCK_SIZE for t in range(count)]
-    )
-    metadata = AttentionMetadata(slots, blocks[None], torch.tensor([count], dtype=torch.int32))
+    kv_indices = torch.arange(3 * KV_BLOCK_SIZE).view(3, -1)[blocks].flatten()[:count]
+    metadata = AttentionMetadata(kv_indices, blocks[None], torch.tensor([count], dtype=torch.int32))
     caches = []
-    for each in (kernels, reference):
-        keys, values = (
-            torch.zeros(3, kv_heads, dim, KV_BLOCK_SIZE, dtype=dtype),
-            torch.zeros(3, kv_heads, KV_BLOCK_SIZE, dim, dtype=dtype),
+    for each in (ops, reference):
+        keys = ops.zeros(3, kv_heads, dim, KV_BLOCK_SIZE)
+        caches.append(KVLayer(keys, ops.zeros(3, kv_heads, KV_BLOCK_SIZE, dim)))
+        each.write_kv(k, v, caches[-1], metadata)
+    for actual, expected in zip(*caches, strict=True):
+        yield "write_kv", actual, expected
+    chunk = PrefillChunk(0, 11, count, blocks)
+    for softcap, window in ((0.0, 0), (0.0, 7), (5.0, 0)):
+        params = AttentionParams(0.25, softcap, window)
+        actual, expected = (
+            each.paged_attention(q[-1:], caches[1], metadata, params) for each in (ops, reference)
         )
-        each.write_kv(k, v, keys, values, metadata)
-        caches.append((keys, values))
-    yield (
-        "write_kv",
-        torch.cat([t.flatten() for t in caches[0]]),
-        torch.cat([t.flatten() for t in caches[1]]),
+        yield "paged_attention", actual, expected
+        actual, expected = (
+            each.prefill_attention(q[-11:], caches[1], chunk, params) for each in (ops, reference)
+        )
+        yield "prefill_attention", actual, expected
+
+
+def _check_training(ops: TrainingOps, dtype: torch.dtype) -> Iterator[tuple[str, Tensor, Tensor]]:
+    x, weight, grad, other = (
+        torch.randn(*shape, dtype=dtype) for shape in ((6, 48), (48,), (6, 48), (6, 48))
     )
-    for window, softcap in ((0, 0.0), (7, 0.0), (0, 5.0)):
-        decode_outputs, chunk_outputs = [], []
-        for each in (kernels, reference):
-            keys, values = caches[1]
-            decode_outputs.append(
-                each.paged_attention(
-                    q[-1:], keys, values, metadata, scaling=0.25, softcap=softcap, window=window
-                )
-            )
-            chunk = PrefillChunk(0, 11, count, blocks)
-            chunk_outputs.append(
-                each.prefill_attention(
-                    q[-11:], keys, values, chunk, scaling=0.25, softcap=softcap, window=window
-                )
-            )
-        yield "paged_attention", decode_outputs[0], decode_outputs[1]
-        yield "prefill_attention", chunk_outputs[0], chunk_outputs[1]
+    x32, grad32, other32 = x.float(), grad.float(), other.float()
 
-
-def _check_training(
-    kernels: TrainingOps, dtype: torch.dtype
-) -> Iterator[tuple[str, Tensor, Tensor]]:
-    x, weight, out_grad = (torch.randn(*shape, dtype=dtype) for shape in ((6, 48), (48,), (6, 48)))
-
-    def rms_norm(x: Tensor) -> Tensor:
-        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5) * weight.float()
-
+    # The gradient with respect to x / rms(x), and then to x.
+    scale = torch.rsqrt(x32.square().mean(-1, keepdim=True) + 1e-5)
+    inner = grad32 * weight.float()
     yield (
         "rms_norm_backward",
-        kernels.rms_norm_backward(x, weight, out_grad, 1e-5),
-        _autograd(rms_norm, x, out_grad),
+        ops.rms_norm_backward(x, weight, grad, 1e-5),
+        scale * (inner - x32 * scale.square() * (inner * x32).mean(-1, keepdim=True)),
     )
 
-    def silu_and_mul(x: Tensor) -> Tensor:
-        return silu(x[:, :24]) * x[:, 24:]
-
-    yield "silu_and_mul", kernels.silu_and_mul(x), silu_and_mul(x.float())
+    (gate, up), out_grad = x32.chunk(2, -1), grad32[:, :24]
+    sigmoid = gate.sigmoid()
+    yield "silu_and_mul", ops.silu_and_mul(x), gate * sigmoid * up
+    gate_grad = out_grad * up * sigmoid * (1 + gate * (1 - sigmoid))
     yield (
         "silu_and_mul_backward",
-        kernels.silu_and_mul_backward(x, out_grad[:, :24].contiguous()),
-        _autograd(silu_and_mul, x, out_grad[:, :24]),
+        ops.silu_and_mul_backward(x, grad[:, :24].contiguous()),
+        torch.cat([gate_grad, out_grad * gate * sigmoid], -1),
     )
 
-    lse = kernels.logsumexp(x)
-    yield "logsumexp", lse, x.float().logsumexp(-1)
+    lse, other_lse = ops.logsumexp(x), ops.logsumexp(other)
+    yield "logsumexp", lse, x32.logsumexp(-1)
     tokens, each = torch.arange(6), torch.randn(6)
-
-    def token_logprob(x: Tensor) -> Tensor:
-        return x.log_softmax(-1).gather(1, tokens[:, None])[:, 0]
-
+    q, p = x32.softmax(-1), other32.softmax(-1)
     yield (
         "token_logprob_backward",
-        kernels.token_logprob_backward(x, lse, tokens, each),
-        _autograd(token_logprob, x, each),
+        ops.token_logprob_backward(x, lse, tokens, each),
+        each[:, None] * (torch.eye(6, 48) - q),
     )
-    other = torch.randn(6, 48, dtype=dtype)
-    log_p = other.float().log_softmax(-1)
-
-    def kl_div(x: Tensor) -> Tensor:
-        return (log_p.exp() * (log_p - x.log_softmax(-1))).sum(-1)
-
-    pair = other, kernels.logsumexp(other), x, lse
-    yield "kl_div", kernels.kl_div(*pair), kl_div(x.float())
+    yield (
+        "kl_div",
+        ops.kl_div(other, other_lse, x, lse),
+        (p * (other32.log_softmax(-1) - x32.log_softmax(-1))).sum(-1),
+    )
     yield (
         "kl_div_backward",
-        kernels.kl_div_backward(*pair, each),
-        _autograd(kl_div, x, each),
+        ops.kl_div_backward(other, other_lse, x, lse, each),
+        each[:, None] * (q - p),
     )
+    yield from _check_training_attention(ops, dtype)
 
-    heads = Heads(4, 2, 16, 0.25, 0)
+
+def _check_training_attention(
+    ops: TrainingOps, dtype: torch.dtype
+) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Check causal attention of 4 heads over 2 heads of keys and values."""
     q, k, v = (torch.randn(6, n * 16, dtype=dtype) for n in (4, 2, 2))
     no_rotation = torch.ones(6, 16, dtype=dtype), torch.zeros(6, 16, dtype=dtype)
     segment = Segments(torch.tensor([[0, 6, 0, 0, 0]]), torch.empty(0, dtype=torch.int64), 6)
-    actual, attention_lse = kernels.attention(q, k, v, *no_rotation, segment, heads)
-    leaves = [_leaf(t.view(6, -1, 16)) for t in (q, k, v)]
-    expected = attention(
-        *leaves, mask=torch.ones(6, 6, dtype=torch.bool).tril(), scaling=0.25
-    ).reshape(6, -1)
-    yield "attention", actual, expected.detach()
-    outputs = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    inputs = AttentionInputs(q, k, v, *no_rotation, segment, Heads(4, 2, 16, 0.25, 0))
+    out, lse = ops.attention(inputs)
+    # [kv_heads, heads of each, tokens, dim]
+    q32, k32, v32 = (t.float().view(6, 2, -1, 16).permute(1, 2, 0, 3) for t in (q, k, v))
+    scores = q32 @ k32.mT * 0.25
+    weights = scores.masked_fill(torch.ones(6, 6, dtype=torch.bool).triu(1), -torch.inf).softmax(-1)
+    yield "attention", out, _side_by_side(weights @ v32)
+
     grad = torch.randn(6, 64, dtype=dtype)
-    kernels.attention_backward(q, k, v, *no_rotation, segment, heads, grad, attention_lse, outputs)
-    grads = torch.autograd.grad(expected, leaves, grad.float())
-    for name, own, out_grad in zip("qkv", outputs, grads, strict=True):
-        yield f"attention_backward ({name})", own, out_grad.flatten(1)
+    grads = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    ops.attention_backward(inputs, grad, lse, grads)
+    grad32 = grad.float().view(6, 2, -1, 16).permute(1, 2, 0, 3)
+    weights_grad = grad32 @ v32.mT
+    scores_grad = 0.25 * weights * (weights_grad - (weights * weights_grad).sum(-1, keepdim=True))
+    expected = (
+        scores_grad @ k32,
+        (scores_grad.mT @ q32).sum(1, keepdim=True),
+        (weights.mT @ grad32).sum(1, keepdim=True),
+    )
+    for name, own, wanted in zip("qkv", grads, expected, strict=True):
+        yield f"attention_backward ({name})", own, _side_by_side(wanted)
 
 
-def _autograd(function: Callable[[Tensor], Tensor], x: Tensor, out_grad: Tensor) -> Tensor:
-    leaf = _leaf(x)
-    return torch.autograd.grad(function(leaf), leaf, out_grad.float())[0]
-
-
-def _leaf(x: Tensor) -> Tensor:
-    return x.detach().to(torch.float32, copy=True).requires_grad_()
+def _side_by_side(x: Tensor) -> Tensor:
+    """Return ``[tokens, heads * dim]``."""
+    return x.permute(2, 0, 1, 3).flatten(1)

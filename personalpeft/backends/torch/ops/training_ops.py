@@ -7,18 +7,14 @@ path alone. Shapes: T tokens. Tensors are in the base's dtype and contiguous, un
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from personalpeft.backends.torch.ops.native_library import (
-    SUFFIX,
-    NoCompiler,
-    bind_function,
-    load_library,
-)
+from personalpeft.backends.torch.ops.native_library import bind_functions
 
 _P, _I, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _SIGNATURES = {
@@ -63,88 +59,91 @@ class Heads:
     window: int
 
 
+@dataclass(frozen=True, slots=True)
+class AttentionInputs:
+    """What attention over a packed sequence is computed from.
+
+    Attributes:
+        q: ``[T, heads * dim]`` before the rotary embedding; only rows must be contiguous.
+        k: ``[T, kv_heads * dim]``, like ``q``.
+        v: ``[T, kv_heads * dim]``.
+        cos: ``[T, dim]``.
+        sin: ``[T, dim]``.
+        segments: The paths.
+        heads: The shape of attention.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    cos: Tensor
+    sin: Tensor
+    segments: Segments
+    heads: Heads
+
+    def packed(self) -> tuple[Any, ...]:
+        """Return the inputs as arguments of the C++ operations."""
+        heads, segments, qkv = self.heads, self.segments, (self.q, self.k, self.v)
+        sizes = (len(self.q), heads.heads, heads.kv_heads, heads.dim)
+        numbers = (*sizes, *(tensor.stride(0) for tensor in qkv), heads.window)
+        return (
+            *addresses(*qkv, self.cos, self.sin),
+            (ctypes.c_int64 * len(numbers))(*numbers),
+            heads.scaling,
+            segments.table.data_ptr(),
+            len(segments.table),
+            segments.ancestors.data_ptr(),
+        )
+
+
 class TrainingOps:
-    """Call the C++ operations. Raise ``NoCompiler`` if this machine cannot compile or load them."""
+    """Call the C++ operations of a library."""
 
-    def __init__(self, cache: Path, dtype: torch.dtype) -> None:
-        if dtype not in SUFFIX:
-            raise NoCompiler(f"CPU operations need float32 or bfloat16, got {dtype}")
-        library = load_library(cache, "training.cpp")
-        self._functions = {
-            name: bind_function(library, f"{name}_{SUFFIX[dtype]}", signature)
-            for name, signature in _SIGNATURES.items()
-        }
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._functions = bind_functions(library, _SIGNATURES)
 
-    def attention(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        segments: Segments,
-        heads: Heads,
-    ) -> tuple[Tensor, Tensor]:
+    def attention(self, inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
         """Return the attention of each token over its path, and each softmax's log-sum-exp.
 
-        Args:
-            q: ``[T, heads * dim]`` before the rotary embedding; only rows must be contiguous.
-            k: ``[T, kv_heads * dim]``, like ``q``.
-            v: ``[T, kv_heads * dim]``.
-            cos: ``[T, dim]``.
-            sin: ``[T, dim]``.
-            segments: The paths.
-            heads: The shape of attention.
-
-        Returns:
-            ``[T, heads * dim]``, and float32 ``[T, heads]``.
+        The first is ``[T, heads * dim]``, the second float32 ``[T, heads]``.
         """
+        q, heads = inputs.q, inputs.heads
         out = q.new_empty((len(q), heads.heads * heads.dim))
         lse = torch.empty((len(q), heads.heads), dtype=torch.float32)
-        self._functions["attention"](
-            *_addresses(q, k, v, cos, sin),
-            _shape_array(q, k, v, heads),
-            heads.scaling,
-            *_pack_ancestors(segments),
-            out.data_ptr(),
-            lse.data_ptr(),
-        )
+        self._functions["attention"](*inputs.packed(), *addresses(out, lse))
         return out, lse
 
     def attention_backward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        segments: Segments,
-        heads: Heads,
-        grad: Tensor,
-        lse: Tensor,
-        outputs: tuple[Tensor, Tensor, Tensor],
+        self, inputs: AttentionInputs, grad: Tensor, lse: Tensor, outputs: Sequence[Tensor]
     ) -> None:
-        """Write the gradients of ``q``, ``k`` and ``v`` to ``outputs``, with their strides."""
+        """Write the gradients of ``q``, ``k`` and ``v``.
+
+        Args:
+            inputs: Those of ``attention``.
+            grad: Gradient of its result, ``[T, heads * dim]``.
+            lse: Its log-sum-exp, ``[T, heads]``.
+            outputs: The three gradients, with the strides of ``q``, ``k`` and ``v``.
+        """
+        heads, total = inputs.heads, inputs.segments.total
         padded_dim = -(-heads.dim // _LANES) * _LANES
-        path_grads = torch.empty(
-            (2, segments.total, heads.kv_heads, padded_dim), dtype=torch.float32
-        )
+        path_grads = torch.empty((2, total, heads.kv_heads, padded_dim), dtype=torch.float32)
         self._functions["attention_backward"](
-            *_addresses(q, k, v, cos, sin),
-            _shape_array(q, k, v, heads),
-            heads.scaling,
-            *_pack_ancestors(segments),
-            *_addresses(grad, lse, path_grads),
-            segments.total,
-            *_addresses(*outputs),
+            *inputs.packed(), *addresses(grad, lse, path_grads), total, *addresses(*outputs)
         )
 
     def rms_norm_backward(self, x: Tensor, weight: Tensor, grad: Tensor, epsilon: float) -> Tensor:
-        """Return the gradient of ``Ops.rms_norm`` with respect to ``x``."""
+        """Return the gradient of ``Ops.rms_norm`` with respect to ``x``.
+
+        Args:
+            x: ``[..., size]``.
+            weight: ``[size]``.
+            grad: Gradient of the result, like ``x``.
+            epsilon: Added to the mean square.
+        """
         out = torch.empty_like(x)
         size = x.shape[-1]
         self._functions["rms_norm_backward"](
-            *_addresses(x, weight, grad, out), x.numel() // size, size, epsilon
+            *addresses(x, weight, grad, out), x.numel() // size, size, epsilon
         )
         return out
 
@@ -152,7 +151,7 @@ class TrainingOps:
         """Return ``silu(gate) * up`` (Shazeer 2020) of ``[..., 2 * size]``, gate first."""
         size = x.shape[-1] // 2
         out = x.new_empty((*x.shape[:-1], size))
-        self._functions["silu_and_mul"](*_addresses(x, out), out.numel() // size, size)
+        self._functions["silu_and_mul"](*addresses(x, out), out.numel() // size, size)
         return out
 
     def silu_and_mul_backward(self, x: Tensor, grad: Tensor) -> Tensor:
@@ -160,60 +159,63 @@ class TrainingOps:
         out = torch.empty_like(x)
         size = x.shape[-1] // 2
         self._functions["silu_and_mul_backward"](
-            *_addresses(x, grad, out), grad.numel() // size, size
+            *addresses(x, grad, out), grad.numel() // size, size
         )
         return out
 
     def logsumexp(self, logits: Tensor) -> Tensor:
         """Return ``log(sum(exp(row)))`` of each row of ``[n, size]``, float32."""
         out = torch.empty(len(logits), dtype=torch.float32)
-        self._functions["logsumexp"](*_addresses(logits, out), len(logits), logits.shape[1])
+        self._functions["logsumexp"](*addresses(logits, out), len(logits), logits.shape[1])
         return out
 
     def token_logprob_backward(
         self, logits: Tensor, lse: Tensor, tokens: Tensor, grad: Tensor
     ) -> Tensor:
-        """Return the gradient of the tokens' log-probs with respect to the logits."""
+        """Return the gradient of the tokens' log-probs with respect to the logits.
+
+        Args:
+            logits: ``[n, vocabulary]``.
+            lse: Their log-sum-exp, ``[n]``.
+            tokens: One token of each row, int64 ``[n]``.
+            grad: Gradient of each log-prob, ``[n]``.
+        """
         out = torch.empty_like(logits)
         self._functions["token_logprob_backward"](
-            *_addresses(logits, lse, tokens, grad, out), *logits.shape
+            *addresses(logits, lse, tokens, grad, out), *logits.shape
         )
         return out
 
     def kl_div(self, p: Tensor, p_lse: Tensor, q: Tensor, q_lse: Tensor) -> Tensor:
-        """Return the KL divergence ``sum p (log p - log q)`` of each row of logits, float32
-        ``[n]``.
+        """Return the KL divergence ``sum p (log p - log q)`` of each row, float32 ``[n]``.
+
+        Args:
+            p: Logits of the reference, ``[n, vocabulary]``.
+            p_lse: Their log-sum-exp, ``[n]``.
+            q: Logits of the policy, ``[n, vocabulary]``.
+            q_lse: Their log-sum-exp, ``[n]``.
         """
         out = torch.empty(len(p), dtype=torch.float32)
-        self._functions["kl_div"](*_addresses(p, p_lse, q, q_lse, out), *p.shape)
+        self._functions["kl_div"](*addresses(p, p_lse, q, q_lse, out), *p.shape)
         return out
 
     def kl_div_backward(
         self, p: Tensor, p_lse: Tensor, q: Tensor, q_lse: Tensor, grad: Tensor
     ) -> Tensor:
-        """Return the gradient of ``kl_div`` with respect to the logits of ``q``."""
+        """Return the gradient of ``kl_div`` with respect to ``q``.
+
+        Args:
+            p: Logits of the reference, ``[n, vocabulary]``.
+            p_lse: Their log-sum-exp, ``[n]``.
+            q: Logits of the policy, ``[n, vocabulary]``.
+            q_lse: Their log-sum-exp, ``[n]``.
+            grad: Gradient of each row's divergence, ``[n]``.
+        """
         out = torch.empty_like(q)
-        self._functions["kl_div_backward"](*_addresses(p, p_lse, q, q_lse, grad, out), *q.shape)
+        self._functions["kl_div_backward"](*addresses(p, p_lse, q, q_lse, grad, out), *q.shape)
         return out
 
 
-def _addresses(*tensors: Tensor) -> tuple[int, ...]:
+def addresses(*tensors: Tensor) -> tuple[int, ...]:
+    """Return where the numbers of tensors lie in memory, for a C++ operation."""
     return tuple(tensor.data_ptr() for tensor in tensors)
-
-
-def _shape_array(q: Tensor, k: Tensor, v: Tensor, heads: Heads) -> ctypes.Array[ctypes.c_int64]:
-    numbers = (
-        len(q),
-        heads.heads,
-        heads.kv_heads,
-        heads.dim,
-        q.stride(0),
-        k.stride(0),
-        v.stride(0),
-        heads.window,
-    )
-    return (ctypes.c_int64 * len(numbers))(*numbers)
-
-
-def _pack_ancestors(segments: Segments) -> tuple[int, int, int]:
-    return segments.table.data_ptr(), len(segments.table), segments.ancestors.data_ptr()

@@ -1,9 +1,10 @@
 """Kernels for NVIDIA GPUs in Triton's language.
 
-Arguments in lower case are pointers and numbers of a call. A kernel is compiled for each choice of
-those in capitals. Sums are in float32.
+``triton_ops`` calls them. Arguments in lower case are pointers and numbers of a call; tensors have
+the shapes that ``Ops`` documents. A kernel is compiled for each choice of those in capitals. Sums
+are in float32.
 
-Invariants: each kernel computes what its namesake in ``ReferenceOps`` does. The operations for one
+Invariants: each kernel computes what its namesake in ``Ops`` does. The operations for one
 token and their order depend on its row alone, and on whether it is prefilled. No order of adding is
 left to scheduling.
 """
@@ -151,11 +152,11 @@ def expand(
 
 @triton.jit
 def write_kv(
-    k, v, keys, values, slot_mapping, heads, dim, BLOCK: tl.constexpr, WRITE_SIZE: tl.constexpr
+    k, v, keys, values, kv_indices, heads, dim, BLOCK: tl.constexpr, WRITE_SIZE: tl.constexpr
 ):
-    """Write one token's keys and values, or a part of them, to its slot."""
+    """Write one token's keys and values, or a part of them, to its place."""
     token = tl.program_id(0)
-    target = tl.load(slot_mapping + token)
+    target = tl.load(kv_indices + token)
     block, offset = target // BLOCK, target % BLOCK
     i = tl.program_id(1) * WRITE_SIZE + tl.arange(0, WRITE_SIZE)
     mask = i < heads * dim

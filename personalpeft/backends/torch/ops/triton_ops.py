@@ -16,11 +16,13 @@ from personalpeft.backends.torch.ops import triton_kernels
 from personalpeft.backends.torch.ops.base import (
     KV_BLOCK_SIZE,
     AttentionMetadata,
+    AttentionParams,
+    KVLayer,
     LoRAMapping,
+    Ops,
     PrefillChunk,
     StackedLoRAWeights,
 )
-from personalpeft.backends.torch.ops.reference_ops import ReferenceOps
 
 # Smallest tile of tensor cores.
 _MIN_TILE = 16
@@ -36,20 +38,20 @@ class NoTriton(RuntimeError):
     """The kernels could not be compiled or run. The message is a reason for ``doctor``."""
 
 
-class TritonOps(ReferenceOps):
-    """See ``Ops``. Operations on host memory and those torch does well are inherited."""
+class TritonOps(Ops):
+    """Operations on host memory and those torch does well are inherited.
+
+    Not batch-invariant: prefill and decoding add in different orders.
+    """
 
     name = "triton"
-    # Prefill and decoding add in different orders.
-    batch_invariant = False
-    training = None
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__(device, dtype)
         self._tiles: dict[tuple[int, ...], tuple[Tensor, int]] = {}
 
     def apply_lora(
-        self, x: Tensor, y: Tensor, mapping: LoRAMapping, weights: StackedLoRAWeights, block: int
+        self, x: Tensor, y: Tensor, mapping: LoRAMapping, weights: StackedLoRAWeights, layer: int
     ) -> None:
         tokens, sections, capacity = len(x), len(weights.ends), weights.max_rank
         shrunk = torch.empty((tokens, sections, capacity), dtype=torch.float32, device=x.device)
@@ -58,7 +60,7 @@ class TritonOps(ReferenceOps):
             shrunk,
             mapping.slots,
             mapping.ranks,
-            weights.a[0, block],
+            weights.a[0, layer],
             weights.a.stride(0),
             tokens,
             x.shape[1],
@@ -75,7 +77,7 @@ class TritonOps(ReferenceOps):
             y,
             mapping.slots,
             mapping.ranks,
-            weights.b[0, block],
+            weights.b[0, layer],
             weights.b.stride(0),
             tiles,
             tokens,
@@ -89,18 +91,15 @@ class TritonOps(ReferenceOps):
             PRECISION=_precision(x),
         )
 
-    def write_kv(
-        self, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, metadata: AttentionMetadata
-    ) -> None:
+    def write_kv(self, k: Tensor, v: Tensor, kv: KVLayer, metadata: AttentionMetadata) -> None:
         tokens, heads, dim = k.shape
         write_size = min(_WRITE_SIZE, triton.next_power_of_2(heads * dim))
         grid = (tokens, triton.cdiv(heads * dim, write_size))
         triton_kernels.write_kv[grid](
             k,
             v,
-            keys,
-            values,
-            metadata.write_slots,
+            *kv,
+            metadata.kv_indices,
             heads,
             dim,
             BLOCK=KV_BLOCK_SIZE,
@@ -108,15 +107,7 @@ class TritonOps(ReferenceOps):
         )
 
     def paged_attention(
-        self,
-        q: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        metadata: AttentionMetadata,
-        *,
-        scaling: float,
-        softcap: float,
-        window: int,
+        self, q: Tensor, kv: KVLayer, metadata: AttentionMetadata, params: AttentionParams
     ) -> Tensor:
         tokens, heads, dim = q.shape
         splits = triton.cdiv(metadata.block_table.shape[1], _SPLIT_BLOCKS)
@@ -128,19 +119,14 @@ class TritonOps(ReferenceOps):
         )
         lse = torch.empty((tokens, heads, splits), dtype=torch.float32, device=q.device)
         _launch_attention(
-            (tokens, keys.shape[1], splits),
+            (tokens, kv.keys.shape[1], splits),
             q,
             partial,
             lse,
-            keys,
-            values,
+            kv,
             metadata.block_table,
             metadata.lengths,
-            length=0,
-            window=window,
-            scaling=scaling,
-            softcap=softcap,
-            query_tokens=0,
+            params,
         )
         if splits > 1:
             triton_kernels.merge_splits[(tokens, heads)](
@@ -148,7 +134,7 @@ class TritonOps(ReferenceOps):
                 lse,
                 out,
                 metadata.lengths,
-                window,
+                params.window,
                 splits,
                 DIM=dim,
                 WIDTH=_width(dim),
@@ -157,32 +143,22 @@ class TritonOps(ReferenceOps):
         return out
 
     def prefill_attention(
-        self,
-        q: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        chunk: PrefillChunk,
-        *,
-        scaling: float,
-        softcap: float,
-        window: int,
+        self, q: Tensor, kv: KVLayer, chunk: PrefillChunk, params: AttentionParams
     ) -> Tensor:
         out = torch.empty_like(q)
-        query_tokens = max(1, _QUERY_ROWS // triton.next_power_of_2(q.shape[1] // keys.shape[1]))
+        kv_heads = kv.keys.shape[1]
+        query_tokens = max(1, _QUERY_ROWS // triton.next_power_of_2(q.shape[1] // kv_heads))
         blocks = chunk.blocks.to(q.device)
         _launch_attention(
-            (triton.cdiv(len(q), query_tokens), keys.shape[1], 1),
+            (triton.cdiv(len(q), query_tokens), kv_heads, 1),
             q,
             out,
             out,
-            keys,
-            values,
+            kv,
             blocks,
             blocks,
+            params,
             length=chunk.length,
-            window=window,
-            scaling=scaling,
-            softcap=softcap,
             query_tokens=query_tokens,
         )
         return out
@@ -209,7 +185,7 @@ class TritonOps(ReferenceOps):
                 for start in range(begin, end, _OUTPUTS)
             ]
             cached = (
-                torch.tensor(tiles, dtype=torch.int32, device=self._device),
+                torch.tensor(tiles, dtype=torch.int32, device=self.device),
                 math.gcd(16, *ends),
             )
             self._tiles[ends] = cached
@@ -218,21 +194,19 @@ class TritonOps(ReferenceOps):
 
 def try_triton_ops(device: torch.device, dtype: torch.dtype) -> TritonOps:
     """Return the operations after a trial run. Raise ``NoTriton`` if it fails."""
-    kernels = TritonOps(device)
+    ops = TritonOps(device, dtype)
     try:
         x, y = (torch.full((1, 16), fill, dtype=dtype, device=device) for fill in (1.0, 0.0))
         numbers = torch.ones((2, 1, 1, 16), dtype=dtype, device=device)
         one = torch.ones(2, dtype=torch.int32, device=device)
-        kernels.apply_lora(
-            x, y, LoRAMapping(one, one), StackedLoRAWeights(numbers, numbers, (16,)), 0
-        )
+        ops.apply_lora(x, y, LoRAMapping(one, one), StackedLoRAWeights(numbers, numbers, (16,)), 0)
         out = set(y[0].tolist())
     except Exception as error:  # A compiler, a linker, a driver: each fails in its own way.
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise NoTriton(f"Triton kernels do not run here: {lines[-1]}") from error
     if out != {16.0}:
         raise NoTriton(f"Triton kernels do not run here: sixteen ones add up to {out}")
-    return kernels
+    return ops
 
 
 def _launch_attention(
@@ -240,36 +214,33 @@ def _launch_attention(
     q: Tensor,
     out: Tensor,
     lse: Tensor,
-    keys: Tensor,
-    values: Tensor,
+    kv: KVLayer,
     table: Tensor,
     lengths: Tensor,
+    params: AttentionParams,
     *,
-    length: int,
-    window: int,
-    scaling: float,
-    softcap: float,
-    query_tokens: int,
+    length: int = 0,
+    query_tokens: int = 0,
 ) -> None:
     tokens, heads, dim = q.shape
-    group = heads // keys.shape[1]
+    kv_heads, scaling, softcap = kv.keys.shape[1], params.scaling, params.softcap
+    group = heads // kv_heads
     # The kernel uses exp2, so scores are scaled by log2(e).
     log2_e = math.log2(math.e)
     triton_kernels.paged_attention[grid](
         q,
         out,
         lse,
-        keys,
-        values,
+        *kv,
         table,
         lengths,
         tokens,
         length,
         table.shape[-1],
-        window,
+        params.window,
         scaling / softcap if softcap else scaling * log2_e,
         softcap * log2_e,
-        keys.shape[1],
+        kv_heads,
         TOKENS=query_tokens,
         GROUP=group,
         HEADS=triton.next_power_of_2(group)

@@ -1,4 +1,4 @@
-"""Modules with hand-written gradients for norms, gated MLPs and attention, and fused losses.
+"""Modules with hand-written gradients for norms, gated MLPs and attention.
 
 Under autograd each is a dozen operators that read and write all activations, and attention over a
 packed sequence is quadratic. Here each is one C++ loop forward and one backward
@@ -10,16 +10,22 @@ Without training operations only inference is fused.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from personalpeft.backends.torch.lora_layers import LoRALinear, apply_function
+from personalpeft.backends.torch.autograd import apply_function, differentiable
+from personalpeft.backends.torch.lora_layers import LoRALinear
 from personalpeft.backends.torch.openmp import limit_threads
 from personalpeft.backends.torch.ops.base import Ops
-from personalpeft.backends.torch.ops.training_ops import Heads, Segments, TrainingOps
-from personalpeft.backends.torch.training.packing import PackedSequence
+from personalpeft.backends.torch.ops.training_ops import (
+    AttentionInputs,
+    Heads,
+    Segments,
+    TrainingOps,
+)
 
 # Norms that are x / rms(x) * weight. Gemma's are not.
 _RMS_NORMS = frozenset({"LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm"})
@@ -29,15 +35,13 @@ _GATED = frozenset({"LlamaMLP", "MistralMLP", "Qwen2MLP", "Qwen3MLP"})
 _ATTENTION = frozenset(
     {"LlamaAttention", "MistralAttention", "Qwen2Attention", "Qwen3Attention", "Gemma3Attention"}
 )
-
-
 # Positions that are added to a table at a time.
 _ROTARY_BLOCK = 512
 
 
-def install_fused_modules(module: nn.Module, kernels: Ops) -> bool:
+def install_fused_modules(module: nn.Module, ops: Ops) -> bool:
     """Replace supported modules. Return whether all attention takes ``segments`` for a mask."""
-    training = kernels.training
+    training = ops.training
     modules = [(path, part, type(part).__name__) for path, part in module.named_modules()]
     attention = [part for _, part, kind in modules if kind.endswith("Attention")]
     fused_attention = (
@@ -49,7 +53,7 @@ def install_fused_modules(module: nn.Module, kernels: Ops) -> bool:
     for path, part, kind in reversed(modules):
         replacement: nn.Module | None = None
         if kind in _RMS_NORMS:
-            replacement = _FusedRMSNorm(part, kernels)
+            replacement = _FusedRMSNorm(part, ops)
         elif training is not None and kind in _GATED and _is_silu(part):
             replacement = _FusedGatedMLP(part, training)
         elif training is not None and fused_attention and kind in _ATTENTION:
@@ -62,77 +66,26 @@ def install_fused_modules(module: nn.Module, kernels: Ops) -> bool:
     return fused_attention
 
 
-def to_segments(packed: PackedSequence) -> Segments:
-    """Return a packed sequence's segments as tensors."""
-    rows: list[tuple[int, ...]] = []
-    ancestors: list[int] = []
-    total = 0
-    for segment in packed.segments:
-        rows.append((segment.begin, segment.end, len(segment.ancestors), len(ancestors), total))
-        ancestors.extend(segment.ancestors)
-        total += len(segment.ancestors) + segment.end - segment.begin
-    return Segments(
-        torch.tensor(rows, dtype=torch.int64), torch.tensor(ancestors, dtype=torch.int64), total
-    )
-
-
-def token_logprob(logits: Tensor, tokens: Tensor, training: TrainingOps | None) -> Tensor:
-    """Return one token's log-prob for each row of ``[n, vocabulary]``, float32 ``[n]``."""
-    if training is None:
-        logits32 = logits.float()
-        return logits32.gather(1, tokens[:, None])[:, 0] - torch.logsumexp(logits32, dim=-1)
-    output: Tensor = apply_function(_TokenLogprobFunction, logits, tokens, training)
-    return output
-
-
-def kl_div(p: Tensor, q: Tensor, training: TrainingOps | None) -> Tensor:
-    """Return ``sum p (log p - log q)`` for each row of two sets of logits, float32 ``[n]``.
-
-    No gradient flows to ``p``.
-    """
-    if training is None:
-        log_p, log_q = (
-            torch.log_softmax(logits, dim=-1, dtype=torch.float32) for logits in (p.detach(), q)
-        )
-        return (log_p.exp() * (log_p - log_q)).sum(-1)
-    divergence: Tensor = apply_function(_KLDivFunction, p.detach(), q, training)
-    return divergence
-
-
 class _FusedRMSNorm(nn.Module):
-    def __init__(self, inner: Any, kernels: Ops) -> None:
+    def __init__(self, inner: Any, ops: Ops) -> None:
         super().__init__()
         self.inner = inner
-        self._kernels = kernels
+        self._ops = ops
         self._epsilon = float(inner.variance_epsilon)
 
     def forward(self, x: Tensor) -> Tensor:
+        ops, training, epsilon = self._ops, self._ops.training, self._epsilon
+        weight: Tensor = self.inner.weight
         if not torch.is_grad_enabled():
-            return self._kernels.rms_norm(x.contiguous(), self.inner.weight, self._epsilon)
-        if self._kernels.training is None:
+            return ops.rms_norm(x.contiguous(), weight, epsilon)
+        if training is None:
             y: Tensor = self.inner(x)
             return y
-        result: Tensor = apply_function(
-            _NormFunction, x.contiguous(), self.inner.weight, self._epsilon, self._kernels
-        )
-        return result
-
-
-class _NormFunction(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float, kernels: Ops) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.epsilon, ctx.kernels = epsilon, kernels.training
-        return kernels.rms_norm(x, weight, epsilon)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
-        x, weight = ctx.saved_tensors
-        return (
-            ctx.kernels.rms_norm_backward(x, weight, grads[0].contiguous(), ctx.epsilon),
-            None,
-            None,
-            None,
+        return differentiable(
+            lambda x, weight: ops.rms_norm(x, weight, epsilon),
+            lambda x, weight, grad: training.rms_norm_backward(x, weight, grad, epsilon),
+            x.contiguous(),
+            weight,
         )
 
 
@@ -153,30 +106,25 @@ class _RotaryTable(nn.Module):
         key = (x.dtype, x.device, *layer_type)
         table = self._tables.get(key)
         # It grows on demand: a table of all positions may be large.
-        filled = 0 if table is None else len(table[0])
-        wanted = int(position_ids.max()) + 1
-        if table is None or wanted > filled:
-            table = self._tables[key] = self._extend(table, filled, wanted, x, layer_type)
+        last = int(position_ids.max())
+        while table is None or len(table[0]) <= last:
+            table = self._tables[key] = self._extend(table, x, layer_type)
         cos, sin = table
         return cos[position_ids], sin[position_ids]
 
     def _extend(
-        self,
-        table: tuple[Tensor, Tensor] | None,
-        filled: int,
-        wanted: int,
-        x: Tensor,
-        layer_type: tuple[str, ...],
+        self, table: tuple[Tensor, Tensor] | None, x: Tensor, layer_type: tuple[str, ...]
     ) -> tuple[Tensor, Tensor]:
-        parts = [] if table is None else [table]
+        """Return a table with one more block."""
+        begin = 0 if table is None else len(table[0])
         # Not in inference mode, whose tensors autograd rejects.
         with torch.inference_mode(mode=False), torch.no_grad(), limit_threads(1):
             example = torch.empty((1, 1, 1), dtype=x.dtype, device=x.device)
-            for begin in range(filled, wanted, _ROTARY_BLOCK):
-                positions = torch.arange(begin, begin + _ROTARY_BLOCK, device=x.device)[None]
-                cos, sin = self.inner(example, positions, *layer_type)
-                parts.append((cos[0], sin[0]))
-            return torch.cat([cos for cos, _ in parts]), torch.cat([sin for _, sin in parts])
+            positions = torch.arange(begin, begin + _ROTARY_BLOCK, device=x.device)[None]
+            cos, sin = (values[0] for values in self.inner(example, positions, *layer_type))
+            if table is None:
+                return cos, sin
+            return torch.cat([table[0], cos]), torch.cat([table[1], sin])
 
 
 def _is_fixed(part: Any) -> bool:
@@ -186,17 +134,16 @@ def _is_fixed(part: Any) -> bool:
 
 
 class _FusedGatedMLP(nn.Module):
-    def __init__(self, inner: Any, kernels: TrainingOps) -> None:
+    def __init__(self, inner: Any, ops: TrainingOps) -> None:
         super().__init__()
         self.inner = inner
-        self._kernels = kernels
+        self._ops = ops
 
     def forward(self, x: Tensor) -> Tensor:
-        gate_and_up = self.inner.gate_proj.all_outputs(x)
-        if not torch.is_grad_enabled():
-            y: Tensor = self.inner.down_proj(self._kernels.silu_and_mul(gate_and_up))
-            return y
-        activated = apply_function(_GateFunction, gate_and_up, self._kernels)
+        ops = self._ops
+        activated = differentiable(
+            ops.silu_and_mul, ops.silu_and_mul_backward, self.inner.gate_proj.all_outputs(x)
+        )
         result: Tensor = self.inner.down_proj(activated)
         return result
 
@@ -209,26 +156,13 @@ def _is_silu(part: Any) -> bool:
     return all_outputs and type(part.act_fn).__name__ in {"SiLUActivation", "SiLU"}
 
 
-class _GateFunction(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, kernels: TrainingOps) -> Tensor:
-        ctx.save_for_backward(x)
-        ctx.kernels = kernels
-        return kernels.silu_and_mul(x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        (x,) = ctx.saved_tensors
-        return ctx.kernels.silu_and_mul_backward(x, grads[0].contiguous()), None
-
-
 class _FusedAttention(nn.Module):
     """Compute attention over ``segments``; a pass without them uses the original module."""
 
-    def __init__(self, inner: Any, kernels: TrainingOps) -> None:
+    def __init__(self, inner: Any, ops: TrainingOps) -> None:
         super().__init__()
         self.inner = inner
-        self._kernels = kernels
+        self._ops = ops
         config, dim = inner.config, int(inner.head_dim)
         window = getattr(inner, "sliding_window", None)
         if type(inner).__name__ == "MistralAttention":
@@ -262,12 +196,8 @@ class _FusedAttention(nn.Module):
                 hidden_states, position_embeddings=position_embeddings, **kwargs
             )
             return output
-        cos, sin = (t[0].contiguous() for t in position_embeddings)
-        args = (cos, sin, segments, self._heads, self._kernels)
         if self._fused_qkv:
-            out = apply_function(
-                _GroupedAttentionFunction, inner.q_proj.all_outputs(hidden_states)[0], *args
-            )
+            inputs = (inner.q_proj.all_outputs(hidden_states)[0],)
         else:
             tokens, dim = hidden_states.shape[1], self._heads.dim
             q, k, v = (
@@ -275,9 +205,10 @@ class _FusedAttention(nn.Module):
             )
             if hasattr(inner, "q_norm"):
                 q, k = inner.q_norm(q.view(tokens, -1, dim)), inner.k_norm(k.view(tokens, -1, dim))
-            out = apply_function(
-                _AttentionFunction, *(t.reshape(tokens, -1) for t in (q, k, v)), *args
-            )
+            inputs = tuple(t.reshape(tokens, -1) for t in (q, k, v))
+        cos, sin = (t[0].contiguous() for t in position_embeddings)
+        args = (cos, sin, segments, self._heads, self._ops)
+        out = apply_function(_AttentionFunction, *args, *inputs)
         return inner.o_proj(out[None]), None
 
 
@@ -286,106 +217,42 @@ def _supports_fusion(part: Any) -> bool:
 
 
 class _AttentionFunction(torch.autograd.Function):
+    """Attention of queries, keys and values, separate or concatenated."""
+
     @staticmethod
     def forward(
         ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
         cos: Tensor,
         sin: Tensor,
         segments: Segments,
         heads: Heads,
-        kernels: TrainingOps,
+        ops: TrainingOps,
+        *inputs: Tensor,
     ) -> Tensor:
-        out, lse = kernels.attention(q, k, v, cos, sin, segments, heads)
-        ctx.save_for_backward(q, k, v, cos, sin, lse)
-        ctx.args = segments, heads, kernels
+        out, lse = ops.attention(
+            AttentionInputs(*_split_heads(inputs, heads), cos, sin, segments, heads)
+        )
+        ctx.save_for_backward(cos, sin, lse, *inputs)
+        ctx.args = segments, heads, ops
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        *saved, lse = ctx.saved_tensors
-        segments, heads, kernels = ctx.args
+        cos, sin, lse, *inputs = ctx.saved_tensors
+        segments, heads, ops = ctx.args
         # With the inputs' strides, which the kernel uses for both.
-        input_grads = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype) for t in saved[:3]]
-        kernels.attention_backward(*saved, segments, heads, grads[0].contiguous(), lse, input_grads)
-        return *input_grads, None, None, None, None, None
-
-
-class _GroupedAttentionFunction(torch.autograd.Function):
-    """Attention of concatenated queries, keys and values."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        qkv: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        segments: Segments,
-        heads: Heads,
-        kernels: TrainingOps,
-    ) -> Tensor:
-        out, lse = kernels.attention(*_split_heads(qkv, heads), cos, sin, segments, heads)
-        ctx.save_for_backward(qkv, cos, sin, lse)
-        ctx.args = segments, heads, kernels
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        qkv, cos, sin, lse = ctx.saved_tensors
-        segments, heads, kernels = ctx.args
-        input_grads = torch.empty_like(qkv)
-        kernels.attention_backward(
-            *_split_heads(qkv, heads),
-            cos,
-            sin,
-            segments,
-            heads,
+        input_grads = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype) for t in inputs]
+        ops.attention_backward(
+            AttentionInputs(*_split_heads(inputs, heads), cos, sin, segments, heads),
             grads[0].contiguous(),
             lse,
             _split_heads(input_grads, heads),
         )
-        return input_grads, None, None, None, None, None
+        return None, None, None, None, None, *input_grads
 
 
-def _split_heads(qkv: Tensor, heads: Heads) -> tuple[Tensor, Tensor, Tensor]:
+def _split_heads(inputs: Sequence[Tensor], heads: Heads) -> tuple[Tensor, Tensor, Tensor]:
+    """Return queries, keys and values."""
     q_size, kv_size = heads.heads * heads.dim, heads.kv_heads * heads.dim
-    return qkv[:, :q_size], qkv[:, q_size : q_size + kv_size], qkv[:, q_size + kv_size :]
-
-
-class _TokenLogprobFunction(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, tokens: Tensor, kernels: TrainingOps) -> Tensor:
-        logits = logits.contiguous()
-        lse = kernels.logsumexp(logits)
-        ctx.save_for_backward(logits, tokens, lse)
-        ctx.kernels = kernels
-        return logits.gather(1, tokens[:, None])[:, 0].float() - lse
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        logits, tokens, lse = ctx.saved_tensors
-        return (
-            ctx.kernels.token_logprob_backward(logits, lse, tokens, grads[0].float().contiguous()),
-            None,
-            None,
-        )
-
-
-class _KLDivFunction(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, p: Tensor, q: Tensor, kernels: TrainingOps) -> Tensor:
-        p, q = p.contiguous(), q.contiguous()
-        args = p, kernels.logsumexp(p), q, kernels.logsumexp(q)
-        ctx.save_for_backward(*args)
-        ctx.kernels = kernels
-        return kernels.kl_div(*args)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor, None]:
-        return (
-            None,
-            ctx.kernels.kl_div_backward(*ctx.saved_tensors, grads[0].float().contiguous()),
-            None,
-        )
+    q, k, v = inputs if len(inputs) == 3 else inputs[0].split([q_size, kv_size, kv_size], dim=1)
+    return q, k, v

@@ -1,31 +1,20 @@
-"""The model's outputs for continuations, as losses read them, and shared reference outputs.
-
-Invariant: a reference is computed in a pass of its own. Its bits depend on the stack below and the
-continuation alone.
-"""
+"""The model's outputs for continuations, as losses read them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol, cast
-from weakref import WeakValueDictionary
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from personalpeft.backends.base import Continuation, ModelOutputs
-from personalpeft.backends.torch.lora_layers import ActiveLoRA
+from personalpeft.backends.torch.autograd import differentiable
 from personalpeft.backends.torch.model_runner import ModelRunner
-from personalpeft.backends.torch.training.fused_modules import kl_div, token_logprob
-from personalpeft.backends.torch.training.packing import pack
-from personalpeft.backends.torch.training.reference_cache import ReferenceCache
-
-
-class _HasLogits(Protocol):
-    @property
-    def logits(self) -> Tensor: ...
+from personalpeft.backends.torch.ops.training_ops import TrainingOps
+from personalpeft.backends.torch.training.packing import PackedSequence, pack
 
 
 @dataclass(frozen=True)
@@ -42,10 +31,12 @@ class PolicyOutputs:
 
     @cached_property
     def token_logp(self) -> Tensor:
-        return token_logprob(self.logits, self.tokens, self.model.kernels.training)
+        return _token_logprob(self.logits, self.tokens, self.model.ops.training)
 
     def kl_div(self, run: slice, reference: ModelOutputs, reference_run: slice) -> Tensor:
-        return _kl_between(self, run, reference, reference_run)
+        # All outputs of one loss are of this backend.
+        logits = cast(PolicyOutputs | ReferenceOutputs, reference).logits
+        return _kl_div(logits[reference_run], self.logits[run], self.model.ops.training)
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,119 +54,74 @@ class ReferenceOutputs:
     @cached_property
     def token_logp(self) -> Tensor:
         with torch.no_grad():
-            return token_logprob(self.logits, self.tokens, self.model.kernels.training)
+            return self._policy.token_logp
 
     @property
     def logits(self) -> Tensor:
-        with torch.no_grad():
-            return self.model.logits(self.hidden)
+        return self._policy.logits
 
     @property
     def logp(self) -> Tensor:
-        return torch.log_softmax(self.logits, dim=-1, dtype=torch.float32)
+        return self._policy.logp
 
     def kl_div(self, run: slice, reference: ModelOutputs, reference_run: slice) -> Tensor:
-        return _kl_between(self, run, reference, reference_run)
-
-
-class TokenReference:
-    """A reference's token log-probs, for losses that need no distribution."""
-
-    def __init__(self, reference: ReferenceOutputs) -> None:
-        self.token_logp = reference.token_logp
+        return self._policy.kl_div(run, reference, reference_run)
 
     @property
-    def logits(self) -> Tensor:
-        raise LookupError("a loss that reads logits of references must set needs_full_logp")
-
-    logp = logits
-
-    def kl_div(self, run: slice, reference: ModelOutputs, reference_run: slice) -> Tensor:
-        return self.logits
+    def _policy(self) -> PolicyOutputs:
+        with torch.no_grad():
+            return PolicyOutputs(self.model.logits(self.hidden), self.tokens, self.model)
 
 
-def _kl_between(
-    own: PolicyOutputs | ReferenceOutputs,
-    run: slice,
-    reference: ModelOutputs,
-    reference_run: slice,
-) -> Tensor:
-    # All outputs of one loss are of this backend, and have logits.
-    with_logits = cast(_HasLogits, reference)
-    return kl_div(with_logits.logits[reference_run], own.logits[run], own.model.kernels.training)
-
-
-class ReferenceReader:
-    """Compute reference outputs, and share them between sessions above the same stack.
-
-    Outputs are kept while a session uses them. General ones of the bare base go to the cache.
-    """
-
-    def __init__(self, model: ModelRunner, generic: ReferenceCache) -> None:
-        self._model = model
-        self._cache = generic
-        self._known: WeakValueDictionary[tuple[int, Continuation], ReferenceOutputs] = (
-            WeakValueDictionary()
-        )
-
-    def read(
-        self, items: Mapping[Continuation, bool], stack: int, active: ActiveLoRA | None
-    ) -> dict[Continuation, ReferenceOutputs]:
-        """Return the reference outputs of continuations.
-
-        Args:
-            items: The continuations, and whether each is general.
-            stack: The attachment id of the stack below.
-            active: The stack; None for the bare base.
-        """
-        found = {}
-        for item, generic in items.items():
-            with torch.no_grad(), self._model.exclusive(active):
-                reference = self._known.get((stack, item))
-                if reference is None:
-                    hidden = self._hidden(item, persistent=generic and active is None)
-                    tokens = torch.tensor(item.completion, device=hidden.device)
-                    reference = self._known[stack, item] = ReferenceOutputs(
-                        hidden, tokens, self._model
-                    )
-                found[item] = reference
-        self._cache.save()
-        return found
-
-    def _hidden(self, item: Continuation, *, persistent: bool) -> Tensor:
-        hidden = self._cache.get(item) if persistent else None
-        if hidden is None:
-            hidden = self._model.hidden(pack([item]))
-            if persistent:
-                self._cache.add(item, hidden)
-        return hidden.to(self._model.where.device)
-
-
-def read_hidden(model: ModelRunner, items: Sequence[Continuation]) -> list[PolicyOutputs]:
-    """Return the outputs of each continuation, in one pass. The caller holds the model's lock."""
-    return split_outputs(model, items, model.hidden(pack(items)))
-
-
-def split_outputs(
-    model: ModelRunner, items: Sequence[Continuation], hidden: Tensor
+def read_outputs(
+    model: ModelRunner, items: Sequence[Continuation], packed: PackedSequence | None = None
 ) -> list[PolicyOutputs]:
-    """Return the outputs of each continuation, from the hidden states of all."""
-    logits = torch.split(model.logits(hidden), [len(item.completion) for item in items])
+    """Return the outputs of each continuation, in one pass. The caller holds the model's lock.
+
+    Args:
+        model: The base.
+        items: The continuations.
+        packed: The same continuations, packed in groups; None for one group.
+    """
+    logits = model.logits(model.hidden(packed or pack(items)))
+    parts = torch.split(logits, [len(item.completion) for item in items])
     return [
         PolicyOutputs(own, torch.tensor(item.completion, device=own.device), model)
-        for item, own in zip(items, logits, strict=True)
+        for item, own in zip(items, parts, strict=True)
     ]
 
 
-def group_by_tokens(items: Sequence[Continuation], tokens: int) -> list[list[Continuation]]:
-    """Split continuations into groups of about ``tokens`` tokens, in order."""
-    groups: list[list[Continuation]] = []
-    size = tokens
-    for item in items:
-        length = len(item.prompt) + len(item.completion)
-        if size + length > tokens:
-            groups.append([])
-            size = 0
-        groups[-1].append(item)
-        size += length
-    return groups
+def _token_logprob(logits: Tensor, tokens: Tensor, training: TrainingOps | None) -> Tensor:
+    """Return one token's log-prob for each row of ``[n, vocabulary]``, float32 ``[n]``."""
+    if training is None:
+        logits32 = logits.float()
+        return logits32.gather(1, tokens[:, None])[:, 0] - torch.logsumexp(logits32, dim=-1)
+    logits = logits.contiguous()
+    return differentiable(
+        lambda logits, lse, tokens: logits.gather(1, tokens[:, None])[:, 0].float() - lse,
+        training.token_logprob_backward,
+        logits,
+        training.logsumexp(logits),
+        tokens,
+    )
+
+
+def _kl_div(p: Tensor, q: Tensor, training: TrainingOps | None) -> Tensor:
+    """Return ``sum p (log p - log q)`` for each row of two sets of logits, float32 ``[n]``.
+
+    No gradient flows to ``p``.
+    """
+    if training is None:
+        log_p, log_q = (
+            torch.log_softmax(logits, dim=-1, dtype=torch.float32) for logits in (p.detach(), q)
+        )
+        return (log_p.exp() * (log_p - log_q)).sum(-1)
+    p, q = p.detach().contiguous(), q.contiguous()
+    return differentiable(
+        lambda q, q_lse, p, p_lse: training.kl_div(p, p_lse, q, q_lse),
+        lambda q, q_lse, p, p_lse, grad: training.kl_div_backward(p, p_lse, q, q_lse, grad),
+        q,
+        training.logsumexp(q),
+        p,
+        training.logsumexp(p),
+    )

@@ -1,37 +1,34 @@
-"""LoRA layers in training: each session's tokens go through its own A and B.
+"""Adapters in training: each session's tokens go through its own A and B.
 
-The layers of a group of projections are concatenated, with the frozen ones below, into one product
+The adapters of a group of projections are concatenated, with the frozen ones below, into one product
 down and one up. Their gradients are written by hand into buffers that the session reads after the
-pass. Autograd would keep, cast and add many small tensors for each block.
+pass. Autograd would keep, cast and add many small tensors for each layer.
 
 Invariant: the results of one segment's tokens depend on that segment's weights alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from personalpeft.backends.torch.lora_layers import (
-    FrozenLinear,
-    ProjectionGroup,
-    apply_function,
-)
+from personalpeft.backends.torch.autograd import apply_function
+from personalpeft.backends.torch.lora_layers import FrozenLinear, ProjectionGroup
 from personalpeft.backends.torch.openmp import limit_threads
 
 
 @dataclass(frozen=True, slots=True)
 class FusedLoRAWeights:
-    """A and B of one group for all blocks.
+    """A and B of one group for all layers.
 
     Attributes:
-        a: ``[blocks, rows, inputs]``.
-        b: ``[blocks, rows, outputs]``; each row is zero outside its own projection's outputs.
+        a: ``[layers, rows, inputs]``.
+        b: ``[layers, rows, outputs]``; each row is zero outside its own projection's outputs.
     """
 
     a: Tensor
@@ -40,10 +37,10 @@ class FusedLoRAWeights:
 
 @dataclass(eq=False, slots=True)
 class _Slice:
-    """One segment's part of one group, block by block.
+    """One segment's part of one group, layer by layer.
 
     Frozen rows come first, trained rows from ``trained_from`` on. Gradients are of these alone,
-    ``[blocks, rows, ...]``.
+    ``[layers, rows, ...]``.
     """
 
     a: tuple[Tensor, ...]
@@ -53,110 +50,96 @@ class _Slice:
     b_grad: Tensor
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(frozen=True, slots=True)
+class TrainedWeights:
+    """One session's A and B.
+
+    Attributes:
+        halves: ``<projection>.A`` ``[layers, rank, inputs]`` and ``.B`` ``[layers, outputs, rank]``.
+        scaling: Factor of B (alpha / rank).
+        groups: The model's groups of projections.
+    """
+
+    halves: Mapping[str, Tensor]
+    scaling: float
+    groups: Sequence[ProjectionGroup]
+
+    def sections(self, group: ProjectionGroup) -> Iterator[tuple[str, slice, int, int]]:
+        """Yield each trained projection of a group: name, rows, begin and end of its outputs."""
+        row = 0
+        for name, (begin, end) in zip(group.names, group.sections, strict=True):
+            if f"{name}.A" in self.halves:
+                rows = slice(row, row + self.halves[f"{name}.A"].shape[1])
+                yield name, rows, begin, end
+                row = rows.stop
+
+    def fused(self, group: ProjectionGroup, dtype: torch.dtype) -> FusedLoRAWeights | None:
+        """Return the weights of one group in the base's dtype; None if it has none."""
+        sections = list(self.sections(group))
+        if not sections:
+            return None
+        with torch.no_grad():
+            a = torch.cat([self.halves[f"{name}.A"] for name, *_ in sections], dim=1).to(dtype)
+            b = torch.zeros((*a.shape[:2], group.outputs), dtype=dtype, device=a.device)
+            for name, rows, begin, end in sections:
+                b[:, rows, begin:end] = self.halves[f"{name}.B"].transpose(1, 2) * self.scaling
+        return FusedLoRAWeights(a, b)
+
+
 class TrainedSegment:
     """Tokens ``begin`` to ``end`` of a pass and their weights; None for a group without any."""
 
-    begin: int
-    end: int
-    slices: Sequence[_Slice | None] = field(default_factory=tuple)
-
-
-def make_segment(
-    begin: int,
-    end: int,
-    halves: Mapping[str, Tensor],
-    scaling: float,
-    below: Sequence[FusedLoRAWeights | None],
-    groups: Sequence[ProjectionGroup],
-    dtype: torch.dtype,
-) -> TrainedSegment:
-    """Return a session's weights for its tokens of a pass.
-
-    Args:
-        begin: The first token.
-        end: The end of its tokens.
-        halves: ``<projection>.A`` ``[blocks, rank, inputs]`` and ``.B`` ``[blocks, outputs,
-            rank]``.
-        scaling: Factor of B (alpha / rank).
-        below: The frozen stack, by group.
-        groups: The model's groups.
-        dtype: Of the base.
-    """
-    slices: list[_Slice | None] = []
-    for group, frozen in zip(groups, below, strict=True):
-        own = _own_columns(halves, scaling, group, dtype)
-        parts = [weights for weights in (frozen, own) if weights is not None]
-        if not parts:
-            slices.append(None)
-            continue
-        a, b = (
-            torch.cat([part.a for part in parts], dim=1),
-            torch.cat([part.b for part in parts], dim=1),
-        )
-        rows = 0 if own is None else own.a.shape[1]
-        first = a.shape[1] - rows
-        a_grad, b_grad = torch.empty_like(a[:, first:]), torch.empty_like(b[:, first:])
-        slices.append(_Slice(a.unbind(0), b.unbind(0), first, a_grad, b_grad))
-    return TrainedSegment(begin, end, slices)
-
-
-def _own_columns(
-    halves: Mapping[str, Tensor], scaling: float, group: ProjectionGroup, dtype: torch.dtype
-) -> FusedLoRAWeights | None:
-    present = [
-        (n, s) for n, s in zip(group.names, group.sections, strict=True) if f"{n}.A" in halves
-    ]
-    if not present:
-        return None
-    with torch.no_grad():
-        a = torch.cat([halves[f"{name}.A"] for name, _ in present], dim=1).to(dtype)
-        b = torch.zeros((*a.shape[:2], group.outputs), dtype=dtype, device=a.device)
-        row = 0
-        for name, (begin, end) in present:
-            half = halves[f"{name}.B"]
-            b[:, row : row + half.shape[2], begin:end] = half.transpose(1, 2) * scaling
-            row += half.shape[2]
-    return FusedLoRAWeights(a, b)
-
-
-def gradients(
-    segment: TrainedSegment,
-    halves: Mapping[str, Tensor],
-    scaling: float,
-    groups: Sequence[ProjectionGroup],
-) -> dict[str, Tensor]:
-    """Return each half's gradient from a pass, float32."""
-    grads_by_name: dict[str, Tensor] = {}
-    for group, part in zip(groups, segment.slices, strict=True):
-        row = 0
-        for name, (begin, end) in zip(group.names, group.sections, strict=True):
-            if part is None or f"{name}.A" not in halves:
+    def __init__(
+        self,
+        begin: int,
+        end: int,
+        weights: TrainedWeights,
+        below: Sequence[FusedLoRAWeights | None],
+        dtype: torch.dtype,
+    ) -> None:
+        self.begin, self.end = begin, end
+        self._weights = weights
+        self.slices: list[_Slice | None] = []
+        for group, frozen in zip(weights.groups, below, strict=True):
+            own = weights.fused(group, dtype)
+            parts = [part for part in (frozen, own) if part is not None]
+            if not parts:
+                self.slices.append(None)
                 continue
-            rows = slice(row, row + halves[f"{name}.A"].shape[1])
-            # Contiguous: the fused optimizer silently assumes it.
-            grads_by_name[f"{name}.A"] = part.a_grad[:, rows].float().contiguous()
-            # Scaled in float32, so it is rounded once.
-            grads_by_name[f"{name}.B"] = (
-                part.b_grad[:, rows, begin:end].transpose(1, 2).float().contiguous() * scaling
-            )
-            row = rows.stop
-    return grads_by_name
+            a = torch.cat([part.a for part in parts], dim=1)
+            b = torch.cat([part.b for part in parts], dim=1)
+            first = a.shape[1] - (0 if own is None else own.a.shape[1])
+            a_grad, b_grad = torch.empty_like(a[:, first:]), torch.empty_like(b[:, first:])
+            self.slices.append(_Slice(a.unbind(0), b.unbind(0), first, a_grad, b_grad))
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Return each half's gradient, float32, after the backward pass."""
+        grads: dict[str, Tensor] = {}
+        for group, part in zip(self._weights.groups, self.slices, strict=True):
+            if part is None:
+                continue
+            for name, rows, begin, end in self._weights.sections(group):
+                # Contiguous: the fused optimizer silently assumes it.
+                grads[f"{name}.A"] = part.a_grad[:, rows].float().contiguous()
+                # Scaled in float32, so it is rounded once.
+                b_grad = part.b_grad[:, rows, begin:end].transpose(1, 2).float().contiguous()
+                grads[f"{name}.B"] = b_grad * self._weights.scaling
+        return grads
 
 
 class TrainedSegments:
-    """The sessions of one pass; see ``TrainedLoRA``."""
+    """The sessions of one pass; see ``ActiveLoRA``."""
 
     def __init__(self, segments: Sequence[TrainedSegment], device: torch.device) -> None:
         self._segments = segments
         # No tensor of the pass requires a gradient, so this one makes autograd run.
         self._flow = torch.zeros((), device=device, requires_grad=True)
 
-    def product(self, frozen: FrozenLinear, group: int, block: int, x: Tensor) -> Tensor:
+    def multiply(self, frozen: FrozenLinear, group: int, layer: int, x: Tensor) -> Tensor:
         slices = [
             (s.begin, s.end, part) for s in self._segments if (part := s.slices[group]) is not None
         ]
-        y: Tensor = apply_function(_LoRAProductFunction, x, self._flow, frozen, slices, block)
+        y: Tensor = apply_function(_LoRAProductFunction, x, self._flow, frozen, slices, layer)
         return y
 
 
@@ -168,42 +151,42 @@ class _LoRAProductFunction(torch.autograd.Function):
         flow: Tensor,
         frozen: FrozenLinear,
         slices: list[tuple[int, int, _Slice]],
-        block: int,
+        layer: int,
     ) -> Tensor:
         y = frozen.multiply(x)
         x_rows, out = x.view(-1, x.shape[-1]), y.view(-1, y.shape[-1])
         shrunk = []
         for begin, end, part in slices:
             with _fixed_order(x_rows):
-                shrunk.append(_rows(x_rows, begin, end) @ part.a[block].t())
-                _rows(out, begin, end).addmm_(shrunk[-1], part.b[block])
+                shrunk.append(_rows(x_rows, begin, end) @ part.a[layer].t())
+                _rows(out, begin, end).addmm_(shrunk[-1], part.b[layer])
         ctx.save_for_backward(x_rows, *shrunk)
-        ctx.args = frozen, slices, block
+        ctx.args = frozen, slices, layer
         return y
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x_rows, *shrunk = ctx.saved_tensors
-        frozen, slices, block = ctx.args
+        frozen, slices, layer = ctx.args
         grad = grads[0].contiguous()
         grad_rows = grad.view(-1, grad.shape[-1])
-        # The first block's inputs are embeddings and need no gradient.
+        # The first layer's inputs are embeddings and need no gradient.
         input_grad = frozen.multiply_transposed(grad) if ctx.needs_input_grad[0] else None
         for (begin, end, part), shrunk_rows in zip(slices, shrunk, strict=True):
             out_grad, inputs = _rows(grad_rows, begin, end), _rows(x_rows, begin, end)
             with _fixed_order(x_rows):
-                shrunk_grad = out_grad @ part.b[block].t()
+                shrunk_grad = out_grad @ part.b[layer].t()
                 if input_grad is not None:
                     _rows(input_grad.view(-1, input_grad.shape[-1]), begin, end).addmm_(
-                        shrunk_grad, part.a[block]
+                        shrunk_grad, part.a[layer]
                     )
                 if part.trained_from:
                     shrunk_grad, shrunk_rows = (
                         shrunk_grad[:, part.trained_from :],
                         shrunk_rows[:, part.trained_from :],
                     )
-                torch.mm(shrunk_grad.t(), inputs, out=part.a_grad[block])
-                torch.mm(shrunk_rows.t(), out_grad, out=part.b_grad[block])
+                torch.mm(shrunk_grad.t(), inputs, out=part.a_grad[layer])
+                torch.mm(shrunk_rows.t(), out_grad, out=part.b_grad[layer])
         return input_grad, None, None, None, None
 
 

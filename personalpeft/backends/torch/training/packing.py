@@ -10,49 +10,39 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from personalpeft.backends.base import Continuation
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """Nodes ``begin`` to ``end``, each the child of the one before, after ``ancestors``."""
-
-    begin: int
-    end: int
-    ancestors: tuple[int, ...]
+from personalpeft.backends.torch.ops.training_ops import Segments
 
 
 @dataclass(frozen=True, slots=True)
 class PackedSequence:
-    """Tokens of many continuations.
+    """Tokens of many continuations. Tensors are int64 in host memory.
 
     Attributes:
         tokens: ``[n]``.
         positions: ``[n]``.
-        segments: Each node is in one of them.
+        segments: Runs of nodes, each the child of the one before. Each node is in one of them.
         reads: For each continuation the nodes whose outputs predict its completion tokens.
         ends: Where each group ends.
     """
 
-    tokens: npt.NDArray[np.int64]
-    positions: npt.NDArray[np.int64]
-    segments: tuple[Segment, ...]
-    reads: tuple[npt.NDArray[np.int64], ...]
+    tokens: Tensor
+    positions: Tensor
+    segments: Segments
+    reads: tuple[Tensor, ...]
     ends: tuple[int, ...]
 
     @property
-    def visible(self) -> npt.NDArray[np.bool_]:
-        """``[n, n]``: whether node i sees node j. For models without fused attention."""
-        seen = np.zeros((len(self.tokens), len(self.tokens)), dtype=np.bool_)
-        for segment in self.segments:
-            own = np.arange(segment.begin, segment.end)
-            seen[segment.begin : segment.end, list(segment.ancestors)] = True
-            seen[segment.begin : segment.end, segment.begin : segment.end] = (
-                own[None, :] <= own[:, None]
-            )
+    def visible(self) -> Tensor:
+        """Bool ``[n, n]``: whether node i sees node j. For models without fused attention."""
+        ancestors = self.segments.ancestors
+        seen = torch.zeros((len(self.tokens), len(self.tokens)), dtype=torch.bool)
+        for begin, end, depth, first, _ in self.segments.table.tolist():
+            seen[begin:end, ancestors[first : first + depth]] = True
+            seen[begin:end, begin:end] = torch.ones((end - begin,) * 2, dtype=torch.bool).tril()
         return seen
 
 
@@ -60,7 +50,9 @@ def pack(*groups: Sequence[Continuation]) -> PackedSequence:
     """Pack each group into a trie. Raise ``ValueError`` for an empty prompt or completion."""
     tokens: list[int] = []
     positions: list[int] = []
-    segments: list[Segment] = []
+    table: list[tuple[int, ...]] = []
+    ancestors: list[int] = []
+    total = 0
     reads = []
     ends = []
     for group in groups:
@@ -80,15 +72,33 @@ def pack(*groups: Sequence[Continuation]) -> PackedSequence:
                     positions.append(depth)
                 node = known
                 path.append(node)
-            new = len(tokens) - begin
-            if new:
-                segments.append(Segment(begin, len(tokens), tuple(path[: len(path) - new])))
-            reads.append(np.array(path[len(item.prompt) - 1 :], dtype=np.int64))
+            if len(tokens) > begin:
+                shared = path[: begin - len(tokens)]
+                table.append((begin, len(tokens), len(shared), len(ancestors), total))
+                ancestors += shared
+                total += len(path)
+            reads.append(torch.tensor(path[len(item.prompt) - 1 :]))
         ends.append(len(tokens))
     return PackedSequence(
-        np.array(tokens, dtype=np.int64),
-        np.array(positions, dtype=np.int64),
-        tuple(segments),
+        torch.tensor(tokens, dtype=torch.int64),
+        torch.tensor(positions, dtype=torch.int64),
+        Segments(
+            torch.tensor(table, dtype=torch.int64),
+            torch.tensor(ancestors, dtype=torch.int64),
+            total,
+        ),
         tuple(reads),
         tuple(ends),
     )
+
+
+def split_by_size(sizes: Sequence[int], max_size: int) -> list[slice]:
+    """Group neighbours up to ``max_size`` together; a larger one is a group of its own."""
+    groups: list[slice] = []
+    first, total = 0, 0
+    for number, size in enumerate(sizes):
+        if number > first and total + size > max_size:
+            groups.append(slice(first, number))
+            first, total = number, 0
+        total += size
+    return [*groups, slice(first, len(sizes))] if sizes else []

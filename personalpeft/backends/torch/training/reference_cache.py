@@ -1,27 +1,35 @@
-"""A cache on disk of the base's hidden states for general continuations.
+"""Reference outputs, shared between sessions above the same stack.
 
-Reading them again took a fifth of a learn. Invariants: only results of the bare base on general
-prompts, so nothing here belongs to a user. A file belongs to one base, one way to compute and one
-kind of CPU, so its bits are those that were computed. A damaged file counts as absent. Without
-write access nothing is cached.
+Outputs are kept while a session uses them. Hidden states of the bare base for general continuations
+also lie in a file: reading these continuations again took a fifth of a learn.
+
+Invariants: a reference is computed in a pass of its own, so its bits depend on the stack below and
+the continuation alone. Nothing in the file belongs to a user. A file belongs to one base, one way
+to compute and one kind of CPU, so its bits are those that were computed. A damaged file counts as
+absent. Without write access nothing is stored.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
-import tempfile
-import threading
+from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 import safetensors.torch
 import torch
-import transformers
 from safetensors import SafetensorError
 from torch import Tensor
 
+from personalpeft.adapters.safe_io import write_file_atomically
 from personalpeft.backends.base import Continuation
+from personalpeft.backends.torch.lora_layers import ActiveLoRA
+from personalpeft.backends.torch.model_runner import ModelRunner
 from personalpeft.backends.torch.processor import instruction_sets
+from personalpeft.backends.torch.training.logprobs import ReferenceOutputs
+from personalpeft.backends.torch.training.packing import pack
 from personalpeft.types import canonical_digest
 
 _log = logging.getLogger(__name__)
@@ -30,80 +38,96 @@ _log = logging.getLogger(__name__)
 # revisions.
 _FORMAT = 2
 # Several times the number of general prompts.
-_MOST = 512
+_MAX_STORED = 512
 _DIGEST = hashlib.sha256().digest_size
 
 
 class ReferenceCache:
-    """Hidden states ``[completion tokens, size]`` by continuation, in ``<cache>/generic/<name>``.
+    """Reads reference outputs on one model. Thread-safe.
 
-    Thread-safe. The last process that saves wins. Without a cache folder they are kept in memory.
+    Args:
+        model: The base.
+        computed: How the model computes.
+        cache: The folder of caches; None stores nothing. The last process that saves wins.
     """
 
-    def __init__(self, base: str, computed: str, cache: Path | None) -> None:
-        machine = [torch.__version__, transformers.__version__, instruction_sets()]
-        name = canonical_digest([_FORMAT, base, computed, *machine])[:32]
-        self._place = cache / "generic" / name if cache else None
-        self._turn = threading.Lock()
-        self._known: dict[str, Tensor] | None = None
-        self._saved = 0
-
-    def get(self, item: Continuation) -> Tensor | None:
-        """Return the hidden states in host memory, None if absent."""
-        with self._turn:
-            return self._all().get(_name(item))
-
-    def add(self, item: Continuation, hidden: Tensor) -> None:
-        """Store hidden states in memory; ``save`` writes them."""
-        with self._turn:
-            known = self._all()
-            if len(known) < _MOST:
-                known[_name(item)] = hidden.detach().cpu()
-
-    def save(self) -> None:
-        """Write new entries to disk, all or none."""
-        with self._turn:
-            known = self._all()
-            if self._place is None or len(known) == self._saved:
-                return
-            self._saved = len(known)
-            data = safetensors.torch.save(known)
-            try:
-                self._place.parent.mkdir(parents=True, exist_ok=True)
-                # In a temporary folder, so that a full disk leaves no partial file.
-                with tempfile.TemporaryDirectory(dir=self._place.parent) as folder:
-                    part = Path(folder, self._place.name)
-                    part.write_bytes(hashlib.sha256(data).digest() + data)
-                    part.replace(self._place)
-            except OSError as error:
-                _log.info(
-                    "Reference outputs cannot be cached in %s: %s.",
-                    self._place,
-                    type(error).__name__,
-                )
-
-    def _all(self) -> dict[str, Tensor]:
-        if self._known is None:
-            self._known = _read(self._place) if self._place else {}
-            self._saved = len(self._known)
-        return self._known
-
-
-def _read(place: Path) -> dict[str, Tensor]:
-    try:
-        data = place.read_bytes()
-        digest, tensors = data[:_DIGEST], data[_DIGEST:]
-        return safetensors.torch.load(tensors) if hashlib.sha256(tensors).digest() == digest else {}
-    except FileNotFoundError:
-        return {}
-    except (OSError, SafetensorError) as error:
-        _log.info(
-            "Reference outputs cannot be read from %s (%s) and are computed again.",
-            place,
-            type(error).__name__,
+    def __init__(self, model: ModelRunner, computed: str, cache: Path | None) -> None:
+        machine = [torch.__version__, version("transformers"), instruction_sets()]
+        name = canonical_digest([_FORMAT, model.base.digest, computed, *machine])[:32]
+        self._model = model
+        self._file = cache / "generic" / name if cache else None
+        # The model's lock guards all of these.
+        self._outputs: WeakValueDictionary[tuple[str | None, Continuation], ReferenceOutputs] = (
+            WeakValueDictionary()
         )
+        self._general: dict[str, Tensor] | None = None
+        self._num_stored = 0
+
+    def read(
+        self, items: Mapping[Continuation, bool], stack: str | None, active: ActiveLoRA | None
+    ) -> dict[Continuation, ReferenceOutputs]:
+        """Return the reference outputs of continuations.
+
+        Args:
+            items: The continuations, and whether each is general.
+            stack: The key of the stack below; None for the bare base.
+            active: That stack.
+        """
+        found = {}
+        for item, is_general in items.items():
+            with torch.no_grad(), self._model.exclusive(active):
+                outputs = self._outputs.get((stack, item))
+                if outputs is None:
+                    is_shared = is_general and stack is None
+                    hidden = self._general_hidden(item) if is_shared else self._hidden(item)
+                    hidden = hidden.to(self._model.where.device)
+                    tokens = torch.tensor(item.completion, device=hidden.device)
+                    outputs = ReferenceOutputs(hidden, tokens, self._model)
+                    self._outputs[stack, item] = outputs
+                found[item] = outputs
+        self._save()
+        return found
+
+    def _hidden(self, item: Continuation) -> Tensor:
+        return self._model.hidden(pack([item]))
+
+    def _general_hidden(self, item: Continuation) -> Tensor:
+        if self._general is None:
+            self._general = self._load()
+            self._num_stored = len(self._general)
+        name = canonical_digest([item.prompt, item.completion])
+        hidden = self._general.get(name)
+        if hidden is None:
+            hidden = self._hidden(item)
+            if len(self._general) < _MAX_STORED:
+                self._general[name] = hidden.cpu()
+        return hidden
+
+    def _save(self) -> None:
+        # A copy, to which another session adds nothing.
+        known = dict(self._general or {})
+        if self._file is None or len(known) == self._num_stored:
+            return
+        self._num_stored = len(known)
+        data = safetensors.torch.save(known)
+        try:
+            write_file_atomically(self._file, hashlib.sha256(data).digest() + data)
+        except OSError as error:
+            reason = type(error).__name__
+            _log.info("Reference outputs cannot be cached in %s: %s.", self._file, reason)
+
+    def _load(self) -> dict[str, Tensor]:
+        try:
+            data = b"" if self._file is None else self._file.read_bytes()
+            digest, tensors = data[:_DIGEST], data[_DIGEST:]
+            if hashlib.sha256(tensors).digest() == digest:
+                return safetensors.torch.load(tensors)
+        except FileNotFoundError:
+            pass
+        except (OSError, SafetensorError) as error:
+            _log.info(
+                "Reference outputs cannot be read from %s (%s) and are computed again.",
+                self._file,
+                type(error).__name__,
+            )
         return {}
-
-
-def _name(item: Continuation) -> str:
-    return canonical_digest([item.prompt, item.completion])

@@ -7,8 +7,8 @@ bytes. ``state`` is sufficient to resume.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -17,50 +17,59 @@ from torch import Tensor, nn
 
 from personalpeft.adapters.types import LoRAWeights
 from personalpeft.backends.base import Continuation, Loss, SessionSpec
-from personalpeft.backends.torch.lora_layers import ActiveLoRA, group_projections
+from personalpeft.backends.torch.lora_bank import LoRABank
+from personalpeft.backends.torch.lora_layers import group_projections
 from personalpeft.backends.torch.model_runner import ModelRunner
 from personalpeft.backends.torch.training.logprobs import (
     PolicyOutputs,
     ReferenceOutputs,
-    ReferenceReader,
-    TokenReference,
-    split_outputs,
+    read_outputs,
 )
 from personalpeft.backends.torch.training.lora_autograd import (
-    FusedLoRAWeights,
     TrainedSegment,
     TrainedSegments,
-    gradients,
-    make_segment,
+    TrainedWeights,
 )
-from personalpeft.backends.torch.training.packing import pack
+from personalpeft.backends.torch.training.packing import pack, split_by_size
+from personalpeft.backends.torch.training.reference_cache import ReferenceCache
 
 # Tokens of one pass over several sessions. More are hardly faster and take more memory
 # (docs/explanation/learning.md).
 _PASS_TOKENS = 256
 
 
-@dataclass(frozen=True)
-class FrozenBelow:
-    """The frozen stack below a session; ``attachment_id`` identifies it."""
-
-    attachment_id: int
-    active: ActiveLoRA | None
-    frozen: Sequence[FusedLoRAWeights | None]
-    references: ReferenceReader
-
-
 class TorchSession:
-    """AdamW (Loshchilov & Hutter 2019) on one layer's A and B, in float32."""
+    """AdamW (Loshchilov & Hutter 2019) on one adapter's A and B, in float32.
 
-    def __init__(self, model: ModelRunner, spec: SessionSpec, below: FrozenBelow) -> None:
+    Args:
+        model: The base.
+        bank: Has the frozen stack below, of which the session takes a copy.
+        references: Computes reference outputs.
+        spec: The adapter and the optimizer's options.
+        on_close: Called once, when the session was closed.
+
+    Raises:
+        KeyError: The stack below is not attached.
+        ValueError: The spec does not fit the base.
+    """
+
+    def __init__(
+        self,
+        model: ModelRunner,
+        bank: LoRABank,
+        references: ReferenceCache,
+        spec: SessionSpec,
+        on_close: Callable[[], None],
+    ) -> None:
         unknown = set(spec.target_modules) - set(model.base.architecture.projections)
         if unknown:
             raise ValueError(
                 f"target_modules must be projections of the base, got {sorted(unknown)}"
             )
-        self._model, self._spec, self._below = model, spec, below
+        self._model, self._spec = model, spec
         self._groups = group_projections(model.base.architecture)
+        self._below = bank.single_adapter_lora(spec.base_key)
+        self._below_weights = bank.fused_weights(spec.base_key)
         self._halves = _initial_halves(model, spec)
         self._optimizer = torch.optim.AdamW(
             self._halves.values(),
@@ -69,9 +78,15 @@ class TorchSession:
             weight_decay=spec.weight_decay,
             fused=model.where.device.type in {"cpu", "cuda"},
         )
+        self._reference_cache = references
         self._references: dict[Continuation, ReferenceOutputs] = {}
+        self._on_close = on_close
         self._open = True
         model.open_session()
+
+    def is_open_on(self, model: ModelRunner) -> bool:
+        """Return whether the session is open and belongs to this model."""
+        return self._open and self._model is model
 
     def precompute_ref_log_probs(self, terms: Sequence[Loss]) -> None:
         """Compute the reference outputs of these terms, unless a session has them."""
@@ -80,9 +95,7 @@ class TorchSession:
             for item in term.references:
                 if item not in self._references:
                     missing[item] = missing.get(item, True) and term.is_general
-        self._references |= self._below.references.read(
-            missing, self._below.attachment_id, self._below.active
-        )
+        self._references |= self._reference_cache.read(missing, self._spec.base_key, self._below)
 
     def step(self, terms: Sequence[Loss], learning_rate: float) -> float:
         """Take one optimizer step on the sum of the terms' losses, and return that loss."""
@@ -91,34 +104,23 @@ class TorchSession:
 
     def segment(self, begin: int, end: int) -> TrainedSegment:
         """Return the current weights, over those below, for these tokens of a pass."""
-        return make_segment(
-            begin,
-            end,
-            self._halves,
-            self._spec.scaling,
-            self._below.frozen,
-            self._groups,
-            self._model.where.dtype,
-        )
+        weights = TrainedWeights(self._halves, self._spec.scaling, self._groups)
+        return TrainedSegment(begin, end, weights, self._below_weights, self._model.where.dtype)
 
     def loss(self, terms: Sequence[Loss], outputs: Mapping[Continuation, PolicyOutputs]) -> Tensor:
         """Return the sum of the terms' losses."""
-        losses = []
-        for term in terms:
-            known_references = [self._references[item] for item in term.references]
-            references = (
-                known_references
-                if term.needs_full_logp
-                else [TokenReference(reference) for reference in known_references]
+        losses = [
+            term.loss(
+                [outputs[item] for item in term.continuations],
+                [self._references[item] for item in term.references],
             )
-            losses.append(term.loss([outputs[item] for item in term.continuations], references))
+            for term in terms
+        ]
         return torch.stack(losses).sum()
 
     def apply_gradients(self, segment: TrainedSegment, learning_rate: float) -> None:
         """Take an optimizer step with the gradients of a pass."""
-        for name, grad in gradients(
-            segment, self._halves, self._spec.scaling, self._groups
-        ).items():
+        for name, grad in segment.gradients().items():
             self._halves[name].grad = grad
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
@@ -149,17 +151,13 @@ class TorchSession:
     def restore(self, state: Mapping[str, npt.NDArray[np.float32]]) -> None:
         """Resume from the state of a session of the same spec, after checking all of it."""
         for name, half in self._halves.items():
-            shape = tuple(half.shape)
-            for wanted in (name, f"{name}.exp_avg", f"{name}.exp_avg_sq"):
-                if (
-                    wanted not in state
-                    or state[wanted].shape != shape
-                    or not np.isfinite(state[wanted]).all()
-                ):
-                    raise ValueError(f"the saved session does not fit: {wanted}")
-            count = state.get(f"{name}.step")
-            if count is None or count.size != 1 or not np.isfinite(count).all():
-                raise ValueError(f"the saved session does not fit: {name}.step")
+            for suffix in ("", ".exp_avg", ".exp_avg_sq", ".step"):
+                array = state.get(name + suffix)
+                fits = array is not None and (
+                    array.size == 1 if suffix == ".step" else array.shape == tuple(half.shape)
+                )
+                if array is None or not fits or not np.isfinite(array).all():
+                    raise ValueError(f"the saved session does not fit: {name}{suffix}")
         with torch.no_grad():
             for name, half in self._halves.items():
                 half.copy_(_tensor(state[name]))
@@ -176,6 +174,7 @@ class TorchSession:
         if self._open:
             self._open = False
             self._model.close_session()
+            self._on_close()
 
 
 def advance(
@@ -184,14 +183,25 @@ def advance(
     terms: Sequence[Sequence[Loss]],
     rates: Sequence[float],
 ) -> tuple[float, ...]:
-    """Take one step of each session, several sessions in a pass; see ``Backend.advance``."""
+    """Take one step of each session, several sessions in a pass.
+
+    Args:
+        model: The base of all sessions.
+        sessions: Different open sessions.
+        terms: The losses of each.
+        rates: The learning rate of each.
+
+    Returns:
+        The loss of each session.
+    """
     if not len(sessions) == len(terms) == len(rates):
         raise ValueError("sessions, terms and rates must have the same length")
     losses: list[float] = []
     continuations = [
         list(dict.fromkeys(item for term in own for item in term.continuations)) for own in terms
     ]
-    for group in _group_passes([len(pack(items).tokens) for items in continuations], _PASS_TOKENS):
+    sizes = [len(pack(items).tokens) for items in continuations]
+    for group in split_by_size(sizes, _PASS_TOKENS):
         losses += _advance(model, sessions[group], terms[group], rates[group], continuations[group])
     return tuple(losses)
 
@@ -208,14 +218,10 @@ def _advance(
     begins = (0, *packed.ends[:-1])
     segments = [s.segment(b, e) for s, b, e in zip(sessions, begins, packed.ends, strict=True)]
     with (
-        model.exclusive(training=TrainedSegments(segments, model.where.device)),
+        model.exclusive(TrainedSegments(segments, model.where.device)),
         torch.enable_grad(),
     ):
-        outputs = iter(
-            split_outputs(
-                model, [item for items in continuations for item in items], model.hidden(packed)
-            )
-        )
+        outputs = iter(read_outputs(model, list(chain(*continuations)), packed))
         losses = [
             session.loss(own, {item: next(outputs) for item in items})
             for session, own, items in zip(sessions, terms, continuations, strict=True)
@@ -224,18 +230,6 @@ def _advance(
         for session, segment, rate in zip(sessions, segments, rates, strict=True):
             session.apply_gradients(segment, rate)
         return [float(loss.detach()) for loss in losses]
-
-
-def _group_passes(sizes: Sequence[int], max_size: int) -> list[slice]:
-    """Group neighbours up to ``max_size`` tokens; a larger one has a pass of its own."""
-    passes: list[slice] = []
-    first, total = 0, 0
-    for number, size in enumerate(sizes):
-        if number > first and total + size > max_size:
-            passes.append(slice(first, number))
-            first, total = number, 0
-        total += size
-    return [*passes, slice(first, len(sizes))] if sizes else []
 
 
 def _no_moments(half: Tensor) -> dict[str, Tensor]:

@@ -1,6 +1,6 @@
-// CPU operations of a decoding step, for float32 and bfloat16.
+// CPU operations of a decoding step.
 //
-// Each function computes what the function of the same name in reference_ops.py computes. Sums are
+// Each function computes what the method of the same name in ops/base.py computes. Sums are
 // in float32. Results are rounded once, to nearest even. Functions keep no state. The caller checks
 // pointers and sizes.
 
@@ -36,104 +36,12 @@ inline float as_float(half value) {
     return result;
 }
 
-// Tokens in a block of the cache. Must equal BLOCK in ops/base.py.
+// Tokens in a block of the cache. Must equal KV_BLOCK_SIZE in ops/base.py.
 constexpr int BLOCK = 32;
 // Outputs of one work item.
 constexpr int TILE = 192;
 // Below this number of multiplications, waking other threads takes longer than the work.
 constexpr int64_t WORTH_THREADS = 1 << 15;
-
-// y[t] += B[slot[t]]^T (A[slot[t]] x[t]) (LoRA, Hu et al. 2021; one adapter a token as in Punica,
-// Chen et al. 2023). Slot 0 adds nothing.
-//
-// A is [slots, ...][sections * max_rank, inputs], B is [slots, ...][max_rank, outputs]. The outputs
-// of a fused projection are adjacent sections. Each section has its own rows of A.
-template <typename T>
-void apply_lora(const T* x, T* y, int64_t tokens, const int32_t* slots, const int32_t* ranks,
-                const T* a, int64_t a_stride, const T* b, int64_t b_stride, int64_t max_rank,
-                int64_t inputs, int64_t outputs, const int32_t* section_ends, int64_t sections) {
-    int64_t largest_rank = 0;
-    for (int64_t t = 0; t < tokens; ++t) {
-        largest_rank = ranks[slots[t]] > largest_rank ? ranks[slots[t]] : largest_rank;
-    }
-    if (largest_rank == 0) {
-        return;
-    }
-    const int64_t rows = sections * largest_rank;
-    const int64_t tiles = (outputs + TILE - 1) / TILE;
-    std::vector<float> shrunk(tokens * rows);
-#pragma omp parallel if (tokens * rows * inputs > WORTH_THREADS)
-    {
-#pragma omp for schedule(static)
-        for (int64_t work = 0; work < tokens * sections; ++work) {
-            const int64_t t = work / sections, section = work % sections;
-            const T* input = x + t * inputs;
-            const T* matrix = a + slots[t] * a_stride + section * max_rank * inputs;
-            for (int64_t r = 0; r < ranks[slots[t]]; ++r) {
-                const T* row = matrix + r * inputs;
-                float sum = 0;
-#pragma omp simd reduction(+ : sum)
-                for (int64_t i = 0; i < inputs; ++i) {
-                    sum += as_float(row[i]) * as_float(input[i]);
-                }
-                shrunk[t * rows + section * largest_rank + r] = sum;
-            }
-        }
-#pragma omp for schedule(static)
-        for (int64_t work = 0; work < tokens * tiles; ++work) {
-            const int64_t t = work / tiles, rank = ranks[slots[t]];
-            if (rank == 0) {
-                continue;
-            }
-            int64_t begin = work % tiles * TILE;
-            const int64_t tile_end = begin + TILE < outputs ? begin + TILE : outputs;
-            const T* matrix = b + slots[t] * b_stride;
-            T* output = y + t * outputs;
-            for (int64_t section = 0; section < sections && begin < tile_end; ++section) {
-                const int64_t end =
-                    section_ends[section] < tile_end ? section_ends[section] : tile_end;
-                if (end <= begin) {
-                    continue;
-                }
-                const float* h = shrunk.data() + t * rows + section * largest_rank;
-                float sums[TILE] = {};
-                for (int64_t r = 0; r < rank; ++r) {
-                    const T* row = matrix + r * outputs;
-                    const float scale = h[r];
-#pragma omp simd
-                    for (int64_t o = begin; o < end; ++o) {
-                        sums[o - begin] += scale * as_float(row[o]);
-                    }
-                }
-#pragma omp simd
-                for (int64_t o = begin; o < end; ++o) {
-                    store(as_float(output[o]) + sums[o - begin], output[o]);
-                }
-                begin = end;
-            }
-        }
-    }
-}
-
-// Write keys and values of tokens to their slots of the paged cache. Keys are transposed in their
-// block, [dim, BLOCK], so that a block's 32 scores are computed in full vectors. Values are [BLOCK,
-// dim].
-template <typename T>
-void write_kv(const T* k, const T* v, T* keys, T* values, const int64_t* slot_mapping,
-              int64_t tokens, int64_t heads, int64_t dim) {
-    for (int64_t t = 0; t < tokens; ++t) {
-        const int64_t block = slot_mapping[t] / BLOCK, offset = slot_mapping[t] % BLOCK;
-        for (int64_t h = 0; h < heads; ++h) {
-            const T* key = k + (t * heads + h) * dim;
-            T* key_block = keys + (block * heads + h) * dim * BLOCK;
-            for (int64_t d = 0; d < dim; ++d) {
-                key_block[d * BLOCK + offset] = key[d];
-            }
-            std::memcpy(values + ((block * heads + h) * BLOCK + offset) * dim,
-                        v + (t * heads + h) * dim, dim * sizeof(T));
-        }
-    }
-}
 
 inline void widen(const float* source, float* wide, int64_t count) {
     std::memcpy(wide, source, count * sizeof *wide);
@@ -223,13 +131,145 @@ inline void softmax(float* scores, int64_t first, int64_t end, float softcap) {
         scores[j] *= scale;
     }
 }
+// Write source * factor, where the source is dense [layers, rows, columns] and the target may be
+// strided or transposed. Return 1 if all results are finite.
+template <typename S>
+int32_t pack_weights(const S* source, T* target, const int64_t* sizes, const int64_t* strides,
+                     float factor) {
+    constexpr int64_t AT_ONCE = 4096;
+    const int64_t columns = sizes[2], rows_at_once = columns < AT_ONCE ? AT_ONCE / columns : 1;
+    std::vector<float> wide(rows_at_once * columns);
+    std::vector<T> packed(rows_at_once * columns);
+    int32_t overflow = 0;
+    for (int64_t block = 0; block < sizes[0]; ++block) {
+        for (int64_t begin = 0; begin < sizes[1]; begin += rows_at_once) {
+            const int64_t rows = sizes[1] - begin < rows_at_once ? sizes[1] - begin : rows_at_once;
+            const int64_t count = rows * columns;
+            widen(source + (block * sizes[1] + begin) * columns, wide.data(), count);
+#pragma omp simd reduction(| : overflow)
+            for (int64_t i = 0; i < count; ++i) {
+                const float value = wide[i] * factor;
+                overflow |= !(std::fabs(value) <= 3.4028235e38f);
+                store(value, packed[i]);
+            }
+            T* result = target + block * strides[0] + begin * strides[1];
+            if (strides[2] == 1) {
+                for (int64_t row = 0; row < rows; ++row) {
+                    std::memcpy(result + row * strides[1], &packed[row * columns],
+                                columns * sizeof(T));
+                }
+            } else {
+                for (int64_t column = 0; column < columns; ++column) {
+                    for (int64_t row = 0; row < rows; ++row) {
+                        result[row * strides[1] + column * strides[2]] =
+                            packed[row * columns + column];
+                    }
+                }
+            }
+        }
+    }
+    return !overflow;
+}
+
+}  // namespace
+
+extern "C" {
+
+// y[t] += B[slot[t]]^T (A[slot[t]] x[t]) (LoRA, Hu et al. 2021; one adapter a token as in Punica,
+// Chen et al. 2023). Slot 0 adds nothing.
+//
+// A is [slots, ...][sections * max_rank, inputs], B is [slots, ...][max_rank, outputs]. The outputs
+// of a fused projection are adjacent sections. Each section has its own rows of A.
+void apply_lora(const T* x, T* y, int64_t tokens, const int32_t* slots, const int32_t* ranks,
+                const T* a, int64_t a_stride, const T* b, int64_t b_stride, int64_t max_rank,
+                int64_t inputs, int64_t outputs, const int32_t* section_ends, int64_t sections) {
+    int64_t largest_rank = 0;
+    for (int64_t t = 0; t < tokens; ++t) {
+        largest_rank = ranks[slots[t]] > largest_rank ? ranks[slots[t]] : largest_rank;
+    }
+    if (largest_rank == 0) {
+        return;
+    }
+    const int64_t rows = sections * largest_rank;
+    const int64_t tiles = (outputs + TILE - 1) / TILE;
+    std::vector<float> shrunk(tokens * rows);
+#pragma omp parallel if (tokens * rows * inputs > WORTH_THREADS)
+    {
+#pragma omp for schedule(static)
+        for (int64_t work = 0; work < tokens * sections; ++work) {
+            const int64_t t = work / sections, section = work % sections;
+            const T* input = x + t * inputs;
+            const T* matrix = a + slots[t] * a_stride + section * max_rank * inputs;
+            for (int64_t r = 0; r < ranks[slots[t]]; ++r) {
+                const T* row = matrix + r * inputs;
+                float sum = 0;
+#pragma omp simd reduction(+ : sum)
+                for (int64_t i = 0; i < inputs; ++i) {
+                    sum += as_float(row[i]) * as_float(input[i]);
+                }
+                shrunk[t * rows + section * largest_rank + r] = sum;
+            }
+        }
+#pragma omp for schedule(static)
+        for (int64_t work = 0; work < tokens * tiles; ++work) {
+            const int64_t t = work / tiles, rank = ranks[slots[t]];
+            if (rank == 0) {
+                continue;
+            }
+            int64_t begin = work % tiles * TILE;
+            const int64_t tile_end = begin + TILE < outputs ? begin + TILE : outputs;
+            const T* matrix = b + slots[t] * b_stride;
+            T* output = y + t * outputs;
+            for (int64_t section = 0; section < sections && begin < tile_end; ++section) {
+                const int64_t end =
+                    section_ends[section] < tile_end ? section_ends[section] : tile_end;
+                if (end <= begin) {
+                    continue;
+                }
+                const float* h = shrunk.data() + t * rows + section * largest_rank;
+                float sums[TILE] = {};
+                for (int64_t r = 0; r < rank; ++r) {
+                    const T* row = matrix + r * outputs;
+                    const float scale = h[r];
+#pragma omp simd
+                    for (int64_t o = begin; o < end; ++o) {
+                        sums[o - begin] += scale * as_float(row[o]);
+                    }
+                }
+#pragma omp simd
+                for (int64_t o = begin; o < end; ++o) {
+                    store(as_float(output[o]) + sums[o - begin], output[o]);
+                }
+                begin = end;
+            }
+        }
+    }
+}
+
+// Write keys and values of tokens to their slots of the paged cache. Keys are transposed in their
+// block, [dim, BLOCK], so that a block's 32 scores are computed in full vectors. Values are [BLOCK,
+// dim].
+void write_kv(const T* k, const T* v, T* keys, T* values, const int64_t* kv_indices,
+              int64_t tokens, int64_t heads, int64_t dim) {
+    for (int64_t t = 0; t < tokens; ++t) {
+        const int64_t block = kv_indices[t] / BLOCK, offset = kv_indices[t] % BLOCK;
+        for (int64_t h = 0; h < heads; ++h) {
+            const T* key = k + (t * heads + h) * dim;
+            T* key_block = keys + (block * heads + h) * dim * BLOCK;
+            for (int64_t d = 0; d < dim; ++d) {
+                key_block[d * BLOCK + offset] = key[d];
+            }
+            std::memcpy(values + ((block * heads + h) * BLOCK + offset) * dim,
+                        v + (t * heads + h) * dim, dim * sizeof(T));
+        }
+    }
+}
 
 // Causal attention of each tile's tokens over their row's paged cache (PagedAttention, Kwon et al.
 // 2023).
 //
 // Batch invariance: the operations for one token and their order depend on its row alone, not on
 // its tile or the batch.
-template <typename T>
 void paged_attention(const T* q, T* out, const T* keys, const T* values, const Tile* tiles,
                      int64_t tile_count, const int32_t* table, int64_t table_stride, int64_t heads,
                      int64_t kv_heads, int64_t dim, float scaling, float softcap, int64_t window) {
@@ -290,49 +330,18 @@ void paged_attention(const T* q, T* out, const T* keys, const T* values, const T
     }
 }
 
-// Write source * factor, where the source is dense [blocks, rows, columns] and the target may be
-// strided or transposed. Return 1 if all results are finite.
-template <typename S, typename T>
-int32_t pack_weights(const S* source, T* target, const int64_t* sizes, const int64_t* strides,
-                     float factor) {
-    constexpr int64_t AT_ONCE = 4096;
-    const int64_t columns = sizes[2], rows_at_once = columns < AT_ONCE ? AT_ONCE / columns : 1;
-    std::vector<float> wide(rows_at_once * columns);
-    std::vector<T> packed(rows_at_once * columns);
-    int32_t overflow = 0;
-    for (int64_t block = 0; block < sizes[0]; ++block) {
-        for (int64_t begin = 0; begin < sizes[1]; begin += rows_at_once) {
-            const int64_t rows = sizes[1] - begin < rows_at_once ? sizes[1] - begin : rows_at_once;
-            const int64_t count = rows * columns;
-            widen(source + (block * sizes[1] + begin) * columns, wide.data(), count);
-#pragma omp simd reduction(| : overflow)
-            for (int64_t i = 0; i < count; ++i) {
-                const float value = wide[i] * factor;
-                overflow |= !(std::fabs(value) <= 3.4028235e38f);
-                store(value, packed[i]);
-            }
-            T* result = target + block * strides[0] + begin * strides[1];
-            if (strides[2] == 1) {
-                for (int64_t row = 0; row < rows; ++row) {
-                    std::memcpy(result + row * strides[1], &packed[row * columns],
-                                columns * sizeof(T));
-                }
-            } else {
-                for (int64_t column = 0; column < columns; ++column) {
-                    for (int64_t row = 0; row < rows; ++row) {
-                        result[row * strides[1] + column * strides[2]] =
-                            packed[row * columns + column];
-                    }
-                }
-            }
-        }
-    }
-    return !overflow;
+int32_t pack_weights_float32(const float* source, T* target, const int64_t* sizes,
+                             const int64_t* strides, float factor) {
+    return pack_weights(source, target, sizes, strides, factor);
+}
+
+int32_t pack_weights_float16(const half* source, T* target, const int64_t* sizes,
+                             const int64_t* strides, float factor) {
+    return pack_weights(source, target, sizes, strides, factor);
 }
 
 // RMSNorm (Zhang & Sennrich 2019): x / rms(x) * weight over the last dimension, rounded before the
 // weight as in models.
-template <typename T>
 void rms_norm(const T* x, const T* weight, T* y, int64_t tokens, int64_t size, float epsilon) {
     for (int64_t t = 0; t < tokens; ++t) {
         const T* row = x + t * size;
@@ -353,7 +362,6 @@ void rms_norm(const T* x, const T* weight, T* y, int64_t tokens, int64_t size, f
 }
 
 // Index of the largest value of each row, the first of equals.
-template <typename T>
 void argmax(const T* x, int64_t* out, int64_t rows, int64_t size) {
 #pragma omp parallel for if (rows * size > WORTH_THREADS)
     for (int64_t row = 0; row < rows; ++row) {
@@ -374,45 +382,4 @@ void argmax(const T* x, int64_t* out, int64_t rows, int64_t size) {
     }
 }
 
-}  // namespace
-
-#define EXPORT(SUFFIX, T)                                                                         \
-    void apply_lora_##SUFFIX(const T* x, T* y, int64_t tokens, const int32_t* slots,              \
-                             const int32_t* ranks, const T* a, int64_t a_stride, const T* b,      \
-                             int64_t b_stride, int64_t max_rank, int64_t inputs, int64_t outputs, \
-                             const int32_t* section_ends, int64_t sections) {                     \
-        apply_lora(x, y, tokens, slots, ranks, a, a_stride, b, b_stride, max_rank, inputs,        \
-                   outputs, section_ends, sections);                                              \
-    }                                                                                             \
-    void write_kv_##SUFFIX(const T* k, const T* v, T* keys, T* values,                            \
-                           const int64_t* slot_mapping, int64_t tokens, int64_t heads,            \
-                           int64_t dim) {                                                         \
-        write_kv(k, v, keys, values, slot_mapping, tokens, heads, dim);                           \
-    }                                                                                             \
-    void paged_attention_##SUFFIX(const T* q, T* out, const T* keys, const T* values,             \
-                                  const Tile* tiles, int64_t tile_count, const int32_t* table,    \
-                                  int64_t table_stride, int64_t heads, int64_t kv_heads,          \
-                                  int64_t dim, float scaling, float softcap, int64_t window) {    \
-        paged_attention(q, out, keys, values, tiles, tile_count, table, table_stride, heads,      \
-                        kv_heads, dim, scaling, softcap, window);                                 \
-    }                                                                                             \
-    void rms_norm_##SUFFIX(const T* x, const T* weight, T* y, int64_t tokens, int64_t size,       \
-                           float epsilon) {                                                       \
-        rms_norm(x, weight, y, tokens, size, epsilon);                                            \
-    }                                                                                             \
-    void argmax_##SUFFIX(const T* x, int64_t* out, int64_t rows, int64_t size) {                  \
-        argmax(x, out, rows, size);                                                               \
-    }                                                                                             \
-    int32_t pack_weights_float32_##SUFFIX(const float* source, T* target, const int64_t* sizes,   \
-                                          const int64_t* strides, float factor) {                 \
-        return pack_weights(source, target, sizes, strides, factor);                              \
-    }                                                                                             \
-    int32_t pack_weights_float16_##SUFFIX(const half* source, T* target, const int64_t* sizes,    \
-                                          const int64_t* strides, float factor) {                 \
-        return pack_weights(source, target, sizes, strides, factor);                              \
-    }
-
-extern "C" {
-EXPORT(float32, float)
-EXPORT(bfloat16, bfloat16)
-}
+}  // extern "C"

@@ -1,4 +1,4 @@
-// Number formats of the operations, their conversions and a vectorisable exponential.
+// The dtype of a library, its conversions, and a vectorisable exponential.
 
 #pragma once
 
@@ -11,6 +11,9 @@ namespace {
 struct bfloat16 {
     uint16_t bits;
 };
+
+// The dtype of all tensors, which an option of the compiler sets.
+using T = DTYPE;
 
 inline float as_float(float value) { return value; }
 

@@ -1,4 +1,4 @@
-// CPU operations of a training step and their gradients, for float32 and bfloat16.
+// CPU operations of a training step and their gradients.
 //
 // Sums are in float32. Results are rounded once, to nearest even. The operations for one token and
 // their order depend on its own path alone, not on the rest of the pass or the number of threads.
@@ -99,7 +99,6 @@ struct Segment {
 
 struct Shape {
     int64_t tokens, heads, kv_heads, dim, q_row, k_row, v_row, window;
-    float scaling;
 };
 
 // Tokens of one segment in a tile of queries.
@@ -107,7 +106,6 @@ constexpr int64_t QUERY_TILE = 16;
 
 // Apply the rotary embedding (RoFormer, Su et al. 2021, eq. 34) to one head of one token, in
 // float32.
-template <typename T>
 inline void rotate(const T* x, const T* cos, const T* sin, int64_t dim, float* y) {
     const int64_t half = dim / 2;
 #pragma omp simd
@@ -119,7 +117,6 @@ inline void rotate(const T* x, const T* cos, const T* sin, int64_t dim, float* y
 }
 
 // Compute the gradient of a head from that of the rotated head.
-template <typename T>
 inline void rotate_backward(const float* y, const T* cos, const T* sin, int64_t dim, T* x) {
     const int64_t half = dim / 2;
 #pragma omp simd
@@ -130,7 +127,6 @@ inline void rotate_backward(const float* y, const T* cos, const T* sin, int64_t 
 }
 
 // The float32 keys and values of one head on a segment's path. Rows are padded with zeros.
-template <typename T>
 struct Path {
     std::vector<float> keys, values, keys_transposed, values_transposed;
     int64_t length, row_stride, column_stride;
@@ -182,7 +178,6 @@ inline Queries queries(const Segment& segment, int64_t first, int64_t group) {
     return {first, count, count * group, seen, padded(seen)};
 }
 
-template <typename T>
 inline void load_queries(const T* q, const T* cos, const T* sin, const Shape& shape,
                          const Segment& segment, const Queries& tile, int64_t kv, int64_t wide,
                          std::vector<float>& query) {
@@ -195,16 +190,19 @@ inline void load_queries(const T* q, const T* cos, const T* sin, const Shape& sh
     }
 }
 
+}  // namespace
+
+extern "C" {
+
 // Attention of each token over its path. `lse` receives the log-sum-exp of each token's scores
 // (FlashAttention-2, Dao 2023), from which the backward pass recomputes the weights.
-template <typename T>
 void attention(const T* q, const T* k, const T* v, const T* cos, const T* sin, const Shape& shape,
-               const Segment* segments, int64_t count, const int64_t* ancestors, T* out,
-               float* lse) {
+               float scaling, const Segment* segments, int64_t count, const int64_t* ancestors,
+               T* out, float* lse) {
     const int64_t group = shape.heads / shape.kv_heads, dim = shape.dim;
 #pragma omp parallel
     {
-        Path<T> path;
+        Path path;
         std::vector<float> query, scores, sums;
 #pragma omp for schedule(dynamic)
         for (int64_t work = 0; work < count * shape.kv_heads; ++work) {
@@ -229,7 +227,7 @@ void attention(const T* q, const T* k, const T* v, const T* cos, const T* sin, c
                     }
 #pragma omp simd reduction(+ : total)
                     for (int64_t j = begin; j < end; ++j) {
-                        row[j] = exp_of_negative((row[j] - max_value) * shape.scaling);
+                        row[j] = exp_of_negative((row[j] - max_value) * scaling);
                         total += row[j];
                     }
                     const float scale = 1 / total;
@@ -244,7 +242,7 @@ void attention(const T* q, const T* k, const T* v, const T* cos, const T* sin, c
                     }
                     const int64_t t = segment.begin + first + i / group;
                     lse[t * shape.heads + kv * group + i % group] =
-                        max_value * shape.scaling + std::log(total);
+                        max_value * scaling + std::log(total);
                 }
                 sums.assign(tile.rows * path.row_stride, 0.0f);
                 gemm(scores.data(), tile.columns, 1, path.values.data(), path.row_stride, tile.seen,
@@ -265,9 +263,8 @@ void attention(const T* q, const T* k, const T* v, const T* cos, const T* sin, c
 // Gradients of q, k and v, with their strides. `path_grads` is scratch for the gradients of each
 // path's keys and values, [2, tokens of all paths, kv heads, padded dim]. They are summed
 // afterwards in a fixed order.
-template <typename T>
 void attention_backward(const T* q, const T* k, const T* v, const T* cos, const T* sin,
-                        const Shape& shape, const Segment* segments, int64_t count,
+                        const Shape& shape, float scaling, const Segment* segments, int64_t count,
                         const int64_t* ancestors, const T* grad, const float* lse,
                         float* path_grads, int64_t paths_length, T* q_grad, T* k_grad, T* v_grad) {
     const int64_t group = shape.heads / shape.kv_heads, dim = shape.dim, wide = padded(dim);
@@ -276,7 +273,7 @@ void attention_backward(const T* q, const T* k, const T* v, const T* cos, const 
     float* const value_paths = path_grads + paths_length * path_row;
 #pragma omp parallel
     {
-        Path<T> path;
+        Path path;
         std::vector<float> query, grads, weights, score_grads, sums;
 #pragma omp for schedule(dynamic)
         for (int64_t work = 0; work < count * shape.kv_heads; ++work) {
@@ -321,13 +318,13 @@ void attention_backward(const T* q, const T* k, const T* v, const T* cos, const 
                     for (int64_t j = begin; j < end; ++j) {
                         // Rounding can make the exponent positive. exp_of_negative would then be
                         // wrong.
-                        const float exponent = weight[j] * shape.scaling - row_lse;
+                        const float exponent = weight[j] * scaling - row_lse;
                         weight[j] = exp_of_negative(exponent < 0 ? exponent : 0);
                         mean += weight[j] * score_grad[j];
                     }
 #pragma omp simd
                     for (int64_t j = begin; j < end; ++j) {
-                        score_grad[j] = weight[j] * (score_grad[j] - mean) * shape.scaling;
+                        score_grad[j] = weight[j] * (score_grad[j] - mean) * scaling;
                     }
                     for (int64_t j = 0; j < begin; ++j) {
                         weight[j] = score_grad[j] = 0;
@@ -386,7 +383,6 @@ void attention_backward(const T* q, const T* k, const T* v, const T* cos, const 
 // ---- Row-wise operations ----
 
 // Gradient of RMSNorm, x / rms(x) * weight (Zhang & Sennrich 2019), with respect to x.
-template <typename T>
 void rms_norm_backward(const T* x, const T* weight, const T* grad, T* out, int64_t tokens,
                        int64_t size, float epsilon) {
 #pragma omp parallel for if (tokens * size > WORTH_THREADS)
@@ -412,7 +408,6 @@ void rms_norm_backward(const T* x, const T* weight, const T* grad, T* out, int64
 }
 
 // SwiGLU (Shazeer 2020): silu(gate) * up, where each row of x is gate and up, concatenated.
-template <typename T>
 void silu_and_mul(const T* x, T* y, int64_t tokens, int64_t size) {
 #pragma omp parallel for if (tokens * size > WORTH_THREADS)
     for (int64_t t = 0; t < tokens; ++t) {
@@ -426,7 +421,6 @@ void silu_and_mul(const T* x, T* y, int64_t tokens, int64_t size) {
     }
 }
 
-template <typename T>
 void silu_and_mul_backward(const T* x, const T* grad, T* out, int64_t tokens, int64_t size) {
 #pragma omp parallel for if (tokens * size > WORTH_THREADS)
     for (int64_t t = 0; t < tokens; ++t) {
@@ -442,7 +436,6 @@ void silu_and_mul_backward(const T* x, const T* grad, T* out, int64_t tokens, in
 }
 
 // log(sum(exp(row))) of each row.
-template <typename T>
 void logsumexp(const T* x, float* out, int64_t rows, int64_t size) {
 #pragma omp parallel for if (rows * size > WORTH_THREADS)
     for (int64_t row = 0; row < rows; ++row) {
@@ -463,7 +456,6 @@ void logsumexp(const T* x, float* out, int64_t rows, int64_t size) {
 
 // Gradient of each row's log-prob of one token with respect to the logits: slope * (onehot(token) -
 // softmax(x)).
-template <typename T>
 void token_logprob_backward(const T* x, const float* lse, const int64_t* tokens, const float* slope,
                             T* out, int64_t rows, int64_t size) {
 #pragma omp parallel for if (rows * size > WORTH_THREADS)
@@ -482,7 +474,6 @@ void token_logprob_backward(const T* x, const float* lse, const int64_t* tokens,
 }
 
 // KL divergence of each row, sum of p (log p - log q) (Kullback & Leibler 1951).
-template <typename T>
 void kl_div(const T* p, const float* p_lse, const T* q, const float* q_lse, float* out,
             int64_t rows, int64_t size) {
 #pragma omp parallel for if (rows * size > WORTH_THREADS)
@@ -501,7 +492,6 @@ void kl_div(const T* p, const float* p_lse, const T* q, const float* q_lse, floa
 }
 
 // Gradient of the KL divergence with respect to the logits of q: slope * (q - p).
-template <typename T>
 void kl_div_backward(const T* p, const float* p_lse, const T* q, const float* q_lse,
                      const float* slope, T* out, int64_t rows, int64_t size) {
 #pragma omp parallel for if (rows * size > WORTH_THREADS)
@@ -519,54 +509,4 @@ void kl_div_backward(const T* p, const float* p_lse, const T* q, const float* q_
     }
 }
 
-}  // namespace
-
-#define EXPORT(SUFFIX, T)                                                                          \
-    void attention_##SUFFIX(const T* q, const T* k, const T* v, const T* cos, const T* sin,        \
-                            const int64_t* sizes, float scaling, const Segment* segments,          \
-                            int64_t count, const int64_t* ancestors, T* out, float* lse) {         \
-        const Shape shape = {sizes[0], sizes[1], sizes[2], sizes[3], sizes[4],                     \
-                             sizes[5], sizes[6], sizes[7], scaling};                               \
-        attention(q, k, v, cos, sin, shape, segments, count, ancestors, out, lse);                 \
-    }                                                                                              \
-    void attention_backward_##SUFFIX(                                                              \
-        const T* q, const T* k, const T* v, const T* cos, const T* sin, const int64_t* sizes,      \
-        float scaling, const Segment* segments, int64_t count, const int64_t* ancestors,           \
-        const T* grad, const float* lse, float* path_grads, int64_t paths_length, T* q_grad,       \
-        T* k_grad, T* v_grad) {                                                                    \
-        const Shape shape = {sizes[0], sizes[1], sizes[2], sizes[3], sizes[4],                     \
-                             sizes[5], sizes[6], sizes[7], scaling};                               \
-        attention_backward(q, k, v, cos, sin, shape, segments, count, ancestors, grad, lse,        \
-                           path_grads, paths_length, q_grad, k_grad, v_grad);                      \
-    }                                                                                              \
-    void rms_norm_backward_##SUFFIX(const T* x, const T* weight, const T* grad, T* out,            \
-                                    int64_t tokens, int64_t size, float epsilon) {                 \
-        rms_norm_backward(x, weight, grad, out, tokens, size, epsilon);                            \
-    }                                                                                              \
-    void silu_and_mul_##SUFFIX(const T* x, T* y, int64_t tokens, int64_t size) {                   \
-        silu_and_mul(x, y, tokens, size);                                                          \
-    }                                                                                              \
-    void silu_and_mul_backward_##SUFFIX(const T* x, const T* grad, T* out, int64_t tokens,         \
-                                        int64_t size) {                                            \
-        silu_and_mul_backward(x, grad, out, tokens, size);                                         \
-    }                                                                                              \
-    void logsumexp_##SUFFIX(const T* x, float* out, int64_t rows, int64_t size) {                  \
-        logsumexp(x, out, rows, size);                                                             \
-    }                                                                                              \
-    void token_logprob_backward_##SUFFIX(const T* x, const float* lse, const int64_t* tokens,      \
-                                         const float* slope, T* out, int64_t rows, int64_t size) { \
-        token_logprob_backward(x, lse, tokens, slope, out, rows, size);                            \
-    }                                                                                              \
-    void kl_div_##SUFFIX(const T* p, const float* p_lse, const T* q, const float* q_lse,           \
-                         float* out, int64_t rows, int64_t size) {                                 \
-        kl_div(p, p_lse, q, q_lse, out, rows, size);                                               \
-    }                                                                                              \
-    void kl_div_backward_##SUFFIX(const T* p, const float* p_lse, const T* q, const float* q_lse,  \
-                                  const float* slope, T* out, int64_t rows, int64_t size) {        \
-        kl_div_backward(p, p_lse, q, q_lse, slope, out, rows, size);                               \
-    }
-
-extern "C" {
-EXPORT(float32, float)
-EXPORT(bfloat16, bfloat16)
-}
+}  // extern "C"

@@ -1,0 +1,121 @@
+"""Run the daemon's tasks beside learning, such as the daily report.
+
+Invariant: only the window of a report is stored. Each reading makes it from the ledger anew, so an
+old report holds no forgotten text, and the undo command that it names works now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from personalpeft import Busy, NotFound, Runtime
+from personalpeft.formatting import pluralize
+from personalpeft.learning.activity_summary import ActivitySummary
+from personalpeft_app.daemon.policy import TaskKind
+from personalpeft_app.daemon.settings import Settings
+from personalpeft_app.session import iterate_users
+
+_MAX_LOG_AGE = timedelta(days=30)
+
+
+@dataclass(frozen=True, slots=True)
+class ReportWindow:
+    """The time after ``since``, up to ``until``."""
+
+    since: datetime
+    until: datetime
+
+
+def run_task(
+    kind: TaskKind, runtime: Runtime, settings: Settings, now: datetime, window: ReportWindow
+) -> str:
+    """Run a task and return its result in a line, empty if it changed nothing.
+
+    Raises what the runtime raises.
+
+    Args:
+        window: What a report is about.
+    """
+    match kind:
+        case TaskKind.PROBATION:
+            return _review_probation(runtime)
+        case TaskKind.BACKUP:
+            return _back_up(runtime, settings)
+        case TaskKind.COLLECT:
+            garbage = runtime.collect_garbage()
+            count = garbage.blobs + garbage.parts + garbage.sessions
+            return f"{count} unused files deleted, {garbage.bytes:,} bytes" if count else ""
+        case TaskKind.CLEAN:
+            return _delete_old_logs(runtime.settings.cache, now)
+        case TaskKind.REPORT:
+            line = format_line(summarize_users(runtime, window))
+            return f"{line}. Read it: personalpeft daemon report" if line else ""
+
+
+def _review_probation(runtime: Runtime) -> str:
+    ended = []
+    for summary in iterate_users(runtime):
+        if summary.revisions:
+            # A learn reviews it too. A user may be forgotten after the page was read.
+            with suppress(Busy, NotFound):
+                ended += runtime.user(summary.id, create=False).review()
+    return "; ".join(f"{each.user} · {each.layer}: {each.reason}" for each in ended)
+
+
+def _back_up(runtime: Runtime, settings: Settings) -> str:
+    folder = runtime.settings.home / Path(settings.backup).expanduser()
+    backup = runtime.maintenance.back_up(folder, keep=settings.backup_keep)
+    missing = len(backup.missing)
+    warning = f"; {missing} files are missing or damaged: run verify" if missing else ""
+    return f"{backup.path.name} with {backup.files} adapters{warning}"
+
+
+def _delete_old_logs(cache: Path, now: datetime) -> str:
+    """Delete logs of bugs that were not reported."""
+    count = 0
+    with suppress(OSError):
+        for path in (cache / "logs").glob("bug-*.log"):
+            with suppress(OSError):
+                if path.stat().st_mtime < (now - _MAX_LOG_AGE).timestamp():
+                    path.unlink()
+                    count += 1
+    return f"{count} old logs deleted" if count else ""
+
+
+def next_window(last: ReportWindow | None, now: datetime) -> ReportWindow:
+    """Return the window from the end of the last one until now.
+
+    Without a last window it is the last day; also if a clock was set back to before its end.
+    """
+    follows = last is not None and last.until <= now
+    return ReportWindow(last.until if last and follows else now - timedelta(days=1), now)
+
+
+def summarize_users(runtime: Runtime, window: ReportWindow) -> list[ActivitySummary]:
+    """Return the report: a summary of each user with any activity, by id."""
+    summaries = []
+    for each in iterate_users(runtime):
+        if each.turns or each.signals or each.revisions:
+            with suppress(NotFound):  # The user was deleted after the page was read.
+                user = runtime.user(each.id, create=False)
+                summaries.append(user.activity_summary(window.since, window.until))
+    return [summary for summary in summaries if not summary.is_empty]
+
+
+def format_line(report: Sequence[ActivitySummary]) -> str:
+    """Return the report in one line, without any text of a user; empty for an empty report."""
+    return "; ".join(map(_format_summary, report))
+
+
+def _format_summary(summary: ActivitySummary) -> str:
+    ends = [
+        f"{report.layer} {report.event if report.event != 'learn' else report.verdict}"
+        for report in summary.reports
+    ]
+    turns = pluralize(summary.turns, "turn")
+    signals = pluralize(sum(summary.signals.values()), "signal")
+    return f"{summary.user}: {', '.join((turns, signals, *ends))}"

@@ -1,0 +1,357 @@
+"""Write the reference pages that come from commands, docstrings and tables of the code.
+
+Run without arguments to write them all, as `make docs` does; `--check` names those that are out of date.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any
+
+import click
+import http_api
+
+import personalpeft
+from personalpeft.engine.metrics import COUNTERS, GAUGES, HISTOGRAMS
+from personalpeft.errors import ERROR_CODES, PersonalPeftError
+from personalpeft.runtime import Runtime
+from personalpeft.settings import CACHE, HOME, PLUGINS, VLLM, Serving, VllmServer
+from personalpeft.user import User
+from personalpeft_app.cli import PROGRAM, cli
+from personalpeft_app.client.transport import NotAllowed, Unreachable
+from personalpeft_app.daemon.settings import FILE, TABLE
+from personalpeft_app.daemon.settings import Settings as DaemonSettings
+from personalpeft_app.error_output import BROKEN_PIPE, BUG, STOPPED
+from personalpeft_app.http.metrics import HTTP_GAUGES, PREFIX
+from personalpeft_app.options import BASE, GLOBAL_OPTIONS_TITLE
+from personalpeft_app.options import USER as USER_VARIABLE
+
+FOLDER = Path(__file__).parent
+
+_COMMANDS_HEAD = """\
+# Commands
+
+`make docs` writes this page from the commands.
+
+Data goes to stdout, progress, notes and errors to stderr. Piped output has no colours and is not
+cut to a width. With `--json` every command prints one JSON value, `chat` one for each reply. The
+options of every command are listed once, under `personalpeft`. They may stand before or after the
+command's name. [Configuration](configuration.md) lists the environment variables.
+
+## Exit codes
+
+0 is success; a refused learn is a report and no error. Each error has its own code
+([errors](errors.md)). It is two lines on stderr, `error: ...` and `hint: ...`, or with `--json`
+`{"error": {"kind", "message", "hint", "exit_code"}}`. It has changed nothing.
+"""
+_WIDTH = 96
+
+_MADE = "`make docs` writes this page from the code.\n"
+
+_VARIABLES = {
+    HOME: "The home. Default: the platform's folder for user data.",
+    CACHE: "The folder for files that can be made again: prepared bases, kernels. Default: the "
+    "platform's cache folder.",
+    PLUGINS: "Names of the plugins that may load, separated by commas. Default: all.",
+    USER_VARIABLE: "The user of commands without `--user`. Default: your login name.",
+    BASE: f"The base of commands without `--base`. Default: `{personalpeft.DEFAULT_BASE}`.",
+    "PERSONALPEFT_KERNELS": "The instruction set of compiled kernels, such as `avx2`; `plain` for none. "
+    "Default: the best that this processor has.",
+    "NO_COLOR": "Any value turns colours off.",
+}
+
+_HOME_FILES = {
+    "personalpeft.db": "The SQLite database: ledger, revisions, reports, tokens' digests.",
+    "blobs/": "The adapter files of revisions, named by digest.",
+    "sessions/": "Checkpoints of unfinished learns.",
+    "locks/": "The leases of running learns.",
+    "models/": "Your own cards.",
+    FILE: "Your settings; personalpeft only reads it.",
+    "token": "The first admin token, readable by you alone.",
+    "backups/": "The daemon's backups.",
+}
+
+
+def commands() -> str:
+    """Return the page of commands."""
+    root = _click_context(cli, None, PROGRAM)
+    lines = [*_help(root, 2)]
+    for name in cli.list_commands(root):
+        lines += _tree(cli.commands[name], root, 2)
+    return _COMMANDS_HEAD + "\n".join(lines) + "\n"
+
+
+def python() -> str:
+    """Return the page of the Python interface."""
+    lines = ["# Python", "", _MADE]
+    lines += ["Import `personalpeft`; importing loads no model. Every public name is here.", ""]
+    lines += ["## `personalpeft.open`", "", *_signature("open", personalpeft.open), ""]
+    for kind in (Runtime, User):
+        lines += [f"## `{kind.__name__}`", "", _cell(_first_paragraph(kind)), ""]
+        for name, member in _public_members(kind):
+            lines += [f"### `{kind.__name__}.{name}`", "", *_signature(name, member), ""]
+    others = {name: getattr(personalpeft, name) for name in sorted(personalpeft.__all__)}
+    rows = [
+        (f"`{name}`", _meaning(value))
+        for name, value in others.items()
+        if value not in (Runtime, User, personalpeft.open) and not _is_error(value)
+    ]
+    lines += ["## Other names", "", *_table(("name", "meaning"), rows), ""]
+    return "\n".join([*lines, "[Errors](errors.md) lists the exceptions."]) + "\n"
+
+
+def errors() -> str:
+    """Return the page of errors."""
+    by_name = sorted(ERROR_CODES.items(), key=lambda item: item[0].__name__)
+    lines = [
+        "# Errors",
+        "",
+        _MADE,
+        "Every error is a `PersonalPeftError` with a message and a `hint` that says what to do. An "
+        "error has changed nothing, unless its description says otherwise.",
+        "",
+        *_table(
+            ("error", "meaning", "exit code", "HTTP status"),
+            [
+                (f"`{kind.__name__}`", _first_paragraph(kind), codes.exit_code, codes.http_status)
+                for kind, codes in by_name
+            ],
+        ),
+        "",
+        "The HTTP client (`personalpeft_app.client`) raises two more:",
+        "",
+        *_table(
+            ("error", "meaning"),
+            [(f"`{kind.__name__}`", _first_paragraph(kind)) for kind in (NotAllowed, Unreachable)],
+        ),
+        "",
+        "Commands also end with these exit codes:",
+        "",
+        *_table(
+            ("exit code", "kind", "meaning"),
+            [
+                (0, "", "Success. A refused learn is a report and no error."),
+                (2, "`Usage`", "Unknown command or option, or a value of the wrong type."),
+                (BUG, "`Bug`", "A bug in personalpeft. The hint names a file with the details."),
+                (STOPPED, "`Cancelled`", "Ctrl-C."),
+                (BROKEN_PIPE, "", "The reader of stdout closed it. Nothing is printed."),
+            ],
+        ),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def metrics() -> str:
+    """Return the page of metrics."""
+    kinds: Mapping[str, Mapping[str, str]] = {
+        "counter": COUNTERS,
+        "gauge": {**HTTP_GAUGES, **GAUGES},
+        "histogram": HISTOGRAMS,
+    }
+    lines = [
+        "# Metrics",
+        "",
+        _MADE,
+        "`GET /metrics` of a server answers an admin token in the text format of Prometheus. Names "
+        "after the prefix are vLLM's where they mean the same. No label names a user.",
+        "",
+        *_table(
+            ("metric", "type", "meaning"),
+            [
+                (f"`{PREFIX}{name}`", kind, meaning)
+                for kind, names in kinds.items()
+                for name, meaning in names.items()
+            ],
+        ),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def configuration() -> str:
+    """Return the page of environment variables, settings and files."""
+    described = _attributes(VllmServer)
+    variables = _VARIABLES | {
+        f"{VLLM}{'CA' if each.name == 'certificate' else each.name.upper()}": described[each.name]
+        for each in fields(VllmServer)
+    }
+    lines = ["# Configuration", "", _MADE, "## Environment variables", ""]
+    lines += _table(("variable", "meaning"), [(f"`{k}`", v) for k, v in variables.items()])
+    lines += ["", "## The daemon", "", f"The table `[{TABLE}]` of `{FILE}` in the home:", ""]
+    lines += _settings_table(DaemonSettings)
+    lines += ["", "## The engine", "", "`personalpeft.open(serving=Serving(...))`:", ""]
+    lines += _settings_table(Serving)
+    lines += ["", "## The home", ""]
+    lines += _table(("file", "content"), [(f"`{k}`", v) for k, v in _HOME_FILES.items()])
+    lines += ["", "[Cards](cards.md) configure a base and its training."]
+    return "\n".join(lines) + "\n"
+
+
+PAGES: Mapping[str, Callable[[], str]] = {
+    "commands.md": commands,
+    "python.md": python,
+    "errors.md": errors,
+    "metrics.md": metrics,
+    "configuration.md": configuration,
+    "http-api.md": http_api.render,
+}
+
+
+def _public_members(kind: type) -> Iterator[tuple[str, Any]]:
+    for name, member in vars(kind).items():
+        if not name.startswith("_") and (
+            inspect.isfunction(member) or isinstance(member, property)
+        ):
+            yield name, member
+
+
+def _signature(name: str, member: Any) -> list[str]:
+    """Return the signature as a code block, and the docstring."""
+    text = _prose(inspect.getdoc(member) or "")
+    if isinstance(member, property):
+        return text
+    signature = inspect.signature(member)
+    parameters = []
+    for key, each in signature.parameters.items():
+        if each.kind is each.KEYWORD_ONLY and not any(x.startswith("*") for x in parameters):
+            parameters.append("*")
+        if key != "self":
+            parameters.append(_parameter(each))
+    call = f"{name}({', '.join(parameters)}) -> {signature.return_annotation}"
+    if len(call) > 96:
+        inside = "".join(f"    {each},\n" for each in parameters)
+        call = f"{name}(\n{inside}) -> {signature.return_annotation}"
+    return ["```text", call, "```", "", *text]
+
+
+def _parameter(parameter: inspect.Parameter) -> str:
+    star = "*" if parameter.kind is parameter.VAR_POSITIONAL else ""
+    text = f"{star}{parameter.name}: {parameter.annotation}"
+    if parameter.default is parameter.empty:
+        return text
+    # The text of a function holds its address, which changes from run to run.
+    default = "..." if callable(parameter.default) else repr(parameter.default)
+    return f"{text} = {default}"
+
+
+def _prose(docstring: str) -> list[str]:
+    """Return a docstring as Markdown: sections in bold, their entries as a list."""
+    lines: list[str] = []
+    is_entry = False
+    for line in docstring.replace("``", "`").splitlines():
+        if re.fullmatch(r"(Args|Returns|Raises|Yields|Attributes):", line):
+            lines += [f"**{line.removesuffix(':')}**", ""]
+            is_entry = False
+        elif entry := re.fullmatch(r"    (\*{0,2}\w[\w, ]*): (.*)", line):
+            lines.append(f"- `{entry[1]}`: {entry[2]}")
+            is_entry = True
+        elif is_entry and line.startswith("        "):
+            lines[-1] += f" {line.strip()}"
+        else:
+            lines.append(line.strip())
+            is_entry = False
+    return lines
+
+
+def _tree(command: click.Command, parent: click.Context, level: int) -> Iterator[str]:
+    context = _click_context(command, parent, str(command.name))
+    yield from _help(context, level)
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            yield from _tree(command.commands[name], context, level + 1)
+
+
+def _help(context: click.Context, level: int) -> Iterator[str]:
+    yield from ("", f"{'#' * level} {context.command_path}", "", "```text")
+    # The options that every command takes are listed once, in the help of the program itself.
+    sections = re.split(r"\n\n(?=\S)", context.get_help())
+    if context.parent is not None:
+        sections = [each for each in sections if not each.startswith(GLOBAL_OPTIONS_TITLE)]
+    yield from (line.rstrip() for line in "\n\n".join(sections).splitlines())
+    yield "```"
+
+
+def _click_context(
+    command: click.Command, parent: click.Context | None, name: str
+) -> click.Context:
+    return click.Context(
+        command,
+        parent=parent,
+        info_name=name,
+        terminal_width=_WIDTH,
+        max_content_width=_WIDTH,
+        help_option_names=["-h", "--help"],
+    )
+
+
+def _settings_table(kind: Any) -> list[str]:
+    described = _attributes(kind)
+    rows = []
+    for each in fields(kind):
+        default = "none" if each.default in (None, MISSING) else f"`{each.default!r}`"
+        rows.append((f"`{each.name}`", default, described[each.name]))
+    return _table(("key", "default", "meaning"), rows)
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    lines = [header, ["---"] * len(header), *rows]
+    return [f"| {' | '.join(_cell(str(each)) for each in line)} |" for line in lines]
+
+
+def _attributes(kind: Any) -> dict[str, str]:
+    """Return the descriptions of the fields, from the docstring of the class."""
+    found: dict[str, str] = {}
+    name = ""
+    for line in (inspect.getdoc(kind) or "").splitlines():
+        if entry := re.fullmatch(r"    (\w+): (.*)", line):
+            name = entry[1]
+            found[name] = entry[2]
+        elif name and line.startswith("        "):
+            found[name] += " " + line.strip()
+        else:
+            name = ""
+    return found
+
+
+def _is_error(value: Any) -> bool:
+    return inspect.isclass(value) and issubclass(value, PersonalPeftError)
+
+
+def _meaning(value: Any) -> str:
+    if inspect.isclass(value) or inspect.isfunction(value):
+        return _first_paragraph(value)
+    return f"`{value!r}`" if isinstance(value, str) else "Type alias."
+
+
+def _first_paragraph(value: Any) -> str:
+    return " ".join((inspect.getdoc(value) or "").partition("\n\n")[0].split())
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.replace("``", "`").replace("|", "\\|").split())
+
+
+def main() -> int:
+    """Write the pages, or check them."""
+    stale = {
+        page: text
+        for page, make in PAGES.items()
+        if (text := make()) != (FOLDER / page).read_text("utf-8")
+    }
+    if "--check" in sys.argv[1:]:
+        for page in stale:
+            print(f"docs/reference/{page} is out of date; run make docs")
+        return len(stale)
+    for page, text in stale.items():
+        fresh = FOLDER / f"{page}.new"
+        fresh.write_text(text, "utf-8")
+        fresh.replace(FOLDER / page)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,156 @@
+"""Read and write ``adapter_config.json``, PEFT's configuration of an adapter.
+
+Invariant: an option that changes what the adapter computes is represented here or refused by name,
+also one of a later PEFT.
+
+Importing PEFT loads torch, so it happens in the functions.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, TypeAlias, cast
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from personalpeft.adapters.manifest import RANK_LIMIT
+from personalpeft.adapters.safe_io import format_error, parse_object, safe_repr
+
+_PLAIN_ONLY = "Only plain LoRA and rsLoRA can be imported; train it again as such."
+_RANK_HINT = f"Ranks go from 1 to {RANK_LIMIT}."
+_HINTS = {
+    "task_type": "Only adapters of language models can be imported.",
+    "init_lora_weights": "It changes the weights of the base. Save the adapter with PEFT's "
+    "path_initial_model_for_weight_conversion as plain LoRA.",
+    "r": _RANK_HINT,
+    "rank_pattern": _RANK_HINT,
+    "lora_alpha": "Give a number above 0.",
+    "alpha_pattern": "Give numbers above 0.",
+    "use_rslora": "Give true or false.",
+    "pattern_key": "Name modules in full or by their last part, such as self_attn.q_proj.",
+}
+_NAMES = {
+    "use_dora": "DoRA (use_dora)",
+    "modules_to_save": "whole trained modules (modules_to_save)",
+    "lora_bias": "a bias in LoRA's B (lora_bias)",
+    "trainable_token_indices": "trained token embeddings (trainable_token_indices)",
+    "target_parameters": "adapted bare parameters (target_parameters)",
+    "layer_replication": "replicated blocks (layer_replication)",
+    "alora_invocation_tokens": "an adapter for certain tokens (alora_invocation_tokens)",
+}
+# What a trained adapter computes does not depend on these. Its tensors name the adapted modules.
+_WITHOUT_EFFECT = re.findall(
+    r"\w+",
+    """
+    revision peft_version auto_mapping inference_mode lora_dropout target_modules exclude_modules
+    layers_to_transform layers_pattern ensure_weight_tying fan_in_fan_out loftq_config eva_config
+    corda_config lora_ga_config qalora_group_size megatron_core runtime_config
+    """,
+)
+_WRITTEN = re.findall(
+    r"\w+",
+    """
+    peft_type task_type base_model_name_or_path inference_mode r lora_alpha lora_dropout
+    target_modules bias fan_in_fan_out use_rslora use_dora modules_to_save
+    """,
+)
+
+# PEFT reads the keys of patterns as regular expressions. Names alone cannot take exponential time.
+_ModuleName: TypeAlias = Annotated[str, Field(pattern="^[A-Za-z0-9_.]{1,256}$")]
+_Rank: TypeAlias = Annotated[int, Field(ge=1, le=RANK_LIMIT)]
+_Alpha: TypeAlias = Annotated[float, Field(gt=0, lt=1e30)]
+_OrEmpty = BeforeValidator(lambda value: value or {})
+
+
+class AdapterConfig(BaseModel):
+    """The options of a LoRA that an import reads, with PEFT's names."""
+
+    model_config = ConfigDict(strict=True, frozen=True, defer_build=True)
+
+    peft_type: Literal["LORA"]
+    task_type: Literal["CAUSAL_LM"] | None = None
+    bias: Literal["none"] = "none"
+    # PiSSA, OLoRA, LoftQ, CorDA and LoRA-GA change the weights of the base.
+    init_lora_weights: Literal[True, False, "gaussian", "eva", "orthogonal"] | None = None
+    base_model_name_or_path: Annotated[str, BeforeValidator(lambda name: str(name or ""))] = ""
+    r: _Rank
+    lora_alpha: _Alpha
+    use_rslora: bool = False
+    rank_pattern: Annotated[dict[_ModuleName, _Rank], _OrEmpty] = {}
+    alpha_pattern: Annotated[dict[_ModuleName, _Alpha], _OrEmpty] = {}
+
+    @property
+    def scaling(self) -> float:
+        """The scaling of modules without a pattern."""
+        return self._scale(self.lora_alpha, self.r)
+
+    def rank_of(self, module: str) -> int:
+        """Return the rank of a module's LoRA."""
+        return int(_match_pattern(self.rank_pattern, module, self.r))
+
+    def scaling_of(self, module: str) -> float:
+        """Return alpha / r, or alpha / sqrt(r) for rsLoRA (arXiv 2312.03732)."""
+        alpha = _match_pattern(self.alpha_pattern, module, self.lora_alpha)
+        return self._scale(alpha, self.rank_of(module))
+
+    def _scale(self, alpha: float, rank: int) -> float:
+        return alpha / (math.sqrt(rank) if self.use_rslora else rank)
+
+
+def read_config(data: bytes, *, source: str) -> AdapterConfig:
+    """Read the bytes of an ``adapter_config.json``."""
+    content = parse_object(data, source=source, what="the config")
+    try:
+        config = AdapterConfig.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        value = None if first["type"] == "missing" else first["input"]
+        path = [str(part) for part in first["loc"] if part != "[key]"]
+        raise format_error(
+            source,
+            f"{' of '.join(path[:2])} is {safe_repr(value)}.",
+            hint=_HINTS.get("pattern_key" if "[key]" in first["loc"] else path[0], _PLAIN_ONLY),
+        ) from None
+    for key, value in content.items():
+        known = key in AdapterConfig.model_fields or key in _WITHOUT_EFFECT
+        if not known and value not in (None, False, [], {}, ""):
+            raise format_error(source, f"uses {_NAMES.get(key, safe_repr(key))}.", hint=_PLAIN_ONLY)
+    return config
+
+
+def build_config(
+    *, rank: int, scaling: float, targets: Sequence[str], base_name: str
+) -> dict[str, Any]:
+    """Return the fields of ``adapter_config.json`` for a plain LoRA.
+
+    Only fields with a meaning for a plain LoRA are written, so that the same adapter gives the same
+    file with every version of PEFT.
+
+    Args:
+        rank: The rank of all projections.
+        scaling: The factor of ``B @ A``: alpha over rank.
+        targets: The projections.
+        base_name: The name or path by which PEFT loads the base.
+    """
+    from peft import LoraConfig
+
+    alpha = scaling * rank
+    config = LoraConfig(
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=base_name,
+        inference_mode=True,
+        r=rank,
+        # Typed as int, but PEFT only divides by it.
+        lora_alpha=cast(int, int(alpha) if alpha.is_integer() else alpha),
+        target_modules=list(targets),
+    )
+    fields = config.to_dict() | {"target_modules": sorted(targets)}  # type: ignore[no-untyped-call]
+    return {key: fields[key] for key in _WRITTEN}
+
+
+def _match_pattern(patterns: Mapping[str, float], module: str, default: float) -> float:
+    from peft.utils.other import get_pattern_key
+
+    return patterns.get(get_pattern_key(list(patterns), module), default)

@@ -1,0 +1,153 @@
+"""Other wordings of the question that a fact answers, from a bank of forms by relation.
+
+The bank is data (``question_forms.toml``). A fact belongs to the relation that is nearest to its
+text and its question by the embedder of memory. What the fact is about fills the slot of a form;
+it is found where the question has one of the relation's forms. Where no relation is near, or the
+slot cannot be filled, there are no forms.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+
+import numpy as np
+
+from personalpeft.learning.evaluate.probes import UnanswerablePrompt
+from personalpeft.memory.types import Embedder, Vectors
+
+_SLOT = "{x}"
+
+# Cosines of MiniLM, the mean of that of the text and that of the question. A relation whose forms
+# have a slot needs a question in one of them, which says more than the cosine does.
+_MIN_SIMILARITY = 0.5
+_MIN_SIMILARITY_OF_FORM = 0.25
+# "What is {x} called?" says more of a relation than "What is {x}?" does.
+_WORD_BONUS = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """One relation of the bank.
+
+    ``statements`` and ``questions`` describe it. ``forms`` ask for it, of the user or of what fills
+    their slot. ``others`` fill it where a question without an answer is wanted.
+    """
+
+    statements: tuple[str, ...]
+    questions: tuple[str, ...]
+    forms: tuple[str, ...]
+    others: tuple[str, ...]
+
+    @property
+    def has_slot(self) -> bool:
+        """Whether any form has a slot."""
+        return any(_SLOT in form for form in self.forms)
+
+    def match(self, question: str) -> tuple[int, str] | None:
+        """Return how many words of a form a question has, and what fills the form's slot.
+
+        The form with the most words counts. None if the question has none of the forms.
+        """
+        found = []
+        for form in self.forms:
+            before, slot, after = form.rstrip("?.").partition(_SLOT)
+            pattern = f"{re.escape(before)}(.*?){re.escape(after)}[?.]?"
+            match = re.fullmatch(pattern, question, re.IGNORECASE)
+            if match and bool(match[1]) == bool(slot):
+                found.append((len((before + after).split()), match[1]))
+        return max(found, default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionForms:
+    """Other wordings of the question about one fact, and the same questions about others."""
+
+    paraphrases: tuple[str, ...] = ()
+    unanswerable: tuple[UnanswerablePrompt, ...] = ()
+
+
+@cache
+def load_relations() -> tuple[Relation, ...]:
+    """Return the relations of the package."""
+    return tuple(
+        Relation(
+            statements=tuple(each["statements"]),
+            questions=tuple(each.get("questions") or each["forms"][:4]),
+            forms=tuple(each["forms"]),
+            others=tuple(each.get("others", ())),
+        )
+        for each in tomllib.loads(_read())["relations"]
+    )
+
+
+def forms_digest() -> str:
+    """Return the digest of the bank."""
+    return hashlib.sha256(_read().encode()).hexdigest()
+
+
+class QuestionBank:
+    """The relations of the package, embedded once.
+
+    Args:
+        embedder: The embedder of memory.
+    """
+
+    def __init__(self, embedder: Embedder) -> None:
+        self._embedder = embedder
+        self._vectors: Sequence[tuple[Vectors, Vectors]] | None = None
+
+    def find(self, text: str, question: str) -> QuestionForms:
+        """Return the forms for a fact with this text, which answers the question."""
+        nearest = self._nearest(text, question)
+        if nearest is None:
+            return QuestionForms()
+        relation, subject = nearest
+        fillable = [form for form in relation.forms if subject or _SLOT not in form]
+        paraphrases = dict.fromkeys(form.replace(_SLOT, subject) for form in fillable)
+        return QuestionForms(
+            tuple(each for each in paraphrases if each.casefold() != question.casefold()),
+            tuple(
+                UnanswerablePrompt(form.replace(_SLOT, other), (other.casefold(),))
+                for other in relation.others
+                for form in relation.forms
+                if _SLOT in form
+            ),
+        )
+
+    def _nearest(self, text: str, question: str) -> tuple[Relation, str] | None:
+        """Return the relation of a fact and what fills the slot of its forms."""
+        text_vector, question_vector = self._embedder.embed([text, question])
+        best: tuple[float, Relation, str] | None = None
+        for relation, (statements, questions) in zip(
+            load_relations(), self._descriptions(), strict=True
+        ):
+            similarity = (
+                float(np.max(statements @ text_vector) + np.max(questions @ question_vector)) / 2
+            )
+            match = relation.match(question)
+            if match is None and (relation.has_slot or similarity < _MIN_SIMILARITY):
+                continue
+            words, subject = match or (0, "")
+            score = similarity + _WORD_BONUS * words
+            if similarity >= _MIN_SIMILARITY_OF_FORM and (best is None or score > best[0]):
+                best = score, relation, subject
+        return best and best[1:]
+
+    def _descriptions(self) -> Sequence[tuple[Vectors, Vectors]]:
+        if self._vectors is None:
+            self._vectors = [
+                (self._embedder.embed(each.statements), self._embedder.embed(each.questions))
+                for each in load_relations()
+            ]
+        return self._vectors
+
+
+@cache
+def _read() -> str:
+    return (resources.files(__package__) / "question_forms.toml").read_text("utf-8")

@@ -1,0 +1,441 @@
+"""Turn signals into training examples: the write policy, which assigns each signal to a layer.
+
+Each current signal has exactly one assignment, with its reason; docs/explanation/ledger.md has the
+table. Invariants:
+
+- Only a user's own acts are trained on. What an app observed counts as a weak rating where the app
+  had switched that on, and never against a user's own act.
+- A signal that training is not allowed on is no lesson. It settles no conflict of lessons, but a
+  later act on the same reply replaces the earlier ones, and a later fact the one that it
+  contradicts. A reply that had such a fact in its prompt is trained on neither as wanted nor as
+  rejected.
+- Of several acts on one turn the strongest is the lesson: a written text (an edit, then a preferred
+  text) before a thumb. Of one kind the latest counts.
+- A fact is looked up. Where it is known which questions it answers and the user stated it, it is
+  also a lesson of the memory layer. Only the user's facts replace the user's facts.
+- A reward is a weighted thumb; one nearer to 0 than ``MIN_CLEAR_REWARD`` is not used.
+- Where the style has changed (data/style.py), lessons in the old style are not used.
+- Of two answers to one request, and of two thumbs on one reply, the later counts. A choice between
+  two replies of the model does not replace an answer that the user wrote. A repeated lesson stays
+  the older one, so that nothing is built again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+
+from personalpeft.learning.data.facts import fact_questions, helpful_turns
+from personalpeft.learning.data.rating_values import MIN_CLEAR_REWARD, is_ambiguous_reward
+from personalpeft.learning.data.style import find_style_change
+from personalpeft.learning.outcomes import Placement, Reason, ReasonCode, reason
+from personalpeft.memory.conflicts import superseded_facts
+from personalpeft.store.ledger import Ledger
+from personalpeft.store.store import Store
+from personalpeft.types import (
+    USER_SOURCE,
+    Message,
+    PromptResponse,
+    Signal,
+    SignalKind,
+    Turn,
+    canonical_digest,
+)
+
+MIN_THUMBS = 20
+"""Dislikes are trained on only once there are this many likes and this many dislikes.
+
+Rewards and learned observations count too.
+"""
+
+IMPLICIT_RATINGS: Mapping[str, int] = {
+    "copied": 1,
+    "thanked": 1,
+    "regenerated": -1,
+    "contradicted": -1,
+}
+"""By what an app may observe, the rating that it amounts to: the reply was copied, the next turn
+gives thanks for it, another reply was requested, the next turn contradicts it."""
+
+_STRENGTH = {
+    SignalKind.EDIT: 3,
+    SignalKind.PREFERENCE: 2,
+    SignalKind.RATING: 1,
+    SignalKind.REWARD: 1,
+}
+_USER_WEIGHT, _OBSERVED_WEIGHT = 0.5, 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """One training example of a layer: after these messages, ``chosen`` rather than ``rejected``.
+
+    - ``kind``: that of the signal; a reward counts as the rating that it amounts to.
+    - ``chosen``: empty for a disliked reply.
+    - ``is_users``: the user wrote or stated ``chosen``; False for a reply of the model to a fact.
+    - ``is_probe``: never trained on; judges what the other lessons of its signal teach.
+    - ``teacher_messages``: for context distillation, the messages with the fact in the prompt.
+    - ``ended``: False for a reply that was cut off.
+    """
+
+    signal: str
+    kind: SignalKind
+    messages: tuple[Message, ...]
+    chosen: str
+    rejected: str | None = None
+    weight: float = 1.0
+    is_users: bool = True
+    is_probe: bool = False
+    teacher_messages: tuple[Message, ...] | None = None
+    ended: bool = True
+
+    def with_prompt(self, messages: tuple[Message, ...]) -> Lesson:
+        """Return the lesson for a paraphrased prompt."""
+        return replace(self, messages=messages)
+
+    @property
+    def prompt_response(self) -> PromptResponse:
+        """The last request and the chosen reply."""
+        return PromptResponse(self.messages[-1].content, self.chosen)
+
+    @property
+    def key(self) -> str:
+        """The key of its scores: the signal, for a probe also a digest of what decides them."""
+        if not self.is_probe:
+            return self.signal
+        parts = [self.messages[-1].content, self.chosen]
+        return f"{self.signal}/{canonical_digest(parts)[:8]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """Where one signal goes, and why.
+
+    ``lesson`` is set where the placement is a layer. ``extra_examples`` are lessons of ``layer``
+    from a signal that is used in the prompt. ``superseded_by`` is the signal that is the lesson
+    in this one's place.
+    """
+
+    signal: Signal
+    place: Placement
+    reason: Reason
+    layer: str | None = None
+    lesson: Lesson | None = None
+    superseded_by: str | None = None
+    extra_examples: tuple[Lesson, ...] = ()
+
+    @property
+    def why(self) -> str:
+        """The reason in words."""
+        return str(self.reason)
+
+
+def load_assignments(store: Store, user: str) -> tuple[Assignment, ...]:
+    """Return the assignments of all current signals of a user. Raises ``NotFound``."""
+    signals = store.ledger.signals(user)
+    facts = [signal for signal in signals if signal.kind is SignalKind.FACT]
+    turns = _load_fact_turns(store.ledger, user, facts)
+    # Those that are no longer current too: a reply does not lose a fact by its retraction.
+    former = store.ledger.signals(user, kinds=[SignalKind.FACT], current=False)
+    forbidden = frozenset(fact.id for fact in former if fact.forbids_training)
+    return assign(
+        signals, lambda turn: store.ledger.turn(user, turn), turns=turns, forbidden=forbidden
+    )
+
+
+def assign(
+    signals: Sequence[Signal],
+    turn_of: Callable[[str], Turn],
+    *,
+    turns: Sequence[Turn] = (),
+    forbidden: Set[str] = frozenset(),
+) -> tuple[Assignment, ...]:
+    """Return one assignment for each of the current signals, oldest first.
+
+    Args:
+        signals: The current signals, oldest first.
+        turn_of: Returns a turn by its id.
+        turns: Those in which facts may have helped, and the newest turn, oldest first.
+        forbidden: The facts that training is not allowed on, also those that are not current.
+    """
+    strongest = _strongest_by_turn(signals)
+    helpful = helpful_turns(signals, turns, forbidden)
+    newer = superseded_facts([signal for signal in signals if signal.kind is SignalKind.FACT])
+    assignments = [
+        _assign_fact(signal, helpful.get(signal.id, ()), newer.get(signal.id))
+        if signal.kind is SignalKind.FACT
+        else _assign_one(signal, turn_of, strongest, forbidden)
+        for signal in signals
+    ]
+    return tuple(_drop_dislikes_if_too_few(_drop_old_style(_resolve_conflicts(assignments))))
+
+
+def lessons_for(assignments: Sequence[Assignment], layer: str) -> tuple[Lesson, ...]:
+    """Return a layer's lessons that have a chosen reply, oldest first."""
+    return tuple(
+        lesson
+        for each in assignments
+        if each.layer == layer
+        for lesson in (each.lesson, *each.extra_examples)
+        if lesson is not None and lesson.chosen
+    )
+
+
+def undesirable_lessons_for(assignments: Sequence[Assignment], layer: str) -> tuple[Lesson, ...]:
+    """Return a layer's lessons that only have a rejected reply, oldest first."""
+    return tuple(
+        each.lesson
+        for each in assignments
+        if each.layer == layer and each.lesson is not None and not each.lesson.chosen
+    )
+
+
+def _load_fact_turns(ledger: Ledger, user: str, facts: Sequence[Signal]) -> tuple[Turn, ...]:
+    """Return the turns that used facts without a stated answer, and the newest, oldest first.
+
+    The newest turn shows whether a conversation went on after a fact was used.
+    """
+    bare = [fact.id for fact in facts if not fact.payload.get("answer")]
+    if not bare:
+        return ()
+    # In this order, so that a turn that arrives between the two reads can only be the newest.
+    used = ledger.turns(user, using=bare)
+    newest = ledger.turns(user, limit=1)
+    return tuple(reversed(used if used[:1] == newest else (*newest, *used)))
+
+
+def _strongest_by_turn(signals: Sequence[Signal]) -> Mapping[str, Signal]:
+    def strength(signal: Signal) -> tuple[bool, int]:
+        return signal.source == USER_SOURCE, 0 if is_ambiguous_reward(signal) else _STRENGTH[
+            signal.kind
+        ]
+
+    best: dict[str, Signal] = {}
+    for signal in signals:
+        if signal.turn is None or signal.kind not in _STRENGTH:
+            continue
+        if not signal.is_trainable and signal.source != USER_SOURCE:
+            continue
+        rival = best.get(signal.turn)
+        # Signals are in order of time, so the later one wins a draw. What may not train replaces
+        # earlier acts like any other, and yields to every later act of the user.
+        yields = rival is not None and rival.forbids_training and signal.source == USER_SOURCE
+        if rival is None or yields or strength(signal) >= strength(rival):
+            best[signal.turn] = signal
+    return best
+
+
+def _unused(signal: Signal, code: ReasonCode, **data: object) -> Assignment:
+    return Assignment(signal, Placement.UNUSED, reason(code, **data))
+
+
+def _assign_one(
+    signal: Signal,
+    turn_of: Callable[[str], Turn],
+    strongest: Mapping[str, Signal],
+    forbidden: Set[str],
+) -> Assignment:
+    if signal.kind is SignalKind.COMMENT:
+        forbids = signal.forbids_training
+        code = ReasonCode.TRAINING_FORBIDDEN if forbids else ReasonCode.COMMENT_IS_RULE
+        return Assignment(signal, Placement.PROFILE, Reason(code))
+    if signal.forbids_training:
+        return _unused(signal, ReasonCode.TRAINING_FORBIDDEN)
+    if not signal.is_trainable:
+        return _unused(signal, ReasonCode.NOT_USER_ACT)
+    if signal.kind is SignalKind.DEMONSTRATION:
+        skill = signal.payload.get("skill")
+        messages = (Message("user", signal.payload["prompt"]),)
+        lesson = Lesson(signal.id, signal.kind, messages, signal.payload["answer"])
+        layer = f"skill.{skill}" if skill else "style"
+        return Assignment(signal, Placement.LAYER, Reason(ReasonCode.DEMONSTRATION), layer, lesson)
+    if signal.turn is None:
+        return _unused(signal, ReasonCode.NO_TURN)
+    best = strongest[signal.turn]
+    if best.id != signal.id:
+        unused = _unused(signal, ReasonCode.STRONGER_SIGNAL, kind=str(best.kind))
+        return replace(unused, superseded_by=best.id)
+    turn = turn_of(signal.turn)
+    return _assign_from_turn(signal, turn, forbids_reply=not forbidden.isdisjoint(turn.used))
+
+
+def _assign_fact(signal: Signal, helpful: Sequence[Turn], newer: Signal | None) -> Assignment:
+    if newer is not None:
+        is_users = newer.source == USER_SOURCE != signal.source
+        code = ReasonCode.USER_FACT if is_users else ReasonCode.NEWER_FACT
+        return replace(_unused(signal, code), superseded_by=newer.id)
+    if signal.forbids_training:
+        return Assignment(signal, Placement.MEMORY, Reason(ReasonCode.TRAINING_FORBIDDEN))
+    if signal.source != USER_SOURCE:
+        return Assignment(signal, Placement.MEMORY, Reason(ReasonCode.FACT_NOT_USERS))
+    questions, probe = fact_questions(signal, helpful)
+    if probe is None:
+        return Assignment(signal, Placement.MEMORY, Reason(ReasonCode.FACT_LOOKED_UP))
+    lessons = [
+        Lesson(
+            signal.id,
+            signal.kind,
+            each.messages,
+            each.answer,
+            is_users=each.is_user_answer,
+            is_probe=each is probe,
+            ended=each.ended,
+        )
+        for each in (*questions, probe)
+    ]
+    # A probe has the shape of the lessons that it judges.
+    lessons[-1] = replace(lessons[-1], is_users=lessons[0].is_users)
+    why = (
+        Reason(ReasonCode.FACT_WITH_ANSWER)
+        if probe.is_user_answer
+        else reason(ReasonCode.FACT_HELPED, count=len(helpful))
+    )
+    return Assignment(signal, Placement.MEMORY, why, "memory", extra_examples=tuple(lessons))
+
+
+def _assign_from_turn(signal: Signal, turn: Turn, *, forbids_reply: bool) -> Assignment:
+    if signal.kind in (SignalKind.RATING, SignalKind.REWARD):
+        if forbids_reply:
+            return _unused(signal, ReasonCode.REPLY_TRAINING_FORBIDDEN)
+        return _assign_rating(signal, turn)
+    # The layer is known only where revisions of that layer were compared.
+    compared = str(signal.payload.get("layer", ""))
+    if compared == "memory":
+        return _unused(signal, ReasonCode.MEMORY_COMPARISON)
+    layer = compared if compared.startswith("skill.") else "style"
+    if forbids_reply and "revision" in signal.payload:
+        # Both answers of a comparison had the same facts in the prompt.
+        return _unused(signal, ReasonCode.REPLY_TRAINING_FORBIDDEN)
+    is_edit = signal.kind is SignalKind.EDIT
+    why = Reason(ReasonCode.EDIT if is_edit else ReasonCode.PREFERENCE)
+    text, rejected = signal.payload["text"], None if forbids_reply else turn.reply or None
+    ended = not signal.payload.get("cut_off")
+    lesson = Lesson(signal.id, signal.kind, turn.messages, text, rejected, ended=ended)
+    return Assignment(signal, Placement.LAYER, why, layer, lesson)
+
+
+def _assign_rating(signal: Signal, turn: Turn) -> Assignment:
+    """Assign a rating or reward: its value weighs the reply as one to give again, or to avoid."""
+    if not turn.reply.strip():
+        return _unused(signal, ReasonCode.EMPTY_REPLY)
+    if is_ambiguous_reward(signal):
+        return _unused(signal, ReasonCode.UNCLEAR_REWARD, limit=MIN_CLEAR_REWARD)
+    value: float = signal.payload["value"]
+    is_users = signal.source == USER_SOURCE
+    weight = abs(value) * (_USER_WEIGHT if is_users else _OBSERVED_WEIGHT)
+    kind, messages, reply = SignalKind.RATING, turn.messages, turn.reply
+    if value < 0:
+        code = ReasonCode.DISLIKED
+        lesson = Lesson(signal.id, kind, messages, "", reply, weight)
+    else:
+        code = ReasonCode.LIKED if is_users else ReasonCode.OBSERVED
+        lesson = Lesson(signal.id, kind, messages, reply, weight=weight, ended=turn.ended)
+    return Assignment(signal, Placement.LAYER, Reason(code), "style", lesson)
+
+
+def _resolve_conflicts(assignments: Sequence[Assignment]) -> Sequence[Assignment]:
+    """Leave one lesson of those that contradict or repeat each other on one request."""
+    settled = list(assignments)
+    active: dict[object, list[int]] = {}
+    for number, each in enumerate(assignments):
+        if each.lesson is None:
+            continue
+        same_request = active.setdefault((each.layer, each.lesson.messages), [])
+        rivals = [n for n in same_request if _conflict(each.lesson, assignments[n].lesson)]
+        yields = ((assignments[n], _yields_to(each, assignments[n])) for n in rivals)
+        if lost := next(((winner, why) for winner, why in yields if why), None):
+            settled[number] = _supersede(each, *lost)
+            continue
+        for rival in rivals:
+            why = reason(ReasonCode.CONTRADICTED, kind=str(each.signal.kind))
+            settled[rival] = _supersede(assignments[rival], each, why)
+            same_request.remove(rival)
+        same_request.append(number)
+    return settled
+
+
+def _conflict(lesson: Lesson, other: Lesson | None) -> bool:
+    """Return whether only one of two lessons on the same request can stand.
+
+    They conflict if neither is a rating, if both rate the same reply, or if one likes the reply
+    that the other rejects, or dislikes the one that it wants.
+    """
+    if other is None:
+        return False
+    ratings = [each for each in (lesson, other) if each.kind is SignalKind.RATING]
+    if len(ratings) == 1:
+        rating, written = ratings[0], other if ratings[0] is lesson else lesson
+        if rating.chosen:
+            return rating.chosen == written.rejected
+        return rating.rejected == written.chosen
+    return not ratings or (lesson.chosen or lesson.rejected) == (other.chosen or other.rejected)
+
+
+def _yields_to(later: Assignment, earlier: Assignment) -> Reason | None:
+    """Return why the earlier of two assignments stays the lesson, or None where the later wins."""
+    is_users, earlier_is_users = (
+        later.signal.source == USER_SOURCE,
+        earlier.signal.source == USER_SOURCE,
+    )
+    kind = str(earlier.signal.kind)
+    if earlier_is_users and not is_users:
+        return Reason(ReasonCode.RATED_BY_USER)
+    same = later.lesson and earlier.lesson and later.lesson.chosen == earlier.lesson.chosen
+    if same and is_users == earlier_is_users:
+        return reason(ReasonCode.REPEATED, kind=kind)
+    written = earlier.signal.kind in (SignalKind.EDIT, SignalKind.DEMONSTRATION)
+    # In a choice between replies of two revisions neither need be the wanted one.
+    is_choice = later.signal.kind is SignalKind.PREFERENCE and "revision" in later.signal.payload
+    if is_choice and written and earlier_is_users:
+        return reason(ReasonCode.MORE_SPECIFIC, kind=kind)
+    return None
+
+
+def _supersede(assignment: Assignment, winner: Assignment, why: Reason) -> Assignment:
+    return Assignment(assignment.signal, Placement.UNUSED, why, superseded_by=winner.signal.id)
+
+
+def _drop_old_style(assignments: Sequence[Assignment]) -> Sequence[Assignment]:
+    """Drop lessons of the style that show an old style, also likes of replies in the old style."""
+    style = {
+        number: each.lesson
+        for number, each in enumerate(assignments)
+        if each.layer == "style" and each.lesson is not None and each.lesson.chosen
+    }
+    written = [number for number, lesson in style.items() if lesson.kind is not SignalKind.RATING]
+    change = find_style_change(tuple(style[number].prompt_response for number in written))
+    if change is None:
+        return assignments
+    first = written[change.index]
+    since = assignments[first].signal.id
+    settled = list(assignments)
+    for number, lesson in style.items():
+        is_older = number < first
+        if change.matches(lesson.chosen):
+            continue
+        if is_older or lesson.kind is SignalKind.RATING:
+            # Without ``superseded_by``: what supersedes a held-out lesson is held out too, and the
+            # new style is not to be held out for the old one.
+            code = ReasonCode.STYLE_CHANGED_SINCE if is_older else ReasonCode.STYLE_CHANGED_BEFORE
+            settled[number] = _unused(assignments[number].signal, code, since=since)
+    return settled
+
+
+def _drop_dislikes_if_too_few(assignments: Sequence[Assignment]) -> Sequence[Assignment]:
+    """Drop all dislikes while there are too few likes or dislikes."""
+    ratings = [
+        each.lesson
+        for each in assignments
+        if each.lesson is not None and each.lesson.kind is SignalKind.RATING
+    ]
+    up = sum(bool(lesson.chosen) for lesson in ratings)
+    down = len(ratings) - up
+    if min(up, down) >= MIN_THUMBS:
+        return assignments
+    code, counts = ReasonCode.TOO_FEW_THUMBS, {"needed": MIN_THUMBS, "up": up, "down": down}
+    return [
+        _unused(each.signal, code, kind=str(each.signal.kind), **counts)
+        if each.lesson is not None and not each.lesson.chosen
+        else each
+        for each in assignments
+    ]

@@ -1,0 +1,343 @@
+"""What is measured of a candidate, and what it inherits from the revisions judged before it.
+
+A held-out lesson is improved where its log-prob per token rises by more than the base's
+``tie_margin`` from the live stack to the candidate, and regressed where it falls by as much.
+Improved and regressed items multiply the e-value of the layer (Shafer 2021, "Testing by betting")
+by 1.5 and by 0.5, whatever the verdict. Nothing that was trained on judges.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from personalpeft.learning.evaluate.measures import NOT_MEASURED, RuleGain, TextQuality
+from personalpeft.types import Revision, SignalRole, Stack, Verdict, canonical_digest
+
+if TYPE_CHECKING:
+    # The store loads numpy, which a report that is only shown does not need.
+    from personalpeft.store.store import Store
+
+TIE_MARGIN = 0.04
+"""Nats a token within which a lesson is tied where the base's card sets no ``tie_margin``.
+
+It is the spread between builds of the default base that differ in nothing but the seed, as
+``bench nulls`` measured it.
+"""
+
+CONFIRMATION_E_VALUE = 20.0
+IMPROVED_FACTOR, REGRESSED_FACTOR = 1.5, 0.5
+REGRESSION_SHARE = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class EvalItem:
+    """One held-out lesson, scored: mean log-probs per token of its chosen text.
+
+    ``before`` is under the live stack, ``after`` under the candidate, ``base`` under the bare base
+    and ``best`` the highest under any revision that led to the live stack; None where unknown.
+    ``medians``: of the log-probs of its tokens, before and after. They are only reported.
+    """
+
+    signal: str
+    before: float
+    after: float
+    base: float | None = None
+    best: float | None = None
+    tie_margin: float = TIE_MARGIN
+    medians: tuple[float, float] | None = None
+
+    @property
+    def change(self) -> float:
+        """The change in nats a token, clipped to 1 so that no item outweighs all others."""
+        change = self.after - self.before
+        return -1.0 if math.isnan(change) else max(-1.0, min(1.0, change))
+
+    @property
+    def improved(self) -> bool:
+        return self.after - self.before > self.tie_margin
+
+    @property
+    def regressed(self) -> bool:
+        # Negated, so that NaN counts as regressed.
+        return not self.after >= self.before - self.tie_margin
+
+    @property
+    def regressed_beyond_margin(self) -> bool:
+        """Whether it lost more than a tenth of its gain over the base.
+
+        A memorized item moves by more than a tie with every learn, and stays memorized.
+        """
+        gain = 0.0 if self.base is None else self.before - self.base
+        return not self.after >= self.before - max(self.tie_margin, REGRESSION_SHARE * gain)
+
+    @property
+    def lost_most_of_gain(self) -> bool:
+        """Whether more than half of its best gain over the base is lost."""
+        best = self.before if self.best is None else max(self.before, self.best)
+        if self.base is None or self.after >= best - self.tie_margin:
+            return False
+        return not self.after >= (self.base + best) / 2 and best > self.base
+
+    def as_json(self) -> dict[str, float | None]:
+        """Return what later candidates are compared with."""
+        values = [value for value in (self.before, self.after, self.best) if value is not None]
+        best = max(filter(math.isfinite, values), default=None)
+        stored = {"base": self.base, "after": self.after, "best": best}
+        return {name: None if value is None else _round(value) for name, value in stored.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class BaseProbeResults:
+    """The bare base's answers to the probes of a digest: which are right, how many degenerate."""
+
+    questions: str = ""
+    right: tuple[int, ...] = ()
+    broken: int = 0
+
+
+NO_PROBE_RESULTS = BaseProbeResults()
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeResults:
+    """Answers to the general probes. The field names are stored.
+
+    ``right_before``: right under the live stack; ``still_right``: of these, right under the
+    candidate; ``kept_of_base``: of those that the base has right, right under the candidate;
+    ``broken``: empty or repetitive.
+    """
+
+    asked: int = 0
+    right_before: int = 0
+    still_right: int = 0
+    base: BaseProbeResults = NO_PROBE_RESULTS
+    kept_of_base: tuple[int, ...] = ()
+    broken_before: int = 0
+    broken: int = 0
+
+    @property
+    def base_right(self) -> int:
+        return len(self.base.right)
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationResults:
+    """Generated replies to held-out prompts. The field names are stored.
+
+    ``before`` and ``after``: how many of those ``asked`` the live stack and the candidate wrote as
+    the user wants.
+    """
+
+    asked: int = 0
+    before: int = 0
+    after: int = 0
+
+
+NOTHING_GENERATED = GenerationResults()
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Everything that was measured of a candidate."""
+
+    target: tuple[EvalItem, ...]  # held-out lessons of the layer that its history did not spend
+    retention: tuple[EvalItem, ...]  # everything that was held out before, of all layers
+    earlier_target: tuple[EvalItem, ...]  # held-out lessons of the layer that it did spend
+    probes: ProbeResults
+    kl: float  # mean KL from the base on the probes, in nats a token
+    prior_e_value: float = 1.0  # of the candidate's history
+    spent_items: frozenset[str] = frozenset()  # items that ``prior_e_value`` has counted
+    decided_items: frozenset[str] = frozenset()  # items that the live revisions were promoted with
+    text_quality: TextQuality = NOT_MEASURED
+    rule_gains: Mapping[str, RuleGain] = field(default_factory=dict)
+    generation: GenerationResults = NOTHING_GENERATED
+    tasks: Mapping[str, Any] = field(default_factory=dict)  # figures, where ``target`` are tasks
+
+    @property
+    def e_value(self) -> float:
+        """The e-value of the layer, with this candidate. No item counts twice."""
+        value = self.prior_e_value
+        for item in self._unspent():
+            factor = REGRESSED_FACTOR if item.regressed else 1.0
+            value *= IMPROVED_FACTOR if item.improved else factor
+        return value
+
+    @property
+    def measured(self) -> bool:
+        """Whether every figure is finite. Nothing else can be accepted by name."""
+        items = (*self.target, *self.retention)
+        return math.isfinite(self.kl) and all(
+            math.isfinite(item.before) and math.isfinite(item.after) for item in items
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the scores of a revision. Later candidates read them: the keys are stored."""
+        pins = {item.signal: item.as_json() for item in (*self.retention, *self.target)}
+        decided = {item.signal for item in self.target if item.improved or item.regressed}
+        target = {"tasks": self.tasks} if self.tasks else {"target": _summarize(self.target)}
+        return {
+            **target,
+            "retention": _summarize(self.retention, is_retention=True),
+            "canaries": {
+                **asdict(self.probes),
+                "base_right": self.probes.base_right,
+                "kl": _round(self.kl),
+            },
+            # In significant digits: an e-value can be small, and 0 would stay 0 for ever.
+            "bet": float(f"{self.e_value:.6g}"),
+            "spent": sorted(self.spent_items | decided),
+            "counted": sorted(self.decided_items | decided),
+            "sense": self.text_quality.as_json(),
+            "generated": asdict(self.generation),
+            "rules": {rule: asdict(gain) for rule, gain in self.rule_gains.items()},
+            # Revisions that were judged by the same version can be compared by their figures.
+            "questions": {"asked": len(pins), "version": canonical_digest(sorted(pins))[:12]},
+            "pins": pins,
+        }
+
+    def _unspent(self) -> list[EvalItem]:
+        return [item for item in self.target if item.signal not in self.spent_items]
+
+
+@dataclass(frozen=True, slots=True)
+class EvalHistory:
+    """What a candidate inherits from earlier revisions: evidence, and what it may not undo.
+
+    Each candidate is compared with the stack that was live then. The e-values of all candidates of
+    a layer multiply. If no candidate makes unseen lessons likelier more often than less likely, the
+    product reaches ``CONFIRMATION_E_VALUE`` in at most one layer of twenty, however often one looks
+    (Ville 1939). Three rules keep that true:
+
+    - Only lessons that were never trained on count.
+    - A lesson counts once in the life of a layer, when it first improved or regressed, also under a
+      candidate that was refused. Otherwise a user's twentieth try would bet on the same lessons
+      until chance was kind.
+    - An e-value that confirmed a revision, alone or with feedback, is spent: the next candidate
+      starts with 1.
+
+    ``prior_e_value``, ``spent_items`` and ``decided_items`` are as in ``Evidence``. ``base``,
+    ``last`` and ``best`` are log-probs per token of held-out items: under the bare base, when the
+    newest live revision was judged, and the highest ever. ``base_probes`` are the base's answers to
+    the probes.
+    """
+
+    prior_e_value: float = 1.0
+    spent_items: frozenset[str] = frozenset()
+    decided_items: frozenset[str] = frozenset()
+    base: Mapping[str, float] = field(default_factory=dict)
+    last: Mapping[str, float] = field(default_factory=dict)
+    best: Mapping[str, float] = field(default_factory=dict)
+    base_probes: BaseProbeResults = NO_PROBE_RESULTS
+
+    def baseline(self, item: str, live: float, tie_margin: float) -> float | None:
+        """Return the best log-prob that a candidate must not undo, or None.
+
+        Where the ``live`` log-prob is below the one at the last judgement, no learn caused that:
+        the user rolled back, or lowered a layer's weight. No candidate has to make up for it.
+        """
+        last = self.last.get(item)
+        return None if last is not None and live < last - tie_margin else self.best.get(item)
+
+
+def read_history(store: Store, user: str, layer: str, live: Stack) -> EvalHistory:
+    """Return what a candidate for a layer inherits, by the catalog."""
+    revisions = {each.id: each for each in store.catalog.revisions(user)}
+    return eval_history(
+        [revisions[entry.revision] for entry in live.entries],
+        layer,
+        [each for each in revisions.values() if (each.layer, each.base) == (layer, live.base)],
+    )
+
+
+def eval_history(
+    heads: Sequence[Revision], layer: str, candidates: Sequence[Revision] = ()
+) -> EvalHistory:
+    """Return what a candidate for ``layer`` inherits.
+
+    ``heads`` are the live revisions of all layers, ``candidates`` all revisions of this layer that
+    were ever judged on the open base, whatever the verdict.
+    """
+    base: dict[str, float] = {}
+    last: dict[str, float] = {}
+    best: dict[str, float] = {}
+    base_probes = NO_PROBE_RESULTS
+    # Each revision was judged by the items of all layers and took over the best of those before
+    # it, so the newest that scored an item decides.
+    for head in sorted(heads, key=lambda head: head.at):
+        # Users who made a refused revision live accepted its losses: the baseline is what is left.
+        is_accepted = head.verdict is Verdict.REFUSED
+        probes = head.scores.get("canaries", {})
+        if of_base := probes.get("base"):
+            right = probes["kept_of_base"] if is_accepted else of_base["right"]
+            base_probes = BaseProbeResults(of_base["questions"], tuple(right), of_base["broken"])
+        for item, scores in head.scores.get("pins", {}).items():
+            reached = scores.get("after" if is_accepted else "best")
+            for known, value in (
+                (base, scores.get("base")),
+                (last, scores.get("after")),
+                (best, reached),
+            ):
+                if value is not None:
+                    known[item] = value
+    own = next((head for head in heads if head.layer == layer), None)
+    judged = [each for each in (*heads, *candidates) if each.layer == layer and each.scores]
+    # Items are only ever added, so the most spent ones are the newest also where a clock was set
+    # back, or where a build came out as an older revision and was judged again.
+    newest = max(judged, key=lambda each: (len(_spent_items(each)), each.at), default=None)
+    return EvalHistory(
+        _unspent_e_value(newest) if newest else 1.0,
+        _spent_items(newest) if newest else frozenset(),
+        _decided_items(own) if own else frozenset(),
+        base,
+        last,
+        best,
+        base_probes,
+    )
+
+
+def _unspent_e_value(revision: Revision) -> float:
+    e_value = float(revision.scores.get("bet", 1.0))
+    is_confirmed = revision.verdict is Verdict.PROMOTED and not revision.probation
+    return 1.0 if is_confirmed or e_value >= CONFIRMATION_E_VALUE else e_value
+
+
+def _spent_items(revision: Revision) -> frozenset[str]:
+    """Return the items that the e-value of a layer had counted when a revision was judged."""
+    return frozenset(revision.scores.get("spent", _decided_items(revision)))
+
+
+def _decided_items(revision: Revision) -> frozenset[str]:
+    """Return the items that a revision and those before it were promoted with."""
+    # Revisions of early versions do not store them; they were judged by all their items.
+    held_out = [signal for signal, role in revision.signals.items() if role == SignalRole.HELD_OUT]
+    return frozenset(revision.scores.get("counted", held_out))
+
+
+def _summarize(items: Sequence[EvalItem], *, is_retention: bool = False) -> dict[str, Any]:
+    if not items:
+        return {"asked": 0}
+    lost = [x.regressed_beyond_margin if is_retention else x.regressed for x in items]
+    summary: dict[str, Any] = {
+        "asked": len(items),
+        "won": sum(item.improved for item in items),
+        "lost": sum(lost),
+        "before": _mean([item.before for item in items]),
+        "after": _mean([item.after for item in items]),
+    }
+    medians = [item.medians for item in items if item.medians is not None]
+    if medians:
+        before, after = zip(*medians, strict=True)
+        summary |= {"median_before": _mean(before), "median_after": _mean(after)}
+    return summary
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return _round(sum(values) / len(values))
+
+
+def _round(value: float) -> float | None:
+    """Return a figure as it is stored; None where it is not finite, which JSON cannot hold."""
+    return round(value, 4) if math.isfinite(value) else None

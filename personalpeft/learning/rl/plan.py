@@ -1,0 +1,324 @@
+"""One practice as data: what is fixed before it starts, the state that its rounds change, its tasks.
+
+Invariant: ``RLState`` and the session's weights hold all that the next step depends on, so what
+resumes from them gives the same bytes as what was never stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, field, replace
+from statistics import fmean
+from typing import Any, TypeAlias
+
+from pydantic import TypeAdapter
+
+from personalpeft.backends.base import Continuation
+from personalpeft.engine.engine import Engine
+from personalpeft.errors import InvalidInput
+from personalpeft.learning.data.training_examples import Lesson
+from personalpeft.learning.gate.evidence import EvalItem, Evidence
+from personalpeft.learning.layers import LayerState, replace_layer
+from personalpeft.learning.options import LearnOptions
+from personalpeft.learning.outcomes import Reason, ReasonCode, reason
+from personalpeft.learning.plan import Plan, holdout_beside, holdout_of
+from personalpeft.learning.report import Example
+from personalpeft.learning.rl.rollouts import (
+    UNSEEN,
+    PolicyGradientLoss,
+    Rollout,
+    RolloutGroup,
+    TaskPosterior,
+    derive_seed,
+    is_eval_task,
+    sample_rollouts,
+)
+from personalpeft.learning.train.config import BUILD_FORMAT, RLConfig, TrainingConfig
+from personalpeft.learning.train.losses import SFTLoss
+from personalpeft.plugins import CheckedRewardShaper, CheckedVerifier, Task
+from personalpeft.store.store import Store
+from personalpeft.types import Json, Sampling, SignalRole, Stack, StackEntry, canonical_digest
+
+_MAX_EXAMPLES = 3
+
+Batch: TypeAlias = tuple[SFTLoss | PolicyGradientLoss, ...]
+"""The losses of one step."""
+
+
+@dataclass(slots=True)
+class RLState:
+    """What happened in a practice so far; its owner is the loop that runs.
+
+    ``passed`` are the different replies that passed, in order of discovery. ``pending`` are the
+    steps of the last round that are still to do.
+    """
+
+    posteriors: dict[str, TaskPosterior] = field(default_factory=dict)
+    rounds: int = 0
+    steps: int = 0
+    replies: int = 0
+    pass_rates: list[float] = field(default_factory=list)
+    lengths: list[float] = field(default_factory=list)
+    passed: list[Continuation] = field(default_factory=list)
+    pending: tuple[Batch, ...] = ()
+
+    def record_round(self, groups: Sequence[RolloutGroup]) -> None:
+        """Add the replies of one round."""
+        for group in groups:
+            failed = len(group.rollouts) - group.passed
+            posterior = self.posteriors.get(group.task.id, UNSEEN)
+            self.posteriors[group.task.id] = posterior.update(group.passed, failed)
+        replies = [rollout for group in groups for rollout in group.rollouts]
+        passed = [rollout.reply for rollout in replies if rollout.attempt.passed]
+        self.rounds += 1
+        self.replies += len(replies)
+        self.pass_rates.append(round(len(passed) / len(replies), 4))
+        self.lengths.append(round(sum(each.length for each in replies) / len(replies), 4))
+        self.passed = list(dict.fromkeys((*self.passed, *passed)))
+
+    def record_step(self) -> None:
+        """Remove the step that was made; what is known of the tasks ages with the model."""
+        self.steps += 1
+        self.pending = self.pending[1:]
+        self.posteriors = {task: each.decay() for task, each in self.posteriors.items()}
+
+    def summary(self) -> dict[str, Any]:
+        """Return the counts, and pass rate and length by round, as a report stores them."""
+        states = [posterior.state for posterior in self.posteriors.values()]
+        return {
+            "rounds": self.rounds,
+            "steps": self.steps,
+            "replies": self.replies,
+            "tasks": {state: states.count(state) for state in ("open", "solved", "hopeless")},
+            "pass_rate": self.pass_rates,
+            "length": self.lengths,
+        }
+
+    def to_json(self) -> Any:
+        """Return the state as a checkpoint holds it."""
+        return _STATE.dump_python(self, mode="json")
+
+    @staticmethod
+    def from_json(data: Any) -> RLState:
+        """Return the state that ``to_json`` gave."""
+        return _STATE.validate_python(data)
+
+
+_STATE = TypeAdapter(RLState)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PracticePlan(Plan):
+    """What one practice is made of: tasks in the place of lessons.
+
+    ``config`` says how to practise. ``train_tasks`` are practised, ``eval_tasks`` are for the gate.
+    ``state`` is set when the rounds have ended.
+    """
+
+    config: RLConfig
+    verifier: CheckedVerifier
+    shaping: CheckedRewardShaper | None
+    train_tasks: tuple[Task, ...]
+    eval_tasks: tuple[Task, ...]
+    state: RLState | None = None
+
+    @property
+    def steps(self) -> int:
+        """The steps that were made."""
+        return self.state.steps if self.state else 0
+
+    @property
+    def progress(self) -> int:
+        """The rounds that were made."""
+        return self.state.rounds if self.state else 0
+
+    @property
+    def stored_config(self) -> dict[str, Any]:
+        """All that decides a round beside the weights, as a recipe stores it."""
+        return {
+            **self.config.to_stored(),
+            "verifier": self.verifier.name,
+            "family": self.verifier.family,
+            "shaping": self.shaping.name if self.shaping else None,
+        }
+
+    @property
+    def rounds_before(self) -> int:
+        """Rounds that the parent was practised on such tasks since it last learned from lessons."""
+        before = self.parent.recipe.get("practice", {}) if self.parent else {}
+        same = all(before.get(key) == self.stored_config[key] for key in ("verifier", "family"))
+        return int(before["rounds"]) if before and same else 0
+
+    @property
+    def stored_recipe(self) -> Json:
+        """How the layer was built, as a revision stores it."""
+        practice = {**self.stored_config, "rounds": self.rounds_before + self.progress}
+        return {**self.recipe.to_stored(), "steps": self.steps, "practice": practice}
+
+    @property
+    def data_digest(self) -> str:
+        """Digest of the tasks that are practised."""
+        return canonical_digest([[task.id, task.prompt] for task in self.train_tasks])
+
+    @property
+    def inputs(self) -> str:
+        """Digest of all that a build depends on; without ``state``, of what a step depends on."""
+        return canonical_digest(
+            {
+                "format": BUILD_FORMAT,
+                "base": self.live.base,
+                "layer": self.layer,
+                "practice": {**self.stored_config, "rounds": self.rounds_before},
+                "tasks": self.data_digest,
+                "recipe": self.recipe.to_stored(),
+                "rounds": self.state.rounds if self.state else None,
+                "steps": self.state.steps if self.state else None,
+                "parent": self.parent.digest if self.parent else None,
+                "below": self.below.digest,
+            }
+        )
+
+    @property
+    def signal_roles(self) -> dict[str, SignalRole]:
+        """No signal: tasks are practised."""
+        return {}
+
+    @property
+    def figures(self) -> Json:
+        """The course of the practice, for the scores of the revision."""
+        return {"practice": self.state.summary()} if self.state else {}
+
+    def target(self, decided: Set[str]) -> tuple[Lesson, ...]:
+        """Return no lesson: the practice is to improve its tasks."""
+        return ()
+
+    def samples_rejections(self, rounds: int) -> bool:
+        """Return whether the last of so many rounds trains on replies that passed."""
+        return self.rounds_before + rounds <= self.config.rejection_rounds
+
+    def stack_with(self, digest: str) -> Stack:
+        """Return the live stack with an adapter as this layer, at weight 1 as it is trained."""
+        revision = f"{self.layer}@{digest[:12]}"
+        return replace_layer(self.live, StackEntry(self.layer, revision, digest, 1.0))
+
+    def explain_no_step(self) -> Reason:
+        """Return why the rounds made no step."""
+        state = self.state or RLState()
+        tasks = state.summary()["tasks"]
+        if not any(state.pass_rates):
+            return reason(ReasonCode.NO_REPLY_PASSED, replies=state.replies)
+        if tasks["solved"] and not tasks["open"]:
+            solved = tasks["solved"]
+            return reason(ReasonCode.ALL_TASKS_SOLVED, tasks=solved, replies=state.replies)
+        return reason(ReasonCode.NO_REWARD_CONTRAST, replies=state.replies)
+
+
+def plan_practice(
+    store: Store,
+    state: LayerState,
+    recipe: TrainingConfig,
+    config: RLConfig,
+    verifier: CheckedVerifier,
+    shaping: CheckedRewardShaper | None,
+    began: float,
+) -> PracticePlan:
+    """Draw the tasks of a practice: others than before once the head has changed.
+
+    Args:
+        store: The open home.
+        state: The layer to practise, as it is now.
+        recipe: The training configuration of the layer where it has no head.
+        config: How to practise.
+        verifier: Sets the tasks and scores replies.
+        shaping: Changes the rewards of a group of replies, or None.
+        began: When the practice began, on the timer.
+
+    Raises:
+        InvalidInput: The verifier has too few different tasks.
+        PluginError: The verifier failed.
+    """
+    head = state.head
+    seed = derive_seed("tasks", config.seed, state.layer, head.digest if head else None)
+    tasks = verifier.tasks(seed, 4 * max(config.num_train_tasks, config.num_eval_tasks))
+    held_out = tuple(filter(is_eval_task, tasks))[: config.num_eval_tasks]
+    train = tuple(task for task in tasks if not is_eval_task(task))[: config.num_train_tasks]
+    if not held_out or not train:
+        raise InvalidInput(
+            f"{verifier.name} has too few different tasks: {len(train)} to practise and"
+            f" {len(held_out)} to judge by.",
+            hint="Choose a larger family: a quarter of all tasks is held out for the gate.",
+        )
+    return PracticePlan(
+        user=state.user,
+        layer=state.layer,
+        recipe=recipe.with_shape_of(head.recipe) if head else recipe,
+        live=state.live,
+        below=state.below,
+        parent=head,
+        began=began,
+        holdout=holdout_of(store, state, state.layer),
+        other_holdout=holdout_beside(store, state),
+        config=config,
+        verifier=verifier,
+        shaping=shaping,
+        train_tasks=train,
+        eval_tasks=held_out,
+    )
+
+
+def evaluate_tasks(
+    engine: Engine, plan: PracticePlan, candidate: Stack, evidence: Evidence, options: LearnOptions
+) -> tuple[Evidence, tuple[Example, ...]]:
+    """Compare greedy replies of the live stack and of a candidate to the evaluation tasks.
+
+    Returns:
+        The evidence with one item a task, by its (shaped) reward, as target; and examples.
+    """
+
+    def sample(stack: Stack) -> list[Rollout]:
+        groups = sample_rollouts(
+            engine,
+            plan.user,
+            stack,
+            plan.eval_tasks,
+            plan.verifier,
+            Sampling(max_tokens=plan.config.max_completion_length),
+            cancelled=options.cancelled,
+            paused=options.paused,
+        )
+        return [group.rollouts[0] for group in groups]
+
+    before, after = sample(plan.live), sample(candidate)
+    items, examples = [], []
+    for task, old, new in zip(plan.eval_tasks, before, after, strict=True):
+        attempts = (old.attempt, new.attempt)
+        rewards = tuple(attempt.reward for attempt in attempts)
+        if plan.shaping is not None:
+            rewards = plan.shaping.shape(attempts, fmean(each.passed for each in attempts))
+        was, reached = rewards
+        items.append(EvalItem(f"task_{derive_seed(task.prompt):08x}", was, reached))
+        examples.append(Example(task.prompt, old.text, new.text))
+    figures = {
+        "asked": len(items),
+        "won": sum(item.improved for item in items),
+        "lost": sum(item.regressed for item in items),
+        "passed_before": sum(rollout.attempt.passed for rollout in before),
+        "passed_after": sum(rollout.attempt.passed for rollout in after),
+        "length_before": round(sum(rollout.length for rollout in before) / len(before), 4),
+        "length_after": round(sum(rollout.length for rollout in after) / len(after), 4),
+    }
+    own = {lesson.key for lesson in plan.holdout}
+    retention = (
+        _allow_regression(item) if item.signal in own else item for item in evidence.retention
+    )
+    evidence = replace(evidence, target=tuple(items), retention=tuple(retention), tasks=figures)
+    return evidence, tuple(examples[:_MAX_EXAMPLES])
+
+
+def _allow_regression(item: EvalItem) -> EvalItem:
+    """Return a demonstration of the practised skill as no regression, unless it is forgotten.
+
+    Tasks judge the skill now, and may be solved in another way than the one that was shown.
+    """
+    best = item.before if item.best is None else max(item.before, item.best)
+    return replace(item, before=min(item.before, item.after), best=best)

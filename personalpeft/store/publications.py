@@ -1,0 +1,102 @@
+"""Records of the stacks that were published of each user, by folder.
+
+Invariant: a digest stays recorded until its files were removed, so an erasure finds all of them.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from pathlib import Path
+
+from personalpeft.store.database import Database, fetch_all, fetch_one
+from personalpeft.store.error_mapping import sqlite3
+
+_NOTE_PREFIX = "published-"
+
+
+class Publications:
+    """The publications of all users of a home. A folder is named by its path."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def users(self) -> frozenset[str]:
+        """Return the users of whom anything is recorded."""
+        with self._database.read_transaction() as db:
+            found = fetch_all(db, "select distinct user from publication")
+        return frozenset(row["user"] for row in found)
+
+    def folders(self, user: str) -> tuple[str, ...]:
+        """Return the folders in which anything of a user is recorded."""
+        sql = "select distinct folder from publication where user = ? order by folder"
+        with self._database.read_transaction() as db:
+            return tuple(row["folder"] for row in fetch_all(db, sql, user))
+
+    def set_current(self, user: str, folder: str, digest: str | None) -> None:
+        """Record the stack of a user in a folder. The one before becomes a former one.
+
+        Args:
+            user: The user.
+            folder: The path of the folder.
+            digest: The stack's digest, or None if nothing of the user lies there.
+        """
+        sql = "select digest from publication where user = ? and folder = ? and is_current = 1"
+        with self._database.read_transaction() as db:
+            current = fetch_one(db, sql, user, folder)
+        if digest == (current["digest"] if current else None):
+            return
+        with self._database.write_transaction() as db:
+            db.execute(
+                "update publication set is_current = 0 where user = ? and folder = ?",
+                [user, folder],
+            )
+            if digest is not None:
+                _insert(db, user, folder, digest, is_current=True)
+
+    def removable_stacks(self, user: str, folder: str) -> tuple[str, ...]:
+        """Return a user's former stacks in a folder that are no user's current one."""
+        sql = (
+            "select digest from publication p where user = ? and folder = ? and is_current = 0"
+            " and not exists (select 1 from publication o where o.folder = p.folder"
+            " and o.digest = p.digest and o.is_current = 1) order by digest"
+        )
+        with self._database.read_transaction() as db:
+            return tuple(row["digest"] for row in fetch_all(db, sql, user, folder))
+
+    def delete_former_stacks(self, user: str, folder: str) -> None:
+        """Delete the records of a user's former stacks in a folder, after their files."""
+        where = "from publication where user = ? and folder = ? and is_current = 0"
+        with self._database.read_transaction() as db:
+            if fetch_one(db, f"select 1 {where}", user, folder) is None:
+                return
+        with self._database.write_transaction() as db:
+            db.execute(f"delete {where}", [user, folder])
+
+
+def move_notes(db: sqlite3.Connection) -> None:
+    """Record what earlier versions wrote into notes, and list these notes for deletion."""
+    (file,) = (
+        row["file"] for row in fetch_all(db, "pragma database_list") if row["name"] == "main"
+    )
+    for path in sorted((Path(file).parent / "notes").glob(f"{_NOTE_PREFIX}*.json")):
+        user = path.stem.removeprefix(_NOTE_PREFIX)
+        if fetch_one(db, "select 1 from user where id = ?", user) is None:
+            continue
+        # No earlier version used a note that cannot be read.
+        with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
+            for folder, note in json.loads(path.read_text("utf-8")).items():
+                for digest in note["old"]:
+                    _insert(db, user, folder, digest, is_current=False)
+                if note["now"] is not None:
+                    _insert(db, user, folder, note["now"], is_current=True)
+        sql = "insert into pending_deletion (user, kind, name) values (?, 'note', ?)"
+        db.execute(sql, [user, path.name])
+
+
+def _insert(
+    db: sqlite3.Connection, user: str, folder: str, digest: str, *, is_current: bool
+) -> None:
+    # A stack that is published again was a former one.
+    sql = "insert or replace into publication (user, folder, digest, is_current)"
+    db.execute(f"{sql} values (?, ?, ?, ?)", [user, folder, digest, is_current])

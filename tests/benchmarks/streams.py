@@ -1,0 +1,135 @@
+"""``bench streams``: 64 users stream one reply each at once from the HTTP server.
+
+On the fake backend, whose replies cost nothing, it measures the server alone. The clients are a
+process of their own.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+import httpx2
+import psutil
+
+import personalpeft
+from benchmarks.figures import spread
+from personalpeft import Runtime
+from personalpeft.settings import Serving
+from personalpeft_app.http.api_v1.routes import ApiV1
+from personalpeft_app.http.concurrency import limiter_of
+from personalpeft_app.http.server import make_app
+from personalpeft_app.http.wsgi_server import Server
+
+STREAMS = 64
+_FIGURES = ("first event, median", "first event, last", "all streams ended", "CPU of the server")
+
+
+@dataclass(frozen=True, slots=True)
+class StreamsBench:
+    """The object that ``--json`` prints: medians, with their least and most in ``spread``.
+
+    ``threads`` is the peak of the server's process.
+    """
+
+    bench: str
+    base: str
+    streams: int
+    tokens: int
+    repetitions: int
+    seconds: dict[str, float]
+    spread: dict[str, tuple[float, float]]
+    threads: int
+
+
+def bench_streams(
+    base_name: str, backend: str, *, repetitions: int, tokens: int, echo: Callable[[str], None]
+) -> StreamsBench:
+    """Stream all replies at once, repeatedly; a first time does not count."""
+    limits = Serving(max_batch=STREAMS) if backend == "fake" else Serving()
+    with (
+        tempfile.TemporaryDirectory(prefix="personalpeft-bench-") as folder,
+        personalpeft.open(Path(folder) / "home", base_name, backend, serving=limits) as runtime,
+        _serve(runtime) as (port, secret),
+        ProcessPoolExecutor(1, get_context("spawn")) as outside,
+    ):
+        for number in range(STREAMS):
+            runtime.user(f"person{number}")
+        process, threads = psutil.Process(), 0
+        rounds: list[tuple[float, ...]] = []
+        for turn in range(repetitions + 1):
+            before = process.cpu_times().user + process.cpu_times().system
+            asked = outside.submit(_ask_all, port, secret, turn, tokens)
+            while not asked.done():
+                threads = max(threads, threading.active_count())
+                time.sleep(0.01)
+            after = process.cpu_times().user + process.cpu_times().system
+            figures = (*asked.result(), after - before)
+            if turn:
+                rounds.append(figures)
+                echo(f"{turn} of {repetitions}: all streams ended after {figures[2]:.2f} s")
+        base = runtime.base().card.name
+    found = {
+        name: spread(each) for name, each in zip(_FIGURES, zip(*rounds, strict=True), strict=True)
+    }
+    return StreamsBench(
+        bench="streams",
+        base=base,
+        streams=STREAMS,
+        tokens=tokens,
+        repetitions=repetitions,
+        seconds={name: each.median for name, each in found.items()},
+        spread={name: (each.least, each.most) for name, each in found.items()},
+        threads=threads,
+    )
+
+
+@contextmanager
+def _serve(runtime: Runtime) -> Iterator[tuple[int, str]]:
+    """Yield the port of a server and the secret of an administrator."""
+    runtime.api_keys.ensure_admin_key()
+    api, limiter = ApiV1(runtime), limiter_of(runtime)
+    app = make_app(runtime, limiter=limiter, more=[api.blueprint])
+    server = Server(app, limiter, host="127.0.0.1", port=0)
+    thread = threading.Thread(target=lambda: server.run(grace=1, close=lambda: None))
+    thread.start()
+    try:
+        yield server.port, runtime.api_keys.admin_key_file.read_text("utf-8").strip()
+    finally:
+        server.stop()
+        thread.join()
+        api.close()
+
+
+def _ask_all(port: int, secret: str, turn: int, tokens: int) -> tuple[float, float, float]:
+    """Read all streams at once; return the median and last first event, and the total time."""
+    headers = {"Authorization": f"Bearer {secret}"}
+    limits = httpx2.Limits(max_connections=None)
+    with (
+        httpx2.Client(headers=headers, timeout=600, limits=limits, trust_env=False) as client,
+        ThreadPoolExecutor(STREAMS) as pool,
+    ):
+        began = time.perf_counter()
+
+        def ask(number: int) -> float:
+            url = f"http://127.0.0.1:{port}/api/v1/users/person{number}/chat/stream"
+            body = {"prompt": f"Tell story {turn} of {number}.", "max_tokens": tokens}
+            with client.stream("POST", url, json=body) as response:
+                response.raise_for_status()
+                lines = response.iter_lines()
+                next(lines)
+                first = time.perf_counter() - began
+                if "event: ended" not in lines:
+                    raise RuntimeError("a stream broke off")
+            return first
+
+        firsts = list(pool.map(ask, range(STREAMS)))
+        return statistics.median(firsts), max(firsts), time.perf_counter() - began

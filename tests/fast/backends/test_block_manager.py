@@ -1,0 +1,192 @@
+"""The block manager never lets a user's key-value block be written or found by another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from example_counts import examples
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    invariant,
+    precondition,
+    rule,
+)
+
+from personalpeft.backends.base import SequenceState
+from personalpeft.backends.torch.block_manager import BlockManager, prefix_hashes
+from personalpeft.backends.torch.ops.base import KV_BLOCK_SIZE
+from personalpeft.types import Sampling
+
+COUNT = 12
+
+
+def hashes_of(row: SequenceState, base: str = "base") -> list[bytes]:
+    return list(prefix_hashes(base, row, row.prompt_tokens))[1:]
+
+
+def row(tokens: Sequence[int], owner: str = "ada", stack: str | None = None) -> SequenceState:
+    return SequenceState(tuple(tokens), stack, Sampling(), owner)
+
+
+class SharingMachine(RuleBasedStateMachine):
+    """Rows of three users come, fill blocks and leave; the expected contents are tracked beside."""
+
+    rows = Bundle("rows")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = BlockManager(COUNT)
+        self.memory: dict[int, bytes] = {}
+        self.held: list[list[int]] = []
+
+    @rule(
+        target=rows,
+        owner=st.sampled_from(["ada", "bo", "cy"]),
+        prompt=st.lists(st.sampled_from([1, 2]), min_size=0, max_size=4),
+        more=st.integers(0, 2),
+    )
+    def admit(self, owner: str, prompt: list[int], more: int) -> tuple[list[int], list[bytes]]:
+        names = hashes_of(row([token for token in prompt for _ in range(KV_BLOCK_SIZE)], owner))
+        taken = self.blocks.allocate(len(names) + more, names)
+        if taken is None:
+            assert len(names) + more > COUNT - self.blocks.num_used
+            return [], []
+        blocks, found = taken
+        assert len(set(blocks)) == len(blocks) == len(names) + more
+        for block, name in zip(blocks[:found], names, strict=False):
+            assert self.memory[block] == name, "found what was not computed for it"
+        in_use = {block for others in self.held for block in others}
+        assert not in_use & set(blocks[found:]), "another row's block would be written to"
+        for block, name in zip(blocks[found:], names[found:], strict=False):
+            self.memory[block] = name
+            self.blocks.cache(block, name)
+        for block in blocks[len(names) :]:
+            self.memory[block] = b"unnamed"
+        self.held.append(blocks)
+        return blocks, names
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def grow(self, data: st.DataObject) -> None:
+        blocks = data.draw(st.sampled_from(self.held))
+        before, in_use = list(blocks), {block for others in self.held for block in others}
+        grown = self.blocks.append(blocks)
+        assert grown == (len(in_use) < COUNT)
+        assert blocks[: len(before)] == before
+        assert not in_use & set(blocks[len(before) :])
+        for block in blocks[len(before) :]:
+            self.memory[block] = b"unnamed"
+
+    @rule(row=consumes(rows))
+    def leave(self, row: tuple[list[int], list[bytes]]) -> None:
+        blocks, _ = row
+        if blocks:
+            self.held = [each for each in self.held if each is not blocks]
+            self.blocks.free(blocks)
+
+    @invariant()
+    def every_block_is_accounted_for(self) -> None:
+        in_use = {block for others in self.held for block in others}
+        assert self.blocks.num_used == len(in_use)
+        assert self.blocks.num_used + self.blocks.num_cached <= COUNT
+        self.blocks.check_integrity(self.held)
+
+
+TestSharing = SharingMachine.TestCase
+TestSharing.settings = examples(60, stateful_step_count=40)
+
+TOKENS = st.lists(st.integers(0, 3), min_size=2 * KV_BLOCK_SIZE, max_size=2 * KV_BLOCK_SIZE)
+
+
+@given(
+    first=st.tuples(
+        TOKENS,
+        st.sampled_from(["ada", "bo"]),
+        st.sampled_from([None, "s1", "s2"]),
+        st.sampled_from("ab"),
+    ),
+    second=st.tuples(
+        TOKENS,
+        st.sampled_from(["ada", "bo"]),
+        st.sampled_from([None, "s1", "s2"]),
+        st.sampled_from("ab"),
+    ),
+)
+def test_a_block_hash_is_shared_only_by_the_same_owner_base_stack_and_tokens(
+    first: tuple[list[int], str, str | None, str], second: tuple[list[int], str, str | None, str]
+) -> None:
+    one, other = (
+        hashes_of(row(t, owner, stack), base) for t, owner, stack, base in (first, second)
+    )
+    assert (one[1] == other[1]) == (first == second)
+    assert (one[0] == other[0]) == (
+        (first[0][:KV_BLOCK_SIZE], *first[1:]) == (second[0][:KV_BLOCK_SIZE], *second[1:])
+    )
+    assert one[0] != one[1]
+
+
+def test_freed_blocks_are_found_again_until_their_memory_is_needed() -> None:
+    blocks = BlockManager(4)
+    names = hashes_of(row(range(3 * KV_BLOCK_SIZE)))
+    taken, found = blocks.allocate(3, names) or ([], -1)
+    assert found == 0
+    for block, name in zip(taken, names, strict=True):
+        blocks.cache(block, name)
+    blocks.free(taken)
+    again, found = blocks.allocate(4, names) or ([], -1)
+    assert (again[:3], found) == (taken, 3)
+    blocks.free(again)
+    other, found = blocks.allocate(2, []) or ([], -1)
+    blocks.free(other)
+    # The end of the prompt is evicted first, since its beginning is useless without nothing before
+    # it.
+    rest, found = blocks.allocate(3, names) or ([], -1)
+    assert (rest[:2], found) == (taken[:2], 2)
+
+
+def test_a_row_is_admitted_only_with_spare_blocks_for_the_others() -> None:
+    blocks = BlockManager(4)
+    assert blocks.allocate(3, spare=2) is None
+    assert blocks.allocate(3, spare=1) is not None
+    blocks.check_integrity([[0, 1, 2]])
+    with pytest.raises(RuntimeError, match="rows"):
+        blocks.check_integrity([[0, 1]])
+
+
+def test_a_refused_row_changes_nothing() -> None:
+    blocks = BlockManager(3)
+    held, _ = blocks.allocate(2, []) or ([], -1)
+    assert blocks.allocate(2, []) is None
+    assert (blocks.num_used, blocks.num_cached) == (2, 0)
+    blocks.free(held)
+    assert blocks.allocate(3, []) is not None
+
+
+@pytest.mark.parametrize(
+    "tokens", [0, 1, KV_BLOCK_SIZE - 1, KV_BLOCK_SIZE, KV_BLOCK_SIZE + 1, 3 * KV_BLOCK_SIZE]
+)
+def test_only_whole_blocks_have_hashes(tokens: int) -> None:
+    assert len(hashes_of(row(range(tokens)))) == tokens // KV_BLOCK_SIZE
+
+
+def test_cleared_blocks_are_never_found_and_blocks_in_use_stay() -> None:
+    blocks = BlockManager(COUNT)
+    left, held = row(range(2 * KV_BLOCK_SIZE)), row(range(KV_BLOCK_SIZE), owner="bo")
+    taken, _ = blocks.allocate(3, hashes_of(left)) or ([], 0)
+    kept, _ = blocks.allocate(1, hashes_of(held)) or ([], 0)
+    for block, name in zip(taken, hashes_of(left), strict=False):
+        blocks.cache(block, name)
+    blocks.cache(kept[0], hashes_of(held)[0])
+    blocks.free(taken)
+    assert blocks.clear_cache() == sorted(taken)
+    assert (blocks.num_cached, blocks.num_used) == (0, 1)
+    again = blocks.allocate(3, hashes_of(left))
+    assert again is not None
+    assert again[1] == 0
+    assert blocks.allocate(1, hashes_of(held)) == (kept, 1)
+    assert blocks.clear_cache() == []

@@ -1,0 +1,121 @@
+"""The bank of question forms: a fact's relation, the subject of its forms, and their training
+examples.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runtime_makers import open_runtime
+
+from personalpeft.backends.base import Backend, Loss
+from personalpeft.learning import pipeline
+from personalpeft.learning.data.batching import build_batches
+from personalpeft.learning.data.question_forms import QuestionBank, load_relations
+from personalpeft.learning.evaluate.probes import load_general_prompts
+from personalpeft.learning.plan import Plan
+from personalpeft.memory.embedder import HashEmbedder, MiniLM
+
+
+@pytest.fixture(scope="module")
+def bank() -> QuestionBank:
+    return QuestionBank(MiniLM())
+
+
+@pytest.mark.parametrize(
+    ("text", "question", "expected"),
+    [
+        ("Ida lives in Oslo.", "Where does Ida live?", "Which city does Ida live in?"),
+        ("My sister works as a cook.", "What is my sister's job?", "What does my sister do?"),
+        ("I work as a cook.", "What is my job?", "What do I do for a living?"),
+        ("Our hen is called Dot.", "What is our hen called?", "What is the name of our hen?"),
+        ("My hat size is 58.", "What is my hat size?", "I forgot my hat size."),
+        ("We own five hens.", "How many hens do we own?", "How many hens are there?"),
+        ("I swim at Mill Pond.", "Where do I swim?", "Where do I usually swim?"),
+    ],
+)
+def test_fact_gets_the_forms_of_its_relation_and_subject(
+    bank: QuestionBank, text: str, question: str, expected: str
+) -> None:
+    found = bank.find(text, question).paraphrases
+    assert expected in found
+    assert question not in found
+    assert not any("{" in each for each in found)
+    assert len(found) == len(set(found)) > 10
+
+
+@pytest.mark.parametrize(
+    ("text", "question"),
+    [
+        ("Our ship is in the third lock.", "Which lock holds us?"),
+        ("Nasz kot nazywa się Mruczek.", "Jak nazywa się nasz kot?"),
+        ("Mein Hund heißt Rex.", "Wie heißt mein Hund?"),
+        ("私の犬の名前はポチです。", "私の犬の名前は何ですか？"),
+        ("اسم كلبي ركس.", "ما اسم كلبي؟"),
+        ("x", "y"),
+    ],
+)
+def test_fact_without_a_relation_has_no_forms(bank: QuestionBank, text: str, question: str) -> None:
+    found = bank.find(text, question)
+    assert found.paraphrases == ()
+    assert found.unanswerable == ()
+
+
+def test_subject_of_one_fact_makes_unanswerable_questions_about_others(
+    bank: QuestionBank,
+) -> None:
+    asked = bank.find("Ida lives in Oslo.", "Where does Ida live?").unanswerable
+    assert asked
+    assert not any("Ida" in each.question for each in asked)
+    assert all(each.is_answered_in(each.question) for each in asked)
+
+
+def test_each_relation_is_told_apart_by_its_descriptions() -> None:
+    for relation in load_relations():
+        assert relation.statements
+        assert relation.questions
+        assert len({form.casefold() for form in relation.forms}) == len(relation.forms) >= 30
+        # A form without a slot would ask about the user where the fact is about another person.
+        assert {form.count("{x}") for form in relation.forms} in ({0}, {1})
+        assert bool(relation.others) <= relation.has_slot
+
+
+def test_trained_fact_uses_its_forms_and_never_the_held_out_question(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answered: dict[str, set[str]] = {}
+    judging = "Which city does Ida live in?"
+
+    def recorded(plan: Plan, backend: Backend, *rest: Any) -> tuple[tuple[Loss, ...], ...]:
+        steps = build_batches(plan, backend, *rest)
+        for completion in (c for terms in steps for term in terms for c in term.continuations):
+            prompt = backend.decode(completion.prompt)
+            answered.setdefault(prompt, set()).add(backend.decode(completion.completion))
+        return steps
+
+    with open_runtime(tmp_path) as runtime:
+        ada = runtime.user("ada")
+        stated = ["Where does Ida live?", "Where is Ida's home?", "Where does Ida reside?", judging]
+        ada.remember("Ida lives in Oslo.", questions=stated, answer="Oslo")
+        monkeypatch.setattr(pipeline, "build_batches", recorded)
+        ada.learn("memory", accept=True)
+    about_ida = [
+        prompt
+        for prompt, completion in answered.items()
+        if any("Oslo" in each for each in completion)
+    ]
+    refusal = load_general_prompts().refusal_text
+    others = [
+        prompt
+        for prompt, completion in answered.items()
+        if any(refusal in each for each in completion)
+    ]
+    assert any("In which town does Ida live?" in prompt for prompt in about_ida)
+    assert not any(judging in prompt for prompt in about_ida)
+    assert not any("Ida" in prompt for prompt in others)
+
+
+def test_embedder_without_matches_finds_no_relation() -> None:
+    assert QuestionBank(HashEmbedder()).find("a b c", "d e f").paraphrases == ()

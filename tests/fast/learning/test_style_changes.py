@@ -1,0 +1,190 @@
+"""After a change of style the next build has the new style alone; on thin evidence nothing is
+dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from runtime_makers import ask, open_runtime
+from style_samples import answer, request
+
+from personalpeft import NothingToLearn, User
+from personalpeft.errors import NothingCause
+from personalpeft.learning import pipeline
+from personalpeft.learning.gate.gate import Judgement
+from personalpeft.learning.outcomes import ReasonCode, SignalUse, reason, text_reason
+from personalpeft.learning.status import SignalStatus
+from personalpeft.types import Verdict
+
+
+@pytest.fixture
+def ada(tmp_path: Path) -> Iterator[User]:
+    with open_runtime(tmp_path / "home") as runtime:
+        yield runtime.user("ada")
+
+
+def edit_in_style(user: User, way: str, count: int, *, first: int) -> list[str]:
+    numbers = range(first, first + count)
+    return [
+        user.feedback(ask(user, request(number)), edit=answer(number, way)) for number in numbers
+    ]
+
+
+def status_of(user: User, signal: str) -> SignalStatus:
+    return next(each for each in user.signal_statuses() if each.signal.id == signal)
+
+
+def roles(user: User) -> dict[str, str]:
+    return dict(user.revisions("style")[-1].signals)
+
+
+def test_build_after_a_style_change_starts_from_nothing_and_drops_the_old_style(
+    ada: User,
+) -> None:
+    old = edit_in_style(ada, "signed", 12, first=0)
+    first = ada.learn()
+    # The fake base's likelihoods grow only with the number of lessons.
+    new = edit_in_style(ada, "listed", 20, first=12)
+    second = ada.learn()
+    assert (first.verdict, second.verdict) == ("promoted", "promoted")
+    assert ada.revisions("style")[-1].parent is None
+    assert set(roles(ada)) == set(new)
+    assert sorted(set(roles(ada).values())) == ["pinned", "train"]
+    assert second.scores["retention"]["asked"] == 0
+    for signal in old:
+        status = status_of(ada, signal)
+        assert (status.place, status.use_code, status.layer) == ("kept", SignalUse.UNUSED, None)
+        assert status.reason == reason(ReasonCode.STYLE_CHANGED_SINCE, since=new[0])
+
+
+def test_edits_without_training_consent_change_no_style(ada: User) -> None:
+    old = edit_in_style(ada, "signed", 12, first=0)
+    for number in range(12, 24):
+        ada.feedback(ask(ada, request(number)), edit=answer(number, "listed"), train=False)
+    assert {status_of(ada, signal).place for signal in old} == {"layer"}
+    ada.learn()
+    assert set(roles(ada)) == set(old)
+
+
+def test_few_lessons_in_a_new_style_drop_nothing(ada: User) -> None:
+    old = edit_in_style(ada, "signed", 12, first=0)
+    ada.learn()
+    edit_in_style(ada, "listed", 3, first=12)
+    ada.learn()
+    assert {status_of(ada, signal).place for signal in old} == {"layer"}
+    assert ada.revisions("style")[-1].parent is not None
+
+
+def test_returning_to_the_old_style_restores_its_lessons_and_keeps_them_held_out(ada: User) -> None:
+    old = edit_in_style(ada, "signed", 12, first=0)
+    ada.learn()
+    held = {signal for signal, role in roles(ada).items() if role == "pinned"}
+    between = edit_in_style(ada, "listed", 12, first=12)
+    ada.learn()
+    held |= {signal for signal, role in roles(ada).items() if role == "pinned"}
+    again = edit_in_style(ada, "signed", 8, first=24)
+    ada.learn()
+    assert set(roles(ada)) == {*old, *again}
+    assert {status_of(ada, signal).place for signal in between} == {"kept"}
+    trained = {signal for signal, role in roles(ada).items() if role == "train"}
+    assert not held & trained
+    assert held & set(old) <= {signal for signal, role in roles(ada).items() if role == "pinned"}
+
+
+def test_held_out_prompt_answered_in_the_new_style_stays_held_out(ada: User) -> None:
+    edit_in_style(ada, "signed", 12, first=0)
+    ada.learn()
+    held = {signal for signal, role in roles(ada).items() if role == "pinned"}
+    edit_in_style(ada, "listed", 12, first=12)
+    asked = next(
+        number
+        for number in range(12)
+        if status_of(ada, max(held)).signal.payload["text"] == answer(number, "signed")
+    )
+    (answered_again,) = edit_in_style(ada, "listed", 1, first=asked)
+    ada.learn()
+    assert roles(ada)[answered_again] == "pinned"
+    assert not held & set(roles(ada))
+
+
+def test_thumbs_neither_change_nor_restore_a_style(ada: User) -> None:
+    ledger = ada._services.store.ledger
+
+    def liked(first: int, count: int) -> list[str]:
+        """Like replies in the old style."""
+        signals = []
+        for number in range(first, first + count):
+            like = ask(ada, request(number))
+            turn = ledger.turn("ada", like.turn_id)
+            in_old_style = ledger.add_turn(
+                "ada",
+                messages=turn.messages,
+                reply=answer(number, "signed"),
+                stack=turn.stack,
+                sampling=turn.sampling,
+                usage=turn.usage,
+                finish_reason=turn.finish_reason,
+            )
+            signals.append(ada.feedback(in_old_style, rating=1))
+        return signals
+
+    old = edit_in_style(ada, "signed", 12, first=0)
+    early = liked(12, 8)
+    assert {status_of(ada, signal).place for signal in (*old, *early)} == {"layer"}
+    new = edit_in_style(ada, "listed", 6, first=20)
+    late = liked(26, 2)
+    assert {status_of(ada, signal).place for signal in (*old, *early, *late)} == {"kept"}
+    assert status_of(ada, late[0]).reason == reason(ReasonCode.STYLE_CHANGED_BEFORE, since=new[0])
+    assert {status_of(ada, signal).place for signal in new} == {"layer"}
+
+
+def test_style_change_drops_no_skill_lessons(ada: User) -> None:
+    taught = [
+        ada.teach(request(number), answer(number, "signed"), skill="letters")
+        for number in range(12)
+    ]
+    edit_in_style(ada, "signed", 12, first=12)
+    edit_in_style(ada, "listed", 4, first=24)
+    assert {status_of(ada, signal).layer for signal in taught} == {"skill.letters"}
+
+
+def test_retracting_lessons_of_the_new_style_restores_the_old_one(ada: User) -> None:
+    old = edit_in_style(ada, "signed", 12, first=0)
+    new = edit_in_style(ada, "listed", 4, first=12)
+    assert status_of(ada, old[0]).place == "kept"
+    ada._services.store.ledger.retract("ada", new[0])
+    assert {status_of(ada, signal).place for signal in old} == {"layer"}
+
+
+def test_old_style_stays_live_where_the_gate_refuses_the_new_one(
+    ada: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lessons superseded by a style change are not retracted, so the live revision need not be
+    rebuilt.
+    """
+    old = edit_in_style(ada, "signed", 12, first=0)
+    ada.learn()
+    edit_in_style(ada, "listed", 20, first=12)
+    monkeypatch.setattr(
+        pipeline,
+        "judge",
+        lambda evidence, margins, **more: Judgement(Verdict.REFUSED, (text_reason("it is worse"),)),
+    )
+    ada.learn()
+    assert status_of(ada, old[0]).use_code is SignalUse.UNUSED
+    assert ada.pending().news == ()
+    with pytest.raises(NothingToLearn) as nothing:
+        ada.learn()
+    assert nothing.value.cause is NothingCause.NOTHING_NEW
+    assert ada.stack().entries
+
+
+def test_two_alternating_styles_are_refused(ada: User) -> None:
+    for number in range(16):
+        edit_in_style(ada, ("loud", "small")[number % 2], 1, first=number)
+    report = ada.learn()
+    assert [each.code for each in report.reasons] == [ReasonCode.MIXED_STYLES]
+    assert not report.live

@@ -1,0 +1,200 @@
+"""A change of style is detected in any language, and no change where there is none.
+
+The counts are over random orders drawn from fixed seeds.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from itertools import permutations
+from pathlib import Path
+
+import pytest
+from style_samples import (
+    ARABIC,
+    ENGLISH,
+    JAPANESE,
+    STYLES,
+    answer,
+    lessons,
+    request,
+)
+
+from benchmarks.edit_styles import load_styles
+from personalpeft.learning.data.style import find_mixed_styles, find_style_change
+from personalpeft.types import PromptResponse
+
+Pairs = Sequence[tuple[str, str]]
+Write = Callable[[str], str]
+
+JAPANESE_STYLES: tuple[Write, ...] = (
+    lambda text: f"結論から言うと、{text}",
+    lambda text: f"{text}\n\nよろしくね、花子より",
+)
+ARABIC_STYLES: tuple[Write, ...] = (
+    lambda text: f"باختصار: {text}",
+    lambda text: f"{text}\n\nمع تحيات سلمى",
+)
+
+
+def found_at(styles: Sequence[str], numbers: Sequence[int] | None = None) -> int | None:
+    change = find_style_change(lessons(styles, numbers))
+    return change.index if change else None
+
+
+def shuffled_orders(count: int, size: int = len(ENGLISH), seed: int = 0) -> list[list[int]]:
+    chance = random.Random(seed)
+    return [chance.sample(range(size), size) for _ in range(count)]
+
+
+def in_style(pairs: Pairs, old: Write, new: Write, before: int) -> tuple[PromptResponse, ...]:
+    return tuple(
+        PromptResponse(prompt, (old if number < before else new)(text))
+        for number, (prompt, text) in enumerate(pairs)
+    )
+
+
+def test_six_lessons_after_twelve_reveal_most_changes_of_style() -> None:
+    """Three of four here, where two of seven styles differ in a few characters of an answer."""
+    found = right = total = 0
+    pairs = list(permutations(STYLES, 2))
+    for (old, new), order in zip(pairs, shuffled_orders(len(pairs)), strict=True):
+        course = lessons([old] * 12 + [new] * 6, order)
+        change = find_style_change(course)
+        if change is not None:
+            found += abs(change.index - 12) <= 1
+            right += sum(
+                change.matches(each.answer) is (index >= 12) for index, each in enumerate(course)
+            )
+            total += len(course)
+    assert found >= 0.75 * len(pairs)
+    assert right >= 0.98 * total
+
+
+def test_one_style_never_changes() -> None:
+    for style in STYLES:
+        assert [found_at([style] * 44, order) for order in shuffled_orders(3)] == [None] * 3
+
+
+def test_realistic_edits_in_one_style_never_change_in_any_order() -> None:
+    for style in load_styles().values():
+        course = [PromptResponse(case.prompt, case.answer) for case in style.lessons]
+        for order in shuffled_orders(3, len(course)):
+            assert find_style_change(tuple(course[index] for index in order)) is None
+            assert find_mixed_styles([course[index] for index in order]) is None
+
+
+@pytest.mark.parametrize(
+    ("pairs", "styles"), [(JAPANESE, JAPANESE_STYLES), (ARABIC, ARABIC_STYLES)]
+)
+def test_drift_is_detected_in_japanese_and_arabic(
+    pairs: Pairs, styles: tuple[Write, Write]
+) -> None:
+    found = lost = 0
+    for order in shuffled_orders(10, len(pairs)):
+        mixed = [pairs[index] for index in order]
+        for old, new in (styles, styles[::-1]):
+            change = find_style_change(in_style(mixed, old, new, 12))
+            found += change is not None and change.index == 12
+            lost += find_style_change(in_style(mixed, old, old, 12)) is not None
+            assert find_mixed_styles(in_style(mixed, old, old, 12)) is None
+    assert found >= 18
+    assert lost == 0
+
+
+@pytest.mark.parametrize("stray", [3, 8, 14])
+def test_one_stray_lesson_hides_no_change(stray: int) -> None:
+    course = ["signed"] * 12 + ["greeted"] * 8
+    course[stray] = "signed" if course[stray] == "greeted" else "greeted"
+    change = find_style_change(lessons(course))
+    assert change is not None
+    matches = [change.matches(each.answer) for each in lessons(course)]
+    assert matches == [style == "greeted" for style in course]
+
+
+def test_random_mixture_is_seldom_taken_for_a_change() -> None:
+    chance = random.Random(0)
+    detected = 0
+    for order in shuffled_orders(60):
+        share = chance.uniform(0.1, 0.9)
+        course = ["listed" if chance.random() < share else "signed" for _ in range(24)]
+        detected += found_at(course, order) is not None
+    assert detected <= 3
+
+
+def test_detected_change_is_detected_with_each_later_lesson() -> None:
+    course = ["signed"] * 12 + ["listed"] * 14 + ["loud"] * 12
+    found = [found_at(course[:end]) or 0 for end in range(len(course) + 1)]
+    assert found == sorted(found)
+    assert found[18] == 12
+    assert abs(found[-1] - 26) <= 1
+
+
+def test_return_to_an_older_style_is_a_change_that_matches_its_lessons() -> None:
+    course = ["signed"] * 12 + ["listed"] * 12 + ["signed"] * 4
+    change = find_style_change(lessons(course))
+    assert change is not None
+    assert change.index == 24
+    matches = [change.matches(each.answer) for each in lessons(course)]
+    assert matches == [style == "signed" for style in course]
+
+
+def test_added_mark_is_a_change() -> None:
+    both = [f"Ahoy! {answer(number, 'signed')}" for number in range(12, 18)]
+    added = [PromptResponse(request(12 + number), text) for number, text in enumerate(both)]
+    change = find_style_change((*lessons(["greeted"] * 12), *added))
+    assert change is not None
+    assert change.index == 12
+
+
+ALIKE = ("my aunt", "Tom", "the bank", "Eva", "my boss", "the city")
+
+
+@pytest.mark.parametrize("count", [4, 5, 6])
+def test_other_kind_of_request_with_its_own_style_is_no_change(count: int) -> None:
+    messages = [
+        PromptResponse(f"Write a short message to {name}.", f"[Draft] {answer(number, 'small')}")
+        for number, name in enumerate(ALIKE[:count], 16)
+    ]
+    assert find_style_change((*lessons(["greeted"] * 16), *messages)) is None
+
+
+def test_texts_without_letters_and_empty_requests_are_no_change() -> None:
+    for text in ("", "...", "👍", "1"):
+        assert find_style_change((PromptResponse("", text),) * 20) is None
+        assert find_mixed_styles((PromptResponse("", text),) * 20) is None
+
+
+def test_two_alternating_styles_are_counted() -> None:
+    course = ["loud", "small", "small", "loud"] * 4
+    assert find_mixed_styles(lessons(course)) == (8, 8)
+    assert find_mixed_styles(lessons(course[:11])) is None
+
+
+def test_change_of_style_is_no_mixture() -> None:
+    assert find_mixed_styles(lessons(["loud"] * 8 + ["small"] * 8)) is None
+
+
+def test_one_style_is_no_mixture() -> None:
+    for style in STYLES:
+        for size in (12, 16, 24):
+            courses = [lessons([style] * size, order) for order in shuffled_orders(4)]
+            assert [find_mixed_styles(course) for course in courses] == [None] * 4
+
+
+def test_request_kinds_with_one_style_each_are_no_mixture() -> None:
+    mixed: list[PromptResponse] = []
+    for number in range(8):
+        letter = f"Write a letter to number {number} about the garden party"
+        mixed.append(PromptResponse(letter, answer(number, "loud")))
+        mixed.append(PromptResponse(request(number + 8), answer(number + 8, "small")))
+    assert find_mixed_styles(mixed) is None
+
+
+def test_learning_page_documents_the_constants_of_the_code() -> None:
+    page = (Path(__file__).parents[3] / "docs/explanation/learning.md").read_text("utf-8")
+    assert "at most once in 1,500: 4 after 12, 5 after 9, 6 after 7" in page
+    for older, newer in ((12, 4), (9, 5), (7, 6)):
+        assert found_at(["loud"] * older + ["small"] * newer) == older
+        assert found_at(["loud"] * (older - 1) + ["small"] * newer) is None

@@ -1,0 +1,124 @@
+"""Text quality compares each answer's likelihood with its likelihood for another request or word
+order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from personalpeft.learning.evaluate.measures import NOT_MEASURED, measure_text_quality
+from personalpeft.types import PromptResponse
+
+THINGS = ("eggs", "rice", "bread", "beans", "fish", "soup", "corn", "cake")
+
+
+def toy_likelihoods(pairs: Sequence[PromptResponse]) -> list[float]:
+    """Score as a base that prefers answers on the topic of the request with words in alphabetical
+    order.
+    """
+    found = []
+    for each in pairs:
+        words = each.answer.split()
+        speaks = bool(set(words) & set(each.request.split()))
+        ascending = sum(a <= b for a, b in pairwise(words)) / max(1, len(words) - 1)
+        found.append(-4.0 + speaks + 2 * ascending)
+    return found
+
+
+def lessons(template: str, things: Sequence[str] = THINGS) -> list[PromptResponse]:
+    return [PromptResponse(f"How about {thing} ?", template.format(thing)) for thing in things]
+
+
+def test_on_topic_answers_have_higher_pmi_than_swapped_ones() -> None:
+    fitting = measure_text_quality(lessons("{} and some time to wait"), toy_likelihoods)
+    assert fitting.pmi == pytest.approx(1.0)
+    moved = [
+        PromptResponse(f"How about {a} ?", b)
+        for a, b in zip(THINGS, (*THINGS[3:], *THINGS[:3]), strict=True)
+    ]
+    assert (measure_text_quality(moved, toy_likelihoods).pmi or 0.0) <= 0.1
+    assert measure_text_quality(
+        lessons("I do not know that at all"), toy_likelihoods
+    ).pmi == pytest.approx(0.0)
+
+
+def test_ordered_words_have_a_larger_gap_than_unordered_ones() -> None:
+    assert (
+        measure_text_quality(lessons("a b c d e f g {}"), toy_likelihoods).word_order_gap or 0.0
+    ) > 0.3
+    assert measure_text_quality(
+        lessons("lo lo lo lo lo lo lo"), toy_likelihoods
+    ).word_order_gap == pytest.approx(0.0)
+
+
+def test_order_in_a_script_without_spaces_is_measured_by_characters() -> None:
+    """The base here prefers characters in ascending order."""
+
+    def ascending(pairs: Sequence[PromptResponse]) -> list[float]:
+        return [sum(a <= b for a, b in pairwise(each.answer)) / len(each.answer) for each in pairs]
+
+    ordered = [PromptResponse(f"{n}は？", "あいうえおかきくけこ"[n:]) for n in range(5)]
+    assert (measure_text_quality(ordered, ascending).word_order_gap or 0.0) > 0.2
+    same = [PromptResponse(f"{n}は？", "ああああああああ"[n:]) for n in range(4)]
+    assert measure_text_quality(same, ascending).word_order_gap == pytest.approx(0.0)
+
+
+def test_order_of_very_short_answers_is_not_measured() -> None:
+    sense = measure_text_quality(lessons("{}!"), toy_likelihoods)
+    assert sense.pmi is not None
+    assert sense.word_order_gap is None
+
+
+@pytest.mark.parametrize(
+    ("template", "novelty"),
+    [
+        ("How about {0} ?", 0.0),
+        ("how about {0}? How about {0}!", 0.0),
+        ("You asked: How about {0} ? Well.", 1.0),
+        ("{0}", 1.0),
+    ],
+)
+def test_answers_that_only_repeat_the_request_have_no_novelty(
+    template: str, novelty: float
+) -> None:
+    assert measure_text_quality(lessons(template), toy_likelihoods).novelty == novelty
+
+
+def test_three_lessons_are_too_few_to_measure() -> None:
+    assert measure_text_quality(lessons("{}", THINGS[:3]), toy_likelihoods) == NOT_MEASURED
+    assert (
+        measure_text_quality(
+            [PromptResponse("the same", f"answer {n}") for n in range(9)], toy_likelihoods
+        )
+        == NOT_MEASURED
+    )
+
+
+@given(texts=st.lists(st.text(min_size=1), min_size=4, max_size=20))
+def test_same_lessons_are_always_scored_in_the_same_way(texts: list[str]) -> None:
+    asked: list[list[PromptResponse]] = []
+
+    def recorded(pairs: Sequence[PromptResponse]) -> list[float]:
+        asked.append(list(pairs))
+        return [0.0] * len(pairs)
+
+    pairs = [PromptResponse(f"question {n}", text) for n, text in enumerate(texts)]
+    assert measure_text_quality(pairs, recorded) == measure_text_quality(pairs, recorded)
+    assert asked[0] == asked[1]
+
+
+def test_only_the_beginning_of_a_long_request_is_scored() -> None:
+    read: list[PromptResponse] = []
+
+    def recorded(pairs: Sequence[PromptResponse]) -> list[float]:
+        read.extend(pairs)
+        return [0.0] * len(pairs)
+
+    pairs = [PromptResponse(f"{n} why? " * 1000, "because") for n in range(6)]
+    measure_text_quality(pairs, recorded)
+    assert max(len(each.request) for each in read) <= 400
