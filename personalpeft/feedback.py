@@ -10,12 +10,12 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import Any
 
+from personalpeft.chat.implicit_feedback import IMPLICIT_RATINGS
 from personalpeft.chat.reply import Reply, resolve_turn
 from personalpeft.chat.validation import check_text
 from personalpeft.errors import InvalidInput, NotFound, PersonalPeftError
 from personalpeft.ids import check_skill_name, check_source
-from personalpeft.learning.data.training_examples import IMPLICIT_RATINGS
-from personalpeft.learning.gate.probation import review_probation_locked
+from personalpeft.learning.gate.probation import review_probation_with_lease
 from personalpeft.memory.items import check_fact_questions, check_item_text
 from personalpeft.services import Services
 from personalpeft.store.ledger import Ledger
@@ -175,7 +175,7 @@ def append_once(
 def review_probation(services: Services, user: str) -> None:
     """End probations that a new signal decides. Errors are ignored: a learn reviews too."""
     with suppress(PersonalPeftError):
-        review_probation_locked(services.store, user, services.clock.now)
+        review_probation_with_lease(services.store, user, services.clock.now)
 
 
 def _not_current(ledger: Ledger, user: str, signal: str, current: Collection[str]) -> NotFound:

@@ -51,7 +51,7 @@ from personalpeft.erasure import ForgetReport
 from personalpeft.errors import InvalidInput
 from personalpeft.ids import check_layer_name, check_skill_name
 from personalpeft.learning.activity_summary import ActivitySummary, summarize_activity
-from personalpeft.learning.gate.probation import review_probation_locked
+from personalpeft.learning.gate.probation import review_probation_with_lease
 from personalpeft.learning.learner import Learner
 from personalpeft.learning.options import LearnOptions, check_budget, no_progress, not_cancelled
 from personalpeft.learning.report import LearnReport, outcome_reports
@@ -513,7 +513,7 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
         Feedback, retractions and learns do this too, unless another learn runs. Raises ``Busy``
         while a learn of this user runs.
         """
-        return review_probation_locked(self._services.store, self.id, self._services.clock.now)
+        return review_probation_with_lease(self._services.store, self.id, self._services.clock.now)
 
     def compare(
         self,

@@ -9,10 +9,10 @@ import click
 
 from personalpeft.formatting import to_json
 from personalpeft_app import session
+from personalpeft_app.interrupts import interruptible
 from personalpeft_app.options import GlobalOptions, command, option
 from personalpeft_app.output import emit, info, printable
 from personalpeft_app.progress import Display
-from personalpeft_app.signals import interruptible
 from personalpeft_app.text_input import read_argument
 
 if TYPE_CHECKING:

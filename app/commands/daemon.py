@@ -14,9 +14,9 @@ import click
 from personalpeft.errors import Busy, PersonalPeftError
 from personalpeft_app import session
 from personalpeft_app.error_output import report_error
+from personalpeft_app.interrupts import interruptible
 from personalpeft_app.options import GlobalOptions, Group, command, global_options
 from personalpeft_app.output import emit, format_json, format_table, format_time, info, printable
-from personalpeft_app.signals import interruptible
 
 if TYPE_CHECKING:
     from personalpeft import Runtime
@@ -58,8 +58,8 @@ def run(common: GlobalOptions) -> None:
     Prints a line for each action. Ctrl-C or SIGTERM ends it between two steps and keeps the work
     done. It waits while another daemon looks after the same home.
     """
+    from personalpeft_app.daemon.machine import lower_priority
     from personalpeft_app.daemon.poll_loop import PollLoop
-    from personalpeft_app.daemon.probes import lower_priority
     from personalpeft_app.daemon.settings import read_settings
     from personalpeft_app.daemon.worker import Worker
 

@@ -10,10 +10,10 @@ import click
 from personalpeft.errors import InvalidInput
 from personalpeft.learning.report import excerpt, signal_text
 from personalpeft_app import session
+from personalpeft_app.interrupts import interruptible
 from personalpeft_app.options import GlobalOptions, command, no_train_option, train_of
 from personalpeft_app.output import emit, info
 from personalpeft_app.progress import Display
-from personalpeft_app.signals import interruptible
 from personalpeft_app.text_input import open_editor, read_argument
 
 if TYPE_CHECKING:

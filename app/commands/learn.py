@@ -11,10 +11,10 @@ import click
 from personalpeft.errors import ERROR_CODES, Cancelled
 from personalpeft.types import Scope
 from personalpeft_app import session
+from personalpeft_app.interrupts import interruptible
 from personalpeft_app.options import GlobalOptions, command
 from personalpeft_app.output import emit, info
 from personalpeft_app.progress import Display
-from personalpeft_app.signals import interruptible
 
 if TYPE_CHECKING:
     from personalpeft import LearnReport, User

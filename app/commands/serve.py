@@ -12,6 +12,7 @@ import click
 
 from personalpeft.errors import InvalidInput, NotFound
 from personalpeft_app import session
+from personalpeft_app.interrupts import interruptible
 from personalpeft_app.options import (
     GlobalOptions,
     Group,
@@ -22,7 +23,6 @@ from personalpeft_app.options import (
 )
 from personalpeft_app.output import emit, format_table, info
 from personalpeft_app.progress import Display
-from personalpeft_app.signals import interruptible
 
 if TYPE_CHECKING:
     from personalpeft.settings import Observing

@@ -30,7 +30,7 @@ from personalpeft import (
 from personalpeft.clock import SYSTEM, Clock
 from personalpeft.errors import format_origin
 from personalpeft_app.daemon import tasks
-from personalpeft_app.daemon.backlog import BacklogCache, backlog_of, new_triggers
+from personalpeft_app.daemon.backlog_cache import BacklogCache, backlog_of, new_triggers
 from personalpeft_app.daemon.journal import (
     MAX_INTERRUPTIONS,
     TASK,
@@ -39,6 +39,7 @@ from personalpeft_app.daemon.journal import (
     Outcome,
     from_text,
 )
+from personalpeft_app.daemon.machine import Machine, MachineReading
 from personalpeft_app.daemon.policy import (
     QUIET,
     Decision,
@@ -49,7 +50,6 @@ from personalpeft_app.daemon.policy import (
     TaskKind,
     plan,
 )
-from personalpeft_app.daemon.probes import Machine, Probe
 from personalpeft_app.daemon.settings import Settings, read_settings
 
 log = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ class Worker:
         tell: Callable[[LogEntry], None] = lambda entry: None,
         stopping: Callable[[], bool] = lambda: False,
         clock: Clock = SYSTEM,
-        sensors: Callable[[], Probe] | None = None,
+        sensors: Callable[[], MachineReading] | None = None,
         zone: tzinfo | None = None,
     ) -> None:
         self._runtime = runtime

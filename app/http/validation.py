@@ -18,7 +18,7 @@ from pydantic_core import PydanticCustomError
 from werkzeug.exceptions import BadRequest, UnsupportedMediaType
 
 from personalpeft_app.http.api_v1.serialization import (
-    Request,
+    RequestModel,
     format_path,
     format_problem,
     locate_error,
@@ -63,7 +63,7 @@ def read_object() -> dict[str, Any]:
     return found
 
 
-class Body(Request):
+class Body(RequestModel):
     """The base of the bodies of OpenAI's and Anthropic's routes. Null is the same as no value."""
 
     @model_validator(mode="before")

@@ -35,6 +35,7 @@ from safetensors import SafetensorError
 
 from personalpeft.base_models.chat_template import end_of_turn
 from personalpeft.base_models.convert import RECIPE, convert_gguf, make_random_model
+from personalpeft.base_models.digest_cache import sealed_digest
 from personalpeft.base_models.files import (
     SINGLE,
     check_digest,
@@ -45,7 +46,6 @@ from personalpeft.base_models.files import (
     package_files,
 )
 from personalpeft.base_models.inspect import FACTS, ModelFacts, inspect_model, restrict_to_targets
-from personalpeft.base_models.seals import sealed_digest
 from personalpeft.base_models.types import Base, ModelCard, Source
 from personalpeft.errors import (
     CardError,

@@ -1,14 +1,25 @@
-"""Classify the message that follows a reply: it thanks for the reply, contradicts it, or neither.
+"""Implicit feedback: what a person does with a reply instead of rating it.
 
-Only plain cases count: the message begins with one of the phrases below, and the phrase is a clause
-of its own. A missed case costs nothing, a wrong one trains the wrong way.
+An app reports that a reply was copied. A chat knows that a reply was regenerated. A message that
+thanks or contradicts is classified here. Only plain cases count: the message begins with one of the
+phrases below, and the phrase is a clause of its own. A missed case costs nothing, a wrong one
+trains the wrong way.
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Mapping
 from typing import Literal
+
+IMPLICIT_RATINGS: Mapping[str, int] = {
+    "copied": 1,
+    "thanked": 1,
+    "regenerated": -1,
+    "contradicted": -1,
+}
+"""The kinds of implicit feedback, and the rating that each amounts to."""
 
 
 def _normalize(text: str) -> str:

@@ -90,7 +90,7 @@ def start_stream(
         )
         # The turn is recorded, so what this raises must not fail the reply.
         with suppress(PersonalPeftError):
-            _observe(services, user, chat, position, messages[-1])
+            _record_implicit_feedback(services, user, chat, position, messages[-1])
         return replace(
             reply,
             turn_id=turn.id,
@@ -181,7 +181,7 @@ def _count_tokens(services: Services, text: str) -> int:
     return len(services.engine.backend.encode(text))
 
 
-def _observe(
+def _record_implicit_feedback(
     services: Services, user: str, chat: ChatRequest, position: _Position, message: Message
 ) -> None:
     """Record the implicit feedback that a new turn gives on an earlier one."""

@@ -42,7 +42,7 @@ from personalpeft.provenance import Provenance
 from personalpeft.store.types import GarbageReport, Problem, UserSummary
 from personalpeft.types import HeadMove, Json, Layer, Revision, Signal, Stack, Turn
 from personalpeft_app.http.api_v1 import schemas as v
-from personalpeft_app.http.api_v1.serialization import Request
+from personalpeft_app.http.api_v1.serialization import RequestModel
 
 PREFIX = "/api/v1"
 
@@ -93,8 +93,8 @@ class Operation:
     section: str
     text: str
     answer: Any = None
-    body: type[Request] | None = None
-    query: type[Request] = v.Empty
+    body: type[RequestModel] | None = None
+    query: type[RequestModel] = v.Empty
     status: int = 200
     paged: bool = False
     events: Mapping[str, type] = field(default_factory=dict)

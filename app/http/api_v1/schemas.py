@@ -32,7 +32,7 @@ from personalpeft.learning.report import LearnReport
 from personalpeft.learning.train.config import Start
 from personalpeft.memory.items import MAX_ITEM_LENGTH
 from personalpeft.types import MAX_TOP_LOGPROBS, Json, Message, Scope
-from personalpeft_app.http.api_v1.serialization import Request
+from personalpeft_app.http.api_v1.serialization import RequestModel
 
 T = TypeVar("T")
 
@@ -105,7 +105,7 @@ PageSize: TypeAlias = Annotated[int, Ge(1), Le(1000), _WHOLE]
 # Bodies
 
 
-class ChatBody(Request):
+class ChatBody(RequestModel):
     """A prompt and how to answer it; see ``User.chat``."""
 
     prompt: Prompt
@@ -128,7 +128,7 @@ class ChatBody(Request):
     timeout: Annotated[float, Ge(0.1), Le(1e9)] | None = None
 
 
-class FeedbackBody(Request):
+class FeedbackBody(RequestModel):
     """Feedback on a reply: exactly one field beside source and train; see ``User.feedback``."""
 
     rating: Annotated[Literal[1, -1], _WHOLE] | None = None
@@ -140,14 +140,14 @@ class FeedbackBody(Request):
     train: bool | None = None
 
 
-class ObserveBody(Request):
+class ObserveBody(RequestModel):
     """Implicit feedback; see ``User.observe``."""
 
     seen: Literal["copied", "regenerated", "contradicted", "thanked"]
     train: bool | None = None
 
 
-class TeachBody(Request):
+class TeachBody(RequestModel):
     """A prompt and the wanted answer; see ``User.teach``."""
 
     prompt: LongText
@@ -157,7 +157,7 @@ class TeachBody(Request):
     train: bool | None = None
 
 
-class RememberBody(Request):
+class RememberBody(RequestModel):
     """A fact and the questions that it answers; see ``User.remember``."""
 
     text: ShortText
@@ -167,14 +167,14 @@ class RememberBody(Request):
     train: bool | None = None
 
 
-class RetractBody(Request):
+class RetractBody(RequestModel):
     """The ids of signals to retract, or unique prefixes; see ``User.retract``."""
 
     signals: Annotated[tuple[ItemId, ...], Len(1, 1000)]
     training_only: bool = False
 
 
-class EditItemBody(Request):
+class EditItemBody(RequestModel):
     """The new text of a rule or fact; see ``User.edit_item``."""
 
     text: ShortText
@@ -182,7 +182,7 @@ class EditItemBody(Request):
     answer: ShortText | None = None
 
 
-class LearnBody(Request):
+class LearnBody(RequestModel):
     """What to learn, and the budget; see ``User.learn``."""
 
     layer: LayerName | None = None
@@ -200,7 +200,7 @@ class LearnManyBody(LearnBody):
     users: Annotated[tuple[UserId, ...], Len(0, 10_000)]
 
 
-class PracticeBody(Request):
+class PracticeBody(RequestModel):
     """What to practise, the names of plugins, and the budget; see ``User.practice``."""
 
     skill: SkillName
@@ -214,7 +214,7 @@ class PracticeBody(Request):
     accept: bool = False
 
 
-class ForgetBody(Request):
+class ForgetBody(RequestModel):
     """The id of a turn, signal, rule or fact, a prefix, or "last"; see ``User.forget``."""
 
     item: ItemId
@@ -222,7 +222,7 @@ class ForgetBody(Request):
     dry_run: bool = False
 
 
-class CompareBody(Request):
+class CompareBody(RequestModel):
     """A prompt for two revisions of a layer; see ``User.compare``."""
 
     prompt: Prompt
@@ -233,31 +233,31 @@ class CompareBody(Request):
     memory: bool = True
 
 
-class ChooseBody(Request):
+class ChooseBody(RequestModel):
     """The better answer: 1, 2, or its name."""
 
     which: Annotated[Literal[1, 2], _WHOLE] | Annotated[str, *_name("[0-9a-f]+", 64, InvalidInput)]
 
 
-class RollbackBody(Request):
+class RollbackBody(RequestModel):
     """The revision to go back to: an id, a prefix, "previous", or null for the bare base."""
 
     to: RevisionName | None = "previous"
 
 
-class TrainingBody(Request):
+class TrainingBody(RequestModel):
     """Whether feedback may be trained on; see ``User.set_training``."""
 
     allowed: bool
 
 
-class WeightBody(Request):
+class WeightBody(RequestModel):
     """The weight of a layer; see ``User.set_weight``."""
 
     weight: Annotated[float, Ge(-2), Le(2)]
 
 
-class ScopeBody(Request):
+class ScopeBody(RequestModel):
     """When a layer is active; see ``User.scope``."""
 
     scope: Scope
@@ -266,11 +266,11 @@ class ScopeBody(Request):
 # Queries
 
 
-class Empty(Request):
+class Empty(RequestModel):
     """No parameters."""
 
 
-class PageQuery(Request):
+class PageQuery(RequestModel):
     """At most ``limit`` values after ``after``, the ``next`` of the page before."""
 
     after: Cursor | None = None
@@ -283,7 +283,7 @@ class UsersQuery(PageQuery):
     search: Annotated[PlainText, Len(0, 64)] = ""
 
 
-class DryRunQuery(Request):
+class DryRunQuery(RequestModel):
     """``dry_run=true`` only reports."""
 
     dry_run: bool = False
@@ -301,7 +301,7 @@ class CurrentQuery(PageQuery):
     current: bool = True
 
 
-class DigestQuery(Request):
+class DigestQuery(RequestModel):
     """A period: from ``since``, or the last ``seconds`` (one day by default), to ``until``."""
 
     since: datetime | None = None
@@ -309,25 +309,25 @@ class DigestQuery(Request):
     until: datetime | None = None
 
 
-class ExportQuery(Request):
+class ExportQuery(RequestModel):
     """``adapters=false`` omits the adapters. The next learn rebuilds them from the signals."""
 
     adapters: bool = True
 
 
-class PeftQuery(Request):
+class PeftQuery(RequestModel):
     """One layer, or the whole stack."""
 
     layer: LayerName | None = None
 
 
-class PeftImportQuery(Request):
+class PeftImportQuery(RequestModel):
     """The layer of the imported revision."""
 
     layer: LayerName = "style"
 
 
-class ImportQuery(Request):
+class ImportQuery(RequestModel):
     """Another id than the file's for the imported user."""
 
     as_user: UserId | None = None

@@ -23,7 +23,7 @@ ERROR_KINDS = {kind.__name__: kind for kind in ERROR_CODES}
 _REF = "#/components/schemas/{model}"
 
 
-class Request(BaseModel):
+class RequestModel(BaseModel):
     """The base of every body and query."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)

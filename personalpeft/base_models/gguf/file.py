@@ -12,10 +12,10 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from personalpeft.base_models.digest_cache import sealed_digest
 from personalpeft.base_models.files import hash_files, join, package_files
 from personalpeft.base_models.gguf.tensor_names import GgufNames
 from personalpeft.base_models.gguf.writer import FORMAT, write_gguf
-from personalpeft.base_models.seals import sealed_digest
 from personalpeft.base_models.types import Base, ModelCard
 from personalpeft.errors import WeightsError
 

@@ -48,15 +48,6 @@ MIN_THUMBS = 20
 Rewards and learned observations count too.
 """
 
-IMPLICIT_RATINGS: Mapping[str, int] = {
-    "copied": 1,
-    "thanked": 1,
-    "regenerated": -1,
-    "contradicted": -1,
-}
-"""By what an app may observe, the rating that it amounts to: the reply was copied, the next turn
-gives thanks for it, another reply was requested, the next turn contradicts it."""
-
 _STRENGTH = {
     SignalKind.EDIT: 3,
     SignalKind.PREFERENCE: 2,

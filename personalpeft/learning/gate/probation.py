@@ -193,7 +193,7 @@ def _withdrawal(
     return Reason(ReasonCode.WITHDRAWN, counts)
 
 
-def review_probation_locked(
+def review_probation_with_lease(
     store: Store, user: str, now: Callable[[], datetime]
 ) -> tuple[LearnReport, ...]:
     """Review probations under the user's learn lease. Raises ``Busy`` while a learn runs."""

@@ -20,7 +20,7 @@ from personalpeft.backends.error_mapping import map_model_errors
 from personalpeft.engine.engine import Engine
 from personalpeft.errors import Cancelled
 from personalpeft.learning.publish import build_adapter
-from personalpeft.learning.rl.plan import Batch, PracticePlan, RLState
+from personalpeft.learning.rl.plan import PracticePlan, RLState, StepLosses
 from personalpeft.learning.rl.rollouts import (
     RESUME_HINT,
     RolloutGroup,
@@ -129,7 +129,9 @@ class RLLoop:
             paused=self.control.paused,
         )
 
-    def _plan_steps(self, groups: Sequence[RolloutGroup], rng: random.Random) -> tuple[Batch, ...]:
+    def _plan_steps(
+        self, groups: Sequence[RolloutGroup], rng: random.Random
+    ) -> tuple[StepLosses, ...]:
         """Return the steps of the round that was just sampled."""
         if self.plan.samples_rejections(self.state.rounds):
             return rejection_sampling(self.state.passed, self.plan.config, rng)
@@ -155,7 +157,7 @@ class RLLoop:
 
 def rejection_sampling(
     passed: Sequence[Continuation], config: RLConfig, rng: random.Random
-) -> tuple[Batch, ...]:
+) -> tuple[StepLosses, ...]:
     """Return the steps of a round that trains on replies that passed, in whichever round.
 
     What was right once stays right, so a reply need not come from the model as it is.

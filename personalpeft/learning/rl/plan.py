@@ -41,7 +41,7 @@ from personalpeft.types import Json, Sampling, SignalRole, Stack, StackEntry, ca
 
 _MAX_EXAMPLES = 3
 
-Batch: TypeAlias = tuple[SFTLoss | PolicyGradientLoss, ...]
+StepLosses: TypeAlias = tuple[SFTLoss | PolicyGradientLoss, ...]
 """The losses of one step."""
 
 
@@ -60,7 +60,7 @@ class RLState:
     pass_rates: list[float] = field(default_factory=list)
     lengths: list[float] = field(default_factory=list)
     passed: list[Continuation] = field(default_factory=list)
-    pending: tuple[Batch, ...] = ()
+    pending: tuple[StepLosses, ...] = ()
 
     def record_round(self, groups: Sequence[RolloutGroup]) -> None:
         """Add the replies of one round."""

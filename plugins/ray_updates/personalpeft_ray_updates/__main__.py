@@ -20,8 +20,8 @@ from rich.text import Text
 import personalpeft
 from personalpeft import Cancelled, LearnReport, PersonalPeftError
 from personalpeft_app.error_output import report_error
+from personalpeft_app.interrupts import interruptible
 from personalpeft_app.output import format_json, printable
-from personalpeft_app.signals import interruptible
 
 if TYPE_CHECKING:
     from personalpeft_ray_updates import RunStatus

@@ -17,8 +17,8 @@ from personalpeft.learning.activity_summary import ActivitySummary
 from personalpeft.learning.report import LearnReport, from_json
 from personalpeft_app.daemon import journal
 from personalpeft_app.daemon.journal import TASK, LogEntry
+from personalpeft_app.daemon.machine import MachineReading
 from personalpeft_app.daemon.policy import Decision
-from personalpeft_app.daemon.probes import Probe
 from personalpeft_app.daemon.tasks import summarize_users
 from personalpeft_app.daemon.worker import Worker
 
@@ -42,8 +42,10 @@ class World:
     wall: datetime = field(default_factory=lambda: at("2026-01-14 12:00"))
     seconds: float = 0.0
     pace: float = 0.0
-    reading: Probe = field(
-        default_factory=lambda: Probe(on_ac_power=True, other_cpu_load=0.0, temperature=40.0)
+    reading: MachineReading = field(
+        default_factory=lambda: MachineReading(
+            on_ac_power=True, other_cpu_load=0.0, temperature=40.0
+        )
     )
     log: list[LogEntry] = field(default_factory=list)
     while_learning: Callable[[], None] = lambda: None
@@ -147,7 +149,7 @@ class World:
             self.advance(minutes=every)
             self.run_once()
 
-    def _sense(self) -> Probe:
+    def _sense(self) -> MachineReading:
         self.while_learning()
         return self.reading
 

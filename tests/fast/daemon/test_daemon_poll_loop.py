@@ -11,8 +11,8 @@ from apscheduler.schedulers import base as scheduling
 from apscheduler.triggers import interval
 
 from personalpeft_app.daemon import poll_loop
+from personalpeft_app.daemon.machine import Machine
 from personalpeft_app.daemon.poll_loop import PollLoop
-from personalpeft_app.daemon.probes import Machine
 
 
 def until(happened: threading.Event) -> None:

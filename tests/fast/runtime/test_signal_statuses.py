@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from runtime_makers import ask, correct, home_unchanged, open_runtime, pinned, trained_on
 
 from personalpeft import InvalidId, InvalidInput, NotFound, NothingToLearn, User
-from personalpeft.learning.data.training_examples import IMPLICIT_RATINGS
+from personalpeft.chat.implicit_feedback import IMPLICIT_RATINGS
 from personalpeft.learning.outcomes import ReasonCode, SignalUse, reason
 from personalpeft.types import Verdict
 

@@ -23,7 +23,7 @@ _FIRST_INTERVAL = 0.3
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
+class MachineReading:
     """One reading; see ``policy.HostState``."""
 
     on_ac_power: bool | None = None
@@ -39,9 +39,9 @@ class Machine:
         self._before: tuple[float, float] | None = None
         self._last_load: float | None = None
 
-    def read(self) -> Probe:
+    def read(self) -> MachineReading:
         """Read all sensors. The first reading takes a moment, to measure the load."""
-        return Probe(self.on_ac_power(), self.other_cpu_load(), self.temperature())
+        return MachineReading(self.on_ac_power(), self.other_cpu_load(), self.temperature())
 
     def on_ac_power(self) -> bool | None:
         """Return whether the machine runs on mains power; None without a known battery."""
