@@ -136,15 +136,16 @@ def open(
     Args:
         home: The folder. Defaults to ``PERSONALPEFT_HOME``, else the platform's data folder.
         base: The name of a model card, a path to a card, or a folder that holds a model.
-        backend: "torch"; "llamacpp" serves the base's GGUF file in little memory and loads torch
-            to learn; "vllm" serves on an external server; "fake" needs no model, for tests.
+        backend: "torch", "llamacpp", "vllm" or "fake". "llamacpp" serves the base's GGUF file in
+            little memory and loads torch to learn. "vllm" serves on an external server. "fake"
+            needs no model, for tests.
         clock: Source of time and randomness. Defaults to the system's.
-        progress: Called with a stage and the share of it that is done, 0 to 1, while the base is
-            prepared and loaded. That happens when the base is first needed.
+        progress: Called with a stage and the share of it that is done, 0 to 1. The base is prepared
+            and loaded when it is first needed.
         read_only: Refuse every write to the home.
         serving: Limits of the engine: batch rows, adapter slots, queue length.
-        observing: What happens to implicit feedback (``User.observe``): "off" drops it, "kept"
-            records it, "learned" also trains on it as weak ratings.
+        observing: What happens to implicit feedback (``User.observe``). "off" drops it. "kept"
+            records it. "learned" also trains on it as weak ratings.
         train: Whether layers may be trained on signals that this runtime records. Each signal can
             say otherwise (``User.feedback``).
         vllm: The server of the "vllm" backend. Defaults to ``PERSONALPEFT_VLLM_URL``.

@@ -3,9 +3,9 @@
 ``learning.erasure_plan`` decides what is derived from an item, ``store.erasure`` erases rows and
 files. This module holds the leases, removes published copies, and rebuilds the layers.
 
-Invariant: all erasing happens in one step, before anything is built. Whatever stops it later (the
-caller, a kill, a refusal of the gate), no revision that saw the item is live or in the home, and
-the next learn builds what is missing.
+Invariant: all erasing happens in one step, before anything is built. A caller, a kill or the gate
+may stop the rest. Even then no revision that saw the item is live or in the home. The next learn
+builds what is missing.
 """
 
 from __future__ import annotations

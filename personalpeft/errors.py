@@ -1,6 +1,6 @@
 """Every error that a user can cause, and the table from error to exit code and HTTP status.
 
-Each leaf is a ``PersonalPeftError`` and also the builtin that a caller would expect, so that both
+Each leaf is a ``PersonalPeftError`` and also the builtin that a caller would expect. So both
 ``except PersonalPeftError`` and ``except LookupError`` work. The message says what is wrong,
 ``hint`` what to do. Invariant: an operation that raises one has changed nothing.
 """

@@ -13,9 +13,9 @@ from typing import Any
 def to_json(value: Any) -> Any:
     """Return ``value`` as data that JSON can hold, at every depth.
 
-    Dataclasses become objects of their fields and of the properties that ``json_properties`` of
-    their class names, datetimes ISO 8601 text, enums their values, paths text, tuples and sets
-    lists.
+    Dataclasses become objects of their fields, with the properties named in their class's
+    ``json_properties``. Datetimes become ISO 8601 text, enums their values, paths text. Tuples and
+    sets become lists.
     """
     if is_dataclass(value) and not isinstance(value, type):
         names = [field.name for field in fields(value)]

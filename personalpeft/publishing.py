@@ -1,8 +1,8 @@
 """Publish live stacks to a folder or bucket, where other servers find them by name.
 
-Invariants: for each user who was ever published to a place, it holds the stack that was live at
-their last publication, if there was one. Publishing an unchanged stack writes nothing. A record in
-the home is written before any file, so that an erasure finds all files even after a kill.
+Invariants: a place holds one stack for each user ever published there. It is the stack that was
+live at the user's last publication. Publishing an unchanged stack writes nothing. A record in the
+home is written before any file, so an erasure finds all files even after a kill.
 """
 
 from __future__ import annotations

@@ -143,10 +143,9 @@ class Runtime(
         """Import the user of a ``.personal`` file that ``User.export`` wrote, perhaps under another
         id.
 
-        The ledger is always imported. Revisions are imported if all of them were built on the open
-        base and the file holds the adapters; then the same revisions are live at once. Otherwise
-        the next learn builds new ones. Every digest is recomputed and every adapter validated
-        first.
+        The ledger is always imported. Revisions are imported if the file holds the adapters and all
+        were built on the open base. Then the same revisions are live at once. Otherwise the next
+        learn builds new ones. Every digest is recomputed and every adapter validated first.
 
         Raises ``PersonalFileError`` for a file that is damaged, hostile or too new,
         ``InvalidInput`` if the user exists, ``InvalidId``.
@@ -158,8 +157,8 @@ class Runtime(
 
         No file of the home holds the id or a text of the user afterwards. Replies that are being
         generated end with ``Forgotten`` and are not recorded. After a kill the user is whole or
-        gone, and the next opening of the home deletes what is left of the files. The id may be used
-        again for a new user. docs/explanation/privacy.md says what is out of reach.
+        gone. The next opening of the home deletes remaining files. The id may be used again for a
+        new user. docs/explanation/privacy.md says what is out of reach.
 
         Args:
             user_id: The exact id.
@@ -196,8 +195,8 @@ class Runtime(
         """Learn for several users at once, as ``User.learn`` does for each.
 
         Their layers train in one pass over the shared base. Each result equals that of learning
-        alone, up to the backend's rounding. An error of one user becomes that user's report, whose
-        ``error`` is the name of the exception; unexpected errors are named "ServingFailed".
+        alone, up to the backend's rounding. An error of one user becomes that user's report. Its
+        ``error`` is the name of the exception, or "ServingFailed" for unexpected errors.
 
         Args:
             users: The ids, each once.
@@ -291,9 +290,9 @@ class Runtime(
     ) -> PublishReport:
         """Publish the live stacks of users, for other servers to load as ``personalpeft:<digest>``.
 
-        The place then holds one stack for each user ever published there: the stack that was live
-        at their last publication. Publish again after a learn. Existing stacks are not written
-        again. Forgetting revisions removes what was published of the user. Loads no model.
+        The place then holds one stack for each user ever published there, that of the user's last
+        publication. Publish again after a learn. Existing stacks are not written again. Forgetting
+        revisions removes what was published of the user. Loads no model.
 
         Args:
             users: The ids; None is everyone.
@@ -324,8 +323,10 @@ class Runtime(
     def collect_garbage(
         self, *, dry_run: bool = False, progress: Progress = lambda stage, done: None
     ) -> GarbageReport:
-        """Delete adapter files that no revision has named for a day, partial files, and training
-        state that was not resumed for a week. Safe while other programs use the home.
+        """Delete files that are no longer used. Safe while other programs use the home.
+
+        These are adapter files that no revision has named for a day, partial files, and training
+        state that was not resumed for a week.
 
         ``dry_run`` only reports. Raises ``HomeError``, ``Busy``.
         """

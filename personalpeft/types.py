@@ -233,12 +233,12 @@ class Turn:
 class Signal:
     """One act of feedback.
 
-    The payload depends on the kind: rating {"value": -1|1, "how"?}, edit {"text"}, preference
-    {"text", "revision"?, "layer"?, "cut_off"?}, comment {"text"}, reward {"value"}, demonstration
-    {"prompt", "answer", "skill"}, fact {"text", "questions", "answer"}. "how" marks an implicit
-    rating; "cut_off" marks a text that was truncated. "trains" says whether a layer may be
-    trained on the signal, and is False where that was retracted later. Where it is absent, a user's
-    own signals may be trained on and an app's may not.
+    The payload depends on the kind. Rating: {"value": -1|1, "how"?}. Edit: {"text"}. Preference:
+    {"text", "revision"?, "layer"?, "cut_off"?}. Comment: {"text"}. Reward: {"value"}.
+    Demonstration: {"prompt", "answer", "skill"}. Fact: {"text", "questions", "answer"}. "how" marks
+    an implicit rating; "cut_off" marks a text that was truncated. "trains" says whether layers may
+    be trained on the signal; retracting that sets it to False. Without it, a user's own signals may
+    be trained on and an app's may not.
     """
 
     id: str

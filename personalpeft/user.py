@@ -2,8 +2,8 @@
 
 Invariant: each method either completes durably, or raises and has changed nothing.
 
-The module is long because a user is one object of the public surface: it has one short method for
-each act, and most of its lines are their docstrings. What the methods do is in other modules.
+The class is long because it has one short method for each act of a user. Other modules implement
+the acts.
 """
 
 from __future__ import annotations
@@ -346,8 +346,8 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
             answer: The wanted answer.
             skill: The skill to teach; None teaches the style.
             source: Who demonstrates, as in ``feedback``.
-            train: As in ``feedback``. A demonstration that must not be trained on is kept and
-                listed, and used for nothing until it is given again.
+            train: As in ``feedback``. A demonstration that must not train is listed but not used.
+                To use it later, give it again.
 
         Returns:
             The id of the signal.
@@ -366,17 +366,17 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
         source: str = USER_SOURCE,
         train: bool | None = None,
     ) -> str:
-        """Record a fact, which is looked up from the next turn on, and return its id.
+        """Record a fact and return its id. Prompts can contain it from the next turn on.
 
         Args:
             text: The fact.
             questions: Questions that the fact answers; they help to find it.
             answer: A short answer to the questions. With it, the next learn trains the fact into
-                the ``memory`` layer. Without it, that happens once looking it up has helped twice.
+                the ``memory`` layer. Without it, the fact is trained once its lookup helped twice.
             source: Who states the fact, if not the user. Such a fact is looked up but not learned,
                 and yields to the user's own facts.
-            train: As in ``feedback``. A fact that must not be trained on is only looked up, and
-                replies that had it in the prompt are not trained on either.
+            train: As in ``feedback``. A fact that must not train is only looked up. Replies with it
+                in the prompt are not trained on either.
 
         Returns:
             The id of the signal.
@@ -415,8 +415,7 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
     ) -> Item:
         """Supersede a rule or fact with a new text.
 
-        Layers may be trained on the new one where they may be on the old one, and the runtime's
-        setting allows it.
+        The new text may be trained on if the old one may, and the runtime's setting allows it.
 
         Args:
             item_id: Id of the rule or fact.
@@ -625,9 +624,9 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
     def rollback(self, layer: str, to: str | Literal["previous"] | None = "previous") -> HeadMove:
         """Make another revision of a layer live, and return the move.
 
-        ``to`` is "previous" (live before the last move), None (the base), or the id of any
-        revision, a refused one too. Raises ``NotFound``, and ``BaseMismatch`` for a revision of
-        another base.
+        ``to`` is "previous", None or a revision's id. "previous" was live before the last move.
+        None is the base. A refused revision may be named too. Raises ``NotFound``, and
+        ``BaseMismatch`` for a revision of another base.
         """
         return stacks.rollback(self._services, self.id, layer, to)
 
@@ -783,17 +782,17 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
         return build_provenance(self._services.store, self.turn(reply))
 
     def summary(self) -> UserSummary:
-        """Return when the user was created, and how much there is of them."""
+        """Return when the user was created, and the numbers of turns, signals and revisions."""
         return self._services.store.catalog.user(self.id)
 
     # Import and export
 
     def export(self, file: str | Path, *, adapters: bool = True) -> ExportSummary:
-        """Write all of this user into one new file, by custom ``<name>.personal``.
+        """Write all data of this user to one new file, usually named ``<name>.personal``.
 
-        ``Runtime.import_user`` reads it, on this machine or another. It is not encrypted and holds
-        all that the user wrote. ``adapters=False`` leaves the adapter files out. Raises
-        ``InvalidInput`` if the file exists or cannot be written.
+        ``Runtime.import_user`` reads it, on this machine or another. The file is not encrypted.
+        ``adapters=False`` leaves the adapter files out. Raises ``InvalidInput`` if the file exists
+        or cannot be written.
         """
         return archive.export_user(self._services.store, self.id, Path(file), adapters=adapters)
 

@@ -6,8 +6,8 @@ Invariants:
 - Sequences of one batch may use different stacks. The output of a sequence depends on its own
   tokens, stack and sampling alone, not on the other sequences.
 - Only attached stacks can be used. A key is a stack's digest, so its meaning never changes.
-- Cached keys and values of a prompt are found only by sequences of the same owner, with the same
-  base, stack and tokens.
+- Sequences share cached keys and values of a prompt only if their owner, base, stack and tokens are
+  the same.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Turn the tokens of a reply into text as they come, and end the reply.
 
-Invariants: the chunks of a stream, joined, are the text of all its tokens, cut where the first stop
-string to be complete begins. No chunk shows half a character or the beginning of a stop string.
+Invariants: the chunks of a stream, joined, are the text of all its tokens. That text ends before
+the first complete stop string. No chunk shows half a character or the beginning of a stop string.
 
-``tokenizers.decoders.DecodeStream`` is not used. It raises where later tokens change text that it
-has returned, as byte-fallback tokens (Gemma) do when they are no valid UTF-8. At the end it cannot
-return the text that it has held back.
+``tokenizers.decoders.DecodeStream`` is not used. It raises where later tokens change returned text.
+Byte-fallback tokens (Gemma) do that when they are not valid UTF-8. At the end it cannot return the
+text that it has held back.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Pick the next token from logits, and report log-probs: the parts that all backends share.
 
 ``NumpySampler`` serves backends whose logits are numpy rows. The torch backend draws on tensors in
-``torch/sampling.py``: numpy's softmax and random streams would change the replies of stored seeds,
-and would copy every row from the device.
+``torch/sampling.py``. numpy's softmax and random streams would change the replies of stored seeds,
+and every row would be copied from the device.
 
 Invariant: a sampler has its own random stream, so other rows of a batch do not change its draws.
 """
@@ -52,8 +52,8 @@ class NumpySampler(Sampler):
     def sample(self, logits: Logits) -> int:
         """Return the next token, from ``[vocabulary]`` logits.
 
-        It is the likeliest, or a draw from the smallest set of tokens with at least ``top_p`` of
-        the probability (nucleus sampling, Holtzman et al. 2019, section 3.1).
+        It is the likeliest token or a draw (nucleus sampling, Holtzman et al. 2019, section 3.1).
+        The draw is from the smallest set of tokens with a probability of at least ``top_p``.
         """
         if self.is_greedy:
             return int(logits.argmax())

@@ -1,9 +1,9 @@
 """Render messages to the text that a base reads, through its chat template.
 
-Invariant: text of a message, tool or call never becomes a control token; with tools, nor one of the
-marks of tools and calls. A zero-width space after the first character breaks up such a spelling.
+Invariant: the text of a message, tool or call never becomes a control token. In chats with tools it
+never becomes a tool mark either. A zero-width space after the first character breaks up the text.
 
-Templates come from others, so they run in jinja's sandbox with the settings of transformers.
+Templates are untrusted, so they run in jinja's sandbox with the settings of transformers.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def convert_gguf(parts: Sequence[Path], into: Path, report: Callable[[str, float
 
 def _set_pre_tokenizer(tokenizer: Any, splitting: str | None) -> None:
     # transformers ignores this field. It then splits numbers and spaces of the SmolLM family in
-    # another way than in training and in llama.cpp: nothing fails, the answers just get worse.
+    # another way than training and llama.cpp do. Nothing fails, but answers get worse.
     from tokenizers import pre_tokenizers
 
     if splitting == "smollm":

@@ -1,5 +1,6 @@
-"""Resolve a card to a base that can be loaded: find the files, hash them, and convert what is
-no folder of safetensors into the cache.
+"""Resolve a card to a base that can be loaded.
+
+Finds the files and hashes them. Converts any other format into a cached folder of safetensors.
 
 Invariants:
 
@@ -8,8 +9,8 @@ Invariants:
 - An entry of the cache is complete or missing: it is made in a temporary folder and renamed. Only
   the holder of its lock makes, uses or removes it. An entry that was changed is made again.
 - A process holds the entries it uses until it ends, also by a crash. Entries in use stay.
-- An entry is removed once it is superseded and unused for a week: by a newer entry with the same
-  key, or by one from other sources at the same place. Programs of several versions share a cache.
+- An entry is superseded by a newer one with the same key, or from other sources at the same place.
+  Programs of several versions share a cache, so it is removed after a week without use.
 - A base's digest comes from its source, so it is the same on every machine. A random base has no
   source; its digest comes from the weights that its seed gives.
 """

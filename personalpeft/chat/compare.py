@@ -1,8 +1,8 @@
 """Compare two revisions blind: both answer the same prompt, and the user picks the better answer.
 
-A choice is recorded as a preference. Its turn is that of the rejected answer, with the stack that
-produced it; its signal holds the chosen text and revision. So ``why`` stays true. The ledger is
-unchanged until the user has chosen.
+A choice is recorded as a preference. Its turn holds the rejected answer and the stack that gave it.
+Its signal holds the chosen text and revision. So ``why`` stays true. The ledger is unchanged until
+the user has chosen.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Comparison:
         """Record that one answer is better: 1, 2 or its name. Each call records a preference.
 
         Raises ``InvalidInput`` if there is no such answer, if both are the same or the chosen one
-        is empty, and ``Forgotten`` if the user has forgotten something since the comparison.
+        is empty. Raises ``Forgotten`` if the user has forgotten something since the comparison.
         """
         first, second = self.answers
         index = {1: 0, 2: 1, "1": 0, "2": 1, first.name: 0, second.name: 1}

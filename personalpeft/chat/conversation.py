@@ -1,8 +1,8 @@
 """Conversations: turns that continue each other.
 
 A turn names its conversation and the turn before it. A conversation is the chain of turns that ends
-at its newest one, so a reply that was regenerated stands where the old one stood. Turns of earlier
-versions name neither; their place follows from their messages.
+at its newest one. So a regenerated reply replaces the old one. Turns of earlier versions name
+neither; their place is inferred from their messages.
 """
 
 from __future__ import annotations
@@ -211,8 +211,8 @@ def _infer_links(
 ) -> Iterator[ConversationLink]:
     """Yield links whose conversation is known, oldest first.
 
-    Earlier versions recorded the losing answer of a blind comparison as a turn of its own, and a
-    prompt that was sent again at once as another turn.
+    Earlier versions recorded the losing answer of a blind comparison as a turn of its own. They did
+    the same with a prompt that was sent again at once.
     """
     compared = set()
     edits: dict[str, list[str]] = {}

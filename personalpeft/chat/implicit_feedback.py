@@ -1,9 +1,8 @@
 """Implicit feedback: what a person does with a reply instead of rating it.
 
-An app reports that a reply was copied. A chat knows that a reply was regenerated. A message that
-thanks or contradicts is classified here. Only plain cases count: the message begins with one of the
-phrases below, and the phrase is a clause of its own. A missed case costs nothing, a wrong one
-trains the wrong way.
+An app reports that a reply was copied. A chat knows that a reply was regenerated. This module
+classifies messages that thank or contradict. The message must begin with one of the phrases below,
+as a clause of its own. A missed case costs nothing, a wrong one trains the wrong way.
 """
 
 from __future__ import annotations

@@ -231,8 +231,8 @@ def augment_prompt(
 ) -> tuple[tuple[Message, ...], tuple[str, ...]]:
     """Return the messages with the user's rules and relevant facts, and the ids of those.
 
-    Rules that the stack's style layer has internalized are left out. Facts are looked up though a
-    memory layer has learned them: it knows them in fewer wordings than the lookup finds.
+    Rules that the stack's style layer has internalized are left out. Facts that a memory layer has
+    learned are looked up too, because the lookup understands more wordings than the layer.
 
     Args:
         services: The wired parts.

@@ -1,9 +1,9 @@
 """Select which of a user's layers a request is served with.
 
 A layer's scope is "always", "never" or "near". A "near" layer is attached when the request is
-similar to the lessons that its head was built from. The threshold is calibrated per layer: it lies
-between the similarity that general prompts reach and the similarity of one lesson with the nearest
-other one. When the two ranges overlap, keeping general prompts out comes first.
+similar to the lessons that its head was built from. Each layer has its own threshold. It lies
+between two similarities: that of general prompts, and that of a lesson to its nearest other lesson.
+When the two ranges overlap, keeping general prompts out comes first.
 
 Invariants: a layer is only left out, never added or reordered. A user without a live "near" layer
 causes no embedding. A request with the same words as a lesson always matches. A layer without

@@ -52,7 +52,7 @@ class AdapterCache:
         """Return the first different keys of ``wanted``, as many as there are slots.
 
         Only requests for these keys may start. Otherwise requests further back could keep their
-        adapter in its slot for ever, and the request in front would never get one.
+        adapters in the slots for ever, and the first request would never start.
         """
         reserved: dict[str, None] = {}
         for key in wanted:

@@ -1,21 +1,20 @@
 """The engine's thread: it runs the batch, in which requests start and finish between two steps.
 
-One iteration: drop requests that are cancelled, late or cannot be loaded; assign slots; start
-requests; make one step and hand out its chunks. An idle iteration checks a reply.
+One iteration drops requests that are cancelled, late or cannot be loaded. Then it assigns slots,
+starts requests, makes one step and hands out its chunks. An idle iteration checks a reply.
 
 Who may touch what:
 
 - The engine's thread alone starts, preempts and finishes requests, and calls the backend's
   ``admit``, ``step``, ``remove`` and ``detach``. So what it read under the lock still holds when it
   acts without the lock.
-- ``_changed`` guards the scheduler. It is held for bookkeeping only, never while something is read
-  or computed, or a caller's function is called.
+- ``_changed`` guards the scheduler. It is held for bookkeeping only, never during reads,
+  computation or a caller's function.
 - Callers queue requests and pin adapters that are ready. The loader reports loads.
 
-Progress: the loader waits for nothing but its next loads. A reserved slot becomes free, because no
-new request starts with a key that is not reserved and every running request ends. A thread that
-pins an adapter waits for nothing else. When the engine's thread ends, it first ends all that wait
-for it.
+Progress: the loader waits for nothing but its next loads. A reserved slot becomes free: every
+running request ends, and new ones start only with reserved keys. A thread that pins an adapter
+waits for nothing else. When the engine's thread ends, it first ends all that wait for it.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ Rules, the first that decides:
 3. A user at the share of running requests lets users below it go first.
 4. Users take turns; one user's requests start in order of arrival.
 
-Invariant: the first request of ``in_order`` is overtaken only by preempted requests and by users
-who were served less, each of them once. So each request starts as long as requests finish.
+Invariant: only preempted requests and users who were served less overtake the first request of
+``in_order``, each once. So each request starts as long as requests finish.
 """
 
 from __future__ import annotations

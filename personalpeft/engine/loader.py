@@ -1,9 +1,9 @@
 """Loads adapters from disk through host memory into their slots, beside decoding.
 
-One thread reads and stages one stack after the other, since that is work of this machine. A few
-threads attach stacks side by side, since another machine may do that and be slow with one of them.
-A load starts only when its slot is free, so these threads wait for nothing but the next load,
-and no thread waits for them with a lock held. A failure is reported once and not remembered.
+One thread reads and stages the stacks one after the other, since that is local work. A few threads
+attach stacks side by side, since a remote server may attach one of them slowly. A load starts only
+when its slot is free, so these threads wait for nothing but the next load. No thread waits for them
+with a lock held. A failure is reported once and not remembered.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A request from submission to its last chunk, its group, and the stream that the caller reads.
 
 After submission a ``RequestState`` belongs to the engine's thread alone. A ``RequestGroup`` is
-shared: its queue of outputs is unbounded, so a slow reader never blocks the engine, and ``closed``
-is a flag that is set without a lock.
+shared. Its queue of outputs is unbounded, so a slow reader never blocks the engine. Its flag
+``closed`` is set without a lock.
 """
 
 from __future__ import annotations

@@ -32,10 +32,10 @@ class MiniLM:
 
     name = "all-minilm-l6-v2"
 
-    # Chosen as the lowest value that admits nothing foreign on a first set of 12 facts with 24
-    # questions about them and 24 others: 23 questions found their fact, 0 others got one. Two more
-    # sets: 22 and 0, 23 and 2. At 0.25 (first two sets): 23 and 23 found, 2 and 4 others. At 0.35:
-    # 20 and 21 found. The more facts a user has, the more often one is near by chance.
+    # The lowest value that found no fact for an unrelated question in a first set. That set has 12
+    # facts, 24 questions about them (23 found their fact) and 24 unrelated ones. Two more sets: 22
+    # found and 0 wrong, 23 and 2. At 0.25 (first two sets): 23 and 23 found, 2 and 4 wrong. At
+    # 0.35: 20 and 21 found. The more facts a user has, the more often one is near by chance.
     min_similarity = 0.30
 
     def __init__(self) -> None:

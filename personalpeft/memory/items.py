@@ -29,9 +29,9 @@ MAX_FACTS = 3
 
 _KIND_OF: Mapping[SignalKind, ItemKind] = {SignalKind.COMMENT: "rule", SignalKind.FACT: "fact"}
 
-# The last two user messages together find the fact of a follow-up ("And since when?"), but after a
-# change of subject they find a stale one. Over 24 follow-ups and 48 changes (MiniLM) the plain
-# threshold found one in 24 and 42, a threshold higher by 0.2 in 20 and 12.
+# The last two user messages together find the fact of a follow-up ("And since when?"). After a
+# change of subject they find a stale fact. Measured over 24 follow-ups and 48 changes (MiniLM): the
+# plain threshold found a fact in 24 and 42, a threshold higher by 0.2 in 20 and 12.
 _CONTEXT_DISCOUNT = 0.2
 
 # So many misses in a row mean a full budget. Without a limit, each chat counts the tokens of every
@@ -42,8 +42,8 @@ _MAX_MISSES = 8
 def check_item_text(text: object, *, what: str) -> str:
     """Return the text of a rule or fact without surrounding space.
 
-    Raises ``InvalidInput`` for a text that is empty, longer than ``MAX_ITEM_LENGTH`` characters or
-    holds control characters other than tabs and line ends. ``what`` names it in the message.
+    Raises ``InvalidInput`` for a text that is empty or longer than ``MAX_ITEM_LENGTH`` characters.
+    Of control characters only tabs and line ends are allowed. ``what`` names it in the message.
     """
     text = text.strip() if isinstance(text, str) else text
     checked = check_text(text, what=what, max_length=MAX_ITEM_LENGTH)

@@ -1,9 +1,9 @@
 """How rules and facts enter a prompt. Pure.
 
 Rules join the system message, under a heading that attributes them to the user. Facts stand before
-the last question, in the user's own message. Where there are no rules, demonstrations as the first
-turns show the base how a question is answered from a fact. An item takes one line, inside quotation
-marks that it cannot close.
+the last question, in the user's own message. Without rules, the prompt begins with demonstrations
+of a question that is answered from a fact. An item takes one line, inside quotation marks that it
+cannot close.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from importlib import resources
 from personalpeft.types import Message
 
 _RULES_HEADING = "The user asked earlier, in their own words:"
-# Chosen on SmolLM2-135M-Instruct, greedy, with 24 facts of three people and 72 questions that were
-# not told (tests/benchmarks/told_facts.toml); the nearest fact was the right one in 65. As "The
-# user said" in the system message 38 were answered right, before the question 48, with two
-# demonstrations 54, with this heading 60, with a third demonstration 63. A fourth one gave 60, and
-# a demonstration of not knowing 31. As a turn of its own, with an acknowledgement, a fact gave 28
-# to 38. Three other people: 32 of 72 in the system message, 57 in this form.
+# Measured on SmolLM2-135M-Instruct, greedy, with 24 facts of three people and 72 new questions
+# (tests/benchmarks/told_facts.toml). The lookup found the right fact for 65. Right answers: 38 with
+# "The user said" in the system message, and 48 before the question. Two demonstrations gave 54,
+# this heading 60, a third demonstration 63, a fourth one 60. A demonstration of not knowing gave
+# 31. As a turn of its own, with an acknowledgement, a fact gave 28 to 38. Three other people: 32 of
+# 72 in the system message, 57 in this form.
 _FACT_HEADING = "I said:"
 
 
@@ -54,8 +54,8 @@ class PromptItems:
 
     @property
     def _demonstrations(self) -> tuple[Message, ...]:
-        # A small base imitates them rather than follow a rule: with them no answer was in Spanish
-        # where a rule wants that (15 of 16 facts were right); without, most were (9 of 16).
+        # A small base imitates them instead of following a rule. Under a rule that wants Spanish,
+        # no answer was Spanish with them (15 of 16 facts right). Most were without (9 of 16 right).
         return () if self.rules else _demonstration_turns()
 
     def add_to(self, messages: Sequence[Message], system: str | None) -> tuple[Message, ...]:

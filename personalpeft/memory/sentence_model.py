@@ -1,7 +1,7 @@
 """A BERT sentence model in plain torch, for models with mean pooling.
 
-It gives the vectors of sentence-transformers to within rounding, without that import, which takes
-longer than the rest of a start.
+It gives the vectors of sentence-transformers, up to rounding. Importing that package takes longer
+than the rest of a start.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Split texts of any language into words. Pure.
 
-A word is a row of letters, marks and digits. Python's ``\\w`` has no marks, so it would cut the
-words of Hindi at their vowel signs. Some scripts have no spaces between words. What is written in
-them gives n-grams of characters in place of words: two texts that have a word in common have its
-n-grams in common.
+A word is a sequence of letters, marks and digits. Python's ``\\w`` has no marks, so it would cut
+the words of Hindi at their vowel signs. Scripts without spaces between words give n-grams of
+characters instead. Two texts with a common word then have common n-grams.
 """
 
 from __future__ import annotations

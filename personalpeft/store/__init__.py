@@ -1,10 +1,13 @@
-"""The home folder: the ledger, the catalog of revisions and the adapter files. Nothing else touches
-the folder.
+"""The home folder: the ledger, the catalog of revisions and the adapter files.
 
-Layout of a home: ``personalpeft.db`` (SQLite), ``blobs/<2 hex>/<64 hex>`` (packed adapters by
-SHA-256), ``sessions/<user>/<layer>.session`` (training state, disposable), ``notes/`` (notes of
-maintenance tasks), ``write.lock`` and ``write.holder``, ``locks/``, ``models/`` (the user's own
-cards). Mode 0700.
+No other package touches the folder. Its mode is 0700. Layout of a home:
+
+- ``personalpeft.db``: SQLite.
+- ``blobs/<2 hex>/<64 hex>``: packed adapters by SHA-256.
+- ``sessions/<user>/<layer>.session``: training state, disposable.
+- ``notes/``: notes of maintenance tasks.
+- ``models/``: the user's own cards.
+- ``write.lock``, ``write.holder``, ``locks/``.
 
 Invariants:
 

@@ -1,5 +1,4 @@
-"""The API keys of a home: of one user each, of an administrator, or of a worker that serves its
-stacks elsewhere.
+"""The API keys of a home. A key belongs to one user, an administrator or a remote worker.
 
 Invariants: the file ``token`` holds the first administrator's key as text, for programs of the same
 account. Of every other key only a digest is stored, and its secret is shown once. A revoked key is
@@ -41,8 +40,8 @@ _FileState: TypeAlias = tuple[int, int, int] | None
 class ApiKey:
     """One key, identified by the beginning of its secret's SHA-256.
 
-    ``user`` is its owner. None is an administrator, who may act for every user, or a ``worker``,
-    who may only fetch served and published stacks. ``at`` is when it was created.
+    ``user`` is its owner. None is an administrator, who may act for every user, or a ``worker``. A
+    worker may only fetch served and published stacks. ``at`` is when it was created.
     """
 
     id: str

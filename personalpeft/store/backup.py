@@ -1,9 +1,9 @@
-"""Copies of a home that are homes themselves. To restore one, put it where the home was, or open it
-there.
+"""Copies of a home that are homes themselves.
 
-A copy is ``<folder>/copy-<number>-<day>/`` with the database at one moment and every file that a
-revision in it names. It has no training state, locks or API keys, and no records of publications:
-what the home published is not the copy's to remove.
+To restore a copy, move it to where the home was, or open it directly. A copy is the folder
+``<folder>/copy-<number>-<day>/``. It has the database at one moment and every file that a revision
+in it names. It has no training state, locks or API keys. It has no records of publications, since
+it must not remove what the home published.
 
 Invariants:
 

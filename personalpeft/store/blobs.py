@@ -121,9 +121,7 @@ def _has_digest(path: Path, digest: str) -> bool:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Write a temporary file, sync it and rename it to ``path``, so that readers see the old
-    content or the new.
-    """
+    """Write a temporary file, sync it and rename it to ``path``. Readers see the old or the new."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:12]}-", suffix=".part")
     part = Path(name)
     try:

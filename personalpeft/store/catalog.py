@@ -1,9 +1,8 @@
-"""The catalog: users, layers, revisions with their judgements, heads, reports and cached
-embeddings.
+"""The catalog: users, layers, revisions, judgements, heads, reports and cached embeddings.
 
-Invariants: a revision records how it was built and never changes. A verdict is a judgement, and a
-later judgement is a new row, so that a replaced verdict can still be read. A layer's head is the
-target of its last move. A signal that is held out for a layer is never trained on in that layer.
+Invariants: a revision records how it was built and never changes. A verdict is a judgement. A later
+judgement is a new row, so a replaced verdict can still be read. A layer's head is the target of its
+last move. A signal that is held out for a layer is never trained on in that layer.
 """
 
 from __future__ import annotations

@@ -105,11 +105,10 @@ class Database:
             db.execute(f"pragma journal_mode={JOURNAL_MODE}").fetchall()
 
     def leave_unsafe_wal(self) -> None:
-        """Leave WAL mode if this SQLite has the WAL-reset bug and no other program has the database
-        open.
+        """Leave WAL mode if this SQLite has the WAL-reset bug and no other program uses the database.
 
-        It never waits and never fails. Beside another program the mode stays: the bug is a race of
-        a checkpoint with a write, and here both happen under the write lock.
+        It never waits and never fails. While another program uses the database the mode stays. The
+        bug is a race of a checkpoint with a write, and here both happen under the write lock.
         """
         if JOURNAL_MODE == "wal":
             return
@@ -245,9 +244,8 @@ def _open_connection(path: Path, mode: str, timeout: float) -> sqlite3.Connectio
         db.execute("pragma trusted_schema=off")
         # Opening is lazy: only a read shows whether it worked.
         db.execute("select count(*) from sqlite_master").fetchall()
-        # Only WAL is stored in the file. By default each connection would use DELETE, which can
-        # lose acknowledged commits at a power cut, when the removal of the journal is not yet on
-        # the disk.
+        # Only WAL is stored in the file. By default each connection would use DELETE. A power cut
+        # then loses acknowledged commits if the disk still has the removed journal.
         if journal_mode(db) != "wal":
             db.execute("pragma journal_mode=truncate").fetchall()
         return db

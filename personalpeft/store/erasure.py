@@ -1,14 +1,14 @@
-"""Erase rows and files of an item or a user for good, so that no file of the home holds it.
+"""Erase the rows and files of an item or a user for good. No file of the home holds it afterwards.
 
 Invariants:
 
-- The decision is one transaction: rows are deleted, a tombstone replaces each, and the user's chain
-  is derived again from the first of them. No digest of an erased row is kept, since it would
-  confirm a guess of its words: the entry of a tombstone covers the tombstone.
-- The history shows no erased revision: a move that named one is deleted, or
-  starts where the move before it ended. The head is the target of the last remaining move.
-- Files and the journal cannot be part of the transaction. It lists them as pending deletions, and
-  the next opening of the home completes those that are left.
+- The decision is one transaction. Rows are deleted and a tombstone replaces each. The user's chain
+  is derived again from the first of them. A tombstone's entry covers the tombstone alone. A digest
+  of the erased row could confirm a guess of its words.
+- The history shows no erased revision: a move that named one is deleted, or starts where the move
+  before it ended. The head is the target of the last remaining move.
+- Files and the journal cannot be part of the transaction. It lists them as pending deletions. The
+  next opening of the home completes those that are left.
 - Of an erased user no row is left, not even a tombstone: it would hold the id.
 """
 

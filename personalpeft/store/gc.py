@@ -2,10 +2,9 @@
 
 Invariants:
 
-- A blob is deleted only under the write lock, if no row names it then and it is a day old. A learn
-  stores its file before the gate judges it, and names it in a row afterwards. Storing a file again
-  resets its age. A clock that is a day wrong makes such a learn fail. It leaves no row without a
-  file.
+- A blob is deleted under the write lock, if no row names it and it is a day old. A learn stores its
+  file before the gate judges it, and names it in a row afterwards. Storing a file again resets its
+  age. A clock that is a day wrong makes such a learn fail. It leaves no row without a file.
 - Readers need no lock: a revision names whatever a stack names.
 - A session is disposable, and one in use is written every few steps.
 - Files are read in small batches, so neither memory nor a writer's wait grows with their number.

@@ -1,9 +1,9 @@
 """The hash chain: every appended row is an entry of its user, and each entry covers the one before.
 
-An entry holds the SHA-256 of its row's canonical content, and a chain value: the SHA-256 of the
-previous chain value, its own number, kind and digest. The user's row holds the number and chain
-value of the last entry. So a row that was changed, removed, inserted or moved is found by deriving
-the chain again. Not found is only a forgery of a user's whole chain.
+An entry holds the SHA-256 of its row's canonical content, and a chain value. A chain value is the
+SHA-256 of the previous chain value, the entry's number, kind and digest. The user's row holds the
+number and chain value of the last entry. So a check finds each row that was changed, removed,
+inserted or moved. It does not find a forgery of a user's whole chain.
 
 Columns that are null are left out of the digest, so that a later migration may add a column.
 """

@@ -128,7 +128,7 @@ def _check_tombstones(db: sqlite3.Connection, table: Table, user: str, prefix: s
 
 
 def _neighbours(db: sqlite3.Connection, select: str, text: str, *parameters: str) -> list[str]:
-    """Return the nearest ids in order of a query, which ends where its id is compared."""
+    """Return the ids nearest to ``text``. ``select`` must end with the column of the ids."""
     return _ids(
         db,
         f"select id from ({select} >= ?1 order by id limit ?2)"

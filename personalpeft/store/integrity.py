@@ -1,7 +1,7 @@
 """Verifies a home: derives every digest again and checks every reference.
 
-Invariant: it changes nothing, and one fault does not hide the next: after a broken link the chain
-is followed from what is stored.
+Invariant: it changes nothing, and one fault does not hide the next. After a broken link it follows
+the chain from the stored value.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PAGE_SIZE = 200
 def verify(store: Store) -> tuple[Problem, ...]:
     """Return every problem of a home; empty if there is none.
 
-    Writers go on meanwhile: each user is read at one moment, and a file that no revision names is
+    Writers go on meanwhile. Each user is read at one moment. A file that no revision names is
     checked again under the write lock. A read-only home is checked without the lock, so a file that
     a writer is just adding may be reported. Memory grows with the longest history of one user.
     Raises ``Busy``, ``HomeError``.

@@ -2,14 +2,14 @@
 
 Invariants:
 
-- Rows are only added. A signal is superseded by at most one other of its own kind, and on the same
-  turn if the kind is about a turn.
+- Rows are only added. At most one other signal of the same kind supersedes a signal. If the kind is
+  about a turn, both are about the same turn.
 - Of one turn, source and kind only the newest signal is current. Comments add up, since two rules
   can both hold. A signal supersedes another source's only by name.
 - A superseded or retracted signal stays disabled, also when its successor is retracted. One whose
   training was retracted stays current, and its payload then says so.
-- A reply that began before its user erased something is rejected: it may repeat that, and no later
-  erasure would find it.
+- A reply that began before its user erased something is rejected. It may repeat the erased text,
+  and a later erasure would not find it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The write lock of a home, and leases on names.
 
 Invariants: the operating system keeps a lock (``flock`` on an open file), so it ends with its
-holder, however that dies. The file beside it only names the holder and its status. It is believed
-only while that very process is alive.
+holder, even after a kill. The file beside it only names the holder and its status. It is believed
+only while that process is alive.
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ class Lock:
         self._write_holder(json.dumps(holder, ensure_ascii=False))
 
     def _write_holder(self, text: str) -> None:
-        # Always the same length, over the old content: some file systems flush a file that is
-        # truncated and written again, which would make each write as slow as its commit.
+        # The old content is overwritten with the same length. Some file systems flush a file that
+        # is truncated and written again. Each write would then be as slow as its commit.
         handle = os.open(self._holder_path, os.O_WRONLY | os.O_CREAT, 0o600)
         try:
             os.write(handle, text.encode(errors="replace").ljust(_HOLDER_BYTES))

@@ -1,11 +1,11 @@
 """The migrations of ``migrations/*.sql``, and the marks that identify a database of this package.
 
 Invariants: a released migration is never edited. ``application_id`` says which program owns the
-file and ``user_version`` how many migrations it has had; both are written in the migration's
-transaction.
+file and ``user_version`` how many migrations it has had. The migration's transaction writes both.
 
-Each row of a table that only grows (turn, signal, retraction, revision, judgement, report, move)
-belongs to an ``entry``; see ``hash_chain``. Digests cover the names of such tables and columns.
+Rows of some tables are only added: turn, signal, retraction, revision, judgement, report and move.
+Each such row belongs to an ``entry``; see ``hash_chain``. Digests cover the names of such tables
+and columns.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from datetime import datetime
 from personalpeft.types import Json, Message, Revision
 
 ANY_HEAD = "*"
-"""As ``expected_head``: move the head wherever it is."""
+"""As ``expected_head``: move the head whatever it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +42,7 @@ class ConversationLink:
 
 @dataclass(frozen=True, slots=True)
 class NewRevision:
-    """A revision to record: its packed file, the report of its learn, whether to promote it, and
-    the cause of that move.
-    """
+    """A revision to record: its packed file, its report, whether to promote it, and the cause."""
 
     revision: Revision
     blob: bytes

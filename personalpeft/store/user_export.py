@@ -1,8 +1,9 @@
-"""Exports one user as rows, and imports them: the chain of entries with their content, the layers.
+"""Export one user as rows, and import them: the chain of entries, their content and the layers.
 
-Invariants: an export is one moment of the home. An import is chained again under the user's new
-name, in the same order, in one transaction with its files, or not at all. Nothing here trusts a
-row: its digest, its place in the chain and its columns are checked, and the tables refuse the rest.
+Invariants: an export is one moment of the home. An import is all or nothing: one transaction with
+its files. It chains the entries again under the user's new name, in the same order. No row is
+trusted: its digest, its place in the chain and its columns are checked. Table constraints check the
+rest.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
 """Write and import GGUF LoRA files for llama.cpp.
 
-Invariants: llama.cpp computes from a written file what this package computes from the stack, also
-where the architecture permutes rows (``base_models/gguf/tensor_names.py``). An import reads a whole
-file or nothing, in memory of at most five times the file's size at the largest rank. Tensors lie
-behind the header, one after the other, within the file.
+Invariants: llama.cpp computes from a written file what this package computes from the stack. That
+holds where the architecture permutes rows too (``base_models/gguf/tensor_names.py``). An import
+reads a whole file or nothing. At the largest rank it takes at most five times the file's size in
+memory. Tensors lie behind the header, one after the other, within the file.
 
-The format is GGUF version 3; version 2 has the same layout. ``gguf.GGUFReader`` is not used. It
-loops over an array for as long as a file claims, and makes an object of each number. A check before
-it would have to read the whole header, and then nothing is left to do but to slice the tensors.
+The format is GGUF version 3; version 2 has the same layout. ``gguf.GGUFReader`` is not used,
+because it trusts the array lengths of a file and makes an object of each number.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The packed format: an adapter as one safetensors file with two tensors per projection.
 
-Tensors are ``<projection>.A`` and ``<projection>.B``, each stacked over the blocks of the model:
-the number of tensors decides how long loading takes. ``__metadata__`` has one key, whose value is
-canonical JSON of ``{"format": 1, "manifest": {...}}``.
+Tensors are ``<projection>.A`` and ``<projection>.B``, each stacked over the blocks of the model.
+Loading time depends on the number of tensors. ``__metadata__`` has one key with canonical JSON of
+``{"format": 1, "manifest": {...}}``.
 
 Invariants: the same adapter gives the same bytes, and ``unpack`` reads whatever ``pack`` writes.
 """

@@ -1,7 +1,7 @@
 """Read and write ``adapter_config.json``, PEFT's configuration of an adapter.
 
-Invariant: an option that changes what the adapter computes is represented here or refused by name,
-also one of a later PEFT.
+Invariant: an option that changes what the adapter computes is either supported or refused by name.
+An unknown option, such as one of a later PEFT, is refused if it is set.
 
 Importing PEFT loads torch, so it happens in the functions.
 """
@@ -125,8 +125,8 @@ def build_config(
 ) -> dict[str, Any]:
     """Return the fields of ``adapter_config.json`` for a plain LoRA.
 
-    Only fields with a meaning for a plain LoRA are written, so that the same adapter gives the same
-    file with every version of PEFT.
+    It writes only the fields that a plain LoRA uses. So the same adapter gives the same file with
+    every version of PEFT.
 
     Args:
         rank: The rank of all projections.

@@ -1,10 +1,10 @@
 """The batch: sequences join and leave between steps, and a step advances each of them.
 
-A step makes one call of llama.cpp for each sequence that is decoding, then one for each chunk of
-the waiting prompts that fits the step. A call computes one sequence: one picked token, or tokens of
-its prompt between two multiples of ``CHUNK``.
+A step makes one call of llama.cpp for each decoding sequence. Then it makes one for each chunk of
+the waiting prompts, as many as fit the step. A call computes one sequence: one picked token, or
+tokens of its prompt between two multiples of ``CHUNK``.
 
-Invariants: the numbers of a sequence depend on its own tokens and stack alone, to the bit; its
+Invariants: the numbers of a sequence depend on its own tokens and stack alone, to the bit. Its
 memory is free as soon as it has left.
 """
 

@@ -1,13 +1,13 @@
-"""The part of llama.cpp that is used, with its pointers and return codes kept inside.
+"""Bind the functions of llama.cpp that this package uses.
 
 Invariants: no other module sees ctypes. A failed call raises ``RuntimeError`` with the call's name.
-A model outlives its contexts and adapters; their owners close each of them once. An adapter is
-closed when no context uses it: the library compares addresses, and would take a new adapter at an
-old address for the old one.
+Owners close contexts and adapters, each once, before their model. An adapter is closed when no
+context uses it. llama.cpp compares addresses, so it would take a new adapter at an old address for
+the old one.
 
-A context has one set of adapters for all that it computes, and llama.cpp does not record which set
-its keys and values were computed with. So the set is given when a context is made, or replaced in
-an empty context.
+A context has one set of adapters for all that it computes. llama.cpp does not record which set its
+keys and values were computed with. So the set is given when a context is made, or replaced in an
+empty context.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 """Contexts of llama.cpp. Each computes one sequence at a time, with one stack.
 
-The numbers of a sequence depend on where its keys and values lie in a context, and on how many
-tokens one call computes (docs/how-to/engines.md has figures). So sequences share neither contexts
-nor calls, and keys and values lie in a context from its beginning and without gaps.
+The numbers of a sequence depend on two things: where its keys and values lie in a context, and how
+many tokens one call computes. Figures are in docs/how-to/engines.md. So sequences share neither
+contexts nor calls. Keys and values lie in a context from its beginning, without gaps.
 
 Invariants:
 
 - All contexts together stay within a bound of tokens and memory, except while one grows.
 - A sequence gets room for its prompt and its longest reply when it is admitted.
-- A cached prompt is found only with the same stack and owner, and only in whole chunks of ``CHUNK``
-  tokens that were read as a prompt.
+- A cached prompt is found only with the same stack and owner. It consists of whole chunks of
+  ``CHUNK`` tokens that were read as a prompt.
 - Keys and values are never read under another stack than they were written under.
 """
 
@@ -139,7 +139,7 @@ class SequenceSlot:
 class ContextPool:
     """The slots of all sequences, within ``budget`` together. Not thread-safe.
 
-    A free slot is kept for the next turn of its conversation, or recycled: making a context takes
+    A free slot is kept for the next turn of its conversation, or recycled. Making a context takes
     longer than loading an adapter. No slot is made while ``max_free`` slots are free.
     """
 

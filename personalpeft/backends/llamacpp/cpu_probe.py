@@ -1,10 +1,10 @@
 """Find out whether llama.cpp may use all features of this processor.
 
-The probe runs in a child process, because a failure kills the process: on processors with AMX,
+The probe runs in a child process, because a failure kills the process. On processors with AMX,
 ``llama_decode`` of some quantised files ends in a general protection fault.
 
-Invariant: weights are repacked into the processor's own order only after a probe succeeded with
-this machine, library version and file.
+Invariant: weights are repacked for the processor only after a probe succeeded. The probe must have
+used this machine, library version and file.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Check that llama.cpp tokenizes texts, from a GGUF file, as the base's own tokenizer does.
 
 A GGUF file names one of llama.cpp's pre-tokenizers and has no rules of its own. So both tokenize
-texts of the kinds that tokenizers disagree on, before such a file is used. The import of an adapter
-does this; it is here since only this package calls llama.cpp.
+texts of the kinds that tokenizers disagree on. ``User.export_merged`` checks each GGUF file so.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
 """The batch of the torch backend: each step gives every row whose prompt is read its next token.
 
-A step is one pass over the tokens of all rows laid end to end: one token of each row that is being
-decoded, then as much of the waiting prompts as fits the step.
+A step is one pass over the tokens of all rows laid end to end. First comes one token of each row
+that is being decoded, then as much of the waiting prompts as fits the step.
 
 Invariants: a row has blocks for its tokens so far, and takes one more when they are full. A row's
-numbers depend on its own tokens and slot alone. What a row held is free once it was removed. A row
-that is admitted again reads its tokens as a prompt, which gives the same keys and values as writing
-them.
+numbers depend on its own tokens and slot alone. A removed row frees all that it held. A row that is
+admitted again reads its tokens as a prompt, with the same keys and values as before.
 """
 
 from __future__ import annotations
@@ -28,9 +27,8 @@ from personalpeft.backends.torch.openmp import release_threads
 from personalpeft.backends.torch.ops.base import KV_BLOCK_SIZE, AttentionMetadata, PrefillChunk
 from personalpeft.backends.torch.sampling import TorchSampler, compute_logprobs, sample_tokens
 
-# Prompt tokens in one step beside rows that are being decoded, and when there are none: the first
-# keeps the other rows' next tokens from waiting, the second is where more no longer makes a token
-# cheaper.
+# Prompt tokens in one step, beside rows that are being decoded and alone. The first limit keeps
+# those rows from waiting. Beyond the second, more tokens do not make a token cheaper.
 _PROMPT_TOKENS_BESIDE_DECODING = {"cpu": 64, "cuda": 512}
 _PROMPT_TOKENS_ALONE = {"cpu": 1024, "cuda": 2048}
 

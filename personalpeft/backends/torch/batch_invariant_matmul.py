@@ -1,13 +1,12 @@
 """Find the row counts for which a matrix product gives each row the same bits.
 
-A library adds in another order for another number of rows or threads (measured:
-docs/explanation/serving.md).
-The row counts fall into classes. Within one class, a row's bits depend neither on the number of
-rows nor on its position. A product whose input is padded or split to row counts of one class gives
-each row the same bits in any batch.
+A library adds in another order for another number of rows or threads. docs/explanation/serving.md
+has measurements. The row counts fall into classes. Within one class, a row's bits depend neither on
+the number of rows nor on its position. So inputs are padded or split to row counts of one class.
+Then each row has the same bits in any batch.
 
-Invariants: the choice depends on the machine, the libraries and the product's shape, never on time,
-so two processes choose alike. A product that fails or computes wrong results is not chosen.
+Invariants: the choice depends on the machine, the libraries and the product's shape, never on time.
+So two processes choose alike. A product that fails or computes wrong results is not chosen.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Which blocks of the key-value cache are free, in use, or cached for a later prompt.
 
-Numbers and hashes only, no tensors. A block's hash covers the owner, the base, the stack and every
-token up to the end of the block, so a row finds only what was computed for its own owner and stack.
+It handles numbers and hashes only, no tensors. A block's hash covers the owner, the base, the stack
+and every token up to the end of the block. So a row finds only blocks of its own owner and stack.
 
 Invariants: a block is free, in use, or cached without a user. A block with a hash holds exactly
 what its hash covers and is never written again.
@@ -75,8 +75,8 @@ class BlockManager:
             spare: How many blocks have to stay available afterwards.
 
         Returns:
-            The blocks, and how many of the first were found by their hashes; None, with nothing
-            changed, if there are too few.
+            The blocks, and how many of the first were found by their hashes. None if there are too
+            few; then nothing has changed.
         """
         found = []
         for each in hashes:

@@ -1,9 +1,9 @@
 """Set the size of the calling thread's OpenMP team, and end it.
 
 OpenMP keeps a team for each thread that used one. When all teams together exceed the cores, none of
-them spins while waiting, and a decoding step with hundreds of short loops takes a quarter longer
-(docs/benchmarks/index.md). So each thread releases its team after its work. A new team takes less
-than a millisecond.
+them spins while waiting. A decoding step has hundreds of short loops and then takes a quarter
+longer (docs/benchmarks/index.md). So each thread releases its team after its work. A new team takes
+less than a millisecond.
 """
 
 from __future__ import annotations

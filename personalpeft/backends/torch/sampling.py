@@ -66,7 +66,7 @@ def compute_logprobs(
     totals = _logsumexp(selected)
     picked = torch.tensor([tokens[row] for row in rows])
     logprobs = (selected[torch.arange(len(rows)), picked] - totals).tolist()
-    # The same number for every row: which of equal tokens topk returns depends on k, and one row
+    # The same k for every row: the order in which topk returns equal tokens depends on k. One row
     # must not change the result of another.
     top_values, top_tokens = selected.topk(min(MAX_TOP_LOGPROBS, selected.shape[-1]), sorted=True)
     tops = [

@@ -1,8 +1,8 @@
 """Choose the number of threads by the cores that other programs leave free.
 
-A pass has hundreds of short parallel loops, each as slow as its slowest thread. One busy neighbour
-makes a pass with two threads on two cores ten times slower, but one thread alone only 1.5 times
-(docs/explanation/serving.md). So there are never more threads than free cores.
+A pass has hundreds of short parallel loops, each as slow as its slowest thread. Beside one busy
+program on two cores, a pass with two threads takes ten times as long. With one thread it takes 1.5
+times as long (docs/explanation/serving.md). So there are never more threads than free cores.
 """
 
 from __future__ import annotations

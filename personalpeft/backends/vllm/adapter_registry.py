@@ -2,11 +2,11 @@
 
 Invariants:
 
-- Nothing is registered on a server before its base was checked. The neutral stack's name marks a
-  checked server: it is registered only after the check, and a restarted server has lost it.
-- A name always means the same weights. Its folder exists as long as the server may read it: it is
-  deleted after the name was unloaded, that after the last sequence has ended, and a moment after
-  any request was cancelled. A server exits if the folder of a queued request is missing.
+- Nothing is registered on a server before its base was checked. The neutral stack is registered
+  only after the check, so its name marks a checked server. A restarted server has lost it.
+- A name always means the same weights. A stack's folder exists as long as the server may read it.
+  After its last sequence the name is unloaded, then the folder is deleted. A cancelled request
+  delays that for a moment. A server exits if the folder of a queued request is missing.
 - Names carry the id of this process, so that the end of another process does not remove them.
 
 All methods but ``note_cancelled_request`` and ``make_registration`` run on the transport's thread.
@@ -67,8 +67,8 @@ class Registration:
 def neutral_stack(base: Base) -> AdapterStack:
     """Return a stack that changes nothing, for sequences on the bare base.
 
-    No request is sent without a stack. In a batch with LoRA, vLLM 0.32 on a processor computes
-    sequences without a stack with the one in its last slot (their index is -1), silently.
+    No request is sent without a stack. In a batch with LoRA on a CPU, vLLM 0.32 would use the stack
+    of its last slot for it (index -1), silently.
     """
     projection, (inputs, outputs) = min(base.architecture.projections.items())
     blocks = base.architecture.blocks

@@ -3,8 +3,8 @@
 Invariants: prompts are sent as tokens, so that the server's chat template and tokenizer decide
 nothing. The server's prefix cache is separate for each salt.
 
-The server is never asked for ``prompt_logprobs``: on a processor, vLLM 0.32 exits over them when
-its batch has other sequences with LoRA.
+``prompt_logprobs`` are never requested. With them, vLLM 0.32 on a CPU exits when its batch has
+other sequences with LoRA.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Check that a vLLM server has this base, and not another one of the same shape.
 
-A server does not tell its weights. So the log-probs of what it generates after a fixed text are
-compared with torch's log-probs of the same tokens here. Torch is asked once for each base; the
+A server does not report its weights. So it generates after a fixed text, and its log-probs are
+compared with torch's log-probs of the same tokens. Torch computes them once for each base; the
 result is cached.
 """
 
@@ -32,7 +32,7 @@ _PROMPT = (
 )
 # Tokens of a reply that are compared.
 _REPLY_TOKENS = 24
-# Mean nats per token. bfloat16 explains a tenth of it; another model of the family differs by
+# Mean nats per token. bfloat16 explains a tenth of it. Another model of the family differs by
 # several times as much.
 _MAX_DIFFERENCE = 0.25
 LogprobTrace: TypeAlias = tuple[tuple[int, float], ...]

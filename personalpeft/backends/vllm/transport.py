@@ -1,7 +1,7 @@
 """HTTP to one server: requests from any thread, run by one event loop.
 
-Invariants: a request is repeated only before any of the response has come, with growing pauses, and
-only where it may help. Every failure is an error that names the server and what to do. No token is
+Invariants: a request is repeated only before any of the response has come, and only where it may
+help. The pauses grow. Every failure is an error that names the server and what to do. No token is
 logged or shown.
 """
 

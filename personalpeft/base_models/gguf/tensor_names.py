@@ -2,8 +2,8 @@
 
 Invariant: a base that llama.cpp would compute in another way than transformers is refused.
 
-llama.cpp rotates each head of a Llama (RoPE) by pairs of neighbours, transformers by halves. So a
-GGUF file of that architecture has the rows of Q and K in another order, and so do adapters.
+llama.cpp rotates each head of a Llama (RoPE) by pairs of neighbours, transformers by halves. So
+GGUF files and GGUF adapters of that architecture have the rows of Q and K in another order.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Write a base's weights as a GGUF file.
 
-Invariants: llama.cpp computes from the file what transformers computes from the folder; every
+Invariants: llama.cpp computes from the file what transformers computes from the folder. Every
 difference is refused by name. One weight at a time is in memory.
 
-Of tokenizers only byte-level BPE is written, and only with a pre-tokenizer that llama.cpp has
-exactly. llama.cpp would load a similar one as well, and tokenize texts wrongly.
+It writes only byte-level BPE tokenizers with a pre-tokenizer that llama.cpp has exactly. With a
+similar one llama.cpp would load the file and tokenize texts wrongly.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Compare compiled kernels with torch's own operations on small shapes, before they are used.
 
-It takes some 20 ms at each start. Gradients are written out: the first use of autograd imports
-modules for most of a second, which serving does not need.
+It takes some 20 ms at each start. Gradients are written out, because the first use of autograd
+imports modules for most of a second. Serving does not need them.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 def multiply(left, right, sums, PRECISION: tl.constexpr):
     """Return ``sums + left @ right``; a row's bits do not depend on its position in the tile.
 
-    The interpreter needs a path of its own: NumPy's BLAS adds rows at a tile's edge in another
-    order on some CPUs, and would multiply the bits of bfloat16 as integers.
+    The interpreter needs its own path. On some CPUs NumPy's BLAS adds rows at a tile's edge in
+    another order. It would also multiply the bits of bfloat16 as integers.
     """
     if INTERPRETED:
         left, right = left.to(tl.float32), right.to(tl.float32)
@@ -199,9 +199,9 @@ def paged_attention(
     """Attention of the queries that share one head of keys, with an online softmax.
 
     Online softmax: Milakov & Gimelshein 2018. Split rows: Flash-Decoding (Dao et al. 2023).
-    ``TOKENS`` 0: one decoded token over one split of ``SPLIT_BLOCKS`` blocks; each split writes its
-    result and its log-sum-exp (base 2) to ``lse``. Otherwise: that many tokens of a prompt, whose
-    last one sees ``length`` tokens. ``HEADS`` is ``GROUP`` padded to a power of 2.
+    ``TOKENS`` 0 is one decoded token over one split of ``SPLIT_BLOCKS`` blocks. Each split writes
+    its result, and its log-sum-exp (base 2) to ``lse``. Otherwise it is that many tokens of a
+    prompt; the last one sees ``length`` tokens. ``HEADS`` is ``GROUP`` padded to a power of 2.
     """
     kv, split = tl.program_id(1), tl.program_id(2)
     if TOKENS:

@@ -1,7 +1,7 @@
 """Modules with hand-written gradients for norms, gated MLPs and attention.
 
-Under autograd each is a dozen operators that read and write all activations, and attention over a
-packed sequence is quadratic. Here each is one C++ loop forward and one backward
+Under autograd each is a dozen operators that read and write all activations. Attention over a
+packed sequence is quadratic there. Here each is one C++ loop forward and one backward
 (ops/csrc/training.cpp).
 
 Invariants: a fused module computes what the original does, up to rounding. Its weights are frozen.
@@ -92,8 +92,8 @@ class _FusedRMSNorm(nn.Module):
 class _RotaryTable(nn.Module):
     """Read the cosines and sines of positions from tables (RoFormer, Su et al. 2021).
 
-    Torch computes them in pieces whose borders depend on the number of tokens and threads, with
-    other instructions at a border. A table is filled in blocks of one size by one thread, so a
+    Torch computes them in pieces. The pieces' borders depend on the numbers of tokens and threads,
+    and a border uses other instructions. One thread fills a table here, in blocks of one size. So a
     position has the same bits in any pass.
     """
 

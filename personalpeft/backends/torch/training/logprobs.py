@@ -43,8 +43,8 @@ class PolicyOutputs:
 class ReferenceOutputs:
     """Outputs of the stack below for one continuation.
 
-    It keeps the hidden states: the logits are a hundred times as large, and computed from them with
-    the same bits each time.
+    It keeps the hidden states, because the logits are a hundred times as large. Logits computed
+    from them have the same bits each time.
     """
 
     hidden: Tensor

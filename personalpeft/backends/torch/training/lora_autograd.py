@@ -1,8 +1,8 @@
 """Adapters in training: each session's tokens go through its own A and B.
 
-The adapters of a group of projections are concatenated, with the frozen ones below, into one product
-down and one up. Their gradients are written by hand into buffers that the session reads after the
-pass. Autograd would keep, cast and add many small tensors for each layer.
+The adapters of a group of projections and the frozen ones below are concatenated. They make one
+product down and one up. Hand-written gradients go to buffers that the session reads after the pass.
+Autograd would keep, cast and add many small tensors for each layer.
 
 Invariant: the results of one segment's tokens depend on that segment's weights alone.
 """

@@ -1,11 +1,11 @@
 """Reference outputs, shared between sessions above the same stack.
 
 Outputs are kept while a session uses them. Hidden states of the bare base for general continuations
-also lie in a file: reading these continuations again took a fifth of a learn.
+are also cached in a file. Computing them again took a fifth of a learn.
 
-Invariants: a reference is computed in a pass of its own, so its bits depend on the stack below and
-the continuation alone. Nothing in the file belongs to a user. A file belongs to one base, one way
-to compute and one kind of CPU, so its bits are those that were computed. A damaged file counts as
+Invariants: a reference is computed in its own pass. So its bits depend on the stack below and the
+continuation alone. Nothing in the file belongs to a user. A file belongs to one base, one kind of
+computation and one kind of CPU. So cached bits equal computed ones. A damaged file counts as
 absent. Without write access nothing is stored.
 """
 

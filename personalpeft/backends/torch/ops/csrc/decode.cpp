@@ -268,8 +268,8 @@ void write_kv(const T* k, const T* v, T* keys, T* values, const int64_t* kv_indi
 // Causal attention of each tile's tokens over their row's paged cache (PagedAttention, Kwon et al.
 // 2023).
 //
-// Batch invariance: the operations for one token and their order depend on its row alone, not on
-// its tile or the batch.
+// Batch invariance: the operations for one token and their order depend on its row alone. They
+// depend neither on its tile nor on the batch.
 void paged_attention(const T* q, T* out, const T* keys, const T* values, const Tile* tiles,
                      int64_t tile_count, const int32_t* table, int64_t table_stride, int64_t heads,
                      int64_t kv_heads, int64_t dim, float scaling, float softcap, int64_t window) {

@@ -1,8 +1,8 @@
 // CPU operations of a training step and their gradients.
 //
 // Sums are in float32. Results are rounded once, to nearest even. The operations for one token and
-// their order depend on its own path alone, not on the rest of the pass or the number of threads.
-// The caller checks pointers and sizes.
+// their order depend on its own path alone. They depend neither on the rest of the pass nor on the
+// number of threads. The caller checks pointers and sizes.
 
 #include <cmath>
 #include <cstdint>
@@ -91,7 +91,7 @@ inline void gemm(const float* a, int64_t a_row, int64_t a_step, const float* b, 
 // ---- Attention ----
 
 // Tokens `begin` to `end` of the pass, each the child of the one before. `depth` is the number of
-// ancestors of the first, `ancestors` their offset in the list, and `path` the segment's offset in
+// ancestors of the first, `ancestors` their offset in the list. `path` is the segment's offset in
 // the gradients of all paths.
 struct Segment {
     int64_t begin, end, depth, ancestors, path;
@@ -261,7 +261,7 @@ void attention(const T* q, const T* k, const T* v, const T* cos, const T* sin, c
 }
 
 // Gradients of q, k and v, with their strides. `path_grads` is scratch for the gradients of each
-// path's keys and values, [2, tokens of all paths, kv heads, padded dim]. They are summed
+// path's keys and values: [2, tokens of all paths, kv heads, padded dim]. They are summed
 // afterwards in a fixed order.
 void attention_backward(const T* q, const T* k, const T* v, const T* cos, const T* sin,
                         const Shape& shape, float scaling, const Segment* segments, int64_t count,
