@@ -30,7 +30,7 @@ class ActivitySummary:
     """The activity of a user from ``since`` to ``until``.
 
     ``signals`` counts them by kind. ``reports`` are those of learns and probations. ``live`` is the
-    head of each layer when the summary was made, None for the bare base; ``under`` are the
+    head of each layer when the summary was made, None for the bare base. ``under`` are the
     revisions that these replaced, one learn after the other.
     """
 

@@ -1,16 +1,17 @@
 """Plan an erasure: what is erased with an item, and which mentions remain. Reads the ledger only.
 
 - With an item its predecessors are erased: earlier wordings of a fact, earlier feedback on the same
-  reply. With a turn, all feedback on it.
-- A reply is redacted that was given with an erased fact in the prompt, or in a conversation with an
-  erased turn. The question stays; the conversation before it loses what is erased or redacted.
-- A reply of an erased revision, or one that was given under an erased rule, is redacted where it
-  contains one of the item's *unique words*. Feedback on a redacted reply is erased where it does.
+  reply. With a turn, all feedback on it is erased.
+- A reply is redacted if its prompt had an erased fact, or its conversation an erased turn. The
+  question stays. The conversation before it loses what is erased or redacted.
+- Other replies are redacted if they contain one of the item's *unique words*. This applies to
+  replies of an erased revision or under an erased rule. Feedback on a redacted reply is erased if
+  it contains one.
 - Unique words are those that the user uses nowhere else and that the model did not use before. What
   the user said elsewhere in the same words remains, and is reported. A longer word is also found
   inside another, since many languages attach articles, prepositions and endings to it.
-- A revision is erased that was built from any of this, or on one that was, as its parent or below
-  it; and one of a layer that read the item when it was planned. So no remaining layer saw the item.
+- A revision is erased if it was built from any of this. So is one with an erased revision as its
+  parent or below it, and one whose plan read the item. So no remaining layer saw the item.
 """
 
 from __future__ import annotations
@@ -207,8 +208,8 @@ class _ErasurePlanner:
             return True
         if revision.layer != "memory":
             return False
-        # A memory learns facts from turns that they helped, and is held to what the style below it
-        # replies to general prompts.
+        # A memory learns facts from turns that they helped. It is regularised to replies of the
+        # style below it.
         turn = self._by_turn.get(signal.turn or "")
         return (layer == "style" and bool(revision.below)) or bool(turn and turn.used)
 

@@ -1,13 +1,13 @@
-"""The layers of a user's stack: their order, their heads, and whether a head is stale.
+"""Order a user's layers, read their heads, and decide whether a head is stale.
 
-One rule: a revision is stale where what it was built from is not a subset of what is current. It
-was built from the signals that it and its ancestors were trained on, and from the stack below it.
-A signal counts by its content, so one that was given again is current.
+One rule: a revision is stale if one of its inputs is no longer current. Its inputs are the signals
+that it and its ancestors were trained on, and the stack below it. A signal counts by its content,
+so one that was given again is current.
 
-Nothing is built twice. A retraction is answered by the report of a build in the head's place that
-is valid by the same rule: it is live, was refused, or the user rolled it back. The answer is valid
-until the head is learned again. A stack below is answered by the head's mark ``VALID_ON``, which it
-gets where its lessons still pass on that stack and where the build in its place did not go live.
+Nothing is built twice. A build in the head's place answers a retraction if it is valid by the same
+rule. It may be live, refused or rolled back by the user. The answer is valid until the head is
+learned again. The head's mark ``VALID_ON`` answers a change of the stack below. The head gets it if
+its lessons still pass on that stack and the build in its place did not go live.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def live_revision(store: Store, user: str, layer: str, live: Stack) -> Revision 
 def stack_below(store: Store, user: str, live: Stack, layer: str) -> Stack:
     """Return the part of a stack that a layer is built on.
 
-    Style lies below skills, and skills below memory. A layer that is switched off, or attached to
-    some prompts only, is left out: no user would get the stack that was trained on.
+    Style lies below skills, and skills below memory. A layer that is switched off or attached to
+    some prompts only is left out. Otherwise no user would get the stack that was trained on.
     """
     scopes = {each.name: each.scope for each in store.catalog.layers(user)}
     order = layer_order(layer)
@@ -164,9 +164,9 @@ def find_answer(store: Store, state: LayerState) -> LearnReport | None:
     """Return the report that answers the retractions of a head, or None while they are due.
 
     That is the last report of a build in the head's place without the retracted signals. A refused
-    build is no answer if it was trained on a signal that is no longer a lesson: a new build would
-    differ. Where no lesson was left, the answer is the report that the layer was cleared. A user
-    who rolled back to the head since then keeps it.
+    build answers nothing if one of its signals is no longer a lesson: a new build would differ. If
+    no lesson was left, the answer is the report that the layer was cleared. A user who rolled back
+    to the head since then keeps it.
     """
     head, answer = state.head, None
     if head is None:

@@ -1,7 +1,7 @@
 """How a learn ended, what each signal is used for, and why: codes with their numbers.
 
-Rows store the codes. `Reason.__str__` makes the only sentences of them, and no sentence is read
-back: `report.from_json` maps the sentences that earlier versions stored by an exact table.
+Rows store the codes. `Reason.__str__` makes the sentences, and no code reads a sentence back. Only
+`report.from_json` maps the sentences of earlier versions, by an exact table.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Decide what a build of a layer is made of, before anything is trained.
 
 Invariants: a held-out signal is never among the training lessons. Equal ``inputs`` mean an equal
-build, and nothing that is not in ``inputs`` (ids, times, the load) reaches the revision's bytes.
+build. Nothing outside ``inputs`` (ids, times, the load) reaches the revision's bytes.
 """
 
 from __future__ import annotations
@@ -53,8 +53,9 @@ class Plan:
     - ``recipe``: how the layer is trained.
     - ``live``: the user's stack; ``below`` is the part of it that the layer is built on.
     - ``parent``: the revision that the build continues.
-    - ``holdout``: held-out lessons of the layer, of which this build holds out the signals
-      ``new_holdout``; ``other_holdout`` has those of all other layers of the stack.
+    - ``holdout``: held-out lessons of the layer.
+    - ``new_holdout``: the signals of these that this build holds out.
+    - ``other_holdout``: held-out lessons of all other layers of the stack.
     - ``new_examples`` and ``replay``: lessons that the parent was not, and was, trained on.
     - ``undesirable_examples``: lessons with a rejected reply only.
     - ``embedder``: name of the model that finds general prompts and question forms like the lessons.
@@ -211,8 +212,8 @@ def build_plan(
 ) -> Plan:
     """Decide what a build is made of.
 
-    A build that cannot extend the head starts from nothing, or from the head's imported or
-    practised root, which no lesson would bring back.
+    A build that cannot extend the head starts from nothing, or from the head's root if that was
+    imported or practised. No lesson would bring such a root back.
 
     Args:
         services: The wired parts.

@@ -69,10 +69,10 @@ class Source:
 class LearnReport:
     """How one learn, or one review of a probation, ended.
 
-    ``before`` is the head that the candidate was judged against, and for an event the revision
-    that is live after it. ``revision`` is None where none was built. ``accepted``: live by the
+    ``before`` is the head that the candidate was judged against. For an event it is the revision
+    that is live afterwards. ``revision`` is None where none was built. ``accepted``: live by the
     user's decision, whatever the gate said. ``room`` is the capacity of a layer that has one.
-    ``error`` is the kind of the error of a FAILED learn; ``layer`` is empty where it reached none.
+    ``error`` is the kind of the error of a FAILED learn. ``layer`` is empty where it reached none.
     ``above`` are the reports of the layers above this one, lowest first, each recorded by itself.
     """
 

@@ -1,9 +1,9 @@
 """Judge a head again after the stack below its layer changed.
 
 The layer's held-out lessons are scored in the whole stack. A lesson passes if its words are as
-likely as when the layer was built. If no more fail than the gate's margin allows, the layer stays,
-and it is not judged again for the same stack. Otherwise it is built again from nothing, and that
-build passes the gate like any other.
+likely as when the layer was built. If no more fail than the gate's margin allows, the layer stays.
+It is not judged again for the same stack. Otherwise it is built again from nothing, and that build
+passes the gate like any other.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _MAX_LESSONS = 8
 def revalidate(
     services: Services, margins: Margins, head: Revision, plan: Plan
 ) -> tuple[bool, Reason]:
-    """Score the held-out lessons of a stale head again, else the newest that it learned.
+    """Score the held-out lessons of a stale head again. Without any, score its newest lessons.
 
-    ``plan`` is the build that would replace the head. Returns whether enough of them still hold,
-    and that as a reason to keep the layer or to build it again.
+    ``plan`` is the build that would replace the head. Returns whether enough lessons still pass.
+    The reason says why the layer stays or is built again.
     """
     engine = services.engine
     # By the signal alone: a fact that is paraphrased otherwise is the same fact.

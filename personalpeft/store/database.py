@@ -105,7 +105,7 @@ class Database:
             db.execute(f"pragma journal_mode={JOURNAL_MODE}").fetchall()
 
     def leave_unsafe_wal(self) -> None:
-        """Leave WAL mode if this SQLite has the WAL-reset bug and no other program uses the database.
+        """Leave WAL mode if this SQLite has the WAL-reset bug and no other program uses the file.
 
         It never waits and never fails. While another program uses the database the mode stays. The
         bug is a race of a checkpoint with a write, and here both happen under the write lock.

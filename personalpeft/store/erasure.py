@@ -5,7 +5,7 @@ Invariants:
 - The decision is one transaction. Rows are deleted and a tombstone replaces each. The user's chain
   is derived again from the first of them. A tombstone's entry covers the tombstone alone. A digest
   of the erased row could confirm a guess of its words.
-- The history shows no erased revision: a move that named one is deleted, or starts where the move
+- The history shows no erased revision. A move that named one is deleted, or starts where the move
   before it ended. The head is the target of the last remaining move.
 - Files and the journal cannot be part of the transaction. It lists them as pending deletions. The
   next opening of the home completes those that are left.

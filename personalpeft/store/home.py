@@ -48,8 +48,8 @@ def open_store(
         read_only: Open for reading, and create no home.
 
     Raises:
-        HomeError: The folder belongs to another account or is no home. Or its database is damaged or
-            from a newer version, or the disk is full. Nothing was changed.
+        HomeError: The folder is no home, or belongs to another account. The database is damaged or
+            from a newer version. The disk is full. Nothing was changed.
     """
     home = home.absolute()
     with map_home_errors(home):

@@ -1,6 +1,6 @@
 """The write lock of a home, and leases on names.
 
-Invariants: the operating system keeps a lock (``flock`` on an open file), so it ends with its
+Invariants: the operating system keeps a lock (``flock`` on an open file). So it ends with its
 holder, even after a kill. The file beside it only names the holder and its status. It is believed
 only while that process is alive.
 """

@@ -2,8 +2,7 @@
 
 Invariants: no other module sees ctypes. A failed call raises ``RuntimeError`` with the call's name.
 Owners close contexts and adapters, each once, before their model. An adapter is closed when no
-context uses it. llama.cpp compares addresses, so it would take a new adapter at an old address for
-the old one.
+context uses it. The library compares addresses, so it could confuse a new adapter with an old one.
 
 A context has one set of adapters for all that it computes. llama.cpp does not record which set its
 keys and values were computed with. So the set is given when a context is made, or replaced in an

@@ -1,7 +1,7 @@
 """Contexts of llama.cpp. Each computes one sequence at a time, with one stack.
 
-The numbers of a sequence depend on two things: where its keys and values lie in a context, and how
-many tokens one call computes. Figures are in docs/how-to/engines.md. So sequences share neither
+The numbers of a sequence depend on where its keys and values lie in a context. They also depend on
+the number of tokens in one call. Figures are in docs/how-to/engines.md. So sequences share neither
 contexts nor calls. Keys and values lie in a context from its beginning, without gaps.
 
 Invariants:

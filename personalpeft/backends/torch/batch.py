@@ -1,7 +1,7 @@
 """The batch of the torch backend: each step gives every row whose prompt is read its next token.
 
-A step is one pass over the tokens of all rows laid end to end. First comes one token of each row
-that is being decoded, then as much of the waiting prompts as fits the step.
+A step is one pass over the tokens of all rows laid end to end. First comes one token of each
+decoding row, then as much of the waiting prompts as fits the step.
 
 Invariants: a row has blocks for its tokens so far, and takes one more when they are full. A row's
 numbers depend on its own tokens and slot alone. A removed row frees all that it held. A row that is

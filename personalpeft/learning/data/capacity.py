@@ -1,8 +1,8 @@
 """How much a layer can hold. Pure.
 
-Recall of text word for word is near perfect below ``RECOMMENDED_TOKENS_PER_PARAMETER``, falls off
-up to ten times that, and collapses beyond (arXiv 2606.02437). So a memory takes the newest lessons
-up to the configured ``tokens_per_parameter``. Lessons of one signal fit or stay out together.
+Verbatim recall is near perfect below ``RECOMMENDED_TOKENS_PER_PARAMETER``. It falls off up to ten
+times that, and collapses beyond (arXiv 2606.02437). So a memory takes the newest lessons up to the
+configured ``tokens_per_parameter``. Lessons of one signal fit or stay out together.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from personalpeft.types import Architecture
 RECOMMENDED_TOKENS_PER_PARAMETER = 1e-3
 
 
-# Of each trained float32 parameter: itself, its gradient, two moments; and the parameter and the
-# moments again in the checkpoint that is being copied and in the file that is made of it.
+# Training holds ten float32 numbers for each trained parameter. Four are the parameter, its
+# gradient and two moments. A checkpoint copies the parameter and the moments twice.
 _BYTES_PER_PARAMETER = 4 * (4 + 3 + 3)
 
 

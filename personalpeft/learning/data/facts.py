@@ -58,8 +58,8 @@ _SENTENCE_ENDS = ".!?…。！？｡।॥؟۔።"
 class FactQuestion:
     """One question about a fact with its answer.
 
-    ``is_user_answer``: the answer is the user's, and not a reply of the model, which may have been
-    cut off before it ``ended``.
+    ``is_user_answer``: whether the user stated the answer. Otherwise it is a reply of the model,
+    which was cut off unless it ``ended``.
     """
 
     messages: tuple[Message, ...]
@@ -120,11 +120,10 @@ def helpful_turns(
 ) -> Mapping[str, tuple[Turn, ...]]:
     """Return by fact the turns, oldest first, in which its lookup helped.
 
-    The reply contains what only the fact can have told the model, and was liked, or the
-    conversation went on without a complaint. Only the user's own feedback counts as a like; what an
-    app observed counts as a complaint as well. So does a complaint that training is not allowed on,
-    while such a like does not count. A question whose answer the user stated belongs to that fact
-    alone.
+    The reply contains what only the fact can have told the model. It was liked, or the conversation
+    went on without a complaint. Only the user's own feedback counts as a like. Implicit feedback
+    counts as a complaint as well. A complaint counts even if training on it is not allowed; such a
+    like does not. A question that the user answered in a fact belongs to that fact alone.
 
     Args:
         signals: The current signals, oldest first.
@@ -172,10 +171,10 @@ def _unique(items: Sequence[T], question: Callable[[T], str]) -> list[T]:
 def _reveals(fact: str, turn: Turn) -> bool:
     """Return whether a reply contains what it can only have from the fact.
 
-    These are the names and numbers that were not in the question, or other words where there are
-    none: the last one, and at least half. Otherwise a wrong answer in the fact's own words ("is
-    called Max") would be learned. Of a script without spaces half is enough, since the last n-gram
-    is rarely the last of a name.
+    These are the names and numbers that were not in the question. Without any, they are other words
+    of the fact: the last one, and at least half. Otherwise a wrong answer in the fact's own words
+    ("is called Max") would be learned. Of a script without spaces half is enough, since the last
+    n-gram is rarely the last of a name.
     """
     asked = _words(" ".join(message.content for message in turn.messages))
     said = split_words(fact)

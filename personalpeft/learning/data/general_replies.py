@@ -1,14 +1,14 @@
 """Have the stack below a layer reply to general prompts, before the layer is trained on it.
 
-Plain replies regularise: the trained stack is held to them. Few-shot replies teach: a dozen lessons
-say little about other prompts, but a model that reads them as earlier turns of a conversation
-answers the next prompt in the same way, a small one too. The layer learns to answer so without
-them: context distillation (Askell et al. 2021, arXiv 2112.00861) on generated texts (Kim and Rush
-2016, arXiv 1606.07947).
+Plain replies regularise: the trained stack is held to them. Few-shot replies teach. A dozen lessons
+say little about other prompts. But a model with the lessons as earlier turns answers the next
+prompt in the same way, even a small one. The layer learns to answer so without them. This is
+context distillation (Askell et al. 2021, arXiv 2112.00861) on generated texts (Kim and Rush 2016,
+arXiv 1606.07947).
 
-Only prompts like those of the lessons are answered so. A user who edits notes into JSON wants no
-JSON from other questions. Likeness is the cosine of sentence embeddings, and the lessons set its
-scale, so that it holds for any topic, language and kind of request.
+Only prompts similar to those of the lessons are answered so. A user who edits notes into JSON wants
+no JSON from other questions. Similarity is the cosine of sentence embeddings. The lessons set its
+scale, so it holds for any topic, language and kind of request.
 """
 
 from __future__ import annotations

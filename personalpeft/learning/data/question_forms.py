@@ -1,8 +1,8 @@
 """Other wordings of the question that a fact answers, from a bank of forms by relation.
 
 The bank is data (``question_forms.toml``). A fact belongs to the relation that is nearest to its
-text and its question by the embedder of memory. What the fact is about fills the slot of a form;
-it is found where the question has one of the relation's forms. Where no relation is near, or the
+text and its question by the embedder of memory. The subject of the fact fills the slot of a form.
+It is found where the question has one of the relation's forms. Where no relation is near, or the
 slot cannot be filled, there are no forms.
 """
 
@@ -23,8 +23,8 @@ from personalpeft.memory.types import Embedder, Vectors
 
 _SLOT = "{x}"
 
-# Cosines of MiniLM, the mean of that of the text and that of the question. A relation whose forms
-# have a slot needs a question in one of them, which says more than the cosine does.
+# Cosines of MiniLM: the mean for the text and the question. A relation whose forms have a slot
+# needs a question in one of them, a stronger sign than the cosine.
 _MIN_SIMILARITY = 0.5
 _MIN_SIMILARITY_OF_FORM = 0.25
 # "What is {x} called?" says more of a relation than "What is {x}?" does.

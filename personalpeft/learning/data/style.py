@@ -1,9 +1,9 @@
 """Two styles among lessons: one that replaced the other, or two that mix. Pure.
 
-Answers in one style have more n-grams of characters in common than answers in two, in any language
-and script. So lessons are divided into the two groups of the most similar answers, without regard
-to their order (spectral division: Newman 2006, arXiv physics/0605087). Two groups are two styles if
-answers of one group are more similar than answers of two, and their requests are not. Otherwise the
+Answers in one style have more n-grams of characters in common than answers in two. This holds in
+any language and script. So lessons are divided into the two groups of the most similar answers.
+Their order is ignored (spectral division: Newman 2006, arXiv physics/0605087). Two groups are two
+styles if answers within a group are more similar than across, and requests are not. Otherwise the
 kind of request decides how it is answered, and that is one style.
 
 - A style has changed if the groups follow each other in time. A random order seldom does that.
@@ -41,9 +41,10 @@ _MIN_MIXED, _MIN_RUNS = 12, 4
 # Rarer n-grams are content, and a smaller group is no style.
 _MIN_SHARE = 0.2
 
-# How often two answers of one group must be more similar than two of different groups: where the
-# order shows a change too, by the n-grams of a fifth of the answers; else by all n-grams. In
-# Japanese, answers that end in "desu" or in "kudasai" are not two styles.
+# How often answers of one group must be more similar than answers of different groups. The lower
+# limit applies to a change, and only n-grams in a fifth of the answers count. The higher limit
+# applies to mixed styles, and all n-grams count. In Japanese, answers that end in "desu" or in
+# "kudasai" are not two styles.
 _MIN_SEPARATION, _MIN_SEPARATION_MIXED = 0.8, 0.95
 _MAX_SEPARATION_OF_REQUESTS = 0.75
 

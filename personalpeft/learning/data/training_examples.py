@@ -3,16 +3,16 @@
 Each current signal has exactly one assignment, with its reason; docs/explanation/ledger.md has the
 table. Invariants:
 
-- Only a user's own acts are trained on. What an app observed counts as a weak rating where the app
-  had switched that on, and never against a user's own act.
-- A signal that training is not allowed on is no lesson. It settles no conflict of lessons, but a
-  later act on the same reply replaces the earlier ones, and a later fact the one that it
-  contradicts. A reply that had such a fact in its prompt is trained on neither as wanted nor as
+- Only a user's own acts are trained on. Implicit feedback counts as a weak rating if the app had
+  enabled that, and never against a user's own act.
+- A signal that training is not allowed on is no lesson. It settles no conflict of lessons. But a
+  later act on the same reply replaces the earlier ones. A later fact replaces the one that it
+  contradicts. A reply with such a fact in its prompt is trained on neither as wanted nor as
   rejected.
-- Of several acts on one turn the strongest is the lesson: a written text (an edit, then a preferred
-  text) before a thumb. Of one kind the latest counts.
-- A fact is looked up. Where it is known which questions it answers and the user stated it, it is
-  also a lesson of the memory layer. Only the user's facts replace the user's facts.
+- Of several acts on one turn the strongest is the lesson: an edit, then a preferred text, then a
+  thumb. Of one kind the latest counts.
+- A fact is looked up. If the user stated it and its questions are known, it is also a lesson of the
+  memory layer. Only the user's facts replace the user's facts.
 - A reward is a weighted thumb; one nearer to 0 than ``MIN_CLEAR_REWARD`` is not used.
 - Where the style has changed (data/style.py), lessons in the old style are not used.
 - Of two answers to one request, and of two thumbs on one reply, the later counts. A choice between
@@ -348,8 +348,8 @@ def _resolve_conflicts(assignments: Sequence[Assignment]) -> Sequence[Assignment
 def _conflict(lesson: Lesson, other: Lesson | None) -> bool:
     """Return whether only one of two lessons on the same request can stand.
 
-    They conflict if neither is a rating, if both rate the same reply, or if one likes the reply
-    that the other rejects, or dislikes the one that it wants.
+    Two written lessons conflict. So do two ratings of the same reply. A rating conflicts with a
+    written lesson if it likes the rejected reply or dislikes the wanted one.
     """
     if other is None:
         return False
@@ -405,8 +405,8 @@ def _drop_old_style(assignments: Sequence[Assignment]) -> Sequence[Assignment]:
         if change.matches(lesson.chosen):
             continue
         if is_older or lesson.kind is SignalKind.RATING:
-            # Without ``superseded_by``: what supersedes a held-out lesson is held out too, and the
-            # new style is not to be held out for the old one.
+            # Without ``superseded_by``: a lesson that supersedes a held-out one is held out too.
+            # The new style must not be held out for the old one.
             code = ReasonCode.STYLE_CHANGED_SINCE if is_older else ReasonCode.STYLE_CHANGED_BEFORE
             settled[number] = _unused(assignments[number].signal, code, since=since)
     return settled

@@ -1,30 +1,30 @@
 """Measure by log-probs: is a new lesson meaningful, is a reply as wanted, is a rule followed.
 
-Text quality. Meaningless text might as well be different: it is as likely after any other request,
-and its words are as likely in any other order. So each reply is compared with itself elsewhere,
-under the bare base. For meaningful text both differences are far above zero, in every language that
-the base knows a little of.
+Text quality. Meaningless text is arbitrary. It is as likely after any other request, and its words
+are as likely in any other order. So each reply is compared with itself elsewhere, under the bare
+base. For meaningful text both differences are far above zero, in every language that the base knows
+a little of.
 
-- ``pmi``: how much likelier replies are after their own request than after others' (pointwise
-  mutual information, estimated among the lessons as in van den Oord et al. 2018, "Representation
-  Learning with Contrastive Predictive Coding", section 2.3).
+- ``pmi``: how much likelier replies are after their own request than after others'. This is the
+  pointwise mutual information, estimated among the lessons as in van den Oord et al. 2018,
+  "Representation Learning with Contrastive Predictive Coding", section 2.3.
 - ``word_order_gap``: how much likelier they are than their own words in random order.
 - ``novelty``: the share that contains a word beside the request itself. A reply that only repeats
   the request fits it better than any, and in its right order.
 
-The first two are in nats a token. On the default base, with four to twelve lessons, meaningful text
-has 0.34 to 2.6 and 2.1 to 5.5, meaningless text at most 0.03 or at most 0.6. A base without
-language cannot measure them (``gate.load_margins``).
+The first two are in nats a token. Measured on the default base with four to twelve lessons:
+meaningful text has 0.34 to 2.6 and 2.1 to 5.5. Meaningless text has at most 0.03 or at most 0.6. A
+base without language cannot measure them (``gate.load_margins``).
 
-Replies. A generated reply is written as the user wants if the bare base finds it likelier with
-lessons as examples in its prompt than without. That is the likelihood ratio of "in the user's way"
-and "in the base's own".
+Replies. Generated replies are as the user wants if examples in the prompt make them likelier. The
+examples are lessons, and the bare base measures. That is the likelihood ratio of "in the user's
+way" and "in the base's own".
 
 Rules. A rule stands in every prompt from the next turn on. Once a layer follows it without, the
-rule in the prompt does harm: the layer was trained without it, so it moves the model away from what
-it was regularised to. The gain of a rule is what held-out replies become likelier by with the rule
-in the prompt, in nats a token. A rule is internalized where it has a gain under the bare base, and
-under the layer at most a quarter of that, on five lessons or more. A rule without a gain stays.
+rule in the prompt does harm. The layer was trained without it, so it moves the model away from the
+replies that regularise. The gain of a rule is how much likelier it makes held-out replies, in nats
+a token. A rule is internalized where it has a gain under the bare base, and under the layer at most
+a quarter of that. This takes five lessons or more. A rule without a gain stays.
 """
 
 from __future__ import annotations

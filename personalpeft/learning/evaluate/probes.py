@@ -1,7 +1,7 @@
 """The general prompts that ship with the package, and the cache of their completions.
 
-Regularizer and everyday prompts are used while training (``data/general_replies.py``), regression probes
-are asked afterwards, and unanswerable prompts ask for what no user has stated.
+Regularizer and everyday prompts are used while training (``data/general_replies.py``). Regression
+probes are asked afterwards. Unanswerable prompts ask for what no user has stated.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ BASE_SAMPLING = Sampling(max_tokens=MAX_REPLY_TOKENS)
 """How the bare base completes general prompts, and what a candidate is compared with."""
 
 PROBE_SAMPLING = Sampling(max_tokens=2 * MAX_REPLY_TOKENS)
-"""How a layer completes general prompts. A learned style may repeat the question before it answers,
-and an answer that is cut off before it comes would count as wrong."""
+"""How a layer completes general prompts. A learned style may repeat the question before it answers.
+With fewer tokens, cut-off answers would count as wrong."""
 
 
 @dataclass(frozen=True, slots=True)

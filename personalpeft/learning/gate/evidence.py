@@ -1,9 +1,10 @@
-"""What is measured of a candidate, and what it inherits from the revisions judged before it.
+"""Measure a candidate, and read what it inherits from the revisions judged before it.
 
-A held-out lesson is improved where its log-prob per token rises by more than the base's
-``tie_margin`` from the live stack to the candidate, and regressed where it falls by as much.
-Improved and regressed items multiply the e-value of the layer (Shafer 2021, "Testing by betting")
-by 1.5 and by 0.5, whatever the verdict. Nothing that was trained on judges.
+A held-out lesson is scored by its log-prob per token, under the live stack and the candidate. It is
+improved if that rises by more than the base's ``tie_margin``, and regressed if it falls by more.
+The e-value of the layer (Shafer 2021, "Testing by betting") is multiplied by 1.5 for each improved
+item. Each regressed item multiplies it by 0.5. This holds for every verdict. Lessons that were
+trained on never judge.
 """
 
 from __future__ import annotations
@@ -21,10 +22,9 @@ if TYPE_CHECKING:
     from personalpeft.store.store import Store
 
 TIE_MARGIN = 0.04
-"""Nats a token within which a lesson is tied where the base's card sets no ``tie_margin``.
+"""The margin in nats a token within which a lesson is tied. A base's card may set its own.
 
-It is the spread between builds of the default base that differ in nothing but the seed, as
-``bench nulls`` measured it.
+``bench nulls`` measured it: the spread of the default base's builds that differ only in the seed.
 """
 
 CONFIRMATION_E_VALUE = 20.0
@@ -34,11 +34,16 @@ REGRESSION_SHARE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class EvalItem:
-    """One held-out lesson, scored: mean log-probs per token of its chosen text.
+    """The score of one held-out lesson: mean log-probs per token of its chosen text.
 
-    ``before`` is under the live stack, ``after`` under the candidate, ``base`` under the bare base
-    and ``best`` the highest under any revision that led to the live stack; None where unknown.
-    ``medians``: of the log-probs of its tokens, before and after. They are only reported.
+    Attributes:
+        signal: The lesson's signal.
+        before: Under the live stack.
+        after: Under the candidate.
+        base: Under the bare base; None where unknown.
+        best: The highest under any revision that led to the live stack; None where unknown.
+        tie_margin: The largest change that is a tie.
+        medians: Medians of the tokens' log-probs, before and after. They are only reported.
     """
 
     signal: str
@@ -105,9 +110,14 @@ NO_PROBE_RESULTS = BaseProbeResults()
 class ProbeResults:
     """Answers to the general probes. The field names are stored.
 
-    ``right_before``: right under the live stack; ``still_right``: of these, right under the
-    candidate; ``kept_of_base``: of those that the base has right, right under the candidate;
-    ``broken``: empty or repetitive.
+    Attributes:
+        asked: How many probes were asked.
+        right_before: How many are right under the live stack.
+        still_right: How many of these are right under the candidate.
+        base: The bare base's answers.
+        kept_of_base: The probes that the base and the candidate have right.
+        broken_before: Empty or repetitive answers of the live stack.
+        broken: Empty or repetitive answers of the candidate.
     """
 
     asked: int = 0
@@ -204,24 +214,26 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class EvalHistory:
-    """What a candidate inherits from earlier revisions: evidence, and what it may not undo.
+    """What a candidate inherits from earlier revisions: their evidence, and scores to keep.
 
     Each candidate is compared with the stack that was live then. The e-values of all candidates of
-    a layer multiply. If no candidate makes unseen lessons likelier more often than less likely, the
-    product reaches ``CONFIRMATION_E_VALUE`` in at most one layer of twenty, however often one looks
-    (Ville 1939). Three rules keep that true:
+    a layer multiply. Suppose that no candidate makes unseen lessons likelier more often than less
+    likely. Then the product reaches ``CONFIRMATION_E_VALUE`` in at most one layer of twenty,
+    however often one looks (Ville 1939). Three rules keep that true:
 
     - Only lessons that were never trained on count.
-    - A lesson counts once in the life of a layer, when it first improved or regressed, also under a
-      candidate that was refused. Otherwise a user's twentieth try would bet on the same lessons
-      until chance was kind.
+    - A lesson counts once in the life of a layer, when it first improved or regressed. It counts
+      for a refused candidate too. Otherwise repeated tries would bet on the same lessons until one
+      wins by chance.
     - An e-value that confirmed a revision, alone or with feedback, is spent: the next candidate
       starts with 1.
 
-    ``prior_e_value``, ``spent_items`` and ``decided_items`` are as in ``Evidence``. ``base``,
-    ``last`` and ``best`` are log-probs per token of held-out items: under the bare base, when the
-    newest live revision was judged, and the highest ever. ``base_probes`` are the base's answers to
-    the probes.
+    Attributes:
+        prior_e_value, spent_items, decided_items: As in ``Evidence``.
+        base: Log-probs per token of held-out items under the bare base.
+        last: The same when the newest live revision was judged.
+        best: The highest ever.
+        base_probes: The base's answers to the probes.
     """
 
     prior_e_value: float = 1.0
@@ -235,8 +247,8 @@ class EvalHistory:
     def baseline(self, item: str, live: float, tie_margin: float) -> float | None:
         """Return the best log-prob that a candidate must not undo, or None.
 
-        Where the ``live`` log-prob is below the one at the last judgement, no learn caused that:
-        the user rolled back, or lowered a layer's weight. No candidate has to make up for it.
+        A ``live`` log-prob below the last judgement's is not due to a learn. The user rolled back,
+        or lowered a layer's weight. No candidate has to make up for it.
         """
         last = self.last.get(item)
         return None if last is not None and live < last - tie_margin else self.best.get(item)
@@ -257,15 +269,17 @@ def eval_history(
 ) -> EvalHistory:
     """Return what a candidate for ``layer`` inherits.
 
-    ``heads`` are the live revisions of all layers, ``candidates`` all revisions of this layer that
-    were ever judged on the open base, whatever the verdict.
+    Args:
+        heads: The live revisions of all layers.
+        layer: The candidate's layer.
+        candidates: All revisions of this layer that were ever judged on the open base.
     """
     base: dict[str, float] = {}
     last: dict[str, float] = {}
     best: dict[str, float] = {}
     base_probes = NO_PROBE_RESULTS
-    # Each revision was judged by the items of all layers and took over the best of those before
-    # it, so the newest that scored an item decides.
+    # Each revision was judged by the items of all layers, and kept the best scores of those before
+    # it. So the newest that scored an item decides.
     for head in sorted(heads, key=lambda head: head.at):
         # Users who made a refused revision live accepted its losses: the baseline is what is left.
         is_accepted = head.verdict is Verdict.REFUSED
@@ -284,8 +298,8 @@ def eval_history(
                     known[item] = value
     own = next((head for head in heads if head.layer == layer), None)
     judged = [each for each in (*heads, *candidates) if each.layer == layer and each.scores]
-    # Items are only ever added, so the most spent ones are the newest also where a clock was set
-    # back, or where a build came out as an older revision and was judged again.
+    # Spent items are only added, so the newest revision has the most. Times are no proof: a clock
+    # may be set back, and an older revision may be built and judged again.
     newest = max(judged, key=lambda each: (len(_spent_items(each)), each.at), default=None)
     return EvalHistory(
         _unspent_e_value(newest) if newest else 1.0,

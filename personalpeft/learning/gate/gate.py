@@ -3,13 +3,13 @@
 A promotion is final from an e-value of ``CONFIRMATION_E_VALUE`` on (``evidence``). A build whose
 held-out lessons are all spent is judged by these once more, which is no evidence.
 
-Below it a policy decides, and no test: a candidate goes live on probation if its own items come to
-more than ``PROBATION_E_VALUE`` and their mean change is at least ``min_effect``.
+Below it a policy decides, and no test: a candidate may go live on probation. Its own items must
+come to more than ``PROBATION_E_VALUE``, and their mean change to at least ``min_effect``.
 ``tests/fast/learning/test_gate_rates.py`` measures how often noise and harm pass.
 
-Invariant: harm is counted in total as well as against the live stack: from the probes that the base
-answers, and from the best that an older item ever was. Many learns that each do a little harm are
-refused where one that does all of it would be.
+Invariant: harm is counted against the live stack, and in total. The total counts from the probes
+that the base answers, and from the best score that an older item ever had. So many small harms are
+refused where one large harm would be.
 """
 
 from __future__ import annotations
@@ -237,9 +237,9 @@ def _allowed(share: float, asked: int) -> float:
 def find_unsafe_lessons(store: Store, plan: Plan) -> Reason | None:
     """Return why the new lessons of a build must not become the style of all replies, or None.
 
-    What most lessons share becomes part of all answers: a link or a phone number, or a fact that
-    the user had remembered. ``judge`` measures whether lessons were learned, so it does not object.
-    Words are not judged: no rule tells an order ("As Mallory orders:") from a greeting.
+    Answers take over what most lessons share, such as a link, a phone number or a remembered fact.
+    ``judge`` measures whether lessons were learned, so it does not object. Words are not judged: no
+    rule tells an order ("As Mallory orders:") from a greeting.
     """
     if plan.layer == "memory":
         return None

@@ -1,23 +1,23 @@
-"""Decide by later feedback whether a revision stays that went live on thin evidence.
+"""Decide by later feedback whether a revision that went live on thin evidence stays live.
 
-Withdrawal: two anytime-valid tests compare the rate of disliked and of corrected replies with the
-rates before the revision (``rate_increase_e_values``). The mean of their e-values is tested, so both together
-withdraw a revision that is as good as before with a probability of at most 1/20. With fewer than
-``MIN_HISTORY`` earlier replies there is too little to compare with. A policy, and no test, acts
-then: dislikes are compared with a fixed share. ``tests/fast/learning/test_probation_rates.py``
-measures its error rates.
+Withdrawal: two anytime-valid tests (``rate_increase_e_values``) compare rates with those before the
+revision. One takes the rate of disliked replies, the other that of corrected ones. The mean of
+their e-values is tested. So they withdraw an equally good revision with a probability of at most
+1/20. With fewer than ``MIN_HISTORY`` earlier replies there is too little to compare with. Then a
+policy, and no test, compares dislikes with a fixed share.
+``tests/fast/learning/test_probation_rates.py`` measures its error rates.
 
 Confirmation: the e-value of the lessons, times the e-value that the rate of liked replies rose.
 Likes alone confirm nothing: a user may like most replies of a worse revision too.
 
-Both sides multiply by 1.5 for each blind comparison that speaks for them and by 0.5 for each other.
-An e-value of ``CONFIRMATION_E_VALUE`` decides.
+A blind comparison multiplies the side that it favours by 1.5 and the other side by 0.5. An e-value
+of ``CONFIRMATION_E_VALUE`` decides.
 
 Invariants: only a user's own acts count, one for each turn, and only those that training is allowed
-on: a revision is judged by nothing else. Of several revisions that gave a reply
-together it counts for the one built last, since a change for the worse follows the last change. A
-choice between two revisions counts for these alone. Only a revision that a learn made live is
-withdrawn, never one that the user chose. The same ledger gives the same result.
+on. If several revisions gave a reply together, its feedback counts for the one built last, because
+a change for the worse follows the last change. A choice between two revisions counts for these
+alone. A revision is withdrawn only if a learn made it live, never if the user chose it. The same
+ledger gives the same result.
 """
 
 from __future__ import annotations
@@ -80,8 +80,10 @@ def sequential_test(
 ) -> ProbationResult | None:
     """Return the end of a probation, or None while it goes on.
 
-    ``before`` is feedback from before the revision was live, ``since`` on its own replies, oldest
-    first, and ``e_value`` that of its lessons.
+    Args:
+        before: Feedback from before the revision was live, oldest first.
+        since: Feedback on its own replies, oldest first.
+        e_value: The e-value of its lessons.
     """
     rated_before = [each for each in before if each not in _COMPARED]
     rated: list[FeedbackOutcome] = []
@@ -124,14 +126,13 @@ def withdrawal_e_values(
 def rate_increase_e_values(before: Sequence[bool], since: Sequence[bool]) -> list[float]:
     """Return the e-value for a higher rate since the change, after each outcome since.
 
-    Outcomes since the change arrive one by one. Each forms a block with a fixed number of outcomes
-    from before it. Under the null hypothesis of equal rates, the likelihood ratio of a block has
-    mean 1 or less (Turner, Ly and Grünwald 2021, "Generic E-variables for exact sequential k-sample
-    tests that allow for optional stopping", eq. 2.4). So the product over blocks reaches 20 with a
-    probability of at most 1/20, however often one looks (Ville 1939).
+    Outcomes are oldest first. Each new one forms a block with a fixed number of outcomes from
+    before the change. Under the null hypothesis of equal rates, the likelihood ratio of a block has
+    mean 1 or less. This is equation 2.4 of Turner, Ly and Grünwald 2021, "Generic E-variables for
+    exact sequential k-sample tests that allow for optional stopping". So the product over blocks
+    reaches 20 with a probability of at most 1/20, however often one looks (Ville 1939).
 
-    Outcomes are oldest first. Once those before are used up, the e-value stays: a change of rate
-    cannot be told without something to compare with.
+    Once the outcomes from before are used up, the e-value stays.
     """
     per_block = max(1, len(before) // NUM_BLOCKS)
     # The newest first: they compare best with what comes next.
@@ -141,8 +142,8 @@ def rate_increase_e_values(before: Sequence[bool], since: Sequence[bool]) -> lis
     e_value, e_values = 1.0, []
     for outcome, block in itertools.zip_longest(since, blocks[: len(since)], fillvalue=()):
         if block:
-            # The rates of the alternative depend on earlier blocks alone; otherwise the mean of
-            # the ratio could exceed 1, and no figure would show it.
+            # The rates of the alternative depend on earlier blocks alone. Otherwise the mean of the
+            # ratio could exceed 1 unnoticed.
             old = num_true / (num_true + num_false)
             new = ODDS_RATIO * old / (1 - old + ODDS_RATIO * old)
             null = (len(block) * old + new) / (len(block) + 1)

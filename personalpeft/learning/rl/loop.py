@@ -1,11 +1,11 @@
 """The rounds of one practice: sample replies, verify them, train on them, repeat.
 
 Each round samples from the layer as it is then, so the policy gradient is on-policy. The first
-rounds train on replies that passed (rejection sampling), the others follow the rewards. A practice
-whose head was practised on the same tasks counts on from there, so many short ones add up.
+rounds train on replies that passed (rejection sampling), the others follow the rewards.
+A practice may continue from a head that was practised on the same tasks, so short ones add up.
 
-Invariant: the state is saved after each round's replies and after each step, so a kill costs at
-most one step, or the replies of the round that was being sampled.
+Invariant: the state is saved after each round's replies and after each step. So a kill costs at
+most one step, or the replies of the running round.
 """
 
 from __future__ import annotations

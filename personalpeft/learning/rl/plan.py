@@ -1,7 +1,7 @@
 """One practice as data: what is fixed before it starts, the state that its rounds change, its tasks.
 
-Invariant: ``RLState`` and the session's weights hold all that the next step depends on, so what
-resumes from them gives the same bytes as what was never stopped.
+Invariant: ``RLState`` and the session's weights hold all that the next step depends on. So a
+resumed practice gives the same bytes as an uninterrupted one.
 """
 
 from __future__ import annotations

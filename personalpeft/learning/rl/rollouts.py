@@ -1,13 +1,13 @@
 """A round of practice: select tasks, sample replies and have them verified, turn rewards into losses.
 
 The pass rate of a task has a Beta posterior with a flat prior. A task is solved when a pass rate
-above ``SOLVED_RATE`` is more likely than not, and hopeless when one below ``HOPELESS_RATE`` is;
-both teach nothing. Counts decay with every step, because the model that made them is gone, so a
+above ``SOLVED_RATE`` is more likely than not. It is hopeless when one below ``HOPELESS_RATE`` is.
+Both teach nothing. Counts decay with every step, because the model that made them has changed. So a
 skipped task is tried again in time.
 
-Each reward is centred on the median of its group (MC-GRPO): with five replies the median one has no
-effect, and one lucky reply does not make the other four bad as a mean would. Several rewards are
-normalised one by one before they are added (GDPO), so that the widest does not drown the others.
+Each reward is centred on the median of its group (MC-GRPO). With five replies the median one has no
+effect. One lucky reply does not make the other four bad as a mean would. Several rewards are
+normalised one by one before they are added (GDPO), so none outweighs the others by its scale.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ def select_tasks(
 ) -> tuple[Task, ...]:
     """Return up to ``count`` tasks, those with the largest expected spread of rewards first.
 
-    For each task a pass rate p is sampled (Thompson sampling); p (1 - p) is the variance of a
-    reply's success. Hopeless tasks are left out.
+    For each task a pass rate p is sampled (Thompson sampling). The variance of a reply's success is
+    p (1 - p). Hopeless tasks are left out.
 
     Args:
         tasks: The tasks to select from.

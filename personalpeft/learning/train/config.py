@@ -4,8 +4,8 @@ Signals, base, the revisions below and a ``TrainingConfig`` together decide ever
 revision. The defaults suit a base of about 135M parameters; a card's ``[learning]`` table overrides
 them. docs/explanation/learning.md says how each default was measured.
 
-Invariant: the stored spelling of a field never changes, because revisions, adapter files and the
-digests of build inputs hold it. A field that was renamed keeps its old name as ``STORED_NAMES``.
+Invariant: the stored spelling of a field never changes. Revisions, adapter files and the digests of
+build inputs hold it. A field that was renamed keeps its old name as ``STORED_NAMES``.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from personalpeft.types import Json
 Start: TypeAlias = Literal["auto", "nothing"]
 """Where a build starts: the layer's head if it can be extended ("auto"), or an empty adapter."""
 
-# To be raised with every change to code that decides a revision's bytes, so that no build, finished
-# or not, of older code counts as one of newer code.
+# Raise it with every change to code that decides a revision's bytes. Then no build of older code
+# counts as one of newer code, finished or not.
 BUILD_FORMAT = 9
 
 MAX_LENGTH = 256
@@ -33,7 +33,7 @@ MAX_LENGTH = 256
 _MAX_INT = 2**63 - 1
 Count: TypeAlias = Annotated[int, Field(ge=1, le=_MAX_INT)]
 Size: TypeAlias = Annotated[int, Field(ge=0, le=_MAX_INT)]
-# An int from a card stays an int: 8 and 8.0 are different bytes in an adapter file and in a digest.
+# An int from a card stays an int: 8 and 8.0 differ in the bytes of files and in digests.
 Number: TypeAlias = Size | Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction: TypeAlias = Annotated[int, Field(ge=0, le=1)] | Annotated[float, Field(ge=0, le=1)]
 
@@ -168,8 +168,8 @@ class TrainingConfig(CardConfig):
 
 # A memory is many unrelated facts: the MLP stores the most of them for each parameter. It needs
 # steps for every fact: of 160 facts at once, 120 steps taught a fifth. A skill is what is
-# particular to each answer, and attention alone learned it better from thirty demonstrations than
-# all projections did.
+# particular to each answer. From thirty demonstrations, attention alone learned it better than all
+# projections did.
 _LAYER_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "style": {},
     "skill": {

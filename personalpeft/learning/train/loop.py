@@ -3,16 +3,16 @@
 Invariants:
 
 - Interruptions, resumes and other sessions in the group never change the result. It equals that of
-  one uninterrupted run alone: to the byte where the backend's ``advance`` guarantees it, otherwise
-  up to rounding.
-- Each step is written to a checkpoint on another thread, and a step begins only when the checkpoint
-  before the last is durable. So a kill costs at most one finished step and the running one.
+  one uninterrupted run alone. It is equal to the byte where the backend's ``advance`` guarantees
+  it, otherwise up to rounding.
+- Another thread writes each step to a checkpoint. A step begins only when the checkpoint before the
+  last is durable. So a kill costs at most one finished step and the running one.
 - A session that fails leaves the group and the others go on.
-- A checkpoint is resumed by the same build only, and only whole. A file that is torn, altered, of
-  other inputs or of an older version counts as none, so the build starts anew.
+- Only the same build resumes a checkpoint, and only a whole one. A torn or altered file, or one of
+  other inputs or of an older version, is ignored. Then the build starts anew.
 
-A checkpoint, in practice too, is one safetensors file: the arrays of the training session, and as
-metadata the progress (JSON) and a digest over both and over the inputs of the build.
+A checkpoint is one safetensors file, in practice too. It has the arrays of the training session.
+Its metadata has the progress (JSON) and a digest over both and over the inputs of the build.
 """
 
 from __future__ import annotations

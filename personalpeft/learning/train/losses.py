@@ -1,6 +1,6 @@
 """The losses of supervised learning: SFT, DPO, KTO, context distillation and the KL regularizer.
 
-A loss names the continuations that it reads; the backend runs them all in one pass and hands it
+A loss names the continuations that it reads. The backend runs them all in one pass. The loss gets
 their log-probs (natural, float32, one for each token of the completion). The weights of a step's
 losses make each lesson count the same, however long its answer is.
 """
@@ -56,7 +56,7 @@ class DPOLoss(BaseLoss):
 
     ``-log sigmoid(beta * (r(chosen) - r(rejected)))``, where ``r`` is the log-ratio of the trained
     stack to the stack below. Alone it makes a chosen answer less likely where the two differ by few
-    tokens, so the same lesson has an ``SFTLoss`` too (Pang et al. 2024, arXiv 2404.19733, eq. 1).
+    tokens. So the same lesson has an ``SFTLoss`` too (Pang et al. 2024, arXiv 2404.19733, eq. 1).
     """
 
     chosen: Continuation
@@ -201,8 +201,8 @@ def encode_continuation(
         messages: The conversation.
         answer: The text of the answer.
         max_length: The most tokens of the answer.
-        ended: Whether the answer ended by itself. Only then the base's end of turn is added, since
-            an answer that was cut off must not teach to stop there.
+        ended: Whether the answer ended by itself. If so, the base's end of turn is added. An
+            answer that was cut off must not teach to stop there.
     """
     tokens = backend.encode(answer) + (backend.end_of_turn if ended else ())
     return Continuation(backend.render(messages), tokens[:max_length])

@@ -261,8 +261,8 @@ void attention(const T* q, const T* k, const T* v, const T* cos, const T* sin, c
 }
 
 // Gradients of q, k and v, with their strides. `path_grads` is scratch for the gradients of each
-// path's keys and values: [2, tokens of all paths, kv heads, padded dim]. They are summed
-// afterwards in a fixed order.
+// path's keys and values. Its shape is [2, tokens of all paths, kv heads, padded dim]. They are
+// summed afterwards in a fixed order.
 void attention_backward(const T* q, const T* k, const T* v, const T* cos, const T* sin,
                         const Shape& shape, float scaling, const Segment* segments, int64_t count,
                         const int64_t* ancestors, const T* grad, const float* lse,
