@@ -81,8 +81,8 @@ def wrap_bug(bug: Exception, common: GlobalOptions) -> PersonalPeftError:
 def _write_log(bug: Exception, common: GlobalOptions) -> Path | None:
     """Write the details to a new file that only this user can read.
 
-    The name has a random part and an existing file or link is never followed: the last resort is a
-    folder that all users share.
+    The last resort is a folder that all users share. So the name has a random part, and an existing
+    file or link is never followed.
     """
     own = common.paths()[1] / "logs"
     for folder in (own, Path(tempfile.gettempdir())):

@@ -325,9 +325,10 @@ class Runtime(
     ) -> GarbageReport:
         """Delete files that are no longer used. Safe while other programs use the home.
 
-        These are adapter files that no revision has named for a day, partial files, and training
+
         It deletes adapter files that no revision has named for a day, and partial files. It deletes
         training state that was not resumed for a week.
+
         ``dry_run`` only reports. Raises ``HomeError``, ``Busy``.
         """
         return collect_garbage(

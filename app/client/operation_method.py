@@ -1,7 +1,7 @@
 """Make methods of the client from the table of operations and the library's own methods.
 
-A method has the signature and the docstring of the library's method of the same name, without the
-parameters that the operation does not take.
+A method has the signature and the docstring of the library's method of the same name. Parameters
+that the operation does not take are left out.
 """
 
 from __future__ import annotations

@@ -55,15 +55,15 @@ def compare(
 ) -> None:
     """Compare two answers to a PROMPT blind, and choose one.
 
-    Two revisions of a layer answer, in random order. Your choice is recorded as a preference; then
+    Two revisions of a layer answer, in random order. Your choice is recorded as a preference. Then
     the revisions are named.
 
-    A and B are revisions, the beginnings of their ids, 'live', 'previous' (before the last change)
-    or 'base'.
+    A and B are revisions: the beginnings of their ids, 'live', 'previous' or 'base'. 'previous' was
+    live before the last change.
     [default: live previous]
 
-    A program runs it twice, since the same revisions give the same answers: with --json alone, then
-    with --choose and a name.
+    A program runs it twice: with --json alone, then with --choose and a name. The same revisions
+    give the same answers.
     """
     prompt = read_argument(prompt, what="prompt")
     display = Display(common)

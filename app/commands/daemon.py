@@ -180,9 +180,8 @@ def status(common: GlobalOptions) -> None:
 def report(common: GlobalOptions) -> None:
     """Print the last daily report.
 
-    It covers all users of the home: each learn with its sources, answers before and after, scores
-    and seconds, refusals with their reasons, and how to undo each. For any other time: personalpeft
-    report --since.
+    It lists each learn of each user: sources, answers before and after, scores, seconds, and how to
+    undo it. Refusals have their reasons. For any other time: personalpeft report --since.
     """
     from personalpeft_app.daemon.journal import TASK, from_text
     from personalpeft_app.daemon.tasks import summarize_users

@@ -48,8 +48,8 @@ def export(common: GlobalOptions, file: str, no_adapters: bool) -> None:
 def import_(common: GlobalOptions, file: str, as_user: str | None) -> None:
     """Import the user of a FILE that export wrote.
 
-    The id must be new. The revisions are live at once if they were built on the open base;
-    otherwise the next learn builds them from the feedback.
+    The id must be new. The revisions are live at once if they were built on the open base.
+    Otherwise the next learn builds new ones from the feedback.
     """
     display = Display(common)
     with session.open_runtime(common, "make", display) as runtime, display:

@@ -51,10 +51,10 @@ def verify(common: GlobalOptions) -> None:
 @command("gc", examples=("gc --dry-run", "gc --json"))
 @click.option("--dry-run", is_flag=True, help="Only list what would be deleted.")
 def gc(common: GlobalOptions, dry_run: bool) -> None:
-    """Delete unused files.
+    """Delete unused files. Turns, feedback and every revision stay.
 
-    They are adapters that no revision has named for a day, partial files, and the state of learns
-    that were not resumed for a week. Turns, feedback and every revision stay.
+    Unused are adapters that no revision has named for a day, and partial files. So is the state of
+    learns that were not resumed for a week.
 
     Safe while other programs use the home.
     """

@@ -1,7 +1,7 @@
-"""The daemon's memory beside the ledger: what it did, what runs, and which reasons led to nothing.
+"""The daemon's journal: what it did, what runs, and which reasons led to nothing.
 
-Invariants: its size is bounded. The ledger alone keeps a learn from running twice for one reason,
-so a lost or invalid journal counts as an empty one. It holds no text of a user.
+Invariants: its size is bounded. The ledger keeps a learn from running twice for one reason. So a
+lost or invalid journal counts as an empty one. It holds no text of a user.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
 Invariants:
 
-- A learn needs a reason that no learn has considered yet, so no reason leads to two learns: not
-  after a kill, and not at an hour that a clock shows twice.
-- A time of day names one moment: the first of two where clocks are set back, the one after the gap
-  where they are set forward. A task compares moments for equality and never for order. So a clock
-  that is set back makes nothing due again, and one that is set forward blocks nothing.
+- A learn needs a reason that no learn has considered yet. So no reason leads to two learns, even
+  after a kill or at an hour that a clock shows twice.
+- A time of day names one moment. Where clocks are set back it is the first of two. Where they are
+  set forward it is the one after the gap. A task compares moments for equality and never for order.
+  So a clock that is set back makes nothing due again, and one that is set forward blocks nothing.
 - Nothing starts during a reply or shortly after one.
 """
 

@@ -1,7 +1,7 @@
 """Run the daemon's tasks beside learning, such as the daily report.
 
-Invariant: only the window of a report is stored. Each reading makes it from the ledger anew, so an
-old report holds no forgotten text, and the undo command that it names works now.
+Invariant: only the window of a report is stored. Each reading makes the report from the ledger
+anew. So an old report holds no forgotten text, and its undo command works now.
 """
 
 from __future__ import annotations

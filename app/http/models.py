@@ -1,7 +1,7 @@
 """Model names of OpenAI and Anthropic clients: the base, a user, or a user at a revision.
 
-Invariant: a name of a user whom the caller may not act for is an unknown model, whether the user
-exists or not.
+Invariant: the name of a user whom the caller may not act for is an unknown model. So callers do not
+learn whether that user exists.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Handle keys in order, also when many arrive at once over a slow line or on a busy machine.
+"""Handle keys in order, even when many arrive at once over a slow line or on a busy machine.
 
-Textual gives a key to the focused widget and takes the next one at once, while the first still
-bubbles up to its binding. Of "F4, a fact, Enter" that arrive together, it would type the fact and
-ask it before it handles F4.
+Textual takes the next key while the one before still bubbles up to its binding. Of "F4, a fact,
+Enter" that arrive together, it would type the fact and ask it before it handles F4.
 
 Invariant: a key or a paste is dispatched once the one before it has bubbled up, or after
 ``_TIMEOUT_SECONDS``.

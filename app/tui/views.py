@@ -1,7 +1,7 @@
 """Styled text made of values.
 
-Invariant: what a user or a model wrote goes in as text and never as markup, with its control
-characters escaped.
+Invariant: texts of users and models are text and never markup. Their control characters are
+escaped.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from personalpeft_app.tui.conversation import ConversationRow, Exchange
     from personalpeft_app.tui.user_session import ModelState
 
-# The text of a row of a list and what it stands for, None for a row that cannot be chosen.
+# The text of a row in a list, and its value. The value is None if the row cannot be chosen.
 Row: TypeAlias = tuple[Content, Any]
 
 # In cells: the room for a title in the list of conversations, and for a revision in its pane.

@@ -38,8 +38,8 @@ _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
 }
-# The browser checks the page each time. The address of its files has a digest of all of them, so
-# it fetches them once, and a server of another version never meets an old script.
+# The browser checks the page each time. The address of the page's files has a digest of them all.
+# So the browser fetches them once, and no server meets a script of another version.
 _AGAIN = "no-cache"
 _FOR_GOOD = "max-age=31536000, immutable"
 _KINDS = {
@@ -54,8 +54,8 @@ _FIRST = "index.html"
 def blueprint(codes: SignInCodes | None = None) -> Blueprint:
     """Return the page at ``/`` and its files under ``/web/VERSION/``. The page needs ``ApiV1``.
 
-    With ``codes``, a ``POST`` to ``/web/session`` exchanges one of them, sent as a bearer token,
-    for the token of a session.
+    With ``codes``, a ``POST`` to ``/web/session`` exchanges a code, sent as a bearer token, for a
+    session token.
     """
     found = {
         each.name: each.read_bytes()

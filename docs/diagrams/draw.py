@@ -1,8 +1,8 @@
 """Draw the diagrams of docs/explanation/architecture.md from the code: the layout, a chat and a learn.
 
 The layout comes from the import graph. The two paths come from a trace of one real chat and one
-real learn on the fake backend. Run without arguments to rewrite the page; ``--check`` fails if the
-page is out of date, which is what the tests call.
+real learn on the fake backend. Run without arguments to rewrite the page. The tests call
+``--check``, which fails if the page is out of date.
 """
 
 from __future__ import annotations

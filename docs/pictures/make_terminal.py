@@ -1,10 +1,10 @@
 """Draw the pictures of the HTTP and daemon pages: ``python docs/pictures/make_terminal.py``.
 
-With the word ``demo`` it draws the picture of the README instead: the end of a real run of
-``personalpeft demo``, on the default base.
+With the word ``demo`` it draws the picture of the README instead. That is the end of a real run of ``personalpeft demo``, on the
+default base.
 
-What is seen is what a real server answered to real clients, and what the real commands printed, on the backend without a model, in a
-throw-away home and by a clock of its own, so that every run draws the same. Only that backend's words are made up.
+The pictures show answers of a real server to real clients, and the output of real commands. They run on the backend without a model,
+in a temporary home with a fixed clock. So every run draws the same. Only that backend's words are made up.
 """
 
 from __future__ import annotations

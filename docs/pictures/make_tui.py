@@ -1,7 +1,6 @@
-"""Draws the pictures of docs/how-to/terminal-chat.md from the running chat: ``python docs/pictures/make_tui.py``.
+"""Draw the pictures of docs/how-to/terminal-chat.md from the running chat: ``python docs/pictures/make_tui.py``.
 
-On the backend without a model, in a throw-away home and by a clock of its own, so that every run draws the same to the
-byte, wherever it runs.
+The chat runs on the backend without a model, in a temporary home with a fixed clock. So every run draws the same bytes.
 """
 
 from __future__ import annotations

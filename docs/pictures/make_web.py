@@ -1,7 +1,7 @@
-"""Draws the pictures of docs/how-to/web-page.md from the running page: ``PYTHONPATH=tests python docs/pictures/make_web.py``.
+"""Draw the pictures of docs/how-to/web-page.md from the running page: ``PYTHONPATH=tests python docs/pictures/make_web.py``.
 
-A real server and a real browser, on the backend without a model, by a clock of its own. That backend's replies and likelihoods are
-made up, and here they are made up to look like a small model's: everything else is the page as it is.
+A real server and a real browser run on the backend without a model, with a fixed clock. That backend's replies and likelihoods
+are made up to look like a small model's. Everything else is the page as it is.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ _WIDE, _NARROW = {"width": 1180, "height": 760}, {"width": 360, "height": 740}
 
 
 def _as_a_small_model() -> Callable[[bool], None]:
-    """Has the fake backend say what is above, and be as sure of an answer as a small model is: surer with the first two revisions,
-    and less sure again with the third. What is returned switches whether a stack answers as it was taught.
+    """Make the fake backend give the replies above, with the likelihoods of a small model. They rise with the first two revisions
+    and fall with the third. The returned function switches whether a stack answers as it was taught.
     """
     before = {asked: said for asked, said, *_ in (*_SAID, _EGG, _QUAIL)} | {_SOUP[0]: _SOUP[2]}
     taught = {asked: said for asked, _, said in _SAID} | dict((_EGG, _QUAIL)) | {_SOUP[0]: _SOUP[1]}

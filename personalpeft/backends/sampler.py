@@ -1,8 +1,8 @@
 """Pick the next token from logits, and report log-probs: the parts that all backends share.
 
 ``NumpySampler`` serves backends whose logits are numpy rows. The torch backend draws on tensors in
-``torch/sampling.py``. numpy's softmax and random streams would change the replies of stored seeds,
-and every row would be copied from the device.
+``torch/sampling.py``. With numpy's softmax and random streams stored seeds would give other
+replies. Every row would be copied from the device.
 
 Invariant: a sampler has its own random stream, so other rows of a batch do not change its draws.
 """

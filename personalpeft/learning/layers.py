@@ -6,8 +6,8 @@ so one that was given again is current.
 
 Nothing is built twice. A build in the head's place answers a retraction if it is valid by the same
 rule. It may be live, refused or rolled back by the user. The answer is valid until the head is
-learned again. The head's mark ``VALID_ON`` answers a change of the stack below. The head gets it if
-its lessons still pass on that stack and the build in its place did not go live.
+learned again. The head's mark ``VALID_ON`` answers a change of the stack below. It says that the
+head's lessons still pass on that stack. A head gets it if the build in its place did not go live.
 """
 
 from __future__ import annotations

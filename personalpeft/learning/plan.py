@@ -212,8 +212,8 @@ def build_plan(
 ) -> Plan:
     """Decide what a build is made of.
 
-    A build that cannot extend the head starts from nothing, or from the head's root if that was
-    imported or practised. No lesson would bring such a root back.
+    A build that cannot extend the head starts from its imported or practised root, which no lesson
+    would bring back. Without such a root it starts from nothing.
 
     Args:
         services: The wired parts.

@@ -209,8 +209,8 @@ class SignalStatus:
     """One signal: where it is placed and why, and its use so far.
 
     ``layer`` is set where a layer may learn from it. ``revision`` is the live one that first
-    learned it, else the last that was trained on it. For a held-out signal it is the one that held
-    it out, and None for a successor of such a signal.
+    learned it, else the last that was trained on it. For a held-out signal it is the revision that
+    held it out. For a successor of a held-out signal it is None.
     """
 
     json_properties = ("use", "why", "is_held_out", "pinned")

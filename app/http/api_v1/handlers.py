@@ -35,8 +35,8 @@ from personalpeft_app.peft_archive import unzip_adapter, zip_adapter
 
 T = TypeVar("T")
 
-# Seconds between signs of life in a stream: proxies and clients take a longer silence for the end,
-# and only writing shows that a reader is gone.
+# Seconds between comments that keep a stream alive. Proxies and clients end a stream after a longer
+# silence. Only writing shows that a reader is gone.
 HEARTBEAT_SECONDS = 1.0
 
 

@@ -1,6 +1,6 @@
 /**
- * A layer's revisions as a drawing: for each how likely the answers were that were held back to judge by, before and after it,
- * oldest first. It says nothing that the list beside it does not say in words.
+ * A drawing of a layer's revisions, oldest first: how likely the held-out answers were before and after each. The list beside it
+ * says the same in words.
  */
 
 import { s } from "./dom.js";

@@ -1,5 +1,5 @@
 /**
- * The chat view. Invariants: a prompt that cannot be answered can be sent again; a draft is stored at every key; one reply streams
+ * The chat view. Invariants: a prompt that was not answered can be sent again. A draft is stored at every key. One reply streams
  * at a time.
  */
 

@@ -1,4 +1,4 @@
-/** What lies over the page until it is closed: it holds the focus, Escape closes it, and the focus goes back to where it was. */
+/** A dialog over the page. It holds the focus until it is closed, and then returns it. Escape closes it. */
 
 import { button, h } from "./dom.js";
 

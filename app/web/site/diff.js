@@ -10,7 +10,7 @@ const LEAST = 8;
 /** @typedef {{ how: "same" | "out" | "in", text: string }} Change */
 
 /**
- * The changes that make `after` of `before`. What is "same" and "out" is `before`, what is "same" and "in" is `after`.
+ * The changes from `before` to `after`. "same" and "out" make up `before`, "same" and "in" make up `after`.
  * @param {string} before
  * @param {string} after
  * @returns {Change[]}
@@ -31,8 +31,8 @@ export function changes(before, after) {
 }
 
 /**
- * A correction with its marks: what went is struck, what came is underlined. Where little is left of the old text the new one
- * stands alone, since marks all over say nothing.
+ * A correction with its marks: deletions are struck, insertions are underlined. Where little is left of the old text, only the
+ * new one is shown.
  * @param {string} before
  * @param {string} after
  */
@@ -78,7 +78,7 @@ function between(a, b) {
 }
 
 /**
- * As few changes as can be read: words that stand between two changes by chance are taken in, and what went is before what came.
+ * Join changes that are separated by a few equal words. A deletion comes before an insertion.
  * @param {Change[]} found
  * @returns {Change[]}
  */

@@ -7,8 +7,8 @@ const SVG = "http://www.w3.org/2000/svg";
 /** @typedef {Node | string | number | null | undefined | false} Child */
 
 /**
- * An element. In `props` a key that begins with "on" is a listener, "class" the classes, "data" the data set, true an attribute
- * without a value; what is null or false is left out.
+ * Create an element. In `props` "class" has the classes and "data" the data set. A key that begins with "on" is a listener. True is
+ * an attribute without a value. Null and false are left out.
  * @template {keyof HTMLElementTagNameMap} K
  * @param {K} tag
  * @param {Record<string, any>} [props]
@@ -105,7 +105,7 @@ function put(element, props, children) {
     if (child === null || child === undefined || child === false) continue;
     element.append(child instanceof Node ? child : String(child));
   }
-  // After the children: where the direction follows from the text, the browser would read all of it again for each of them.
+  // Set attributes after the children: with dir="auto" the browser would read the whole text again for each child.
   for (const [name, value] of Object.entries(props)) {
     if (value === null || value === undefined || value === false) continue;
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);

@@ -1,5 +1,5 @@
 /**
- * A prompt and its reply, with the controls for feedback. The same element is shown while the reply streams and afterwards; drafts
+ * A prompt and its reply, with the controls for feedback. The same element is shown while the reply streams and afterwards. Drafts
  * in it stay until they are sent or cancelled.
  */
 

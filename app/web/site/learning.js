@@ -1,6 +1,6 @@
 /**
- * The state of learning and the Learn button, beside every view. Invariants: a learn runs in the server even if this page closes, and
- * the page finds it again on load; a learn of another program is shown, and can be cancelled only there.
+ * The state of learning and the Learn button, beside every view. Invariants: a learn runs in the server even if this page closes.
+ * The page finds it again on load. A learn of another program is shown, and only that program can cancel it.
  */
 
 import { button, h, inlineText } from "./dom.js";

@@ -1,9 +1,8 @@
 /**
  * Replies as a small part of Markdown: paragraphs, headings, lists, quotes, rules, code, bold, italics and what is struck.
  *
- * Invariants: what is not a mark of these stands as it was written, HTML, links and tables too; each text becomes a text, never
- * markup, and no attribute of what is made comes from it but the number that a list begins with; the work grows in proportion to
- * the text's length.
+ * Invariants: all other marks stay as they were written, such as HTML, links and tables. Text becomes text nodes, never markup. The
+ * only attribute taken from it is the number that a list begins with. The work grows in proportion to the text's length.
  */
 
 import { h } from "./dom.js";
@@ -17,7 +16,7 @@ const HEADING = /^ {0,3}#{1,6} +(?=\S)/;
 const RULE = /^ {0,3}([-*_])(?: *\1){2,} *$/;
 const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^( *)([-*+]|\d{1,9}[.)])( +|$)/;
-// A list begins in the middle of a paragraph only where that is no number that a line of it happens to begin with.
+// Inside a paragraph only 1 begins a numbered list, since a line may begin with another number by chance.
 const INTERRUPTS = /^ {0,3}(?:[-*+] +\S|1[.)] +\S)/;
 // What can open a mark. No expression here searches for the other end, since each opener would search the rest of the text again.
 const OPENER = /`+|(\*{2,3}|~~)(?=\S)|(?<![\p{L}\p{N}_*])(__|\*|_)(?=[^\s*_])|\\([\\`*_~#>+.!-])/gu;
@@ -33,7 +32,7 @@ const TAGS = { "***": ["em", "strong"], "**": ["strong"], "__": ["strong"], "*":
 const drawn = new WeakMap();
 
 /**
- * Shows a text in an element. Where it has grown since the last time, what stays as it was is left alone.
+ * Show a text in an element. Where the text has grown since the last call, unchanged blocks are left alone.
  * @template {HTMLElement} E
  * @param {E} element
  * @param {string} text
@@ -45,7 +44,7 @@ export function render(element, text) {
   const before = drawn.get(element) ?? [];
   let same = 0;
   while (same < before.length && before[same] === now[same]) same += 1;
-  // Without its direction meanwhile: where that follows from the text, the browser would read all of it again for each block.
+  // Without dir="auto" meanwhile: the browser would read the whole text again for each block.
   const { dir } = element;
   element.removeAttribute("dir");
   for (const old of [...element.childNodes].slice(same)) old.remove();
@@ -90,7 +89,7 @@ function split(lines) {
 const beginsAnother = (line) => FENCE.test(line) || HEADING.test(line) || RULE.test(line) || QUOTE.test(line) || INTERRUPTS.test(line);
 
 /**
- * The list that begins in a line. To an item belongs what is indented under it, and a line that goes on with its words.
+ * The list that begins in a line. Lines indented under an item belong to it, and so do lines that continue its words.
  * @param {string[]} lines
  * @param {number} from
  * @returns {Block}
@@ -177,8 +176,8 @@ function inline(text, depth) {
 }
 
 /**
- * Where a mark that was opened is closed. A text is searched once for each kind of mark, however often it is opened: what is not
- * found from one place on is not found from a later place on either.
+ * Find where a mark is closed. The text is searched once for each kind of mark. A mark that is missing after one place is
+ * missing after all later ones.
  * @param {string} text
  * @returns {(mark: string, begin: number) => number} the first place after `begin`, or -1; `begin` must not fall from call to call
  */

@@ -1,5 +1,5 @@
 /**
- * One user's model, over the HTTP API. Fires "changed" after each request that may change what a view shows; its detail names the
+ * One user's model, over the HTTP API. It fires "changed" after each request that may change a view. The event's detail names the
  * area: "chat", "feedback", "learn", "stack" or "forget".
  */
 

@@ -44,7 +44,7 @@ export async function signIn(place) {
 }
 
 /**
- * Signs in by a link, if it can be used. Where another session is signed in, the user is asked first; without consent nothing changes.
+ * Sign in by a link, if it can be used. Where another session is signed in, the user is asked first. Without consent nothing changes.
  * @param {import("./session.js").Link} link
  * @returns {Promise<boolean>} whether this tab has another session now
  */

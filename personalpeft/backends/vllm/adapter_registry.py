@@ -67,8 +67,8 @@ class Registration:
 def neutral_stack(base: Base) -> AdapterStack:
     """Return a stack that changes nothing, for sequences on the bare base.
 
-    No request is sent without a stack. vLLM 0.32 on a CPU would silently use the stack of its last
-    slot for it in a batch with LoRA.
+    No request is sent without a stack. In a batch with LoRA, vLLM 0.32 on a CPU would silently give
+    it the stack of its last slot.
     """
     projection, (inputs, outputs) = min(base.architecture.projections.items())
     blocks = base.architecture.blocks

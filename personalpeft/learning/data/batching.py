@@ -149,9 +149,8 @@ def _add_paraphrases(
 ) -> list[Lesson]:
     """Return the lessons, those of facts with ``count`` more wordings of the question.
 
-    A fact learned in one wording is known only in that wording (Allen-Zhu and Li 2023, "Physics of
-    Language Models: Part 3.1", arXiv 2309.14316). Forms of its relation come first, and templates
-    around the question fill up.
+    A fact learned in one wording is known only in that wording (Allen-Zhu and Li 2023, arXiv
+    2309.14316). Forms of its relation come first, and templates around the question fill up.
     """
     added = []
     for lesson in lessons:

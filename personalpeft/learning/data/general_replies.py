@@ -1,8 +1,8 @@
 """Have the stack below a layer reply to general prompts, before the layer is trained on it.
 
 Plain replies regularise: the trained stack is held to them. Few-shot replies teach. A dozen lessons
-say little about other prompts. But a model with the lessons as earlier turns answers the next
-prompt in the same way, even a small one. The layer learns to answer so without them. This is
+say little about other prompts. But with the lessons as earlier turns, even a small model answers
+the next prompt in the same way. The layer learns to answer so without them. This is
 context distillation (Askell et al. 2021, arXiv 2112.00861) on generated texts (Kim and Rush 2016,
 arXiv 1606.07947).
 

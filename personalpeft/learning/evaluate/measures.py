@@ -6,8 +6,8 @@ base. For meaningful text both differences are far above zero, in every language
 a little of.
 
 - ``pmi``: how much likelier replies are after their own request than after others'. This is the
-  pointwise mutual information, estimated among the lessons as in van den Oord et al. 2018,
-  "Representation Learning with Contrastive Predictive Coding", section 2.3.
+  pointwise mutual information, estimated among the lessons (van den Oord et al. 2018, arXiv
+  1807.03748, section 2.3).
 - ``word_order_gap``: how much likelier they are than their own words in random order.
 - ``novelty``: the share that contains a word beside the request itself. A reply that only repeats
   the request fits it better than any, and in its right order.
@@ -23,8 +23,8 @@ way" and "in the base's own".
 Rules. A rule stands in every prompt from the next turn on. Once a layer follows it without, the
 rule in the prompt does harm. The layer was trained without it, so it moves the model away from the
 replies that regularise. The gain of a rule is how much likelier it makes held-out replies, in nats
-a token. A rule is internalized where it has a gain under the bare base, and under the layer at most
-a quarter of that. This takes five lessons or more. A rule without a gain stays.
+a token. A rule is internalized where its gain under the layer is at most a quarter of that under
+the bare base. This takes five lessons or more. A rule without a gain stays.
 """
 
 from __future__ import annotations

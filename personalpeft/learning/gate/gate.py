@@ -7,9 +7,9 @@ Below it a policy decides, and no test: a candidate may go live on probation. It
 come to more than ``PROBATION_E_VALUE``, and their mean change to at least ``min_effect``.
 ``tests/fast/learning/test_gate_rates.py`` measures how often noise and harm pass.
 
-Invariant: harm is counted against the live stack, and in total. The total counts from the probes
-that the base answers, and from the best score that an older item ever had. So many small harms are
-refused where one large harm would be.
+Invariant: harm is counted against the live stack, and in total. The total counts from the base's
+right answers to probes and the best score of each older item. So many small harms are refused where
+one large harm would be.
 """
 
 from __future__ import annotations

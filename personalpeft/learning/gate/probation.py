@@ -14,10 +14,10 @@ A blind comparison multiplies the side that it favours by 1.5 and the other side
 of ``CONFIRMATION_E_VALUE`` decides.
 
 Invariants: only a user's own acts count, one for each turn, and only those that training is allowed
-on. If several revisions gave a reply together, its feedback counts for the one built last, because
-a change for the worse follows the last change. A choice between two revisions counts for these
-alone. A revision is withdrawn only if a learn made it live, never if the user chose it. The same
-ledger gives the same result.
+on. If several revisions gave a reply together, its feedback counts for the one built last. The last
+change explains a change for the worse. A choice between two revisions counts for these alone. A
+revision is withdrawn only if a learn made it live, never if the user chose it. The same ledger
+gives the same result.
 """
 
 from __future__ import annotations
@@ -128,9 +128,8 @@ def rate_increase_e_values(before: Sequence[bool], since: Sequence[bool]) -> lis
 
     Outcomes are oldest first. Each new one forms a block with a fixed number of outcomes from
     before the change. Under the null hypothesis of equal rates, the likelihood ratio of a block has
-    mean 1 or less. This is equation 2.4 of Turner, Ly and Grünwald 2021, "Generic E-variables for
-    exact sequential k-sample tests that allow for optional stopping". So the product over blocks
-    reaches 20 with a probability of at most 1/20, however often one looks (Ville 1939).
+    mean 1 or less (Turner, Ly and Grünwald 2021, arXiv 2106.02693, equation 2.4). So the product
+    over blocks reaches 20 with a probability of at most 1/20, however often one looks (Ville 1939).
 
     Once the outcomes from before are used up, the e-value stays.
     """

@@ -90,9 +90,9 @@ def command(users: tuple[str, ...], all_users: bool, as_data: bool, **options: A
     """Have users of a home learn on Ray workers of this machine.
 
     As `personalpeft learn` for each of them, several workers at once. A worker that dies costs a
-    step: its users continue with another one, and what was published is not learned again. Prints
-    a report for each user, in this order. Ctrl-C stops after the running step; the next run
-    continues from there.
+    step: its users continue with another one. Published layers are not learned again. Prints a
+    report for each user, in this order. Ctrl-C stops after the running step. The next run continues
+    from there.
     """
     if all_users == bool(users):
         raise click.UsageError("Name users, or give --all.")

@@ -2,10 +2,9 @@
 
 Invariants:
 
-- A user learns once from each signal, however many workers are lost: a learn holds the user's
-  lease, publishes in one transaction, and has nothing to learn afterwards.
-- What a lost worker had published is read from the ledger, so the report of its user is the
-  publication.
+- A user learns once from each signal, however many workers are lost. A learn holds the user's lease
+  and publishes in one transaction. Afterwards it has nothing to learn.
+- The publications of a lost worker are read from the ledger. They are the reports of its users.
 - Every user has one report. An error of one user stops no other; an error of all is raised.
 """
 
@@ -82,9 +81,9 @@ def learn_on_cluster(
 ) -> tuple[LearnReport, ...]:
     """Learn for users of one home in several processes, as ``Runtime.learn_many`` does in one.
 
-    The processes are workers of the Ray that this program is connected to, else of a new one on
-    this machine, which is ended afterwards. A learn that ends early, by ``cancelled``, an exception
-    or a kill, loses no saved step: the next learn of the user continues from there.
+    The processes are workers of the Ray that this program is connected to. Without one, a new Ray
+    is started on this machine and ended afterwards. A learn may end early by ``cancelled``, an
+    exception or a kill. It loses no saved step: the next learn of the user continues from there.
 
     Args:
         users: Ids of users, each once.

@@ -1,8 +1,8 @@
 """The queue of users for workers: a few at a time, and again after a worker was lost.
 
 Invariants: a user is with one worker at a time, and leaves the queue once: done, given up or
-cancelled. A user whose worker was lost is retried alone, after all who were never tried, so that a
-user who crashes workers affects no other user twice and delays none.
+cancelled. A user whose worker was lost is retried alone, after all who were never tried. So a user
+who crashes workers affects no other user twice and delays none.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from ray_makers import World
 
-# Read when Ray is imported. By default its workers yield to all other processes and are killed when
-# memory is short, which would disturb the tests' timing.
+# Read when Ray is imported. By default Ray's workers yield to all other processes and are killed
+# when memory is short. That would disturb the tests' timing.
 os.environ.update(
     RAY_worker_niceness="0",
     RAY_memory_monitor_refresh_ms="0",

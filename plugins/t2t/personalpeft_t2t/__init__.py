@@ -1,8 +1,8 @@
 """Thickening-to-Thinning reward shaping (arXiv 2602.04265) for skills that are practised.
 
-Let p be the share of a group that passed, and l a reply's length as a share of the longest. A right
+Let p be the share of a group that passed. Let l be a reply's length divided by the longest. A right
 reply is rewarded with 1 - a p l and a wrong one with a (1 - p) l. The net pressure on length in a
-group is a (1 - 2p): it favours longer replies while most fail, and shorter ones once most pass.
+group is a (1 - 2p). It favours longer replies while most fail, and shorter ones once most pass.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Copies in object storage, read through pyarrow: ``<address>/<digest>/<file>``.
 
-pyarrow is imported with the first read: most processes of vLLM never read, and a process with
+pyarrow is imported with the first read. Most processes of vLLM never read, and a process with
 pyarrow's threads should not fork. Credentials come from the storage's own variables and files.
 
 Invariants: see ``sources``.

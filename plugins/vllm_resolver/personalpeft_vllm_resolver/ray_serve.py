@@ -1,8 +1,8 @@
 """A server for Ray Serve LLM's ``server_cls``, whose replicas download the stacks that they need.
 
-The model must be called ``personalpeft`` in Ray: Ray takes a name up to its first colon for the
-model, so ``personalpeft:<digest>`` is one of its adapters, and goes to a replica that has it. Ray's
-own download of adapters does not check them; this one does.
+The model must be called ``personalpeft`` in Ray, which reads a name up to its first colon as the
+model. So ``personalpeft:<digest>`` is one of its adapters. Ray sends it to a replica that has it.
+Ray's own download of adapters does not check them; this one does.
 """
 
 from __future__ import annotations
