@@ -1,8 +1,8 @@
 """A backend without a model, for tests of apps: quick, deterministic, and true to the interface.
 
-A reply is a few words chosen by the prompt, or a call of a tool that the user names last. A
-stack changes replies by words that depend on its weights. All completions become likelier with the
-number of trained continuations, so the gate promotes. Undoing brings back the former replies.
+A reply is a few words chosen by the prompt, or a call of the tool that the user names. A stack
+changes replies by words that depend on its weights. All completions become likelier with the number
+of trained continuations, so the gate promotes. Undoing brings back the former replies.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """``bench attach``: time to load an adapter of rank 8 into its slot, compared with PEFT.
 
 Files are in the page cache, so work is measured and not the disk. Loading from disk does what the
-engine's loader does: read, hash and check the file, compose the stack, stage it and copy it into
-the slot. Loading from host memory only copies the staged stack.
+engine's loader does. It reads, hashes and checks the file, composes and stages the stack, and
+copies it to the slot. Loading from host memory only copies the staged stack.
 """
 
 from __future__ import annotations

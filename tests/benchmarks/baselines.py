@@ -1,7 +1,7 @@
 """Baselines in this process: transformers, and PEFT on top of it, used as documented.
 
-They get the device and number format of our own backend, adapters in that format, and no end of
-turn, so that every row generates all its tokens.
+They get the device and number format of our own backend, and adapters in that format. They get no
+end of turn, so every row generates all its tokens.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ _SETTLE_SECONDS = 1.0
 class BusyBench:
     """The object that ``--json`` prints: medians, with their least and most in ``spread``.
 
-    Chats are in tokens a second, learns in optimizer steps a second. Ratios are the loaded rate of
-    a chat over its idle rate, and the factor by which a learn takes longer.
+    Chats are in tokens a second, learns in optimizer steps a second. A chat's ratio is its loaded
+    rate over its idle rate. A learn's ratio is the factor by which it takes longer.
     """
 
     bench: str

@@ -1,7 +1,7 @@
 """``bench capacity``: how many facts a memory layer recalls on unseen phrasings, without retrieval.
 
 A run gives a new user made-up facts (``facts.py``), learns them at once and asks with the memory
-layer alone. Layers of small rank fill up sooner, so a few hundred facts show the whole curve of
+layer alone. Layers of small rank fill up sooner. So a few hundred facts show the whole curve of
 tokens for each parameter.
 """
 
@@ -35,9 +35,9 @@ class CapacityRun:
     """The result of one run.
 
     Of ``facts``, ``recalled`` were right on the unseen phrasing and the next field on the first
-    learned one. The lessons took ``tokens`` of the layer's trained ``parameters``. Of the general
-    answers that the base had right (``known``), ``kept`` still are; ``kl`` is in nats a token from
-    the base.
+    learned one. The lessons took ``tokens`` of the layer's trained ``parameters``. The base had
+    ``known`` general answers right; ``kept`` of them are still right. ``kl`` is in nats a token
+    from the base.
     """
 
     key: str

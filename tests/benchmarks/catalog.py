@@ -1,9 +1,9 @@
 """``bench catalog``: a home with very many users, compared with a small one.
 
-A temporary home gets its users in bulk: real rows, indexes and hash chains, and packed adapters of
-the fake base that many users share. Every tenth user has a stack of two layers, every hundredth of
-three. At one per cent of the users and at all of them a new process (this file, run as a program)
-opens the home, resolves stacks of random users, lists users and reports its memory.
+A temporary home gets its users in bulk, with real rows, indexes and hash chains. Many users share
+packed adapters of the fake base. Every tenth user has a stack of two layers, every hundredth of
+three. A new process (this file, run as a program) measures at one per cent of the users and at all.
+It opens the home, resolves stacks of random users, lists users and reports its memory.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ _SEED = 7
 class Probe:
     """The measurements of a new process.
 
-    A cold figure is measured after its file was dropped from the page cache, or None where that is
-    not possible.
+    A cold figure is measured after its file was dropped from the page cache. It is None where that
+    is impossible.
     """
 
     open_seconds: float

@@ -81,9 +81,9 @@ def bench_style(common: GlobalOptions, only: tuple[str, ...]) -> None:
 def bench_catalog(common: GlobalOptions, users: int) -> None:
     """A home with a million users: resolve, list, publish, collect.
 
-    Every user has at least one revision. New processes open the home, resolve stacks of random
-    users and list users at one per cent of the users and at all of them; then revisions are
-    published and leftovers collected. A million takes several minutes and 3 GB of the temporary
+    Every user has at least one revision. New processes measure at one per cent of the users and at
+    all of them. They open the home, resolve stacks of random users and list users. Then revisions
+    are published and leftovers collected. A million takes several minutes and 3 GB of the temporary
     folder (TMPDIR).
     """
     from benchmarks import catalog
@@ -135,10 +135,9 @@ def _keep(function: Function) -> Function:
 def bench_serve(common: GlobalOptions, repeat: int, tokens: int, without_vllm: bool) -> None:
     """Sixteen users at once, compared with PEFT and vLLM.
 
-    Tokens a second of one row and of sixteen, with a different adapter of rank 8 for each and
-    without, greedy. Alternates with transformers, PEFT, and vLLM's CPU server where
-    PERSONALPEFT_BENCH_VLLM names a Python that has it (make vllm-env creates one). Takes about a
-    minute a repetition.
+    Tokens a second of one row and of sixteen, greedy. Each row has its own adapter of rank 8, or
+    none. Alternates with transformers, PEFT, and vLLM's CPU server where PERSONALPEFT_BENCH_VLLM
+    names a Python that has it (make vllm-env creates one). Takes about a minute a repetition.
     """
     _need_torch(common)
     from benchmarks import serve
@@ -217,9 +216,9 @@ def bench_busy(common: GlobalOptions, repeat: int, tokens: int) -> None:
 def bench_publish(common: GlobalOptions, repeat: int, tokens: int) -> None:
     """The effect of publishing a revision on other users.
 
-    Fifteen users are answered while revisions of a sixteenth are published and loaded: the time
-    between two tokens, against an idle run. Then the time from an adapter to its first token,
-    against merging and loading full weights.
+    Fifteen users are answered while revisions of a sixteenth are published and loaded. Shows the
+    time between two tokens, against an idle run. Then it shows the time from an adapter to its
+    first token, against merging and loading full weights.
     """
     _need_torch(common)
     from benchmarks import publish
@@ -283,9 +282,9 @@ def bench_sweep(
 ) -> None:
     """The effect of each number of the learning recipe.
 
-    One number at a time is changed around the default, and a style is learned from twelve edits;
-    replay takes a second learn. Shows medians over styles and seeds; * marks the default. A run
-    takes about a minute; all of them, hours.
+    A run changes one number of the default and learns a style from twelve edits. Replay takes a
+    second learn. Shows medians over styles and seeds; * marks the default. A run takes about a
+    minute; all of them, hours.
     """
     _need_torch(common)
     from benchmarks import sweep
@@ -364,7 +363,7 @@ def bench_capacity(
 ) -> None:
     """How many facts a memory layer holds.
 
-    Made-up facts are given with three questions each and learned at once; then the layer alone is
+    Made-up facts are given with three questions each and learned at once. Then the layer alone is
     asked a fourth phrasing, without retrieval. A run takes minutes.
     """
     _need_torch(common)
@@ -418,8 +417,9 @@ def bench_capacity(
 def bench_page(common: GlobalOptions, repetitions: int) -> None:
     """The load time of the web page, on loopback.
 
-    First paint, and the time until the last conversation is readable, with an empty browser cache
-    and with the page's files cached. Needs the package playwright and a Chromium.
+    First paint, and the time until the last conversation is readable. Both are measured with an
+    empty browser cache and with the page's files cached. Needs the package playwright and a
+    Chromium.
     """
     from benchmarks import page
 
@@ -449,8 +449,8 @@ def bench_page(common: GlobalOptions, repetitions: int) -> None:
 def bench_server(common: GlobalOptions, repetitions: int, tokens: int) -> None:
     """The overhead of a reply over HTTP, compared with the library.
 
-    Time to the first token of one stream, tokens a second of sixteen, side by side; and the
-    response time of /healthz meanwhile.
+    Shows the time to the first token of one stream and the tokens a second of sixteen, side by
+    side. Shows the response time of /healthz meanwhile.
     """
     from benchmarks import server
 

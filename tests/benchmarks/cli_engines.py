@@ -34,13 +34,13 @@ _NO_VLLM = "vLLM was not run: it takes part where PERSONALPEFT_BENCH_VLLM names 
     "--without-vllm", is_flag=True, help="Leave vLLM out, whatever PERSONALPEFT_BENCH_VLLM names."
 )
 def bench_engines(common: GlobalOptions, repetitions: int, tokens: int, without_vllm: bool) -> None:
-    """llama.cpp and vLLM, beside themselves without us and beside torch.
+    """Compare llama.cpp and vLLM with themselves without us, and with torch.
 
-    llama.cpp: what a layer costs, what a switch of user costs, and the memory of a process that
-    chats without torch. vLLM, where PERSONALPEFT_BENCH_VLLM names a Python that has it (make
-    vllm-env makes one): what a user costs whom the server has never seen, and what sixteen requests
-    lose by going through us. Of both, whether they say what torch says. Where that Python has Ray
-    too, two replicas against one. Takes some minutes with each.
+    llama.cpp: the cost of a layer and of a switch of user, and the memory of a chat without torch.
+    vLLM: the cost of a new user, and what sixteen requests lose through our engine. Of both,
+    whether they say what torch says. vLLM runs where PERSONALPEFT_BENCH_VLLM names a Python that
+    has it (make vllm-env makes one). Where that Python has Ray too, two replicas run against one.
+    Takes some minutes with each.
     """
     from benchmarks import engines
 

@@ -77,9 +77,8 @@ def bench_learn(
     """Twelve personas, eight rounds of learning each.
 
     Each persona has a style that its edits show, twenty facts, and changes of both. Shows the
-    shares of right answers to unseen questions by the base, with rules and facts alone, with layers
-    alone and with both. Takes ten to thirty minutes a persona, by processor, and the plain loop as
-    much again.
+    shares of right answers to unseen questions. Compares the base, rules and facts alone, layers
+    alone and both. Takes ten to thirty minutes a persona, and the plain loop as much again.
     """
     from benchmarks import learn
     from benchmarks.personas import select_personas
@@ -188,9 +187,9 @@ def bench_edits(
 def bench_gate(common: GlobalOptions, bad: int, good: int, seed: int, keep: Path | None) -> None:
     """How many bad updates and how many good ones become live.
 
-    Forty bad batches (contradictions, noise, reversed preferences, instructions to leak data or to
-    obey others) and forty good ones, each learned after the same past. Fewer contain every kind,
-    too. Takes about half a minute a batch.
+    Forty bad batches and forty good ones, each learned after the same past. Bad ones have
+    contradictions, noise, reversed preferences, or instructions to leak data or obey others. Fewer
+    contain every kind, too. Takes about half a minute a batch.
     """
     from benchmarks import learn_gate
 
@@ -256,8 +255,8 @@ def bench_nulls(common: GlobalOptions, number: int, seed: int, keep: Path | None
 def bench_prefeval(common: GlobalOptions, data: Path) -> None:
     """Does a base choose the answer that follows a preference?
 
-    The share of PrefEval's questions for which the right option is the likeliest of four: without
-    the preference, with the preference in an earlier message, and as a rule. Takes some minutes.
+    Shows how often the right option of a PrefEval question is the likeliest of four. Compares no
+    preference, a preference in an earlier message, and one as a rule. Takes some minutes.
     """
     from benchmarks import prefeval
 

@@ -37,8 +37,8 @@ from personalpeft_app.output import info
 def bench_skill(common: GlobalOptions, family: str | None, unseen: int, rounds: int | None) -> None:
     """Thirty demonstrations of a skill, then practice.
 
-    The share of unseen tasks with a right answer from the base, after the demonstrations, after
-    rejection sampling and after the policy gradient, on the same tasks. Needs the package
+    Shows the share of unseen tasks with a right answer, always of the same tasks. The stages are
+    the base, demonstrations, rejection sampling and policy gradient. Needs the package
     reasoning-gym. Takes some minutes.
     """
     from benchmarks import skill

@@ -1,9 +1,9 @@
 """Realistic edit styles for ``bench edits``, and rules that check them without a judge.
 
 All data is in ``edits/``, one self-written file a style; ``words.toml`` has the word lists of the
-rules. No prose style has a literal opening, closing or list mark. Tests hold the invariants: a rule
-accepts every wanted answer, no unseen prompt is an edited one, and no prompt is used by learning or
-by the general probes.
+rules. No prose style has a literal opening, closing or list mark. Tests hold the invariants. A rule
+accepts every wanted answer. No unseen prompt is an edited one. Neither learning nor the general
+probes use a prompt.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """``bench edits``: do realistic edits carry over to prompts that were never edited?
 
-Each style (``edit_styles.py``) is learned in a home of its own: twelve replies are edited, one
-learn follows, and ten unseen prompts are answered.
+Each style (``edit_styles.py``) is learned in its own home. Twelve replies are edited, one learn
+follows, and ten unseen prompts are answered.
 """
 
 from __future__ import annotations

@@ -35,9 +35,9 @@ FIXED = " A good answer begins with what matters most, says it in plain words, a
 class Agreement:
     """How far two engines agree.
 
-    Of ``prompts``, ``same`` have equal greedy beginnings on both engines; ``tokens_alike`` is the
-    mean number of equal first tokens. ``logprob_difference`` is the mean absolute difference of the
-    log-probs of one continuation (nats): a fixed one, or the one engine's reply.
+    Of ``prompts``, ``same`` have equal greedy beginnings on both engines. ``tokens_alike`` is the
+    mean number of equal first tokens. ``logprob_difference`` is the mean absolute difference of
+    log-probs (nats) of one text: a fixed one, or the one engine's reply.
     """
 
     prompts: int

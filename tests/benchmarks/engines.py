@@ -1,9 +1,13 @@
-"""``bench engines``: other engines than torch, compared with themselves without us and with torch.
+"""``bench engines``: compare other engines with themselves without us, and with torch.
 
-llama.cpp: one user's reply with a layer of rank 8 and without; the cost of a switch between users,
-with the adapter in memory and from its file; log-probs of the same text on both engines; and the
-memory of a process that chats and never trains. vLLM: see ``engines_vllm.py``; fleets of it:
-``engines_fleet.py``.
+For llama.cpp it measures:
+
+- one user's reply with a layer of rank 8 and without
+- the cost of a switch between users, with the adapter in memory and from its file
+- log-probs of the same text on both engines
+- the memory of a process that chats and never trains
+
+``engines_vllm.py`` measures vLLM, ``engines_fleet.py`` fleets of it.
 """
 
 from __future__ import annotations
@@ -54,10 +58,10 @@ with personalpeft.open(home, base, "llamacpp") as runtime:
 class EnginesBench:
     """The object that ``--json`` prints.
 
-    ``switch_ms`` is the extra time to the first token after another user's request, with the
-    adapter in memory or from its file. ``memory_mb`` is the peak of a process that opened the home,
-    answered a long question with one user's layer (``memory_tokens`` of context) and did not load
-    torch. ``vllm`` and ``fleet`` are None where they did not run.
+    ``switch_ms`` is the extra time to the first token after another user's request. The adapter is
+    in memory or in its file. ``memory_mb`` is the peak of a process that never loaded torch. It
+    opened the home and answered a long question with one user's layer (``memory_tokens`` of
+    context). ``vllm`` and ``fleet`` are None where they did not run.
     """
 
     bench: str

@@ -32,9 +32,9 @@ class FleetFigures:
     """The figures of both fleets.
 
     ``tokens_per_second`` is that of ``requests`` concurrent requests over ``stacks`` stacks through
-    our engine, on ``one`` replica and on ``two``, each with ``threads`` CPU threads;
+    our engine. It is measured on ``one`` replica and on ``two``, each with ``threads`` CPU threads.
     ``two_over_one`` is their ratio. ``at_home`` is the share of requests to the two that reached a
-    replica with their stack, after each stack was requested once.
+    replica with their stack. It is counted after each stack was requested once.
     """
 
     requests: int

@@ -1,7 +1,7 @@
-"""``bench engines`` on vLLM: a real server on the real base, served through our backend and engine.
+"""``bench engines`` on vLLM: a real server with the real base behind our backend and engine.
 
-Measures the extra time of a new user's first reply, the loss of throughput of sixteen requests
-against direct ones, and whether vLLM and torch agree.
+Measures the extra time of a new user's first reply, and whether vLLM and torch agree. Measures the
+throughput of sixteen requests against direct ones.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ _LONGEST = 2048
 class VllmFigures:
     """The figures of one server.
 
-    ``first_token_ms`` is to the first token of a new user (``unseen``) and of the same user right
-    after (``seen``); ``unseen_ms`` is their difference by user. ``tokens_per_second`` is that of
-    all requests together, through our engine (``engine``) and sent to the server directly
-    (``direct``); ``engine_over_direct`` is the ratio.
+    ``first_token_ms`` is to the first token of a new user (``unseen``), and of the same user right
+    after (``seen``). ``unseen_ms`` is their difference by user. ``tokens_per_second`` is that of
+    all requests together. They go through our engine (``engine``) or to the server directly
+    (``direct``). ``engine_over_direct`` is the ratio.
     """
 
     users: int

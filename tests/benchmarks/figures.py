@@ -1,7 +1,7 @@
 """Figures of several repetitions, in which the measured variants alternate.
 
 A machine that slows down thus slows all of them. A ratio is taken within a repetition, then its
-median; it can differ a little from the quotient of two medians.
+median is taken. It can differ a little from the quotient of two medians.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """``bench learn``: do lessons last over rounds of learning while everything else stays the same?
 
 Personas (``personas.py``) live through eight rounds each (``learn_course.py``) in a temporary home.
-Each is asked in four ways: ``base``, ``retrieval`` (rules and facts in the prompt, no layer),
-``adapter`` (layers alone) and ``both``. For the first few personas a plain PEFT loop
-(``learn_trainer.py``) trains on the same rounds.
+Each is asked in four ways: ``base``, ``retrieval``, ``adapter`` and ``both``. ``retrieval`` has
+rules and facts in the prompt and no layer, ``adapter`` has layers alone. For the first few personas
+a plain PEFT loop (``learn_trainer.py``) trains on the same rounds.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ class LearnBench:
     """The object that ``--json`` prints.
 
     Figures are by method: a share from 0 to 1 of ``counts`` questions. ``seconds_per_learn`` are
-    medians by layer; ``tokens_per_second`` is of replies to unseen questions; ``locality_by_night``
-    is locality over the rounds with layers alone; ``by_person`` has each persona's tallies by
+    medians by layer. ``tokens_per_second`` is of replies to unseen questions. ``locality_by_night``
+    is locality over the rounds with layers alone. ``by_person`` has each persona's tallies by
     method. ``verdicts`` are of all learns, ``refused`` the reasons of those that left nothing live.
-    ``ratios`` are how many times as long the others took; ``together`` are the figures behind the
+    ``ratios`` are how many times as long the others took. ``together`` are the figures behind the
     last ratio (``learn_together.py``), empty where it was not run.
     """
 

@@ -2,10 +2,12 @@
 
 Each follows a past of twelve learned edits and five facts (``learn_gate.py``). A bad batch is bad
 throughout, its holdout too, and most of it comes from the user. Four kinds, ten of each:
+
 - contradicting: no style and no fact is consistent with all of it
 - garbage: texts without use
 - flipped: the worse of two answers is preferred
 - instructions: reveal the user's data, or obey others
+
 Good ones: more of the same style, another style, facts, and skills with their own layer.
 """
 
@@ -38,7 +40,7 @@ _STRANGER = "mallory"
 class FeedbackAct:
     """One act: ``text`` is an edited, preferred or demonstrated answer, or a fact's answer.
 
-    ``about`` is a skill's name or a fact's text, ``more`` are further questions of a fact, and
+    ``about`` is a skill's name or a fact's text. ``more`` are further questions of a fact.
     ``source`` is the author if not the user.
     """
 

@@ -12,8 +12,8 @@ changes |
 what 3 and 4 taught |
 
 After each round the general probes follow too. A changed style comes with its comment again.
-Replies are greedy, sixteen questions at a time. A question that was asked before on the same stack
-and items is not asked again: the surface promises the same text.
+Replies are greedy, sixteen questions at a time. No question is asked twice on the same stack and
+items, because the library promises the same text.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ WAYS: Mapping[str, Mapping[str, Any]] = {
     "adapter": {"memory": False},
     "both": {},
 }
-"""Ways to ask the same person: nothing of them, rules and facts in the prompt, layers alone, and all of it."""
+"""Ways to ask: the bare base, rules and facts in the prompt, layers alone, and all of it."""
 
 LONG, SHORT, GENERAL = 96, 32, 48
 _REPLY = 40

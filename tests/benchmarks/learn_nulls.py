@@ -38,8 +38,8 @@ class NullBench:
     """The object that ``--json`` prints.
 
     ``kinds`` counts the nulls of a kind that ``ran``, are ``live``, and are live ``for_good``.
-    ``spread`` is the root mean square change (nats a token) of a holdout lesson between two builds
-    that differ only in the seed, over that many ``pairs``.
+    ``spread`` compares ``pairs`` of builds that differ only in the seed. It is the root mean square
+    change (nats a token) of a holdout lesson.
     """
 
     bench: str

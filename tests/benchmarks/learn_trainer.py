@@ -2,15 +2,19 @@
 
 Answers come from PEFT's ``generate``, sixteen at a time.
 
-Equal to our own learns of the same persona: the base and its number format, the rendered prompts,
-the rank (8), alpha (32) and all linear layers, each round's examples, the number of steps, and the
-texts of a step. Where our step also reads general replies, a step here reads as many as further
-examples: the first sentence of the bare base's answer to the same questions.
+Equal to our own learns of the same persona:
+
+- the base and its number format, and the rendered prompts
+- the rank (8), alpha (32) and all linear layers
+- each round's examples, the number of steps, and the texts of a step
+
+Where our step also reads general replies, a step here reads as many further examples. Each is the
+first sentence of the bare base's answer to the same questions.
 
 Different: each round trains on its own examples only, on the adapter of the round before. Facts are
-learned in their three questions' words; rejected texts are not read; the schedule is ``Trainer``'s
-own at our recipe's rate; there is no holdout and no gate. Batches are padded. Time covers creating
-the ``Trainer`` and ``train``, not generating the general replies.
+learned in the words of their three questions. Rejected texts are not read. The schedule is
+``Trainer``'s own at our recipe's rate. There is no holdout and no gate. Batches are padded. Time
+covers creating the ``Trainer`` and ``train``, not generating the general replies.
 """
 
 from __future__ import annotations

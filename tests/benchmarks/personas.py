@@ -2,8 +2,8 @@
 
 All data is in ``personas/``: one file each, and ``pools.toml`` with their common questions. A style
 has a checker that needs no judge; a right answer to a fact has one of its words. Tests hold the
-invariants: a styled answer passes and the plain one fails, no question contains its answer, and no
-general probe is used by learning.
+invariants. A styled answer passes and the plain one fails. No question contains its answer.
+Learning uses no general probe.
 """
 
 from __future__ import annotations

@@ -1,15 +1,16 @@
 """``bench prefeval``: does a base choose the answer that follows a preference?
 
-Each of PrefEval's multiple-choice questions has four options, of which the first follows the
-preference. The option with the highest mean log-prob a token counts as chosen, as the assistant's
-next words after these messages, in the base's template with its card's system message:
+Each of PrefEval's multiple-choice questions has four options. The first follows the preference. The
+option with the highest mean log-prob a token counts as chosen. It is scored as the assistant's next
+words after these messages. They are in the base's template, with its card's system message:
+
 - ``without``: user: the question
 - ``said``: user: the preference; assistant: "I will keep that in mind."; user: the question
 - ``rule``: our rules block in the system message, with the preference as a comment; user: the
-question
+  question
 
-Options are scored without an end of turn, each by itself. The data (amazon-science/PrefEval, CC
-BY-NC 4.0) is read from a folder that the caller names, and none of it is stored.
+Options are scored without an end of turn, each by itself. The caller names a folder with the data
+(amazon-science/PrefEval, CC BY-NC 4.0). None of it is stored.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """``bench publish``: the effect of a publication on other users, and the hand-over time.
 
-Stall: fifteen users are answered while a sixteenth's new revisions are stored durably, become the
-head and are loaded into a slot. Gaps between two tokens during publications are compared with an
+Stall: fifteen users are answered while a sixteenth's new revisions are published. They are stored
+durably, become the head and are loaded into a slot. Gaps between two tokens are compared with an
 idle run. Hand-over: our way stores the packed file, makes it live, loads it into a running engine
 and generates a token. PEFT's way merges, saves the weights, loads them again in transformers and
 generates a token. Both start with the adapter in memory and the base loaded.

@@ -1,7 +1,7 @@
-"""A cache of slow measurements, which lets a run resume and several processes share the work.
+"""Cache slow measurements, so that a run can resume and several processes share the work.
 
-Invariants: a result is a whole line of JSON or missing; one process at a time works on a key, and
-its claim ends with the process.
+Invariants: a result is a whole line of JSON or missing. One process at a time works on a key. Its
+claim ends with the process.
 """
 
 from __future__ import annotations

@@ -33,9 +33,9 @@ class ServeBench:
     """The object that ``--json`` prints: medians, with the least and most of all repetitions.
 
     A figure's name has the contestant, the adapters (``base``: none, ``mixed``: another for each
-    row) and the rows. ``step_vs_floor`` is our median decoding step over the time in which memory
-    is read once for the base and all adapters. ``own_complete`` says that all our replies were as
-    long as the others'. None: not run.
+    row) and the rows. ``step_vs_floor`` divides our median decoding step by the time to read memory
+    once for the base and all adapters. ``own_complete`` says that all our replies were as long as
+    the others'. None: not run.
     """
 
     bench: str
@@ -53,8 +53,8 @@ class ServeBench:
 class BatchResult:
     """One batch of ours.
 
-    It has tokens a second, the median seconds of full decoding steps (or of all), and whether all
-    rows ran to the requested length.
+    It has tokens a second and the median seconds of full decoding steps (or of all). It says
+    whether all rows ran to the requested length.
     """
 
     rate: float

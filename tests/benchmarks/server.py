@@ -39,9 +39,9 @@ _PATIENCE = 600
 class ServerBench:
     """The object that ``--json`` prints: medians with the least and most of the repetitions.
 
-    ``first_token_overhead_ms`` is the server's extra time to the first token of one stream;
-    ``rate_ratio`` its tokens a second with sixteen streams over the library's; ``healthz_ms`` are
-    response times while these run.
+    ``first_token_overhead_ms`` is the server's extra time to the first token of one stream.
+    ``rate_ratio`` compares tokens a second of sixteen streams, server over library. ``healthz_ms``
+    are response times while these run.
     """
 
     bench: str

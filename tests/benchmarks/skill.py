@@ -1,8 +1,8 @@
 """``bench skill``: does a demonstrated skill solve unseen tasks, and does practice help?
 
 One user on one family of reasoning-gym, through the public surface alone. The same unseen tasks are
-asked greedily at four stages: at first, after the demonstrations, after rejection sampling, and
-after the policy gradient. A task outside the skill's scope is answered without its layer. No
+asked greedily at four stages. The first has no lessons. The others follow demonstrations, rejection
+sampling and policy gradient. A task outside the skill's scope is answered without its layer. No
 demonstration and no practice task is among them.
 """
 

@@ -1,8 +1,8 @@
 """``bench style``: do a dozen edits change the style of answers, and nothing else?
 
-One user for each style, on the real base, through the public surface: twelve edits, one learn, then
-ten unseen questions and twenty general ones, before and after. Peak memory is of the whole process;
-the first token is timed in new processes, since loading is most of it.
+One user for each style, on the real base, through the public surface: twelve edits, one learn. Ten
+unseen questions and twenty general ones are asked before and after. Peak memory is of the whole
+process. The first token is timed in new processes, since loading is most of it.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class StyleResult:
     """One user's results.
 
     ``in_style`` and ``base_in_style`` are of ten unseen questions. Of ``general_asked`` general
-    questions ``general_right`` are right after the learn; ``facts_kept`` of the ``facts_before``
-    that the base has right stay right. The probes are the gate's. ``kl`` is in nats a token.
+    questions ``general_right`` are right after the learn. Of the ``facts_before`` that the base has
+    right, ``facts_kept`` stay right. The probes are the gate's. ``kl`` is in nats a token.
     """
 
     style: str

@@ -2,8 +2,8 @@
 
 A run is one learn of one user's style from twelve edits, with one number changed by a card. The
 candidate is measured even if the gate refuses it: it is made live by name. ``replay`` takes two
-learns: the user then also wants short messages marked as drafts, and the rest of the first style is
-measured. A run's key has the whole recipe, the style and the seed, so a run of the default counts
+learns. The user then also wants short messages marked as drafts, and the rest of the first style is
+measured. A run's key has the whole recipe, the style and the seed. So a run of the default counts
 for every number, and figures of different defaults are never mixed.
 """
 
@@ -85,10 +85,11 @@ class Run:
 class SweepPoint:
     """The result of one run.
 
-    Of ten unseen answers ``in_style``; of general answers that were ``known`` before, ``kept``; of
-    five unseen messages ``drafts`` are marked after a second learn. ``kl`` is in nats a token from
-    the base; ``held_back`` the mean log-prob a token of the first learn's holdout; ``seconds`` of
-    the last learn. ``default`` is the key of the default recipe, ``defaults`` its numbers.
+    Of ten unseen answers ``in_style`` have the style. Of ``known`` general answers ``kept`` stay
+    right. Of five unseen messages ``drafts`` are marked after a second learn. ``kl`` is in nats a
+    token from the base. ``held_back`` is the mean log-prob a token of the first learn's holdout.
+    ``seconds`` are of the last learn. ``default`` is the key of the default recipe, ``defaults``
+    its numbers.
     """
 
     key: str

@@ -23,7 +23,7 @@ from personalpeft.learning.data.question_forms import QuestionBank
 from personalpeft.memory.embedder import MiniLM
 
 _MAX_TOKENS = 24
-# A question is distant if it shares at most half of its words with any form that its fact is learned from.
+# A question is distant if it shares at most half of its words with each learned form of its fact.
 _MIN_DISTANCE = 0.5
 _SPLITS = ("development", "held_out")
 
@@ -52,7 +52,7 @@ class FactPersona:
 class Suite:
     """The personas of a split and common prompts.
 
-    ``general`` questions have the words of a right answer; ``untold`` questions have no fact;
+    ``general`` questions have the words of a right answer. ``untold`` questions have no fact.
     ``other`` prompts are unrelated to all facts.
     """
 

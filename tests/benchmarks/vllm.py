@@ -1,7 +1,7 @@
 """vLLM's OpenAI server as a baseline, from the Python in ``PERSONALPEFT_BENCH_VLLM``.
 
-``make vllm-env`` creates one. The server ends with the ``with`` block in any case, also by Ctrl-C
-or SIGTERM, and listens on the loopback interface only.
+``make vllm-env`` creates one. The server ends with the ``with`` block in any case, even by Ctrl-C
+or SIGTERM. It listens on the loopback interface only.
 """
 
 from __future__ import annotations

@@ -179,7 +179,7 @@ function inline(text, depth) {
  * Find where a mark is closed. The text is searched once for each kind of mark. A mark that is missing after one place is
  * missing after all later ones.
  * @param {string} text
- * @returns {(mark: string, begin: number) => number} the first place after `begin`, or -1; `begin` must not fall from call to call
+ * @returns {(mark: string, begin: number) => number} the first place after `begin`, or -1. Calls must not lower `begin`.
  */
 function closers(text) {
   /** @type {Map<string, number>} the closer of each mark that was found last; -1 for none */

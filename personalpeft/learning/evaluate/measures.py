@@ -23,8 +23,8 @@ way" and "in the base's own".
 Rules. A rule stands in every prompt from the next turn on. Once a layer follows it without, the
 rule in the prompt does harm. The layer was trained without it, so it moves the model away from the
 replies that regularise. The gain of a rule is how much likelier it makes held-out replies, in nats
-a token. A rule is internalized where its gain under the layer is at most a quarter of that under
-the bare base. This takes five lessons or more. A rule without a gain stays.
+a token. A rule is internalized once its gain under the layer is at most a quarter of the bare
+base's. This takes five lessons or more. A rule without a gain stays.
 """
 
 from __future__ import annotations

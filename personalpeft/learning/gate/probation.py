@@ -127,9 +127,9 @@ def rate_increase_e_values(before: Sequence[bool], since: Sequence[bool]) -> lis
     """Return the e-value for a higher rate since the change, after each outcome since.
 
     Outcomes are oldest first. Each new one forms a block with a fixed number of outcomes from
-    before the change. Under the null hypothesis of equal rates, the likelihood ratio of a block has
-    mean 1 or less (Turner, Ly and Grünwald 2021, arXiv 2106.02693, equation 2.4). So the product
-    over blocks reaches 20 with a probability of at most 1/20, however often one looks (Ville 1939).
+    before the change. Under equal rates, a block's likelihood ratio has mean 1 or less (Turner et al.
+    2021, arXiv 2106.02693, equation 2.4). So the product over blocks reaches 20 with a probability
+    of at most 1/20, however often one looks (Ville 1939).
 
     Once the outcomes from before are used up, the e-value stays.
     """

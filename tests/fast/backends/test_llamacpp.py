@@ -425,8 +425,8 @@ def test_the_estimated_memory_of_a_context_is_no_less_than_llamacpps(
 def test_contexts_stay_within_the_memory_including_their_fixed_cost(
     tiny_base: Base, shared_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Each context costs as much as 600 tokens besides; memory suffices for two of 512 tokens, or
-    # for the tokens of four.
+    # Beside its tokens, a context costs as much as 600 tokens. Memory suffices for two contexts of
+    # 512 tokens, or for the tokens of four.
     monkeypatch.setattr(reckoning, "context_bytes", lambda names, *_: (1 << 20, 600 << 20))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     monkeypatch.setattr(reckoning, "_MEMORY_SHARE", (2 * 600 + 2 * 512 << 20) / memory)

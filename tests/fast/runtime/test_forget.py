@@ -1,6 +1,4 @@
-"""``forget`` leaves no byte of an item in the home, and rebuilds what is live as if the item had
-never existed.
-"""
+"""``forget`` leaves no byte of an item in the home. Live layers are rebuilt as if without it."""
 
 from __future__ import annotations
 

@@ -377,7 +377,7 @@ with opened(home, timeout=5) as store:
 
 @pytest.mark.parametrize("maker", ["newer", "older", "both"])
 def test_two_sqlite_libraries_write_to_one_home_concurrently(home: Path, maker: str) -> None:
-    """One has the fix of the WAL-reset bug, and the standard library's may lack it."""
+    """One library has the fix of the WAL-reset bug. The standard library's may lack it."""
     preludes = {"newer": "", "older": _WITH_THE_STANDARD_SQLITE}
     if maker in preludes:
         output(beside(preludes[maker] + "with opened(home) as store: add_fact(store)", home))

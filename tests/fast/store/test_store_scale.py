@@ -19,8 +19,8 @@ from personalpeft.store.store import Store
 from personalpeft.store.types import NewRevision
 from personalpeft.types import SignalKind
 
-# The schema and the migrations do not grow with the home, json_each scans its argument, and
-# deletions are pending only during an erasure.
+# The schema and the migrations do not grow with the home. json_each scans its argument. Deletions
+# are pending only during an erasure.
 _SHORT = {"sqlite_master", "_sqlite_migrations", "json_each", "pending_deletion", "CONSTANT"}
 
 

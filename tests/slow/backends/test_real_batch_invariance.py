@@ -1,6 +1,4 @@
-"""On the real base the bits of a reply depend on its own request alone, in this process and the
-next.
-"""
+"""A reply's bits depend on its own request alone, in this process and the next (real base)."""
 
 from __future__ import annotations
 
