@@ -790,9 +790,9 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
     def export(self, file: str | Path, *, adapters: bool = True) -> ExportSummary:
         """Write all data of this user to one new file, usually named ``<name>.personal``.
 
-        ``Runtime.import_user`` reads it, on this machine or another. The file is not encrypted.
-        ``adapters=False`` leaves the adapter files out. Raises ``InvalidInput`` if the file exists
-        or cannot be written.
+        ``Runtime.import_user`` reads it, on this machine or another. It is not encrypted and holds
+        all that the user wrote. ``adapters=False`` leaves the adapter files out. Raises
+        ``InvalidInput`` if the file exists or cannot be written.
         """
         return archive.export_user(self._services.store, self.id, Path(file), adapters=adapters)
 

@@ -1,3 +1,5 @@
+"""Fixtures: a command line with a home of its own, at three stages of learning."""
+
 from __future__ import annotations
 
 import json

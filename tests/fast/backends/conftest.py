@@ -1,3 +1,5 @@
+"""Fixtures: a tiny base and a backend of each kind on it, and a stand-in for a vLLM server."""
+
 from __future__ import annotations
 
 import os

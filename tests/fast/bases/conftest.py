@@ -1,3 +1,5 @@
+"""Fixtures: the tiny random base in a cache of its own."""
+
 from pathlib import Path
 
 import pytest

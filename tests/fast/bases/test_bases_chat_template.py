@@ -1,3 +1,5 @@
+"""Chat templates render messages, and no text of a message becomes a control token."""
+
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise

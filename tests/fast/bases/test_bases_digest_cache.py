@@ -1,3 +1,5 @@
+"""A digest is cached under a seal. A changed file is read again."""
+
 import os
 import time
 from collections.abc import Callable

@@ -1,3 +1,5 @@
+"""A card has the values of its file. An error names the file, line and key."""
+
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path

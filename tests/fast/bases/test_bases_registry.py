@@ -1,3 +1,5 @@
+"""Cards are found by name, by path or by a folder with a model."""
+
 import shutil
 from pathlib import Path
 

@@ -1,3 +1,5 @@
+"""A base is resolved once into a cache that processes and versions share."""
+
 import hashlib
 import json
 import os

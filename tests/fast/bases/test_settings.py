@@ -1,3 +1,5 @@
+"""Settings come from arguments, the environment and the platform's defaults, in this order."""
+
 from pathlib import Path
 
 from personalpeft.settings import resolve

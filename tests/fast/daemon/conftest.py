@@ -1,3 +1,5 @@
+"""A fixture: a home with a daemon under a simulated clock."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator

@@ -1,3 +1,5 @@
+"""Fixtures: the HTTP app on the fake backend, its callers, and a running server."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator

@@ -1,3 +1,5 @@
+"""A fixture: an open home."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator

@@ -1,3 +1,5 @@
+"""A fixture: a source of adapters that records its reads."""
+
 from __future__ import annotations
 
 import pytest

@@ -1,3 +1,5 @@
+"""A fixture: an open store."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator

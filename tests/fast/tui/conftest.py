@@ -1,3 +1,5 @@
+"""A fixture: a home with a learned style."""
+
 from __future__ import annotations
 
 import pytest

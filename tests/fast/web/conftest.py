@@ -1,3 +1,5 @@
+"""Fixtures: a browser, a running site on the fake backend, and visits to it."""
+
 from __future__ import annotations
 
 import sys

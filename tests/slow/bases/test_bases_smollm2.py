@@ -1,3 +1,5 @@
+"""The default base has the documented digest, system message and tokens."""
+
 from pathlib import Path
 
 import pytest
