@@ -1,10 +1,12 @@
-"""Load plugins: verifiers, which set tasks and judge replies, and shapings of rewards.
+"""Load plugins: verifiers, which set tasks and judge replies, shapings of rewards, and routes.
 
 A plugin is a distribution that imports only this package and declares an entry point in a group:
 
 - ``personalpeft.verifiers``: a factory that takes a family (text, may be empty) and returns a
   ``Verifier``.
 - ``personalpeft.shapings``: a factory without arguments that returns a ``Shaping``.
+- ``personalpeft.http``: a factory that takes an open ``Runtime`` and an ``HttpHost``, and returns an
+  ``HttpExtension``.
 
 The plugins that ship use the same entry points. Callers may pass an object instead of a name.
 
@@ -26,6 +28,7 @@ from personalpeft.types import Json
 
 VERIFIERS = "personalpeft.verifiers"
 SHAPINGS = "personalpeft.shapings"
+HTTP = "personalpeft.http"
 RIGHT = "right"
 
 T = TypeVar("T")
@@ -104,6 +107,37 @@ class _EarlierShaping(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class HttpHost:
+    """What the HTTP server offers to an extension. Views need a token unless marked ``public``.
+
+    Attributes:
+        token: Returns the id of the token of the current request.
+        user: Returns the user of that token; None for an administrator.
+        public: Marks a view that needs no token.
+        large_body: Marks a view whose body may be as large as a file.
+    """
+
+    token: Callable[[], str]
+    user: Callable[[], str | None]
+    public: Callable[[Any], Any]
+    large_body: Callable[[Any], Any]
+
+
+@runtime_checkable
+class HttpExtension(Protocol):
+    """Routes beside those of the HTTP server."""
+
+    @property
+    def blueprint(self) -> Any:
+        """The routes, a ``flask.Blueprint``."""
+        ...
+
+    def close(self) -> None:
+        """Stop before the runtime is closed. Closing twice is allowed."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
 class Plugins:
     """Loads plugins: all that are installed, or only the ``allowed`` names."""
 
@@ -132,6 +166,25 @@ class Plugins:
             SHAPINGS, "shaping", shaping, Shaping | _EarlierShaping, lambda factory: factory()
         )
         return CheckedRewardShaper(name, loaded)
+
+    def http_extension(self, name: str, runtime: Any, host: HttpHost) -> HttpExtension:
+        """Return the routes of a plugin.
+
+        Args:
+            name: The plugin.
+            runtime: The open ``Runtime``.
+            host: The server.
+
+        Raises:
+            NotFound: No plugin of this name may be loaded.
+            PluginError: It cannot be loaded, or is no extension.
+        """
+        kind = "HTTP extension"
+        _, loaded = self._resolve(
+            HTTP, kind, name, HttpExtension, lambda factory: factory(runtime, host)
+        )
+        extension: HttpExtension = loaded
+        return extension
 
     def _resolve(
         self, group: str, kind: str, plugin: Any, protocol: Any, create: Callable[[Any], Any]

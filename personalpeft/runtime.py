@@ -35,7 +35,7 @@ from personalpeft.learning.train.config import Start
 from personalpeft.memory.embedder import HashEmbedder, MiniLM
 from personalpeft.memory.items import Memory
 from personalpeft.memory.types import Embedder, Embedding
-from personalpeft.plugins import Plugins
+from personalpeft.plugins import HttpExtension, HttpHost, Plugins
 from personalpeft.publishing import PublishReport, publish
 from personalpeft.services import LazyModel, Services
 from personalpeft.settings import Observing, Serving, Settings
@@ -336,6 +336,19 @@ class Runtime(
             dry_run=dry_run,
             progress=lambda done: progress("Collecting", done),
         )
+
+    def http_extension(self, name: str, host: HttpHost) -> HttpExtension:
+        """Return the routes that a plugin adds to an HTTP server.
+
+        Args:
+            name: The plugin, by its entry point in ``personalpeft.http``.
+            host: The server.
+
+        Raises:
+            NotFound: No plugin of this name may be loaded.
+            PluginError: It cannot be loaded, or is no extension.
+        """
+        return self._services.plugins.http_extension(name, self, host)
 
     def base(self) -> Base:
         """Return the open base, files hashed. Raises ``WeightsError``, ``CardError``."""

@@ -64,6 +64,9 @@ _EVERYWHERE = "0.0.0.0"
     help="The use of signals without a user's act of feedback, such as a copied reply.",
 )
 @no_train_option("New feedback must not be trained on, unless a request says otherwise.")
+@click.option(
+    "--tinker", is_flag=True, help="Serve Tinker's API below /tinker. Needs its plugin installed."
+)
 @option(
     "--grace",
     type=click.FloatRange(0, 3600),
@@ -80,6 +83,7 @@ def serve(
     max_queue: int,
     implicit_feedback: Observing,
     no_train: bool,
+    tinker: bool,
     grace: float,
 ) -> None:
     """Serve over HTTP and print the address.
@@ -97,6 +101,7 @@ def serve(
     from personalpeft import Serving
     from personalpeft.store.api_keys import ADMIN_KEY_FILE
     from personalpeft_app.http.api_v1.routes import ApiV1
+    from personalpeft_app.http import security
     from personalpeft_app.http.concurrency import limiter_of
     from personalpeft_app.http.server import make_app
     from personalpeft_app.http.wsgi_server import Server
@@ -122,12 +127,20 @@ def serve(
         api = ApiV1(runtime)
         codes = SignInCodes(runtime.api_keys)
         limiter = limiter_of(runtime)
+        plugins = ["tinker"] if tinker else []
+        extensions = [
+            runtime.http_extension(name, security.plugin_host()) for name in plugins
+        ]
         app = make_app(
             runtime,
             owner=common.user_id(),
             names=names,
             limiter=limiter,
-            more=[api.blueprint, page.blueprint(codes)],
+            more=[
+                api.blueprint,
+                page.blueprint(codes),
+                *(extension.blueprint for extension in extensions),
+            ],
         )
         # Before the model, which takes a while to load: a port in use fails at once.
         server = Server(app, limiter, host=address, port=port)
@@ -151,6 +164,8 @@ def serve(
             )
 
         def close() -> None:
+            for extension in extensions:
+                extension.close()
             api.close()
             runtime.close()
 

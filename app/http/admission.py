@@ -1,8 +1,8 @@
 """Decides from a request's headers whether the server keeps its body, before it reads the body.
 
 - A body is kept only for a valid token.
-- A body above ``validation.LARGEST`` is kept only where a route takes files. The caller must be
-  allowed to use that route.
+- A body above ``validation.LARGEST`` is kept only where a route takes files or large bodies. The
+  caller must be allowed to use a route that takes files.
 - All bodies together take at most ``MOST_HELD`` bytes, those of one token at most
   ``validation.LARGEST_FILE``.
 
@@ -86,10 +86,12 @@ class BodyAdmission:
             endpoint, names = self._app.url_map.bind("localhost").match(path, method=method)
         except HTTPException:
             return too_large(validation.LARGEST)
-        if not validation.is_for_files(self._app.view_functions[endpoint]):
+        view = self._app.view_functions[endpoint]
+        is_open = validation.is_for_large_bodies(view)
+        if not is_open and not validation.is_for_files(view):
             return too_large(validation.LARGEST)
         user = names.get("user")
-        if not (caller.is_admin if user is None else caller.may_act_for(user)):
+        if not is_open and not (caller.is_admin if user is None else caller.may_act_for(user)):
             return Forbidden("This token may not send files here.")
         return too_large(validation.LARGEST_FILE) if size > validation.LARGEST_FILE else None
 

@@ -28,7 +28,9 @@ from flask import Flask, current_app, g, request
 from werkzeug.exceptions import BadRequest, Forbidden, HTTPException, Unauthorized
 
 from personalpeft.ids import check_user_id
+from personalpeft.plugins import HttpHost
 from personalpeft.store.api_keys import ApiKeys
+from personalpeft_app.http import validation
 
 View = TypeVar("View", bound=Callable[..., Any])
 
@@ -95,6 +97,13 @@ def allow_workers(view: View) -> View:
     """Mark a view that is open to a worker's token."""
     setattr(view, _WORKERS, True)
     return view
+
+
+def plugin_host() -> HttpHost:
+    """Return what an extension may use of the server."""
+    return HttpHost(
+        lambda: caller().token, lambda: caller().user, public, validation.for_large_bodies
+    )
 
 
 def is_open() -> bool:

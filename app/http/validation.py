@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Never, TypeAlias, TypeVar
+from functools import wraps
+from typing import Annotated, Any, Never, TypeAlias, TypeVar, cast
 
 from annotated_types import Len
 from flask import request
@@ -29,7 +30,7 @@ LARGEST = 4 * 2**20
 """The most bytes of a body."""
 LARGEST_FILE = 256 * 2**20
 """The most bytes of a body that is a file."""
-_FILES = "for_files"
+_FILES, _LARGE = "for_files", "for_large_bodies"
 
 LongText: TypeAlias = Annotated[str, Len(1, 100_000)]
 
@@ -41,6 +42,23 @@ def for_files(view: View) -> View:
     """Mark a view whose body is a file and may be large."""
     setattr(view, _FILES, True)
     return view
+
+
+def for_large_bodies(view: View) -> View:
+    """Return a view whose body may be as large as a file, from any valid token."""
+
+    @wraps(view)
+    def larger(*args: Any, **kwargs: Any) -> Any:
+        request.max_content_length = LARGEST_FILE
+        return view(*args, **kwargs)
+
+    setattr(larger, _LARGE, True)
+    return cast(View, larger)
+
+
+def is_for_large_bodies(view: Callable[..., Any]) -> bool:
+    """Return whether a view is marked by ``for_large_bodies``."""
+    return hasattr(view, _LARGE)
 
 
 def is_for_files(view: Callable[..., Any]) -> bool:

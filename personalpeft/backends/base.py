@@ -45,6 +45,7 @@ class SequenceState:
         owner: The user whose prompt caches may be used.
         logprobs: Whether chunks carry the log-prob of each token.
         top_logprobs: How many of the likeliest tokens to report, at most ``MAX_TOP_LOGPROBS``.
+        stop_tokens: Tokens that end the reply, besides those of the base.
         token_ids: The prompt and the tokens picked so far.
         output: The text side of the reply, from the first admission on.
         sampler: The backend's random state, from the first admission on.
@@ -56,6 +57,7 @@ class SequenceState:
     owner: str = ""
     logprobs: bool = False
     top_logprobs: int = 0
+    stop_tokens: frozenset[int] = frozenset()
     token_ids: list[int] = field(init=False)
     output: TextOutput | None = field(init=False, default=None)
     sampler: Any = field(init=False, default=None)
@@ -93,6 +95,8 @@ class OutputChunk:
         logprobs: The log-prob of each token (nats, at temperature 1), if asked for.
         top_logprobs: The likeliest tokens in the place of each, likeliest first, if asked for.
         stop_string: The stop string that ended the reply, if one did.
+        stop_token: The token that ended the reply, if one did. It is not one of ``tokens``.
+        stop_logprob: Its log-prob, if asked for.
         error: Why this sequence alone cannot go on. It is still to be removed.
     """
 
@@ -103,6 +107,8 @@ class OutputChunk:
     logprobs: tuple[float, ...] = ()
     top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
     stop_string: str = ""
+    stop_token: int | None = None
+    stop_logprob: float | None = None
     error: Exception | None = None
 
 
@@ -132,10 +138,23 @@ class StagedStack(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """A completion after a prompt, to be scored or learned. Log-probs are of the completion."""
+    """A completion after a prompt, to be scored or learned.
+
+    Attributes:
+        prompt: The tokens before the completion.
+        completion: The tokens that the model reads after the prompt, up to the last but one.
+        targets: The tokens that log-probs are of, one at each place of the completion; empty for
+            the completion itself.
+    """
 
     prompt: Tokens
     completion: Tokens
+    targets: Tokens = ()
+
+    @property
+    def scored(self) -> Tokens:
+        """The tokens that log-probs are of."""
+        return self.targets or self.completion
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,8 +247,45 @@ class SessionSpec:
     max_grad_norm: float = 1.0
 
 
+@dataclass(frozen=True, slots=True)
+class AdamParams:
+    """The options of one AdamW step (Loshchilov & Hutter 2019, algorithm 2).
+
+    Attributes:
+        learning_rate: The step size.
+        beta1: The decay of the first moment.
+        beta2: The decay of the second moment.
+        eps: The summand of the denominator.
+        weight_decay: The decoupled weight decay.
+        max_grad_norm: The norm that gradients are clipped to; None does not clip.
+    """
+
+    learning_rate: float
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    max_grad_norm: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardResult:
+    """The result of one loss.
+
+    Attributes:
+        loss: The value of the loss.
+        token_logprobs: The log-probs of each of its continuations (nats), if asked for.
+    """
+
+    loss: float
+    token_logprobs: tuple[npt.NDArray[np.float32], ...] = ()
+
+
 class Session(Protocol):
-    """The state of one update. The same spec and steps give the same bytes on one machine."""
+    """The state of one update. The same spec and steps give the same bytes on one machine.
+
+    ``step`` is ``Backend.forward_backward`` and ``optim_step`` in one.
+    """
 
     def precompute_ref_log_probs(self, terms: Sequence[Loss]) -> None:
         """Evaluate the frozen stack on the references of losses, before a step that needs them."""
@@ -239,16 +295,29 @@ class Session(Protocol):
         """Make one optimizer step on the sum of the losses, and return that sum."""
         ...
 
+    def optim_step(self, params: AdamParams) -> float:
+        """Make one optimizer step with the accumulated gradients, and clear them.
+
+        Without gradients nothing changes.
+
+        Returns:
+            The norm of the gradients before clipping.
+        """
+        ...
+
     def weights(self) -> Mapping[str, LoRAWeights]:
         """Return a copy of the layer."""
         ...
 
     def state(self) -> Mapping[str, npt.NDArray[np.float32]]:
-        """Return what a later session of the same spec needs to continue."""
+        """Return what a later session of the same spec needs to continue, without gradients."""
         ...
 
     def restore(self, state: Mapping[str, npt.NDArray[np.float32]]) -> None:
-        """Continue from ``state()`` of a session of the same spec, else raise ``ValueError``."""
+        """Continue from ``state()`` of a session of the same spec, without gradients.
+
+        Raises ``ValueError`` for any other state.
+        """
         ...
 
     def close(self) -> None:
@@ -422,6 +491,32 @@ class Backend(Protocol):
 
         Raises:
             ValueError: The three differ in length, or a session is not of this backend.
+        """
+        ...
+
+    def forward_backward(
+        self,
+        sessions: Sequence[Session],
+        terms: Sequence[Sequence[Loss]],
+        *,
+        backward: bool = True,
+        logprobs: bool = False,
+    ) -> tuple[tuple[ForwardResult, ...], ...]:
+        """Compute losses of several sessions, and add their gradients to those of earlier calls.
+
+        Several passes are made where memory needs them, and sessions share a pass where they fit.
+
+        Args:
+            sessions: Different sessions of this backend.
+            terms: The losses of each.
+            backward: Whether to compute gradients.
+            logprobs: Whether to return log-probs.
+
+        Returns:
+            The result of each loss of each session.
+
+        Raises:
+            ValueError: The two differ in length, or a session is not of this backend.
         """
         ...
 

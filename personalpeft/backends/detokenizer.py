@@ -11,6 +11,7 @@ text that it has held back.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from personalpeft.backends.base import OutputChunk, SequenceState
@@ -107,7 +108,7 @@ class SequenceOutput:
 
     def __init__(self, number: int, sequence: SequenceState, decoder: ChatTokenizer) -> None:
         self.number, self.sequence = number, sequence
-        self._stop_tokens = decoder.stop_tokens
+        self._stop_tokens = decoder.stop_tokens | sequence.stop_tokens
         self._text = Detokenizer(decoder, sequence.sampling.stop)
         self.num_tokens = 0
 
@@ -128,7 +129,11 @@ class SequenceOutput:
     def append(self, token: int, logprobs: TokenLogprobs | None = None) -> OutputChunk:
         """Add a token, and return what it adds to the text and whether it ends the reply."""
         if token in self._stop_tokens:
-            return self.end("stop")
+            return replace(
+                self.end("stop"),
+                stop_token=token,
+                stop_logprob=logprobs.logprob if logprobs else None,
+            )
         self.num_tokens += 1
         self.sequence.token_ids.append(token)
         text = self._text.push(token)

@@ -23,7 +23,9 @@ from personalpeft.adapters.compose import concatenate
 from personalpeft.adapters.types import AdapterStack, LoRAWeights
 from personalpeft.backends.attached_stacks import AttachedStacks
 from personalpeft.backends.base import (
+    AdamParams,
     Continuation,
+    ForwardResult,
     Loss,
     Occupancy,
     OutputChunk,
@@ -232,6 +234,36 @@ class FakeBackend:
     ) -> tuple[float, ...]:
         return tuple(s.step(t, rate) for s, t, rate in zip(sessions, terms, rates, strict=True))
 
+    def forward_backward(
+        self,
+        sessions: Sequence[Session],
+        terms: Sequence[Sequence[Loss]],
+        *,
+        backward: bool = True,
+        logprobs: bool = False,
+    ) -> tuple[tuple[ForwardResult, ...], ...]:
+        results = []
+        for session, own in zip(sessions, terms, strict=True):
+            if not isinstance(session, _FakeSession):
+                raise ValueError("sessions must be sessions of this backend")
+            if backward:
+                session.add(own)
+            results.append(
+                tuple(
+                    ForwardResult(
+                        1.0,
+                        tuple(
+                            np.array(_logprobs(c.prompt, c.scored, None), np.float32)
+                            for c in term.continuations
+                        )
+                        if logprobs
+                        else (),
+                    )
+                    for term in own
+                )
+            )
+        return tuple(results)
+
     def close(self) -> None:
         self._attached.clear()
 
@@ -279,6 +311,7 @@ class _FakeSession:
         self._spec = spec
         initial = {p: pair.b.tobytes().hex() for p, pair in (spec.initial_weights or {}).items()}
         self._digest = _digest(canonical_digest([spec.seed, spec.rank, spec.base_key, initial]))
+        self._added: list[list[list[int]]] = []
         self._norm = 1.0
         if spec.initial_weights:
             self._norm += _norm(spec.initial_weights) * spec.scaling
@@ -290,8 +323,19 @@ class _FakeSession:
             self._norm = 1.0 + len(learned)
 
     def step(self, terms: Sequence[Loss], learning_rate: float) -> float:
-        items = [[list(c.prompt), list(c.completion)] for term in terms for c in term.continuations]
-        self._digest = _digest(canonical_digest(items), self._digest.tobytes())
+        self.add(terms)
+        return self.optim_step(AdamParams(learning_rate))
+
+    def add(self, terms: Sequence[Loss]) -> None:
+        """Keep what ``optim_step`` learns."""
+        self._added += [
+            [list(c.prompt), list(c.completion)] for term in terms for c in term.continuations
+        ]
+
+    def optim_step(self, params: AdamParams) -> float:
+        if self._added:
+            self._digest = _digest(canonical_digest(self._added), self._digest.tobytes())
+            self._added = []
         return 1.0
 
     def weights(self) -> Mapping[str, LoRAWeights]:

@@ -17,7 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from personalpeft.adapters.types import AdapterStack
-from personalpeft.backends.base import Continuation, Loss, Score, Session, SessionSpec
+from personalpeft.backends.base import (
+    Continuation,
+    ForwardResult,
+    Loss,
+    Score,
+    Session,
+    SessionSpec,
+)
 from personalpeft.backends.batch_backend import BatchBackend
 from personalpeft.base_models.types import Base
 
@@ -84,10 +91,20 @@ class TrainingBackend:
         self, sessions: Sequence[Session], terms: Sequence[Sequence[Loss]], rates: Sequence[float]
     ) -> tuple[float, ...]:
         """See ``Backend.advance``."""
-        backend = self._backend
-        if backend is None:
-            raise ValueError("sessions must be open sessions of this backend")
-        return backend.advance(sessions, terms, rates)
+        return self._loaded().advance(sessions, terms, rates)
+
+    def forward_backward(
+        self,
+        sessions: Sequence[Session],
+        terms: Sequence[Sequence[Loss]],
+        *,
+        backward: bool = True,
+        logprobs: bool = False,
+    ) -> tuple[tuple[ForwardResult, ...], ...]:
+        """See ``Backend.forward_backward``."""
+        return self._loaded().forward_backward(
+            sessions, terms, backward=backward, logprobs=logprobs
+        )
 
     def close(self) -> None:
         """Free the weights when the last session and scores end. Closing twice is allowed."""
@@ -103,6 +120,13 @@ class TrainingBackend:
             # A running timer belongs to scores that came meanwhile.
             if self._unload_timer is None:
                 self._unload_if_idle()
+
+    def _loaded(self) -> TorchBackend:
+        """Return the backend that open sessions are on. Raises ``ValueError``."""
+        backend = self._backend
+        if backend is None:
+            raise ValueError("sessions must be open sessions of this backend")
+        return backend
 
     def _load(self) -> TorchBackend:
         if self._closed:
@@ -155,6 +179,18 @@ class ServingBackend(BatchBackend):
         self, sessions: Sequence[Session], terms: Sequence[Sequence[Loss]], rates: Sequence[float]
     ) -> tuple[float, ...]:
         return self._training.advance(sessions, terms, rates)
+
+    def forward_backward(
+        self,
+        sessions: Sequence[Session],
+        terms: Sequence[Sequence[Loss]],
+        *,
+        backward: bool = True,
+        logprobs: bool = False,
+    ) -> tuple[tuple[ForwardResult, ...], ...]:
+        return self._training.forward_backward(
+            sessions, terms, backward=backward, logprobs=logprobs
+        )
 
     def _stack(self, key: str | None) -> AdapterStack | None:
         """Return an attached stack, None for the bare base. Raises ``KeyError``."""

@@ -60,6 +60,7 @@ class Engine(EngineCore):
     ) -> None:
         self._stored_adapter = read_adapter
         self._temporary: dict[str, Adapter] = {}
+        self._sources: tuple[Callable[[str], Adapter | None], ...] = ()
         super().__init__(backend, self.read_adapter, serving, clock)
         if backend.batch_invariance is not BatchInvariance.HOLDS:
             log.info(
@@ -67,9 +68,20 @@ class Engine(EngineCore):
             )
 
     def read_adapter(self, digest: str) -> Adapter:
-        """Return an adapter by the digest of its packed file, stored or temporary."""
-        temporary = self._temporary.get(digest)
-        return self._stored_adapter(digest) if temporary is None else temporary
+        """Return an adapter by the digest of its packed file: temporary, of a source, or stored."""
+        adapter = self._temporary.get(digest)
+        for read in self._sources:
+            adapter = adapter or read(digest)
+        return self._stored_adapter(digest) if adapter is None else adapter
+
+    def add_source(self, read: Callable[[str], Adapter | None]) -> None:
+        """Let stacks name adapters that a plugin keeps.
+
+        Args:
+            read: Returns an adapter by the digest of its packed file, checked; None for another's.
+                It is called by the engine's threads.
+        """
+        self._sources = (*self._sources, read)
 
     @contextmanager
     def temporary_adapter(self, adapter: Adapter) -> Iterator[str]:
@@ -89,7 +101,9 @@ class Engine(EngineCore):
             PromptTooLong: Prompt and reply together exceed the base's context.
         """
         backend = self.backend
-        if request.template:
+        if request.tokens:
+            tokens = request.tokens
+        elif request.template:
             tokens = backend.render(request.messages) + backend.encode(request.reply_prefix)
         else:
             text = "".join(message.content for message in request.messages)
@@ -143,6 +157,7 @@ class Engine(EngineCore):
                 request.user,
                 request.logprobs,
                 request.top_logprobs,
+                request.stop_tokens,
                 request=request,
                 group=group,
                 index=index,

@@ -34,6 +34,8 @@ class Request:
         template: Whether to apply the chat template. Without it the text is read and continued.
         logprobs: Whether chunks carry the log-prob of each token.
         top_logprobs: How many of the likeliest tokens to report in each position.
+        tokens: The prompt as tokens, instead of messages.
+        stop_tokens: Tokens that end the reply, besides those of the base.
     """
 
     user: str
@@ -45,10 +47,14 @@ class Request:
     template: bool = True
     logprobs: bool = False
     top_logprobs: int = 0
+    tokens: Tokens = ()
+    stop_tokens: frozenset[int] = frozenset()
 
     @property
     def reply_prefix(self) -> str:
         """The text that the reply starts with, read after the prompt instead of generated."""
+        if self.tokens:
+            return ""
         return find_unfinished_call(self.messages[-1]) if self.template else ""
 
 

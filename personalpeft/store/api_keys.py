@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import stat
 import threading
 from collections.abc import Iterator
@@ -29,6 +30,8 @@ from personalpeft.store.store import Store
 ADMIN_KEY_FILE = "token"
 KEYS_FILE = "tokens.json"
 _PREFIX = "pp_"
+# Clients of other services refuse a key that does not begin as theirs do, such as "sk-".
+_FOREIGN_PREFIX = re.compile(rf"[a-z]{{1,8}}-(?={_PREFIX})")
 _SECRET_BYTES = 32
 _ID_DIGITS = 12
 _MAX_SECRET_LENGTH = 256
@@ -156,7 +159,11 @@ class ApiKeys(
         return tuple(self._read_keys().values())
 
     def authenticate(self, secret: str) -> ApiKey | None:
-        """Return the key of a secret, or None. Raises ``HomeError``."""
+        """Return the key of a secret, or None. Raises ``HomeError``.
+
+        Letters and a hyphen before the secret are ignored, as in ``sk-pp_...``.
+        """
+        secret = secret[match.end() :] if (match := _FOREIGN_PREFIX.match(secret)) else secret
         if not secret or len(secret) > _MAX_SECRET_LENGTH:
             return None
         with self._mutex:

@@ -14,6 +14,7 @@ import torch
 from personalpeft.adapters.types import AdapterStack
 from personalpeft.backends.base import (
     Continuation,
+    ForwardResult,
     Loss,
     Score,
     Session,
@@ -32,7 +33,11 @@ from personalpeft.backends.torch.ops.base import KV_BLOCK_SIZE
 from personalpeft.backends.torch.training.logprobs import read_outputs
 from personalpeft.backends.torch.training.packing import split_by_size
 from personalpeft.backends.torch.training.reference_cache import ReferenceCache
-from personalpeft.backends.torch.training.session import TorchSession, advance
+from personalpeft.backends.torch.training.session import (
+    TorchSession,
+    advance,
+    forward_backward,
+)
 from personalpeft.base_models.types import Base
 
 _SCORE_TOKENS = 1024
@@ -133,6 +138,22 @@ class TorchBackend(BatchBackend):
     def advance(
         self, sessions: Sequence[Session], terms: Sequence[Sequence[Loss]], rates: Sequence[float]
     ) -> tuple[float, ...]:
+        return advance(self._model, self._own(sessions), terms, rates)
+
+    def forward_backward(
+        self,
+        sessions: Sequence[Session],
+        terms: Sequence[Sequence[Loss]],
+        *,
+        backward: bool = True,
+        logprobs: bool = False,
+    ) -> tuple[tuple[ForwardResult, ...], ...]:
+        return forward_backward(
+            self._model, self._own(sessions), terms, backward=backward, logprobs=logprobs
+        )
+
+    def _own(self, sessions: Sequence[Session]) -> list[TorchSession]:
+        """Return the sessions, checked. Raises ``ValueError``."""
         own = dict.fromkeys(
             session
             for session in sessions
@@ -140,7 +161,7 @@ class TorchBackend(BatchBackend):
         )
         if len(own) < len(sessions):
             raise ValueError("sessions must be distinct open sessions of this backend")
-        return advance(self._model, list(own), terms, rates)
+        return list(own)
 
     def fingerprint(self) -> str:
         return self._model.fingerprint()

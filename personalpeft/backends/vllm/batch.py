@@ -113,7 +113,8 @@ class Batch:
         self, number: int, state: SequenceState, registration: Registration
     ) -> None:
         async def stream(name: str) -> None:
-            salt, stop = self._salt(state.owner), sorted(self._tokenizer.stop_tokens)
+            salt = self._salt(state.owner)
+            stop = sorted(self._tokenizer.stop_tokens | state.stop_tokens)
             async with aclosing(self._client.stream_completion(state, name, salt, stop)) as chunks:
                 async for chunk in chunks:
                     self._events.put((number, chunk))

@@ -86,7 +86,7 @@ def read_outputs(
     logits = model.logits(model.hidden(packed or pack(items)))
     parts = torch.split(logits, [len(item.completion) for item in items])
     return [
-        PolicyOutputs(own, torch.tensor(item.completion, device=own.device), model)
+        PolicyOutputs(own, torch.tensor(item.scored, device=own.device), model)
         for item, own in zip(items, parts, strict=True)
     ]
 

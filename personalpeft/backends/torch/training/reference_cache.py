@@ -81,7 +81,7 @@ class ReferenceCache:
                     is_shared = is_general and stack is None
                     hidden = self._general_hidden(item) if is_shared else self._hidden(item)
                     hidden = hidden.to(self._model.where.device)
-                    tokens = torch.tensor(item.completion, device=hidden.device)
+                    tokens = torch.tensor(item.scored, device=hidden.device)
                     outputs = ReferenceOutputs(hidden, tokens, self._model)
                     self._outputs[stack, item] = outputs
                 found[item] = outputs

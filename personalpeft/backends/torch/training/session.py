@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from itertools import chain
+from dataclasses import dataclass
+from itertools import chain, groupby
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from personalpeft.adapters.types import LoRAWeights
-from personalpeft.backends.base import Continuation, Loss, SessionSpec
+from personalpeft.backends.base import (
+    AdamParams,
+    Continuation,
+    ForwardResult,
+    Loss,
+    SessionSpec,
+)
 from personalpeft.backends.torch.lora_bank import LoRABank
 from personalpeft.backends.torch.lora_layers import group_projections
 from personalpeft.backends.torch.model_runner import ModelRunner
@@ -36,6 +43,8 @@ from personalpeft.backends.torch.training.reference_cache import ReferenceCache
 # Tokens of one pass over several sessions. More are hardly faster and take more memory
 # (docs/explanation/learning.md).
 _PASS_TOKENS = 256
+# Tokens of one pass of ``forward_backward``. A pass keeps the logits of all of them.
+_FORWARD_TOKENS = {"cpu": 512, "cuda": 4096}
 
 
 class TorchSession:
@@ -107,8 +116,10 @@ class TorchSession:
         weights = TrainedWeights(self._halves, self._spec.scaling, self._groups)
         return TrainedSegment(begin, end, weights, self._below_weights, self._model.where.dtype)
 
-    def loss(self, terms: Sequence[Loss], outputs: Mapping[Continuation, PolicyOutputs]) -> Tensor:
-        """Return the sum of the terms' losses."""
+    def losses(
+        self, terms: Sequence[Loss], outputs: Mapping[Continuation, PolicyOutputs]
+    ) -> Tensor:
+        """Return the loss of each term."""
         losses = [
             term.loss(
                 [outputs[item] for item in term.continuations],
@@ -116,17 +127,34 @@ class TorchSession:
             )
             for term in terms
         ]
-        return torch.stack(losses).sum()
+        return torch.stack(losses)
 
-    def apply_gradients(self, segment: TrainedSegment, learning_rate: float) -> None:
-        """Take an optimizer step with the gradients of a pass."""
+    def add_gradients(self, segment: TrainedSegment) -> None:
+        """Add the gradients of a pass to those of earlier passes."""
         for name, grad in segment.gradients().items():
-            self._halves[name].grad = grad
+            half = self._halves[name]
+            half.grad = grad if half.grad is None else half.grad.add_(grad)
+
+    def default_params(self, learning_rate: float) -> AdamParams:
+        """Return the options of ``step``, which the spec has."""
+        return AdamParams(
+            learning_rate,
+            weight_decay=self._spec.weight_decay,
+            max_grad_norm=self._spec.max_grad_norm,
+        )
+
+    def optim_step(self, params: AdamParams) -> float:
+        """Take an optimizer step with the accumulated gradients, clear them, return their norm."""
         for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate
-        nn.utils.clip_grad_norm_(self._halves.values(), self._spec.max_grad_norm)
+            group["lr"] = params.learning_rate
+            group["betas"] = (params.beta1, params.beta2)
+            group["eps"] = params.eps
+            group["weight_decay"] = params.weight_decay
+        limit = math.inf if params.max_grad_norm is None else params.max_grad_norm
+        norm = nn.utils.clip_grad_norm_(self._halves.values(), limit)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
+        return float(norm)
 
     def weights(self) -> Mapping[str, LoRAWeights]:
         """Return a copy of the current weights."""
@@ -158,6 +186,7 @@ class TorchSession:
                 )
                 if array is None or not fits or not np.isfinite(array).all():
                     raise ValueError(f"the saved session does not fit: {name}{suffix}")
+        self._optimizer.zero_grad(set_to_none=True)
         with torch.no_grad():
             for name, half in self._halves.items():
                 half.copy_(_tensor(state[name]))
@@ -175,6 +204,20 @@ class TorchSession:
             self._open = False
             self._model.close_session()
             self._on_close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Losses of one session that share a pass."""
+
+    session: TorchSession
+    terms: Sequence[Loss]
+    continuations: Sequence[Continuation]
+
+    @classmethod
+    def of(cls, session: TorchSession, terms: Sequence[Loss]) -> _Part:
+        items = dict.fromkeys(item for term in terms for item in term.continuations)
+        return cls(session, terms, list(items))
 
 
 def advance(
@@ -196,40 +239,101 @@ def advance(
     """
     if not len(sessions) == len(terms) == len(rates):
         raise ValueError("sessions, terms and rates must have the same length")
+    parts = [_Part.of(session, own) for session, own in zip(sessions, terms, strict=True)]
     losses: list[float] = []
-    continuations = [
-        list(dict.fromkeys(item for term in own for item in term.continuations)) for own in terms
-    ]
-    sizes = [len(pack(items).tokens) for items in continuations]
+    sizes = [len(pack(part.continuations).tokens) for part in parts]
     for group in split_by_size(sizes, _PASS_TOKENS):
-        losses += _advance(model, sessions[group], terms[group], rates[group], continuations[group])
+        results = _run_pass(model, parts[group], backward=True, logprobs=False)
+        for part, rate, own in zip(parts[group], rates[group], results, strict=True):
+            part.session.optim_step(part.session.default_params(rate))
+            losses.append(own.total)
     return tuple(losses)
 
 
-def _advance(
+def forward_backward(
     model: ModelRunner,
     sessions: Sequence[TorchSession],
     terms: Sequence[Sequence[Loss]],
-    rates: Sequence[float],
-    continuations: Sequence[Sequence[Continuation]],
-) -> list[float]:
-    """Run one forward and one backward pass."""
-    packed = pack(*continuations)
+    *,
+    backward: bool,
+    logprobs: bool,
+) -> tuple[tuple[ForwardResult, ...], ...]:
+    """Compute losses, and add their gradients to the sessions'. See ``Backend``.
+
+    The losses of a session are split over passes, since their gradients add up.
+    """
+    if len(sessions) != len(terms):
+        raise ValueError("sessions and terms must have the same length")
+    units = [
+        _Part.of(session, [term])
+        for session, own in zip(sessions, terms, strict=True)
+        for term in own
+    ]
+    results: dict[TorchSession, list[ForwardResult]] = {session: [] for session in sessions}
+    limit = _FORWARD_TOKENS.get(model.where.device.type, _FORWARD_TOKENS["cpu"])
+    sizes = [len(pack(unit.continuations).tokens) for unit in units]
+    for group in split_by_size(sizes, limit):
+        # Units of one session are neighbours, so its part of a pass is one range of tokens.
+        parts = [
+            _Part.of(session, [term for unit in own for term in unit.terms])
+            for session, own in groupby(units[group], key=lambda unit: unit.session)
+        ]
+        for part, own_results in zip(
+            parts, _run_pass(model, parts, backward=backward, logprobs=logprobs), strict=True
+        ):
+            results[part.session] += own_results.terms
+    return tuple(tuple(results[session]) for session in sessions)
+
+
+@dataclass(frozen=True, slots=True)
+class _PassResult:
+    """The losses of one session in one pass, and their sum as the pass computed it."""
+
+    total: float
+    terms: list[ForwardResult]
+
+
+def _run_pass(
+    model: ModelRunner, parts: Sequence[_Part], *, backward: bool, logprobs: bool
+) -> list[_PassResult]:
+    """Run one forward pass and perhaps one backward pass, which adds to the gradients."""
+    packed = pack(*(part.continuations for part in parts))
     begins = (0, *packed.ends[:-1])
-    segments = [s.segment(b, e) for s, b, e in zip(sessions, begins, packed.ends, strict=True)]
+    segments = [
+        part.session.segment(begin, end)
+        for part, begin, end in zip(parts, begins, packed.ends, strict=True)
+    ]
     with (
         model.exclusive(TrainedSegments(segments, model.where.device)),
-        torch.enable_grad(),
+        torch.set_grad_enabled(backward),
     ):
-        outputs = iter(read_outputs(model, list(chain(*continuations)), packed))
+        items = chain.from_iterable(part.continuations for part in parts)
+        outputs = iter(read_outputs(model, list(items), packed))
+        read = [{item: next(outputs) for item in part.continuations} for part in parts]
         losses = [
-            session.loss(own, {item: next(outputs) for item in items})
-            for session, own, items in zip(sessions, terms, continuations, strict=True)
+            part.session.losses(part.terms, own) for part, own in zip(parts, read, strict=True)
         ]
-        torch.stack(losses).sum().backward()
-        for session, segment, rate in zip(sessions, segments, rates, strict=True):
-            session.apply_gradients(segment, rate)
-        return [float(loss.detach()) for loss in losses]
+        totals = [each.sum() for each in losses]
+        if backward:
+            torch.stack(totals).sum().backward()
+            for part, segment in zip(parts, segments, strict=True):
+                part.session.add_gradients(segment)
+        return [
+            _PassResult(
+                float(total.detach()),
+                [
+                    ForwardResult(loss, _token_logprobs(term, own) if logprobs else ())
+                    for term, loss in zip(part.terms, each.tolist(), strict=True)
+                ],
+            )
+            for part, own, each, total in zip(parts, read, losses, totals, strict=True)
+        ]
+
+
+def _token_logprobs(
+    term: Loss, outputs: Mapping[Continuation, PolicyOutputs]
+) -> tuple[npt.NDArray[np.float32], ...]:
+    return tuple(_array(outputs[item].token_logp) for item in term.continuations)
 
 
 def _no_moments(half: Tensor) -> dict[str, Tensor]:
