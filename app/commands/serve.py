@@ -100,8 +100,8 @@ def serve(
     """
     from personalpeft import Serving
     from personalpeft.store.api_keys import ADMIN_KEY_FILE
-    from personalpeft_app.http.api_v1.routes import ApiV1
     from personalpeft_app.http import security
+    from personalpeft_app.http.api_v1.routes import ApiV1
     from personalpeft_app.http.concurrency import limiter_of
     from personalpeft_app.http.server import make_app
     from personalpeft_app.http.wsgi_server import Server
@@ -128,9 +128,7 @@ def serve(
         codes = SignInCodes(runtime.api_keys)
         limiter = limiter_of(runtime)
         plugins = ["tinker"] if tinker else []
-        extensions = [
-            runtime.http_extension(name, security.plugin_host()) for name in plugins
-        ]
+        extensions = [runtime.http_extension(name, security.plugin_host()) for name in plugins]
         app = make_app(
             runtime,
             owner=common.user_id(),

@@ -1,0 +1,417 @@
+"""Saved weights: immutable adapters with ``tinker://`` paths, and what restarts training.
+
+A checkpoint names two files: the packed adapter, which is served and downloaded, and the state of
+the optimizer, which only training reads.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from sqlite3 import Row
+from tempfile import TemporaryDirectory
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import safetensors.numpy
+
+from personalpeft import Runtime
+from personalpeft.adapters.compose import compose, concatenate
+from personalpeft.adapters.formats.packed import pack, unpack
+from personalpeft.adapters.formats.peft import export_peft, import_peft
+from personalpeft.adapters.types import Adapter, LoRAWeights, Manifest
+from personalpeft.clock import Clock
+from personalpeft.errors import InvalidInput, NotFound
+from personalpeft.types import Stack, StackEntry, canonical_digest
+from personalpeft_tinker_server import models
+from personalpeft_tinker_server.database import Database
+
+SCHEME = "tinker://"
+USER_SCHEME = "personalpeft://"
+LAYER = "skill.tinker"
+"""The layer that saved weights are for, until they become a layer of a user."""
+
+Kind: TypeAlias = Literal["weights", "sampler_weights"]
+State: TypeAlias = Mapping[str, npt.NDArray[np.float32]]
+
+# Bytes of saved weights that one owner may have.
+_MAX_BYTES = 32 * 2**30
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+@dataclass(frozen=True, slots=True)
+class RunSpec:
+    """What a run trains: the shape of its LoRA, and the name that the client gave the base."""
+
+    run: str
+    owner: str
+    base: str
+    rank: int
+    seed: int
+    attn: bool
+    mlp: bool
+    parent: str | None = None
+
+    # The constant alpha of Tinker, so that a learning rate fits all ranks.
+    ALPHA = 32.0
+
+    @property
+    def scaling(self) -> float:
+        return self.ALPHA / self.rank
+
+    @classmethod
+    def of(cls, row: Row) -> RunSpec:
+        """Return the spec in a row of ``runs``."""
+        return cls(
+            row["id"],
+            row["owner"],
+            row["base"],
+            row["rank"],
+            row["seed"],
+            bool(row["attn"]),
+            bool(row["mlp"]),
+            row["parent"],
+        )
+
+    def targets(self, projections: Sequence[str]) -> tuple[str, ...]:
+        """Return the projections that the run trains."""
+        return tuple(name for name in projections if (self.attn if "attn" in name else self.mlp))
+
+
+class Checkpoints:
+    """The saved weights of all owners.
+
+    Args:
+        runtime: The open runtime.
+        database: Has the rows and files.
+        clock: The time.
+    """
+
+    def __init__(self, runtime: Runtime, database: Database, clock: Clock) -> None:
+        self._runtime, self._db, self._clock = runtime, database, clock
+
+    def save(
+        self,
+        spec: RunSpec,
+        kind: Kind,
+        name: str,
+        weights: Mapping[str, LoRAWeights],
+        state: State | None,
+        *,
+        ttl: int | None,
+        overwrite: bool,
+    ) -> str:
+        """Save weights durably and return their path.
+
+        Args:
+            spec: The run.
+            kind: What they are for.
+            name: Their name in the run.
+            weights: The LoRA.
+            state: The state of training.
+            ttl: The seconds after which they are deleted; None keeps them.
+            overwrite: Whether a checkpoint of this name may be replaced.
+
+        Raises:
+            InvalidInput: The name is taken, or the owner has no room left.
+        """
+        base = self._runtime.base()
+        path = f"{SCHEME}{spec.run}/{kind}/{name}"
+        old = self._db.row("select * from checkpoints where path = ?", path)
+        adapter = Adapter(
+            Manifest(
+                base.digest,
+                LAYER,
+                spec.rank,
+                spec.scaling,
+                tuple(weights),
+                {"trained_by": "tinker", "run": spec.run, "name": name},
+                canonical_digest([]),
+                parent=spec.parent,
+            ),
+            weights,
+        )
+        packed = pack(adapter)
+        digest = self._put(spec, path, kind, name, packed, state, ttl, old, overwrite)
+        self._db.execute("update runs set parent = ? where id = ?", digest, spec.run)
+        return path
+
+    def find(self, owner: str, path: str) -> Row:
+        """Return the row of a checkpoint that its owner, or everyone, may read.
+
+        Raises ``NotFound``.
+        """
+        row = self._db.row(
+            "select * from checkpoints where path = ? and (owner = ? or public)"
+            " and coalesce(expires > ?, 1)",
+            *(path, owner, self._now()),
+        )
+        if row is None:
+            raise NotFound(
+                f"There are no weights {path[:200]!a}.",
+                hint="They may have expired; list the checkpoints of your runs.",
+            )
+        return row
+
+    def find_own(self, owner: str, run: str, kind: str, name: str) -> Row:
+        """Return the row of the owner's checkpoint. Raises ``NotFound``."""
+        row = self.find(owner, f"{SCHEME}{run}/{kind}/{name}")
+        if row["owner"] != owner:
+            raise NotFound("These weights are another token's.", hint="Only read them.")
+        return row
+
+    def rows(self, owner: str, run: str | None = None) -> list[Row]:
+        """Return the checkpoints of an owner, newest first."""
+        return self._db.rows(
+            "select * from checkpoints where owner = ?1 and (?2 is null or run = ?2)"
+            " and coalesce(expires > ?3, 1) order by created desc",
+            *(owner, run, self._now()),
+        )
+
+    def delete(self, row: Row) -> None:
+        """Delete a checkpoint and its files."""
+        self._db.execute("delete from checkpoints where path = ?", row["path"])
+        self._db.delete_unnamed_files((row["adapter"], row["state_file"]))
+
+    def delete_expired(self) -> None:
+        """Delete the checkpoints whose time has passed."""
+        for row in self._db.rows("select * from checkpoints where expires <= ?", self._now()):
+            self.delete(row)
+
+    def set_ttl(self, row: Row, seconds: int | None) -> None:
+        """Let a checkpoint expire, or keep it with None."""
+        expires = None if seconds is None else self._now() + seconds
+        self._db.execute("update checkpoints set expires = ? where path = ?", expires, row["path"])
+
+    def set_public(self, row: Row, public: bool) -> None:
+        """Let every token read a checkpoint, or its owner alone."""
+        self._db.execute(
+            "update checkpoints set public = ? where path = ?", int(public), row["path"]
+        )
+
+    def stack(self, owner: str, path: str | None) -> Stack:
+        """Return the stack that serves saved weights; of None, the bare base."""
+        base = self._runtime.base().digest
+        if path is None:
+            return Stack(base)
+        digest = self.find(owner, path)["adapter"]
+        return Stack(base, (StackEntry(LAYER, f"{LAYER}@{digest[:12]}", digest),))
+
+    def read_adapter(self, digest: str) -> Adapter | None:
+        """Return the adapter in one of the files; None if there is none."""
+        data = self._db.read_file(digest)
+        base = self._runtime.base()
+        return data and unpack(  # type: ignore[return-value]
+            data, source="saved weights", architecture=base.architecture, base=base.digest
+        )
+
+    def training_state(self, spec: RunSpec, owner: str, path: str, *, optimizer: bool) -> State:
+        """Return the state that continues from saved weights or a user's layer.
+
+        Args:
+            spec: The run that goes on from there.
+            owner: Who asks.
+            path: ``tinker://<run>/<kind>/<name>`` or ``personalpeft://<user>/<layer>``.
+            optimizer: Whether to restore the optimizer, too.
+
+        Raises:
+            NotFound: There are no such weights.
+            InvalidInput: They do not fit the run, or have no state of an optimizer.
+        """
+        if path.startswith(USER_SCHEME):
+            row, adapter = None, self._user_layer(owner, path)
+        else:
+            row = self.find(owner, path)
+            adapter = self._adapter(row)
+        if optimizer:
+            state = row and row["state_file"] and self._db.read_file(row["state_file"])
+            if not state:
+                raise InvalidInput(
+                    "These weights have no state of an optimizer.",
+                    hint="Load weights of save_state, or load without the optimizer.",
+                )
+            return safetensors.numpy.load(state)
+        targets = spec.targets(list(self._runtime.base().architecture.projections))
+        if adapter.manifest.rank != spec.rank or set(adapter.pairs) != set(targets):
+            raise InvalidInput(
+                f"These weights have rank {adapter.manifest.rank} and "
+                f"{len(adapter.pairs)} projections; the run has rank {spec.rank} and "
+                f"{len(targets)}.",
+                hint="Create the run with the rank and targets of weights_info.",
+            )
+        factor = np.float32(adapter.manifest.scaling / spec.scaling)
+        halves = {}
+        for name, pair in adapter.pairs.items():
+            halves[f"{name}.A"] = np.asarray(pair.a, np.float32)
+            halves[f"{name}.B"] = np.asarray(pair.b, np.float32) * factor
+        return with_zero_moments(halves)
+
+    def archive(self, row: Row) -> bytes:
+        """Return a checkpoint as a tar file of a PEFT folder."""
+        base = self._runtime.base()
+        out = io.BytesIO()
+        with TemporaryDirectory(prefix="personalpeft-tinker-") as folder:
+            peft = Path(folder) / "adapter"
+            export_peft(self._adapter(row), base.architecture, peft, base_name=base.card.name)
+            with tarfile.open(fileobj=out, mode="w") as tar:
+                for file in sorted(peft.iterdir()):
+                    tar.add(file, arcname=file.name)
+        return out.getvalue()
+
+    def interpolate(self, owner: str, call_name: str, request: models.Interpolate) -> str:
+        """Save ``sum c_i * delta_i`` of several checkpoints, and return the path.
+
+        The sum is exact: it is one LoRA whose rank is the sum of theirs.
+
+        Raises:
+            InvalidInput: Their numbers differ, or the sum of the ranks is too large.
+            NotFound: A path has no weights.
+        """
+        if len(request.source_paths) != len(request.coefficients):
+            raise InvalidInput(
+                "There must be one coefficient for each path.", hint="Send lists of one length."
+            )
+        parts = [self._adapter(self.find(owner, path)) for path in request.source_paths]
+        pairs = concatenate(compose(list(zip(parts, request.coefficients, strict=True))))
+        rank = max((pair.a.shape[1] for pair in pairs.values()), default=0)
+        if not rank:
+            raise InvalidInput("The sum is zero.", hint="Give a coefficient that is not 0.")
+        spec = RunSpec("interpolated", owner, "", rank, 0, attn=True, mlp=True)
+        padded = {name: pair.padded(rank) for name, pair in pairs.items()}
+        base = self._runtime.base()
+        recipe = {"interpolated": request.source_paths, "coefficients": request.coefficients}
+        manifest = Manifest(
+            base.digest, LAYER, rank, 1.0, tuple(padded), recipe, canonical_digest([])
+        )
+        name = request.output_path or call_name
+        spec = replace(spec, run=f"mix-{call_name[:16]}")
+        path = f"{SCHEME}{spec.run}/sampler_weights/{name}"
+        packed = pack(Adapter(manifest, padded))
+        self._put(spec, path, "sampler_weights", name, packed, None, None, None, False)
+        return path
+
+    def adopt(self, owner: str, request: models.Adopt) -> str:
+        """Make saved weights the live revision of a user's layer, and return its id.
+
+        Raises:
+            InvalidInput: ``accept`` is missing: no gate judges weights without signals.
+            NotFound: There are no such weights, or no such user.
+        """
+        if not request.accept:
+            raise InvalidInput(
+                "The gate judges what was learned from a user's signals, not these weights.",
+                hint='Send "accept": true to make them live without a judgement.',
+            )
+        adapter = self._adapter(self.find(owner, request.tinker_path))
+        manifest = replace(adapter.manifest, layer=request.layer, below=(), parent=None)
+        base = self._runtime.base()
+        with TemporaryDirectory(prefix="personalpeft-tinker-") as folder:
+            peft = Path(folder) / "adapter"
+            export_peft(
+                replace(adapter, manifest=manifest),
+                base.architecture,
+                peft,
+                base_name=base.card.name,
+            )
+            user = self._runtime.user(request.user, create=False)
+            return user.import_peft(peft, layer=request.layer).id
+
+    def describe(self, row: Row) -> models.Checkpoint:
+        """Return a row as clients read it."""
+        return models.Checkpoint(
+            checkpoint_id=f"{row['kind']}/{row['name']}",
+            checkpoint_type="training" if row["kind"] == "weights" else "sampler",
+            time=format_time(row["created"]),
+            tinker_path=row["path"],
+            size_bytes=row["size"],
+            public=bool(row["public"]),
+            expires_at=None if row["expires"] is None else format_time(row["expires"]),
+        )
+
+    def manifest(self, row: Row) -> Manifest:
+        """Return the manifest of a checkpoint's adapter."""
+        return self._adapter(row).manifest
+
+    def _put(
+        self,
+        spec: RunSpec,
+        path: str,
+        kind: str,
+        name: str,
+        packed: bytes,
+        state: State | None,
+        ttl: int | None,
+        old: Row | None,
+        overwrite: bool,
+    ) -> str:
+        saved = None if state is None else safetensors.numpy.save(dict(state))
+        size = len(packed) + len(saved or b"")
+        adapter = self._db.put_file(packed)
+        state_file = None if saved is None else self._db.put_file(saved)
+        # Saved once already: a restart repeats a save whose answer was not stored.
+        if old is not None and not overwrite and old["adapter"] != adapter:
+            self._db.delete_unnamed_files((adapter, state_file))
+            raise InvalidInput(
+                f"The run has weights called {name} already.", hint="Choose another name."
+            )
+        (used,) = self._db.rows(
+            "select coalesce(sum(size), 0) as size from checkpoints where owner = ?", spec.owner
+        )
+        if used["size"] + size > _MAX_BYTES:
+            self._db.delete_unnamed_files((adapter, state_file))
+            raise InvalidInput(
+                f"The weights of this token would exceed {_MAX_BYTES // 2**30} GiB.",
+                hint="Delete checkpoints, or save with ttl_seconds.",
+            )
+        now = self._now()
+        self._db.execute(
+            "insert or replace into checkpoints (path, owner, run, kind, name, adapter, state_file,"
+            " size, created, expires, about) values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            *(path, spec.owner, spec.run, kind, name, adapter, state_file, size, now),
+            *(None if ttl is None else now + ttl, json.dumps({"base": spec.base})),
+        )
+        if old is not None:
+            self._db.delete_unnamed_files((old["adapter"], old["state_file"]))
+        return adapter
+
+    def _adapter(self, row: Row) -> Adapter:
+        adapter = self.read_adapter(row["adapter"])
+        if adapter is None:
+            raise NotFound(
+                "The file of these weights is missing or damaged.", hint="Save them again."
+            )
+        return adapter
+
+    def _user_layer(self, owner: str, path: str) -> Adapter:
+        user, _, layer = path.removeprefix(USER_SCHEME).partition("/")
+        if owner.startswith("user:") and owner != f"user:{user}":
+            raise NotFound("This layer is another user's.", hint="Open one of your own.")
+        base = self._runtime.base()
+        with TemporaryDirectory(prefix="personalpeft-tinker-") as folder:
+            peft = Path(folder) / "adapter"
+            self._runtime.user(user, create=False).export_peft(peft, layer=layer)
+            return import_peft(peft, base.architecture, layer=layer, base=base.digest)
+
+    def _now(self) -> float:
+        return self._clock.now().timestamp()
+
+
+def with_zero_moments(halves: State) -> State:
+    """Return A and B with the state of an optimizer that made no step."""
+    state: dict[str, Any] = dict(halves)
+    for name, half in halves.items():
+        state |= {f"{name}.{moment}": np.zeros_like(half) for moment in _MOMENTS}
+        state[f"{name}.step"] = np.zeros((), np.float32)
+    return state
+
+
+def format_time(seconds: float) -> str:
+    """Return seconds since 1970 in ISO 8601."""
+    from datetime import UTC, datetime
+
+    return datetime.fromtimestamp(seconds, UTC).isoformat()

@@ -1,0 +1,142 @@
+"""What must survive a restart: sessions, runs, calls, checkpoints and samplers, in one SQLite file.
+
+Files of weights lie beside it, named by their SHA-256.
+
+Invariants: a row is durable before a client hears of it. A file is durable before a row names it.
+One process at a time has the folder open.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from personalpeft.errors import Busy
+from personalpeft.store.blobs import replace_file, sync_folder
+
+_SCHEMA = """
+create table if not exists sessions (
+    id text primary key, owner text not null, seen real not null, tags text not null);
+create table if not exists runs (
+    id text primary key, owner text not null, session text not null, base text not null,
+    rank integer not null, seed integer not null, attn integer not null, mlp integer not null,
+    created real not null, seen real not null, open integer not null,
+    next_seq integer not null default 1, executed integer not null default 0,
+    parent text, state_file text, state_executed integer not null default 0);
+create table if not exists calls (
+    position integer primary key autoincrement, id text not null unique, owner text not null,
+    run text, kind text not null, seq integer, body blob not null,
+    status text not null default 'queued', result blob, error text, category text,
+    created real not null, finished real, executed integer);
+create index if not exists calls_of_run on calls (run, status);
+create table if not exists checkpoints (
+    path text primary key, owner text not null, run text not null, kind text not null,
+    name text not null, adapter text not null, state_file text, size integer not null,
+    created real not null, expires real, public integer not null default 0,
+    about text not null);
+create table if not exists samplers (
+    id text primary key, owner text not null, session text not null, model_path text,
+    base text not null);
+"""
+
+
+class Database:
+    """The file and the folder of weights. Safe to use from several threads.
+
+    Args:
+        folder: The plugin's folder in the home; it is created.
+
+    Raises:
+        Busy: Another process has the folder open.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._process = FileLock(folder / "lock")
+        try:
+            self._process.acquire(timeout=0)
+        except Timeout:
+            raise Busy(
+                "Another server of this home serves Tinker's API.",
+                hint="Stop it, or start this one without --tinker.",
+            ) from None
+        self._files = folder / "weights"
+        self._files.mkdir(mode=0o700, exist_ok=True)
+        self._lock = threading.RLock()
+        # One connection: SQLite serializes writers anyway.
+        self._db = sqlite3.connect(
+            folder / "server.sqlite3", check_same_thread=False, isolation_level=None
+        )
+        self._db.row_factory = sqlite3.Row
+        self._db.execute("pragma journal_mode=wal").fetchall()
+        self._db.execute("pragma synchronous=full").fetchall()
+        self._db.executescript(_SCHEMA)
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Commit what happens in the block, durably, or nothing of it."""
+        with self._lock:
+            self._db.execute("begin immediate")
+            try:
+                yield
+                self._db.execute("commit")
+            except BaseException:
+                self._db.execute("rollback")
+                raise
+
+    def execute(self, sql: str, *values: Any) -> int:
+        """Run a statement; return how many rows it changed. Alone it is a transaction."""
+        with self._lock:
+            return self._db.execute(sql, values).rowcount
+
+    def rows(self, sql: str, *values: Any) -> list[sqlite3.Row]:
+        """Return the rows of a query."""
+        with self._lock:
+            return self._db.execute(sql, values).fetchall()
+
+    def row(self, sql: str, *values: Any) -> sqlite3.Row | None:
+        """Return the first row of a query, if there is one."""
+        rows = self.rows(sql, *values)
+        return rows[0] if rows else None
+
+    def put_file(self, data: bytes) -> str:
+        """Write a file and return its SHA-256."""
+        digest = hashlib.sha256(data).hexdigest()
+        path = self._files / digest
+        if not path.exists():
+            replace_file(path, data)
+            sync_folder(self._files)
+        return digest
+
+    def read_file(self, digest: str) -> bytes | None:
+        """Return a file, None if it is missing or damaged."""
+        try:
+            data = (self._files / digest).read_bytes()
+        except FileNotFoundError:
+            return None
+        return data if hashlib.sha256(data).hexdigest() == digest else None
+
+    def delete_unnamed_files(self, candidates: Iterable[str | None]) -> None:
+        """Delete those of some files that no row names."""
+        with self._lock:
+            for digest in filter(None, candidates):
+                named = self.row(
+                    "select 1 from checkpoints where adapter = ?1 or state_file = ?1"
+                    " union all select 1 from runs where state_file = ?1",
+                    digest,
+                )
+                if named is None:
+                    (self._files / digest).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Close the file. Closing twice is allowed."""
+        with self._lock:
+            self._db.close()
+        self._process.release()

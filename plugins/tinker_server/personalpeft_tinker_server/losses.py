@@ -1,0 +1,174 @@
+"""The losses of Tinker's API. Each is a sum over the tokens of one datum.
+
+``lp`` are the log-probs of the targets, ``q`` those of the policy that sampled them, ``A`` the
+advantages and ``r = exp(lp - q)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from personalpeft.backends.base import Continuation, ModelOutputs
+from personalpeft.errors import InvalidInput
+from personalpeft_tinker_server.wire import Array, Datum
+
+_CLIP_LOW, _CLIP_HIGH = 0.8, 1.2
+_DRO_BETA = 0.05
+
+Formula = Callable[[Any, Mapping[str, Any], Mapping[str, float]], Any]
+"""From log-probs, the loss's inputs and its options, tensors of one length, to the loss."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DatumLoss:
+    """One datum under one loss, as a ``personalpeft.backends.base.Loss``."""
+
+    item: Continuation
+    formula: Formula
+    inputs: Mapping[str, Array]
+    options: Mapping[str, float]
+    is_general: ClassVar[bool] = False
+
+    @property
+    def continuations(self) -> Sequence[Continuation]:
+        return (self.item,)
+
+    @property
+    def references(self) -> Sequence[Continuation]:
+        return ()
+
+    def loss(self, outputs: Sequence[ModelOutputs], references: Sequence[ModelOutputs]) -> Any:
+        import torch
+
+        logp = outputs[0].token_logp
+        inputs = {
+            name: torch.as_tensor(array.copy(), dtype=logp.dtype, device=logp.device)
+            for name, array in self.inputs.items()
+        }
+        return self.formula(logp, inputs, self.options)
+
+
+def _cross_entropy(lp: Any, inputs: Mapping[str, Any], options: Mapping[str, float]) -> Any:
+    """``-sum w lp``."""
+    return -(inputs["weights"] * lp).sum()
+
+
+def _importance_sampling(lp: Any, inputs: Mapping[str, Any], options: Mapping[str, float]) -> Any:
+    """``-sum r A``: the policy gradient, corrected for the policy that sampled."""
+    return -((lp - inputs["logprobs"]).exp() * inputs["advantages"]).sum()
+
+
+def _ppo(lp: Any, inputs: Mapping[str, Any], options: Mapping[str, float]) -> Any:
+    """``-sum min(r A, clip(r) A)`` (Schulman et al. 2017, arXiv 1707.06347, eq. 7)."""
+    ratio = (lp - inputs["logprobs"]).exp()
+    clipped = ratio.clamp(*_clip(options))
+    return -(ratio * inputs["advantages"]).minimum(clipped * inputs["advantages"]).sum()
+
+
+def _cispo(lp: Any, inputs: Mapping[str, Any], options: Mapping[str, float]) -> Any:
+    """``-sum sg(clip(r)) lp A`` (MiniMax-M1 2025, arXiv 2506.13585, eq. 4)."""
+    ratio = (lp - inputs["logprobs"]).exp().clamp(*_clip(options)).detach()
+    return -(ratio * lp * inputs["advantages"]).sum()
+
+
+def _dro(lp: Any, inputs: Mapping[str, Any], options: Mapping[str, float]) -> Any:
+    """``-sum [lp A - beta / 2 (lp - q)^2]`` (Richemond et al. 2024, arXiv 2405.19107)."""
+    beta = options.get("beta", _DRO_BETA)
+    distance = (lp - inputs["logprobs"]).square()
+    return -(lp * inputs["advantages"] - beta / 2 * distance).sum()
+
+
+def _clip(options: Mapping[str, float]) -> tuple[float, float]:
+    return (
+        options.get("clip_low_threshold", _CLIP_LOW),
+        options.get("clip_high_threshold", _CLIP_HIGH),
+    )
+
+
+_POLICY = ("logprobs", "advantages")
+_CLIPPING = frozenset({"clip_low_threshold", "clip_high_threshold"})
+_LOSSES: Mapping[str, tuple[Formula, tuple[str, ...], frozenset[str]]] = {
+    "cross_entropy": (_cross_entropy, ("weights",), frozenset()),
+    "importance_sampling": (_importance_sampling, _POLICY, frozenset()),
+    "ppo": (_ppo, _POLICY, _CLIPPING),
+    "cispo": (_cispo, _POLICY, _CLIPPING),
+    "dro": (_dro, _POLICY, frozenset({"beta"})),
+}
+
+
+def build_losses(
+    name: str,
+    data: Sequence[Datum],
+    config: Mapping[str, float | str],
+    *,
+    vocabulary: int,
+    max_length: int,
+) -> list[DatumLoss]:
+    """Return the losses of a pass, checked.
+
+    Args:
+        name: The loss.
+        data: The data.
+        config: Options of the loss.
+        vocabulary: How many tokens the base has.
+        max_length: How many tokens one datum may have.
+
+    Raises:
+        InvalidInput: The loss is unknown, or an input does not fit it.
+    """
+    if name not in _LOSSES:
+        raise InvalidInput(
+            f"The loss {name[:40]!a} is not supported.", hint=f"Use {', '.join(sorted(_LOSSES))}."
+        )
+    formula, needed, known = _LOSSES[name]
+    options: dict[str, float] = {}
+    for key, value in config.items():
+        if key not in known or not isinstance(value, int | float):
+            raise InvalidInput(
+                f"{name} has no option {key[:40]!a}.",
+                hint=f"Its options are: {', '.join(sorted(known)) or 'none'}.",
+            )
+        options[key] = float(value)
+    return [
+        _build(index, datum, formula, needed, options, vocabulary, max_length)
+        for index, datum in enumerate(data)
+    ]
+
+
+def _build(
+    index: int,
+    datum: Datum,
+    formula: Formula,
+    needed: Sequence[str],
+    options: Mapping[str, float],
+    vocabulary: int,
+    max_length: int,
+) -> DatumLoss:
+    size = len(datum.tokens)
+    if not 1 <= size <= max_length:
+        raise _invalid(index, f"has {size} tokens; 1 to {max_length} fit")
+    targets = datum.inputs.get("target_tokens")
+    if targets is None or targets.shape != (size,):
+        raise _invalid(index, f"needs target_tokens of the shape [{size}]")
+    inputs = {}
+    for name in needed:
+        values = datum.inputs.get(name)
+        if values is None and name == "weights":
+            values = np.ones(size, np.float32)
+        if values is None or values.shape != (size,) or not np.isfinite(values).all():
+            raise _invalid(index, f"needs finite {name} of the shape [{size}]")
+        inputs[name] = values
+    if not all(0 <= int(token) < vocabulary for token in (*datum.tokens, *targets)):
+        raise _invalid(index, f"has a token outside of 0 to {vocabulary - 1}")
+    target_tokens = tuple(int(token) for token in targets)
+    # The model reads all of a continuation but its last token, so any token may end it.
+    item = Continuation(datum.tokens[:1], (*datum.tokens[1:], target_tokens[-1]), target_tokens)
+    return DatumLoss(item, formula, inputs, options)
+
+
+def _invalid(index: int, problem: str) -> InvalidInput:
+    return InvalidInput(f"Datum {index} {problem}.", hint="Check the data of this call.")

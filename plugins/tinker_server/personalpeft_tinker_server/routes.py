@@ -1,0 +1,371 @@
+"""The routes of Tinker's API, below ``/tinker/api/v1``.
+
+A long call answers with a ``request_id``; ``retrieve_future`` waits for its result.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from flask import Blueprint, Response, request
+from pydantic import BaseModel
+
+from personalpeft.clock import Clock
+from personalpeft.errors import QueueFull
+from personalpeft.plugins import HttpHost
+from personalpeft_tinker_server import models
+from personalpeft_tinker_server.checkpoints import format_time
+from personalpeft_tinker_server.futures import Call
+from personalpeft_tinker_server.service import Service
+from personalpeft_tinker_server.wire import PROTOBUF, M, read, read_forward_backward
+
+PREFIX = "/tinker/api/v1"
+
+# Below the 45 s after which the SDK gives a poll up.
+_POLL_SECONDS = 20.0
+# Seconds that a download link works.
+_LINK_SECONDS = 900.0
+_JSON = "application/json"
+
+
+class Routes:
+    """The API as a Flask blueprint.
+
+    Args:
+        service: What the routes call.
+        host: Tells who calls.
+        clock: The time and the entropy of download links.
+        max_polls: How many polls may wait at once, so that other requests find a thread.
+    """
+
+    def __init__(self, service: Service, host: HttpHost, clock: Clock, max_polls: int) -> None:
+        self._service, self._host, self._clock = service, host, clock
+        self._polls = threading.Semaphore(max_polls)
+        self._links: dict[str, tuple[float, str, str]] = {}
+        self.blueprint = Blueprint("tinker", __name__, url_prefix=PREFIX)
+        post, get = self._post, self._get
+        post("client/config", self._client_config)
+        post("create_session", self._create_session)
+        post("session_heartbeat", self._heartbeat)
+        post("telemetry", lambda: {"status": "accepted"})
+        get("get_server_capabilities", self._capabilities)
+        self._add("GET", "healthz", host.public(lambda: _respond({"status": "ok"})))
+        post("create_model", self._create_model)
+        post("get_info", self._get_info)
+        post("unload_model", self._unload)
+        post("forward_backward", self._forward_backward)
+        post("forward", self._forward)
+        post("optim_step", lambda: self._queue("optim_step", models.OptimStep))
+        post("save_weights", lambda: self._queue("save_weights", models.SaveWeights))
+        post("save_weights_for_sampler", self._save_for_sampler)
+        post("load_weights", self._load_weights)
+        post("weights_info", self._weights_info)
+        post("create_sampling_session", self._create_sampler)
+        post("asample", self._sample)
+        post("cancel_future", self._cancel)
+        post("retrieve_future", self._retrieve)
+        post("mint/checkpoints/interpolate", self._interpolate)
+        post("personal/adopt", self._adopt)
+        get("samplers/<sampler>", self._sampler)
+        get("sessions", self._sessions)
+        get("sessions/<session>", self._session)
+        get("checkpoints", self._all_checkpoints)
+        get("training_runs", self._training_runs)
+        get("training_runs/<run>", lambda run: self._run(self._service.run(self._owner, run)))
+        get("training_runs/<run>/checkpoints", self._checkpoints)
+        one = "training_runs/<run>/checkpoints/<kind>/<name>"
+        self._add("DELETE", one, self._delete)
+        self._add("GET", f"{one}/archive", self._archive)
+        self._add("POST", f"{one}/publish", lambda **path: self._publish(public=True, **path))
+        self._add("DELETE", f"{one}/publish", lambda **path: self._publish(public=False, **path))
+        self._add("PUT", f"{one}/ttl", self._ttl)
+        self._add("GET", "downloads/<key>", host.public(lambda key: self._download(key)))
+
+    @property
+    def _owner(self) -> str:
+        """Return who owns what this request makes: a user, or an administrator's token."""
+        user = self._host.user()
+        return f"token:{self._host.token()}" if user is None else f"user:{user}"
+
+    def _post(self, rule: str, view: Callable[..., Any]) -> None:
+        self._add("POST", rule, self._host.large_body(lambda **path: _respond(view(**path))))
+
+    def _get(self, rule: str, view: Callable[..., Any]) -> None:
+        self._add("GET", rule, lambda **path: _respond(view(**path)))
+
+    def _add(self, method: str, rule: str, view: Callable[..., Any]) -> None:
+        self.blueprint.add_url_rule(
+            f"/{rule}", f"{method} {rule}".replace(".", "_"), view, methods=[method]
+        )
+
+    # Sessions
+
+    def _client_config(self) -> dict[str, Any]:
+        # Passes of moderate size: other runs and chats take turns between them.
+        return {
+            "pjwt_auth_enabled": False,
+            "use_pyqwest_transport": False,
+            "proto_write_fwdbwd": False,
+            "proto_compress_fwdbwd": False,
+            "parallel_fwdbwd_chunks": True,
+            "fwdbwd_max_chunk_bytes_count": 2_000_000,
+        }
+
+    def _create_session(self) -> dict[str, Any]:
+        session = self._service.create_session(self._owner, self._read(models.CreateSession))
+        return {"type": "create_session", "session_id": session}
+
+    def _heartbeat(self) -> dict[str, Any]:
+        self._service.heartbeat(self._owner, self._read(models.SessionRef).session_id)
+        return {"type": "session_heartbeat"}
+
+    def _capabilities(self) -> dict[str, Any]:
+        context = self._service.context
+        return {
+            "supported_models": [
+                {"model_name": name, "max_context_length": context}
+                for name in self._service.base_names()
+            ]
+        }
+
+    def _sessions(self) -> dict[str, Any]:
+        offset, limit = _page()
+        return {"sessions": self._service.sessions(self._owner)[offset : offset + limit]}
+
+    def _session(self, session: str) -> dict[str, Any]:
+        runs, samplers = self._service.runs_of_session(self._owner, session)
+        return {"training_run_ids": runs, "sampler_ids": samplers}
+
+    # Training
+
+    def _create_model(self) -> dict[str, Any]:
+        body = request.get_data()
+        call = self._service.create_run(self._owner, read(models.CreateModel, body), body)
+        return _future(call)
+
+    def _get_info(self) -> dict[str, Any]:
+        row = self._service.run(self._owner, self._read(models.ModelRef).model_id)
+        tokenizer = self._service.tokenizer(row["base"])
+        data = {"arch": "lora", "model_name": row["base"], "tokenizer_id": tokenizer}
+        return {
+            "type": "get_info",
+            "model_id": row["id"],
+            "model_data": data,
+            "model_name": row["base"],
+            "is_lora": True,
+            "lora_rank": row["rank"],
+        }
+
+    def _unload(self) -> dict[str, Any]:
+        run = self._read(models.ModelRef).model_id
+        self._service.unload(self._owner, run)
+        return {"type": "unload_model", "model_id": run, "request_id": run}
+
+    def _forward_backward(self) -> dict[str, Any]:
+        protobuf = request.mimetype == PROTOBUF
+        body = request.get_data()
+        parsed = read_forward_backward(body, protobuf=protobuf, forward=False)
+        kind = "forward_backward_protobuf" if protobuf else "forward_backward"
+        call = self._service.queue(self._owner, kind, body, parsed.model_id, parsed.seq_id)
+        return _future(call)
+
+    def _forward(self) -> dict[str, Any]:
+        return self._queue("forward", models.ForwardBackward)
+
+    def _queue(self, kind: str, model: type[Any]) -> dict[str, Any]:
+        body = request.get_data()
+        parsed = read(model, body)
+        call = self._service.queue(self._owner, kind, body, parsed.model_id, parsed.seq_id)
+        return _future(call)
+
+    # Weights
+
+    def _save_for_sampler(self) -> dict[str, Any]:
+        return self._queue("save_weights_for_sampler", models.SaveWeightsForSampler)
+
+    def _load_weights(self) -> dict[str, Any]:
+        body = request.get_data()
+        parsed = read(models.LoadWeights, body)
+        if parsed.model_id is None:
+            return _future(self._service.create_run_from(self._owner, parsed, body))
+        call = self._service.queue(
+            self._owner, "load_weights", body, parsed.model_id, parsed.seq_id
+        )
+        return _future(call)
+
+    def _weights_info(self) -> dict[str, Any]:
+        path = self._read(models.WeightsInfo).tinker_path
+        base, shape = self._service.weights_info(self._owner, path)
+        return {
+            "base_model": base,
+            "is_lora": True,
+            "lora_rank": shape.rank,
+            "train_unembed": False,
+            "train_mlp": any("attn" not in name for name in shape.targets),
+            "train_attn": any("attn" in name for name in shape.targets),
+        }
+
+    def _all_checkpoints(self) -> dict[str, Any]:
+        return self._list_checkpoints(None)
+
+    def _checkpoints(self, run: str) -> dict[str, Any]:
+        return self._list_checkpoints(run)
+
+    def _list_checkpoints(self, run: str | None) -> dict[str, Any]:
+        checkpoints = self._service.checkpoints
+        rows = checkpoints.rows(self._owner, run)
+        offset, limit = _page()
+        return {
+            "checkpoints": [
+                checkpoints.describe(row).model_dump() for row in rows[offset : offset + limit]
+            ],
+            "cursor": {"offset": offset, "limit": limit, "total_count": len(rows)},
+        }
+
+    def _training_runs(self) -> dict[str, Any]:
+        rows = self._service.runs(self._owner)
+        offset, limit = _page()
+        return {
+            "training_runs": [self._run(row) for row in rows[offset : offset + limit]],
+            "cursor": {"offset": offset, "limit": limit, "total_count": len(rows)},
+        }
+
+    def _run(self, row: Any) -> dict[str, Any]:
+        checkpoints = self._service.checkpoints
+        last: dict[str, models.Checkpoint] = {}
+        for saved in checkpoints.rows(self._owner, row["id"]):
+            last.setdefault(saved["kind"], checkpoints.describe(saved))
+        return models.TrainingRun(
+            training_run_id=row["id"],
+            base_model=row["base"],
+            model_owner=self._owner,
+            lora_rank=row["rank"],
+            last_request_time=format_time(row["seen"]),
+            last_checkpoint=last.get("weights"),
+            last_sampler_checkpoint=last.get("sampler_weights"),
+        ).model_dump()
+
+    def _delete(self, run: str, kind: str, name: str) -> Response:
+        checkpoints = self._service.checkpoints
+        checkpoints.delete(checkpoints.find_own(self._owner, run, kind, name))
+        return Response(status=204)
+
+    def _ttl(self, run: str, kind: str, name: str) -> Response:
+        checkpoints = self._service.checkpoints
+        row = checkpoints.find_own(self._owner, run, kind, name)
+        checkpoints.set_ttl(row, self._read(models.SetTtl).ttl_seconds)
+        return Response(status=204)
+
+    def _publish(self, run: str, kind: str, name: str, *, public: bool) -> Response:
+        checkpoints = self._service.checkpoints
+        checkpoints.set_public(checkpoints.find_own(self._owner, run, kind, name), public)
+        return Response(status=204)
+
+    def _archive(self, run: str, kind: str, name: str) -> Response:
+        """Redirect to a link that works without a token for a while, as clients expect."""
+        row = self._service.checkpoints.find(self._owner, f"tinker://{run}/{kind}/{name}")
+        now = self._clock.timer()
+        self._links = {key: link for key, link in self._links.items() if link[0] > now}
+        key = self._clock.entropy(24).hex()
+        self._links[key] = (now + _LINK_SECONDS, self._owner, row["path"])
+        expires = format_time(self._clock.now().timestamp() + _LINK_SECONDS)
+        location = f"{request.host_url.rstrip('/')}{PREFIX}/downloads/{key}"
+        return Response(status=302, headers={"Location": location, "Expires": expires})
+
+    def _download(self, key: str) -> Response:
+        until, owner, path = self._links.get(key, (0.0, "", ""))
+        if until <= self._clock.timer():
+            return Response("The link has expired. Ask for the archive again.\n", status=404)
+        checkpoints = self._service.checkpoints
+        data = checkpoints.archive(checkpoints.find(owner, path))
+        return Response(
+            data,
+            mimetype="application/x-tar",
+            headers={"Content-Disposition": "attachment; filename=checkpoint.tar"},
+        )
+
+    def _interpolate(self) -> dict[str, Any]:
+        self._read(models.Interpolate)
+        return _future(self._service.interpolate(self._owner, request.get_data()))
+
+    def _adopt(self) -> dict[str, Any]:
+        asked = self._read(models.Adopt)
+        user = self._host.user()
+        if user is not None and user != asked.user:
+            return {"error": "This token is another user's.", "_status": 403}
+        return {"revision": self._service.checkpoints.adopt(self._owner, asked)}
+
+    # Sampling
+
+    def _create_sampler(self) -> dict[str, Any]:
+        sampler = self._service.create_sampler(self._owner, self._read(models.CreateSampler))
+        return {"type": "create_sampling_session", "sampling_session_id": sampler}
+
+    def _sampler(self, sampler: str) -> dict[str, Any]:
+        row = self._service.sampler(self._owner, sampler)
+        return {
+            "sampler_id": sampler,
+            "base_model": row["base"],
+            "model_path": row["model_path"],
+            "type": "get_sampler",
+        }
+
+    def _sample(self) -> dict[str, Any]:
+        body = request.get_data()
+        asked = read(models.Sample, body)
+        call = self._service.sample(self._owner, asked, body)
+        sequences = [f"{call.id}-{index}" for index in range(asked.num_samples)]
+        return {**_future(call), "sample_sequence_ids": sequences}
+
+    def _cancel(self) -> dict[str, Any]:
+        self._service.cancel(self._read(models.RetrieveFuture).request_id)
+        return {"type": "cancel_future"}
+
+    # Futures
+
+    def _retrieve(self) -> Any:
+        id_ = self._read(models.RetrieveFuture).request_id
+        found = self._service.futures.wait(self._owner, id_, 0)
+        if isinstance(found, Call):
+            if not self._polls.acquire(blocking=False):
+                raise QueueFull(
+                    "Too many requests wait for results.",
+                    hint="Ask for fewer at once, or serve with a larger --max-queue.",
+                    retry_after=1.0,
+                )
+            try:
+                found = self._service.futures.wait(self._owner, id_, _POLL_SECONDS)
+            finally:
+                self._polls.release()
+        if found is None:
+            return {"error": "There is no such request.", "category": "unknown", "_status": 410}
+        if isinstance(found, Call):
+            return {"type": "try_again", "request_id": id_, "queue_state": "active"}
+        if found.error is not None:
+            return {"error": found.error, "category": found.category}
+        return Response(found.result, mimetype=_JSON)
+
+    def _read(self, kind: type[M]) -> M:
+        return read(kind, request.get_data())
+
+
+def _future(call: Call) -> dict[str, Any]:
+    return {"request_id": call.id, "model_id": call.run}
+
+
+def _page() -> tuple[int, int]:
+    """Return offset and limit of this request."""
+    offset = request.args.get("offset", 0, type=int)
+    limit = request.args.get("limit", 20, type=int)
+    return max(0, offset), min(max(1, limit), 1000)
+
+
+def _respond(value: Response | BaseModel | Mapping[str, Any]) -> Response:
+    if isinstance(value, Response):
+        return value
+    fields = dict(value)
+    status = fields.pop("_status", 200)
+    return Response(json.dumps(fields), status=status, mimetype=_JSON)

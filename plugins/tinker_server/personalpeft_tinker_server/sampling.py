@@ -1,0 +1,184 @@
+"""Sample from saved weights and the bare base through the engine, beside chats and training."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from personalpeft import Runtime
+from personalpeft.backends.base import Continuation, Tokens
+from personalpeft.clock import Clock
+from personalpeft.engine.engine import Request
+from personalpeft.errors import Cancelled, InvalidInput, NotFound
+from personalpeft.types import Sampling, Stack
+from personalpeft_tinker_server import models
+from personalpeft_tinker_server.checkpoints import Checkpoints
+from personalpeft_tinker_server.database import Database
+from personalpeft_tinker_server.futures import Call, Futures, Outcome
+from personalpeft_tinker_server.training import failure
+from personalpeft_tinker_server.wire import read, read_tokens
+
+# Calls whose samples are in the engine at once. More wait here, not in its queue.
+_WORKERS = 16
+
+
+class Sampler:
+    """Executes the sampling calls.
+
+    Args:
+        runtime: The open runtime; its engine is loaded with the first call.
+        database: Has the samplers.
+        futures: Has the calls.
+        checkpoints: Has the weights.
+        clock: The entropy of samples without a seed.
+        vocabulary: How many tokens the base has.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        database: Database,
+        futures: Futures,
+        checkpoints: Checkpoints,
+        clock: Clock,
+        vocabulary: Callable[[], int],
+    ) -> None:
+        self._runtime, self._db, self._futures = runtime, database, futures
+        self._checkpoints, self._clock = checkpoints, clock
+        self._vocabulary = vocabulary
+        self._stopping = threading.Event()
+        self._cancelled: set[str] = set()
+        self._executor = ThreadPoolExecutor(_WORKERS, "personalpeft-tinker-sampling")
+
+    def start(self) -> None:
+        """Execute the calls that a restart left without a result."""
+        for call in self._futures.queued(in_runs=False):
+            self.submit(call)
+
+    def submit(self, call: Call) -> None:
+        """Execute a call when there is room."""
+        self._executor.submit(self._execute, call)
+
+    def cancel(self, id_: str) -> None:
+        """End a call that nobody waits for."""
+        self._cancelled.add(id_)
+
+    def close(self) -> None:
+        """Stop. Calls without a result stay queued."""
+        self._stopping.set()
+        self._executor.shutdown(wait=True, cancel_futures=True)
+
+    def _execute(self, call: Call) -> None:
+        try:
+            body = self._futures.body(call)
+            if call.kind == "interpolate":
+                request = read(models.Interpolate, body)
+                path = self._checkpoints.interpolate(call.owner, call.id, request)
+                result = models.InterpolateResponse(
+                    path=path,
+                    source_paths=request.source_paths,
+                    coefficients=request.coefficients,
+                ).model_dump_json()
+            else:
+                result = self._sample(call, read(models.Sample, body)).model_dump_json()
+            self._futures.finish(call, Outcome(result.encode(), None, None))
+        except Exception as error:  # noqa: BLE001 - the client gets it
+            # A call that a stop interrupted is executed after the restart.
+            if not self._stopping.is_set():
+                self._futures.finish(call, failure(error))
+        finally:
+            self._cancelled.discard(call.id)
+
+    def _sample(self, call: Call, request: models.Sample) -> models.SampleResponse:
+        prompt = read_tokens(request.prompt)
+        if not prompt or not all(0 <= token < self._vocabulary() for token in prompt):
+            raise InvalidInput(
+                "A prompt needs at least one token, and only tokens of the base.",
+                hint="Encode it with the tokenizer of the base.",
+            )
+        params = request.sampling_params
+        if params.top_k >= 0 or request.topk_prompt_logprobs:
+            raise InvalidInput(
+                "top_k and topk_prompt_logprobs are not supported.",
+                hint="Use top_p and prompt_logprobs.",
+            )
+        stack = self._checkpoints.stack(call.owner, self._model_path(call.owner, request))
+        prompt_logprobs: list[float | None] | None = None
+        if request.prompt_logprobs:
+            prompt_logprobs = [None, *self._score(prompt, stack)]
+        return models.SampleResponse(
+            sequences=self._sequences(call, prompt, stack, params, request.num_samples),
+            prompt_logprobs=prompt_logprobs,
+        )
+
+    def _model_path(self, owner: str, request: models.Sample) -> str | None:
+        if request.sampling_session_id is None:
+            return request.model_path
+        row = self._db.row(
+            "select model_path from samplers where id = ? and owner = ?",
+            *(request.sampling_session_id, owner),
+        )
+        if row is None:
+            raise NotFound("There is no such sampling session.", hint="Create it again.")
+        path: str | None = row["model_path"]
+        return path
+
+    def _score(self, prompt: Tokens, stack: Stack) -> tuple[float, ...]:
+        if len(prompt) < 2:
+            return ()
+        item = Continuation(prompt[:1], prompt[1:])
+        (score,) = self._runtime.engine().score([item], stack)
+        return score.token_logprobs
+
+    def _sequences(
+        self, call: Call, prompt: Tokens, stack: Stack, params: models.SamplingParams, count: int
+    ) -> list[models.SampledSequence]:
+        engine = self._runtime.engine()
+        room = min(engine.backend.base.card.context, engine.backend.max_length) - len(prompt)
+        seed = params.seed
+        if seed is None:
+            seed = int.from_bytes(self._clock.entropy(4), "little")
+        stop = [params.stop] if isinstance(params.stop, str) else params.stop or []
+        requests = [
+            Request(
+                user=call.owner,
+                messages=(),
+                stack=stack,
+                sampling=Sampling(
+                    temperature=params.temperature,
+                    top_p=params.top_p,
+                    max_tokens=max(1, room if params.max_tokens is None else params.max_tokens),
+                    seed=(seed + index) % 2**63,
+                    stop=tuple(text for text in stop if isinstance(text, str)),
+                ),
+                # Never refused for a full queue, and after the chats of users.
+                background=True,
+                logprobs=True,
+                tokens=prompt,
+                stop_tokens=frozenset(token for token in stop if isinstance(token, int)),
+            )
+            for index in range(count)
+        ]
+        sequences = [
+            models.SampledSequence(stop_reason="length", tokens=[], logprobs=[]) for _ in requests
+        ]
+        stream = engine.stream(
+            requests,
+            cancelled=lambda: self._stopping.is_set() or call.id in self._cancelled,
+        )
+        try:
+            for chunk in stream:
+                own = sequences[chunk.index]
+                own.tokens += chunk.tokens
+                own.logprobs += chunk.logprobs
+                if chunk.finish == "cancelled":
+                    raise Cancelled("The call was cancelled.", hint="Post it again.")
+                if chunk.stop_token is not None:
+                    own.tokens.append(chunk.stop_token)
+                    own.logprobs.append(chunk.stop_logprob or 0.0)
+                if chunk.finish == "stop":
+                    own.stop_reason = "stop"
+        finally:
+            stream.close()
+        return sequences

@@ -1,0 +1,387 @@
+"""Execute the training calls of all runs on one thread.
+
+Invariants: the calls of a run are executed in the order of their ``seq``, whatever the order in
+which they arrive. Passes of several runs that are ready at the same time are one call of
+``Backend.forward_backward``. After a restart a run continues as if nothing had happened: its last
+stored state is restored, and what was executed after that is executed again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+import safetensors.numpy
+
+from personalpeft import PersonalPeftError, Runtime
+from personalpeft.backends.base import AdamParams, ForwardResult, Session, SessionSpec
+from personalpeft.clock import Clock
+from personalpeft.errors import InvalidInput, format_origin
+from personalpeft_tinker_server import models
+from personalpeft_tinker_server.checkpoints import Checkpoints, Kind, RunSpec
+from personalpeft_tinker_server.database import Database
+from personalpeft_tinker_server.futures import Call, Futures, Outcome, call_id
+from personalpeft_tinker_server.losses import DatumLoss, build_losses
+from personalpeft_tinker_server.wire import ForwardBackward, read, read_forward_backward
+
+log = logging.getLogger(__name__)
+
+# Seconds between stores of a run's state. What is executed between them is executed again after a
+# restart.
+_STORE_SECONDS = 30.0
+# Seconds that a training pass waits for chats to be answered.
+_YIELD_SECONDS = 0.25
+_IDLE_SECONDS = 1.0
+_CHORES_SECONDS = 10.0
+# Seconds that weights without a name are kept; a client samples from them at once.
+_UNNAMED_SECONDS = 3600
+
+
+@dataclass(slots=True)
+class _Run:
+    """A run with an open session. ``stored`` is when its state was stored last."""
+
+    spec: RunSpec
+    session: Session
+    stored: float
+
+
+class Trainer:
+    """The thread that trains.
+
+    Args:
+        runtime: The open runtime; its engine is loaded with the first call.
+        database: Has the runs.
+        futures: Has the calls.
+        checkpoints: Keeps saved weights.
+        clock: The time.
+        chores: Called every few seconds between calls.
+        vocabulary: How many tokens the base has.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        database: Database,
+        futures: Futures,
+        checkpoints: Checkpoints,
+        clock: Clock,
+        chores: Callable[[], None],
+        vocabulary: Callable[[], int],
+    ) -> None:
+        self._runtime, self._db, self._futures = runtime, database, futures
+        self._checkpoints, self._clock, self._chores = checkpoints, clock, chores
+        self._vocabulary = vocabulary
+        self._runs: dict[str, _Run] = {}
+        self._wake = threading.Condition()
+        self._news = False
+        self._stopping = False
+        self._thread = threading.Thread(
+            target=self._work, name="personalpeft-tinker-training", daemon=True
+        )
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def notify(self) -> None:
+        """Say that there is a new call."""
+        with self._wake:
+            self._news = True
+            self._wake.notify_all()
+
+    def close(self) -> None:
+        """Stop after the running call, and free all sessions. Queued calls stay queued."""
+        self._stopping = True
+        self.notify()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _work(self) -> None:
+        last_chores = self._clock.timer()
+        try:
+            while not self._stopping:
+                try:
+                    if self._clock.timer() - last_chores >= _CHORES_SECONDS:
+                        last_chores = self._clock.timer()
+                        self._chores()
+                        self._release_closed_runs()
+                    calls = self._ready_calls()
+                    if calls:
+                        self._execute(calls)
+                        continue
+                except Exception as error:  # noqa: BLE001 - the thread must outlive any error
+                    log.error("training: %s", format_origin(error))
+                with self._wake:
+                    if not self._news and not self._stopping:
+                        self._wake.wait(_IDLE_SECONDS)
+                    self._news = False
+        finally:
+            for run in self._runs.values():
+                run.session.close()
+            self._runs.clear()
+
+    def _ready_calls(self) -> list[Call]:
+        """Return the next call of each run, where it has arrived."""
+        next_seq = {
+            row["id"]: row["next_seq"]
+            for row in self._db.rows("select id, next_seq from runs where open")
+        }
+        ready: dict[str, Call] = {}
+        waiting: set[str] = set()
+        for call in self._futures.queued(in_runs=True):
+            run = call.run or ""
+            if run not in next_seq:
+                error = "The run was released: its client sent no heartbeats, or unloaded it."
+                self._futures.finish(call, Outcome(None, error, "user"))
+            elif run in ready:
+                continue
+            # A call without a number follows those that arrived before it.
+            elif (call.seq is None and run not in waiting) or (
+                call.seq is not None and call.seq <= next_seq[run]
+            ):
+                ready[run] = call
+            else:
+                waiting.add(run)
+        return list(ready.values())
+
+    def _execute(self, calls: Sequence[Call]) -> None:
+        passes = [call for call in calls if call.kind in _PASSES]
+        for call in calls:
+            if call.kind not in _PASSES:
+                with self._outcome_of(call):
+                    self._finish(call, self._single(call))
+        if passes:
+            self._runtime.engine().yield_to_foreground(_YIELD_SECONDS)
+            self._execute_passes(passes)
+
+    def _execute_passes(self, calls: Sequence[Call]) -> None:
+        """Execute passes of different runs together."""
+        prepared: list[tuple[Call, _Run, ForwardBackward, list[DatumLoss]]] = []
+        for call in calls:
+            with self._outcome_of(call):
+                run = self._open(call.run or "")
+                request = _read_pass(self._futures.body(call), call.kind)
+                prepared.append((call, run, request, self._losses(request)))
+        backend = self._runtime.engine().backend
+        for backward in (True, False):
+            group = [each for each in prepared if each[2].forward_only is not backward]
+            if not group:
+                continue
+            try:
+                results = backend.forward_backward(
+                    [run.session for _, run, _, _ in group],
+                    [losses for _, _, _, losses in group],
+                    backward=backward,
+                    logprobs=True,
+                )
+            except Exception as error:  # noqa: BLE001 - the clients get it
+                for call, *_ in group:
+                    self._futures.finish(call, failure(error))
+                continue
+            for (call, _, _, _), own in zip(group, results, strict=True):
+                self._finish(call, _pass_output(own))
+
+    def _losses(self, request: ForwardBackward) -> list[DatumLoss]:
+        return build_losses(
+            request.loss_fn,
+            request.data,
+            request.config,
+            vocabulary=self._vocabulary(),
+            max_length=self._runtime.engine().backend.max_length,
+        )
+
+    def _single(self, call: Call) -> bytes:
+        """Execute a call that is no pass, and return its result as JSON."""
+        body = self._futures.body(call)
+        if call.kind == "create_model":
+            self._open(call.run or "")
+            return _json(type="create_model", model_id=call.run)
+        if call.kind == "load_weights":
+            return self._load(call, read(models.LoadWeights, body))
+        run = self._open(call.run or "")
+        if call.kind == "optim_step":
+            norm = run.session.optim_step(_adam(read(models.OptimStep, body)))
+            return _json(type="optim_step", metrics={"grad_norm:mean": norm})
+        if call.kind == "save_weights":
+            saving = read(models.SaveWeights, body)
+            path = self._save(run, "weights", saving, saving.path or f"{call.seq or 0:06d}")
+            return _json(type="save_weights", path=path)
+        if call.kind == "save_weights_for_sampler":
+            return self._save_for_sampler(call, run, read(models.SaveWeightsForSampler, body))
+        raise InvalidInput(f"There is no call {call.kind}.", hint="Update the server.")
+
+    def _save(self, run: _Run, kind: Kind, request: models.SaveWeights, name: str) -> str:
+        return self._checkpoints.save(
+            run.spec,
+            kind,
+            name,
+            run.session.weights(),
+            run.session.state() if kind == "weights" else None,
+            ttl=request.ttl_seconds,
+            overwrite=request.overwrite,
+        )
+
+    def _save_for_sampler(
+        self, call: Call, run: _Run, request: models.SaveWeightsForSampler
+    ) -> bytes:
+        if request.path is None and request.ttl_seconds is None:
+            request = request.model_copy(update={"ttl_seconds": _UNNAMED_SECONDS})
+        name = request.path or f"unnamed-{call.seq or 0:06d}"
+        path = self._save(run, "sampler_weights", request, name)
+        if request.sampling_session_seq_id is None:
+            return _json(type="save_weights_for_sampler", path=path)
+        (row,) = self._db.rows("select session from runs where id = ?", run.spec.run)
+        sampler = sampler_id(row["session"], request.sampling_session_seq_id)
+        self._db.execute(
+            "insert or ignore into samplers (id, owner, session, model_path, base)"
+            " values (?, ?, ?, ?, ?)",
+            *(sampler, call.owner, row["session"], path, run.spec.base),
+        )
+        return _json(type="save_weights_for_sampler", path=path, sampling_session_id=sampler)
+
+    def _load(self, call: Call, request: models.LoadWeights) -> bytes:
+        run = self._open(call.run or "")
+        run.session.restore(
+            self._checkpoints.training_state(
+                run.spec, call.owner, request.path, optimizer=request.optimizer
+            )
+        )
+        return _json(type="load_weights", path=request.path, model_id=call.run)
+
+    def _open(self, run_id: str) -> _Run:
+        """Return a run with its session, brought to where it was before a restart."""
+        if run_id in self._runs:
+            return self._runs[run_id]
+        (row,) = self._db.rows("select * from runs where id = ?", run_id)
+        spec = RunSpec.of(row)
+        backend = self._runtime.engine().backend
+        session = backend.session(
+            SessionSpec(
+                spec.rank,
+                spec.scaling,
+                spec.targets(list(self._runtime.base().architecture.projections)),
+                spec.seed,
+            )
+        )
+        run = self._runs[run_id] = _Run(spec, session, self._clock.timer())
+        stored = row["state_file"] and self._db.read_file(row["state_file"])
+        executed = 0
+        if stored:
+            session.restore(safetensors.numpy.load(stored))
+            executed = row["state_executed"]
+        for call in self._futures.executed_after(run_id, executed):
+            self._execute_again(run, call)
+        return run
+
+    def _execute_again(self, run: _Run, call: Call) -> None:
+        """Repeat the effect of a call on the session. Failed calls fail again."""
+        body = self._futures.body(call)
+        with suppress(PersonalPeftError):
+            if call.kind in _PASSES:
+                request = _read_pass(body, call.kind)
+                if not request.forward_only:
+                    self._runtime.engine().backend.forward_backward(
+                        [run.session], [self._losses(request)]
+                    )
+            elif call.kind == "optim_step":
+                run.session.optim_step(_adam(read(models.OptimStep, body)))
+            elif call.kind == "load_weights":
+                self._load(call, read(models.LoadWeights, body))
+
+    def _finish(self, call: Call, result: bytes) -> None:
+        self._futures.finish(call, Outcome(result, None, None))
+        run = self._runs.get(call.run or "")
+        # Gradients are not part of the state, so it is stored where there are none.
+        if run is not None and call.kind == "optim_step":
+            self._store_state(run)
+
+    def _store_state(self, run: _Run) -> None:
+        now = self._clock.timer()
+        if now - run.stored < _STORE_SECONDS:
+            return
+        run.stored = now
+        file = self._db.put_file(safetensors.numpy.save(dict(run.session.state())))
+        (old,) = self._db.rows("select state_file from runs where id = ?", run.spec.run)
+        self._db.execute(
+            "update runs set state_file = ?, state_executed = executed where id = ?",
+            *(file, run.spec.run),
+        )
+        self._db.delete_unnamed_files([old["state_file"]])
+
+    def _release_closed_runs(self) -> None:
+        for row in self._db.rows("select id, state_file from runs where not open"):
+            run = self._runs.pop(row["id"], None)
+            if run is not None:
+                run.session.close()
+            if row["state_file"] is not None:
+                self._db.execute("update runs set state_file = null where id = ?", row["id"])
+                self._db.delete_unnamed_files([row["state_file"]])
+
+    @contextmanager
+    def _outcome_of(self, call: Call) -> Iterator[None]:
+        """Store what the block raises as the call's outcome."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - the client gets it
+            self._futures.finish(call, failure(error))
+
+
+_PASSES = frozenset({"forward", "forward_backward", "forward_backward_protobuf"})
+
+
+def sampler_id(session: str, seq: int) -> str:
+    """Return the id of the sampler with this number in its session."""
+    return f"sampler-{call_id('sampler', session, seq)[:16]}"
+
+
+def _read_pass(body: bytes, kind: str) -> ForwardBackward:
+    return read_forward_backward(
+        body, protobuf=kind == "forward_backward_protobuf", forward=kind == "forward"
+    )
+
+
+def _adam(request: models.OptimStep) -> AdamParams:
+    params = request.adam_params
+    if params is None:
+        raise InvalidInput("The only optimizer is AdamW.", hint="Send AdamParams.")
+    return AdamParams(
+        params.learning_rate,
+        params.beta1,
+        params.beta2,
+        params.eps,
+        params.weight_decay,
+        params.grad_clip_norm or None,
+    )
+
+
+def _pass_output(results: Sequence[ForwardResult]) -> bytes:
+    outputs = []
+    for result in results:
+        (logprobs,) = result.token_logprobs
+        tensor = models.Tensor(data=logprobs.tolist(), shape=[len(logprobs)])
+        outputs.append({"logprobs": tensor})
+    total = sum(result.loss for result in results)
+    return (
+        models.ForwardBackwardOutput(loss_fn_outputs=outputs, metrics={"loss:sum": total})
+        .model_dump_json()
+        .encode()
+    )
+
+
+def failure(error: Exception) -> Outcome:
+    """Return the outcome of a call that failed: the client's mistake, or the server's."""
+    if isinstance(error, PersonalPeftError):
+        return Outcome(None, f"{error.message} {error.hint}".strip(), "user")
+    log.error("a call failed: %s", format_origin(error))
+    return Outcome(
+        None, f"The server failed ({type(error).__name__}); its log has the details.", "server"
+    )
+
+
+def _json(**fields: object) -> bytes:
+    return json.dumps(fields).encode()
