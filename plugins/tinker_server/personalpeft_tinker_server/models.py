@@ -33,6 +33,15 @@ class SessionRef(Wire):
     session_id: str
 
 
+class TelemetryEvent(Wire):
+    event: str = ""
+
+
+class Telemetry(Wire):
+    session_id: str = ""
+    events: list[TelemetryEvent] = []
+
+
 class LoraConfig(Wire):
     rank: Annotated[int, Field(ge=1, le=MAX_RANK)] = 32
     seed: int | None = None

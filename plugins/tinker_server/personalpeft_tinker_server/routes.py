@@ -20,7 +20,7 @@ from personalpeft_tinker_server import models
 from personalpeft_tinker_server.checkpoints import format_time
 from personalpeft_tinker_server.futures import Call
 from personalpeft_tinker_server.service import Service
-from personalpeft_tinker_server.wire import PROTOBUF, M, read, read_forward_backward
+from personalpeft_tinker_server.wire import PROTOBUF, M, read, read_forward_backward, write_protobuf
 
 PREFIX = "/tinker/api/v1"
 
@@ -50,7 +50,8 @@ class Routes:
         post("client/config", self._client_config)
         post("create_session", self._create_session)
         post("session_heartbeat", self._heartbeat)
-        post("telemetry", lambda: {"status": "accepted"})
+        post("sessions/<session>/finish", self._finish_session)
+        post("telemetry", self._telemetry)
         get("get_server_capabilities", self._capabilities)
         self._add("GET", "healthz", host.public(lambda: _respond({"status": "ok"})))
         post("create_model", self._create_model)
@@ -121,6 +122,17 @@ class Routes:
     def _heartbeat(self) -> dict[str, Any]:
         self._service.heartbeat(self._owner, self._read(models.SessionRef).session_id)
         return {"type": "session_heartbeat"}
+
+    def _finish_session(self, session: str) -> Response:
+        self._service.end_session(self._owner, session)
+        return Response(status=204)
+
+    def _telemetry(self) -> dict[str, Any]:
+        """Take the end of a session from the events; nothing of them is kept."""
+        sent = self._read(models.Telemetry)
+        if any(event.event == "SESSION_END" for event in sent.events):
+            self._service.end_session(self._owner, sent.session_id)
+        return {"status": "accepted"}
 
     def _capabilities(self) -> dict[str, Any]:
         context = self._service.context
@@ -346,6 +358,10 @@ class Routes:
             return {"type": "try_again", "request_id": id_, "queue_state": "active"}
         if found.error is not None:
             return {"error": found.error, "category": found.category}
+        wants_protobuf = PROTOBUF in request.headers.get("Accept", "")
+        message = write_protobuf(found.result or b"{}") if wants_protobuf else None
+        if message is not None:
+            return Response(message, mimetype=PROTOBUF)
         return Response(found.result, mimetype=_JSON)
 
     def _read(self, kind: type[M]) -> M:

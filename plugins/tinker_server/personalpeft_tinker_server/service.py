@@ -18,15 +18,15 @@ from personalpeft_tinker_server.checkpoints import USER_SCHEME, Checkpoints
 from personalpeft_tinker_server.database import Database
 from personalpeft_tinker_server.futures import Call, Futures, call_id
 from personalpeft_tinker_server.sampling import Sampler
-from personalpeft_tinker_server.training import Trainer, sampler_id
+from personalpeft_tinker_server.training import SILENCE_SECONDS, Trainer, sampler_id
 
 FOLDER = "tinker"
 """The plugin's folder in the home."""
 
-# Runs that one owner may have open.
+# Runs of clients that send heartbeats that one owner may have.
 _MAX_RUNS = 16
-# Seconds without a heartbeat after which a session is over; the SDK sends one each 10 s.
-_SILENCE_SECONDS = 120.0
+# Seconds without a heartbeat after which a run is over. Until then its client may come back.
+_RUN_SECONDS = 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +122,13 @@ class Service:
             *(self._now(), session, owner),
         ):
             raise NotFound("There is no such session.", hint="Create it again.")
+
+    def end_session(self, owner: str, session: str) -> None:
+        """Count a session's client as silent. An unknown session is ignored."""
+        self._db.execute(
+            "update sessions set seen = min(seen, ?) where id = ? and owner = ?",
+            *(self._now() - SILENCE_SECONDS, session, owner),
+        )
 
     def base_names(self) -> tuple[str, ...]:
         """Return the names of the base that clients may use."""
@@ -305,16 +312,19 @@ class Service:
         mlp: bool,
     ) -> str:
         self._check_session(owner, session)
-        run = f"run-{call_id('run', session, number)[:16]}"
+        # Clients since SDK 0.38 compute this name themselves.
+        run = f"{session}:train:{number}"
         if self._db.row("select 1 from runs where id = ?", run) is not None:
             return run
         (count,) = self._db.rows(
-            "select count(*) as count from runs where owner = ? and open", owner
+            "select count(*) as count from runs join sessions on sessions.id = runs.session"
+            " where runs.owner = ? and runs.open and sessions.seen >= ?",
+            *(owner, self._now() - SILENCE_SECONDS),
         )
         if count["count"] >= _MAX_RUNS:
             raise QueueFull(
                 f"{_MAX_RUNS} runs of this token are open.",
-                hint="End one; a run ends two minutes after its client.",
+                hint="End a client; its runs count for another minute.",
                 retry_after=10.0,
             )
         if seed is None:
@@ -354,7 +364,7 @@ class Service:
         self._db.execute(
             "update runs set open = 0 where open and not exists"
             " (select 1 from sessions where sessions.id = runs.session and sessions.seen >= ?)",
-            self._now() - _SILENCE_SECONDS,
+            self._now() - _RUN_SECONDS,
         )
         self.checkpoints.delete_expired()
         self.futures.delete_old()

@@ -24,7 +24,7 @@ from personalpeft.errors import InvalidInput, format_origin
 from personalpeft_tinker_server import models
 from personalpeft_tinker_server.checkpoints import Checkpoints, Kind, RunSpec
 from personalpeft_tinker_server.database import Database
-from personalpeft_tinker_server.futures import Call, Futures, Outcome, call_id
+from personalpeft_tinker_server.futures import Call, Futures, Outcome
 from personalpeft_tinker_server.losses import DatumLoss, build_losses
 from personalpeft_tinker_server.wire import ForwardBackward, read, read_forward_backward
 
@@ -36,6 +36,8 @@ _STORE_SECONDS = 30.0
 # Seconds that a training pass waits for chats to be answered.
 _YIELD_SECONDS = 0.25
 _IDLE_SECONDS = 1.0
+# Seconds without a heartbeat after which a client counts as silent; the SDK sends one each 10 s.
+SILENCE_SECONDS = 60.0
 _CHORES_SECONDS = 10.0
 # Seconds that weights without a name are kept; a client samples from them at once.
 _UNNAMED_SECONDS = 3600
@@ -43,11 +45,19 @@ _UNNAMED_SECONDS = 3600
 
 @dataclass(slots=True)
 class _Run:
-    """A run with an open session. ``stored`` is when its state was stored last."""
+    """A run in memory.
+
+    Attributes:
+        spec: What it trains.
+        session: Its session.
+        stored: When its state was stored last.
+        has_gradients: Whether the session has gradients, which no stored state has.
+    """
 
     spec: RunSpec
     session: Session
     stored: float
+    has_gradients: bool = False
 
 
 class Trainer:
@@ -109,7 +119,7 @@ class Trainer:
                     if self._clock.timer() - last_chores >= _CHORES_SECONDS:
                         last_chores = self._clock.timer()
                         self._chores()
-                        self._release_closed_runs()
+                        self._evict_runs()
                     calls = self._ready_calls()
                     if calls:
                         self._execute(calls)
@@ -183,7 +193,8 @@ class Trainer:
                 for call, *_ in group:
                     self._futures.finish(call, failure(error))
                 continue
-            for (call, _, _, _), own in zip(group, results, strict=True):
+            for (call, run, _, _), own in zip(group, results, strict=True):
+                run.has_gradients |= backward
                 self._finish(call, _pass_output(own))
 
     def _losses(self, request: ForwardBackward) -> list[DatumLoss]:
@@ -206,6 +217,7 @@ class Trainer:
         run = self._open(call.run or "")
         if call.kind == "optim_step":
             norm = run.session.optim_step(_adam(read(models.OptimStep, body)))
+            run.has_gradients = False
             return _json(type="optim_step", metrics={"grad_norm:mean": norm})
         if call.kind == "save_weights":
             saving = read(models.SaveWeights, body)
@@ -242,10 +254,11 @@ class Trainer:
             " values (?, ?, ?, ?, ?)",
             *(sampler, call.owner, row["session"], path, run.spec.base),
         )
-        return _json(type="save_weights_for_sampler", path=path, sampling_session_id=sampler)
+        return _json(type="save_weights_for_sampler", sampling_session_id=sampler)
 
     def _load(self, call: Call, request: models.LoadWeights) -> bytes:
         run = self._open(call.run or "")
+        run.has_gradients = False
         run.session.restore(
             self._checkpoints.training_state(
                 run.spec, call.owner, request.path, optimizer=request.optimizer
@@ -288,23 +301,26 @@ class Trainer:
                     self._runtime.engine().backend.forward_backward(
                         [run.session], [self._losses(request)]
                     )
+                    run.has_gradients = True
             elif call.kind == "optim_step":
                 run.session.optim_step(_adam(read(models.OptimStep, body)))
+                run.has_gradients = False
             elif call.kind == "load_weights":
                 self._load(call, read(models.LoadWeights, body))
 
     def _finish(self, call: Call, result: bytes) -> None:
         self._futures.finish(call, Outcome(result, None, None))
         run = self._runs.get(call.run or "")
-        # Gradients are not part of the state, so it is stored where there are none.
-        if run is not None and call.kind == "optim_step":
+        if (
+            run is not None
+            and call.kind == "optim_step"
+            and self._clock.timer() - run.stored >= _STORE_SECONDS
+        ):
             self._store_state(run)
 
     def _store_state(self, run: _Run) -> None:
-        now = self._clock.timer()
-        if now - run.stored < _STORE_SECONDS:
-            return
-        run.stored = now
+        """Store the state of a run that has no gradients, from which a restart continues."""
+        run.stored = self._clock.timer()
         file = self._db.put_file(safetensors.numpy.save(dict(run.session.state())))
         (old,) = self._db.rows("select state_file from runs where id = ?", run.spec.run)
         self._db.execute(
@@ -313,14 +329,26 @@ class Trainer:
         )
         self._db.delete_unnamed_files([old["state_file"]])
 
-    def _release_closed_runs(self) -> None:
-        for row in self._db.rows("select id, state_file from runs where not open"):
-            run = self._runs.pop(row["id"], None)
-            if run is not None:
-                run.session.close()
-            if row["state_file"] is not None:
-                self._db.execute("update runs set state_file = null where id = ?", row["id"])
-                self._db.delete_unnamed_files([row["state_file"]])
+    def _evict_runs(self) -> None:
+        """Free the memory of runs whose client is silent, and the state of runs that are over."""
+        live = {
+            row["id"]
+            for row in self._db.rows(
+                "select runs.id from runs join sessions on sessions.id = runs.session"
+                " where runs.open and sessions.seen >= ?",
+                self._clock.now().timestamp() - SILENCE_SECONDS,
+            )
+        }
+        for run_id in set(self._runs) - live:
+            run = self._runs.pop(run_id)
+            if not run.has_gradients:
+                self._store_state(run)
+            run.session.close()
+        for row in self._db.rows(
+            "select id, state_file from runs where not open and state_file is not null"
+        ):
+            self._db.execute("update runs set state_file = null where id = ?", row["id"])
+            self._db.delete_unnamed_files([row["state_file"]])
 
     @contextmanager
     def _outcome_of(self, call: Call) -> Iterator[None]:
@@ -335,8 +363,8 @@ _PASSES = frozenset({"forward", "forward_backward", "forward_backward_protobuf"}
 
 
 def sampler_id(session: str, seq: int) -> str:
-    """Return the id of the sampler with this number in its session."""
-    return f"sampler-{call_id('sampler', session, seq)[:16]}"
+    """Return the id of the sampler with this number in its session, as the real service's."""
+    return f"{session}:sample:{seq}"
 
 
 def _read_pass(body: bytes, kind: str) -> ForwardBackward:

@@ -1,13 +1,11 @@
-"""Read the bodies of requests: JSON, and the protobuf of ``forward_backward`` since SDK 0.25.
-
-The protobuf reader knows the wire format (protobuf.dev/programming-guides/encoding) and the fields
-that are used here, so no generated code is needed.
-"""
+"""Read the bodies of requests: JSON, and the protobuf of ``forward_backward`` since SDK 0.25."""
 
 from __future__ import annotations
 
+import json
+import math
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
@@ -17,14 +15,26 @@ from pydantic import ValidationError
 
 from personalpeft.errors import InvalidInput
 from personalpeft_tinker_server import models
+from personalpeft_tinker_server.protobuf import (
+    read_fields,
+    read_varints,
+    write_bytes,
+    write_double,
+    write_varint,
+)
 
 PROTOBUF = "application/x-protobuf"
 
 Array: TypeAlias = npt.NDArray[Any]
 M = TypeVar("M", bound=models.Wire)
 
-# The enum DType.
-_DTYPES: Mapping[int, np.dtype[Any]] = {1: np.dtype("<f4"), 2: np.dtype("<i8"), 3: np.dtype("<i4")}
+# Values of the enum DType.
+_FLOAT32 = 1
+_DTYPES: Mapping[int, np.dtype[Any]] = {
+    _FLOAT32: np.dtype("<f4"),
+    2: np.dtype("<i8"),
+    3: np.dtype("<i4"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,46 +151,6 @@ def _not_text(kind: str) -> InvalidInput:
     )
 
 
-# Protobuf
-
-
-def _fields(data: memoryview) -> Iterator[tuple[int, Any]]:
-    """Yield number and value of each field of a message: an int, a float or bytes."""
-    at = 0
-    while at < len(data):
-        key, at = _varint(data, at)
-        number, kind = key >> 3, key & 7
-        if kind == 0:
-            value, at = _varint(data, at)
-            yield number, value
-        elif kind == 1:
-            yield number, struct.unpack_from("<d", data, at)[0]
-            at += 8
-        elif kind == 2:
-            size, at = _varint(data, at)
-            if at + size > len(data):
-                raise ValueError("truncated")
-            yield number, data[at : at + size]
-            at += size
-        elif kind == 5:
-            yield number, struct.unpack_from("<f", data, at)[0]
-            at += 4
-        else:
-            raise ValueError("unknown wire type")
-
-
-def _varint(data: memoryview, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = data[at]
-        value |= (byte & 0x7F) << shift
-        at, shift = at + 1, shift + 7
-        if byte < 0x80:
-            return value, at
-        if shift > 63:
-            raise ValueError("a varint is too long")
-
-
 def _text(data: memoryview) -> str:
     return bytes(data).decode()
 
@@ -192,7 +162,7 @@ def _forward_backward(body: bytes) -> ForwardBackward:
     numbers: dict[str, float | str] = {}
     values: dict[str, float | str] = {}
     forward_only = False
-    for number, value in _fields(memoryview(body)):
+    for number, value in read_fields(memoryview(body)):
         if number == 1:
             model_id = _text(value)
         elif number == 2:
@@ -202,13 +172,13 @@ def _forward_backward(body: bytes) -> ForwardBackward:
         elif number == 4:
             loss_fn = _text(value)
         elif number == 5:
-            entry = dict(_fields(value))
+            entry = dict(read_fields(value))
             numbers[_text(entry[1])] = entry.get(2, 0.0)
         elif number == 6:
             forward_only = bool(value)
         elif number == 7:
-            entry = dict(_fields(value))
-            option = dict(_fields(entry[2]))
+            entry = dict(read_fields(value))
+            option = dict(read_fields(entry[2]))
             values[_text(entry[1])] = _text(option[2]) if 2 in option else option.get(1, 0.0)
     return ForwardBackward(model_id, seq_id, tuple(data), loss_fn, values or numbers, forward_only)
 
@@ -216,16 +186,16 @@ def _forward_backward(body: bytes) -> ForwardBackward:
 def _datum(data: memoryview) -> Datum:
     tokens: list[int] = []
     inputs = {}
-    for number, value in _fields(data):
+    for number, value in read_fields(data):
         if number == 1:
-            for kind, chunk in _fields(value):
+            for kind, chunk in read_fields(value):
                 if kind != 1:
                     raise _not_text({2: "image", 3: "dmel"}.get(kind, "unknown"))
-                for field, packed in _fields(chunk):
+                for field, packed in read_fields(chunk):
                     if field == 1:
                         tokens += np.frombuffer(packed, "<i4").tolist()
         elif number == 2:
-            entry = dict(_fields(value))
+            entry = dict(read_fields(value))
             inputs[_text(entry[1])] = _tensor(entry[2])
     return Datum(tuple(tokens), inputs)
 
@@ -234,15 +204,15 @@ def _tensor(data: memoryview) -> Array:
     dense: memoryview | None = None
     sparse: dict[int, Any] | None = None
     dtype, shape = 1, []
-    for number, value in _fields(data):
+    for number, value in read_fields(data):
         if number == 1:
             dense = value
         elif number == 2:
-            sparse = dict(_fields(value))
+            sparse = dict(read_fields(value))
         elif number == 3:
             dtype = value
         elif number == 4:
-            shape += [value] if isinstance(value, int) else list(_varints(value))
+            shape += [value] if isinstance(value, int) else list(read_varints(value))
     kind: np.dtype[Any] = _DTYPES[dtype]
     if sparse is not None:
         crow, col = (np.frombuffer(sparse.get(n, b""), "<i8").tolist() for n in (2, 3))
@@ -250,8 +220,50 @@ def _tensor(data: memoryview) -> Array:
     return _reshape(np.frombuffer(dense or b"", kind), shape or None)
 
 
-def _varints(data: memoryview) -> Iterator[int]:
-    at = 0
-    while at < len(data):
-        value, at = _varint(data, at)
-        yield value
+def write_protobuf(result: bytes) -> bytes | None:
+    """Return a result as the protobuf message that it has, None if it has none.
+
+    Args:
+        result: The JSON of a ``ForwardBackwardOutput`` or ``SampleResponse``.
+    """
+    fields = json.loads(result)
+    if "loss_fn_outputs" in fields:
+        return _forward_backward_output(models.ForwardBackwardOutput.model_validate(fields))
+    if "sequences" in fields:
+        return _sample_response(models.SampleResponse.model_validate(fields))
+    return None
+
+
+def _forward_backward_output(output: models.ForwardBackwardOutput) -> bytes:
+    names = sorted({name for each in output.loss_fn_outputs for name in each})
+    record = write_varint(3, len(output.loss_fn_outputs))
+    for name in names:
+        arrays = [np.asarray(each[name].data, "<f4") for each in output.loss_fn_outputs]
+        offsets = np.cumsum([0, *(array.nbytes for array in arrays)], dtype="<i8")
+        batched = (
+            write_bytes(1, b"".join(array.tobytes() for array in arrays))
+            + write_bytes(2, offsets.tobytes())
+            + write_varint(3, _FLOAT32)
+        )
+        record += write_bytes(2, write_bytes(1, name.encode()) + write_bytes(2, batched))
+    message = write_bytes(1, output.loss_fn_output_type.encode())
+    if output.loss_fn_outputs:
+        message += write_bytes(2, record)
+    for name, value in output.metrics.items():
+        message += write_bytes(3, write_bytes(1, name.encode()) + write_double(2, value))
+    return message
+
+
+def _sample_response(response: models.SampleResponse) -> bytes:
+    message = b""
+    for sequence in response.sequences:
+        message += write_bytes(
+            1,
+            write_varint(1, int(sequence.stop_reason == "length"))
+            + write_bytes(2, np.asarray(sequence.tokens, "<i4").tobytes())
+            + write_bytes(3, np.asarray(sequence.logprobs, "<f4").tobytes()),
+        )
+    if response.prompt_logprobs is not None:
+        values = [math.nan if each is None else each for each in response.prompt_logprobs]
+        message += write_bytes(2, np.asarray(values, "<f4").tobytes())
+    return message
