@@ -1,0 +1,52 @@
+"""Isolated folders for the tests, and servers on the tiny base."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from tinker_makers import TinkerServer, open_server
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_folders(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A cache of the session's own, unless the caller named one."""
+    os.environ.setdefault("PERSONALPEFT_CACHE", str(tmp_path_factory.mktemp("cache")))
+    os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def float32() -> Iterator[None]:
+    """Compute in float32 on one thread, where equal means equal."""
+    import torch
+
+    from personalpeft.backends.torch import backend
+    from personalpeft.backends.torch.model_runner import DeviceChoice
+
+    where = DeviceChoice(torch.device("cpu"), torch.float32, "for tests")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backend, "choose_device", lambda: where)
+        torch.set_num_threads(1)
+        yield
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, float32: None) -> Iterator[TinkerServer]:
+    """A server that the tests of a module share; each has sessions of its own."""
+    with open_server(tmp_path_factory.mktemp("home")) as opened:
+        yield opened
+
+
+@pytest.fixture
+def start(tmp_path: Path, float32: None) -> Iterator[Callable[[], TinkerServer]]:
+    """Starts a server on one home, again and again: each start stops the one before."""
+    with ExitStack() as running:
+
+        def restart() -> TinkerServer:
+            running.close()
+            return running.enter_context(open_server(tmp_path / "home"))
+
+        yield restart

@@ -1,0 +1,239 @@
+"""Training over the wire computes what the API promises, in the order that clients number."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tinker_makers import (
+    TEXT,
+    CallFailed,
+    TinkerServer,
+    datum,
+    logprobs_of,
+    loss_of,
+    passed,
+)
+
+OTHER = list(b"pack my box with five dozen jugs")
+
+
+def test_fifty_steps_have_the_losses_of_peft_and_adamw(
+    server: TinkerServer, tmp_path: Path
+) -> None:
+    """Training in PEFT starts from the downloaded weights, so their format is tested too."""
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    run = server.session().run(rank=8)
+    client = run.session.client
+    folder = client.archive(run.save("start", "save_weights_for_sampler"), tmp_path / "peft")
+    batches = [[TEXT, OTHER[: 8 + step % 20]] for step in range(50)]
+    ours = []
+    for batch in batches:
+        ours.append(loss_of(run.forward_backward([datum(text) for text in batch])))
+        run.step(5e-3, weight_decay=0.1, grad_clip_norm=50.0)
+
+    base = AutoModelForCausalLM.from_pretrained(server.runtime.base().folder, dtype=torch.float32)
+    model = PeftModel.from_pretrained(base, str(folder), is_trainable=True).eval()
+    trained = [p for p in model.parameters() if p.requires_grad]
+    adam = torch.optim.AdamW(trained, lr=5e-3, betas=(0.9, 0.95), eps=1e-12, weight_decay=0.1)
+    theirs = []
+    for batch in batches:
+        losses = []
+        for text in batch:
+            logits = model(torch.tensor([text[:-1]])).logits[0]
+            losses.append(
+                torch.nn.functional.cross_entropy(logits, torch.tensor(text[1:]), reduction="sum")
+            )
+        total = torch.stack(losses).sum()
+        total.backward()
+        torch.nn.utils.clip_grad_norm_(trained, 50.0)
+        adam.step()
+        adam.zero_grad()
+        theirs.append(float(total.detach()))
+    assert ours[-1] < ours[0] / 2
+    assert np.abs(np.array(ours) / np.array(theirs) - 1).max() < 1e-4
+
+
+def test_calls_are_executed_by_their_number_whatever_order_they_arrive_in(
+    server: TinkerServer,
+) -> None:
+    ordered, shuffled = (server.session().run() for _ in range(2))
+    expected = ordered.train(3)
+    calls = []
+    for step in range(3):
+        fb = {"forward_backward_input": passed([datum(TEXT)], "cross_entropy")}
+        calls.append((2 * step + 1, "forward_backward", fb))
+        calls.append((2 * step + 2, "optim_step", {"adam_params": {"learning_rate": 1e-2}}))
+    ids = {seq: shuffled.submit(path, seq, **body) for seq, path, body in reversed(calls)}
+    client = shuffled.session.client
+    losses = [loss_of(client.result(ids[seq])) for seq in (1, 3, 5)]
+    assert losses == expected
+
+
+def test_a_call_that_is_posted_twice_is_executed_once(server: TinkerServer) -> None:
+    once, twice = (server.session().run() for _ in range(2))
+    body = {"forward_backward_input": passed([datum(TEXT)], "cross_entropy")}
+    first = twice.submit("forward_backward", **body)
+    assert twice.submit("forward_backward", twice.seq, **body) == first
+    once.forward_backward([datum(TEXT)])
+    once.step()
+    twice.step()
+    assert twice.forward([datum(TEXT)]) == once.forward([datum(TEXT)])
+
+
+def test_chunks_add_up_to_the_whole_call(server: TinkerServer) -> None:
+    whole, chunked = (server.session().run() for _ in range(2))
+    whole.forward_backward([datum(TEXT), datum(OTHER)])
+    chunked.forward_backward([datum(TEXT)])
+    chunked.forward_backward([datum(OTHER)])
+    norms = [run.step()["metrics"]["grad_norm:mean"] for run in (whole, chunked)]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-5)
+    after = [loss_of(run.forward([datum(TEXT)])) for run in (whole, chunked)]
+    assert after[0] == pytest.approx(after[1], rel=1e-5)
+
+
+def test_forward_computes_the_same_and_leaves_no_gradient(server: TinkerServer) -> None:
+    run = server.session().run()
+    assert logprobs_of(run.forward([datum(TEXT)])) == pytest.approx(
+        logprobs_of(run.forward_backward([datum(TEXT)])), abs=1e-6
+    )
+    run.step()
+    before = run.forward([datum(TEXT)])
+    run.step()
+    assert run.forward([datum(TEXT)]) == before
+
+
+def test_targets_may_differ_from_the_tokens_that_are_read(server: TinkerServer) -> None:
+    run = server.session().run()
+    chosen = [(token + 1) % 256 for token in TEXT]
+    data = [datum(TEXT, targets=chosen), datum(TEXT, targets=TEXT)]
+    output = run.forward_backward(data)
+    both = [np.exp(logprobs_of(output, index)).sum() for index in (0, 1)]
+    assert both[0] != both[1]
+    assert len(logprobs_of(output)) == len(TEXT)
+    for _ in range(8):
+        run.forward_backward([datum(TEXT, targets=chosen)])
+        run.step()
+    assert loss_of(run.forward([datum(TEXT, targets=chosen)])) < -sum(logprobs_of(output)) / 2
+
+
+def formulas(lp: np.ndarray, q: np.ndarray, a: np.ndarray) -> dict[str, float]:
+    ratio = np.exp(lp - q)
+    clipped = ratio.clip(0.9, 1.1)
+    return {
+        "importance_sampling": -(ratio * a).sum(),
+        "ppo": -np.minimum(ratio * a, clipped * a).sum(),
+        "cispo": -(clipped * lp * a).sum(),
+        "dro": -(lp * a - 0.1 / 2 * (lp - q) ** 2).sum(),
+    }
+
+
+@pytest.mark.parametrize("name", ["importance_sampling", "ppo", "cispo", "dro"])
+def test_each_loss_is_its_formula(server: TinkerServer, name: str) -> None:
+    run = server.session().run()
+    lp = np.array(logprobs_of(run.forward([datum(TEXT)])))
+    random = np.random.default_rng(3)
+    q, a = lp + random.normal(0, 0.2, len(lp)), random.normal(0, 1, len(lp))
+    config = {
+        "dro": {"beta": 0.1},
+        "importance_sampling": {},
+    }.get(name, {"clip_low_threshold": 0.9, "clip_high_threshold": 1.1})
+    data = [datum(TEXT, logprobs=q.tolist(), advantages=a.tolist())]
+    output = run.forward_backward(data, name, **config)
+    assert loss_of(output) == pytest.approx(formulas(lp, q, a)[name], rel=1e-4)
+    assert run.step()["metrics"]["grad_norm:mean"] > 0
+
+
+def test_a_custom_loss_is_a_forward_and_a_weighted_cross_entropy(server: TinkerServer) -> None:
+    """The SDK computes the gradient of its loss by each log-prob, and sends it as weights."""
+    custom, plain = (server.session().run() for _ in range(2))
+    lp = np.array(logprobs_of(custom.forward([datum(TEXT)])))
+    # The loss sum(lp ** 2) / 2 has the gradient lp, and cross entropy has -weights.
+    custom.forward_backward([datum(TEXT, weights=(-lp).tolist())])
+    plain.forward([datum(TEXT)])
+    plain.forward_backward([datum(TEXT)])
+    norms = [run.step()["metrics"]["grad_norm:mean"] for run in (custom, plain)]
+    assert all(map(math.isfinite, norms))
+    assert norms[0] != norms[1]
+
+
+@pytest.mark.parametrize(
+    ("data", "loss", "problem"),
+    [
+        ([datum([1, 2, 99_999])], "cross_entropy", "has a token outside of"),
+        ([datum(TEXT, weights=[1.0])], "cross_entropy", "needs finite weights of the shape"),
+        ([datum(TEXT)], "ppo", "needs finite logprobs"),
+        ([datum([7])], "cross_entropy", "has 0 tokens"),
+        ([datum(TEXT)], "gspo", "is not supported"),
+    ],
+)
+def test_a_mistake_of_the_client_is_named_and_the_run_goes_on(
+    server: TinkerServer, data: list[object], loss: str, problem: str
+) -> None:
+    run = server.session().run()
+    with pytest.raises(CallFailed, match=problem) as failed:
+        run.forward_backward(data, loss)
+    assert failed.value.args[1] == "user"
+    assert loss_of(run.forward([datum(TEXT)])) > 0
+
+
+def test_runs_that_are_queued_together_train_as_each_alone(server: TinkerServer) -> None:
+    session = server.session()
+    alone = [session.run(rank=rank).train(3) for rank in (2, 4, 8)]
+    runs = [session.run(rank=rank) for rank in (2, 4, 8)]
+    requests: list[list[str]] = [[] for _ in runs]
+    for _ in range(3):
+        for run, own in zip(runs, requests, strict=True):
+            own.append(
+                run.submit(
+                    "forward_backward",
+                    forward_backward_input=passed([datum(TEXT)], "cross_entropy"),
+                )
+            )
+            run.submit("optim_step", adam_params={"learning_rate": 1e-2})
+    for expected, own in zip(alone, requests, strict=True):
+        losses = [loss_of(session.client.result(request)) for request in own]
+        assert losses == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("lora", "problem"),
+    [
+        ({"train_attn": False, "train_mlp": False}, "unembedding"),
+        ({"rank": 65}, "rank"),
+        ({"rank": 0}, "rank"),
+    ],
+)
+def test_a_lora_that_the_base_cannot_train_is_refused(
+    server: TinkerServer, lora: dict[str, object], problem: str
+) -> None:
+    session = server.session()
+    body = {
+        "session_id": session.id,
+        "model_seq_id": 0,
+        "base_model": "tiny-random",
+        "lora_config": lora,
+    }
+    answer = session.client.ask("POST", "create_model", body)
+    assert answer.status_code == 400
+    assert problem in answer.get_data(as_text=True)
+
+
+def test_another_base_is_refused_with_a_way_out(server: TinkerServer) -> None:
+    session = server.session()
+    body = {"session_id": session.id, "model_seq_id": 0, "base_model": "Qwen/Qwen3-8B"}
+    answer = session.client.ask("POST", "create_model", body)
+    assert answer.status_code == 400
+    assert "PERSONALPEFT_TINKER_ALIASES" in answer.get_data(as_text=True)
+
+
+def test_targets_are_chosen_by_part_of_the_model(server: TinkerServer) -> None:
+    session = server.session()
+    attn = session.run(train_mlp=False).save("a", "save_weights_for_sampler")
+    info = session.client.post("weights_info", {"tinker_path": attn})
+    assert (info["train_attn"], info["train_mlp"], info["train_unembed"]) == (True, False, False)

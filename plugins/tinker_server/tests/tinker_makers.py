@@ -1,0 +1,227 @@
+"""Servers in this process, and clients that speak the wire of the tinker SDK."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flask import Flask
+from personalpeft_app.http import security
+from personalpeft_app.http.server import make_app
+from personalpeft_tinker_server import TinkerExtension
+from personalpeft_tinker_server.service import Options
+
+import personalpeft
+from personalpeft import Runtime
+
+BASE = "tiny-random"
+TEXT = list(b"the quick brown fox jumps over the lazy dog")
+
+
+@dataclass
+class TinkerServer:
+    """A server on an open runtime."""
+
+    runtime: Runtime
+    app: Flask
+    extension: TinkerExtension
+
+    def client(self, user: str | None = None, token: str | None = None) -> Client:
+        """Return a client with a token of its own, an administrator's without a user."""
+        secret = token or self.runtime.api_keys.create(user)[1]
+        return Client(self.app, secret)
+
+    def session(self, user: str | None = None) -> Session:
+        return self.client(user).session()
+
+
+@contextmanager
+def open_server(home: Path, options: Options = Options()) -> Iterator[TinkerServer]:  # noqa: B008
+    with personalpeft.open(home, base=BASE, backend="torch") as runtime:
+        extension = TinkerExtension(runtime, security.plugin_host(), options)
+        try:
+            yield TinkerServer(runtime, make_app(runtime, more=[extension.blueprint]), extension)
+        finally:
+            extension.close()
+
+
+class CallFailed(Exception):
+    """A call that ended with an error: its text and category."""
+
+
+@dataclass
+class Client:
+    """Sends requests with a token, as an SDK does."""
+
+    app: Flask
+    secret: str
+
+    def ask(self, method: str, path: str, body: Any = None, **more: Any) -> Any:
+        headers = {"X-Api-Key": f"tml-{self.secret}", "Host": "127.0.0.1", **more.pop("headers", {})}
+        return self.app.test_client().open(
+            f"/tinker/api/v1/{path}", method=method, json=body, headers=headers, buffered=True, **more
+        )
+
+    def post(self, path: str, body: Any, status: int = 200) -> Any:
+        response = self.ask("POST", path, body)
+        assert response.status_code == status, response.get_data(as_text=True)
+        return response.get_json()
+
+    def get(self, path: str) -> Any:
+        response = self.ask("GET", path)
+        assert response.status_code == 200, response.get_data(as_text=True)
+        return response.get_json()
+
+    def result(self, request_id: str, seconds: float = 30) -> Any:
+        """Poll for the result of a call. Raises ``CallFailed``."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            found = self.post("retrieve_future", {"request_id": request_id})
+            if "error" in found:
+                raise CallFailed(found["error"], found["category"])
+            if found.get("type") != "try_again":
+                return found
+        raise AssertionError("there is no result")
+
+    def session(self) -> Session:
+        made = self.post("create_session", {"sdk_version": "0.24.1", "tags": []})
+        return Session(self, made["session_id"])
+
+    def archive(self, path: str, folder: Path) -> Path:
+        """Download a checkpoint as a PEFT folder."""
+        run, kind, name = path.removeprefix("tinker://").split("/")
+        redirect = self.ask("GET", f"training_runs/{run}/checkpoints/{kind}/{name}/archive")
+        assert redirect.status_code == 302
+        link = redirect.headers["Location"].partition("/tinker/api/v1/")[2]
+        # The link needs no token.
+        found = self.app.test_client().get(
+            f"/tinker/api/v1/{link}", headers={"Host": "127.0.0.1"}, buffered=True
+        )
+        with tarfile.open(fileobj=io.BytesIO(found.data)) as tar:
+            tar.extractall(folder, filter="data")
+        return folder
+
+
+@dataclass
+class Session:
+    client: Client
+    id: str
+    runs: int = 0
+    samplers: int = 0
+
+    def run(self, rank: int = 4, seed: int = 1, **lora: Any) -> Run:
+        body = {
+            "session_id": self.id,
+            "model_seq_id": self.runs,
+            "base_model": BASE,
+            "lora_config": {"rank": rank, "seed": seed, **lora},
+        }
+        self.runs += 1
+        made = self.client.post("create_model", body)
+        self.client.result(made["request_id"])
+        return Run(self, made["model_id"])
+
+    def sampler(self, path: str | None = None) -> str:
+        body = {
+            "session_id": self.id,
+            "sampling_session_seq_id": self.samplers,
+            "base_model": BASE,
+            "model_path": path,
+        }
+        self.samplers += 1
+        made: str = self.client.post("create_sampling_session", body)["sampling_session_id"]
+        return made
+
+    def sample(self, sampler: str, prompt: Sequence[int], **more: Any) -> Any:
+        body = {
+            "sampling_session_id": sampler,
+            "prompt": tokens(prompt),
+            "sampling_params": {"max_tokens": 8, "temperature": 1.0, "seed": 7, **more.pop("params", {})},
+            **more,
+        }
+        return self.client.result(self.client.post("asample", body)["request_id"])
+
+
+@dataclass
+class Run:
+    """A training run. Each call takes the next number."""
+
+    session: Session
+    id: str
+    seq: int = field(default=0)
+
+    def submit(self, route: str, seq: int | None = None, **body: Any) -> str:
+        """Post a call and return the id of its request."""
+        if seq is None:
+            self.seq += 1
+            seq = self.seq
+        call = {"model_id": self.id, "seq_id": seq, **body}
+        made: str = self.session.client.post(route, call)["request_id"]
+        return made
+
+    def call(self, route: str, **body: Any) -> Any:
+        """Post a call and wait for its result."""
+        return self.session.client.result(self.submit(route, **body))
+
+    def forward_backward(self, data: Sequence[Any], loss: str = "cross_entropy", **more: Any) -> Any:
+        return self.call("forward_backward", forward_backward_input=passed(data, loss, **more))
+
+    def forward(self, data: Sequence[Any], loss: str = "cross_entropy", **more: Any) -> Any:
+        return self.call("forward", forward_input=passed(data, loss, **more))
+
+    def step(self, learning_rate: float = 1e-2, **adam: Any) -> Any:
+        return self.call("optim_step", adam_params={"learning_rate": learning_rate, **adam})
+
+    def train(self, steps: int, data: Sequence[Any] | None = None) -> list[float]:
+        """Make steps and return the loss of each."""
+        losses = []
+        for _ in range(steps):
+            losses.append(loss_of(self.forward_backward(data or [datum(TEXT)])))
+            self.step()
+        return losses
+
+    def save(self, name: str, kind: str = "save_weights", **more: Any) -> str:
+        path: str = self.call(kind, path=name, **more)["path"]
+        return path
+
+
+def tokens(values: Sequence[int]) -> dict[str, Any]:
+    return {"chunks": [{"type": "encoded_text", "tokens": list(values)}]}
+
+
+def tensor(values: Sequence[float], dtype: str = "float32") -> dict[str, Any]:
+    return {"data": list(values), "dtype": dtype, "shape": [len(values)]}
+
+
+def datum(text: Sequence[int], targets: Sequence[int] | None = None, **inputs: Any) -> dict[str, Any]:
+    """Return a datum that predicts each next token, or other targets."""
+    read = text[:-1] if targets is None else text
+    targets = text[1:] if targets is None else targets
+    inputs.setdefault("weights", [1.0] * len(read))
+    return {
+        "model_input": tokens(read),
+        "loss_fn_inputs": {
+            "target_tokens": tensor(targets, "int64"),
+            **{name: tensor(values) for name, values in inputs.items()},
+        },
+    }
+
+
+def passed(data: Sequence[Any], loss: str, **config: float) -> dict[str, Any]:
+    return {"data": list(data), "loss_fn": loss, "loss_fn_config": config or None}
+
+
+def loss_of(output: Any) -> float:
+    loss: float = output["metrics"]["loss:sum"]
+    return loss
+
+
+def logprobs_of(output: Any, index: int = 0) -> list[float]:
+    found: list[float] = output["loss_fn_outputs"][index]["logprobs"]["data"]
+    return found
