@@ -86,7 +86,7 @@ class Service:
             self.futures,
             self.checkpoints,
             clock,
-            self._do_chores,
+            self._delete_old,
             lambda: self._vocabulary,
         )
         self._sampler = Sampler(
@@ -102,6 +102,10 @@ class Service:
             self._trainer.close()
             self._sampler.close()
             self._db.close()
+
+    def do_chores(self) -> None:
+        """Free what silent clients hold, now instead of in a few seconds."""
+        self._trainer.do_chores()
 
     # Sessions
 
@@ -360,7 +364,8 @@ class Service:
             self._trainer.start()
             self._sampler.start()
 
-    def _do_chores(self) -> None:
+    def _delete_old(self) -> None:
+        """Delete what has passed its time."""
         self._db.execute(
             "update runs set open = 0 where open and not exists"
             " (select 1 from sessions where sessions.id = runs.session and sessions.seen >= ?)",

@@ -87,9 +87,10 @@ class Trainer:
         self._checkpoints, self._clock, self._chores = checkpoints, clock, chores
         self._vocabulary = vocabulary
         self._runs: dict[str, _Run] = {}
-        self._wake = threading.Condition()
+        self._wake = threading.Condition(threading.RLock())
         self._news = False
         self._stopping = False
+        self._chores_due = False
         self._thread = threading.Thread(
             target=self._work, name="personalpeft-tinker-training", daemon=True
         )
@@ -104,6 +105,13 @@ class Trainer:
             self._news = True
             self._wake.notify_all()
 
+    def do_chores(self) -> None:
+        """Have the thread do its chores now, and wait for that."""
+        with self._wake:
+            self._chores_due = True
+            self.notify()
+            self._wake.wait_for(lambda: self._stopping or not self._chores_due)
+
     def close(self) -> None:
         """Stop after the running call, and free all sessions. Queued calls stay queued."""
         self._stopping = True
@@ -116,10 +124,13 @@ class Trainer:
         try:
             while not self._stopping:
                 try:
-                    if self._clock.timer() - last_chores >= _CHORES_SECONDS:
+                    if self._chores_due or self._clock.timer() - last_chores >= _CHORES_SECONDS:
                         last_chores = self._clock.timer()
                         self._chores()
                         self._evict_runs()
+                        with self._wake:
+                            self._chores_due = False
+                            self._wake.notify_all()
                     calls = self._ready_calls()
                     if calls:
                         self._execute(calls)

@@ -83,6 +83,8 @@ def read_forward_backward(body: bytes, *, protobuf: bool, forward: bool) -> Forw
     if protobuf:
         try:
             return _forward_backward(body)
+        except InvalidInput:
+            raise
         except (IndexError, KeyError, ValueError, struct.error) as error:
             raise InvalidInput(
                 "The body is not a ForwardBackwardRequest of tinker_public.proto.",

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from flask import Flask
-from personalpeft_app.http import security
-from personalpeft_app.http.server import make_app
 from personalpeft_tinker_server import TinkerExtension
 from personalpeft_tinker_server.service import Options
 
 import personalpeft
 from personalpeft import Runtime
+from personalpeft_app.http import security
+from personalpeft_app.http.server import make_app
 
 BASE = "tiny-random"
 TEXT = list(b"the quick brown fox jumps over the lazy dog")
@@ -63,9 +63,18 @@ class Client:
     secret: str
 
     def ask(self, method: str, path: str, body: Any = None, **more: Any) -> Any:
-        headers = {"X-Api-Key": f"tml-{self.secret}", "Host": "127.0.0.1", **more.pop("headers", {})}
+        headers = {
+            "X-Api-Key": f"tml-{self.secret}",
+            "Host": "127.0.0.1",
+            **more.pop("headers", {}),
+        }
         return self.app.test_client().open(
-            f"/tinker/api/v1/{path}", method=method, json=body, headers=headers, buffered=True, **more
+            f"/tinker/api/v1/{path}",
+            method=method,
+            json=body,
+            headers=headers,
+            buffered=True,
+            **more,
         )
 
     def post(self, path: str, body: Any, status: int = 200) -> Any:
@@ -142,7 +151,12 @@ class Session:
         body = {
             "sampling_session_id": sampler,
             "prompt": tokens(prompt),
-            "sampling_params": {"max_tokens": 8, "temperature": 1.0, "seed": 7, **more.pop("params", {})},
+            "sampling_params": {
+                "max_tokens": 8,
+                "temperature": 1.0,
+                "seed": 7,
+                **more.pop("params", {}),
+            },
             **more,
         }
         return self.client.result(self.client.post("asample", body)["request_id"])
@@ -169,7 +183,9 @@ class Run:
         """Post a call and wait for its result."""
         return self.session.client.result(self.submit(route, **body))
 
-    def forward_backward(self, data: Sequence[Any], loss: str = "cross_entropy", **more: Any) -> Any:
+    def forward_backward(
+        self, data: Sequence[Any], loss: str = "cross_entropy", **more: Any
+    ) -> Any:
         return self.call("forward_backward", forward_backward_input=passed(data, loss, **more))
 
     def forward(self, data: Sequence[Any], loss: str = "cross_entropy", **more: Any) -> Any:
@@ -199,7 +215,9 @@ def tensor(values: Sequence[float], dtype: str = "float32") -> dict[str, Any]:
     return {"data": list(values), "dtype": dtype, "shape": [len(values)]}
 
 
-def datum(text: Sequence[int], targets: Sequence[int] | None = None, **inputs: Any) -> dict[str, Any]:
+def datum(
+    text: Sequence[int], targets: Sequence[int] | None = None, **inputs: Any
+) -> dict[str, Any]:
     """Return a datum that predicts each next token, or other targets."""
     read = text[:-1] if targets is None else text
     targets = text[1:] if targets is None else targets

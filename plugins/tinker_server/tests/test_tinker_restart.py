@@ -1,0 +1,95 @@
+"""A restart of the server loses no call, no run and no saved weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from personalpeft_tinker_server import training
+from tinker_makers import TEXT, Client, Run, Session, TinkerServer, datum, loss_of, passed
+
+Start = Callable[[], TinkerServer]
+FB = {"forward_backward_input": passed([datum(TEXT)], "cross_entropy")}
+
+
+def on(server: TinkerServer, run: Run) -> Run:
+    """Return a client's run on a server that was started again."""
+    client = Client(server.app, run.session.client.secret)
+    return Run(Session(client, run.session.id), run.id, run.seq)
+
+
+@pytest.mark.parametrize("store_seconds", [0.0, 3600.0])
+def test_a_run_continues_as_if_there_had_been_no_restart(
+    start: Start, monkeypatch: pytest.MonkeyPatch, store_seconds: float
+) -> None:
+    """With a stored state after each step, and with all calls executed again."""
+    monkeypatch.setattr(training, "_STORE_SECONDS", store_seconds)
+    server = start()
+    undisturbed, run = (server.session().run() for _ in range(2))
+    expected = undisturbed.train(6)
+    losses = run.train(2)
+    losses.append(loss_of(run.forward_backward([datum(TEXT)])))
+    # Stopped between a pass and its step: the gradients must come back.
+    run = on(start(), run)
+    run.step()
+    losses += run.train(3)
+    assert losses == pytest.approx(expected, rel=1e-6)
+
+
+def test_results_and_queued_calls_survive(start: Start) -> None:
+    server = start()
+    run = server.session().run()
+    done = run.submit("forward_backward", **FB)
+    before = run.session.client.result(done)
+    # The call after the next one has arrived, so it waits.
+    waiting = run.submit("optim_step", run.seq + 2, adam_params={"learning_rate": 1e-2})
+    sample = run.session.client.post(
+        "asample",
+        {
+            "prompt": {"chunks": [{"tokens": TEXT[:4]}]},
+            "sampling_params": {"max_tokens": 4, "seed": 1},
+            "base_model": "tiny-random",
+        },
+    )["request_id"]
+    run = on(start(), run)
+    client = run.session.client
+    assert client.result(done) == before
+    assert client.result(sample)["sequences"]
+    run.forward_backward([datum(TEXT)])
+    assert client.result(waiting)["metrics"]
+
+
+def test_saved_weights_survive(start: Start) -> None:
+    server = start()
+    run = server.session().run()
+    run.train(2)
+    path = run.save("kept")
+    sampled = run.save("served", "save_weights_for_sampler")
+    run = on(start(), run)
+    session = Session(run.session.client, run.session.id, runs=1)
+    other = session.run(seed=9)
+    other.call("load_weights", path=path, optimizer=True)
+    assert other.forward([datum(TEXT)]) == run.forward([datum(TEXT)])
+    assert session.sample(session.sampler(sampled), TEXT[:4])["sequences"]
+
+
+def test_a_run_of_a_silent_client_leaves_memory_and_comes_back(start: Start) -> None:
+    server = start()
+    undisturbed, run = (server.session().run() for _ in range(2))
+    expected = undisturbed.train(4)
+    losses = run.train(2)
+    client = run.session.client
+    client.ask("POST", f"sessions/{run.session.id}/finish", {})
+    server.extension.service.do_chores()
+    losses += run.train(2)
+    assert losses == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_second_server_of_the_home_is_refused(start: Start) -> None:
+    from tinker_makers import open_server
+
+    from personalpeft import Busy
+
+    server = start()
+    with pytest.raises(Busy, match="Another server"), open_server(server.runtime.settings.home):
+        pass
