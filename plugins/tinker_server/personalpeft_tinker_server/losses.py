@@ -14,7 +14,7 @@ import numpy as np
 
 from personalpeft.backends.base import Continuation, ModelOutputs
 from personalpeft.errors import InvalidInput
-from personalpeft_tinker_server.wire import Array, Datum
+from personalpeft_tinker_server.codec import Array, Datum
 
 _CLIP_LOW, _CLIP_HIGH = 0.8, 1.2
 _DRO_BETA = 0.05

@@ -70,13 +70,13 @@ class ModelRef(Wire):
 # Training
 
 
-class Chunk(Wire):
+class InputChunk(Wire):
     type: str = "encoded_text"
     tokens: list[int] = []
 
 
 class ModelInput(Wire):
-    chunks: list[Chunk]
+    chunks: list[InputChunk]
 
 
 class TensorData(Wire):

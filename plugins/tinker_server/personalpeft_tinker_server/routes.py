@@ -18,9 +18,15 @@ from personalpeft.errors import QueueFull
 from personalpeft.plugins import HttpHost
 from personalpeft_tinker_server import models
 from personalpeft_tinker_server.checkpoints import format_time
+from personalpeft_tinker_server.codec import (
+    PROTOBUF,
+    M,
+    read,
+    read_forward_backward,
+    write_protobuf,
+)
 from personalpeft_tinker_server.futures import Call
 from personalpeft_tinker_server.service import Service
-from personalpeft_tinker_server.wire import PROTOBUF, M, read, read_forward_backward, write_protobuf
 
 PREFIX = "/tinker/api/v1"
 

@@ -14,10 +14,10 @@ from personalpeft.errors import Cancelled, InvalidInput, NotFound
 from personalpeft.types import Sampling, Stack
 from personalpeft_tinker_server import models
 from personalpeft_tinker_server.checkpoints import Checkpoints
+from personalpeft_tinker_server.codec import read, read_tokens
 from personalpeft_tinker_server.database import Database
 from personalpeft_tinker_server.futures import Call, Futures, Outcome
 from personalpeft_tinker_server.training import failure
-from personalpeft_tinker_server.wire import read, read_tokens
 
 # Calls whose samples are in the engine at once. More wait here, not in its queue.
 _WORKERS = 16

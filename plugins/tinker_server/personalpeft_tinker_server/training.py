@@ -23,10 +23,10 @@ from personalpeft.clock import Clock
 from personalpeft.errors import InvalidInput, format_origin
 from personalpeft_tinker_server import models
 from personalpeft_tinker_server.checkpoints import Checkpoints, Kind, RunSpec
+from personalpeft_tinker_server.codec import ForwardBackward, read, read_forward_backward
 from personalpeft_tinker_server.database import Database
 from personalpeft_tinker_server.futures import Call, Futures, Outcome
 from personalpeft_tinker_server.losses import DatumLoss, build_losses
-from personalpeft_tinker_server.wire import ForwardBackward, read, read_forward_backward
 
 log = logging.getLogger(__name__)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from personalpeft_tinker_server import training
 from tinker_makers import TEXT, Client, Run, Session, TinkerServer, datum, loss_of, passed
+
+from personalpeft_tinker_server import training
 
 Start = Callable[[], TinkerServer]
 FB = {"forward_backward_input": passed([datum(TEXT)], "cross_entropy")}

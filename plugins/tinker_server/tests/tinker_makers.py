@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from flask import Flask
-from personalpeft_tinker_server import TinkerExtension
-from personalpeft_tinker_server.service import Options
 
 import personalpeft
 from personalpeft import Runtime
 from personalpeft_app.http import security
 from personalpeft_app.http.server import make_app
+from personalpeft_tinker_server import TinkerExtension
+from personalpeft_tinker_server.service import Options
 
 BASE = "tiny-random"
 TEXT = list(b"the quick brown fox jumps over the lazy dog")

@@ -7,11 +7,11 @@ import struct
 
 import numpy as np
 import pytest
-from personalpeft_tinker_server.protobuf import read_fields, write_bytes, write_double, write_varint
-from personalpeft_tinker_server.wire import PROTOBUF, read_forward_backward, write_protobuf
 from tinker_makers import TEXT, TinkerServer, datum, passed
 
 from personalpeft.errors import InvalidInput
+from personalpeft_tinker_server.codec import PROTOBUF, read_forward_backward, write_protobuf
+from personalpeft_tinker_server.protobuf import read_fields, write_bytes, write_double, write_varint
 
 # What tinker 0.38.0 sends for the pass of ``EXPECTED``.
 RECORDED = bytes.fromhex(
