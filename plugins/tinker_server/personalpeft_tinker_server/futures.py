@@ -26,7 +26,7 @@ _KEPT_SECONDS = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class QueuedCall:
     """One call. ``position`` is the order of arrival, ``seq`` the client's order in a run.
 
     ``is_new`` is False where the call was known already.
@@ -72,7 +72,7 @@ class Futures:
         id_: str | None = None,
         run: str | None = None,
         seq: int | None = None,
-    ) -> Call:
+    ) -> QueuedCall:
         """Queue a call, or return the one that has this id.
 
         Raises:
@@ -103,21 +103,21 @@ class Futures:
             (made,) = self._db.rows("select * from calls where id = ?", id_)
             return _call(made)
 
-    def body(self, call: Call) -> bytes:
+    def body(self, call: QueuedCall) -> bytes:
         """Return the body that a call was posted with."""
         (row,) = self._db.rows("select body from calls where id = ?", call.id)
         return bytes(row["body"])
 
-    def queued(self, *, in_runs: bool) -> list[Call]:
+    def queued(self, *, in_runs: bool) -> list[QueuedCall]:
         """Return the calls without a result, oldest first."""
         test = "is not" if in_runs else "is"
         return self._calls(f"status = 'queued' and run {test} null order by position")
 
-    def executed_after(self, run: str, executed: int) -> list[Call]:
+    def executed_after(self, run: str, executed: int) -> list[QueuedCall]:
         """Return a run's finished calls after the first ``executed``, in the order of execution."""
         return self._calls("run = ? and executed > ? order by executed", run, executed)
 
-    def finish(self, call: Call, outcome: Outcome) -> None:
+    def finish(self, call: QueuedCall, outcome: Outcome) -> None:
         """Store the result of a call. Only the first result of a call counts."""
         with self._db.transaction():
             changed = self._db.execute(
@@ -140,7 +140,7 @@ class Futures:
         with self._changed:
             self._changed.notify_all()
 
-    def wait(self, owner: str, id_: str, timeout: float) -> Outcome | Call | None:
+    def wait(self, owner: str, id_: str, timeout: float) -> Outcome | QueuedCall | None:
         """Return the outcome of a call, or the call if it has none in time; None if it is unknown."""
         deadline = self._clock.timer() + timeout
         with self._changed:
@@ -170,7 +170,7 @@ class Futures:
             self._closed = True
             self._changed.notify_all()
 
-    def _calls(self, test: str, *values: object) -> list[Call]:
+    def _calls(self, test: str, *values: object) -> list[QueuedCall]:
         columns = "position, id, owner, run, kind, seq"
         return [
             _call(row)
@@ -181,8 +181,8 @@ class Futures:
         return self._clock.now().timestamp()
 
 
-def _call(row: sqlite3.Row, *, is_new: bool = True) -> Call:
-    return Call(
+def _call(row: sqlite3.Row, *, is_new: bool = True) -> QueuedCall:
+    return QueuedCall(
         row["position"],
         row["id"],
         row["owner"],

@@ -25,7 +25,7 @@ from personalpeft_tinker_server.codec import (
     read_forward_backward,
     write_protobuf,
 )
-from personalpeft_tinker_server.futures import Call
+from personalpeft_tinker_server.futures import QueuedCall
 from personalpeft_tinker_server.service import Service
 
 PREFIX = "/tinker/api/v1"
@@ -347,7 +347,7 @@ class Routes:
     def _retrieve(self) -> Any:
         id_ = self._read(models.RetrieveFuture).request_id
         found = self._service.futures.wait(self._owner, id_, 0)
-        if isinstance(found, Call):
+        if isinstance(found, QueuedCall):
             if not self._polls.acquire(blocking=False):
                 raise QueueFull(
                     "Too many requests wait for results.",
@@ -360,7 +360,7 @@ class Routes:
                 self._polls.release()
         if found is None:
             return {"error": "There is no such request.", "category": "unknown", "_status": 410}
-        if isinstance(found, Call):
+        if isinstance(found, QueuedCall):
             return {"type": "try_again", "request_id": id_, "queue_state": "active"}
         if found.error is not None:
             return {"error": found.error, "category": found.category}
@@ -374,7 +374,7 @@ class Routes:
         return read(kind, request.get_data())
 
 
-def _future(call: Call) -> dict[str, Any]:
+def _future(call: QueuedCall) -> dict[str, Any]:
     return {"request_id": call.id, "model_id": call.run}
 
 

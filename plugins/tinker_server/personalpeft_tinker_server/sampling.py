@@ -16,7 +16,7 @@ from personalpeft_tinker_server import models
 from personalpeft_tinker_server.checkpoints import Checkpoints
 from personalpeft_tinker_server.codec import read, read_tokens
 from personalpeft_tinker_server.database import Database
-from personalpeft_tinker_server.futures import Call, Futures, Outcome
+from personalpeft_tinker_server.futures import Futures, Outcome, QueuedCall
 from personalpeft_tinker_server.training import failure
 
 # Calls whose samples are in the engine at once. More wait here, not in its queue.
@@ -56,7 +56,7 @@ class Sampler:
         for call in self._futures.queued(in_runs=False):
             self.submit(call)
 
-    def submit(self, call: Call) -> None:
+    def submit(self, call: QueuedCall) -> None:
         """Execute a call when there is room."""
         self._executor.submit(self._execute, call)
 
@@ -69,7 +69,7 @@ class Sampler:
         self._stopping.set()
         self._executor.shutdown(wait=True, cancel_futures=True)
 
-    def _execute(self, call: Call) -> None:
+    def _execute(self, call: QueuedCall) -> None:
         try:
             body = self._futures.body(call)
             if call.kind == "interpolate":
@@ -90,7 +90,7 @@ class Sampler:
         finally:
             self._cancelled.discard(call.id)
 
-    def _sample(self, call: Call, request: models.Sample) -> models.SampleResponse:
+    def _sample(self, call: QueuedCall, request: models.Sample) -> models.SampleResponse:
         prompt = read_tokens(request.prompt)
         if not prompt or not all(0 <= token < self._vocabulary() for token in prompt):
             raise InvalidInput(
@@ -132,7 +132,12 @@ class Sampler:
         return score.token_logprobs
 
     def _sequences(
-        self, call: Call, prompt: Tokens, stack: Stack, params: models.SamplingParams, count: int
+        self,
+        call: QueuedCall,
+        prompt: Tokens,
+        stack: Stack,
+        params: models.SamplingParams,
+        count: int,
     ) -> list[models.SampledSequence]:
         engine = self._runtime.engine()
         room = min(engine.backend.base.card.context, engine.backend.max_length) - len(prompt)

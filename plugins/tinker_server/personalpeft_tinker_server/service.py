@@ -16,7 +16,7 @@ from personalpeft.errors import InvalidInput, NotFound, QueueFull
 from personalpeft_tinker_server import models
 from personalpeft_tinker_server.checkpoints import USER_SCHEME, Checkpoints
 from personalpeft_tinker_server.database import Database
-from personalpeft_tinker_server.futures import Call, Futures, call_id
+from personalpeft_tinker_server.futures import Futures, QueuedCall, call_id
 from personalpeft_tinker_server.sampling import Sampler
 from personalpeft_tinker_server.training import SILENCE_SECONDS, Trainer, sampler_id
 
@@ -149,7 +149,7 @@ class Service:
 
     # Runs
 
-    def create_run(self, owner: str, request: models.CreateModel, body: bytes) -> Call:
+    def create_run(self, owner: str, request: models.CreateModel, body: bytes) -> QueuedCall:
         """Create a run, and queue the call that opens it.
 
         Raises:
@@ -178,7 +178,7 @@ class Service:
         )
         return self._queue(owner, "create_model", body, run, None, id_=call_id("create", run))
 
-    def create_run_from(self, owner: str, request: models.LoadWeights, body: bytes) -> Call:
+    def create_run_from(self, owner: str, request: models.LoadWeights, body: bytes) -> QueuedCall:
         """Create a run of the shape of saved weights, and queue the call that loads them."""
         base, manifest = self.weights_info(owner, request.path)
         names = manifest.targets
@@ -194,7 +194,7 @@ class Service:
         )
         return self._queue(owner, "load_weights", body, run, None, id_=call_id("create", run))
 
-    def queue(self, owner: str, kind: str, body: bytes, run: str, seq: int | None) -> Call:
+    def queue(self, owner: str, kind: str, body: bytes, run: str, seq: int | None) -> QueuedCall:
         """Queue a call of a run. Raises ``NotFound``, ``QueueFull``."""
         self.run(owner, run)
         id_ = None if seq is None else call_id(run, seq)
@@ -272,14 +272,14 @@ class Service:
             raise NotFound("There is no such sampler.", hint="Create it again.")
         return row
 
-    def sample(self, owner: str, request: models.Sample, body: bytes) -> Call:
+    def sample(self, owner: str, request: models.Sample, body: bytes) -> QueuedCall:
         """Queue a sampling call. Raises ``QueueFull``."""
         id_ = None
         if request.sampling_session_id is not None and request.seq_id is not None:
             id_ = call_id("sample", request.sampling_session_id, request.seq_id)
         return self._submit(owner, "sample", body, id_)
 
-    def interpolate(self, owner: str, body: bytes) -> Call:
+    def interpolate(self, owner: str, body: bytes) -> QueuedCall:
         """Queue an interpolation of saved weights. Raises ``QueueFull``."""
         return self._submit(owner, "interpolate", body, None)
 
@@ -287,7 +287,7 @@ class Service:
         """End a sampling call that nobody waits for."""
         self._sampler.cancel(id_)
 
-    def _submit(self, owner: str, kind: str, body: bytes, id_: str | None) -> Call:
+    def _submit(self, owner: str, kind: str, body: bytes, id_: str | None) -> QueuedCall:
         self._start()
         call = self.futures.submit(owner, kind, body, id_=id_)
         if call.is_new:
@@ -296,7 +296,7 @@ class Service:
 
     def _queue(
         self, owner: str, kind: str, body: bytes, run: str, seq: int | None, *, id_: str | None
-    ) -> Call:
+    ) -> QueuedCall:
         self._start()
         call = self.futures.submit(owner, kind, body, id_=id_, run=run, seq=seq)
         self._db.execute("update runs set seen = ? where id = ?", self._now(), run)

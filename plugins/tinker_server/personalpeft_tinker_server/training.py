@@ -25,7 +25,7 @@ from personalpeft_tinker_server import models
 from personalpeft_tinker_server.checkpoints import Checkpoints, Kind, RunSpec
 from personalpeft_tinker_server.codec import ForwardBackward, read, read_forward_backward
 from personalpeft_tinker_server.database import Database
-from personalpeft_tinker_server.futures import Call, Futures, Outcome
+from personalpeft_tinker_server.futures import Futures, Outcome, QueuedCall
 from personalpeft_tinker_server.losses import DatumLoss, build_losses
 
 log = logging.getLogger(__name__)
@@ -146,13 +146,13 @@ class Trainer:
                 run.session.close()
             self._runs.clear()
 
-    def _ready_calls(self) -> list[Call]:
+    def _ready_calls(self) -> list[QueuedCall]:
         """Return the next call of each run, where it has arrived."""
         next_seq = {
             row["id"]: row["next_seq"]
             for row in self._db.rows("select id, next_seq from runs where open")
         }
-        ready: dict[str, Call] = {}
+        ready: dict[str, QueuedCall] = {}
         waiting: set[str] = set()
         for call in self._futures.queued(in_runs=True):
             run = call.run or ""
@@ -170,7 +170,7 @@ class Trainer:
                 waiting.add(run)
         return list(ready.values())
 
-    def _execute(self, calls: Sequence[Call]) -> None:
+    def _execute(self, calls: Sequence[QueuedCall]) -> None:
         passes = [call for call in calls if call.kind in _PASSES]
         for call in calls:
             if call.kind not in _PASSES:
@@ -180,9 +180,9 @@ class Trainer:
             self._runtime.engine().yield_to_foreground(_YIELD_SECONDS)
             self._execute_passes(passes)
 
-    def _execute_passes(self, calls: Sequence[Call]) -> None:
+    def _execute_passes(self, calls: Sequence[QueuedCall]) -> None:
         """Execute passes of different runs together."""
-        prepared: list[tuple[Call, _Run, ForwardBackward, list[DatumLoss]]] = []
+        prepared: list[tuple[QueuedCall, _Run, ForwardBackward, list[DatumLoss]]] = []
         for call in calls:
             with self._outcome_of(call):
                 run = self._open(call.run or "")
@@ -217,7 +217,7 @@ class Trainer:
             max_length=self._runtime.engine().backend.max_length,
         )
 
-    def _single(self, call: Call) -> bytes:
+    def _single(self, call: QueuedCall) -> bytes:
         """Execute a call that is no pass, and return its result as JSON."""
         body = self._futures.body(call)
         if call.kind == "create_model":
@@ -250,7 +250,7 @@ class Trainer:
         )
 
     def _save_for_sampler(
-        self, call: Call, run: _Run, request: models.SaveWeightsForSampler
+        self, call: QueuedCall, run: _Run, request: models.SaveWeightsForSampler
     ) -> bytes:
         if request.path is None and request.ttl_seconds is None:
             request = request.model_copy(update={"ttl_seconds": _UNNAMED_SECONDS})
@@ -267,7 +267,7 @@ class Trainer:
         )
         return _json(type="save_weights_for_sampler", sampling_session_id=sampler)
 
-    def _load(self, call: Call, request: models.LoadWeights) -> bytes:
+    def _load(self, call: QueuedCall, request: models.LoadWeights) -> bytes:
         run = self._open(call.run or "")
         run.has_gradients = False
         run.session.restore(
@@ -302,7 +302,7 @@ class Trainer:
             self._execute_again(run, call)
         return run
 
-    def _execute_again(self, run: _Run, call: Call) -> None:
+    def _execute_again(self, run: _Run, call: QueuedCall) -> None:
         """Repeat the effect of a call on the session. Failed calls fail again."""
         body = self._futures.body(call)
         with suppress(PersonalPeftError):
@@ -319,7 +319,7 @@ class Trainer:
             elif call.kind == "load_weights":
                 self._load(call, read(models.LoadWeights, body))
 
-    def _finish(self, call: Call, result: bytes) -> None:
+    def _finish(self, call: QueuedCall, result: bytes) -> None:
         self._futures.finish(call, Outcome(result, None, None))
         run = self._runs.get(call.run or "")
         if (
@@ -362,7 +362,7 @@ class Trainer:
             self._db.delete_unnamed_files([row["state_file"]])
 
     @contextmanager
-    def _outcome_of(self, call: Call) -> Iterator[None]:
+    def _outcome_of(self, call: QueuedCall) -> Iterator[None]:
         """Store what the block raises as the call's outcome."""
         try:
             yield

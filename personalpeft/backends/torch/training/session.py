@@ -207,7 +207,7 @@ class TorchSession:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _SessionTerms:
     """Losses of one session that share a pass."""
 
     session: TorchSession
@@ -215,7 +215,7 @@ class _Part:
     continuations: Sequence[Continuation]
 
     @classmethod
-    def of(cls, session: TorchSession, terms: Sequence[Loss]) -> _Part:
+    def of(cls, session: TorchSession, terms: Sequence[Loss]) -> _SessionTerms:
         items = dict.fromkeys(item for term in terms for item in term.continuations)
         return cls(session, terms, list(items))
 
@@ -239,7 +239,7 @@ def advance(
     """
     if not len(sessions) == len(terms) == len(rates):
         raise ValueError("sessions, terms and rates must have the same length")
-    parts = [_Part.of(session, own) for session, own in zip(sessions, terms, strict=True)]
+    parts = [_SessionTerms.of(session, own) for session, own in zip(sessions, terms, strict=True)]
     losses: list[float] = []
     sizes = [len(pack(part.continuations).tokens) for part in parts]
     for group in split_by_size(sizes, _PASS_TOKENS):
@@ -265,7 +265,7 @@ def forward_backward(
     if len(sessions) != len(terms):
         raise ValueError("sessions and terms must have the same length")
     units = [
-        _Part.of(session, [term])
+        _SessionTerms.of(session, [term])
         for session, own in zip(sessions, terms, strict=True)
         for term in own
     ]
@@ -275,7 +275,7 @@ def forward_backward(
     for group in split_by_size(sizes, limit):
         # Units of one session are neighbours, so its part of a pass is one range of tokens.
         parts = [
-            _Part.of(session, [term for unit in own for term in unit.terms])
+            _SessionTerms.of(session, [term for unit in own for term in unit.terms])
             for session, own in groupby(units[group], key=lambda unit: unit.session)
         ]
         for part, own_results in zip(
@@ -294,7 +294,7 @@ class _PassResult:
 
 
 def _run_pass(
-    model: ModelRunner, parts: Sequence[_Part], *, backward: bool, logprobs: bool
+    model: ModelRunner, parts: Sequence[_SessionTerms], *, backward: bool, logprobs: bool
 ) -> list[_PassResult]:
     """Run one forward pass and perhaps one backward pass, which adds to the gradients."""
     packed = pack(*(part.continuations for part in parts))
