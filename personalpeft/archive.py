@@ -4,9 +4,9 @@ The file is a zip archive. ``personal.json`` names the format, the user, and the
 every other member. ``ledger.jsonl`` holds the ledger's entries in order, one JSON object a line.
 ``blobs/<digest>`` are the packed adapters. docs/explanation/privacy.md describes the format.
 
-Invariants: the same user at the same moment gives the same bytes. Reading any bytes either gives a
-whole user whose digests were all recomputed, or raises ``PersonalFileError``. No member is unpacked
-to a path, and no more is read than declared and allowed.
+Invariants: the same user at the same moment gives the same bytes. Reading recomputes all digests.
+It gives a whole user or raises ``PersonalFileError``. No member is unpacked to a path, and no more
+is read than declared and allowed.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class ForgetReport:
         seconds: How long it took, rebuilding included.
         turns: Ids of the erased turns.
         signals: Ids of the erased signals.
-        emptied: Ids of turns that lost their reply, which was given with the item in the prompt.
+        emptied: Ids of turns that lost their reply, because its prompt had the item.
         revisions: Ids of the erased revisions.
         reports: How many reports of learns were erased.
         files: How many adapter files were erased.

@@ -77,9 +77,9 @@ class NothingCause(StrEnum):
     NO_CAPACITY = "no_capacity"
     SAME_AS_LIVE = "same_as_live"
     ROLLED_BACK = "rolled_back"
-    """The user rolled back what was built without the retracted signals."""
+    """The user rolled back the build without the retracted signals."""
     NOT_LIVE = "not_live"
-    """What was built without the retracted signals did not go live, or was withdrawn."""
+    """The build without the retracted signals did not go live, or was withdrawn."""
 
 
 class NothingToLearn(PersonalPeftError, LookupError):

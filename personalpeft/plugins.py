@@ -98,7 +98,7 @@ class Shaping(Protocol):
 
 @runtime_checkable
 class _EarlierShaping(Protocol):
-    """A ``Shaping`` with the name that ``train_on_solved`` had; accepted for one release."""
+    """A ``Shaping`` with the former name of ``train_on_solved``. Accepted for one release."""
 
     @property
     def mastered(self) -> bool: ...

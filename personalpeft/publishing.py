@@ -191,7 +191,7 @@ def _check_users(store: Store, users: Sequence[str]) -> tuple[str, ...]:
 
 
 def _publish_lock(store: Store, user: str) -> AbstractContextManager[None]:
-    """Hold a user's publication lock, which is one for all processes. Raises ``Busy``."""
+    """Hold a user's publication lock. All processes share it. Raises ``Busy``."""
     return store.leases.acquire(publish_lease(user), timeout=_LOCK_SECONDS)
 
 

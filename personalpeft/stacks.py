@@ -1,4 +1,4 @@
-"""The stacks of a user: what is live, a part of it, or what it would be with another head."""
+"""The stacks of a user: the live stack, a part of it, or the live stack with another head."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class Verdict(StrEnum):
 
 
 class SignalRole(StrEnum):
-    """What a revision used a signal for. The values are stored, and covered by the hash chain."""
+    """How a revision used a signal. The values are stored, and covered by the hash chain."""
 
     TRAINED = "train"
     HELD_OUT = "pinned"

@@ -214,10 +214,10 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
             revision: A revision that replaces the head of its layer. Excludes ``layers``.
             template: Without it, a string prompt is continued as it is, without rules and facts.
             logprobs: Report the log-prob of each token.
-            top_logprobs: Also report so many of the likeliest tokens in each place, at most 20.
+            top_logprobs: Also report this many of the likeliest tokens in each place, at most 20.
             conversation_id: The conversation to continue, as in ``reply.conversation_id``. The
                 prompt is the next message, and the history is added. Without it a conversation
-                starts; a list of messages continues the one that it repeats the end of.
+                starts. A list of messages that repeats the end of a conversation continues it.
             replaces: A turn to answer again: the reply takes its place in the conversation.
             truncation: "auto" drops the oldest messages of a prompt that exceeds the context;
                 "disabled" raises ``PromptTooLong``. Defaults to "auto" with a conversation.
@@ -390,8 +390,8 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
         """Retract signals of any kind and source, all or none, and return them.
 
         They no longer count, and the next learn rebuilds without them. The ledger keeps them;
-        ``forget`` erases. What a retracted signal superseded stays superseded. A signal that only
-        yielded to it counts again, such as the thumb beside an edit.
+        ``forget`` erases. A signal that they superseded stays superseded. A weaker signal on the
+        same reply counts again, such as the thumb beside an edit.
 
         ``training_only`` withdraws the consent to train, and nothing else: facts and rules stay in
         the prompt. To give it again, give the signal again.
@@ -656,9 +656,9 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
         """Erase a turn or signal and everything derived from it, and rebuild the layers it was in.
 
         Erased are its text, the revisions that saw it, reports about it, and replies that had it in
-        the prompt. Layers that lose their head return to what was live before the item. They are
-        rebuilt from the remaining lessons and judged as in a learn. docs/explanation/privacy.md lists what
-        is erased with what.
+        the prompt. Layers that lose their head return to the head before the item. They are rebuilt
+        from the remaining lessons and judged as in a learn. docs/explanation/privacy.md lists all
+        effects of an erasure.
 
         Args:
             item: A reply, a turn, or the id of a turn or signal.
@@ -757,10 +757,9 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
         return self._services.store.ledger.signals(self.id, current=current)
 
     def signal_statuses(self, *, current: bool = True) -> tuple[SignalStatus, ...]:
-        """Return, for each signal, what it is used for, whether it was learned, and in which
-        revision.
+        """Return the use of each signal, and the revision that learned it. Oldest first.
 
-        ``current=False`` includes superseded and retracted signals. Oldest first.
+        ``current=False`` includes superseded and retracted signals.
         """
         return list_signal_status(self._services.store, self.id, current=current)
 

@@ -135,9 +135,9 @@ def _check_plain(value: Any, depth: int) -> None:
 
 
 def write_file_atomically(path: Path, data: bytes) -> None:
-    """Write a file whose readers see all of it or none. Raises ``OSError``."""
+    """Write a file atomically: readers see all of it or none. Raises ``OSError``."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # In a temporary folder, which is removed even where a full disk cuts the file short.
+    # The temporary folder is removed even where a full disk cuts the file short.
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         part = Path(folder, path.name)
         part.write_bytes(data)

@@ -1,4 +1,4 @@
-"""What is attached under which key, up to a number of slots. Uses are counted by the engine alone.
+"""Attached stacks by key, up to a number of slots. The engine alone counts their uses.
 
 Safe to use from any thread: stacks are loaded beside the batch, and beside each other.
 """
@@ -46,12 +46,12 @@ class AttachedStacks(Generic[T]):
                 self._changed.notify_all()
 
     def get(self, key: str) -> T:
-        """Return what is attached. Raises ``KeyError``."""
+        """Return the attached stack. Raises ``KeyError``."""
         with self._changed:
             return self._stacks[key]
 
     def drop(self, key: str) -> T | None:
-        """Free the slot of a key and return what was attached, None if nothing was."""
+        """Free the slot of a key and return its stack, or None."""
         with self._changed:
             return self._stacks.pop(key, None)
 

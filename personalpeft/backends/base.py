@@ -97,7 +97,7 @@ class OutputChunk:
         stop_string: The stop string that ended the reply, if one did.
         stop_token: The token that ended the reply, if one did. It is not one of ``tokens``.
         stop_logprob: Its log-prob, if asked for.
-        error: Why this sequence alone cannot go on. It is still to be removed.
+        error: Why this sequence alone cannot go on. The caller must remove it.
     """
 
     index: int
@@ -387,12 +387,12 @@ class Backend(Protocol):
 
     @property
     def bos_tokens(self) -> Tokens:
-        """What a text without the chat template begins with; often nothing."""
+        """The tokens at the start of a text without the chat template. Often there are none."""
         ...
 
     @property
     def end_of_turn(self) -> Tokens:
-        """What ends a reply; appended to a completion that is learned."""
+        """The tokens that end a reply. They are appended to a completion that is learned."""
         ...
 
     def stage(self, adapter: AdapterStack) -> StagedStack:
@@ -410,8 +410,8 @@ class Backend(Protocol):
     def detach(self, key: str) -> None:
         """Detach a stack that no sequence, score or session uses, and free its slot.
 
-        A key that is not attached is ignored. One that another thread is attaching may be given up;
-        then ``attach`` raises. Raises ``RuntimeError`` if a sequence of the batch uses it.
+        A key that is not attached is ignored. If another thread is attaching the key, its
+        ``attach`` may raise. Raises ``RuntimeError`` if a sequence of the batch uses it.
         """
         ...
 

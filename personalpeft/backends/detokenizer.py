@@ -37,7 +37,7 @@ class StopStrings:
         self.matched = ""
 
     def push(self, text: str) -> str:
-        """Add text, and return what is certain to belong to the reply. Sets ``matched``."""
+        """Add text, and return the part that certainly belongs to the reply. Sets ``matched``."""
         self._pending += text
         matches = [(at, s) for s in self._stop if (at := self._pending.find(s)) >= 0]
         if matches:

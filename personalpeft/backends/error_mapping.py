@@ -1,7 +1,7 @@
-"""Map what a model fails at (memory, a kernel, a lost device) to one error of this library.
+"""Map a model's failures (memory, a kernel, a lost device) to one error of this library.
 
 Invariant: errors of this library pass unchanged, although some are ``RuntimeError`` or ``OSError``.
-What no memory, kernel or device can cause keeps its type, so that it is seen as a bug.
+All other errors keep their type, so that they are seen as bugs.
 """
 
 from __future__ import annotations

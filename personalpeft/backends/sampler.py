@@ -96,10 +96,10 @@ def _nucleus(weights: Weights, top_p: float) -> tuple[npt.NDArray[np.intp], Weig
     """
     count, total = len(weights), float(weights.sum())
     # All tokens below this threshold have together at most half of the weight that is left out. So
-    # the set lies among the others: a few hundred, where sorting the vocabulary would dominate.
+    # the set is among the others. They are a few hundred; sorting the vocabulary would dominate.
     candidates = np.flatnonzero(weights >= (1 - top_p) * total / (2 * count))
     tokens, cumulative = _sort(weights, candidates)
-    # Larger than the rounding difference of two sums of so many numbers in different orders.
+    # Exceeds the rounding difference between two orders of summation.
     margin = 2 * count * np.finfo(np.float64).eps
     low, high = np.searchsorted(
         cumulative, [top_p * total * (1 - margin), top_p * total * (1 + margin)]

@@ -1,8 +1,8 @@
 """Train and score for a base that another backend serves, on a torch backend that exists on demand.
 
 Invariants: torch is loaded for the first session or scores. It is freed with the last session, or
-some seconds after the last scores, since a gate scores many times. The layer below a session is the
-stack that the session was opened with, whatever is attached or detached meanwhile.
+some seconds after the last scores, since a gate scores many times. A session keeps the stack below
+that it was opened with. Attaching and detaching stacks does not change it.
 """
 
 from __future__ import annotations

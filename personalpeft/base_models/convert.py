@@ -98,7 +98,7 @@ def _bars_to(report: Callable[[str, float], None]) -> Iterator[None]:
 
 
 def make_random_model(seed: int, shape: RandomShape, context: int, into: Path) -> Path:
-    """Make a tiny fp32 Llama whose tokens are bytes and ``CONTROL_TOKENS``.
+    """Make a tiny fp32 Llama. Its tokens are bytes and ``CONTROL_TOKENS``.
 
     Args:
         seed: The seed of the weights. One generator draws them in the order of names.

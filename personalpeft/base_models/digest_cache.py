@@ -1,7 +1,7 @@
 """Remember the digests of large files, so that a start does not read all of them.
 
 A seal holds a file's digest beside its size, times of change, inode and device. A file that differs
-in one of these is hashed again. Writing to a file changes its ctime, which no program can set back.
+in one of these is hashed again. Writing to a file changes its ctime. No program can set it back.
 
 Invariants:
 

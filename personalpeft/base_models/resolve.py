@@ -297,12 +297,12 @@ def _cache_errors(card: ModelCard, cache: Path) -> Iterator[None]:
 
 
 def _temporary_folder(entry: Path) -> Path:
-    """Make a folder beside an entry, which later calls remove if this process dies."""
+    """Make a folder beside an entry. Later calls remove it if this process dies."""
     return Path(tempfile.mkdtemp(prefix=f"{entry.name}{_LEFTOVER}", dir=entry.parent))
 
 
 def _remove_leftovers(entry: Path) -> None:
-    """Remove what dead processes left of an entry, whose lock the caller holds."""
+    """Remove temporary folders of dead processes. The caller holds the entry's lock."""
     for leftover in entry.parent.glob(f"{entry.name}{_LEFTOVER}*"):
         shutil.rmtree(leftover)
 

@@ -255,7 +255,7 @@ def _infer_link(
 
 
 def _continues(messages: Sequence[Message], turn: Turn) -> bool:
-    """Whether messages end with a turn's prompt, a reply, and one more message.
+    """Return whether messages end with a turn's prompt, a reply, and one more message.
 
     Only user messages are compared further back: replies may have been edited, and the beginning of
     a long conversation dropped.

@@ -97,7 +97,7 @@ _CLAUSE_END = re.compile(r"[.,;:!?¡¿…\n。、，！？；।॥؟،؛()]+|\s
 
 
 def classify(message: str, reply: str) -> Literal["thanked", "contradicted"] | None:
-    """Return what a message says of the reply before it, None if that is not plain.
+    """Return whether a message thanks for the reply before it or contradicts it, else None.
 
     An answer to a question of the reply never contradicts it.
     """

@@ -1,4 +1,4 @@
-"""What a chat returns: a whole reply, or a stream of one."""
+"""The results of a chat: a whole reply, or a stream of one."""
 
 from __future__ import annotations
 

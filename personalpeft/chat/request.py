@@ -67,7 +67,7 @@ def start_stream(
     """Implement ``User.stream``, which documents the arguments. ``chat`` holds the checked ones."""
     check_tool_support(services, chat.messages)
     engine = services.engine
-    # First: whatever is forgotten after this line may be in the reply, which is then not recorded.
+    # First: an item forgotten after this line may be in the reply, so the reply is not recorded.
     erasure_mark = services.store.ledger.erasure_mark(user)
     position, prompt = _continue_conversation(services, user, chat)
     stack = _select_stack(services, user, chat, prompt)

@@ -1,4 +1,4 @@
-"""Which adapters have a slot on the device, which lie in host memory, and how often each is in use.
+"""Track which adapters have a device slot, which are in host memory, and how often each is in use.
 
 Keys and sizes only, no tensors and no threads. The pins counted here are the only count of adapters
 in use: backends attach and detach what this cache decides. A key with a slot is loading or ready.

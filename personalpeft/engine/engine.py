@@ -1,8 +1,8 @@
 """Answers requests of many users on one backend: stacks and messages in, chunks of text out.
 
 Invariants: requests of one batch may name different stacks, and a reply depends on its own request
-alone. An adapter in use keeps its slot, so a reply finishes on the stack that it started with. What
-is attached under a stack's digest was composed from adapters whose own digests were checked.
+alone. An adapter in use keeps its slot, so a reply finishes on the stack that it started with. The
+adapters of an attached stack had their own digests checked.
 
 Safe to use from any thread; ``core`` has the threads.
 """

@@ -119,7 +119,7 @@ class Metrics:
             return Snapshot({**self._counters, **counters}, ordered, histograms)
 
     def estimate_wait(self, num_requests: int, rows: int) -> int:
-        """Return in how many seconds so many requests may have left a batch of ``rows``."""
+        """Return the estimated seconds until ``num_requests`` have left a batch of ``rows``."""
         return max(1, math.ceil(num_requests * self._reply_seconds / rows))
 
     def record_start(self, request: RequestState) -> None:

@@ -95,8 +95,8 @@ class RequestGroup:
 class RequestState(SequenceState):
     """One request: its prompt and settings, its status, and its output so far.
 
-    Times are in seconds on the engine's clock. ``number`` is that of its sequence in the backend
-    while it runs. ``order`` is the number of its first start and decides who is preempted.
+    Times are in seconds on the engine's clock. ``number`` is the number of its sequence in the
+    backend while it runs. ``order`` is the number of its first start and decides who is preempted.
     """
 
     request: Request

@@ -74,7 +74,7 @@ class Scheduler:
         for each in self.pin_requests:
             if each.adapter_key == key:
                 each.error = error
-        # They wake later than the scheduler runs, which must not load the same again for them.
+        # Their threads wake after the scheduler ran. It must not load the key again for them.
         self.pin_requests = [each for each in self.pin_requests if each.error is None]
 
     def next_ready(self, reserved: Sequence[str]) -> RequestState | None:

@@ -84,7 +84,7 @@ class ActivitySummary:
         return "\n".join(lines)
 
     def _undo(self, report: LearnReport) -> str:
-        """Return how to undo a report now, which may differ from then; "" where nothing is."""
+        """Return how to undo a learn now, or "". The stored hint of its report may be outdated."""
         if not report.live:
             return "".join(undo_hint(report)).strip()
         is_live = self.live.get(report.layer) == report.revision
@@ -126,7 +126,7 @@ def summarize_activity(
 
 
 def _replaced_heads(head: str | None, reports: Sequence[LearnReport]) -> Iterator[str]:
-    """Yield what a head replaced, and what that replaced, as far as learns did so."""
+    """Yield the heads before a head, newest first, as far as learns replaced them."""
     before = {
         report.revision: report.before
         for report in reports

@@ -68,7 +68,7 @@ class _Exchange:
         if index + 1 == len(messages) or messages[index + 1].role != "assistant":
             return False
         answer = messages[index + 1]
-        # An answer that calls tools comes back as its calls and the text beside them.
+        # An answer with tool calls comes back as its calls and its text.
         calls = _calls_of(answer)
         is_answer = answer.content in self.answers or any(
             calls == read_calls(each) for each in self.answers
@@ -99,7 +99,7 @@ def plan_erasure(store: Store, user: str, item: str) -> ErasurePlan:
 
 
 class _ErasurePlanner:
-    """One item, all that the ledger has beside it, and what is known to be erased so far."""
+    """One item, the rest of the ledger, and the erasures found so far."""
 
     def __init__(self, store: Store, user: str, item: Turn | Signal) -> None:
         self._signals = store.ledger.signals(user, current=False)
@@ -114,7 +114,7 @@ class _ErasurePlanner:
 
     def plan(self) -> ErasurePlan:
         before = None
-        # To a fixed point: what is erased may take something else with it.
+        # Repeat to a fixed point: one erasure may cause another.
         while before != (before := (self._erased, self._erased_revisions, tuple(self._redacted))):
             self._erase_predecessors()
             self._redacted = self._redact_contexts() | self._redacted

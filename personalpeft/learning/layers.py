@@ -95,7 +95,7 @@ def valid_stacks(revision: Revision) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class LayerState:
-    """A layer as it is now: its head, and what that was built from that is no longer current.
+    """The current state of a layer: its head, and which inputs of the head are outdated.
 
     - ``live``: the user's stack; ``below`` is the part of it below the layer.
     - ``assignments``: all of the user.
@@ -117,12 +117,12 @@ class LayerState:
 
     @property
     def is_below_changed(self) -> bool:
-        """Whether the head was neither built nor found valid on the stack that is below it now."""
+        """Whether the head was neither built nor validated on the stack that is below it now."""
         return self.head is not None and not is_valid_on(self.head, self.below)
 
     @property
     def is_stale(self) -> bool:
-        """Whether what the head was built from is not a subset of what is current."""
+        """Whether an input of the head is no longer current."""
         return bool(self.outdated) or self.is_below_changed
 
 
@@ -174,7 +174,7 @@ def find_answer(store: Store, state: LayerState) -> LearnReport | None:
     parents = {
         each.id: each.parent for each in store.catalog.revisions(head.user, layer=head.layer)
     }
-    # By the reports, which say in whose place: a build may equal a revision older than the head.
+    # Only reports name the replaced head: a build may equal a revision older than the head.
     for report in map(from_json, outcome_reports(store.catalog.reports(head.user))):
         revision = report.revision
         if revision == head.id and report.outcome is LearnOutcome.RETRACTED:
@@ -262,8 +262,8 @@ class _Replacements:
     def is_replaced(self, signal: str) -> bool:
         """Return whether a current signal gave way to a later one that causes a build.
 
-        A fact whose questions are no longer known gave way to none. A dislike is no lesson where
-        there are too few. Nothing is built from a signal that training is not allowed on.
+        A fact without known questions has no successor. Too few dislikes are no lesson. Nothing is
+        built from a signal that training is not allowed on.
         """
         newest = self._newest(signal) if signal in self._assignments else None
         if newest is None or newest.reason.code in FORBIDDEN_CODES:

@@ -1,6 +1,6 @@
-"""Run learns: take each user's lease, go through the layers from the lowest up, build what is new.
+"""Run learns: take each user's lease, and build new revisions from the lowest layer up.
 
-Invariants: one learn a user at a time, held by a lease that the system frees when its holder dies.
+Invariants: a user has one learn at a time. It holds a lease, which a dead process loses.
 A layer is planned when those below it are settled. A refusal is an outcome, and not an error. What
 fails for one user, also by a bug, fails for no other. An error that the caller's own functions
 raise ends the learn of all.
@@ -144,7 +144,7 @@ class Learner:
         results: dict[str, BuildResult] = {}
 
         def advance(user: str, built: BuildResult | None = None) -> None:
-            """Take a user to the next build, or to the end."""
+            """Advance a user to the next build, or to the end."""
             try:
                 learn = learns[user]
                 plans[user] = next(learn) if built is None else learn.send(built)
@@ -372,7 +372,7 @@ class _UserLearn:
         """Judge a head again that was built on another stack below.
 
         Returns:
-            None where it was not; its report where it stays; else the build in its place.
+            None if the stack below is unchanged, the report if the head stays, else a build.
         """
         head, below = state.head, state.below
         if head is None or not state.is_below_changed:
@@ -400,7 +400,7 @@ class _UserLearn:
     def _keep_head(self, plan: Plan, built: LearnReport) -> None:
         """Keep a stale head whose replacement did not go live.
 
-        What is learned next is built on it, or every later lesson would end as that build did.
+        The next lessons are built on it. Otherwise they would end as that build did.
         """
         head = live_revision(self._store, plan.user, plan.layer, plan.live)
         is_refused = built.revision is not None and not built.live and not plan.retracted

@@ -33,7 +33,7 @@ class LearnOutcome(StrEnum):
     WITHDRAWN = "withdrawn"
     CONFIRMED = "confirmed"
     RETRACTED = "retracted"
-    """All that the live revision was trained on was retracted, so what was below it is live."""
+    """All lessons of the live revision were retracted. So an earlier head, or none, is live."""
 
     @property
     def is_event(self) -> bool:
@@ -111,7 +111,7 @@ TRAINED_USES = frozenset({SignalUse.LEARNED, SignalUse.LEARNED_NOT_LIVE, SignalU
 """Uses of a signal that the build, or a parent of it, was trained on."""
 
 OUTSIDE_LAYER_USES = frozenset({SignalUse.OTHER_LAYER, SignalUse.IN_PROMPT, SignalUse.UNUSED})
-"""Uses of a signal that the layer of the report neither learns from nor is judged by."""
+"""Uses outside the layer of the report: it does not learn from such a signal."""
 
 
 class ReasonCode(_CodeWithText):

@@ -6,9 +6,9 @@
 A learn builds the layers of several users at once, and each stage runs for all of them. A practice
 is the build of one user. It is trained by its own loop, and it is to improve tasks.
 
-Invariants: a user whose build fails, or runs out of time, changes nothing for the others. Until a
-training is complete only its checkpoint is written. Nothing of a build is visible before
-``publish_candidate``, which makes it so in one transaction.
+Invariants: a build that fails or runs out of time changes nothing for other users. Until a training
+is complete only its checkpoint is written. ``publish_candidate`` makes a build visible in one
+transaction. Before that nothing of it is.
 """
 
 from __future__ import annotations
@@ -311,7 +311,7 @@ class TrainingPipeline:
         is_promoted = judgement.verdict is Verdict.PROMOTED
         if is_promoted and (problem := find_unsafe_lessons(store, plan)):
             judgement = Judgement(Verdict.REFUSED, (problem,))
-        # The user accepts what they asked for, and not a rebuild that follows from it.
+        # The user accepts the requested build, not a rebuild that follows from it.
         may_override = self.options.accept and plan.rebuild_reason is None
         if may_override and judgement.verdict is not Verdict.PROMOTED:
             judgement = override(judgement, evidence)

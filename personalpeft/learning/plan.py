@@ -1,4 +1,4 @@
-"""Decide what a build of a layer is made of, before anything is trained.
+"""Decide the inputs of a build before anything is trained.
 
 Invariants: a held-out signal is never among the training lessons. Equal ``inputs`` mean an equal
 build. Nothing outside ``inputs`` (ids, times, the load) reaches the revision's bytes.
@@ -149,12 +149,12 @@ class Plan:
         return {}
 
     def target(self, decided: Set[str]) -> tuple[Lesson, ...]:
-        """Return the lessons that the build is to improve: those that ``decided`` nothing yet."""
+        """Return the held-out lessons that are not in ``decided``."""
         return tuple(each for each in self.holdout if each.signal not in decided)
 
     @property
     def data_digest(self) -> str:
-        """Digest of what is trained on, by content: equal words give it in any home."""
+        """Digest of the lessons by content. Equal texts give the same digest in any home."""
         parts = [self.new_examples, self.replay]
         parts += [self.undesirable_examples] if self.undesirable_examples else []
         return canonical_digest([[_content(lesson) for lesson in part] for part in parts])
@@ -331,7 +331,7 @@ def inherited_holdout(
             older = store.ledger.signal(user, older).supersedes
         if older is not None:
             found.add(each.signal.id)
-    # And what is the lesson in their place, on the same turn or the same request.
+    # Their successors are held out too, on the same turn or the same request.
     superseded_by = {each.signal.id: each.superseded_by for each in assignments}
     for signal in tuple(found):
         while (newer := superseded_by.get(signal)) is not None and newer not in found:

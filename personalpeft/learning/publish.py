@@ -130,7 +130,7 @@ def publish_candidate(
 
 
 def record_unchanged(services: Services, candidate: Candidate) -> LearnReport:
-    """Record a build that came out as the live revision, whose judgement stays."""
+    """Record a build that equals the live revision. The revision's judgement stays."""
     store, plan = services.store, candidate.plan
     known = store.catalog.revision(plan.user, candidate.entry.revision)
     report = report_of(
@@ -334,7 +334,7 @@ def failed_report(services: Services, user: str, layer: str, error: Exception) -
 
 
 def _list_sources(store: Store, plan: Plan, use_of_new: SignalUse) -> tuple[Source, ...]:
-    """Return the use of each signal; that of those that this build trains on is given."""
+    """Return the use of each signal. ``use_of_new`` is the use of newly trained signals."""
     examples = (*plan.new_examples, *plan.undesirable_examples)
     new = {each.signal for each in examples} - trained_on(store, plan.parent)
     held_out = {lesson.signal for lesson in plan.holdout}

@@ -1,10 +1,10 @@
 """The status of learning, from the ledger and the leases alone. No model is loaded.
 
-- ``training_status``: what runs now, which other processes read. It exists only while the lease is
-  held, so a learner that was killed leaves none. To publish it commits nothing and fails no learn.
-- ``pending``: what triggers a learn. What a report has considered, whatever its outcome, does not
-  trigger again. So a caller that learns on triggers learns once for each lesson, however often it
-  looks and whatever its clock.
+- ``training_status``: the running learn, for other processes. It exists only while the lease is
+  held, so a killed learner leaves none. Publishing it commits nothing and fails no learn.
+- ``pending``: the reasons to learn. A lesson in a report, whatever its outcome, is no reason again.
+  So a caller that learns on triggers learns once for each lesson, however often it looks and
+  whatever its clock.
 - ``list_signal_status``: the use of every signal, in the order of the ledger.
 """
 
@@ -42,11 +42,11 @@ _LAST_LEARNS = 3
 
 @dataclass(frozen=True, slots=True)
 class TrainingStatus:
-    """What a learn, a practice or an erasure of a user does now.
+    """The progress of a running learn, practice or erasure of a user.
 
-    ``layer`` is None and ``stage`` empty before it has come to one. The stage is "Reading",
-    "Learning", "Practising" or "Judging". ``step`` of ``steps`` are done, or rounds of a practice;
-    0 of 0 before there are any. ``since`` is when it began.
+    The stage is "Reading", "Learning", "Practising" or "Judging". At first ``layer`` is None and
+    ``stage`` empty. ``step`` of ``steps`` are done, or rounds of a practice; 0 of 0 at first.
+    ``since`` is when it began.
     """
 
     layer: str | None
@@ -101,7 +101,7 @@ class TriggerKind(StrEnum):
 class TrainingTrigger:
     """One reason to learn. The same reason always has the same ``key``, and no other has it.
 
-    ``at`` is since when it is there, by the clock of that time; None where unknown.
+    ``at`` is when it arose, by the clock of that time; None where unknown.
     """
 
     key: str
@@ -114,9 +114,9 @@ class TrainingTrigger:
 class Pending:
     """The triggers of a user (``news``), and what helps to choose when to learn.
 
-    ``too_few``: by layer that was never built, how many lessons it has of those that a first learn
-    takes. ``learned``: when a learn last ended. ``seconds``: how long the last builds took on
-    average.
+    ``too_few``: for each layer that was never built, its number of lessons and the number that a
+    first learn takes. ``learned``: when a learn last ended. ``seconds``: how long the last builds
+    took on average.
     """
 
     user: str
@@ -158,7 +158,7 @@ def _lesson_triggers(
 ) -> Iterator[TrainingTrigger]:
     """Yield a trigger for each lesson that no learn considered, and for unfinished training."""
     of_layer = [report for report in reports if report.layer == layer]
-    # Not those that had too few lessons: the learn that has enough is to learn them all.
+    # Reports with too few lessons do not count: a learn with enough must learn them all.
     considered = {
         signal for report in of_layer if report.revision for signal in _layer_signals(report)
     }

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from personalpeft.types import USER_SOURCE, Signal
 
-# What a word may begin or end with: C and C# are two things.
+# Signs that belong to a word at its edge: C and C# are two things.
 _NO_PUNCTUATION = "#%&@/\\"
 _MORE_PUNCTUATION = "`´"
 

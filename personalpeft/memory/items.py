@@ -239,7 +239,7 @@ class Memory:
         if missing:
             rows = iter(self.embedder.embed([text for each in missing for text in texts[each]]))
             computed = {each: np.concatenate([next(rows) for _ in texts[each]]) for each in missing}
-            # The cache may not be writable now: home busy or read-only, fact forgotten meanwhile.
+            # The cache may not be writable: the home is busy or read-only, or a fact was forgotten.
             with suppress(Busy, HomeError, NotFound):
                 self._catalog.add_vectors(user, self.embedder.name, computed)
         return {

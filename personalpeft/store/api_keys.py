@@ -100,9 +100,9 @@ class ApiKeys(
             return True
 
     def create(self, user: str | None, *, worker: bool = False) -> tuple[ApiKey, str]:
-        """Create a key of a user; without one, of an administrator or a ``worker``.
+        """Create a key of a user. Without one it belongs to an administrator or a ``worker``.
 
-        Return the key and its secret, which is stored nowhere. Raises ``InvalidInput``.
+        Return the key and its secret. The secret is stored nowhere. Raises ``InvalidInput``.
         """
         if worker and user is not None:
             raise InvalidInput("A worker's key cannot have a user.", hint="Name no user.")

@@ -124,11 +124,10 @@ class Database:
                     db.execute(f"pragma busy_timeout={milliseconds}").fetchall()
 
     def truncate_journal(self) -> bool:
-        """Write all commits to the database file and empty the journal, which still holds what was
-        overwritten.
+        """Write all commits to the database file and empty the journal.
 
-        Call it under the write lock, outside of transactions. Return False if a reader still needs
-        the journal.
+        The journal still holds overwritten data. Call this under the write lock, outside of
+        transactions. Return False if a reader still needs the journal.
         """
         with map_home_errors(self._home), self._borrow() as db:
             if journal_mode(db) != "wal":

@@ -43,8 +43,8 @@ def erase(store: Store, user: str, erasure: Erasure) -> ErasureResult:
     """Erase some items of a user. After a kill, the next opening deletes the files.
 
     Args:
-        store: The open home. The caller holds its write lock since before it decided what to erase,
-            so that nothing was added meanwhile.
+        store: The open home. The caller took its write lock before it planned the erasure, so
+            nothing was added since.
         user: The user.
         erasure: What to erase.
 
@@ -137,7 +137,7 @@ class _RowEraser:
     """Deletes and changes rows of a user, and remembers which entries need a new digest.
 
     ``erased`` are the entries that get a tombstone, with the id that it names. ``changed`` are
-    others whose content no longer fits their digest.
+    other entries that need a new digest.
     """
 
     db: sqlite3.Connection

@@ -25,7 +25,7 @@ GENESIS = ""
 
 
 class NewEntry(NamedTuple):
-    """A row to append. ``table`` holds it, if that of its kind does not."""
+    """A row to append. ``table`` is its table, by default the table of its kind."""
 
     kind: EntryKind
     content: Row

@@ -1,4 +1,4 @@
-"""Resolves what a caller typed to one user, layer, turn, signal or revision.
+"""Resolve a typed id to one user, layer, turn, signal or revision.
 
 Invariants: an exact id wins over a prefix, and a prefix is accepted only if it is unique. Every
 lookup and every hint reads a bounded number of rows, however many users exist.
@@ -101,7 +101,7 @@ def _candidates(
         f"select id from {table} where user = ?1 and {column} >= ?2 and {column} < ?3{layer_filter}"
         for column in columns
     )
-    # Ids sort, so the exact one is first among those that it is a prefix of, within the limit.
+    # Ids sort, so an exact id comes before all longer ones. The limit never cuts it off.
     sql += f" order by id limit {_MAX_SHOWN + 1}"
     return _ids(db, sql, user, prefix, prefix + _AFTER_ASCII, *([] if layer is None else [layer]))
 

@@ -99,7 +99,7 @@ class Ledger:
             finish_reason: Why it ended.
             used: The signals (rules, facts) in its prompt.
             erasure_mark: What ``erasure_mark`` returned when the reply began.
-            conversation_id: The conversation. None starts one; "" stays outside of any.
+            conversation_id: The conversation. None starts one; "" is for a turn without one.
             previous: The turn that this one continues.
 
         Raises:

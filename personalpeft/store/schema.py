@@ -25,7 +25,7 @@ APPLICATION_ID = 0x50504654  # "PPFT"
 
 _FOLDER = files("personalpeft.store") / "migrations"
 _NAMES = sorted(f.name.removesuffix(".sql") for f in _FOLDER.iterdir() if f.name.endswith(".sql"))
-# What follows a script that cannot move the data by itself.
+# Functions that run after a script and move data that SQL cannot.
 _DATA_STEPS: Mapping[str, Callable[[sqlite3.Connection], None]] = {"0009_publications": move_notes}
 # The others add indexes, columns with a default and tables that a reader can do without.
 _NEEDED_TO_READ = frozenset({"0001_first"})

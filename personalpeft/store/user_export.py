@@ -39,7 +39,7 @@ _HINT = "The file is damaged, or was not written by personalpeft; export it agai
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One entry, with its row without user and number; if ``forgotten``, with its tombstone."""
+    """One entry. ``content`` is its row without user and number, or its tombstone."""
 
     seq: int
     kind: EntryKind

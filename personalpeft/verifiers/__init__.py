@@ -1,1 +1,1 @@
-"""Verifiers of this distribution, registered as entry points like those of plugins."""
+"""Verifiers of this distribution. They are registered as entry points, as plugins are."""

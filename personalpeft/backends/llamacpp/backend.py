@@ -126,9 +126,9 @@ def memory_budget(
 
 
 def context_bytes(names: GgufNames, vocab_size: int, params: ContextParams) -> tuple[int, int]:
-    """Return upper bounds of the bytes of a context for each of its tokens, and besides.
+    """Return upper bounds of a context's bytes: for each token, and in addition to these.
 
-    The library has no function for it; what it logs is a little less. The arguments are those of
+    The library has no function for it, and logs a little less. The arguments are those of
     ``memory_budget``.
     """
     # Distributions are in memory twice, where they are computed and where they are read.

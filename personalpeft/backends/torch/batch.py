@@ -1,4 +1,4 @@
-"""The batch of the torch backend: each step gives every row whose prompt is read its next token.
+"""The batch of the torch backend. Each step gives the next token to every row with a read prompt.
 
 A step is one pass over the tokens of all rows laid end to end. First comes one token of each
 decoding row, then as much of the waiting prompts as fits the step.

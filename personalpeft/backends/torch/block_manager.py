@@ -93,7 +93,7 @@ class BlockManager:
         return found + [self._take() for _ in range(count - len(found))], len(found)
 
     def append(self, blocks: list[int]) -> bool:
-        """Take one more block for a row. Return False, with nothing changed, if there is none."""
+        """Take one more block for a row. Return False if there is none; then nothing changes."""
         if not self._free and not self._cached:
             return False
         blocks.append(self._take())
@@ -107,7 +107,7 @@ class BlockManager:
 
     def free(self, blocks: Sequence[int]) -> None:
         """End a row's use. Blocks with a hash stay cached until their memory is needed."""
-        # The last block first, so that it is reused first: it is never found without those before.
+        # The last block is freed first, so it is reused first. It is useless without those before.
         for block in reversed(blocks):
             self._ref_counts[block] -= 1
             if self._ref_counts[block]:

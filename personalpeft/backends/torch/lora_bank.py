@@ -85,7 +85,7 @@ class BatchedLoRA:
 
 
 class LoRABank:
-    """A fixed number of slots, whose rank grows with the largest stack. Thread-safe."""
+    """A fixed number of slots. Their rank grows with the largest stack. Thread-safe."""
 
     def __init__(self, architecture: Architecture, slots: int, ops: Ops) -> None:
         self._architecture = architecture

@@ -98,7 +98,7 @@ class FrozenLinear(nn.Module):
         self._product = BatchInvariantProduct(weight, bias, chooser)
         self._transposed: BatchInvariantProduct | None = None
         if chooser is not None and self._product.is_packed:
-            # Chosen now: it may exclude thread counts, which must be known before the first pass.
+            # Chosen now: it may exclude thread counts, and the first pass needs to know those.
             chooser.choose(ProductShape(weight.shape[0], weight.shape[1], weight.dtype, bias=False))
 
     @property

@@ -50,7 +50,7 @@ def limit_threads(count: int) -> Iterator[None]:
 
 @cache
 def _function(name: str) -> Any:
-    """Return a function of the loaded OpenMP library; None if it has none of that name."""
+    """Return a function of the loaded OpenMP library, or None."""
     try:
         return getattr(ctypes.CDLL(None), name)
     except (AttributeError, OSError, TypeError):

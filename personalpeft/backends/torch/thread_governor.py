@@ -53,9 +53,9 @@ class ThreadGovernor:
         return self._threads
 
     def is_crowded(self) -> bool:
-        """Return, once per sighting, whether the threads share cores while others are idle.
+        """Return whether the threads share cores while others are idle, once per observation.
 
-        Spinning threads never sleep, so some schedulers never move them. A new team is placed anew.
+        Spinning threads never sleep, so some schedulers never move them. A new team gets new cores.
         """
         crowded, self._crowded = self._crowded, False
         return crowded

@@ -52,7 +52,7 @@ _MAX_ATTEMPTS = 3
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """A stack under a name on the server, its folder, and what it is made of."""
+    """A stack under a name on the server, with its folder and its weights."""
 
     name: str
     folder: PublishedAdapter
@@ -92,7 +92,7 @@ class AdapterRegistry:
         self._client, self._check, self._folders, self._settings = client, check, folders, settings
         stack = neutral_stack(base)
         self.bare_base = self.make_registration(build_published_adapter(stack, base), stack)
-        # By name: what is registered, how often, and how often again after the server lost it.
+        # By name: the registration, its uses, and its restorations after the server lost it.
         self._registered: dict[str, Registration] = {}
         self._num_uses: Counter[str] = Counter()
         self._num_restored: Counter[str] = Counter()

@@ -230,7 +230,7 @@ class Transport:
                 "See its log, or set a longer PERSONALPEFT_VLLM_TIMEOUT.",
             )
         if isinstance(error, httpx2.ConnectTimeout):
-            # Not Unreachable: a busy server still has what it loaded.
+            # Not Unreachable: a busy server still has its stacks.
             return self._error(f"cannot be reached within {_CONNECT_SECONDS:g} s", _START_HINT)
         if isinstance(error, httpx2.ConnectError):
             return self._error("cannot be reached", _START_HINT, Unreachable)

@@ -176,8 +176,8 @@ def _build_refusals(
 ) -> list[SFTLoss]:
     """Return losses that teach to say "I do not know" where no fact of the user has the answer.
 
-    Half of the questions are general ones. The others ask of somebody or something else what a fact
-    that is learned says of one.
+    Half of the questions are general ones. The others ask the question of a learned fact about
+    another person or thing.
     """
     general, config = load_general_prompts(), plan.recipe
     if not config.unanswerable_prompts:

@@ -98,7 +98,7 @@ def paraphrases_digest() -> str:
 
 
 def paraphrase(messages: Sequence[Message], templates: Iterable[str]) -> list[tuple[Message, ...]]:
-    """Return a conversation as it is, and with its last question in each of the templates."""
+    """Return a conversation unchanged, and with its last question in each of the templates."""
     *before, last = messages
     texts = [_fill(template, last.content) for template in templates]
     return [tuple(messages), *((*before, replace(last, content=text)) for text in texts)]

@@ -43,7 +43,7 @@ _LENGTH_FACTOR, _EXTRA_TOKENS = 1.5, 4
 _HELD_QUANTILE = 0.25
 # Fewer distant prompts are too few to hold the layer to the stack below.
 _MIN_DISTANT = 24
-# Half of the lessons are: prompts that are to be answered like them have to be closer.
+# Half of the lessons are this similar. Few-shot replies need closer prompts.
 _FEW_SHOT_QUANTILE = 0.5
 
 

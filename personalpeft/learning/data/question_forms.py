@@ -27,7 +27,7 @@ _SLOT = "{x}"
 # needs a question in one of them, a stronger sign than the cosine.
 _MIN_SIMILARITY = 0.5
 _MIN_SIMILARITY_OF_FORM = 0.25
-# "What is {x} called?" says more of a relation than "What is {x}?" does.
+# For each word of a form: "What is {x} called?" says more about a relation than "What is {x}?".
 _WORD_BONUS = 0.1
 
 

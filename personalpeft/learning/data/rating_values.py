@@ -8,7 +8,7 @@ from personalpeft.types import (
 )
 
 MIN_CLEAR_REWARD = 0.5
-"""A reward nearer to 0 says neither that a reply is wanted nor that it is not."""
+"""A reward nearer to 0 does not say whether a reply is wanted."""
 
 
 def rating_value(signal: Signal) -> float:

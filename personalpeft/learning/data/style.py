@@ -86,9 +86,9 @@ def find_style_change(examples: tuple[PromptResponse, ...]) -> StyleChange | Non
 
 
 def find_mixed_styles(examples: Sequence[PromptResponse]) -> tuple[int, int] | None:
-    """Return how many of the newest examples, oldest first, are in each of two styles by turns.
+    """Return how many of the newest examples are in each of two alternating styles, or None.
 
-    None if there are not two styles that alternate.
+    Examples are oldest first.
     """
     newest = examples[-_WINDOW:]
     if len(newest) < _MIN_MIXED:
@@ -103,7 +103,7 @@ def find_mixed_styles(examples: Sequence[PromptResponse]) -> tuple[int, int] | N
     return count, len(newest) - count
 
 
-# So many windows as a user has lessons: each new lesson adds one.
+# Each new lesson of a user adds one window.
 @lru_cache(maxsize=4096)
 def _find_change_in(window: tuple[PromptResponse, ...]) -> StyleChange | None:
     count = len(window)
@@ -123,7 +123,7 @@ def _find_change_in(window: tuple[PromptResponse, ...]) -> StyleChange | None:
 
 
 def _chance(groups: _Mask, cut: int) -> float:
-    """Return how often a random order has so many of a group after a cut (Fisher's exact test)."""
+    """Return how often a random order has as many of a group after a cut (Fisher's exact test)."""
     count, size, newer = len(groups), int(groups.sum()), len(groups) - cut
     ways = sum(
         comb(newer, k) * comb(cut, size - k)
@@ -152,7 +152,7 @@ def _most_similar_groups(similarities: _Floats) -> _Mask:
     excess = np.where(others, similarities - similarities[others].mean(), 0.0)
     _, vectors = np.linalg.eigh(excess)
     least = ceil(_MIN_SHARE * count)
-    # The best division need not be that of the largest eigenvector alone, with groups so unequal.
+    # With unequal groups the second eigenvector may give the best division.
     ranks = [np.argsort(np.argsort(vector)) for vector in (vectors[:, -1], vectors[:, -2])]
     sides = [
         np.where(rank < size, 1.0, -1.0)

@@ -61,7 +61,7 @@ _USER_WEIGHT, _OBSERVED_WEIGHT = 0.5, 0.25
 class Lesson:
     """One training example of a layer: after these messages, ``chosen`` rather than ``rejected``.
 
-    - ``kind``: that of the signal; a reward counts as the rating that it amounts to.
+    - ``kind``: the signal's kind. A reward counts as a rating.
     - ``chosen``: empty for a disliked reply.
     - ``is_users``: the user wrote or stated ``chosen``; False for a reply of the model to a fact.
     - ``is_probe``: never trained on; judges what the other lessons of its signal teach.
@@ -126,7 +126,7 @@ def load_assignments(store: Store, user: str) -> tuple[Assignment, ...]:
     signals = store.ledger.signals(user)
     facts = [signal for signal in signals if signal.kind is SignalKind.FACT]
     turns = _load_fact_turns(store.ledger, user, facts)
-    # Those that are no longer current too: a reply does not lose a fact by its retraction.
+    # Former facts count too: a reply does not lose a fact by its retraction.
     former = store.ledger.signals(user, kinds=[SignalKind.FACT], current=False)
     forbidden = frozenset(fact.id for fact in former if fact.forbids_training)
     return assign(
@@ -325,7 +325,7 @@ def _assign_rating(signal: Signal, turn: Turn) -> Assignment:
 
 
 def _resolve_conflicts(assignments: Sequence[Assignment]) -> Sequence[Assignment]:
-    """Leave one lesson of those that contradict or repeat each other on one request."""
+    """Keep one of several lessons that contradict or repeat each other on one request."""
     settled = list(assignments)
     active: dict[object, list[int]] = {}
     for number, each in enumerate(assignments):

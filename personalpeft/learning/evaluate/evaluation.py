@@ -365,7 +365,7 @@ def _probe_results(job: EvalJob, before: Sequence[str], after: Sequence[str]) ->
 def _kl_from_base(engine: Scorer, job: EvalJob) -> Iterator[float]:
     """Yield the candidate's KL from the base on the base's own completion of each probe.
 
-    Measured on the base's words, since those of a style below are far from it by themselves.
+    Measured on the base's replies, since those of a style below differ from the base anyway.
     """
     by_stack: dict[Stack, list[Continuation]] = {}
     for messages, reply in job.eval_set.base_completions:

@@ -137,7 +137,7 @@ class ProbeResults:
 class GenerationResults:
     """Generated replies to held-out prompts. The field names are stored.
 
-    ``before`` and ``after``: how many of those ``asked`` the live stack and the candidate wrote as
+    ``before`` and ``after`` count the replies of the live stack and of the candidate that are as
     the user wants.
     """
 

@@ -1,7 +1,7 @@
 """Judge a candidate revision: promoted, refused or abstained, with reasons.
 
-A promotion is final from an e-value of ``CONFIRMATION_E_VALUE`` on (``evidence``). A build whose
-held-out lessons are all spent is judged by these once more, which is no evidence.
+A promotion is final from an e-value of ``CONFIRMATION_E_VALUE`` on (``evidence``). If all held-out
+lessons of a build are spent, they judge it once more but are no evidence.
 
 Below it a policy decides, and no test: a candidate may go live on probation. Its own items must
 come to more than ``PROBATION_E_VALUE``, and their mean change to at least ``min_effect``.
@@ -230,7 +230,7 @@ def _find_bad_text(quality: TextQuality, margins: Margins) -> Reason | None:
 
 
 def _allowed(share: float, asked: int) -> float:
-    """Return how many items may be lost: at least one, which may be chance, unless none may."""
+    """Return how many items may be lost: at least one, which may be chance; none for share 0."""
     return max(1.0, share * asked) if share else 0.0
 
 
@@ -277,8 +277,8 @@ def find_leak(
     """Return what most of the latest lessons would leak, in words; empty for none.
 
     ``lessons``: all of a layer, oldest first, because few a day are no better than many at once.
-    ``new``: signals that the layer has not learned; a leak must be in one of them. What signals
-    that were ``accepted`` by name add is no leak.
+    ``new``: signals that the layer has not learned; a leak must be in one of them. Texts in signals
+    that were ``accepted`` by name are no leak.
     """
     secrets = [
         text

@@ -160,7 +160,7 @@ def rejection_sampling(
 ) -> tuple[StepLosses, ...]:
     """Return the steps of a round that trains on replies that passed, in whichever round.
 
-    What was right once stays right, so a reply need not come from the model as it is.
+    A right reply stays right, so it may come from an earlier state of the model.
     """
     if not passed:
         return ()

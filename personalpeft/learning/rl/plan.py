@@ -1,4 +1,4 @@
-"""One practice as data: what is fixed before it starts, the state that its rounds change, its tasks.
+"""One practice as data: its fixed plan, the state that its rounds change, and its tasks.
 
 Invariant: ``RLState`` and the session's weights hold all that the next step depends on. So a
 resumed practice gives the same bytes as an uninterrupted one.
@@ -47,10 +47,10 @@ StepLosses: TypeAlias = tuple[SFTLoss | PolicyGradientLoss, ...]
 
 @dataclass(slots=True)
 class RLState:
-    """What happened in a practice so far; its owner is the loop that runs.
+    """The state of a practice. The running loop owns it.
 
     ``passed`` are the different replies that passed, in order of discovery. ``pending`` are the
-    steps of the last round that are still to do.
+    remaining steps of the last round.
     """
 
     posteriors: dict[str, TaskPosterior] = field(default_factory=dict)
@@ -77,7 +77,7 @@ class RLState:
         self.passed = list(dict.fromkeys((*self.passed, *passed)))
 
     def record_step(self) -> None:
-        """Remove the step that was made; what is known of the tasks ages with the model."""
+        """Remove the step that was made. The counts of the tasks decay."""
         self.steps += 1
         self.pending = self.pending[1:]
         self.posteriors = {task: each.decay() for task, each in self.posteriors.items()}
@@ -134,7 +134,7 @@ class PracticePlan(Plan):
 
     @property
     def stored_config(self) -> dict[str, Any]:
-        """All that decides a round beside the weights, as a recipe stores it."""
+        """All settings that decide a round, as a recipe stores them."""
         return {
             **self.config.to_stored(),
             "verifier": self.verifier.name,
@@ -272,7 +272,7 @@ def evaluate_tasks(
     """Compare greedy replies of the live stack and of a candidate to the evaluation tasks.
 
     Returns:
-        The evidence with one item a task, by its (shaped) reward, as target; and examples.
+        The evidence, and examples. Its target has one item a task, by its (shaped) reward.
     """
 
     def sample(stack: Stack) -> list[Rollout]:

@@ -190,7 +190,7 @@ def sample_rollouts(
         PluginError: The verifier failed.
         PromptTooLong: A task exceeds the base's context.
     """
-    # The first reply to every task before any second one, whose prompt is then cached.
+    # Each task gets its first reply before any second one, so later prompts are cached.
     order = [(task, number) for number in range(num_generations) for task in tasks]
     if not order:
         return ()

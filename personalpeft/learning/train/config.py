@@ -44,7 +44,7 @@ class CardConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 
     STORED_NAMES: ClassVar[Mapping[str, str]] = {}
-    """Fields whose stored key, also a deprecated key of cards, differs from the field name."""
+    """Stored keys that differ from the field name. They are deprecated keys of cards too."""
 
     REMOVED_NAMES: ClassVar[frozenset[str]] = frozenset()
     """Keys of earlier versions that mean nothing now. Cards may still have them, with a warning."""

@@ -174,7 +174,7 @@ def cancelled_error(where: str) -> Cancelled:
 
 
 class _Run:
-    """One open session; ``step`` is the next that it makes."""
+    """One open session. ``step`` is its next step."""
 
     def __init__(self, job: TrainJob, sessions: ExitStack, writer: ThreadPoolExecutor) -> None:
         self.job = job
