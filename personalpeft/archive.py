@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, get_args
 
 from personalpeft.adapters.formats.packed import unpack
 from personalpeft.adapters.safe_io import parse_json
@@ -35,7 +35,15 @@ from personalpeft.learning.report import from_json
 from personalpeft.learning.train.config import TrainingConfig
 from personalpeft.store.store import Store
 from personalpeft.store.user_export import Entry, UserExport, check_export, insert_user, read_user
-from personalpeft.types import TRAINS, Revision, SignalKind, canonical_json, is_number
+from personalpeft.types import (
+    TRAINS,
+    Message,
+    Revision,
+    Role,
+    SignalKind,
+    canonical_json,
+    is_number,
+)
 
 FORMAT, VERSION = "personalpeft.personal", 1
 _INDEX, _LEDGER, _BLOBS = "personal.json", "ledger.jsonl", "blobs/"
@@ -390,6 +398,11 @@ def _check_contents(portable: UserExport, revisions: Sequence[Revision]) -> None
             raise _invalid("A revision has an invalid recipe.")
 
 
+def _is_message(value: Any) -> bool:
+    message = Message.from_list(value)
+    return isinstance(message.content, str) and message.role in get_args(Role)
+
+
 def _is_payload(kind: SignalKind, payload: Any) -> bool:
     if not isinstance(payload, dict) or not isinstance(payload.get(TRAINS, False), bool):
         return False
@@ -400,7 +413,13 @@ def _is_payload(kind: SignalKind, payload: Any) -> bool:
         case SignalKind.DEMONSTRATION:
             if payload.get("skill") is not None:
                 check_layer_name(f"skill.{payload['skill']}")
-            return all(isinstance(payload.get(key), str) for key in ("prompt", "answer"))
+            before, texts = payload.get("before", []), ("prompt", "answer")
+            return (
+                isinstance(before, list)
+                and all(_is_message(each) for each in before)
+                and isinstance(payload.get("group", ""), str)
+                and all(isinstance(payload.get(key), str) for key in texts)
+            )
         case SignalKind.FACT:
             questions, answer = payload.get("questions") or [], payload.get("answer")
             if not isinstance(questions, list) or not isinstance(answer, str | None):

@@ -6,20 +6,28 @@ probation, happens afterwards and cannot fail it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
 from personalpeft.chat.implicit_feedback import IMPLICIT_RATINGS
 from personalpeft.chat.reply import Reply, resolve_turn
-from personalpeft.chat.validation import check_text
+from personalpeft.chat.validation import check_prompt, check_text
 from personalpeft.errors import InvalidInput, NotFound, PersonalPeftError
 from personalpeft.ids import check_skill_name, check_source
 from personalpeft.learning.gate.probation import review_probation_with_lease
 from personalpeft.memory.items import check_fact_questions, check_item_text
 from personalpeft.services import Services
 from personalpeft.store.ledger import Ledger
-from personalpeft.types import APP_SOURCE, TRAINS, Signal, SignalKind, Turn, is_number
+from personalpeft.types import (
+    APP_SOURCE,
+    TRAINS,
+    Demonstration,
+    Signal,
+    SignalKind,
+    Turn,
+    is_number,
+)
 
 
 def feedback(
@@ -87,6 +95,44 @@ def teach(
     }
     ledger = services.store.ledger
     return ledger.add_signal(user, SignalKind.DEMONSTRATION, payload, source=source).id
+
+
+def teach_many(
+    services: Services,
+    user: str,
+    demonstrations: Iterable[Demonstration],
+    skill: str | None,
+    source: str,
+    train: bool | None,
+) -> tuple[str, ...]:
+    """Implement ``User.teach_many``, which documents the arguments."""
+    if skill is not None:
+        check_skill_name(skill)
+    check_source(source)
+    common = {"skill": skill, **training_payload(services, user, train)}
+    payloads = [{**_parse_demonstration(each), **common} for each in demonstrations]
+    return services.store.ledger.add_signals(
+        user, SignalKind.DEMONSTRATION, payloads, source=source
+    )
+
+
+def _parse_demonstration(each: Demonstration) -> dict[str, Any]:
+    """Return what the payload of a demonstration says of its texts and group."""
+    *before, last = check_prompt(each.prompt)
+    if last.role != "user":
+        raise InvalidInput(
+            "A demonstration must answer a message of the user, not of a tool.",
+            hint="End the prompt with a message of the user.",
+        )
+    payload: dict[str, Any] = {
+        "prompt": last.content,
+        "answer": check_text(each.answer, what="answer"),
+    }
+    if before:
+        payload["before"] = [message.to_list() for message in before]
+    if each.group is not None:
+        payload["group"] = check_text(each.group, what="group")
+    return payload
 
 
 def remember(

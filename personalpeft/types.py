@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -230,15 +230,32 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
+class Demonstration:
+    """A prompt with the wanted answer, for ``User.teach_many``.
+
+    Attributes:
+        prompt: A string, or OpenAI-style messages that end with one of the user.
+        answer: The wanted answer.
+        group: What it is a part of, such as a game. A group is trained on or held out as a whole.
+    """
+
+    prompt: str | Sequence[Message | Mapping[str, Any]]
+    answer: str
+    group: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Signal:
     """One act of feedback.
 
     The payload depends on the kind. Rating: {"value": -1|1, "how"?}. Edit: {"text"}. Preference:
     {"text", "revision"?, "layer"?, "cut_off"?}. Comment: {"text"}. Reward: {"value"}.
-    Demonstration: {"prompt", "answer", "skill"}. Fact: {"text", "questions", "answer"}. "how" marks
-    an implicit rating; "cut_off" marks a text that was truncated. "trains" says whether layers may
-    be trained on the signal; retracting that sets it to False. Without it, a user's own signals may
-    be trained on and an app's may not.
+    Demonstration: {"prompt", "answer", "skill", "before"?, "group"?}. Fact: {"text", "questions",
+    "answer"}. "how" marks an implicit rating; "cut_off" marks a text that was truncated. "before"
+    are the messages before the prompt, as ``Message.to_list`` writes them; demonstrations of one
+    "group" are held out together. "trains" says whether layers may be trained on the signal;
+    retracting that sets it to False. Without it, a user's own signals may be trained on and an
+    app's may not.
     """
 
     id: str

@@ -8,7 +8,7 @@ the acts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from inspect import signature
 from pathlib import Path
@@ -71,6 +71,7 @@ from personalpeft.services import Services
 from personalpeft.store.types import UserSummary
 from personalpeft.types import (
     USER_SOURCE,
+    Demonstration,
     HeadMove,
     Layer,
     Progress,
@@ -357,6 +358,31 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
         """
         return feedback.teach(self._services, self.id, prompt, answer, skill, source, train)
 
+    def teach_many(
+        self,
+        demonstrations: Iterable[Demonstration],
+        *,
+        skill: str | None = None,
+        source: str = USER_SOURCE,
+        train: bool | None = None,
+    ) -> tuple[str, ...]:
+        """Record many demonstrations, all or none, and return their ids.
+
+        It is one transaction, so that thousands take seconds.
+
+        Args:
+            demonstrations: ``personalpeft.types.Demonstration``: prompts, which may be messages,
+                with their answers. Those of one group are trained on or held out together.
+            skill, source, train: As for ``teach``.
+
+        Returns:
+            The ids of the signals, in order.
+
+        Raises:
+            InvalidInput: A text is empty or too long, or the skill has an invalid name.
+        """
+        return feedback.teach_many(self._services, self.id, demonstrations, skill, source, train)
+
     def remember(
         self,
         text: str,
@@ -457,6 +483,8 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
         max_memory_mb: float | None = None,
         dry_run: bool = False,
         accept: bool = False,
+        recipe: Mapping[str, Any] | None = None,
+        verifier: str | Verifier | None = None,
         progress: Progress = no_progress,
         cancelled: Callable[[], bool] = not_cancelled,
         paused: Callable[[], bool] = not_cancelled,
@@ -477,6 +505,11 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
             dry_run: Only report what would be learned.
             accept: Make the candidate live although the gate refuses it or abstains. The verdict is
                 recorded. A candidate that could not be measured is not accepted.
+            recipe: Fields of ``TrainingConfig`` for this layer, such as {"max_steps": 4000}. Later
+                learns of the layer keep them. {} returns to those of the base's card.
+            verifier: Says which answers are right, where the gate is to judge by the answers to
+                held-out prompts and not by log-probs: a plugin's name or a
+                ``personalpeft.plugins.Verifier``. The ``about`` of its tasks has the "answer".
             progress: Called with a stage and the share of it that is done, 0 to 1.
             cancelled: Called between steps; return True to cancel.
             paused: Called between steps; training waits while it returns True.
@@ -490,9 +523,14 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
             Cancelled: ``cancelled`` returned True before a verdict.
             ServingFailed: The model failed, perhaps for lack of memory.
             InvalidInput: An argument has a wrong value.
+            NotFound, PluginError: As for ``practice``.
         """
         if layer is not None:
             check_layer_name(layer)
+        elif recipe is not None or verifier is not None:
+            raise InvalidInput(
+                "A recipe or a verifier needs a layer.", hint="Name the layer that it is for."
+            )
         options = LearnOptions(
             start=start,
             seconds=seconds,
@@ -500,6 +538,8 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
             max_memory_mb=max_memory_mb,
             dry_run=dry_run,
             accept=accept,
+            recipe=recipe,
+            verifier=None if verifier is None else self._services.plugins.verifier(verifier),
             progress=progress,
             cancelled=cancelled,
             paused=paused,
@@ -640,7 +680,8 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
     def scope(self, layer: str, scope: Scope) -> None:
         """Set when a layer is attached: "always", "near" (similar to its lessons) or "never".
 
-        A style defaults to "always", other layers to "near". Raises ``NotFound``, ``InvalidInput``.
+        A style defaults to "always", other layers to "near". A skill has a scope as
+        soon as it was taught. Raises ``NotFound``, ``InvalidInput``.
         """
         self._services.store.catalog.set_scope(self.id, layer, scope)
 

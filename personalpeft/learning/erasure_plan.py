@@ -291,6 +291,7 @@ def _texts_of(signal: Signal) -> list[str]:
     """Return all words that a signal contains."""
     payload = signal.payload
     texts = [payload.get(key) for key in ("text", "prompt", "answer")]
+    texts += [message[1] for message in payload.get("before", ())]
     return [text for text in (*texts, *(payload.get("questions") or ())) if isinstance(text, str)]
 
 

@@ -50,7 +50,12 @@ from personalpeft.learning.report import LearnReport
 from personalpeft.learning.revalidation import revalidate
 from personalpeft.learning.rl.plan import plan_practice
 from personalpeft.learning.rl.rollouts import RESUME_HINT
-from personalpeft.learning.train.config import RLConfig, TrainingConfigs, load_training_configs
+from personalpeft.learning.train.config import (
+    RLConfig,
+    TrainingConfigs,
+    load_training_configs,
+    override_config,
+)
 from personalpeft.learning.train.loop import cancelled_error
 from personalpeft.plugins import CheckedRewardShaper, CheckedVerifier
 from personalpeft.services import Services
@@ -260,8 +265,18 @@ class _UserLearn:
 
     def _plan(self, state: LayerState, *, force: bool = False) -> Plan:
         start = "auto" if force else self._options.start
-        recipe = self._recipes.for_layer(state.layer)
-        return build_plan(self._services, state, recipe, start, self._began, force=force)
+        is_requested = state.layer == self._layer
+        overrides = self._options.recipe if is_requested else None
+        if overrides is None:
+            overrides = state.head.recipe.get("overrides", {}) if state.head else {}
+        recipe = override_config(
+            self._recipes.for_layer(state.layer),
+            overrides,
+            self._services.base.architecture.projections,
+        )
+        plan = build_plan(self._services, state, recipe, start, self._began, force=force)
+        verifier = self._options.verifier if is_requested else None
+        return replace(plan, overrides=overrides, answer_verifier=verifier)
 
     def _decide_build(self, layer: str, *, is_requested: bool) -> Plan | LearnReport | None:
         """Return what to build for a layer, or what to report of it.

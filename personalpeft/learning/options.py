@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import ParamSpec, TypeAlias, TypeVar, get_args
+from typing import Any, ParamSpec, TypeAlias, TypeVar, get_args
 
 from personalpeft.errors import InvalidInput, PersonalPeftError
 from personalpeft.learning.train.config import Start
+from personalpeft.plugins import CheckedVerifier
 from personalpeft.types import Progress
 
 Condition: TypeAlias = Callable[[], bool]
@@ -48,7 +49,10 @@ def check_budget(budget: object, unit: str, *, whole: bool = False) -> None:
 
 @dataclass(frozen=True, slots=True)
 class LearnOptions:
-    """The options of ``User.learn``. Raises ``InvalidInput`` for a wrong start or budget."""
+    """The options of ``User.learn``. Raises ``InvalidInput`` for a wrong start or budget.
+
+    ``recipe`` and ``verifier`` concern the one layer that is requested.
+    """
 
     start: Start = "auto"
     seconds: float | None = None
@@ -56,6 +60,8 @@ class LearnOptions:
     max_memory_mb: float | None = None
     dry_run: bool = False
     accept: bool = False
+    recipe: Mapping[str, Any] | None = None
+    verifier: CheckedVerifier | None = None
     progress: Progress = no_progress
     cancelled: Condition = not_cancelled
     paused: Condition = not_cancelled

@@ -27,6 +27,7 @@ from personalpeft.learning.data.batching import build_batches
 from personalpeft.learning.data.capacity import estimate_session_mb
 from personalpeft.learning.data.general_replies import GeneralReplies, reply_generally
 from personalpeft.learning.data.training_examples import Lesson
+from personalpeft.learning.evaluate.answers import evaluate_answers
 from personalpeft.learning.evaluate.evaluation import (
     EvalJob,
     EvalResult,
@@ -224,23 +225,28 @@ class TrainingPipeline:
     def _evaluate(
         self, candidates: Mapping[str, Candidate], results: dict[str, BuildResult]
     ) -> dict[str, EvalResult]:
-        """Measure each candidate on held-out lessons and probes, a practised one on tasks too."""
+        """Measure each candidate on held-out lessons and probes, and what a verifier judges."""
         services, options = self.services, self.options
+        jobs = _each_user(lambda _, each: self._make_eval_job(each), candidates, results)
         evaluated = evaluate(
             services.engine,
             services.completions,
-            _each_user(lambda _, each: self._make_eval_job(each), candidates, results),
+            jobs,
             cancelled=options.cancelled,
             paused=options.paused,
         )
 
-        def add_tasks(user: str, result: EvalResult) -> EvalResult:
+        def add_verified(user: str, result: EvalResult) -> EvalResult:
             plan, stack = candidates[user].plan, candidates[user].stack
-            if not isinstance(plan, PracticePlan):
+            if isinstance(plan, PracticePlan):
+                return evaluate_tasks(services.engine, plan, stack, result[0], options)
+            if plan.answer_verifier is None or not jobs[user].eval_set.target:
                 return result
-            return evaluate_tasks(services.engine, plan, stack, result[0], options)
+            return evaluate_answers(
+                services.engine, jobs[user], plan.answer_verifier, result[0], options
+            )
 
-        return _each_user(add_tasks, evaluated, results)
+        return _each_user(add_verified, evaluated, results)
 
     def _make_eval_job(self, candidate: Candidate) -> EvalJob:
         plan, store = candidate.plan, self.services.store
@@ -262,11 +268,14 @@ class TrainingPipeline:
             base_completions=base_completions,
             max_length=plan.recipe.max_length,
             tie_margin=self.margins.tie_margin,
-            new_examples=plan.new_lessons,
+            # Where a verifier judges answers, their likelihood as text says nothing.
+            new_examples=plan.new_lessons if plan.answer_verifier is None else (),
             rule_lessons=rule_lessons,
             lessons_by_rule=self._add_rules(plan, rule_lessons),
             history=history,
-            examples=() if plan.layer == "memory" else (*plan.replay, *plan.new_examples),
+            examples=()
+            if plan.layer == "memory" or plan.answer_verifier
+            else (*plan.replay, *plan.new_examples),
         )
         held_out = (lesson.signal for lesson in plan.holdout)
         signals = {*plan.signal_roles, *held_out, *trained_on(store, plan.parent)}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from personalpeft.errors import NothingCause, NothingToLearn
 from personalpeft.formatting import pluralize
@@ -31,6 +31,7 @@ from personalpeft.learning.layers import (
 )
 from personalpeft.learning.outcomes import Placement, Reason, ReasonCode, reason
 from personalpeft.learning.train.config import BUILD_FORMAT, Start, TrainingConfig
+from personalpeft.plugins import CheckedVerifier
 from personalpeft.services import Services
 from personalpeft.store.store import Store
 from personalpeft.types import (
@@ -44,6 +45,8 @@ from personalpeft.types import (
 
 MIN_LESSONS = 4
 _MAX_REPLAY = 64
+# More held-out lessons decide nothing that so many do not, and each is scored at every learn.
+_MAX_HOLDOUT = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +66,8 @@ class Plan:
     - ``rebuild_reason``: why it is built where new lessons are not the reason.
     - ``retracted``: signals that the live revision was trained on and that this build excludes.
     - ``began``: when its learn began, on the timer.
+    - ``overrides``: the fields of ``recipe`` that the caller of a learn set. They stay with the layer.
+    - ``answer_verifier``: judges the answers to held-out prompts, in the place of their log-probs.
     """
 
     user: str
@@ -84,6 +89,8 @@ class Plan:
     capacity: LayerCapacity | None = None
     rebuild_reason: Reason | None = None
     retracted: frozenset[str] = frozenset()
+    overrides: Json = field(default_factory=dict)
+    answer_verifier: CheckedVerifier | None = None
 
     @property
     def has_enough(self) -> bool:
@@ -141,7 +148,8 @@ class Plan:
     @property
     def stored_recipe(self) -> Json:
         """How the layer is built, as a revision stores it."""
-        return {**self.recipe.to_stored(), "steps": self.steps}
+        overrides = {"overrides": dict(self.overrides)} if self.overrides else {}
+        return {**self.recipe.to_stored(), "steps": self.steps, **overrides}
 
     @property
     def figures(self) -> Json:
@@ -397,10 +405,29 @@ def _add_teacher(services: Services, user: str, lesson: Lesson) -> Lesson:
 def _select_holdout(
     lessons: Sequence[Lesson], new: Sequence[Lesson], held_out: Set[str], fraction: float
 ) -> tuple[str, ...]:
-    """Return the newest signals that fill the held-out share. One that was trained on never is."""
-    missing = int(fraction * len(lessons)) - len(held_out & _signals(lessons))
-    count = max(0, min(missing, len(new) - 1))
-    return tuple(lesson.signal for lesson in new[len(new) - count :])
+    """Return the newest signals that fill the held-out share. One that was trained on never is.
+
+    A group is held out as a whole: an older part decides for all of it.
+    """
+    fresh = {lesson.signal for lesson in new}
+    older = [lesson for lesson in lessons if lesson.signal not in fresh and lesson.group]
+    pinned = {str(lesson.group) for lesson in older if lesson.signal in held_out}
+    trained = {str(lesson.group) for lesson in older} - pinned
+    units: dict[str, list[str]] = {}
+    for lesson in new:
+        units.setdefault(lesson.group or lesson.signal, []).append(lesson.signal)
+    chosen = {signal for group in pinned & units.keys() for signal in units.pop(group)}
+    free = [unit for group, unit in units.items() if group not in trained]
+    share = min(int(fraction * len(lessons)), _MAX_HOLDOUT)
+    missing = share - len(held_out & _signals(lessons)) - len(chosen)
+    if len(free) == len(units):
+        # Something must be left to train on.
+        free = free[1:]
+    while free and missing > 0:
+        unit = free.pop()
+        chosen |= set(unit)
+        missing -= len(unit)
+    return tuple(lesson.signal for lesson in new if lesson.signal in chosen)
 
 
 def _content(lesson: Lesson) -> list[object]:

@@ -354,8 +354,11 @@ def _format_scores(scores: Mapping[str, Any]) -> list[str]:
         lines.append(("judged by", f"{asked}, version {questions['version']}"))
     if tasks := scores.get("tasks"):
         passed = f"passed {tasks['passed_before']} -> {tasks['passed_after']} of {tasks['asked']}"
-        length = f"{tasks['length_before']:.0%} -> {tasks['length_after']:.0%} of the longest"
-        lines.append(("tasks", f"{passed} held back, length {length}"))
+        line = f"{passed} held back"
+        if "length_before" in tasks:
+            length = f"{tasks['length_before']:.0%} -> {tasks['length_after']:.0%} of the longest"
+            line += f", length {length}"
+        lines.append(("tasks", line))
     if practice := scores.get("practice"):
         tasks = practice["tasks"]
         replies = pluralize(practice["replies"], "reply", "replies")

@@ -66,6 +66,15 @@ where j.seq = (select max(seq) from judgement where user = r.user and revision =
     and r.user = ?
 """
 
+# A skill that was taught can be given a scope before it is built.
+_ADD_TAUGHT_LAYER = """
+insert into layer (user, name, born)
+select ?1, ?2, (select count(*) from layer where user = ?1) where exists (
+    select 1 from signal where user = ?1 and kind = 'demonstration'
+    and 'skill.' || json_extract(payload, '$.skill') = ?2
+) on conflict do nothing
+"""
+
 _VECTORS = """
 select v.signal, v.data from vector v join signal s on s.user = v.user and s.id = v.signal
 where v.user = ? and v.embedder = ? order by s.seq
@@ -351,7 +360,7 @@ class Catalog:
             scope: "always", "near" or "never".
 
         Raises:
-            NotFound: The user does not have the layer.
+            NotFound: The user has neither built nor taught the layer.
             InvalidInput: The scope is none of these.
         """
         if scope not in get_args(Scope):
@@ -359,6 +368,8 @@ class Catalog:
             raise InvalidInput(
                 f"The scope must be one of {known}, got {scope!a}.", hint="Give one of these."
             )
+        with self._database.write_transaction() as db:
+            db.execute(_ADD_TAUGHT_LAYER, [user, layer])
         self._update_layer(user, layer, "scope", scope)
 
     def holdout(self, user: str, layer: str) -> tuple[str, ...]:

@@ -260,6 +260,32 @@ class Ledger:
             append_entries(db, user, [NewEntry("signal", row)])
             return rows.decode_signal({**row, "user": user})
 
+    def add_signals(
+        self, user: str, kind: SignalKind, payloads: Sequence[Json], *, source: str = "person"
+    ) -> tuple[str, ...]:
+        """Append signals that are about no turn, all or none, and return their ids.
+
+        Args:
+            user: The user's id; the user is created if needed.
+            kind: The kind of all of them.
+            payloads: The content of each; see ``Signal``.
+            source: Who gave them.
+
+        Raises:
+            InvalidId: The user id is invalid.
+            InvalidInput: A payload is not valid JSON.
+        """
+        with self._database.write_transaction() as db:
+            at = self._now()
+            create_user(db, user, at)
+            signals = [
+                Signal(new_id("s", at, self._entropy), user, kind, at, payload, None, source)
+                for payload in payloads
+            ]
+            entries = [NewEntry("signal", rows.encode("signal", signal)) for signal in signals]
+            append_entries(db, user, entries)
+        return tuple(signal.id for signal in signals)
+
     def signal(self, user: str, signal_id: str) -> Signal:
         """Return one signal. Raises ``NotFound``, ``InvalidInput`` for an ambiguous prefix."""
         with self._database.read_transaction() as db:

@@ -77,6 +77,12 @@ def reply_generally(
         cancelled: Returns whether to stop. Callers check it again: replies may then be cut off.
         paused: Returns whether to wait.
     """
+    results: dict[str, GeneralReplies | PersonalPeftError] = {
+        user: GeneralReplies() for user, plan in plans.items() if not _needs_replies(plan)
+    }
+    plans = {user: plan for user, plan in plans.items() if user not in results}
+    if not plans:
+        return results
     ask = partial(services.completions.complete_for_users, cancelled=cancelled, paused=paused)
     prompts = load_general_prompts().regularizer_prompts
     plain = ask(
@@ -92,7 +98,6 @@ def reply_generally(
     # One goes first, so that the others find its examples in the prompt cache.
     first = ask({user: requests[:1] for user, requests in few_shot.items()})
     others = ask({user: requests[1:] for user, requests in few_shot.items()})
-    results: dict[str, GeneralReplies | PersonalPeftError] = {}
     for user, plan in plans.items():
         parts = (plain[user], first[user], others[user])
         failed = next((part for part in parts if isinstance(part, PersonalPeftError)), None)
@@ -187,6 +192,10 @@ def is_usable(reply: str, lessons: Sequence[Lesson], tokens: int, limit: int) ->
     """
     repeats = any(reply.strip() == lesson.chosen.strip() for lesson in lessons)
     return tokens < limit and not repeats and not is_degenerate(reply)
+
+
+def _needs_replies(plan: Plan) -> bool:
+    return bool(plan.recipe.kl_prompts or plan.recipe.few_shot_replies)
 
 
 def _similar(

@@ -67,6 +67,7 @@ class Lesson:
     - ``is_probe``: never trained on; judges what the other lessons of its signal teach.
     - ``teacher_messages``: for context distillation, the messages with the fact in the prompt.
     - ``ended``: False for a reply that was cut off.
+    - ``group``: what a demonstration is a part of. A group is held out as a whole.
     """
 
     signal: str
@@ -79,6 +80,7 @@ class Lesson:
     is_probe: bool = False
     teacher_messages: tuple[Message, ...] | None = None
     ended: bool = True
+    group: str | None = None
 
     def with_prompt(self, messages: tuple[Message, ...]) -> Lesson:
         """Return the lesson for a paraphrased prompt."""
@@ -236,8 +238,11 @@ def _assign_one(
         return _unused(signal, ReasonCode.NOT_USER_ACT)
     if signal.kind is SignalKind.DEMONSTRATION:
         skill = signal.payload.get("skill")
-        messages = (Message("user", signal.payload["prompt"]),)
-        lesson = Lesson(signal.id, signal.kind, messages, signal.payload["answer"])
+        payload = signal.payload
+        before = map(Message.from_list, payload.get("before", ()))
+        messages = (*before, Message("user", payload["prompt"]))
+        group = payload.get("group")
+        lesson = Lesson(signal.id, signal.kind, messages, payload["answer"], group=group)
         layer = f"skill.{skill}" if skill else "style"
         return Assignment(signal, Placement.LAYER, Reason(ReasonCode.DEMONSTRATION), layer, lesson)
     if signal.turn is None:

@@ -260,7 +260,7 @@ def find_unsafe_lessons(store: Store, plan: Plan) -> Reason | None:
     if leak:
         return reason(ReasonCode.UNSAFE_LESSONS, detail=leak)
     mixed = find_mixed_styles([lesson.prompt_response for lesson in new])
-    if mixed is None:
+    if mixed is None or plan.answer_verifier is not None:
         return None
     one, other = mixed
     detail = f"{one} lessons are in one style and {other} in another, by turns; retract one style"

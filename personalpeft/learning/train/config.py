@@ -17,7 +17,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from personalpeft.errors import CardError, suggest_nearest
+from personalpeft.errors import CardError, InvalidInput, suggest_nearest
 from personalpeft.types import Json
 
 Start: TypeAlias = Literal["auto", "nothing"]
@@ -234,6 +234,43 @@ def load_training_configs(
         named = _select_modules(values.get("target_modules", ()), projections)
         configs[kind] = TrainingConfig(**{**values, "target_modules": named or tuple(projections)})
     return TrainingConfigs(**configs)
+
+
+def override_config(
+    config: TrainingConfig, overrides: Mapping[str, Any], projections: Mapping[str, tuple[int, int]]
+) -> TrainingConfig:
+    """Return a configuration with some fields replaced.
+
+    Args:
+        config: The configuration.
+        overrides: New values by field name. ``target_modules`` may be parts of paths.
+        projections: The base's linear modules.
+
+    Raises:
+        InvalidInput: A field is unknown, or has a wrong value.
+    """
+    try:
+        known = TrainingConfig.model_validate(dict(overrides))
+    except ValidationError as error:
+        last = error.errors()[-1]
+        name = str(last["loc"][0])
+        if last["type"] == "extra_forbidden":
+            raise InvalidInput(
+                f"The recipe has no field {name!a}.",
+                hint=suggest_nearest(name, TrainingConfig.model_fields, what="field"),
+            ) from None
+        raise InvalidInput(
+            f"The recipe has a wrong value: {name} = {overrides[name]!a}.", hint=f"{last['msg']}."
+        ) from None
+    changes = {name: getattr(known, name) for name in known.model_fields_set}
+    for name in changes.get("target_modules", ()):
+        if not _select_modules((name,), projections):
+            raise InvalidInput(
+                f"The base has no module {name!a}.", hint=f"It has {', '.join(projections)}."
+            )
+    if "target_modules" in changes:
+        changes["target_modules"] = _select_modules(changes["target_modules"], projections)
+    return config.model_copy(update=changes)
 
 
 def _read_table(
