@@ -7,7 +7,7 @@ one random generator is used is part of that.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Generic, TypeAlias, TypeVar
 
@@ -32,6 +32,9 @@ from personalpeft.memory.types import Embedder
 from personalpeft.types import Message, SignalKind
 
 T = TypeVar("T")
+
+# Lessons of one group that follow each other. More read less, and make a step less varied.
+_GROUP_RUN = 4
 Forms: TypeAlias = Mapping[tuple[str, str], QuestionForms]
 """By fact and question."""
 
@@ -72,7 +75,9 @@ def build_batches(
     liked = [lesson for lesson in shown if lesson.kind is SignalKind.RATING]
     rng = random.Random(config.seed)
     new_queue, replay_queue = (
-        _EpochSampler(_add_paraphrases(lessons, forms, config.num_paraphrases, rng), rng)
+        _EpochSampler(
+            _add_paraphrases(lessons, forms, config.num_paraphrases, rng), rng, _lesson_group
+        )
         for lessons in (plan.new_examples or plan.replay, plan.replay)
     )
     regularizer_queue = _EpochSampler(regularizers, rng)
@@ -104,11 +109,21 @@ def build_batches(
 
 
 class _EpochSampler(Generic[T]):
-    """Gives items in epochs: each has every item once, in an order of its own."""
+    """Gives items in epochs: each has every item once, in an order of its own.
 
-    def __init__(self, items: Sequence[T], rng: random.Random) -> None:
+    Items of a group come a few at a time: a step then reads the beginning that their prompts share
+    once. ``group_of`` returns the group of an item, or None.
+    """
+
+    def __init__(
+        self,
+        items: Sequence[T],
+        rng: random.Random,
+        group_of: Callable[[T], str | None] = lambda item: None,
+    ) -> None:
         self._items = items
         self._rng = rng
+        self._group_of = group_of
         self._left: list[T] = []
 
     def take(self, count: int) -> list[T]:
@@ -116,11 +131,31 @@ class _EpochSampler(Generic[T]):
         taken: list[T] = []
         while len(taken) < count and self._items:
             if not self._left:
-                self._left = list(self._items)
-                self._rng.shuffle(self._left)
+                self._left = self._shuffled()
                 self._left.reverse()
             taken.append(self._left.pop())
         return taken
+
+    def _shuffled(self) -> list[T]:
+        items = list(self._items)
+        self._rng.shuffle(items)
+        groups: dict[object, list[T]] = {}
+        for number, item in enumerate(items):
+            group = self._group_of(item)
+            groups.setdefault(number if group is None else group, []).append(item)
+        if len(groups) == len(items):
+            return items
+        runs = [
+            group[first : first + _GROUP_RUN]
+            for group in groups.values()
+            for first in range(0, len(group), _GROUP_RUN)
+        ]
+        self._rng.shuffle(runs)
+        return [item for run in runs for item in run]
+
+
+def _lesson_group(lesson: Lesson) -> str | None:
+    return lesson.group
 
 
 def _find_forms(plan: Plan, embedder: Embedder) -> Forms:

@@ -1,0 +1,162 @@
+"""Trajectories, the demonstrations that they teach, and their JSONL form.
+
+A line of JSONL is a chat (arXiv 2512.18832): the system message is the task, each message of the
+user an action, and each of the assistant the next state, with ``[SUCCESS]`` or ``[FAILURE]`` at the
+end of a game. The first action is ``reset``, which shows the first state.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from personalpeft import InvalidInput
+from personalpeft.types import Demonstration, Message
+from personalpeft_world_model.environment import State
+
+RESET = "reset"
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """One step: the state before an action, the action, and the state after it."""
+
+    task: str
+    before: State
+    action: str
+    after: State
+
+    @property
+    def prompt(self) -> tuple[Message, ...]:
+        """The messages that the model answers with the next state."""
+        return transition_prompt(self.task, self.before, self.action)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """An action and the state after it."""
+
+    action: str
+    state: State
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """One run of a policy in an environment.
+
+    Attributes:
+        environment: The name of the game. All trajectories of a game are held out together.
+        task: As the environment states it.
+        initial: The first state.
+        steps: What was done, and what came of it.
+        policy: The name of what chose the actions.
+    """
+
+    environment: str
+    task: str
+    initial: State
+    steps: tuple[Step, ...]
+    policy: str = ""
+
+    @property
+    def final(self) -> State:
+        """The last state."""
+        return self.steps[-1].state if self.steps else self.initial
+
+    @property
+    def transitions(self) -> tuple[Transition, ...]:
+        """Each step with the state before it."""
+        states = [self.initial, *(step.state for step in self.steps)]
+        return tuple(
+            Transition(self.task, before, step.action, step.state)
+            for before, step in zip(states, self.steps, strict=False)
+        )
+
+    def to_chat(self) -> dict[str, Any]:
+        """Return the trajectory as a line of JSONL holds it."""
+        messages = [{"role": "system", "content": self.task}]
+        for action, state in [(RESET, self.initial), *((s.action, s.state) for s in self.steps)]:
+            messages.append({"role": "user", "content": action})
+            messages.append({"role": "assistant", "content": state.written})
+        return {"environment": self.environment, "policy": self.policy, "messages": messages}
+
+    @staticmethod
+    def from_chat(chat: Mapping[str, Any]) -> Trajectory:
+        """Return a chat as a trajectory. Raises ``ValueError`` for one that is none."""
+        system, *turns = [(each["role"], each["content"]) for each in chat["messages"]]
+        roles = [role for role, _ in turns]
+        if system[0] != "system" or roles != ["user", "assistant"] * (len(turns) // 2):
+            raise ValueError("the messages must be system, then user and assistant by turns")
+        if not all(isinstance(text, str) for _, text in (system, *turns)):
+            raise ValueError("each message must have a text")
+        steps = [
+            Step(action, State.read(state))
+            for (_, action), (_, state) in zip(turns[::2], turns[1::2], strict=True)
+        ]
+        first, *rest = steps or [Step(RESET, State(""))]
+        initial, rest = (first.state, rest) if first.action == RESET else (State(""), steps)
+        name = str(chat.get("environment", system[1]))
+        return Trajectory(name, system[1], initial, tuple(rest), str(chat.get("policy", "")))
+
+
+def transition_prompt(task: str, before: State, action: str) -> tuple[Message, ...]:
+    """Return the messages that the model answers with the state after an action."""
+    return Message("system", task), Message("user", f"{before.text}\n> {action}")
+
+
+def demonstrations(
+    trajectories: Iterable[Trajectory], known: Iterable[tuple[str, ...]] = ()
+) -> Iterator[Demonstration]:
+    """Yield a demonstration for each different transition, grouped by environment.
+
+    ``known``: the texts of the prompts of demonstrations that exist already.
+    """
+    seen = set(known)
+    for trajectory in trajectories:
+        for transition in trajectory.transitions:
+            prompt = transition.prompt
+            texts = tuple(message.content for message in prompt)
+            if texts not in seen:
+                seen.add(texts)
+                yield Demonstration(prompt, transition.after.written, trajectory.environment)
+
+
+def write_jsonl(path: Path, trajectories: Iterable[Trajectory]) -> int:
+    """Write trajectories to a new file, a line each, and return how many.
+
+    Raises ``InvalidInput`` if the file exists or cannot be written.
+    """
+    count = 0
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            for trajectory in trajectories:
+                file.write(json.dumps(trajectory.to_chat(), ensure_ascii=False) + "\n")
+                count += 1
+    except OSError as error:
+        raise InvalidInput(
+            f"{path} cannot be written: {error.strerror}.", hint="Name a file that does not exist."
+        ) from error
+    return count
+
+
+def read_jsonl(path: Path) -> tuple[Trajectory, ...]:
+    """Return the trajectories of a file. Raises ``InvalidInput`` that names a wrong line."""
+    try:
+        lines: Sequence[str] = path.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"{path} cannot be read: {error}.", hint="Check the path.") from error
+    found = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            found.append(Trajectory.from_chat(json.loads(line)))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InvalidInput(
+                f"Line {number} of {path} is no trajectory: {error}.",
+                hint='Give {"messages": [system, user, assistant, ...]} on each line.',
+            ) from error
+    return tuple(found)
