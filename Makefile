@@ -103,7 +103,8 @@ $(1) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
   echo "error: $$($(1) --version) is too old; Python 3.11 or newer is needed." >&2; echo "hint: $(2)" >&2; exit 1; }
 endef
 
-$(STAMP): pyproject.toml constraints.txt plugins/ray_updates/pyproject.toml plugins/t2t/pyproject.toml plugins/tinker_server/pyproject.toml plugins/vllm_resolver/pyproject.toml
+$(STAMP): pyproject.toml constraints.txt plugins/ray_updates/pyproject.toml plugins/t2t/pyproject.toml plugins/tinker_server/pyproject.toml \
+  plugins/vllm_resolver/pyproject.toml plugins/world_model/pyproject.toml
 	@$(call check_python,$(PYTHON),Name another one: make PYTHON=python3.11)
 	@[ -x $(BIN)/python ] || $(PYTHON) -m venv .venv || { \
 	  echo "error: $(PYTHON) cannot make a virtual environment." >&2; \
@@ -111,7 +112,8 @@ $(STAMP): pyproject.toml constraints.txt plugins/ray_updates/pyproject.toml plug
 	@$(call check_python,$(BIN)/python,It is that of .venv: run make clean first)
 	@echo "== installing into .venv; the first time this takes some minutes"
 	@command -v c++ g++ clang++ cl >/dev/null || echo "note: there is no C++ compiler here, so llama-cpp-python cannot be built" >&2
-	@$(BIN)/pip install --progress-bar off -c constraints.txt -e ".[dev]" -e plugins/ray_updates -e plugins/t2t -e plugins/tinker_server -e plugins/vllm_resolver \
+	@$(BIN)/pip install --progress-bar off -c constraints.txt -e ".[dev]" -e plugins/ray_updates -e plugins/t2t -e plugins/tinker_server \
+	  -e plugins/vllm_resolver -e plugins/world_model \
 	  | { grep --line-buffered -E '^(Collecting|  Building|Successfully|Installing)' || true; } | cut -c 1-100 || { \
 	  echo "error: The packages could not be installed; pip says above why." >&2; \
 	  command -v c++ g++ clang++ cl >/dev/null || { \

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 import click
 
+from personalpeft.errors import PluginError
+from personalpeft.plugins import COMMANDS, Plugins
+from personalpeft.settings import resolve
 from personalpeft_app.commands.ask import ask
 from personalpeft_app.commands.chat import chat, tui
 from personalpeft_app.commands.compare import compare
@@ -49,9 +54,15 @@ from personalpeft_app.commands.serve import serve, token
 from personalpeft_app.error_output import STOPPED, USAGE, error_boundary, print_error
 from personalpeft_app.options import PROGRAM, GlobalOptions, Group, global_options
 
+PLUGIN_COMMANDS_TITLE = "Of installed plugins"
+
 
 class Cli(Group):
-    """The outermost group. It turns every error into a message and an exit code."""
+    """The outermost group. It turns every error into a message and an exit code.
+
+    The commands of plugins are known by name. A plugin is imported when its command is run, and not
+    for the help.
+    """
 
     def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> Any:
         arguments = list(sys.argv[1:] if args is None else args)
@@ -79,6 +90,30 @@ class Cli(Group):
             code = print_error("Stopped.", "", kind="Cancelled", code=STOPPED, as_data=as_data)
         sys.exit(code if isinstance(code, int) else 0)
 
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        own = super().get_command(ctx, name)
+        if own is not None or name not in _plugins().names(COMMANDS):
+            return own
+        loaded = _plugins().command(name)
+        if not isinstance(loaded, click.Command):
+            raise PluginError(
+                f"The command {name} is a {type(loaded).__name__} and no click.Command.",
+                hint="Report it to the plugin's authors.",
+            )
+        return loaded
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        super().format_commands(ctx, formatter)
+        summaries = {
+            entry.name: (entry.dist.metadata["Summary"] if entry.dist else None) or ""
+            for entry in entry_points(group=COMMANDS)
+        }
+        names = [name for name in _plugins().names(COMMANDS) if name not in self.commands]
+        if names:
+            limit = formatter.width - 6 - max(map(len, names))
+            with formatter.section(PLUGIN_COMMANDS_TITLE):
+                formatter.write_dl([(name, summaries[name][:limit]) for name in names])
+
     def invoke(self, ctx: click.Context) -> Any:
         with error_boundary(lambda: ctx.ensure_object(GlobalOptions)):
             return super().invoke(ctx)
@@ -104,6 +139,10 @@ def cli() -> None:
 
     Data goes to stdout, notes and errors to stderr. Start with: personalpeft demo
     """
+
+
+def _plugins() -> Plugins:
+    return Plugins(resolve(None, os.environ).plugins)
 
 
 def _checkout_commands() -> tuple[click.Command, ...]:

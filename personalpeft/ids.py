@@ -9,7 +9,7 @@ from datetime import datetime
 from personalpeft.errors import InvalidId, InvalidInput
 
 USER_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
-SKILL_NAME = re.compile(r"[a-z0-9](?:[a-z0-9_-]|\.(?=[a-z0-9])){0,31}")
+SKILL_NAME = re.compile(r"[a-z0-9](?:\.?[a-z0-9_-]){0,31}")
 LAYER_NAME = re.compile(rf"style|memory|skill\.{SKILL_NAME.pattern}")
 SOURCE = re.compile(r"[a-z][a-z0-9._-]{0,31}")
 # Chat templates put the name between quotation marks without escaping it.
@@ -33,7 +33,7 @@ def check_layer_name(value: str) -> str:
     if not isinstance(value, str) or LAYER_NAME.fullmatch(value) is None:
         raise InvalidId(
             f"A layer must be style, memory or skill.<name>, got {value!a:.80}.",
-            hint="A name is 1 to 32 of a-z, 0-9, '_', '-' and single dots between them.",
+            hint="A name is 1 to 32 of a-z, 0-9, '_' and '-', with single dots between them.",
         )
     return value
 
@@ -42,8 +42,8 @@ def check_skill_name(value: str) -> str:
     """Return a valid skill name, or raise ``InvalidInput``."""
     if not isinstance(value, str) or SKILL_NAME.fullmatch(value) is None:
         raise InvalidInput(
-            f"A skill's name must be 1 to 32 of a-z, 0-9, '.', '_' and '-', got {value!a:.80}.",
-            hint="Start it with a letter or digit, and put one after each dot.",
+            f"A skill's name must be 1 to 32 of a-z, 0-9, '_' and '-', got {value!a:.80}.",
+            hint="Start it with a letter or digit. Single dots may stand between.",
         )
     return value
 

@@ -1,12 +1,14 @@
-"""Load plugins: verifiers, which set tasks and judge replies, shapings of rewards, and routes.
+"""Load plugins: verifiers, which judge replies, shapings of rewards, routes and commands.
 
-A plugin is a distribution that imports only this package and declares an entry point in a group:
+A plugin is a distribution that declares an entry point in a group. It imports only this package, a
+command ``personalpeft_app`` too.
 
 - ``personalpeft.verifiers``: a factory that takes a family (text, may be empty) and returns a
   ``Verifier``.
 - ``personalpeft.shapings``: a factory without arguments that returns a ``Shaping``.
 - ``personalpeft.http``: a factory that takes an open ``Runtime`` and an ``HttpHost``, and returns an
   ``HttpExtension``.
+- ``personalpeft.commands``: a ``click.Command``, which ``personalpeft NAME`` runs.
 
 The plugins that ship use the same entry points. Callers may pass an object instead of a name.
 
@@ -29,6 +31,7 @@ from personalpeft.types import Json
 VERIFIERS = "personalpeft.verifiers"
 SHAPINGS = "personalpeft.shapings"
 HTTP = "personalpeft.http"
+COMMANDS = "personalpeft.commands"
 RIGHT = "right"
 
 T = TypeVar("T")
@@ -185,6 +188,10 @@ class Plugins:
         )
         extension: HttpExtension = loaded
         return extension
+
+    def command(self, name: str) -> Any:
+        """Return the object that a command's name stands for. Raises as ``verifier``."""
+        return self._load(COMMANDS, "command", name, lambda command: command)
 
     def _resolve(
         self, group: str, kind: str, plugin: Any, protocol: Any, create: Callable[[Any], Any]

@@ -22,7 +22,7 @@ from personalpeft.errors import ERROR_CODES, PersonalPeftError
 from personalpeft.runtime import Runtime
 from personalpeft.settings import CACHE, HOME, PLUGINS, VLLM, Serving, VllmServer
 from personalpeft.user import User
-from personalpeft_app.cli import PROGRAM, cli
+from personalpeft_app.cli import PLUGIN_COMMANDS_TITLE, PROGRAM, cli
 from personalpeft_app.client.transport import NotAllowed, Unreachable
 from personalpeft_app.daemon.settings import FILE, TABLE
 from personalpeft_app.daemon.settings import Settings as DaemonSettings
@@ -269,6 +269,7 @@ def _help(context: click.Context, level: int) -> Iterator[str]:
     yield from ("", f"{'#' * level} {context.command_path}", "", "```text")
     # The options that every command takes are listed once, in the help of the program itself.
     sections = re.split(r"\n\n(?=\S)", context.get_help())
+    sections = [each for each in sections if not each.startswith(PLUGIN_COMMANDS_TITLE)]
     if context.parent is not None:
         sections = [each for each in sections if not each.startswith(GLOBAL_OPTIONS_TITLE)]
     yield from (line.rstrip() for line in "\n\n".join(sections).splitlines())

@@ -95,8 +95,7 @@ class WorldModel:
         payloads = (
             signal.payload
             for signal in self.user.signals()
-            if signal.kind is SignalKind.DEMONSTRATION
-            and signal.payload.get("skill") == self.skill
+            if signal.kind is SignalKind.DEMONSTRATION and signal.payload.get("skill") == self.skill
         )
         known = [
             (*(text for _, text, *_ in payload.get("before", ())), payload["prompt"])
@@ -121,9 +120,7 @@ class WorldModel:
             NothingToLearn: Nothing was taught since the last learn.
             Exception: What else ``User.learn`` raises.
         """
-        return self.user.learn(
-            self.layer, recipe=training.recipe, verifier=ExactMatch(), **options
-        )
+        return self.user.learn(self.layer, recipe=training.recipe, verifier=ExactMatch(), **options)
 
     @property
     def layers(self) -> tuple[str, ...]:

@@ -164,7 +164,7 @@ def test_the_learning_page_has_the_numbers_of_reinforcement_learning() -> None:
 
 
 def test_the_verifier_of_the_plugins_page_implements_the_protocol() -> None:
-    (block,) = _blocks(ROOT / "docs/how-to/write-a-plugin.md", "python")
+    block, *_ = _blocks(ROOT / "docs/how-to/write-a-plugin.md", "python")
     names: dict[str, Any] = {}
     exec(compile(block, "write-a-plugin.md", "exec"), names)
     verifying = Plugins().verifier(names["Shouting"]())

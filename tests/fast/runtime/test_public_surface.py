@@ -101,6 +101,7 @@ METHODS = [
     "stream",
     "summary",
     "teach",
+    "teach_many",
     "training_status",
     "turn",
     "turns",

@@ -1,0 +1,93 @@
+"""Gymnasium's text environments (FrozenLake, Taxi, CliffWalking): what they draw as text.
+
+Discrete actions have names, in the order of their numbers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from personalpeft import InvalidInput, MissingPackage
+from personalpeft_world_model.environment import Outcome, State
+
+ACTION_NAMES: Mapping[str, Sequence[str]] = {
+    "FrozenLake": ("left", "down", "right", "up"),
+    "CliffWalking": ("up", "right", "down", "left"),
+    "Taxi": ("south", "north", "east", "west", "pick up", "drop off"),
+}
+# The place of the player is drawn in reverse video; other colours say nothing.
+_COLOURED = re.compile(r"\x1b\[[0-9;]*m(.*?)\x1b\[0m", re.DOTALL)
+
+
+class GymnasiumGame:
+    """One environment of Gymnasium that can be drawn as text.
+
+    Args:
+        env_id: Its id, such as "FrozenLake-v1".
+        seed: Decides its first state.
+        actions: The names of its actions; known for the environments of ``ACTION_NAMES``.
+        is_won: Returns whether the reward of the last step means success.
+        options: What ``gymnasium.make`` takes, such as ``is_slippery=False``.
+
+    Raises:
+        MissingPackage: Gymnasium is not installed.
+        InvalidInput: There is no such environment, or its actions are not discrete or have no names.
+    """
+
+    def __init__(
+        self,
+        env_id: str,
+        seed: int,
+        *,
+        actions: Sequence[str] | None = None,
+        is_won: Callable[[float], bool] = lambda reward: reward > 0,
+        **options: Any,
+    ) -> None:
+        try:
+            import gymnasium
+        except ImportError as error:
+            raise MissingPackage(
+                "Its environments need the package gymnasium.",
+                hint="pip install 'personalpeft-world-model[gymnasium]'",
+            ) from error
+        try:
+            self._game = gymnasium.make(env_id, render_mode="ansi", **options)
+        except (gymnasium.error.Error, TypeError) as error:
+            raise InvalidInput(
+                f"{env_id} cannot be made as text: {error}.",
+                hint=f"Text environments are {', '.join(ACTION_NAMES)}.",
+            ) from error
+        self.name, self.task = f"{env_id}-{seed}", f"{env_id.partition('-')[0]}."
+        self._seed, self._is_won = seed, is_won
+        names = actions or ACTION_NAMES.get(env_id.partition("-")[0], ())
+        if len(names) != getattr(self._game.action_space, "n", None):
+            raise InvalidInput(
+                f"The actions of {env_id} need names: {self._game.action_space}.",
+                hint="Give a name for each number: actions=[...]",
+            )
+        self._numbers = {name: number for number, name in enumerate(names)}
+
+    def reset(self) -> State:
+        """Begin anew, and return the first state, which the seed decides."""
+        self._game.reset(seed=self._seed)
+        return self._state(Outcome.RUNNING)
+
+    def step(self, action: str) -> State:
+        """Do an action, and return the next state. Raises ``InvalidInput`` for an unknown one."""
+        if action not in self._numbers:
+            raise InvalidInput(
+                f"There is no action {action!a}.", hint=f"Choose one of {', '.join(self._numbers)}."
+            )
+        _, reward, ended, truncated, _ = self._game.step(self._numbers[action])
+        won = self._is_won(float(reward))
+        is_over = ended or truncated
+        return self._state((Outcome.WON if won else Outcome.LOST) if is_over else Outcome.RUNNING)
+
+    def _state(self, outcome: Outcome) -> State:
+        drawn = str(self._game.render())
+        # The first line of some names the last action, which is no part of the state.
+        grid = [line for line in drawn.splitlines() if not re.fullmatch(r"\s*\(.*\)\s*", line)]
+        text = _COLOURED.sub(lambda found: f"[{found[1]}]", "\n".join(grid)).strip()
+        return State(text, outcome, tuple(self._numbers))

@@ -1,0 +1,44 @@
+"""Isolated folders, real recordings of TextWorld, and a tiny base that learns fast."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from importlib import resources
+from pathlib import Path
+
+import pytest
+
+import personalpeft
+from personalpeft import Runtime
+
+TABLES = """
+[gate]
+max_kl = 100
+"""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_folders(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A cache of the session's own, unless the caller named one."""
+    os.environ.setdefault("PERSONALPEFT_CACHE", str(tmp_path_factory.mktemp("cache")))
+    os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+@pytest.fixture(scope="session")
+def card(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model that ships with personalpeft, with a gate for random weights."""
+    tiny = resources.files("personalpeft_models") / "tiny-random.toml"
+    path = tmp_path_factory.mktemp("card") / "tiny-world.toml"
+    path.write_text(tiny.read_text("utf-8") + TABLES, "utf-8")
+    return path
+
+
+@pytest.fixture
+def runtime(tmp_path: Path, card: Path) -> Iterator[Runtime]:
+    """An open home on the tiny base."""
+    import torch
+
+    torch.set_num_threads(1)
+    with personalpeft.open(tmp_path / "home", base=card) as runtime:
+        yield runtime

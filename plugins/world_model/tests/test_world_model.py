@@ -1,0 +1,149 @@
+"""A world model is taught, learned and judged by games, and used in three ways."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from world_makers import (
+    BURNED,
+    DINNER,
+    FRIED,
+    RAW,
+    RECORDINGS,
+    TASK,
+    Kitchen,
+    kitchen,
+    kitchen_model,
+)
+
+import personalpeft
+from personalpeft import InvalidInput, NotFound, NothingToLearn, Runtime
+from personalpeft_world_model import (
+    Outcome,
+    Rate,
+    State,
+    Training,
+    Verification,
+    WorldModel,
+    begins_with,
+    imagine,
+    measure_consistency,
+    measure_fidelity,
+    random_policy,
+    read_jsonl,
+    run_policy,
+    warm_start,
+)
+
+QUICK = Training(epochs=1, batch_size=8, rank=4, learning_rate=0.02, holdout=0.34)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory, card: Path) -> Iterator[WorldModel]:
+    """A model that has learned the kitchen."""
+    with personalpeft.open(tmp_path_factory.mktemp("world") / "home", base=card) as runtime:
+        yield kitchen_model(runtime)
+
+
+def clumsy(task: str, state: State, rng: random.Random) -> str:
+    """An agent that cooks at first and then does anything."""
+    return "cook" if state.text == RAW.text else rng.choice(["cook", "eat"])
+
+
+def test_a_real_game_is_learned_and_judged_by_whole_games(runtime: Runtime) -> None:
+    trajectories = read_jsonl(RECORDINGS)
+    model = WorldModel(runtime.user("world"), "coin")
+    with pytest.raises(NotFound):
+        model.predict(trajectories[0].task, trajectories[0].initial, "go east")
+    new = model.teach(trajectories)
+    assert 0 < new < sum(len(each.steps) for each in trajectories)
+    assert model.teach(trajectories) == 0
+    report = model.learn(QUICK, accept=True)
+    (revision,) = model.user.revisions(model.layer)
+    games = {each.id: each.payload["group"] for each in model.user.signals()}
+    held_out = {games[s] for s, role in revision.signals.items() if role == "pinned"}
+    trained = {games[s] for s, role in revision.signals.items() if role == "train"}
+    assert held_out
+    assert trained
+    assert not held_out & trained
+    assert report.scores["tasks"]["asked"] == list(revision.signals.values()).count("pinned")
+    with pytest.raises(NothingToLearn):
+        model.learn(QUICK)
+    # It answers no chat by itself.
+    assert model.user.chat("hello").stack.entries == ()
+
+    fidelity = measure_fidelity(model, trajectories)
+    steps = sum(len(each.steps) for each in trajectories)
+    assert fidelity.matched.asked == steps
+    assert sum(share.asked for share in fidelity.by_step.values()) == steps
+    assert sum(share.asked for share in fidelity.by_environment.values()) == steps
+
+
+def test_what_was_learned_is_predicted_word_for_word(model: WorldModel) -> None:
+    assert model.predict(TASK, RAW, "cook") == State("fried")
+    assert model.predict(TASK, FRIED, "cook") == State("ash", Outcome.LOST)
+    fidelity = measure_fidelity(model, kitchen())
+    assert fidelity.matched == Rate(5, 5)
+    assert fidelity.by_environment == {"kitchen": Rate(5, 5)}
+    assert fidelity.by_step == {1: Rate(3, 3), 2: Rate(2, 2)}
+
+
+def test_an_action_that_would_lose_is_not_taken_while_the_budget_lasts(model: WorldModel) -> None:
+    def results(budget: int) -> list[State]:
+        finals = []
+        for seed in range(20):
+            agent = Verification(model, clumsy, begins_with(["cook", "eat"]), budget)
+            finals.append(run_policy(Kitchen(), agent, random.Random(seed)).final)
+            assert agent.checks <= budget
+        return finals
+
+    assert {state.text for state in results(0)} == {DINNER.text, BURNED.text}
+    assert set(results(10)) == {DINNER}
+
+
+def test_a_negative_budget_is_refused(model: WorldModel) -> None:
+    with pytest.raises(InvalidInput, match="budget"):
+        Verification(model, clumsy, begins_with(["cook"]), -1)
+
+
+def test_imagined_trajectories_begin_in_real_states_and_follow_the_model(
+    model: WorldModel,
+) -> None:
+    found = list(
+        imagine(
+            model, [Kitchen()], random_policy, 6, seed=3, actions_of=lambda state: ("cook", "eat")
+        )
+    )
+    assert len(found) == 6
+    assert {each.initial for each in found} == {RAW}
+    real = {step.state.written for each in kitchen() for step in each.steps}
+    assert {step.state.written for each in found for step in each.steps} <= real
+    assert {each.policy for each in found} == {"imagined"}
+
+
+def test_a_faithful_model_is_consistent(model: WorldModel) -> None:
+    measured = measure_consistency(model, [Kitchen()] * 8, clumsy, seed=1)
+    assert measured.real.asked == measured.replayed.asked == 8
+    assert measured.ratio == 1
+
+
+def test_a_skill_starts_from_what_the_model_learned(model: WorldModel) -> None:
+    user = model.user
+    first = warm_start(model, user, "cook")
+    assert first.layer == "skill.cook"
+    for number in range(8):
+        user.teach(f"Dish {number}: what now?", "cook", skill="cook")
+    report = user.learn("skill.cook", recipe=QUICK.recipe, accept=True)
+    (built,) = (each for each in user.revisions("skill.cook") if each.id == report.revision)
+    assert built.parent == first.id
+    with pytest.raises(InvalidInput, match="live"):
+        warm_start(model, user, "cook")
+
+
+@pytest.mark.parametrize("name", ["", "Coin", "a b", "x" * 40])
+def test_a_wrong_name_is_refused(runtime: Runtime, name: str) -> None:
+    with pytest.raises(InvalidInput, match="name"):
+        WorldModel(runtime.user("world"), name)

@@ -1,0 +1,118 @@
+"""Trajectories are chats in JSONL, and demonstrations grouped by game."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from world_makers import RAW, RECORDINGS, TASK, Kitchen, kitchen
+
+from personalpeft import InvalidInput
+from personalpeft_world_model import (
+    Outcome,
+    Rate,
+    State,
+    measure_baselines,
+    read_jsonl,
+    record,
+    write_jsonl,
+)
+from personalpeft_world_model.trajectories import RESET, demonstrations
+
+TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="[]"), min_size=1).filter(
+    lambda text: text == text.strip()
+)
+
+
+@given(text=TEXTS, outcome=st.sampled_from(Outcome))
+def test_a_state_is_read_as_it_was_written(text: str, outcome: Outcome) -> None:
+    assert State.read(State(text, outcome).written) == State(text, outcome)
+
+
+def test_recordings_of_real_games_are_read_as_they_were_written(tmp_path: Path) -> None:
+    recorded = read_jsonl(RECORDINGS)
+    assert len({each.environment for each in recorded}) == 6
+    assert all(each.steps and each.task and each.initial.text for each in recorded)
+    copy = tmp_path / "copy.jsonl"
+    assert write_jsonl(copy, recorded) == len(recorded)
+    assert copy.read_bytes() == RECORDINGS.read_bytes()
+
+
+def test_a_chat_without_a_first_state_is_read_too(tmp_path: Path) -> None:
+    file = tmp_path / "paper.jsonl"
+    messages = [("system", "Win."), ("user", "jump"), ("assistant", "You won. [SUCCESS]")]
+    chat = {"messages": [{"role": role, "content": text} for role, text in messages]}
+    file.write_text(json.dumps(chat) + "\n", "utf-8")
+    (found,) = read_jsonl(file)
+    assert found.initial == State("")
+    assert found.final == State("You won.", Outcome.WON)
+    assert [step.action for step in found.steps] == ["jump"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "no json",
+        "[]",
+        "{}",
+        '{"messages": []}',
+        '{"messages": [{"role": "user", "content": "go"}]}',
+        '{"messages": [{"role": "system", "content": "t"}, {"role": "user", "content": "go"}]}',
+        '{"messages": [{"role": "system", "content": 5}]}',
+    ],
+)
+def test_a_wrong_line_is_named(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "bad.jsonl"
+    file.write_text(f"\n{line}\n", "utf-8")
+    with pytest.raises(InvalidInput, match="Line 2"):
+        read_jsonl(file)
+
+
+def test_a_file_is_never_overwritten(tmp_path: Path) -> None:
+    file = tmp_path / "once.jsonl"
+    write_jsonl(file, kitchen())
+    with pytest.raises(InvalidInput, match="once"):
+        write_jsonl(file, [])
+    assert len(read_jsonl(file)) == 3
+
+
+def test_each_transition_is_demonstrated_once_in_the_group_of_its_game() -> None:
+    found = list(demonstrations(kitchen()))
+    assert [(each.prompt[-1].content, each.answer) for each in found] == [  # type: ignore[union-attr]
+        ("raw\n> cook", "fried"),
+        ("fried\n> eat", "full [SUCCESS]"),
+        ("fried\n> cook", "ash [FAILURE]"),
+        ("raw\n> eat", "sick [FAILURE]"),
+    ]
+    assert {each.group for each in found} == {"kitchen"}
+
+
+def test_baselines_are_what_copying_could_reach() -> None:
+    first, second, third = kitchen()
+    assert measure_baselines([first, second, third]) == (Rate(0, 5), Rate(0, 5))
+    waits = record([Kitchen()], seed=0, shares={"random": 1}, steps=1)
+    assert all(run.initial == RAW and run.task == TASK for run in waits)
+    copied, seen = measure_baselines(read_jsonl(RECORDINGS))
+    assert copied.right == 0
+    assert 0 < seen.value < 1
+
+
+def test_a_recording_depends_on_its_seed_and_its_game_alone() -> None:
+    def texts(seed: int) -> list[object]:
+        return [run.to_chat() for run in record([Kitchen()], seed=seed, steps=40)]
+
+    assert texts(1) == texts(1)
+    assert texts(1) != texts(2)
+    chats = texts(1)
+    assert all(chat["messages"][1]["content"] == RESET for chat in chats)  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    "shares", [{}, {"walk": 1.0}, {"random": 0.0}, {"random": -1.0, "noise": 2}]
+)
+def test_wrong_shares_are_refused(shares: dict[str, float]) -> None:
+    with pytest.raises(InvalidInput, match="shares"):
+        list(record([Kitchen()], seed=0, shares=shares))
