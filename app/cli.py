@@ -171,5 +171,5 @@ cli.add_section("Maintain", (doctor, verify, gc, path, *_checkout_commands(), co
 
 
 def main() -> None:
-    """The entry point."""
+    """Run the command line."""
     cli.main()

@@ -72,7 +72,7 @@ def run(common: GlobalOptions, *, keep: bool) -> None:
 
 
 def _base(common: GlobalOptions) -> str:
-    """Return the base's name, or the path of a card in the user's home, which the demo's lacks."""
+    """Return the base's name, or its card's path if only the user's home has the card."""
     name = common.base_name()
     card = common.paths()[0] / "models" / f"{name}.toml"
     return str(card) if card.is_file() else name

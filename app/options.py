@@ -58,7 +58,7 @@ GLOBAL_OPTIONS_TITLE = "Options of every command, before or after its name"
 
 
 class _GlobalOption(click.Option):
-    """An option of every command, which help lists apart from the command's own."""
+    """An option of every command. Help lists it apart from the command's own."""
 
 
 class _Help(click.Command):
@@ -82,7 +82,7 @@ class _Help(click.Command):
         self.renamed = dict(renamed or {})
 
     def current_name(self, argument: str) -> str:
-        """Return the argument with the current name of what it names, and warn of a former one."""
+        """Return the argument with the current name of its option, and warn of a former one."""
         name, equals, value = argument.partition("=")
         if name not in self.renamed:
             return argument
@@ -95,7 +95,7 @@ class _Help(click.Command):
         common: list[tuple[str, str]] = []
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
-            # The text above explains the arguments; their names alone say nothing.
+            # Arguments are left out, because the text above explains them.
             if record is not None and isinstance(parameter, click.Option):
                 (common if isinstance(parameter, _GlobalOption) else own).append(record)
         common_title = GLOBAL_OPTIONS_TITLE

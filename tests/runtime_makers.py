@@ -33,7 +33,7 @@ def tiny_card(tables: str, **changes: object) -> str:
     return card + tables
 
 
-# A learn takes a second. What is promised of learning does not depend on its size.
+# A learn takes a second. The promises of learning do not depend on its size.
 QUICK_CARD = tiny_card(
     """
 [learning]

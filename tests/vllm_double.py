@@ -36,7 +36,7 @@ NO_LOAD = {
 }
 
 Open = Callable[..., VllmBackend]
-"""Opens the backend on a double; what is named besides is of its settings, or ``cache``, ``slots`` and ``rows``."""
+"""Opens the backend on a double. Keywords are its settings, or ``cache``, ``slots`` and ``rows``."""
 
 
 class VllmDouble:
@@ -62,7 +62,7 @@ class VllmDouble:
         self.resolver: Path | None = None
         self.dropped = threading.Event()
         self.logprob = -1.0
-        # The finish reason in a reply's last chunk; the error after its second token.
+        # The finish reason in a reply's last chunk. Then the error after its second token.
         self.finish: str | None = "length"
         self.late_error = ""
         # The most tokens of a reply; a token that replaces all others; the number of accepted

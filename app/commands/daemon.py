@@ -101,7 +101,7 @@ def run(common: GlobalOptions) -> None:
 
 @command("run-once", examples=("daemon run-once", "daemon run-once --json"))
 def once(common: GlobalOptions) -> None:
-    """Do what is due now, and end.
+    """Run the actions that are due now, and end.
 
     For a scheduler of your own. Requests, a battery or heat delay a learn here too.
     Ctrl-C or SIGTERM ends it between two steps.

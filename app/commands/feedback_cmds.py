@@ -186,7 +186,7 @@ def set_training(common: GlobalOptions, state: str) -> None:
     """Set whether layers may be trained on new feedback.
 
     With 'off' a rule or fact acts in the prompt alone, and other feedback is only kept. Earlier
-    feedback stays as it is; to withdraw it: personalpeft retract ID --training-only
+    feedback is unchanged; to withdraw it: personalpeft retract ID --training-only
     """
     with session.open_user(common, "make") as user:
         user.set_training(state == "on")
@@ -214,8 +214,8 @@ def retract(common: GlobalOptions, signals: tuple[str, ...], training_only: bool
     ID is what feedback printed and lessons lists, or its beginning. Either all of several are
     retracted or none. Prints the full ids.
 
-    Layers that were trained on it are built without it by the next learn. What it superseded stays
-    off. The ledger keeps the record; to erase it: personalpeft forget
+    The next learn builds layers without it. Feedback that it superseded stays off. The ledger keeps
+    the record; to erase it: personalpeft forget
     """
     with session.open_user(common, "change") as user:
         before = user.pending().news

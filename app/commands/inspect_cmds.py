@@ -196,10 +196,10 @@ class _Since(click.ParamType):
 )
 @click.option("--everyone", is_flag=True, help="All users of the home with any activity.")
 def report(common: GlobalOptions, since: timedelta | datetime, everyone: bool) -> None:
-    """Sum up what was learned.
+    """Sum up the learns of a time.
 
-    Each learn with its verdict, its reason, its feedback, an answer before and after, and how to
-    undo it. Also what was refused or withdrawn and why, and what is live.
+    Shows each learn with its verdict, its reason, its feedback, an answer before and after, and how
+    to undo it. Shows refusals and withdrawals with their reasons, and the live revisions.
     """
     if everyone:
         with session.open_runtime(common, "read") as runtime:

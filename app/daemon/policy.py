@@ -118,7 +118,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Upcoming:
-    """A later action. ``at`` is None if no clock determines it; ``blocked_by`` says what does."""
+    """A later action. ``at`` is None if its time is unknown; ``blocked_by`` is then the cause."""
 
     action: str
     at: datetime | None

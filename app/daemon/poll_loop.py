@@ -1,7 +1,7 @@
-"""Call a function at a fixed interval. What is due is decided elsewhere.
+"""Call a function at a fixed interval.
 
-Invariants: one round at a time. One round makes up for all that sleep or a clock set forward
-missed. A clock set back delays nothing, since a watchdog uses the monotonic clock.
+Invariants: one round at a time. After sleep or a clock set forward, one round makes up for all
+missed ones. A clock set back delays nothing, since a watchdog uses the monotonic clock.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ Invariants:
 - The caller holds the home's lease, so a home has one worker.
 - A learn is recorded before it starts, and its result before anything else starts. A kill costs the
   running action alone: a learn resumes from its checkpoint, and a task runs again.
-- A learn yields between two of its steps. It stops if the process ends or the plug is pulled, and
-  keeps what it did. It pauses during a reply.
+- A learn yields between two of its steps. It stops if the process ends or mains power is lost, and
+  keeps its steps. It pauses during a reply.
 - An error of one user or task does not end the worker.
 """
 
@@ -119,7 +119,7 @@ class Worker:
                 self._learn(learning, decision.action)
 
     def preview(self) -> Decision:
-        """Return what is due and what comes next, and do nothing. A read-only home is enough.
+        """Return the due actions and the next ones, and do nothing. A read-only home is enough.
 
         Raises ``InvalidInput`` for invalid settings.
         """
@@ -192,7 +192,7 @@ class Worker:
             )
             outcome, message = Outcome.DONE, _summarize(report)
             # A learn out of time may not have reached the layers above; the ledger records that it
-            # goes on. Lessons of a head that another process moved have not had their turn.
+            # is unfinished. If another process moved the head, its lessons were not tried.
             if not any(each.is_unfinished or each.moved for each in (report, *report.above)):
                 futile = (*attempts, *keys)
         except NothingToLearn as error:
@@ -209,7 +209,7 @@ class Worker:
         seconds = monitor.finish()
         self._backlogs.forget(user)
         if futile != attempts:
-            # Only what is still pending: the ledger records the rest.
+            # Only reasons that are still pending: the ledger records the rest.
             still = self._pending_keys(user)
             futile = tuple(key for key in futile if key in still)
         journal = self.journal.finish(user).futile(user, futile)
@@ -218,7 +218,7 @@ class Worker:
         self._log(journal, "learn", message, user=user, **result)
 
     def _pending_keys(self, user: str) -> frozenset[str]:
-        """Return the keys of what is to be learned, none of a user who was forgotten meanwhile."""
+        """Return the keys of a user's pending lessons; none if the user was forgotten."""
         with suppress(NotFound):
             pending = self._runtime.user(user, create=False).pending()
             return frozenset(each.key for each in pending.news)
@@ -252,7 +252,7 @@ class Worker:
         self._tell(self.journal.entries[-1])
 
     def _save_journal(self, journal: Journal) -> None:
-        # Memory first: on a full disk, this process still knows what it did.
+        # Memory first: on a full disk, this process still knows its actions.
         self.journal = journal
         self._runtime.maintenance.write_note(TASK, journal.as_text())
 

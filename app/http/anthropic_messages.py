@@ -90,7 +90,7 @@ class _Choice(Part):
 
 
 class CountBody(Body):
-    """The body of ``/v1/messages/count_tokens``: what is read before a reply."""
+    """The body of ``/v1/messages/count_tokens``: the prompt of a reply."""
 
     model: Annotated[str, Len(1, 256)]
     messages: Annotated[list[_Message], Len(1, MAX_MESSAGES)]

@@ -1,4 +1,4 @@
-"""Limits of concurrent requests, which keep a thread free for ``/healthz``, and of what they hold."""
+"""Limit concurrent requests and the objects that they hold. ``/healthz`` keeps a free thread."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ConcurrencyLimiter:
 
 
 class Quota:
-    """A limit of what is open at once, in all and per token. Thread-safe."""
+    """A limit of open objects, in all and per token. Thread-safe."""
 
     def __init__(self, total: int, per_token: int, refusal: str) -> None:
         self._total, self._per_token, self._refusal = total, per_token, refusal

@@ -75,7 +75,7 @@ class _Body(OpenAIBody):
     logit_bias: Annotated[Any, *only({})] = None
 
     def includes_usage(self) -> bool:
-        """Whether a stream ends with its usage. Raises ``InvalidParameter``."""
+        """Return whether a stream ends with its usage. Raises ``InvalidParameter``."""
         if self.stream_options is None:
             return False
         if not self.stream:

@@ -164,7 +164,7 @@ class _Shape:
     """The response object while it grows. Its id is not the turn's."""
 
     def __init__(self, body: ResponseBody, given: Json, model: str) -> None:
-        # What the client reads back stands there as it was sent.
+        # The response repeats these fields as the client sent them.
         names = ("instructions", "max_output_tokens", "temperature", "top_p")
         self._head = {
             "id": f"resp_{secrets.token_hex(16)}",

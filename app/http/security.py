@@ -43,8 +43,9 @@ _HOST = re.compile(r"(\[(?P<address>[0-9a-fA-F:.]+)\]|(?P<name>[A-Za-z0-9._-]+))
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The holder of a token. ``user`` is None for an admin, who acts for all users, and for a
-    ``worker``, who acts for none.
+    """The holder of a token. ``user`` is None for an admin and for a ``worker``.
+
+    An admin acts for all users, a worker for none.
     """
 
     token: str
@@ -56,7 +57,7 @@ class Caller:
         return self.user is None and not self.worker
 
     def may_act_for(self, user: str) -> bool:
-        """Whether this caller may read and change the data of a user."""
+        """Return whether this caller may read and change the data of a user."""
         return self.is_admin or self.user == user
 
 
@@ -107,7 +108,7 @@ def plugin_host() -> HttpHost:
 
 
 def is_open() -> bool:
-    """Whether this request needs no token."""
+    """Return whether this request needs no token."""
     return _is_marked(_PUBLIC)
 
 

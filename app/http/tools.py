@@ -46,7 +46,7 @@ class FlatNamedTool(Part):
 
 
 class FlatTool(Part):
-    """A tool that is no object in an object: that of OpenAI's responses and of Anthropic."""
+    """A tool whose fields are not nested, as in OpenAI's Responses API and Anthropic's API."""
 
     name: str
     description: str = ""

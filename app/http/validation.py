@@ -106,7 +106,7 @@ def only(value: Any) -> tuple[Any, ...]:
     """Return the constraints of a field that may only have the value which changes nothing."""
 
     def check(given: Any) -> Any:
-        # 1 and 1.0 are one number; True is none.
+        # 1 and 1.0 are equal; True is not a number.
         if given != value or isinstance(given, bool) != isinstance(value, bool):
             raise PydanticCustomError("unsupported", "is not supported with this value")
         return given

@@ -54,7 +54,7 @@ class Tui(OrderedKeyInput):
     Attributes:
         unsent: After it ended, the texts that were typed and that the ledger lacks.
         failure: The bug that ended it, if one did.
-        erased: What was erased if the user was forgotten, which ends it too.
+        erased: The report, if the chat ended because the user was forgotten.
     """
 
     CSS_PATH = "look.tcss"

@@ -60,12 +60,12 @@ class Composer(TextArea):
         self.set_class(mode != "ask", "-feedback")
 
     def clear_sent(self, sent: Sent) -> None:
-        """Remove a text that was sent. What was typed after it stays."""
+        """Remove a text that was sent. Text typed after it stays."""
         key = self._draft_key(sent.key, sent.mode)
         self._set_draft(key, self._draft(key).lstrip().removeprefix(sent.text))
 
     def restore(self, key: str, text: str) -> bool:
-        """Put a question back. Returns False if another text was typed in its place."""
+        """Restore a question. Returns False if another text was typed in its place."""
         draft_key = self._draft_key(key, "ask")
         if self._draft(draft_key).strip():
             return False

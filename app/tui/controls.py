@@ -34,7 +34,7 @@ class RowList(OptionList):
 
     @property
     def chosen(self) -> Row:
-        """The highlighted row, an empty one if there is none."""
+        """The highlighted row, or an empty one."""
         at = self.highlighted
         return self._rows[at] if at is not None and at < len(self._rows) else (Content(), None)
 
@@ -99,7 +99,7 @@ class RevisionList(RowList):
 
 
 class ForgettableList(RowList):
-    """Replies, signals, rules and facts. Those with an id can be forgotten."""
+    """A list of replies, signals, rules and facts. Rows with an id can be forgotten."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("d,delete", "forget", "Forget")]
 

@@ -81,11 +81,11 @@ class Conversation:
         return all(each.is_finished for each in self.exchanges)
 
     def get(self, number: int | None) -> Exchange | None:
-        """Return the exchange of a number, None if there is none."""
+        """Return the exchange of a number, or None."""
         return next((each for each in self.exchanges if each.number == number), None)
 
     def ask(self, prompt: str) -> Conversation:
-        """Return the conversation with one more prompt, which waits."""
+        """Return the conversation with one more waiting prompt."""
         return self._with((*self.exchanges, Exchange(self._next_number(), prompt)))
 
     def retry(self, exchange: Exchange) -> Conversation:
@@ -94,7 +94,7 @@ class Conversation:
         return self.put(Exchange(exchange.number, exchange.prompt, replaced=replaced))
 
     def put(self, exchange: Exchange) -> Conversation:
-        """Return the conversation with an exchange in the place of that of its number."""
+        """Return the conversation with an exchange in place of the one of the same number."""
         return self._with(
             exchange if each.number == exchange.number else each for each in self.exchanges
         )

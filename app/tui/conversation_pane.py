@@ -40,7 +40,7 @@ class ConversationPane(Vertical):
         """The conversation, the selection or the list of conversations changed."""
 
     class Recorded(Message):
-        """The ledger has something new, which may change the state of the model."""
+        """The ledger has a new row, so the state of the model may change."""
 
     def __init__(self, session: UserSession) -> None:
         super().__init__(id="middle")
@@ -297,7 +297,7 @@ class ConversationPane(Vertical):
     # Conversations
 
     def new_key(self) -> str:
-        """Return the key of an empty conversation, a new one if there is none."""
+        """Return the key of an empty conversation. Without one, start a conversation."""
         empty = (k for k, each in self._open.items() if each.id is None and not each.exchanges)
         key = next(empty, None)
         if key is None:

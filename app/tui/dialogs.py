@@ -126,7 +126,7 @@ class ForgetUserDialog(ModalScreen[bool]):
 
 
 class BlindCompareDialog(ModalScreen[bool]):
-    """Two answers in random order. Names them once one was chosen; returns whether one was."""
+    """Two answers in random order. It names them after a choice. Returns whether one was made."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("1", "choose(1)", "The first"),

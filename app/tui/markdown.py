@@ -74,7 +74,7 @@ def _plain(lines: Sequence[str]) -> list[Token]:
 
 class _Table(Markdown.BLOCKS["table_open"]):  # type: ignore[misc]
     def on_mount(self) -> None:
-        # Textual reads a cell's tooltip as markup, and what a model wrote is none.
+        # Textual reads a cell's tooltip as markup, but a model's text is not markup.
         for cell in self.query("MarkdownTableCellContents"):
             cell.tooltip = None
 
@@ -92,7 +92,7 @@ class ReplyMarkdown(Markdown):
         self._written = printable(text)
 
     async def show(self, text: str, *, streaming: bool = False) -> None:
-        """Show the text. With ``streaming`` only what is new is read and drawn."""
+        """Show the text. With ``streaming`` only the new part is read and drawn."""
         text = printable(text)
         if streaming and text.startswith(self._written):
             self._stream = self._stream or Markdown.get_stream(self)
@@ -103,7 +103,7 @@ class ReplyMarkdown(Markdown):
         self._written = text
 
     async def stop_stream(self) -> None:
-        """Stop reading along. A later ``show`` begins anew."""
+        """Stop streaming. A later ``show`` reads the whole text."""
         stream, self._stream = self._stream, None
         if stream is not None:
             await stream.stop()

@@ -55,7 +55,7 @@ class TaskHandle:
 
 @dataclass(frozen=True, slots=True)
 class ModelState:
-    """What is known of the user's model.
+    """The known state of the user's model.
 
     Attributes:
         stack: The digest of the live stack, None while the base is not loaded.
@@ -181,7 +181,7 @@ class UserSession:
             except BaseMismatch as error:
                 problem = describe_error(error)
             except PersonalPeftError:
-                # The base is missing, which loading has reported.
+                # The base is missing. Loading has reported that.
                 stack = None
         rebuilds = (TriggerKind.STACK_BELOW_CHANGED, TriggerKind.RETRACTED)
         return ModelState(

@@ -39,13 +39,13 @@ _MARKS = {
 
 
 def bar(part: float, width: int) -> str:
-    """A bar over a part (0 to 1) of a width in cells, to half a cell."""
+    """Draw a bar over a part (0 to 1) of a width in cells, to half a cell."""
     halves = round(max(0.0, min(1.0, part)) * width * 2)
     return "━" * (halves // 2) + "╸" * (halves % 2)
 
 
 def placeholder(exchange: Exchange, *, loaded: bool) -> Content:
-    """What stands in the place of a reply that cannot be shown; empty if it can."""
+    """Return the text in place of a missing reply; empty if there is a reply."""
     loading = "waits for the model, which is being loaded …"
     match exchange.status:
         case "waiting":
@@ -60,7 +60,7 @@ def placeholder(exchange: Exchange, *, loaded: bool) -> Content:
 
 
 def feedback(exchange: Exchange) -> Content:
-    """The feedback on a reply."""
+    """Return the feedback on a reply."""
     parts: list[tuple[str, str]] = []
     if exchange.status == "stopped":
         parts.append(("■ stopped", DIM))
@@ -74,7 +74,7 @@ def feedback(exchange: Exchange) -> Content:
 
 
 def status(user: str, state: ModelState, tasks: Sequence[tuple[str, float]]) -> Content:
-    """The footer: the user and the stack, the running tasks, and how much there is to learn."""
+    """Return the footer: the user, the stack, the running tasks and the pending lessons."""
     stack = "base" if state.stack is not None else "…"
     if state.stack is not None and any(each.head for each in state.layers):
         stack = state.stack[:8]
@@ -100,7 +100,7 @@ def _progress(stage: str, done: float) -> Content:
 
 
 def conversation(row: ConversationRow, *, shown: bool) -> Row:
-    """The title; below it the time of the last turn and the number of turns. The key."""
+    """Return the row of a conversation: title, time of the last turn, number of turns, and key."""
     below = ""
     if row.is_busy:
         below = "writing …"
@@ -112,7 +112,7 @@ def conversation(row: ConversationRow, *, shown: bool) -> Row:
 
 
 def layer(each: Layer, width: int) -> Content:
-    """The name of a layer and its head."""
+    """Return the name of a layer and its head."""
     head = each.head.rpartition("@")[2] if each.head else "the bare base"
     room = max(1, width - len(each.name) - len(each.scope) - len(head) - 2)
     return Content.assemble(
@@ -158,7 +158,7 @@ def _revision(each: Revision, *, live: bool, largest: float) -> Content:
 
 
 def _gain(revision: Revision) -> float | None:
-    """The gain of the held-out answers in nats a token, None if it was not measured."""
+    """Return the gain of the held-out answers in nats a token, None if it was not measured."""
     target = revision.scores.get("target") or {}
     if not target.get("asked") or target.get("before") is None or target.get("after") is None:
         return None
@@ -166,7 +166,7 @@ def _gain(revision: Revision) -> float | None:
 
 
 def report(last: LearnReport | None) -> Content:
-    """The last report, short enough for the side pane."""
+    """Return the last report, short enough for the side pane."""
     if last is None:
         return Content.assemble(("No learn yet. Correct a few replies, then press ^L.", DIM))
     word = last.event if last.event != "learn" else str(last.verdict)
@@ -199,7 +199,7 @@ def report(last: LearnReport | None) -> Content:
 
 
 def why(provenance: Provenance | None) -> list[Row]:
-    """The selected reply, and each revision and signal that shaped it."""
+    """Return rows for the selected reply, and for each revision and signal behind it."""
     if provenance is None:
         return [_note("Select a reply that is in the ledger.")]
     turn = provenance.turn
@@ -218,7 +218,7 @@ def why(provenance: Provenance | None) -> list[Row]:
 
 
 def memory(items: Sequence[Item]) -> list[Row]:
-    """The rules and facts that apply now, newest first."""
+    """Return the rules and facts in effect, newest first."""
     rows: list[Row] = []
     titles = {"rule": "Rules, in every prompt", "fact": "Facts, looked up when they are near"}
     for kind, title in titles.items():
@@ -230,7 +230,7 @@ def memory(items: Sequence[Item]) -> list[Row]:
 
 
 def forget_preview(text: Content, report: ForgetReport) -> Content:
-    """What forgetting an item would destroy and rebuild."""
+    """Describe the effect of forgetting an item."""
     parts: list[Content | str] = [text, "\n"]
     destroyed = ((report.turns, "turn"), (report.signals, "signal"), (report.revisions, "revision"))
     counts = [pluralize(len(ids), each) for ids, each in destroyed if ids]
@@ -248,7 +248,7 @@ def forget_preview(text: Content, report: ForgetReport) -> Content:
 
 
 def forget_user_preview(report: ForgetUserReport) -> Content:
-    """What forgetting the whole user would destroy."""
+    """Describe the effect of forgetting the whole user."""
     counts = (
         (report.turns, "turn"),
         (report.signals, "signal"),

@@ -2,8 +2,8 @@
 
 All data is in ``edits/``, one self-written file a style; ``words.toml`` has the word lists of the
 rules. No prose style has a literal opening, closing or list mark. Tests hold the invariants. A rule
-accepts every wanted answer. No unseen prompt is an edited one. Neither learning nor the general
-probes use a prompt.
+accepts every wanted answer. No unseen prompt is an edited one. No prompt is also a general prompt
+of learning or of the probes.
 """
 
 from __future__ import annotations

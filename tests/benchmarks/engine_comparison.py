@@ -28,7 +28,7 @@ PROMPTS = (
 )
 """What engines are asked to say the same to."""
 FIXED = " A good answer begins with what matters most, says it in plain words, and ends where there is nothing left to say."
-"""The text whose log-probs they are compared by, where both can be asked for those."""
+"""The text whose log-probs are compared, if both engines report them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -200,7 +200,7 @@ MOST = len(_KINDS) * len(_PEOPLE)
 
 
 def facts(count: int, seed: int) -> tuple[Fact, ...]:
-    """Draw up to ``MOST`` facts; with one seed a smaller set is a prefix of a larger one."""
+    """Draw up to ``MOST`` facts. With the same seed, a smaller set begins a larger one."""
     chance = random.Random(seed)
     drawn = [(kind, who, chance.choice(kind.values)) for kind in _KINDS for who in _PEOPLE]
     chance.shuffle(drawn)

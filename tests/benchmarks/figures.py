@@ -1,6 +1,6 @@
 """Figures of several repetitions, in which the measured variants alternate.
 
-A machine that slows down thus slows all of them. A ratio is taken within a repetition, then its
+So a machine that slows down slows all of them. A ratio is taken within a repetition, then its
 median is taken. It can differ a little from the quotient of two medians.
 """
 

@@ -106,7 +106,7 @@ def browser_of(playwright: Any) -> Any:
     """Launch the system's Chromium or Playwright's own.
 
     Raises:
-        MissingPackage: There is none.
+        MissingPackage: No browser is installed.
     """
     found = next(filter(None, map(shutil.which, BROWSERS)), None)
     if found is None and not Path(playwright.chromium.executable_path).exists():

@@ -24,7 +24,7 @@ from personalpeft.types import Sampling
 ROWS = 16
 _VLLM_ADAPTERS = 4
 _WARM_UP = 4
-# Users of the sequential rate: that of sixteen, in a quarter of the time.
+# The sequential rate is measured with four users. With sixteen it would be the same.
 _ONE_BY_ONE = 4
 
 

@@ -56,7 +56,7 @@ SWEPT: Mapping[str, tuple[Value, ...]] = {
     _REPLAY: (0, 0.25, 0.5, 0.75),
     "few_shot_replies": (0, 1, 2, 4),
 }
-"""What is tried of each number, the most important number first."""
+"""The values to try for each number, the most important number first."""
 
 _LONG, _SHORT, _REPLY, _AT_ONCE = 96, 48, 40, 16
 _USER = "bench"
@@ -130,7 +130,7 @@ def bench_sweep(
     echo: Callable[[str], None],
     swept: Mapping[str, tuple[Value, ...]] = SWEPT,
 ) -> SweepBench:
-    """Run what is not cached.
+    """Run the points that are not cached.
 
     Raises:
         InvalidInput: A number or a style is unknown.

@@ -179,7 +179,7 @@ def run_server(
         ),
         *options,
     ]
-    # By default it leaves one processor idle, which is half the machine with two.
+    # By default vLLM leaves one processor idle: of two, half the machine.
     roomy = {"VLLM_CPU_NUM_OF_RESERVED_CPU": "0", "VLLM_CPU_KVCACHE_SPACE": "2"}
     quiet = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
     quiet |= {"VLLM_CACHE_ROOT": str(log.parent / "vllm-cache")}

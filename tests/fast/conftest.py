@@ -1,4 +1,4 @@
-"""Somebody with a home on the fake model, for who does not ask for another."""
+"""Fixtures: a user with a home on the fake backend, unless a test defines another."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Jobs:
     """The jobs of one server."""
 
     def __init__(self, clock: Clock, describe: Callable[[Exception], ErrorDetails]) -> None:
-        """``describe`` returns what a client may know of an error."""
+        """Make the jobs. ``describe`` returns the details of an error that a client may see."""
         self._clock = clock
         self._describe = describe
         self._changed = threading.Condition()
@@ -81,7 +81,7 @@ class Jobs:
             return job
 
     def of(self, user: str | None) -> tuple[Job, ...]:
-        """Those that a user may see, newest first."""
+        """Return the jobs that a user may see, newest first."""
         with self._changed:
             return tuple(
                 entry.job
@@ -90,7 +90,7 @@ class Jobs:
             )
 
     def get(self, user: str | None, job_id: str) -> Job:
-        """One of those. Raises ``NotFound``."""
+        """Return a job that a user may see. Raises ``NotFound``."""
         with self._changed:
             return self._entry(user, job_id).job
 

@@ -69,7 +69,7 @@ def statuses(operation: Operation) -> dict[int, str]:
 
 @cache
 def described_types() -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Return the schema of each operation's answer, events and body, and what they refer to."""
+    """Return the schemas of each operation's answer, events and body, and their definitions."""
     answers: dict[str, Any] = {"refusal": ErrorResponse}
     bodies: dict[str, Any] = {}
     for operation in OPERATIONS:

@@ -27,7 +27,7 @@ export function chart(layer, revisions, head, pick, available) {
   const points = revisions.map(measured).filter((point) => point !== null);
   if (!points.length) return null;
   const width = Math.max(Math.min(WIDEST, available), LEFT + RIGHT + points.length * 56);
-  // By the logarithm, in which a gain is as long as it is large, wherever it begins.
+  // A logarithmic scale: equal gains have equal lengths.
   const ends = points.flatMap((point) => [point.before, point.after]);
   const room = Math.max(0.05, 0.12 * (Math.max(...ends) - Math.min(...ends)));
   const [least, most] = [Math.min(...ends) - room, Math.min(0, Math.max(...ends) + room)];
@@ -39,7 +39,7 @@ export function chart(layer, revisions, head, pick, available) {
       s("line", { x1: LEFT, x2: width - RIGHT + 12, y1: y(part), y2: y(part), class: "grid" }),
       s("text", { x: LEFT - 10, y: y(part) + 4, class: "scale", "text-anchor": "end" }, percent(likely(part))));
   }
-  // The way of the live model: what was promoted, one after another.
+  // A line through the promoted revisions, in order.
   const way = points.map((point, n) => ({ ...point, n })).filter((point) => point.revision.verdict === "promoted");
   if (way.length > 1) drawing.append(s("polyline", { points: way.map((point) => `${x(point.n)},${y(point.after)}`).join(" "), class: "way" }));
   for (const [n, point] of points.entries()) drawing.append(mark(point, x(n), y(point.before), y(point.after), point.revision.id === head, pick));

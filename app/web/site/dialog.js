@@ -14,7 +14,7 @@ export function openDialog(title, ...content) {
   const hasWayOut = inside.some((each) => each instanceof HTMLElement && each.dataset.way);
   const dialog = h("dialog", { "aria-labelledby": heading.id }, heading, inside,
     hasWayOut ? null : h("div", { class: "row" }, button("Close", close)));
-  // A click beside it.
+  // A click outside closes it.
   dialog.addEventListener("click", (event) => event.target === dialog && close());
   dialog.addEventListener("close", () => dialog.remove());
   document.body.append(dialog);

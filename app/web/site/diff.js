@@ -1,4 +1,4 @@
-/** What a correction changed, word by word, as a proofreader would mark it. */
+/** The changes of a correction, word by word, with a proofreader's marks. */
 
 import { h } from "./dom.js";
 

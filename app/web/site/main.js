@@ -20,7 +20,7 @@ import { timelineView } from "./timeline.js";
 const place = (id) => /** @type {HTMLElement} */ (document.getElementById(id));
 
 const link = takeLink();
-// A link that is followed in a tab that has this page already loads nothing by itself.
+// A tab that shows this page loads nothing when its user follows a link.
 addEventListener("hashchange", async (event) => {
   const link = takeLink(new URL(event.oldURL).hash);
   if (link && (await followLink(link))) location.reload();

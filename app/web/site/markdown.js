@@ -1,5 +1,5 @@
 /**
- * Replies as a small part of Markdown: paragraphs, headings, lists, quotes, rules, code, bold, italics and what is struck.
+ * Render replies as a small part of Markdown: paragraphs, headings, lists, quotes, rules, code, bold, italics and strikethrough.
  *
  * Invariants: all other marks stay as they were written, such as HTML, links and tables. Text becomes text nodes, never markup. The
  * only attribute taken from it is the number that a list begins with. The work grows in proportion to the text's length.
@@ -138,7 +138,7 @@ function made({ kind, lines, items = [], start }, depth) {
 /** @param {string[]} lines of an item @param {number} depth */
 function listed(lines, depth) {
   const blocks = split(lines);
-  // The words of an item stand beside its mark; only what follows them is set apart.
+  // The first text of an item is on the line of its mark. Further blocks are elements of their own.
   return blocks.map((block, n) => (n === 0 && block.kind === "text" ? h("span", {}, inline(block.lines.join("\n"), depth)) : made(block, depth)));
 }
 

@@ -19,7 +19,7 @@ const USER_ID = /^[a-z0-9][a-z0-9._-]{0,63}$/;
 export function takeLink(hash = "") {
   const params = new URLSearchParams(location.hash.slice(1));
   if (!params.has("code") && !params.has("token")) return null;
-  // In place of the entry with the secret, so that neither Back nor a copied address holds it.
+  // Replace the entry with the secret, so that neither Back nor a copied address holds it.
   history.replaceState(null, "", location.pathname + location.search + hash);
   const [code, token, user] = ["code", "token", "user"].map((name) => params.get(name)?.trim() ?? "");
   return code || token ? { code, token, user: USER_ID.test(user) ? user : "" } : null;
@@ -35,7 +35,7 @@ export function storeToken(secret) {
   sessionStorage.setItem(TOKEN, secret.trim());
 }
 
-/** @returns {string} whose model is looked at; empty where that is not chosen. */
+/** @returns {string} the chosen user; empty without one. */
 export function user() {
   return sessionStorage.getItem(USER) ?? "";
 }

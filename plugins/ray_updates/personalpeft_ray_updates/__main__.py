@@ -87,7 +87,7 @@ if TYPE_CHECKING:
 @click.option("--json", "as_data", is_flag=True, help="Print reports and errors as JSON.")
 @click.option("--quiet", "-q", is_flag=True, help="No progress.")
 def command(users: tuple[str, ...], all_users: bool, as_data: bool, **options: Any) -> None:
-    """Have users of a home learn on Ray workers of this machine.
+    """Learn for users of a home on Ray workers of this machine.
 
     As `personalpeft learn` for each of them, several workers at once. A worker that dies costs a
     step: its users continue with another one. Published layers are not learned again. Prints a
@@ -121,7 +121,7 @@ def command(users: tuple[str, ...], all_users: bool, as_data: bool, **options: A
 
 
 def main() -> None:
-    """The entry point."""
+    """Run the command."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")

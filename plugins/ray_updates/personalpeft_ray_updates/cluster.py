@@ -1,7 +1,7 @@
 """The only code that knows Ray: the connection, the room on this machine, and handles of workers.
 
-Invariant: workers run on the machine of their caller alone. The home lies there, and its database
-and leases work between processes of one machine only.
+Invariant: workers run on the machine of their caller alone. The home is there. Its database and
+leases work between processes of one machine only.
 """
 
 from __future__ import annotations
@@ -113,8 +113,8 @@ class WorkerHandle:
     def __init__(self, options: OpenOptions, resources: WorkerResources) -> None:
         node_id = ray.get_runtime_context().get_node_id()
         actor: Any = ray.remote(Worker)
-        # Two threads, so that ``stop`` runs during ``learn``. Ray retries nothing: the run does,
-        # which knows what was published.
+        # Two threads, so that ``stop`` runs during ``learn``. Ray retries nothing. The run retries,
+        # because it knows the published revisions.
         self._actor: Any = actor.options(
             num_cpus=resources.cpus,
             num_gpus=resources.gpus,

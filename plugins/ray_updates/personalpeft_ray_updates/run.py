@@ -56,7 +56,7 @@ class RunStatus:
     Attributes:
         users: How many users it has in all.
         reports: The reports so far, in the order in which they came.
-        workers: By process id, the worker's users and what is learned for them now.
+        workers: By process id, the worker's users and their running learns.
         lost: How many workers were lost.
     """
 

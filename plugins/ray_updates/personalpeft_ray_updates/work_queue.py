@@ -43,7 +43,7 @@ class WorkQueue:
         return (self._retries.popleft(),) if self._retries else ()
 
     def retry(self, users: Sequence[str]) -> tuple[str, ...]:
-        """Queue the users of a lost worker again. Return those who are given up."""
+        """Queue the users of a lost worker again. Return the users that are given up."""
         self._losses.update(users)
         given_up = tuple(user for user in users if self._losses[user] >= MAX_LOSSES)
         self._retries.extend(user for user in users if user not in given_up)

@@ -104,7 +104,7 @@ def test_the_next_turn_of_a_conversation_reuses_whole_parts_of_the_former_prompt
 def converse(
     backend: Backend, owner: str, questions: Sequence[str], stack: str | None = None
 ) -> list[Output]:
-    """Return the replies of a conversation, each of whose prompts begins with all turns before."""
+    """Return the replies of a conversation. Each prompt begins with all turns before it."""
     results: list[Message] = []
     replies = []
     for question in questions:

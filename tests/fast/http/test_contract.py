@@ -812,7 +812,7 @@ _LIBRARY_ONLY = {
 
 @pytest.mark.parametrize(("here", "there"), [(User, RemoteUser), (Runtime, Client)])
 def test_client_methods_have_the_signatures_of_the_library(here: type, there: type) -> None:
-    # A chat takes what a stream takes.
+    # ``chat`` is left out: it has the parameters of ``stream``.
     for name in {name for name in set(dir(here)) & set(dir(there)) if not name.startswith("_")} - {
         "chat"
     }:

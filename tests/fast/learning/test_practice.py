@@ -287,7 +287,7 @@ def test_stopped_practice_resumes_to_the_same_revision(tmp_path: Path, tiny_base
 
 
 class Killed(BaseException):
-    """Stands for the end of the process."""
+    """Simulates a kill of the process."""
 
 
 @dataclass

@@ -35,7 +35,7 @@ few = examples(15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 class Killed(Exception):
-    """Stands for the end of the process: nothing more was saved."""
+    """Simulates a kill of the process: nothing more is saved."""
 
 
 def never() -> bool:

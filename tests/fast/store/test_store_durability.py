@@ -307,7 +307,7 @@ def test_signals_keep_their_order_of_acknowledgement_when_the_clock_goes_back(
 ) -> None:
     with opened(home) as store:
         add_fact(store, text="one")
-    with opened(home) as store:  # This clock starts anew.
+    with opened(home) as store:  # This clock starts at its beginning again.
         store.ledger.add_signal("ada", SignalKind.FACT, {"text": "two"})
         store.ledger.add_signal("ada", SignalKind.FACT, {"text": "three"})
         assert [signal.payload["text"] for signal in store.ledger.signals("ada")] == [

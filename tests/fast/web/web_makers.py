@@ -110,7 +110,7 @@ def new_visit(browser: Browser, site: Site, **how: Any) -> Iterator[Visit]:
     visit = Visit(site, context.new_page())
 
     def on_console(message: ConsoleMessage) -> None:
-        # The browser logs a refused request to the console as well as the page showing it.
+        # The page shows a refused request, and the browser logs it to the console too.
         if message.type == "error" and not message.text.startswith("Failed to load resource"):
             visit.errors.append(message.text)
 
