@@ -507,9 +507,9 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
                 recorded. A candidate that could not be measured is not accepted.
             recipe: Fields of ``TrainingConfig`` for this layer, such as {"max_steps": 4000}. Later
                 learns of the layer keep them. {} returns to those of the base's card.
-            verifier: Says which answers are right, where the gate is to judge by the answers to
-                held-out prompts and not by log-probs: a plugin's name or a
-                ``personalpeft.plugins.Verifier``. The ``about`` of its tasks has the "answer".
+            verifier: A plugin's name or a ``personalpeft.plugins.Verifier``. With it the gate
+                judges answers to held-out prompts, and not log-probs. The verifier says which are
+                right. The ``about`` of its tasks has the "answer".
             progress: Called with a stage and the share of it that is done, 0 to 1.
             cancelled: Called between steps; return True to cancel.
             paused: Called between steps; training waits while it returns True.

@@ -111,7 +111,7 @@ def build_batches(
 class _EpochSampler(Generic[T]):
     """Gives items in epochs: each has every item once, in an order of its own.
 
-    Items of a group come a few at a time: a step then reads the beginning that their prompts share
+    Items of a group come a few at a time. A step then reads the shared beginning of their prompts
     once. ``group_of`` returns the group of an item, or None.
     """
 

@@ -1,7 +1,7 @@
 """Saved weights: immutable adapters with ``tinker://`` paths, and what restarts training.
 
-A checkpoint names two files: the packed adapter, which is served and downloaded, and the state of
-the optimizer, which only training reads.
+A checkpoint names two files. The packed adapter is served and downloaded. Only training reads the
+state of the optimizer.
 """
 
 from __future__ import annotations

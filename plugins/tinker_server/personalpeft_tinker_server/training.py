@@ -1,9 +1,9 @@
 """Execute the training calls of all runs on one thread.
 
-Invariants: the calls of a run are executed in the order of their ``seq``, whatever the order in
-which they arrive. Passes of several runs that are ready at the same time are one call of
-``Backend.forward_backward``. After a restart a run continues as if nothing had happened: its last
-stored state is restored, and what was executed after that is executed again.
+Invariants: the calls of a run are executed in the order of their ``seq``, not of their arrival.
+Passes of several runs that are ready at the same time are one call of ``Backend.forward_backward``.
+A restart restores the last stored state of a run and executes the later calls again. So the run
+continues as if nothing had happened.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ from personalpeft_tinker_server.losses import DatumLoss, build_losses
 
 log = logging.getLogger(__name__)
 
-# Seconds between stores of a run's state. What is executed between them is executed again after a
-# restart.
+# Seconds between stores of a run's state. A restart executes the later calls again.
 _STORE_SECONDS = 30.0
 # Seconds that a training pass waits for chats to be answered.
 _YIELD_SECONDS = 0.25

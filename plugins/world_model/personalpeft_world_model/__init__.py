@@ -1,8 +1,8 @@
 """World models for personalpeft: a layer that predicts what an environment does next.
 
 From "Word2World" (arXiv 2512.18832). Record trajectories of an environment, teach them as
-demonstrations of the layer ``skill.world.<name>``, learn, and use the layer to check actions before
-they are taken, to imagine trajectories, or to start a skill from::
+demonstrations of the layer ``skill.world.<name>``, and learn. The layer checks actions before they
+are taken, imagines trajectories, or starts a skill::
 
     from personalpeft_world_model import WorldModel, record
     from personalpeft_world_model.textworld_games import TextWorldGame, make_game

@@ -1,10 +1,10 @@
 """Measure a world model: exact match, the baselines beside it, and consistency (arXiv 2512.18832).
 
 - Fidelity: the share of steps of real trajectories whose next state is predicted word for word.
-- The baselines: the share of steps that copying the state before would get right, and the share
-  whose next state was seen before in the same trajectory, which no copying can exceed.
-- Consistency: success of the actions that an agent chose inside the model and that are replayed in
-  the real game, over the agent's success in the real game.
+- Baselines: the share of steps that copying the state before would get right. The share whose next
+  state was seen before in the same trajectory; no copying can exceed it.
+- Consistency: an agent chooses actions inside the model, and they are replayed in the real game.
+  Their success is divided by the agent's success in the real game.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A world model: a user's layer ``skill.world.<name>`` that predicts the next state.
 
-The layer is taught by demonstrations and built by ``User.learn`` like any skill: it has revisions,
-a gate and a history. It never answers a chat by itself, so its scope is "never".
+Demonstrations teach the layer, and ``User.learn`` builds it like any skill. It has revisions, a
+gate and a history. It never answers a chat by itself, so its scope is "never".
 """
 
 from __future__ import annotations

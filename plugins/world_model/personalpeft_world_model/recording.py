@@ -1,7 +1,7 @@
 """Record trajectories: policies that choose actions, and the mixture that a world model needs.
 
-A world model that only saw solutions knows nothing of mistakes, so recordings mix policies (the
-paper's data of several agents lifts the consistency from 0.49 to 0.81).
+A world model that only saw solutions knows nothing of mistakes. So recordings mix policies. In the
+paper, data of several agents lifts the consistency from 0.49 to 0.81.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Trajectories, the demonstrations that they teach, and their JSONL form.
 
-A line of JSONL is a chat (arXiv 2512.18832): the system message is the task, each message of the
-user an action, and each of the assistant the next state, with ``[SUCCESS]`` or ``[FAILURE]`` at the
-end of a game. The first action is ``reset``, which shows the first state.
+A line of JSONL is a chat (arXiv 2512.18832). The system message is the task. Each message of the
+user is an action, each of the assistant the next state. The last one ends with ``[SUCCESS]`` or
+``[FAILURE]``. The first action is ``reset``, which shows the first state.
 """
 
 from __future__ import annotations
