@@ -1,9 +1,5 @@
 """Pick the next token from logits, and report log-probs: the parts that all backends share.
 
-``NumpySampler`` serves backends whose logits are numpy rows. The torch backend draws on tensors in
-``torch/sampling.py``. With numpy's softmax and random streams stored seeds would give other
-replies. Every row would be copied from the device.
-
 Invariant: a sampler has its own random stream, so other rows of a batch do not change its draws.
 """
 
@@ -18,8 +14,9 @@ import numpy.typing as npt
 from personalpeft.types import Sampling
 
 Logits: TypeAlias = npt.NDArray[np.float32]
-Weights: TypeAlias = npt.NDArray[np.float64]
+Weights: TypeAlias = npt.NDArray[np.float32]
 """Probabilities up to a common factor."""
+Sums: TypeAlias = npt.NDArray[np.float64]
 
 # Below this the exponents overflow. The draw is greedy in effect long before.
 _MIN_TEMPERATURE = 1e-4
@@ -34,19 +31,12 @@ class TokenLogprobs:
 
 
 class Sampler:
-    """How one sequence picks its tokens."""
+    """Picks the tokens of one sequence, with draws of PCG64."""
 
     def __init__(self, sampling: Sampling) -> None:
         self.is_greedy = sampling.temperature <= 0
-        self.temperature = max(sampling.temperature, _MIN_TEMPERATURE)
-        self.top_p = sampling.top_p
-
-
-class NumpySampler(Sampler):
-    """Draw from float64 probabilities with PCG64."""
-
-    def __init__(self, sampling: Sampling) -> None:
-        super().__init__(sampling)
+        self._temperature = np.float32(max(sampling.temperature, _MIN_TEMPERATURE))
+        self._top_p = sampling.top_p
         self._generator = np.random.Generator(np.random.PCG64(sampling.seed))
 
     def sample(self, logits: Logits) -> int:
@@ -57,14 +47,13 @@ class NumpySampler(Sampler):
         """
         if self.is_greedy:
             return int(logits.argmax())
-        scaled = logits.astype(np.float64) / self.temperature
-        weights = np.exp(scaled - scaled.max())
-        if self.top_p >= 1:
-            return self._draw(np.cumsum(weights))
-        tokens, cumulative = _nucleus(weights, self.top_p)
+        weights = np.exp((logits - logits.max()) / self._temperature)
+        if self._top_p >= 1:
+            return self._draw(np.cumsum(weights, dtype=np.float64))
+        tokens, cumulative = _nucleus(weights, self._top_p)
         return int(tokens[self._draw(cumulative)])
 
-    def _draw(self, cumulative: Weights) -> int:
+    def _draw(self, cumulative: Sums) -> int:
         drawn = self._generator.random() * cumulative[-1]
         return min(int(np.searchsorted(cumulative, drawn, side="right")), len(cumulative) - 1)
 
@@ -89,12 +78,12 @@ def token_logprobs(logits: Logits, token: int, top: int) -> TokenLogprobs:
     return TokenLogprobs(float(logprobs[token]), likeliest)
 
 
-def _nucleus(weights: Weights, top_p: float) -> tuple[npt.NDArray[np.intp], Weights]:
+def _nucleus(weights: Weights, top_p: float) -> tuple[npt.NDArray[np.intp], Sums]:
     """Return the smallest set of tokens with ``top_p`` of the weight, and its cumulative weights.
 
     Of equally likely tokens the lower number comes first.
     """
-    count, total = len(weights), float(weights.sum())
+    count, total = len(weights), float(weights.sum(dtype=np.float64))
     # All tokens below this threshold have together at most half of the weight that is left out. So
     # the set is among the others. They are a few hundred; sorting the vocabulary would dominate.
     candidates = np.flatnonzero(weights >= (1 - top_p) * total / (2 * count))
@@ -111,7 +100,7 @@ def _nucleus(weights: Weights, top_p: float) -> tuple[npt.NDArray[np.intp], Weig
     return tokens[: high + 1], cumulative[: high + 1]
 
 
-def _sort(weights: Weights, tokens: npt.NDArray[np.intp]) -> tuple[npt.NDArray[np.intp], Weights]:
+def _sort(weights: Weights, tokens: npt.NDArray[np.intp]) -> tuple[npt.NDArray[np.intp], Sums]:
     """Return tokens, likeliest first, and the cumulative sums of their weights."""
     ordered = tokens[np.argsort(-weights[tokens], kind="stable")]
-    return ordered, np.cumsum(weights[ordered])
+    return ordered, np.cumsum(weights[ordered], dtype=np.float64)

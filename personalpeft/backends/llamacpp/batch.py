@@ -19,7 +19,7 @@ from personalpeft.backends.detokenizer import SequenceOutput
 from personalpeft.backends.llamacpp.adapters import LoadedAdapters
 from personalpeft.backends.llamacpp.binding import Logits
 from personalpeft.backends.llamacpp.context_pool import CHUNK, ContextPool, SequenceSlot
-from personalpeft.backends.sampler import NumpySampler, token_logprobs
+from personalpeft.backends.sampler import Sampler, token_logprobs
 from personalpeft.backends.tokenizer import ChatTokenizer
 
 # Prompt tokens in one step, beside sequences that are decoding and without any.
@@ -97,7 +97,7 @@ class Batch:
             return None
         number = next(self._numbers)
         if state.sampler is None:
-            state.sampler = NumpySampler(state.sampling)
+            state.sampler = Sampler(state.sampling)
         # The slot is acquired last, after all that can fail.
         output = SequenceOutput.of(number, state, self._tokenizer)
         num_cached = slot.acquire(owner, prompt)

@@ -1,4 +1,4 @@
-"""Pick the next token of each row of a batch on tensors; see ``backends/sampler.py``."""
+"""Pick the next token of each row of a batch, and report log-probs, from tensors."""
 
 from __future__ import annotations
 
@@ -9,32 +9,13 @@ from torch import Tensor
 
 from personalpeft.backends.sampler import Sampler, TokenLogprobs
 from personalpeft.backends.torch.ops import Ops
-from personalpeft.types import MAX_TOP_LOGPROBS, Sampling
+from personalpeft.types import MAX_TOP_LOGPROBS
 
 # Numbers of one row that are added up together.
 _CHUNK = 512
 
 
-class TorchSampler(Sampler):
-    """Draw from float32 probabilities with torch's generator."""
-
-    def __init__(self, sampling: Sampling) -> None:
-        super().__init__(sampling)
-        self._generator = torch.Generator().manual_seed(sampling.seed)
-
-    def draw(self, logits: Tensor) -> int:
-        """Return a draw from ``[vocabulary]`` logits, as ``NumpySampler.sample`` does."""
-        probs = torch.softmax(logits.float().cpu() / self.temperature, dim=-1)
-        if self.top_p < 1:
-            ordered, order = probs.sort(descending=True)
-            excluded = ordered.cumsum(-1) - ordered >= self.top_p
-            # In float32 an allowed top_p can round to 0, and the likeliest token must stay.
-            excluded[0] = False
-            probs = torch.zeros_like(probs).scatter_(0, order, ordered.masked_fill(excluded, 0.0))
-        return int(torch.multinomial(probs, 1, generator=self._generator))
-
-
-def sample_tokens(logits: Tensor, samplers: Sequence[TorchSampler], ops: Ops) -> list[int]:
+def sample_tokens(logits: Tensor, samplers: Sequence[Sampler], ops: Ops) -> list[int]:
     """Return the next token of each row.
 
     Args:
@@ -43,9 +24,11 @@ def sample_tokens(logits: Tensor, samplers: Sequence[TorchSampler], ops: Ops) ->
         ops: For the greedy rows.
     """
     tokens: list[int] = ops.argmax(logits).tolist() if samplers else []
-    for row, sampler in enumerate(samplers):
-        if not sampler.is_greedy:
-            tokens[row] = sampler.draw(logits[row])
+    drawn = [row for row, sampler in enumerate(samplers) if not sampler.is_greedy]
+    if drawn:
+        values = logits[drawn].float().cpu().numpy()
+        for row, row_logits in zip(drawn, values, strict=True):
+            tokens[row] = samplers[row].sample(row_logits)
     return tokens
 
 

@@ -1,4 +1,4 @@
-"""Sampling from llama.cpp's logits equals sampling from the sorted vocabulary, without sorting it."""
+"""Sampling equals sampling from the sorted vocabulary, without sorting it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from personalpeft.backends.sampler import NumpySampler
+from personalpeft.backends.sampler import Sampler
 from personalpeft.types import Sampling
 
 Logits = npt.NDArray[np.float32]
@@ -22,12 +22,11 @@ class SortedSampler:
         self._generator = np.random.Generator(np.random.PCG64(sampling.seed))
 
     def pick(self, logits: Logits) -> int:
-        scaled = logits.astype(np.float64) / self._sampling.temperature
-        chances = np.exp(scaled - scaled.max())
+        chances = np.exp((logits - logits.max()) / np.float32(self._sampling.temperature))
         order = np.argsort(-chances, kind="stable")
-        summed = np.cumsum(chances[order])
+        summed = np.cumsum(chances[order], dtype=np.float64)
         within = int(np.searchsorted(summed, self._sampling.top_p * summed[-1])) + 1
-        summed = np.cumsum(chances[order[:within]])
+        summed = np.cumsum(chances[order[:within]], dtype=np.float64)
         drawn = int(np.searchsorted(summed, self._generator.random() * summed[-1], side="right"))
         return int(order[min(drawn, len(summed) - 1)])
 
@@ -56,7 +55,7 @@ def test_a_seed_samples_the_token_of_the_sorted_vocabulary(
 ) -> None:
     logits = np.array(values, np.float32)
     sampling = Sampling(temperature=temperature, top_p=top_p, seed=seed)
-    ours, plain = NumpySampler(sampling), SortedSampler(sampling)
+    ours, plain = Sampler(sampling), SortedSampler(sampling)
     assert [ours.sample(logits) for _ in range(8)] == [plain.pick(logits) for _ in range(8)]
 
 
@@ -67,5 +66,5 @@ def test_sampling_is_exact_for_large_vocabularies_of_any_spread(
 ) -> None:
     logits = (np.random.default_rng(seed).standard_normal(20_000) * spread).astype(np.float32)
     sampling = Sampling(temperature=1.0, top_p=top_p, seed=seed)
-    ours, plain = NumpySampler(sampling), SortedSampler(sampling)
+    ours, plain = Sampler(sampling), SortedSampler(sampling)
     assert [ours.sample(logits) for _ in range(3)] == [plain.pick(logits) for _ in range(3)]
