@@ -135,9 +135,10 @@ def _keep(function: Function) -> Function:
 def bench_serve(common: GlobalOptions, repeat: int, tokens: int, without_vllm: bool) -> None:
     """Sixteen users at once, compared with PEFT and vLLM.
 
-    Tokens a second of one row and of sixteen, greedy. Each row has its own adapter of rank 8, or
-    none. Alternates with transformers, PEFT, and vLLM's CPU server where PERSONALPEFT_BENCH_VLLM
-    names a Python that has it (make vllm-env creates one). Takes about a minute a repetition.
+    Tokens a second of one row and of sixteen, greedy; ours with the base's own sampling too. Each
+    row has its own adapter of rank 8, or none. Alternates with transformers, PEFT, and vLLM's CPU
+    server where PERSONALPEFT_BENCH_VLLM names a Python that has it (make vllm-env creates one).
+    Takes about a minute a repetition.
     """
     _need_torch(common)
     from benchmarks import serve

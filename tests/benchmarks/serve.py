@@ -1,8 +1,9 @@
 """``bench serve``: tokens a second of one row and sixteen, with and without adapters.
 
-Every contestant answers the same new prompts greedily with the same adapters, alternately. Time
-runs from submitting the prompts to the last token. Our replies may end early, and then count fewer
-tokens; the others are told to go on, to their advantage.
+Every contestant answers the same new prompts greedily with the same adapters, alternately. Ours
+also samples as the base's card says. Time runs from submitting the prompts to the last token. Our
+replies may end early, and then count fewer tokens; the others are told to go on, to their
+advantage.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks import baselines, vllm
@@ -33,9 +34,10 @@ class ServeBench:
     """The object that ``--json`` prints: medians, with the least and most of all repetitions.
 
     A figure's name has the contestant, the adapters (``base``: none, ``mixed``: another for each
-    row) and the rows. ``step_vs_floor`` divides our median decoding step by the time to read memory
-    once for the base and all adapters. ``own_complete`` says that all our replies were as long as
-    the others'. None: not run.
+    row) and the rows; ``sampled`` is with the card's sampling. ``sampled_vs_greedy`` compares
+    decoding steps, since sampled replies end at other lengths. ``step_vs_floor`` divides our median
+    decoding step by the time to read memory once for the base and all adapters. ``own_complete``
+    says that all our greedy replies were as long as the others'. None: not run.
     """
 
     bench: str
@@ -128,6 +130,12 @@ def bench_serve(
                 lambda p, count: baselines.generate(mixed, p, count, adapter_names=names), ROWS
             ),
             "own_base_16": lambda repetition, count: own.write(ROWS, False, repetition, count),
+            "own_mixed_16_sampled": lambda repetition, count: own.write(
+                ROWS, True, repetition, count, sampled=True
+            ),
+            "own_base_16_sampled": lambda repetition, count: own.write(
+                ROWS, False, repetition, count, sampled=True
+            ),
             "generate_16": rate(lambda p, count: baselines.generate(plain, p, count), ROWS),
             "own_mixed_1": lambda repetition, count: own.write(1, True, repetition, count),
             "peft_1": rate(first_alone, 1),
@@ -151,10 +159,21 @@ def bench_serve(
         turns = {key: _with(run, tokens) for key, run in contestants.items()}
         figures = alternate({**turns, "memory_gb_per_second": memory}, repetitions, echo)
         steps = [each.step for each in own.written["own_mixed_16"]]
+        sampled = ratio(steps, [each.step for each in own.written["own_mixed_16_sampled"]])
         floors = [(baselines.bytes_of(plain) + own.adapter_bytes) / each for each in bandwidth]
-        complete = all(each.complete for runs in own.written.values() for each in runs)
+        complete = all(
+            each.complete
+            for contestant, runs in own.written.items()
+            if not contestant.endswith("sampled")
+            for each in runs
+        )
     return _summary(
-        base_name, repetitions, figures, ratio(steps, floors), statistics.median(steps), complete
+        base_name,
+        repetitions,
+        figures,
+        {"sampled_vs_greedy": sampled, "step_vs_floor": ratio(steps, floors)},
+        statistics.median(steps),
+        complete,
     )
 
 
@@ -163,6 +182,7 @@ class _BackendDriver:
 
     def __init__(self, loaded: LoadedUsers) -> None:
         self.backend = loaded.engine.backend
+        self._sampling = loaded.base.card.sampling
         self.written: dict[str, list[BatchResult]] = {}
         self.adapter_bytes = 0
         self._keys: list[str] = []
@@ -176,21 +196,26 @@ class _BackendDriver:
     def prompts(self, rows: int, repetition: int) -> list[Tokens]:
         return [self.backend.render(question(number, repetition)) for number in range(rows)]
 
-    def write(self, rows: int, adapted: bool, repetition: int, count: int) -> float:
+    def write(
+        self, rows: int, adapted: bool, repetition: int, count: int, *, sampled: bool = False
+    ) -> float:
         """Return tokens a second; ``written`` keeps the other figures."""
-        sampling = Sampling(max_tokens=count)
+        sampling = (
+            replace(self._sampling, max_tokens=count) if sampled else Sampling(max_tokens=count)
+        )
         batch = [
             # Another owner each time, since cached prompts belong to their owner.
             SequenceState(
                 prompt,
                 self._keys[number] if adapted else None,
                 sampling,
-                f"{name(number)}-{repetition}-{adapted}",
+                f"{name(number)}-{repetition}-{adapted}-{sampled}",
             )
             for number, prompt in enumerate(self.prompts(rows, repetition))
         ]
         done = written(self.backend, batch)
-        self.written.setdefault(f"own_{'mixed' if adapted else 'base'}_{rows}", []).append(done)
+        contestant = f"own_{'mixed' if adapted else 'base'}_{rows}{'_sampled' if sampled else ''}"
+        self.written.setdefault(contestant, []).append(done)
         return done.rate
 
 
@@ -240,7 +265,7 @@ def _summary(
     base_name: str,
     repetitions: int,
     figures: dict[str, list[float]],
-    floor: Spread,
+    step_ratios: dict[str, Spread],
     step: float,
     complete: bool,
 ) -> ServeBench:
@@ -251,7 +276,7 @@ def _summary(
         key: ratio(figures[over], figures[under]) if figures[under] else None
         for key, (over, under) in _RATIOS.items()
     }
-    ratios["step_vs_floor"] = floor
+    ratios |= step_ratios
     return ServeBench(
         bench="serve",
         base=base_name,

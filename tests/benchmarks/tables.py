@@ -16,6 +16,7 @@ _WANTED = {
     "mixed_vs_peft": "6",
     "mixed_vs_vllm": "4",
     "mixed_vs_own_base": "0.75",
+    "sampled_vs_greedy": "0.9",
     "base_vs_generate": "2",
     "one_vs_peft": "2",
     "disk_to_slot": "5",

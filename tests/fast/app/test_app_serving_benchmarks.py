@@ -112,10 +112,11 @@ def test_serve_compares_with_every_baseline(server: Make) -> None:
     assert set(result.tokens_per_second) == {
         *("own_base_1", "own_mixed_1", "own_base_16", "own_mixed_16", "peft_1", "peft_mixed_16"),
         *("peft_set_adapter_16", "generate_16", "vllm_mixed_16"),
+        *("own_base_16_sampled", "own_mixed_16_sampled"),
     }
     assert set(result.ratios) == {
         *("mixed_vs_peft", "mixed_vs_peft_set_adapter", "mixed_vs_vllm", "mixed_vs_own_base"),
-        *("base_vs_generate", "one_vs_peft", "step_vs_floor"),
+        *("base_vs_generate", "one_vs_peft", "step_vs_floor", "sampled_vs_greedy"),
     }
     _has_spreads(result.spread, result.tokens_per_second, result.ratios)
 
