@@ -146,7 +146,7 @@ def _plugins() -> Plugins:
 
 
 def _checkout_commands() -> tuple[click.Command, ...]:
-    """Return the benchmarks, which lie beside the tests of a checkout; none when installed."""
+    """Return the benchmarks of a checkout's tests; none when installed."""
     tests = Path(__file__).resolve().parents[1] / "tests"
     if not (tests / "benchmarks" / "cli.py").is_file():
         return ()

@@ -27,7 +27,7 @@ class Display:
 
     def __init__(self, common: GlobalOptions) -> None:
         self._terminal = sys.stderr.isatty()
-        # A program that reads JSON may read stderr too, which must then hold nothing but an error.
+        # A program that reads JSON may read stderr too, so it must hold nothing but an error.
         self._shown = not common.quiet and (self._terminal or not common.json)
         self._lock = threading.Lock()
         self._open = False

@@ -37,7 +37,7 @@ from personalpeft.store.store import Store
 from personalpeft.types import Progress
 
 _STAGE = "Publishing"
-# Seconds to wait for a user's lock, which is held while one user's files are written.
+# Seconds to wait for a user's lock. It is held while the user's files are written.
 _LOCK_SECONDS = 30.0
 
 

@@ -74,7 +74,7 @@ def llamacpp_tiny(tiny_base: Base, shared_cache: Path) -> Backend:
 
 @pytest.fixture(scope="session")
 def vllm_server(tmp_path_factory: pytest.TempPathFactory, vllm_base: Base) -> Iterator[VllmServer]:
-    """Start a real server on ``vllm_base``, which takes about a minute."""
+    """Start a real server on ``vllm_base``. This takes about a minute."""
     with running(vllm_base, tmp_path_factory.mktemp("vllm")) as server:
         yield server
 
@@ -104,7 +104,7 @@ def fake() -> Backend:
 
 @pytest.fixture(autouse=True)
 def threads(request: pytest.FixtureRequest) -> None:
-    """Use one thread for the tiny base, whose sums are too small to split, and all for a real one."""
+    """Use one thread for the tiny base, since its sums are small, and all for a real one."""
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.set_num_threads(

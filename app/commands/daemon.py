@@ -1,4 +1,4 @@
-"""Commands of the daemon, which learns when the moment is right."""
+"""Commands of the daemon. It learns while the machine is idle."""
 
 from __future__ import annotations
 

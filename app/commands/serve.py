@@ -140,7 +140,7 @@ def serve(
                 *(extension.blueprint for extension in extensions),
             ],
         )
-        # Before the model, which takes a while to load: a port in use fails at once.
+        # Before the slow load of the model, so that a port in use fails at once.
         server = Server(app, limiter, host=address, port=port)
         with display:
             runtime.engine()
@@ -173,7 +173,7 @@ def serve(
 
 
 def _link(url: str, address: str, code: str) -> str:
-    """Return the page's address with the code in the fragment, which no browser sends."""
+    """Return the page's address with the code in the fragment. No browser sends that."""
     # The address of all interfaces is no destination.
     here = url.replace(address, _LOOPBACK) if address == _EVERYWHERE else url
     return f"{here}/#code={code}"

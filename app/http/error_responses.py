@@ -113,7 +113,7 @@ def describe_error(
     """Return the status of an error, and what a client may know of it.
 
     Args:
-        error: One of the library, of HTTP, or a bug, which the log gets too.
+        error: An error of the library or of HTTP, or a bug. The log gets a bug too.
         folders: Folders whose paths no client may see.
         where: What failed, for the log.
     """

@@ -54,7 +54,7 @@ class _Serving(Collector):
         self._limiter = limiter
 
     def describe(self) -> list[Metric]:
-        # Without this, registering would collect, which loads the model.
+        # Without this, registering would collect. That loads the model.
         return []
 
     def collect(self) -> Iterator[Metric]:

@@ -58,7 +58,7 @@ class OpenAIBody(GenerationBody):
 
 class _StreamOptions(Body):
     include_usage: bool = False
-    # It hides lengths from others on the network, which is not supported.
+    # Hiding lengths from others on the network is not supported.
     include_obfuscation: Ignored = None
 
 

@@ -94,7 +94,7 @@ class ResponseBody(OpenAIBody):
     )
     top_logprobs: TopLogprobs = 0
     truncation: Literal["auto", "disabled"] = "disabled"
-    # Its only option hides lengths from others on the network, which is not supported.
+    # Its only option, hiding lengths from others on the network, is not supported.
     stream_options: Ignored = None
     store: Annotated[Any, *only(False)] = False
     background: Annotated[Any, *only(False)] = False

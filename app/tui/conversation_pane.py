@@ -267,7 +267,7 @@ class ConversationPane(Vertical):
             self._answer_next(self.key)
 
     def take_back(self) -> None:
-        """Move the prompt of the selected exchange, which failed, to the composer."""
+        """Move the prompt of the selected failed exchange to the composer."""
         exchange = self.selected
         if exchange is None or exchange.status != "failed":
             return

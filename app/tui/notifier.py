@@ -12,7 +12,7 @@ from personalpeft_app.output import printable
 if TYPE_CHECKING:
     from textual.dom import DOMNode
 
-# How long a message stays, in seconds. An error has a hint, which takes longer to read.
+# How long a message stays, in seconds. An error has a hint, so it takes longer to read.
 _NOTE_SECONDS, _ERROR_SECONDS = 4, 10
 
 

@@ -71,7 +71,7 @@ def write_merged_gguf(
         base: The base.
         stack: The stack that is merged into its weights.
         folder: The new folder.
-        check: Called with the GGUF file, which it refuses by an exception.
+        check: Called with the GGUF file. It raises an exception to refuse the file.
 
     Raises:
         WeightsError: llama.cpp would not compute or tokenize as the base does.

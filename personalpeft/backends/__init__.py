@@ -82,7 +82,7 @@ def load_backend(
 
 @contextmanager
 def _collection_paused() -> Iterator[None]:
-    """Pause the garbage collector, which takes a fifth of the time of imports this large."""
+    """Pause the garbage collector. It takes a fifth of the time of imports this large."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

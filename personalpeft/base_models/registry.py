@@ -1,4 +1,4 @@
-"""Find cards: those that ship, and a user's own, which replace a shipped card of the same name."""
+"""Find cards. A user's own card replaces a shipped one of the same name."""
 
 from __future__ import annotations
 

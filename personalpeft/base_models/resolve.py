@@ -319,7 +319,7 @@ def _origin_of(source: Source) -> str | None:
 
 
 def _hold_entry(entry: Path) -> None:
-    """Mark an entry, whose lock the caller holds, as in use until this process ends."""
+    """Mark an entry as in use until this process ends. The caller holds its lock."""
     # A forked child needs its own mark.
     key = (os.getpid(), entry)
     with _entry_locks_guard:

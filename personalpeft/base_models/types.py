@@ -36,7 +36,7 @@ DEPRECATED_KEYS = {
     "heads": "num_attention_heads",
     "kv_heads": "num_key_value_heads",
 }
-"""Fields whose key in a card differs from the field name, which is a deprecated key of cards."""
+"""Keys of cards that differ from the field name. The field name is a deprecated key."""
 
 
 def _key_of(name: str) -> Any:
@@ -56,7 +56,7 @@ def _inside_package(resource: str) -> str:
 
 
 def _below_card(path: object, info: ValidationInfo) -> object:
-    """Take a relative path from the card's folder, which is the context."""
+    """Take a relative path from the card's folder (the validation context)."""
     if not isinstance(path, str):
         return path
     if not path.strip():

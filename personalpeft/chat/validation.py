@@ -320,7 +320,7 @@ def _reject_constant(constant: str) -> Never:
 
 
 def _check_json(value: Mapping[str, Any], *, what: str) -> Mapping[str, Any]:
-    """Return a deep copy of a JSON object, which callers cannot change. Raises ``InvalidInput``."""
+    """Return a deep copy of a JSON object, safe from callers' changes. Raises ``InvalidInput``."""
     try:
         text = canonical_json(value)
         is_valid = _depth(value) <= _MAX_DEPTH

@@ -77,7 +77,7 @@ class AdapterLoader:
         return self._host.nbytes
 
     def start(self) -> None:
-        """Start the threads, which ``close`` ends."""
+        """Start the threads. ``close`` ends them."""
         for thread in self._threads:
             thread.start()
 
@@ -90,7 +90,7 @@ class AdapterLoader:
         self._loads.put(("", None))
 
     def close(self) -> None:
-        """End the threads after their current loads, which the backend may give up.
+        """End the threads after their current loads. The backend may give those up.
 
         Later loads are dropped. Call it from the thread that detaches. Closing twice is fine, and
         before ``start``.

@@ -1,7 +1,7 @@
 """Compares the log-probs of a sample of replies with those of scoring them alone afterwards.
 
 A request that read another's cache, slot or logits was written at log-probs that its own stack does
-not give. Results go to the metrics and the log, which never contain text of a user.
+not give. Results go to the metrics and the log. Both never contain text of a user.
 
 The engine's thread owns all of it except ``is_sampled``.
 """
@@ -24,7 +24,7 @@ _MAX_WAITING = 32
 
 
 class SelfCheck:
-    """Checks a share of all replies, drawn with ``entropy(n)``, which returns n random bytes."""
+    """Checks a share of all replies, drawn with the random bytes of ``entropy(n)``."""
 
     def __init__(
         self, backend: Backend, share: float, entropy: Callable[[int], bytes], metrics: Metrics

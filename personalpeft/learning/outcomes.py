@@ -75,7 +75,7 @@ class Placement(StrEnum):
 
 
 class _CodeWithText(StrEnum):
-    """A code, which is stored and is the member's name in lower case, with a text to show."""
+    """A stored code (the member's name in lower case) with a text to show."""
 
     text: str
 

@@ -170,7 +170,7 @@ class Database:
         try:
             return _open_connection(self.path, "mode=ro", self._timeout)
         except sqlite3.OperationalError:
-            # In WAL mode even a reader writes (its shared memory), which read-only media refuse.
+            # In WAL mode even a reader writes (its shared memory). Read-only media refuse that.
             # With no change in a journal the file alone is complete, and SQLite may treat it as
             # immutable.
             if not self.path.is_file() or any(

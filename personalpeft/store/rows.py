@@ -232,7 +232,7 @@ def encode_entries(entries: tuple[StackEntry, ...]) -> list[list[Any]]:
 def format_time(at: datetime) -> str:
     """Return a moment as stored.
 
-    Raises ``ValueError`` if it has no time zone, which is a bug of the caller.
+    Raises ``ValueError`` if it has no time zone: a bug of the caller.
     """
     if at.tzinfo is None:
         raise ValueError("a moment must have a time zone")

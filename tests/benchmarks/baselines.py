@@ -71,7 +71,7 @@ def generate(model: Any, prompts: Sequence[Tokens], count: int, **more: Any) -> 
     Prompts are padded on the left.
 
     Raises:
-        ServingFailed: A row ended early, which makes the comparison invalid.
+        ServingFailed: A row ended early, so the comparison is invalid.
     """
     longest = max(map(len, prompts))
     device = next(model.parameters()).device

@@ -172,7 +172,7 @@ def _wait_for(process: subprocess.Popen[bytes], log: Path) -> None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the process, which stops its replicas first, and kill it if it does not end."""
+    """End the process and its replicas. Kill it if it does not end."""
     try:
         with suppress(subprocess.TimeoutExpired, BrokenPipeError):
             process.communicate(timeout=_END_SECONDS)

@@ -318,7 +318,7 @@ def _correct(user: User, reply: Reply, text: str) -> None:
     try:
         user.feedback(reply, edit=text)
     except InvalidInput:
-        # The reply already equals the wanted answer, which an edit cannot express.
+        # The reply already equals the wanted answer, so it cannot be edited to that.
         user.feedback(reply, rating=1)
 
 

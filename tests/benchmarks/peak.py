@@ -11,7 +11,7 @@ def peak_mb() -> int | None:
     """Return this process's peak resident MB, or None where the system does not report it."""
     status = Path("/proc/self/status")
     if status.exists():
-        # Not getrusage, which counts the parent's memory at the start of this process.
+        # Not getrusage: it counts the parent's memory at the start of this process.
         found = re.search(r"VmHWM:\s+(\d+) kB", status.read_text("ascii", "replace"))
         return int(found[1]) // 1024 if found else None
     if sys.platform == "win32":

@@ -141,7 +141,7 @@ def bench_skill(
 
 
 def _drawn(gym: ReasoningGym, unseen: int) -> tuple[Sequence[Task], Sequence[Task]]:
-    """Return the demonstrations and the unseen tasks, which practice only evaluates on."""
+    """Return the demonstrations and the unseen tasks. Practice never trains on the latter."""
     drawn = list(
         {task.prompt: task for task in gym.tasks(1, 8 * (unseen + DEMONSTRATIONS))}.values()
     )

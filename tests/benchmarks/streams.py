@@ -1,6 +1,6 @@
 """``bench streams``: 64 users stream one reply each at once from the HTTP server.
 
-On the fake backend, whose replies cost nothing, it measures the server alone. The clients are a
+Replies of the fake backend cost nothing, so it measures the server alone. The clients are a
 process of their own.
 """
 

@@ -104,7 +104,7 @@ listener.refused = () => {
     asked = false;
   });
 };
-// Hidden views reload when shown, except the chat, which must drop erased texts at once.
+// Hidden views reload when shown. The chat reloads at once, because it must drop erased texts.
 user.addEventListener("changed", (event) => {
   const about = /** @type {CustomEvent<string>} */ (event).detail;
   views[here].changed(about);

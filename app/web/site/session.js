@@ -1,6 +1,6 @@
 /**
- * The token and the drafts of this tab, in its session storage. The token comes from the fragment of a link, which browsers send to no
- * server, or from the form. No cookie holds it, so that no other page can make the browser send it.
+ * The token and the drafts of this tab, in its session storage. The token comes from the form or from the fragment of a link.
+ * Browsers send fragments to no server. No cookie holds the token, so that no other page can make the browser send it.
  */
 
 const TOKEN = "personalpeft.token";

@@ -104,7 +104,7 @@ def import_gguf_lora(
     alpha = _alpha(metadata, names, source)
     unpadded = _stack_tensors(tensors, architecture, names, source)
     for name, pair in unpadded.items():
-        # Check before ranks are padded, which can make a small file large.
+        # Check before ranks are padded. Padding can make a small file large.
         manifest = Manifest(base, layer, pair.a.shape[1], 1.0, (name,), {}, digest)
         check_adapter(
             Adapter(manifest, {name: pair}), source=source, architecture=architecture, numbers=False

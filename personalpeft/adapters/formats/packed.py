@@ -83,7 +83,7 @@ def unpack(
         architecture: The shapes that it must fit, if any.
         base: Digest of the base that it must be for, if any.
         known: Whether a digest has shown that ``pack`` wrote the bytes. Then the numbers are not
-            checked, which halves the time.
+            checked. That halves the time.
 
     Returns:
         The adapter.

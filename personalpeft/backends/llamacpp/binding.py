@@ -39,7 +39,7 @@ _TYPE_F32, _FLASH_ATTN_DISABLED = 0, 0
 # The only sequence in a context.
 _SEQ_ID = 0
 
-# A model keeps a list of its adapters, which the library does not lock.
+# A model keeps a list of its adapters. The library does not lock it.
 _adapters_lock = threading.Lock()
 
 

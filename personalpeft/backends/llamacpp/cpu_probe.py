@@ -108,7 +108,7 @@ def _cache_path(file: Path, cache: Path) -> Path:
 
 
 def _cache_result(result: ProbeResult, path: Path) -> None:
-    # Without a cache the probe runs again at the next start, which takes a second.
+    # Without a cache the next start runs the probe again for a second.
     with suppress(OSError):
         data = {"extra": result.repack, "why": result.reason, "certain": True}
         write_file_atomically(path, json.dumps(data).encode())

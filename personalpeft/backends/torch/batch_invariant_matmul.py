@@ -35,7 +35,7 @@ Product: TypeAlias = Callable[[Tensor], Tensor]
 
 # Row counts to try. Libraries change their methods near powers of two.
 _TRIED = (1, 2, 3, 4, 5, 7, 8, 9, 12, 13, 16, 17, 24, 31, 32, 33, 36, 37, 48, 64, 96, 128, 256)
-# Products this wide (a vocabulary) are tried and used with fewer rows, which cost more here.
+# Rows of products this wide (a vocabulary) cost more, so fewer are tried and used.
 _WIDE, _MOST_WIDE_ROWS = 16384, 128
 # Reading the weights costs about as much as this many rows (AMX: 14.7 ms for 2, 29 for 128).
 _CALL_COST_ROWS = 128
@@ -249,7 +249,7 @@ def find_row_counts(product: Product, x: Tensor, threads: Sequence[int]) -> RowC
 
     Args:
         product: The product to try.
-        x: ``[rows, inputs]``, whose products must reveal the order of adding.
+        x: ``[rows, inputs]``. Its products must reveal the order of adding.
         threads: The thread counts to try it with.
     """
     tried = [count for count in _TRIED if count <= len(x)]

@@ -104,7 +104,7 @@ def load_llama(folder: Path, dtype: torch.dtype) -> LlamaForCausalLM | None:
     converted = {name: weights[name].to(dtype) for name in expected}
     model.load_state_dict(converted, assign=True, strict=not tied)
     if tied:
-        # One parameter, which a move to a device copies once.
+        # One parameter, so a move to a device copies it once.
         model.lm_head.weight = model.model.embed_tokens.weight
     model.model.rotary_emb.compute_frequencies(config)
     return model
@@ -295,7 +295,7 @@ class LlamaRotaryEmbedding(nn.Module):
     inv_freq: Tensor
 
     def compute_frequencies(self, config: LlamaConfig) -> None:
-        """Compute the frequencies, which are in no file."""
+        """Compute the frequencies. No file has them."""
         steps = torch.arange(0, config.head_dim, 2, dtype=torch.float) / config.head_dim
         self.register_buffer("inv_freq", 1.0 / (config.rope_theta**steps), persistent=False)
 

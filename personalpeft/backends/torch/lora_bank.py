@@ -149,7 +149,7 @@ class LoRABank:
                     raise RuntimeError(f"all {self._slots} slots are in use; free one first")
                 slot = self._free.pop()
             self._grow_rank(staged.rank)
-            # Without the lock, which each step takes: no row points to this slot yet.
+            # Without the lock that each step takes: no row points to this slot yet.
             before = self._rank_of[slot]
             for weights, a, b in zip(self._weights, staged.a, staged.b, strict=True):
                 a_slot, b_slot = weights.slot(slot, max(staged.rank, before))
@@ -215,7 +215,7 @@ class LoRABank:
         return [weights.slot(slot, self._rank_of[slot]) for weights in self._weights]
 
     def _grow_rank(self, rank: int) -> None:
-        """Enlarge the slots. A running pass keeps the former ones, which hold the same numbers."""
+        """Enlarge the slots. A running pass keeps the former ones. They hold the same numbers."""
         old_rank = self._weights[0].max_rank
         if rank <= old_rank:
             return

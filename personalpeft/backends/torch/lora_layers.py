@@ -86,7 +86,7 @@ class LoRAContext:
 
 
 class FrozenLinear(nn.Module):
-    """A linear layer with frozen weights, whose outputs for a row are the same bits in any batch.
+    """A linear layer with frozen weights. A row's outputs have the same bits in any batch.
 
     The weights are stored once, in the CPU's fastest order. Between ``enable_backward`` and
     ``disable_backward`` they are also stored transposed.
@@ -198,7 +198,7 @@ def install_lora_layers(
     """Replace each projection that the architecture names.
 
     Args:
-        model: The base, whose modules are replaced.
+        model: The base. Its modules are replaced.
         architecture: Names the projections.
         chooser: Chooses how products are computed; None for torch's ``linear``.
 

@@ -68,7 +68,7 @@ def _logsumexp(x: Tensor) -> Tensor:
     """Return ``log(sum(exp(row)))`` of each row of ``[rows, n]``.
 
     The bits are the same for any number of rows. Torch divides one long row between threads, but
-    several rows as wholes, which changes the order of its sums. Chunks of a fixed length do not.
+    not several rows. That changes the order of its sums. Chunks of a fixed length do not.
     """
     padding = -x.shape[-1] % _CHUNK
     chunks = torch.nn.functional.pad(x, (0, padding), value=-torch.inf).view(len(x), -1, _CHUNK)

@@ -126,7 +126,7 @@ class AdapterRegistry:
         return Registration(name, folder, stack)
 
     async def register(self, registration: Registration) -> Registration:
-        """Register a stack. On an error, which is one of ``ensure_checked``, nothing stays."""
+        """Register a stack. Raises as ``ensure_checked``; then nothing stays registered."""
         async with self._lock(registration.name):
             try:
                 await self._load(registration)

@@ -1,7 +1,7 @@
 """The batch of a remote server: each sequence is a streamed completion, and a step collects chunks.
 
 Invariants: a stack stays registered until its sequences have ended here. What fails for one
-sequence ends that sequence alone. Removing a sequence drops its connection, which stops the server.
+sequence ends that sequence alone. Removing a sequence drops its connection, so the server stops.
 One thread runs the batch; only the queue of events is shared with the transport's thread.
 """
 

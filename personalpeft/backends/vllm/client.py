@@ -105,7 +105,7 @@ class VllmClient:
             raise _load_error(response)
 
     async def unload_adapter(self, name: str) -> None:
-        """Unload a name, which need not be loaded. Try once.
+        """Unload a name. It need not be loaded. Try once.
 
         Raises ``ServingFailed``; ``Unreachable`` if the server, and all that it had, is gone.
         """

@@ -123,7 +123,7 @@ def train(
 
     Raises:
         Cancelled: The caller cancelled. All steps are in the checkpoints then.
-        ServingFailed: A step of the group failed, which may have changed any session. Each job may
+        ServingFailed: A step of the group failed. It may have changed any session. Each job may
             be trained alone from its checkpoint.
     """
     results: dict[str, TrainResult | PersonalPeftError] = {}

@@ -177,7 +177,7 @@ def shutdown(workers: Sequence[WorkerHandle]) -> None:
 
 
 def _describe(error: ray.exceptions.RayError) -> str:
-    """Return one line. An exception of a worker is a bug, which its last line names."""
+    """Return one line. An exception of a worker is a bug. Its last line names it."""
     if isinstance(error, ray.exceptions.RayActorError) and not error.actor_init_failed:
         return "its process ended"
     if isinstance(error, ray.exceptions.RayActorError | ray.exceptions.RayTaskError):

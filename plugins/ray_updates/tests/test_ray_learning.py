@@ -47,7 +47,7 @@ def test_workers_run_on_the_homes_node_up_to_its_cpus(world: World) -> None:
     def look(status: RunStatus) -> None:
         parents.update(psutil.Process(pid).ppid() for pid in status.workers)
 
-    # Four CPUs are on the other node, which is not allowed; two are on this one.
+    # Four CPUs are on the other node, but workers may only use the two on this one.
     assert len(ray.nodes()) == 2
     world.learn(USERS[:3], look, workers=6, at_once=1)
     assert len(parents) == 1

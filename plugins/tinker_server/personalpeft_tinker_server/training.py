@@ -50,7 +50,7 @@ class _Run:
         spec: What it trains.
         session: Its session.
         stored: When its state was stored last.
-        has_gradients: Whether the session has gradients, which no stored state has.
+        has_gradients: Whether the session has gradients. A stored state has none.
     """
 
     spec: RunSpec

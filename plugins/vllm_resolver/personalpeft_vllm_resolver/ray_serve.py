@@ -1,4 +1,4 @@
-"""A server for Ray Serve LLM's ``server_cls``, whose replicas download the stacks that they need.
+"""A server for Ray Serve LLM's ``server_cls``. Its replicas download the stacks that they need.
 
 The model must be called ``personalpeft`` in Ray, which reads a name up to its first colon as the
 model. So ``personalpeft:<digest>`` is one of its adapters. Ray sends it to a replica that has it.

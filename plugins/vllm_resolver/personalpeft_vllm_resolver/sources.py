@@ -76,7 +76,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SharedFolder:
-    """A folder with a subfolder for each program, which has a folder for each stack's digest."""
+    """A folder with a subfolder for each program. That has a folder for each stack's digest."""
 
     place: Path
 
@@ -152,7 +152,7 @@ class Server:
 
 class _NoRedirects(HTTPRedirectHandler):
     def redirect_request(self, *_: Any) -> None:
-        """Follow no redirect, which would take the token along."""
+        """Follow no redirect, since the token would go along."""
 
 
 def _status_error(status: int) -> MissingCopy | InvalidCopy:
@@ -168,7 +168,7 @@ def _status_error(status: int) -> MissingCopy | InvalidCopy:
 
 
 def read_within(seconds: float, parts: Callable[[], Iterable[bytes]]) -> Generator[bytes]:
-    """Yield the parts of a file, which are read in a thread. Raises ``InvalidCopy`` after a time.
+    """Yield the parts of a file, read in a thread. Raises ``InvalidCopy`` after a time.
 
     A thread, since a read may block for longer and cannot be stopped. It ends after its next part.
     """

@@ -70,7 +70,7 @@ class GymnasiumGame:
         self._numbers = {name: number for number, name in enumerate(names)}
 
     def reset(self) -> State:
-        """Begin anew, and return the first state, which the seed decides."""
+        """Restart, and return the first state. The seed decides it."""
         self._game.reset(seed=self._seed)
         return self._state(Outcome.RUNNING)
 
@@ -87,7 +87,7 @@ class GymnasiumGame:
 
     def _state(self, outcome: Outcome) -> State:
         drawn = str(self._game.render())
-        # The first line of some names the last action, which is no part of the state.
+        # The first line of some names the last action. It is no part of the state.
         grid = [line for line in drawn.splitlines() if not re.fullmatch(r"\s*\(.*\)\s*", line)]
         text = _COLOURED.sub(lambda found: f"[{found[1]}]", "\n".join(grid)).strip()
         return State(text, outcome, tuple(self._numbers))

@@ -18,7 +18,7 @@ pytest.importorskip("textworld", reason="needs the extra [textworld]")
 
 @pytest.fixture(scope="module")
 def games(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of made games, which are made once."""
+    """The folder of games. They are made once."""
     return tmp_path_factory.mktemp("games")
 
 

@@ -93,7 +93,7 @@ Make: TypeAlias = Callable[[bool], Path]
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
-    """Write a stand-in for a Python with vLLM, whose server starts or fails."""
+    """Write a stand-in for a Python with vLLM. Its server starts or fails."""
 
     def make(works: bool) -> Path:
         path = tmp_path / "python"

@@ -81,7 +81,7 @@ def test_letters_of_several_byte_tokens_round_trip(written: str) -> None:
 @given(written=LETTERS, tokens=st.lists(st.integers(0, 264), max_size=30))
 @example("", [67, 158, 198, 212, 41, 0, 98, 171, 81, 122])
 def test_byte_tokens_that_form_no_letter_never_end_a_reply(written: str, tokens: list[int]) -> None:
-    """``tokenizers.decoders.DecodeStream`` raises for these, which is why it is not used."""
+    """``tokenizers.decoders.DecodeStream`` raises for these, so it is not used."""
     fallback = ByteFallbackTokenizer()
     first = fallback.encode(written)
     pieces, _ = stream(fallback, (*first, *tokens))

@@ -199,7 +199,7 @@ def batches(draw: st.DrawFn) -> RowsCase:
         torch.Generator().manual_seed(draw(st.integers(0, 2**31))),
         draw(st.sampled_from(DTYPES)),
     )
-    # Some are long, which a GPU reads in parts.
+    # Some are long. A GPU reads those in parts.
     lengths = draw(
         st.lists(
             st.integers(1, 3 * KV_BLOCK_SIZE + 5) | st.integers(250, 290), min_size=1, max_size=4

@@ -157,7 +157,7 @@ def test_an_untrusted_library_is_rebuilt(planted: Path, mark: Path, mendable: bo
         if mendable:
             library.chmod(0o722)
         else:
-            # Built beside the cache, whose folder cannot be repaired here.
+            # Built beside the cache, because its folder cannot be repaired here.
             os.chown(library.parent, 12345, -1)
     kernels = CpuOps(planted, torch.float32)
     assert kernels.argmax(torch.tensor([[1.0, 3.0, 2.0]])).tolist() == [1]

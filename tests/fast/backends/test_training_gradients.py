@@ -69,7 +69,7 @@ def parent(backend: Backend, seed: int, rank: int = 2) -> dict[str, LoRAWeights]
 
 
 def gradients(backend: Backend, terms: Sequence[Loss], **changes: Any) -> dict[str, Tensor]:
-    """Return AdamW's first moment after one step, which is a tenth of the gradient."""
+    """Return AdamW's first moment after one step: a tenth of the gradient."""
     session = backend.session(session_spec(backend, scaling=SCALING, max_grad_norm=1e9, **changes))
     session.precompute_ref_log_probs(terms)
     session.step(terms, 0.0)

@@ -38,7 +38,7 @@ def admitted(backend: Backend, stack: str | None) -> int:
 
 
 def errors_of(backend: Backend, numbers: Sequence[int]) -> list[Exception]:
-    """Return the errors of these rows, which must produce no text."""
+    """Return the errors of these rows. The rows must produce no text."""
     found: dict[int, Exception] = {}
     while len(found) < len(numbers):
         for piece in backend.step():

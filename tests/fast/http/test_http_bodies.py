@@ -105,7 +105,7 @@ def test_a_small_body_without_a_token_is_read_and_discarded(site: LocalServer) -
 
 
 def _deleted_files() -> int:
-    """Count the open files of this process without a name, which hold request bodies."""
+    """Count the open files without a name of this process. They hold request bodies."""
     folder = Path("/proc/self/fd")
     if not folder.exists():
         return 0

@@ -205,7 +205,7 @@ def test_models_are_listed_in_pages_without_reading_all_users(
 
     monkeypatch.setattr(Runtime, "users", counted)
     first = admin.get("/v1/models").json
-    # The owner, who is not created yet, is at the position of the name.
+    # The owner is not created yet but is at the position of the name.
     assert [model["id"] for model in first["data"]] == [
         "fake",
         runtime.embedder,

@@ -143,7 +143,7 @@ def test_a_disconnect_from_the_v1_api_frees_its_rows(
         connection.close()
         gone = time.monotonic()
         wait_for(lambda: site.running == 0 and site.limiter.in_use == 0)
-        # Far from the end of the requested text, which takes half a second at least.
+        # The whole text would take half a second at least.
         assert time.monotonic() - gone < 0.35
         api.close()
 

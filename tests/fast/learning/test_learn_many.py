@@ -318,7 +318,7 @@ def test_chats_are_answered_by_each_users_own_stack_during_learn_many(runtime: R
 
     runtime.learn_many(PEOPLE, progress=talk)
     assert answered == [True]
-    # The third user learned a skill alone, which is not near such questions.
+    # The third user learned only a skill, and such questions are not near it.
     assert all(greedy(runtime.user(user)) != before[user] for user in PEOPLE[:2])
 
 

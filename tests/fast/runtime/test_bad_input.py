@@ -56,7 +56,7 @@ def sample_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SampleHome
         ada.remember("My dog is called Biscuit.")
         ada.feedback("last", comment="Be brief.")
         ask(bo)
-        # Store the vectors of all items, which are a cache.
+        # Store the cached vectors of all items.
         ask(ada)
         yield SampleHome(home, runtime, ada, bo)
 

@@ -144,7 +144,7 @@ def describe(user: User, since: datetime, until: datetime) -> dict[str, Any]:
 
 
 def reply_without_items(user: User, prompt: str) -> str | None:
-    """Return the reply, or None where its prompt had a fact or rule, whose wording changed since."""
+    """Return the reply, or None if its prompt had an item: their wording in prompts has changed."""
     reply = ask(user, prompt)
     return None if user.turn(reply).used else reply.text
 

@@ -48,7 +48,7 @@ def real_base(shared_cache: Path) -> Base:
 
 @pytest.fixture(scope="module")
 def unpacked(real_base: Base, shared_cache: Path) -> Base:
-    """Return the same weights as a folder, whose precision llama.cpp keeps."""
+    """Return the same weights as a folder. llama.cpp keeps its precision."""
     card = replace(real_base.card, name="unpacked", source=Source("folder", path=real_base.folder))
     return resolve_base(card, cache=shared_cache)
 

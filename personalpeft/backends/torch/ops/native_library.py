@@ -94,7 +94,7 @@ def _make_private(folder: Path) -> str:
         if not _is_private(each) and each.stat().st_uid == os.getuid():
             each.chmod(stat.S_IMODE(each.stat().st_mode) & ~_OTHERS_WRITE)
             for library in folder.parent.glob("*/native.so"):
-                # In a folder of another account, which is refused for its owner.
+                # This fails in another account's folder, which is refused anyway.
                 with suppress(OSError):
                     library.unlink()
     exposed = next((each for each in ours if not _is_private(each)), None) or _first_world_writable(

@@ -117,7 +117,7 @@ class _RotaryTable(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Return a table with one more block."""
         begin = 0 if table is None else len(table[0])
-        # Not in inference mode, whose tensors autograd rejects.
+        # Not in inference mode: autograd rejects its tensors.
         with torch.inference_mode(mode=False), torch.no_grad(), limit_threads(1):
             example = torch.empty((1, 1, 1), dtype=x.dtype, device=x.device)
             positions = torch.arange(begin, begin + _ROTARY_BLOCK, device=x.device)[None]
@@ -240,7 +240,7 @@ class _AttentionFunction(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         cos, sin, lse, *inputs = ctx.saved_tensors
         segments, heads, ops = ctx.args
-        # With the inputs' strides, which the kernel uses for both.
+        # With the inputs' strides: the kernel uses the same for both.
         input_grads = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype) for t in inputs]
         ops.attention_backward(
             AttentionInputs(*_split_heads(inputs, heads), cos, sin, segments, heads),

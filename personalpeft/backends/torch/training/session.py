@@ -136,7 +136,7 @@ class TorchSession:
             half.grad = grad if half.grad is None else half.grad.add_(grad)
 
     def default_params(self, learning_rate: float) -> AdamParams:
-        """Return the options of ``step``, which the spec has."""
+        """Return the options of ``step`` from the spec."""
         return AdamParams(
             learning_rate,
             weight_decay=self._spec.weight_decay,
@@ -296,7 +296,7 @@ class _PassResult:
 def _run_pass(
     model: ModelRunner, parts: Sequence[_SessionTerms], *, backward: bool, logprobs: bool
 ) -> list[_PassResult]:
-    """Run one forward pass and perhaps one backward pass, which adds to the gradients."""
+    """Run one forward pass and perhaps one backward pass. The latter adds to the gradients."""
     packed = pack(*(part.continuations for part in parts))
     begins = (0, *packed.ends[:-1])
     segments = [

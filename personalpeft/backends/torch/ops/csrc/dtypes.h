@@ -12,7 +12,7 @@ struct bfloat16 {
     uint16_t bits;
 };
 
-// The dtype of all tensors, which an option of the compiler sets.
+// The dtype of all tensors. An option of the compiler sets it.
 using T = DTYPE;
 
 inline float as_float(float value) { return value; }
