@@ -95,7 +95,7 @@ class Server:
         serving = threading.Thread(target=self._server.start, daemon=True)
         serving.start()
         try:
-            # Without waiting for the event: a signal may set it in this thread. So it holds no lock.
+            # Without waiting for the event: a signal may set it in this thread, so no lock is held.
             while serving.is_alive() and not (self._stop.is_set() and self._server.ready):
                 time.sleep(_LOOK)
             self._wait_for_requests(grace)

@@ -34,7 +34,7 @@ class ServeBench:
     """The object that ``--json`` prints: medians, with the least and most of all repetitions.
 
     A figure's name has the contestant, the adapters (``base``: none, ``mixed``: another for each
-    row) and the rows; ``sampled`` is with the card's sampling. ``sampled_vs_greedy`` compares
+    row) and the rows. ``sampled`` is with the card's sampling. ``sampled_vs_greedy`` compares
     decoding steps, since sampled replies end at other lengths. ``step_vs_floor`` divides our median
     decoding step by the time to read memory once for the base and all adapters. ``own_complete``
     says that all our greedy replies were as long as the others'. None: not run.
