@@ -11,6 +11,7 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
+from flask import Blueprint, request
 from http_makers import LocalServer, serve_locally, wait_for
 
 from personalpeft import Runtime
@@ -141,6 +142,19 @@ def test_a_large_body_is_accepted_by_file_routes_from_authorized_users_only(
             "Expect: 100-continue",
         )
         assert answer(caller)[0] == 413
+
+
+def test_a_plugins_view_may_take_a_large_body_from_any_token(runtime: Runtime) -> None:
+    routes = Blueprint("plugin", __name__)
+    view = validation.for_large_bodies(lambda: str(len(request.get_data())))
+    routes.add_url_rule("/plugin", "large", view, methods=["POST"])
+    body = b"x" * (validation.LARGEST + 1)
+    with serve_locally(runtime, more=[routes]) as site, connected(site) as caller:
+        begin(site, caller, "/plugin", site.token_of("ada"), f"Content-Length: {len(body)}")
+        caller.sendall(body)
+        status, text = answer(caller)
+    assert status == 200
+    assert text.endswith(str(len(body)))
 
 
 def test_a_chunked_body_is_bounded(site: LocalServer) -> None:

@@ -304,3 +304,15 @@ def _broken(home: str) -> Blueprint:
         )
 
     return blueprint
+
+
+def test_the_prefix_that_a_foreign_client_demands_is_ignored(runtime: Runtime, app: Flask) -> None:
+    secret = runtime.api_keys.create("ada")[1]
+    for given, status in (
+        (f"sk-{secret}", 200),
+        (f"tml-{secret}", 200),
+        (f"toolongforit-{secret}", 401),
+        (f"sk-sk-{secret}", 401),
+        ("sk-", 401),
+    ):
+        assert Caller(app, given).get("/v1/models").status_code == status, given

@@ -10,7 +10,7 @@ import pytest
 
 from personalpeft import InvalidInput, NotFound, PluginError
 from personalpeft import plugins as house
-from personalpeft.plugins import SHAPINGS, VERIFIERS, Attempt, Plugins, Task
+from personalpeft.plugins import HTTP, SHAPINGS, VERIFIERS, Attempt, HttpHost, Plugins, Task
 from personalpeft.settings import resolve
 
 TASK = Task("one", "Say yes.", {})
@@ -209,3 +209,26 @@ def test_duplicate_tasks_count_once_and_the_number_of_tasks_is_limited() -> None
         "Say 0.",
         "Say 1.",
     ]
+
+
+class Routes:
+    """Routes that keep what they were made with."""
+
+    def __init__(self, runtime: object, host: HttpHost) -> None:
+        self.blueprint = (runtime, host)
+
+    def close(self) -> None: ...
+
+
+def test_an_http_extension_gets_the_runtime_and_the_server(declare: Declare) -> None:
+    declare("routes", "Routes", HTTP)
+    declare("broken", "broken", HTTP)
+    declare("wrong", "ConstantShaper", HTTP)
+    host = HttpHost(str, str, str, str)
+    made = Plugins().http_extension("routes", "the runtime", host)
+    assert made.blueprint == ("the runtime", host)
+    with pytest.raises(NotFound, match="no HTTP extension"):
+        Plugins().http_extension("routed", None, host)
+    for name in ("broken", "wrong"):
+        with pytest.raises(PluginError, match=name):
+            Plugins().http_extension(name, None, host)

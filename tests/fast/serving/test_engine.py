@@ -349,6 +349,27 @@ def test_a_raw_completion_starts_with_the_bases_special_tokens(engine: Engine) -
     assert engine.tokenize(chat)[0] != 1
 
 
+def test_a_prompt_may_be_given_as_tokens(engine: Engine) -> None:
+    asked = request()
+    tokens = engine.tokenize(asked)
+    raw = replace(asked, messages=(), tokens=tokens)
+    assert engine.tokenize(raw) == tokens
+    assert text(engine, raw) == text(engine, asked)
+
+
+def test_a_stack_may_name_adapters_that_a_plugin_keeps(engine: Engine) -> None:
+    kept = adapter(77)
+    key = "f" * 64
+    named = Stack(BASE.digest, (StackEntry("style", f"style@{key[:12]}", key),))
+    assert engine.complete([replace(request(), stack=Stack(BASE.digest))])
+    engine.add_source(lambda digest: kept if digest == key else None)
+    assert text(engine, replace(request(), stack=named)) != text(
+        engine, replace(request(), stack=Stack(BASE.digest))
+    )
+    # Others are still read from the store.
+    assert text(engine, request((1,))) != text(engine, request())
+
+
 def test_one_prompt_that_is_too_long_starts_none_of_the_batch(
     slow: Engine, stepped: SteppedBackend
 ) -> None:

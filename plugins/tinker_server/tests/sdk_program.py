@@ -1,0 +1,130 @@
+"""A training loop on the tinker SDK, run by ``test_tinker_clients`` in an environment with it.
+
+It prints what it checked as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import tinker
+from tinker import types
+
+TEXT = list(b"the quick brown fox jumps over the lazy dog")
+
+
+def datum(text: list[int], **inputs: list[float]) -> Any:
+    count = len(text) - 1
+    inputs.setdefault("weights", [1.0] * count)
+    if len(inputs) > 1:
+        del inputs["weights"]
+    tensors = {
+        name: types.TensorData(data=values, dtype="float32", shape=[count])
+        for name, values in inputs.items()
+    }
+    targets = types.TensorData(data=text[1:], dtype="int64", shape=[count])
+    return types.Datum(
+        model_input=types.ModelInput.from_ints(text[:-1]),
+        loss_fn_inputs={"target_tokens": targets, **tensors},
+    )
+
+
+def main(url: str, key: str) -> dict[str, Any]:
+    service = tinker.ServiceClient(base_url=url, api_key=key)
+    names = [model.model_name for model in service.get_server_capabilities().supported_models]
+    training = service.create_lora_training_client(base_model=names[0], rank=8, seed=1)
+    assert training.get_info().model_data.model_name == names[0]
+    losses = []
+    for _ in range(8):
+        passed = training.forward_backward([datum(TEXT), datum(TEXT[5:])], "cross_entropy")
+        stepped = training.optim_step(types.AdamParams(learning_rate=1e-2))
+        losses.append(passed.result().metrics["loss:sum"])
+        stepped.result()
+    assert losses[-1] < losses[0] / 2, losses
+
+    # More data than one call carries arrive as chunks.
+    many = training.forward([datum(TEXT[:6])] * 1030, "cross_entropy").result()
+    assert len(many.loss_fn_outputs) == 1030
+
+    state = training.save_state("state").result().path
+    saved = training.save_weights_for_sampler("served").result().path
+    prompt = types.ModelInput.from_ints(TEXT[:8])
+    params = types.SamplingParams(max_tokens=6, temperature=1.0, seed=3)
+    clients = [
+        service.create_sampling_client(model_path=saved),
+        training.save_weights_and_get_sampling_client(),
+        service.create_sampling_client(base_model=names[0]),
+    ]
+    samples = [
+        client.sample(prompt, num_samples=2, sampling_params=params).result().sequences
+        for client in clients
+    ]
+    tokens = [[list(each.tokens) for each in sequences] for sequences in samples]
+    assert tokens[0] == tokens[1] != tokens[2]
+    assert all(len(each.tokens) == len(each.logprobs) for each in samples[0])
+
+    # One step of reinforcement learning, and the log-probs agree with those of the samples.
+    sequence = samples[0][0]
+    whole = TEXT[:8] + list(sequence.tokens)
+    behind = [0.0] * 7
+    rl = datum(
+        whole,
+        logprobs=behind + list(sequence.logprobs),
+        advantages=behind + [1.0] * len(sequence.tokens),
+    )
+    output = training.forward_backward([rl], "importance_sampling").result()
+    ours = output.loss_fn_outputs[0]["logprobs"].data[7:]
+    worst = max(abs(a - b) for a, b in zip(ours, sequence.logprobs, strict=True))
+    assert worst < 0.2, worst
+    training.optim_step(types.AdamParams(learning_rate=1e-3)).result()
+    computed = clients[0].compute_logprobs(prompt).result()
+    assert computed[0] is None
+    assert len(computed) == 8
+
+    again = service.create_training_client_from_state(state)
+    restored = again.forward([datum(TEXT), datum(TEXT[5:])], "cross_entropy").result()
+    assert restored.metrics["loss:sum"] < losses[-1]
+
+    rest = service.create_rest_client()
+    listed = rest.list_checkpoints(training.model_id).result().checkpoints
+    assert {"weights/state", "sampler_weights/served"} <= {each.checkpoint_id for each in listed}
+    problem = ""
+    try:
+        training.forward_backward([datum([1, 2, 10**6])], "cross_entropy").result()
+    except tinker.TinkerError as error:
+        problem = str(error)
+    assert "outside of" in problem
+
+    checked = ["cross_entropy", "chunks", "save", "load", "sample", "importance_sampling", "rest"]
+    try:
+        import torch
+    except ImportError:
+        pass
+    else:
+
+        def squares(data: Any, logprobs: list[Any]) -> Any:
+            loss = torch.stack([each.square().sum() for each in logprobs]).sum()
+            return loss, {"squares:sum": float(loss)}
+
+        custom = training.forward_backward_custom([datum(TEXT)], squares).result()
+        assert custom.metrics["squares:sum"] > 0
+        checked.append("custom")
+    try:
+        import mint
+    except ImportError:
+        pass
+    else:
+        mixed = mint.mint.interpolate_checkpoints(
+            service, source_paths=[saved, saved], coefficients=[0.5, 0.5]
+        )
+        same = service.create_sampling_client(model_path=mixed.path)
+        again_sampled = same.sample(prompt, num_samples=2, sampling_params=params).result()
+        assert [list(each.tokens) for each in again_sampled.sequences] == tokens[0]
+        checked.append("interpolate")
+    return {"version": tinker.__version__, "checked": checked}
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(*sys.argv[1:])))  # noqa: T201

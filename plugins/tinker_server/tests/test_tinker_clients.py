@@ -1,0 +1,49 @@
+"""The real SDKs train and sample against a server on a socket, each in an environment of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tinker_makers import TinkerServer
+
+from personalpeft_app.http.concurrency import limiter_of
+from personalpeft_app.http.wsgi_server import Server
+
+PYTHONS = "PERSONALPEFT_TINKER_PYTHONS"
+"""Python programs with an SDK, separated by colons."""
+
+programs = [each for each in os.environ.get(PYTHONS, "").split(os.pathsep) if each]
+
+
+@pytest.fixture(scope="module")
+def url(server: TinkerServer) -> Iterator[str]:
+    socket = Server(server.app, limiter_of(server.runtime), host="127.0.0.1", port=0)
+    thread = threading.Thread(target=lambda: socket.run(grace=1, close=server.extension.close))
+    thread.start()
+    yield f"http://127.0.0.1:{socket.port}/tinker"
+    socket.stop()
+    thread.join(20)
+
+
+@pytest.mark.skipif(not programs, reason=f"{PYTHONS} names no Python with the tinker SDK")
+@pytest.mark.parametrize("python", programs)
+def test_an_unmodified_sdk_trains_saves_loads_and_samples(
+    server: TinkerServer, url: str, python: str
+) -> None:
+    secret = server.runtime.api_keys.create(None)[1]
+    done = subprocess.run(
+        [python, Path(__file__).with_name("sdk_program.py"), url, f"tml-{secret}"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={"HF_HUB_OFFLINE": "1", "TINKER_TELEMETRY": "0", "PATH": os.environ["PATH"]},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "sample" in json.loads(done.stdout.splitlines()[-1])["checked"]
