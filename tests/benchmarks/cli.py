@@ -21,6 +21,7 @@ from benchmarks.cli_learning import (
     bench_prefeval,
 )
 from benchmarks.cli_skill import bench_skill
+from benchmarks.cli_world import bench_world
 from benchmarks.facts import MOST
 from benchmarks.result import emit_result
 from personalpeft_app.options import Function, GlobalOptions, Group, command, global_options
@@ -513,6 +514,7 @@ bench.add_section(
             bench_nulls,
             bench_prefeval,
             bench_skill,
+            bench_world,
             bench_sweep,
             bench_capacity,
         ),

@@ -394,6 +394,40 @@ def _skill(result: Result) -> Iterator[tuple[str, Table]]:
     yield "stages", make_table(heads, rows)
 
 
+def _world(result: Result) -> Iterator[tuple[str, Table]]:
+    figures: Mapping[str, Any] = result["figures"]
+    fidelity, checks = figures.get("fidelity", {}), figures.get("verification", {})
+    names = {
+        "exact_match": "exact match",
+        "copied": "copy of the state before",
+        "seen": "state seen before",
+    }
+    rows = [(name, _rate(fidelity.get(key)), "") for key, name in names.items()]
+    if fidelity:
+        learned = f"{fidelity['transitions']} transitions, {fidelity['steps']} steps"
+        learned += f", {fidelity['learn_seconds']:.0f} s"
+        rows.append(("learned", learned, fidelity["verdict"]))
+    for agent, each in figures.get("consistency", {}).items():
+        if isinstance(each, Mapping):
+            pair = f"{_rate(each['real'])}, replayed {_rate(each['replayed'])}"
+            rows.append((f"consistency of the agent: {agent}", f"{each['ratio']:.2f}", pair))
+    for name in ("without", "with"):
+        if each := checks.get(name):
+            lost = f"{each['lost']} lost, {each['won']} won of {each['games']}"
+            rows.append((f"games {name} verification", lost, f"{each['checks']} checks"))
+    for name in ("without", "with"):
+        if each := figures.get("warm-start", {}).get(name):
+            rates = ", ".join(f"{rate:.0%}" for rate in each)
+            rows.append((f"skill {name} warm start", rates, "by seed"))
+    for name in ("real", "imagined", "both"):
+        if each := figures.get("synthetic", {}).get(name):
+            of = f"{each['trajectories']} trajectories"
+            rows.append((f"skill of {name}", f"{each['success']:.0%}", of))
+    wanted = {"exact match": {"coin": "95 %", "cooking": "80 %"}.get(result["game"], "")}
+    heads = ("figure", "measured", "of", "wanted")
+    yield "world", make_table(heads, [(*row, wanted.get(row[0], "")) for row in rows])
+
+
 _TABLES: Mapping[str, Callable[[Result], Iterable[tuple[str, Table]]]] = {
     "style": _style,
     "catalog": _catalog,
@@ -412,6 +446,7 @@ _TABLES: Mapping[str, Callable[[Result], Iterable[tuple[str, Table]]]] = {
     "gate": _gate,
     "nulls": _nulls,
     "prefeval": _prefeval,
+    "world": _world,
     "skill": _skill,
 }
 
@@ -468,6 +503,10 @@ def _counted(share: float | None, asked: int | None) -> str:
 
 def _of(figures: Result, key: str, asked: int | None) -> str:
     return "" if figures.get(key) is None or asked is None else f"{figures[key]} of {asked}"
+
+
+def _rate(share: Result | None) -> str:
+    return f"{share['rate']:.1%} ({share['right']} of {share['asked']})" if share else ""
 
 
 def _of_pair(tally: Sequence[int] | None) -> str:
