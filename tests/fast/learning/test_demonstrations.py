@@ -139,6 +139,15 @@ def test_more_lessons_take_more_steps_as_the_recipe_says(ada: User) -> None:
     assert f"{round(6 * trained / 30)} steps" in report.reason
 
 
+def test_a_large_layer_holds_no_more_out_than_decides(ada: User) -> None:
+    teach(ada, games(200))
+    ada.learn(LAYER, recipe=QUICK)
+    (revision,) = ada.revisions(LAYER)
+    held_out = list(revision.signals.values()).count("pinned")
+    # The last game may take it over the limit.
+    assert 128 <= held_out < 128 + 3
+
+
 @pytest.mark.parametrize(
     ("arguments", "kind", "words"),
     [
