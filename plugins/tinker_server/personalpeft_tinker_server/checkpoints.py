@@ -369,7 +369,7 @@ class Checkpoints:
                 hint="Delete checkpoints, or save with ttl_seconds.",
             )
         now = self._now()
-        self._db.execute(
+        self._db.execute_durably(
             "insert or replace into checkpoints (path, owner, run, kind, name, adapter, state_file,"
             " size, created, expires, about) values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             *(path, spec.owner, spec.run, kind, name, adapter, state_file, size, now),

@@ -2,8 +2,9 @@
 
 Files of weights lie beside it, named by their SHA-256.
 
-Invariants: a row is durable before a client hears of it. A file is durable before a row names it.
-One process at a time has the folder open.
+Invariants: a row survives a kill of the server before a client hears of it, and a row of a
+checkpoint a power cut, too. A file is durable before a row names it. One process at a time has the
+folder open.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class Database:
         )
         self._db.row_factory = sqlite3.Row
         self._db.execute("pragma journal_mode=wal").fetchall()
-        self._db.execute("pragma synchronous=full").fetchall()
+        self._db.execute("pragma synchronous=normal").fetchall()
         self._db.executescript(_SCHEMA)
 
     @contextmanager
@@ -95,6 +96,15 @@ class Database:
         """Run a statement; return how many rows it changed. Alone it is a transaction."""
         with self._lock:
             return self._db.execute(sql, values).rowcount
+
+    def execute_durably(self, sql: str, *values: Any) -> None:
+        """Run a statement whose effect a power cut does not undo."""
+        with self._lock:
+            self._db.execute("pragma synchronous=full").fetchall()
+            try:
+                self._db.execute(sql, values)
+            finally:
+                self._db.execute("pragma synchronous=normal").fetchall()
 
     def rows(self, sql: str, *values: Any) -> list[sqlite3.Row]:
         """Return the rows of a query."""

@@ -60,7 +60,9 @@ class Futures:
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self._db, self._clock = database, clock
-        self._changed = threading.Condition()
+        # Those who wait for a call, by its id. The lock guards it and ``_closed``.
+        self._waiting: dict[str, list[threading.Event]] = {}
+        self._lock = threading.Lock()
         self._closed = False
 
     def submit(
@@ -137,23 +139,41 @@ class Futures:
                     " where id = ?",
                     *(call.run, call.id),
                 )
-        with self._changed:
-            self._changed.notify_all()
+        with self._lock:
+            for event in self._waiting.pop(call.id, ()):
+                event.set()
 
     def wait(self, owner: str, id_: str, timeout: float) -> Outcome | QueuedCall | None:
         """Return the outcome of a call, or the call if it has none in time; None if it is unknown."""
-        deadline = self._clock.timer() + timeout
-        with self._changed:
-            while True:
-                row = self._db.row("select * from calls where id = ? and owner = ?", id_, owner)
-                if row is None:
-                    return None
-                if row["status"] != "queued":
-                    return Outcome(row["result"], row["error"], row["category"])
-                rest = deadline - self._clock.timer()
-                if rest <= 0 or self._closed:
-                    return _call(row)
-                self._changed.wait(rest)
+        event = threading.Event()
+        with self._lock:
+            # Before the row is read, so that no result comes between.
+            if not self._closed:
+                self._waiting.setdefault(id_, []).append(event)
+        try:
+            found = self._find(owner, id_)
+            if isinstance(found, QueuedCall) and timeout > 0 and not self._closed:
+                event.wait(timeout)
+                found = self._find(owner, id_)
+            return found
+        finally:
+            with self._lock:
+                if event in (events := self._waiting.get(id_, [])):
+                    events.remove(event)
+                if not events:
+                    self._waiting.pop(id_, None)
+
+    def _find(self, owner: str, id_: str) -> Outcome | QueuedCall | None:
+        row = self._db.row(
+            "select position, id, owner, run, kind, seq, status, result, error, category"
+            " from calls where id = ? and owner = ?",
+            *(id_, owner),
+        )
+        if row is None:
+            return None
+        if row["status"] != "queued":
+            return Outcome(row["result"], row["error"], row["category"])
+        return _call(row)
 
     def delete_old(self) -> None:
         """Delete results that were kept long enough, unless a restart would need the calls."""
@@ -166,9 +186,10 @@ class Futures:
 
     def close(self) -> None:
         """Let those who wait go."""
-        with self._changed:
+        with self._lock:
             self._closed = True
-            self._changed.notify_all()
+            for event in (event for events in self._waiting.values() for event in events):
+                event.set()
 
     def _calls(self, test: str, *values: object) -> list[QueuedCall]:
         columns = "position, id, owner, run, kind, seq"

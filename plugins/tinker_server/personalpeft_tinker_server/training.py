@@ -147,13 +147,15 @@ class Trainer:
 
     def _ready_calls(self) -> list[QueuedCall]:
         """Return the next call of each run, where it has arrived."""
+        # The calls first: a run is stored before its first call.
+        queued = self._futures.queued(in_runs=True)
         next_seq = {
             row["id"]: row["next_seq"]
             for row in self._db.rows("select id, next_seq from runs where open")
         }
         ready: dict[str, QueuedCall] = {}
         waiting: set[str] = set()
-        for call in self._futures.queued(in_runs=True):
+        for call in queued:
             run = call.run or ""
             if run not in next_seq:
                 error = "The run was released: its client sent no heartbeats, or unloaded it."
