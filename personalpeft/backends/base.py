@@ -12,7 +12,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
@@ -501,6 +501,7 @@ class Backend(Protocol):
         *,
         backward: bool = True,
         logprobs: bool = False,
+        between: Callable[[], None] = lambda: None,
     ) -> tuple[tuple[ForwardResult, ...], ...]:
         """Compute losses of several sessions, and add their gradients to those of earlier calls.
 
@@ -511,6 +512,7 @@ class Backend(Protocol):
             terms: The losses of each.
             backward: Whether to compute gradients.
             logprobs: Whether to return log-probs.
+            between: Called before each pass, while no lock is held.
 
         Returns:
             The result of each loss of each session.

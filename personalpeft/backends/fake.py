@@ -12,7 +12,7 @@ import itertools
 import json
 import threading
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -241,11 +241,13 @@ class FakeBackend:
         *,
         backward: bool = True,
         logprobs: bool = False,
+        between: Callable[[], None] = lambda: None,
     ) -> tuple[tuple[ForwardResult, ...], ...]:
         results = []
         for session, own in zip(sessions, terms, strict=True):
             if not isinstance(session, _FakeSession):
                 raise ValueError("sessions must be sessions of this backend")
+            between()
             if backward:
                 session.add(own)
             results.append(

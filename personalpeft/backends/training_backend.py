@@ -11,7 +11,7 @@ import gc
 import itertools
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -100,10 +100,11 @@ class TrainingBackend:
         *,
         backward: bool = True,
         logprobs: bool = False,
+        between: Callable[[], None] = lambda: None,
     ) -> tuple[tuple[ForwardResult, ...], ...]:
         """See ``Backend.forward_backward``."""
         return self._loaded().forward_backward(
-            sessions, terms, backward=backward, logprobs=logprobs
+            sessions, terms, backward=backward, logprobs=logprobs, between=between
         )
 
     def close(self) -> None:
@@ -187,9 +188,10 @@ class ServingBackend(BatchBackend):
         *,
         backward: bool = True,
         logprobs: bool = False,
+        between: Callable[[], None] = lambda: None,
     ) -> tuple[tuple[ForwardResult, ...], ...]:
         return self._training.forward_backward(
-            sessions, terms, backward=backward, logprobs=logprobs
+            sessions, terms, backward=backward, logprobs=logprobs, between=between
         )
 
     def _stack(self, key: str | None) -> AdapterStack | None:

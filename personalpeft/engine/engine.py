@@ -259,6 +259,16 @@ class Engine(EngineCore):
                 lambda: self._ended or not self._scheduler.queue.has_foreground, max_seconds
             )
 
+    def yield_to_requests(self, max_seconds: float) -> None:
+        """Wait while any requests wait or run, at most ``max_seconds``."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: (
+                    self._ended or not (len(self._scheduler.queue) or len(self._scheduler.running))
+                ),
+                max_seconds,
+            )
+
     def clear_caches(self) -> None:
         """Drop what is cached for all users: unpinned adapters, host memory, and prompt caches.
 

@@ -147,9 +147,15 @@ class TorchBackend(BatchBackend):
         *,
         backward: bool = True,
         logprobs: bool = False,
+        between: Callable[[], None] = lambda: None,
     ) -> tuple[tuple[ForwardResult, ...], ...]:
         return forward_backward(
-            self._model, self._own(sessions), terms, backward=backward, logprobs=logprobs
+            self._model,
+            self._own(sessions),
+            terms,
+            backward=backward,
+            logprobs=logprobs,
+            between=between,
         )
 
     def _own(self, sessions: Sequence[Session]) -> list[TorchSession]:

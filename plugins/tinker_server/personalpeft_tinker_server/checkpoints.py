@@ -105,8 +105,11 @@ class Checkpoints:
         *,
         ttl: int | None,
         overwrite: bool,
+        call: str,
     ) -> str:
         """Save weights durably and return their path.
+
+        A call that saved already, before a kill, saves nothing again.
 
         Args:
             spec: The run.
@@ -116,6 +119,7 @@ class Checkpoints:
             state: The state of training.
             ttl: The seconds after which they are deleted; None keeps them.
             overwrite: Whether a checkpoint of this name may be replaced.
+            call: The id of the call.
 
         Raises:
             InvalidInput: The name is taken, or the owner has no room left.
@@ -123,6 +127,8 @@ class Checkpoints:
         base = self._runtime.base()
         path = f"{SCHEME}{spec.run}/{kind}/{name}"
         old = self._db.row("select * from checkpoints where path = ?", path)
+        if old is not None and json.loads(old["about"])["call"] == call:
+            return path
         adapter = Adapter(
             Manifest(
                 base.digest,
@@ -137,8 +143,7 @@ class Checkpoints:
             weights,
         )
         packed = pack(adapter)
-        digest = self._put(spec, path, kind, name, packed, state, ttl, old, overwrite)
-        self._db.execute("update runs set parent = ? where id = ?", digest, spec.run)
+        self._put(spec, path, kind, name, packed, state, ttl, old, overwrite, call)
         return path
 
     def find(self, owner: str, path: str) -> Row:
@@ -201,6 +206,10 @@ class Checkpoints:
             return Stack(base)
         digest = self.find(owner, path)["adapter"]
         return Stack(base, (StackEntry(LAYER, f"{LAYER}@{digest[:12]}", digest),))
+
+    def digest(self, owner: str, path: str) -> str | None:
+        """Return the digest of the adapter of saved weights; None for a user's layer."""
+        return None if path.startswith(USER_SCHEME) else str(self.find(owner, path)["adapter"])
 
     def read_adapter(self, digest: str) -> Adapter | None:
         """Return the adapter in one of the files; None if there is none."""
@@ -292,7 +301,7 @@ class Checkpoints:
         spec = replace(spec, run=f"mix-{call_name[:16]}")
         path = f"{SCHEME}{spec.run}/sampler_weights/{name}"
         packed = pack(Adapter(manifest, padded))
-        self._put(spec, path, "sampler_weights", name, packed, None, None, None, False)
+        self._put(spec, path, "sampler_weights", name, packed, None, None, None, True, call_name)
         return path
 
     def adopt(self, owner: str, request: models.Adopt) -> str:
@@ -348,13 +357,13 @@ class Checkpoints:
         ttl: int | None,
         old: Row | None,
         overwrite: bool,
-    ) -> str:
+        call: str,
+    ) -> None:
         saved = None if state is None else safetensors.numpy.save(dict(state))
         size = len(packed) + len(saved or b"")
         adapter = self._db.put_file(packed)
         state_file = None if saved is None else self._db.put_file(saved)
-        # Saved once already: a restart repeats a save whose answer was not stored.
-        if old is not None and not overwrite and old["adapter"] != adapter:
+        if old is not None and not overwrite:
             self._db.delete_unnamed_files((adapter, state_file))
             raise InvalidInput(
                 f"The run has weights called {name} already.", hint="Choose another name."
@@ -373,11 +382,10 @@ class Checkpoints:
             "insert or replace into checkpoints (path, owner, run, kind, name, adapter, state_file,"
             " size, created, expires, about) values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             *(path, spec.owner, spec.run, kind, name, adapter, state_file, size, now),
-            *(None if ttl is None else now + ttl, json.dumps({"base": spec.base})),
+            *(None if ttl is None else now + ttl, json.dumps({"base": spec.base, "call": call})),
         )
         if old is not None:
             self._db.delete_unnamed_files((old["adapter"], old["state_file"]))
-        return adapter
 
     def _adapter(self, row: Row) -> Adapter:
         adapter = self.read_adapter(row["adapter"])

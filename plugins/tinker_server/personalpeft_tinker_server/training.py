@@ -13,7 +13,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import safetensors.numpy
 
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 # Seconds between stores of a run's state. A restart executes the later calls again.
 _STORE_SECONDS = 30.0
-# Seconds that a training pass waits for chats to be answered.
+# Seconds that a training pass waits for chats and samples.
 _YIELD_SECONDS = 0.25
 _IDLE_SECONDS = 1.0
 # Seconds without a heartbeat after which a client counts as silent; the SDK sends one each 10 s.
@@ -178,7 +178,6 @@ class Trainer:
                 with self._outcome_of(call):
                     self._finish(call, self._single(call))
         if passes:
-            self._runtime.engine().yield_to_foreground(_YIELD_SECONDS)
             self._execute_passes(passes)
 
     def _execute_passes(self, calls: Sequence[QueuedCall]) -> None:
@@ -200,6 +199,7 @@ class Trainer:
                     [losses for _, _, _, losses in group],
                     backward=backward,
                     logprobs=True,
+                    between=self._yield,
                 )
             except Exception as error:  # noqa: BLE001 - the clients get it
                 for call, *_ in group:
@@ -208,6 +208,10 @@ class Trainer:
             for (call, run, _, _), own in zip(group, results, strict=True):
                 run.has_gradients |= backward
                 self._finish(call, _pass_output(own))
+
+    def _yield(self) -> None:
+        """Let chats and samples go first, for a moment."""
+        self._runtime.engine().yield_to_requests(_YIELD_SECONDS)
 
     def _losses(self, request: ForwardBackward) -> list[DatumLoss]:
         return build_losses(
@@ -233,13 +237,15 @@ class Trainer:
             return _json(type="optim_step", metrics={"grad_norm:mean": norm})
         if call.kind == "save_weights":
             saving = read(models.SaveWeights, body)
-            path = self._save(run, "weights", saving, saving.path or f"{call.seq or 0:06d}")
+            path = self._save(call, run, "weights", saving, saving.path or f"{call.seq or 0:06d}")
             return _json(type="save_weights", path=path)
         if call.kind == "save_weights_for_sampler":
             return self._save_for_sampler(call, run, read(models.SaveWeightsForSampler, body))
         raise InvalidInput(f"There is no call {call.kind}.", hint="Update the server.")
 
-    def _save(self, run: _Run, kind: Kind, request: models.SaveWeights, name: str) -> str:
+    def _save(
+        self, call: QueuedCall, run: _Run, kind: Kind, request: models.SaveWeights, name: str
+    ) -> str:
         return self._checkpoints.save(
             run.spec,
             kind,
@@ -248,6 +254,7 @@ class Trainer:
             run.session.state() if kind == "weights" else None,
             ttl=request.ttl_seconds,
             overwrite=request.overwrite,
+            call=call.id,
         )
 
     def _save_for_sampler(
@@ -256,7 +263,7 @@ class Trainer:
         if request.path is None and request.ttl_seconds is None:
             request = request.model_copy(update={"ttl_seconds": _UNNAMED_SECONDS})
         name = request.path or f"unnamed-{call.seq or 0:06d}"
-        path = self._save(run, "sampler_weights", request, name)
+        path = self._save(call, run, "sampler_weights", request, name)
         if request.sampling_session_seq_id is None:
             return _json(type="save_weights_for_sampler", path=path)
         (row,) = self._db.rows("select session from runs where id = ?", run.spec.run)
@@ -276,6 +283,9 @@ class Trainer:
                 run.spec, call.owner, request.path, optimizer=request.optimizer
             )
         )
+        parent = self._checkpoints.digest(call.owner, request.path)
+        run.spec = replace(run.spec, parent=parent)
+        self._db.execute("update runs set parent = ? where id = ?", parent, run.spec.run)
         return _json(type="load_weights", path=request.path, model_id=call.run)
 
     def _open(self, run_id: str) -> _Run:

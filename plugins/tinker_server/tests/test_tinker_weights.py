@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,24 @@ def test_a_name_is_given_once_unless_the_client_overwrites(server: TinkerServer)
     loaded = session.run(seed=5)
     loaded.call("load_weights", path=path, optimizer=False)
     assert loaded.forward(DATA) == run.forward(DATA)
+
+
+def test_weights_name_those_that_their_run_was_loaded_from(
+    server: TinkerServer, tmp_path: Path
+) -> None:
+    session = server.session()
+    first = session.run().save("first")
+    run = session.run()
+    run.call("load_weights", path=first, optimizer=False)
+    second = run.save("second")
+    parents = [
+        json.loads(
+            (session.client.archive(path, tmp_path / name) / "personalpeft.json").read_text()
+        )
+        for path, name in ((first, "a"), (second, "b"))
+    ]
+    assert parents[0]["manifest"]["parent"] is None
+    assert len(parents[1]["manifest"]["parent"]) == 64
 
 
 def test_weights_are_listed_until_they_are_deleted(server: TinkerServer) -> None:

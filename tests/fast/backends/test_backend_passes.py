@@ -48,7 +48,11 @@ def test_a_long_pass_equals_short_ones(
     whole, parts = (torch_tiny.session(session_spec(torch_tiny)) for _ in range(2))
     ((*first,),) = torch_tiny.forward_backward([whole], [losses(torch_tiny)], logprobs=True)
     monkeypatch.setattr(module, "_FORWARD_TOKENS", {"cpu": 8})
-    ((*second,),) = torch_tiny.forward_backward([parts], [losses(torch_tiny)], logprobs=True)
+    passes: list[None] = []
+    ((*second,),) = torch_tiny.forward_backward(
+        [parts], [losses(torch_tiny)], logprobs=True, between=lambda: passes.append(None)
+    )
+    assert len(passes) == len(second)
     assert [each.loss for each in first] == pytest.approx([each.loss for each in second], rel=1e-5)
     for one, other in zip(first, second, strict=True):
         np.testing.assert_allclose(one.token_logprobs, other.token_logprobs, atol=1e-4)

@@ -593,12 +593,15 @@ def test_background_work_yields_for_a_bounded_time_and_not_to_other_background_w
     working = ask(slow, request((1,), background=True))
     wait_for_running(slow, 1)
     slow.yield_to_foreground(PATIENCE)
+    # Training for others yields to it, too, and as briefly.
+    slow.yield_to_requests(0.01)
     talking = ask(slow, request((1,), user="bo"))
     wait_until(
         lambda: slow.metrics()["num_requests_waiting"] + slow.metrics()["num_requests_running"] == 2
     )
     slow.yield_to_foreground(0.01)
     stepped.run()
+    slow.yield_to_requests(PATIENCE)
     assert working.text
     assert talking.text
 

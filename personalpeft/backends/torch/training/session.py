@@ -44,7 +44,7 @@ from personalpeft.backends.torch.training.reference_cache import ReferenceCache
 # (docs/explanation/learning.md).
 _PASS_TOKENS = 256
 # Tokens of one pass of ``forward_backward``. A pass keeps the logits of all of them.
-_FORWARD_TOKENS = {"cpu": 512, "cuda": 4096}
+_FORWARD_TOKENS = {"cpu": 256, "cuda": 4096}
 
 
 class TorchSession:
@@ -257,6 +257,7 @@ def forward_backward(
     *,
     backward: bool,
     logprobs: bool,
+    between: Callable[[], None] = lambda: None,
 ) -> tuple[tuple[ForwardResult, ...], ...]:
     """Compute losses, and add their gradients to the sessions'. See ``Backend``.
 
@@ -278,6 +279,7 @@ def forward_backward(
             _SessionTerms.of(session, [term for unit in own for term in unit.terms])
             for session, own in groupby(units[group], key=lambda unit: unit.session)
         ]
+        between()
         for part, own_results in zip(
             parts, _run_pass(model, parts, backward=backward, logprobs=logprobs), strict=True
         ):
