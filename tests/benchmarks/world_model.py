@@ -41,7 +41,7 @@ PARTS = ("fidelity", "consistency", "verification", "warm-start", "synthetic")
 _USER, _RECORDING_SEED, _UNSEEN_SEED = "world", 0, 1
 _NOISE, _BUDGET, _MAX_STEPS = 0.3, 10, 20
 # Steps of the agent's skill. They are few, so that what it starts from can matter.
-_SKILL_STEPS = 40
+_SKILL_STEPS = 60
 
 
 @dataclass(frozen=True, slots=True)
