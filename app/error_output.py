@@ -13,6 +13,7 @@ from pathlib import Path
 
 import click
 
+from personalpeft import host
 from personalpeft.errors import PersonalPeftError, format_origin, get_error_codes, get_error_type
 from personalpeft.extras import extra_required
 from personalpeft_app.options import GlobalOptions
@@ -103,13 +104,9 @@ def _write_log(bug: Exception, common: GlobalOptions) -> Path | None:
 
 def _check_private(folder: Path) -> None:
     """Raise ``PermissionError`` where another user can replace files in the folder."""
-    if os.name == "posix":
-        status = folder.lstat()
-        if (
-            not stat.S_ISDIR(status.st_mode)
-            or status.st_uid != os.geteuid()
-            or status.st_mode & 0o022
-        ):
-            raise PermissionError(
-                f"{folder} must be a folder of this user, in which no other user can write."
-            )
+    status = folder.lstat()
+    private = host.is_owner(status) and host.only_owner_writes(status)
+    if not (private and stat.S_ISDIR(status.st_mode)):
+        raise PermissionError(
+            f"{folder} must be a folder of this user, in which no other user can write."
+        )

@@ -7,7 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal, TypeAlias, get_args
 
-from personalpeft import stacks
+from personalpeft import host, stacks
 from personalpeft.adapters.compose import compose
 from personalpeft.adapters.formats.gguf import import_gguf_lora, write_gguf_lora
 from personalpeft.adapters.formats.packed import pack
@@ -55,7 +55,7 @@ def export_gguf(services: Services, user: str, file: Path, layer: str | None) ->
         part = Path(folder, target.name)
         title = f"personalpeft for {services.base.card.title}"
         write_gguf_lora(names, stack, part, title=title)
-        part.replace(target)
+        host.replace(part, target)
     return target
 
 

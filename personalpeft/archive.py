@@ -24,6 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, get_args
 
+from personalpeft import host
 from personalpeft.adapters.formats.packed import unpack
 from personalpeft.adapters.safe_io import parse_json
 from personalpeft.base_models.types import Base
@@ -132,8 +133,8 @@ def new_file(target: Path) -> Iterator[IO[bytes]]:
             with os.fdopen(handle, "wb") as file:
                 yield file
                 file.flush()
-                os.fsync(file.fileno())
-            Path(name).replace(target)
+                host.sync_file(file.fileno())
+            host.replace(Path(name), target)
         finally:
             Path(name).unlink(missing_ok=True)
 

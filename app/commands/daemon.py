@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from personalpeft.errors import Busy, PersonalPeftError
+from personalpeft import host
+from personalpeft.errors import Busy, InvalidInput, PersonalPeftError
 from personalpeft_app import session
 from personalpeft_app.error_output import report_error
 from personalpeft_app.interrupts import interruptible
@@ -227,7 +228,12 @@ def install(common: GlobalOptions, system: str | None) -> None:
     words += ["--home", str(home), "--base", common.base_name()]
     words += ["--backend", common.backend] if common.backend else []
     environment = {CACHE: str(cache)} if os.environ.get(CACHE) else {}
-    system = system or ("launchd" if sys.platform == "darwin" else "systemd")
+    system = system or host.service_manager()
+    if not system:
+        raise InvalidInput(
+            "There is no such file for this system.",
+            hint="Let its scheduler run: personalpeft daemon run-once. Or name a system with --as.",
+        )
     make = units.launchd if system == "launchd" else units.systemd
     text = make([*words, "daemon", "run"], environment)
     emit(common, {"as": system, "file": text}, text.rstrip("\n"))

@@ -34,6 +34,7 @@ VALUES = {
     "serialization",
     "deprecation",
     "extras",
+    "host",
 }
 
 

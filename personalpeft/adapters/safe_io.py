@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from personalpeft import host
 from personalpeft.errors import AdapterError, InvalidInput, PersonalPeftError
 
 FILE_LIMIT = 8 * 2**30
@@ -141,7 +142,7 @@ def write_file_atomically(path: Path, data: bytes) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         part = Path(folder, path.name)
         part.write_bytes(data)
-        part.replace(path)
+        host.replace(part, path)
 
 
 @contextmanager

@@ -18,13 +18,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import stat
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from personalpeft import host
 from personalpeft.base_models.files import hash_files
 
 _REST_NS = 2_000_000_000  # Longer than the steps of any file system's clock.
@@ -64,7 +64,7 @@ def sealed_digest(
 
 def _state(files: Sequence[Path]) -> _State | None:
     """Return what a seal compares, or None where files have no time of change."""
-    if os.name != "posix":
+    if not host.has_posix_files():
         return None
     try:
         found = [path.stat() for path in files]
@@ -81,7 +81,7 @@ def _read(seal: Path, paths: Sequence[str], state: _State) -> str | None:
     try:
         with seal.open(encoding="utf-8") as file:
             found = os.fstat(file.fileno())
-            if found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            if not (host.is_owner(found) and host.only_owner_writes(found)):
                 return None
             content = json.load(file)
         same = content["paths"] == list(paths) and content["state"] == state
@@ -98,7 +98,7 @@ def _write(seal: Path, content: dict[str, object]) -> None:
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as file:
                 json.dump(content, file)
-            Path(fresh).replace(seal)
+            host.replace(Path(fresh), seal)
         except BaseException:
             Path(fresh).unlink(missing_ok=True)
             raise

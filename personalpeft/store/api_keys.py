@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import re
-import stat
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -20,10 +19,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+from personalpeft import host
 from personalpeft.deprecation import RenamedAttributes
 from personalpeft.errors import HomeError, InvalidInput, NotFound, suggest_nearest
 from personalpeft.ids import check_user_id
-from personalpeft.store.blobs import replace_file, sync_folder
+from personalpeft.store.blobs import replace_file
 from personalpeft.store.error_mapping import map_home_errors
 from personalpeft.store.store import Store
 
@@ -96,7 +96,7 @@ class ApiKeys(
                 return False
             finally:
                 part.unlink(missing_ok=True)
-            sync_folder(self._home)
+            host.sync_folder(self._home)
             return True
 
     def create(self, user: str | None, *, worker: bool = False) -> tuple[ApiKey, str]:
@@ -201,7 +201,7 @@ class ApiKeys(
     def _read_text(self, name: str) -> str:
         path = self._home / name
         with map_home_errors(self._home), suppress(FileNotFoundError):
-            if os.name == "posix" and stat.S_IMODE(path.stat().st_mode) & 0o077:
+            if not host.only_owner_reads(path.stat()):
                 raise HomeError(f"Other accounts can read {path}.", hint=f"Run: chmod 600 {path}")
             return path.read_text("utf-8", "replace")
         return ""
@@ -215,7 +215,7 @@ class ApiKeys(
             with map_home_errors(self._home):
                 replace_file(self._home / KEYS_FILE, json.dumps(stored, indent=1).encode())
                 # Without it a power cut can bring a revoked key back.
-                sync_folder(self._home)
+                host.sync_folder(self._home)
 
 
 def _digest(secret: str) -> str:

@@ -24,8 +24,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from personalpeft import host
 from personalpeft.errors import Damaged, InvalidInput
-from personalpeft.store.blobs import Blobs, replace_file, sync_file, sync_folder
+from personalpeft.store.blobs import Blobs, replace_file
 from personalpeft.store.database import Database, has_table
 from personalpeft.store.error_mapping import map_home_errors, sqlite3
 
@@ -70,9 +71,9 @@ def back_up(database: Database, blobs: Blobs, folder: Path, *, now: datetime, ke
                 _copy_settings(home / name, part / name)
         for each in (part / "blobs", *sorted((part / "blobs").glob("*")), part):
             if each.is_dir():
-                sync_folder(each)
+                host.sync_folder(each)
         part.rename(path)
-        sync_folder(folder)
+        host.sync_folder(folder)
         removed = [*copies, path][:-keep]
         for old in removed:
             shutil.rmtree(old)
@@ -95,7 +96,7 @@ def _copy_database(database: Database, path: Path) -> list[str]:
         sql = "select distinct digest from revision order by digest"
         digests = [digest for (digest,) in copy.execute(sql)]
     with path.open("rb+") as file:
-        sync_file(file.fileno())
+        host.sync_file(file.fileno())
     return digests
 
 

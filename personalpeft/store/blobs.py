@@ -10,12 +10,13 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from personalpeft import host
 from personalpeft.errors import Damaged
+from personalpeft.host import sync_folder as sync_folder  # Plugins import it from here.
 from personalpeft.store.database import Database
 from personalpeft.store.error_mapping import map_home_errors
 
@@ -128,29 +129,7 @@ def replace_file(path: Path, data: bytes) -> None:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
-            sync_file(file.fileno())
-        part.replace(path)
+            host.sync_file(file.fileno())
+        host.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
-
-
-def sync_file(handle: int) -> None:
-    """Flush the bytes of an open file to the disk."""
-    if sys.platform == "darwin":
-        import fcntl
-
-        # Plain fsync leaves the bytes in the drive's own cache there.
-        fcntl.fcntl(handle, fcntl.F_FULLFSYNC)
-    else:
-        os.fsync(handle)
-
-
-def sync_folder(folder: Path) -> None:
-    """Flush the names in a folder to the disk."""
-    if os.name != "posix":
-        return  # There, a folder cannot be opened, and the file system journals renames.
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

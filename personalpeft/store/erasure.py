@@ -22,9 +22,9 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
+from personalpeft import host
 from personalpeft.errors import Busy, HomeError
 from personalpeft.store import rows
-from personalpeft.store.blobs import sync_folder
 from personalpeft.store.database import Row, fetch_all, fetch_one, insert_rows
 from personalpeft.store.error_mapping import map_home_errors, sqlite3
 from personalpeft.store.hash_chain import GENESIS, chain_digest, row_digest
@@ -110,7 +110,7 @@ def delete_pending_files(store: Store, user: str | None = None) -> bool:
                 path = store.blobs.expected_path(row["name"])
                 path.unlink(missing_ok=True)
                 if path.parent.is_dir():
-                    sync_folder(path.parent)
+                    host.sync_folder(path.parent)
             elif row["kind"] == "sessions":
                 with suppress(FileNotFoundError):
                     shutil.rmtree(store.home / "sessions" / row["user"])

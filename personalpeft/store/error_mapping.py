@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from personalpeft import host
 from personalpeft.errors import Busy, Damaged, HomeError, PersonalPeftError
 
 if TYPE_CHECKING:
@@ -96,9 +97,14 @@ def _map_sqlite_error(error: sqlite3.Error, home: Path) -> PersonalPeftError | N
     return None
 
 
-def _map_os_error(error: OSError, home: Path) -> HomeError:
+def _map_os_error(error: OSError, home: Path) -> HomeError | Busy:
     if error.errno in _NO_SPACE:
         return _disk_full_error(home)
+    if host.is_in_use(error):
+        return Busy(
+            f"A file in the home {home} is open in another program: {error.filename}.",
+            hint="Close that program and try again. If there is none, check who may write there.",
+        )
     if error.errno in _NO_WRITING:
         return read_only_error(home)
     return HomeError(

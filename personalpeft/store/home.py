@@ -13,6 +13,7 @@ from contextlib import ExitStack, suppress
 from datetime import datetime
 from pathlib import Path
 
+from personalpeft import host
 from personalpeft.errors import Busy, Damaged, HomeError
 from personalpeft.store.database import Database, create_file
 from personalpeft.store.erasure import delete_pending_files
@@ -101,10 +102,9 @@ def _list_names(home: Path) -> frozenset[str]:
 def _check_is_home(home: Path, names: Iterable[str]) -> None:
     if not home.exists():
         return
-    owner = home.stat().st_uid
-    if os.name == "posix" and owner != os.getuid():
+    if not host.is_owner(home.stat()):
         raise HomeError(
-            f"The home {home} belongs to another account (number {owner}).",
+            f"The home {home} belongs to another account (number {home.stat().st_uid}).",
             hint="Work under that account, or choose another home.",
         )
     if DATABASE in names:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from personalpeft import host
 from personalpeft.errors import Busy, HomeError, InvalidInput
 from personalpeft.store.error_mapping import map_home_errors, read_only_error
 
@@ -57,7 +58,7 @@ class Lock:
         self._now = now
         self._file_lock = FileLock(path, poll_interval=_POLL_SECONDS)
         self._pid = os.getpid()
-        self._start_ticks = _start_ticks(self._pid)
+        self._start_mark = host.start_mark(self._pid)
         self._since = ""
 
     @contextmanager
@@ -98,7 +99,7 @@ class Lock:
         # The keys are read by processes of other versions.
         holder = {
             "pid": self._pid,
-            "born": self._start_ticks,
+            "born": self._start_mark,
             "command": _command(),
             "since": self._since,
             "doing": status,
@@ -226,29 +227,7 @@ def _read_holder(path: Path) -> LockHolder | None:
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # Empty or half-written: the lock has just changed hands.
-    if not _is_alive(holder.pid):
+    if not host.is_alive(holder.pid):
         return None
     # Process ids are reused: another process may have the id of one that was killed.
-    return holder if data.get("born", "") in ("", _start_ticks(holder.pid)) else None
-
-
-def _is_alive(pid: int) -> bool:
-    if os.name != "posix":
-        return True  # There, signal 0 is Ctrl+C.
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (PermissionError, OverflowError):
-        return True
-    return True
-
-
-def _start_ticks(pid: int) -> str:
-    """Return when a process started, in ticks since boot; empty on a system without /proc."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-    # The process name may hold any text, also parentheses.
-    return stat.rpartition(")")[2].split()[19]
+    return holder if data.get("born", "") in ("", host.start_mark(holder.pid)) else None

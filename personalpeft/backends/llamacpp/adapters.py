@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from personalpeft import host
 from personalpeft.adapters.formats.gguf import write_gguf_lora
 from personalpeft.adapters.types import AdapterStack
 from personalpeft.backends.attached_stacks import AttachedStacks
 from personalpeft.backends.llamacpp.binding import LoraAdapter, Model
 from personalpeft.base_models.gguf.tensor_names import GgufNames
-
-# A folder in memory on Linux.
-_SHARED_MEMORY = Path("/dev/shm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +36,9 @@ class LoadedAdapters(AttachedStacks[LoadedAdapter]):
 
     def _load(self, stack: AdapterStack) -> LoraAdapter:
         # The library reads from a path only. In shared memory the file need not go to a disk.
-        if os.access(_SHARED_MEMORY, os.W_OK):
+        if folder := host.shared_memory():
             with suppress(OSError):
-                return self._load_through(stack, _SHARED_MEMORY)
+                return self._load_through(stack, folder)
         return self._load_through(stack, None)
 
     def _load_through(self, stack: AdapterStack, parent: Path | None) -> LoraAdapter:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
+
+from personalpeft import host
 from personalpeft.adapters.types import AdapterStack
 from personalpeft.backends.base import Continuation, Score, StagedStack
 from personalpeft.backends.batch_invariance import BatchInvariance
@@ -50,7 +52,7 @@ class LlamaCppBackend(ServingBackend):
         self._file = resolve_gguf_file(base, names, cache)
         probe = probe_cpu(self._file, cache)
         self._model = Model(self._file, repack=probe.repack)
-        threads = threads or _available_cpus()
+        threads = threads or host.usable_cores()
         params = ContextParams(_MIN_CTX, CHUNK, 1, threads, names.full)
         wanted = base.card.context + rows * _USUAL_LENGTH
         budget = memory_budget(names, self._model.vocab_size, params, wanted=wanted)
@@ -116,9 +118,7 @@ def memory_budget(
         params: The size of a context.
         wanted: Tokens of all contexts, if there is memory for them.
     """
-    memory = 2**33
-    if hasattr(os, "sysconf"):
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory = psutil.virtual_memory().total
     per_token, per_context = context_bytes(names, vocab_size, params)
     memory = max(int(memory * _MEMORY_SHARE), per_context + _MIN_CTX * per_token)
     n_ctx = MemoryBudget(wanted, memory, per_token, per_context).remaining([])
@@ -139,7 +139,3 @@ def context_bytes(names: GgufNames, vocab_size: int, params: ContextParams) -> t
     heads = int(names.config["num_attention_heads"])
     attention = params.n_batch * (3 + heads if params.float32 else 1)
     return names.bytes_per_token + 4 * attention, 4 * (distributions + activations)
-
-
-def _available_cpus() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

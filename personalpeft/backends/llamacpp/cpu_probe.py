@@ -11,9 +11,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import platform
-import signal
 import subprocess
 import sys
 from contextlib import suppress
@@ -21,6 +18,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
+from personalpeft import host
 from personalpeft.adapters.safe_io import write_file_atomically
 from personalpeft.types import canonical_digest
 
@@ -28,7 +26,6 @@ log = logging.getLogger(__name__)
 
 # A small model takes a second. A large one is first read from the disk.
 _TIMEOUT = 300
-_CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGABRT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +61,7 @@ def run_in_child(path: str) -> None:
     from personalpeft.backends.llamacpp.binding import ContextParams, Model
 
     model = Model(Path(path), repack=True)
-    context = model.new_context(ContextParams(256, 64, 1, max(1, (os.cpu_count() or 1))), None)
+    context = model.new_context(ContextParams(256, 64, 1, host.usable_cores()), None)
     tokens = [number % model.vocab_size for number in range(32)]
     context.decode(tokens, 0, 0)
     context.decode([1], len(tokens), 1)
@@ -87,7 +84,7 @@ def _run_probe(file: Path) -> ProbeResult:
     if child.returncode == 0:
         return ProbeResult(True, "repacked weights where the processor has its own order")
     # Only a crash is about the processor. A kill may be for memory, an error may be temporary.
-    crashed = -child.returncode in _CRASHES
+    crashed = host.is_crash(child.returncode)
     if not crashed:
         error_text = child.stderr.decode(errors="replace")[-2000:]
         log.warning("the processor probe ended with %s: %s", child.returncode, error_text)
@@ -99,7 +96,7 @@ def _cache_path(file: Path, cache: Path) -> Path:
     status = file.stat()
     key = [
         version("llama-cpp-python"),
-        _cpu_features(),
+        host.cpu_flags(),
         str(file),
         status.st_size,
         status.st_mtime_ns,
@@ -112,12 +109,3 @@ def _cache_result(result: ProbeResult, path: Path) -> None:
     with suppress(OSError):
         data = {"extra": result.repack, "why": result.reason, "certain": True}
         write_file_atomically(path, json.dumps(data).encode())
-
-
-def _cpu_features() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-    except OSError:
-        return f"{platform.machine()} {platform.processor()}"
-    flags = (line for line in lines if line.startswith(("flags", "Features")))
-    return next(flags, platform.machine())

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from personalpeft import host
 from personalpeft.backends.torch.batch_invariant_matmul import (
     ProductChooser,
     ProductKind,
@@ -33,7 +34,6 @@ from personalpeft.backends.torch.lora_layers import (
 )
 from personalpeft.backends.torch.openmp import limit_threads, release_threads
 from personalpeft.backends.torch.ops import Ops
-from personalpeft.backends.torch.processor import usable_cores
 from personalpeft.backends.torch.thread_governor import ThreadGovernor, thread_counts
 from personalpeft.backends.torch.training.fused_modules import install_fused_modules
 from personalpeft.backends.torch.training.packing import PackedSequence
@@ -69,8 +69,9 @@ def choose_device() -> DeviceChoice:
 
 def _multiplies_bfloat16() -> bool:
     """Return whether the CPU multiplies bfloat16, and the libraries do it correctly."""
-    supported: bool = torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return supported and is_usable(
+    # PyTorch for macOS is built without this library.
+    supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    return supported() and is_usable(
         ProductKind.PACKED, ProductShape(512, 512, torch.bfloat16, bias=False)
     )
 
@@ -86,7 +87,7 @@ class ModelRunner:
         self.module = module.to(where.device).eval().requires_grad_(False)
         # Row-count classes are measured for CPU libraries only.
         self._chooser = (
-            ProductChooser(thread_counts(min(torch.get_num_threads(), usable_cores())), cache)
+            ProductChooser(thread_counts(min(torch.get_num_threads(), host.usable_cores())), cache)
             if where.device.type == "cpu"
             else None
         )
@@ -101,7 +102,9 @@ class ModelRunner:
         self.ops = ops
         self._fused_attention = install_fused_modules(self.module, ops)
         self._governor = (
-            None if self._chooser is None else ThreadGovernor(self._chooser.threads, usable_cores())
+            None
+            if self._chooser is None
+            else ThreadGovernor(self._chooser.threads, host.usable_cores())
         )
         self._lock = threading.RLock()
         self._sessions = 0

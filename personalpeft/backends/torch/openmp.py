@@ -8,18 +8,17 @@ less than a millisecond.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
-from typing import Any
+
+from personalpeft.host import loaded_function
 
 _PAUSE_SOFT = 1  # omp_pause_soft
 
 
 def release_threads() -> None:
     """End the calling thread's team, if any. Never call this inside a parallel loop."""
-    pause = _function("omp_pause_resource_all")
+    pause = loaded_function("omp_pause_resource_all")
     if pause is not None:
         pause(_PAUSE_SOFT)
 
@@ -31,7 +30,7 @@ def limit_threads(count: int) -> Iterator[None]:
     Other threads keep their number. ``torch.set_num_threads`` would change it for the whole process
     and empty oneDNN's cache of primitives.
     """
-    get, resize = _function("omp_get_max_threads"), _function("omp_set_num_threads")
+    get, resize = loaded_function("omp_get_max_threads"), loaded_function("omp_set_num_threads")
     if get is None or resize is None:
         # Not at the top: the embedder imports this module without torch.
         import torch
@@ -46,12 +45,3 @@ def limit_threads(count: int) -> Iterator[None]:
         yield
     finally:
         resize(before)
-
-
-@cache
-def _function(name: str) -> Any:
-    """Return a function of the loaded OpenMP library, or None."""
-    try:
-        return getattr(ctypes.CDLL(None), name)
-    except (AttributeError, OSError, TypeError):
-        return None

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import platform
 import time
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 
 import psutil
+
+from personalpeft import host
 
 # Variables that limit the instruction sets of libraries and of our kernels.
 KERNELS = "PERSONALPEFT_KERNELS"
@@ -23,30 +22,10 @@ _LIMITS = (
 )
 
 
-@cache
-def cpu_flags() -> str:
-    """Return a text that differs between CPUs with different instruction sets."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line for line in lines if line.startswith(("flags", "Features"))), "")
-
-
 def instruction_sets() -> str:
     """Return the CPU's instruction sets and the environment's limits on them."""
     limits = [f"{name}={os.environ[name]}" for name in _LIMITS if name in os.environ]
-    return " ".join([cpu_flags(), *limits])
-
-
-def usable_cores() -> int:
-    """Return the number of cores this process may use, by affinity and cgroup quota."""
-    cores = len(_affinity()) or os.cpu_count() or 1
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
-        return max(1, min(cores, round(int(quota) / int(period))))
-    except (OSError, ValueError):
-        return cores  # No control group, or one without a quota ("max").
+    return " ".join([host.cpu_flags(), *limits])
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +43,7 @@ def read_cpu_usage() -> CpuUsage:
     Programs of low priority yield, so they count as busy only if this process has low priority
     too.
     """
-    affinity = _affinity()
-    low = hasattr(os, "nice") and os.nice(0) > 0
+    affinity, low = host.cpu_affinity(), host.has_low_priority()
     busy = 0.0
     for core, times in enumerate(psutil.cpu_times(percpu=True)):
         if affinity and core not in affinity:
@@ -76,7 +54,3 @@ def read_cpu_usage() -> CpuUsage:
         yielding = 0.0 if low else getattr(times, "nice", 0.0)
         busy += sum(times) - idle - twice - yielding
     return CpuUsage(time.monotonic(), busy, time.process_time())
-
-
-def _affinity() -> frozenset[int]:
-    return frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset()

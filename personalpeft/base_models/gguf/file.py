@@ -12,6 +12,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from personalpeft import host
 from personalpeft.base_models.digest_cache import sealed_digest
 from personalpeft.base_models.files import hash_files, join, package_files
 from personalpeft.base_models.gguf.tensor_names import GgufNames
@@ -67,7 +68,7 @@ def _cached_file(base: Base, cache: Path, kind: str, make: Callable[[Path], None
                 make(new)
                 digest = hash_files([new])
                 seal.unlink(missing_ok=True)
-                new.replace(file)
+                host.replace(new, file)
                 seal.write_text(digest, "utf-8")
     except WeightsError:
         raise

@@ -31,8 +31,8 @@ from hypothesis import strategies as st
 
 from personalpeft.backends.base import Backend
 from personalpeft.backends.batch_invariance import BatchInvariance
-from personalpeft.backends.torch.processor import cpu_flags
 from personalpeft.base_models.types import Base
+from personalpeft.host import cpu_flags
 
 ROWS = 6
 OWNERS = ("ada", "ben")

@@ -88,9 +88,7 @@ def test_another_processor_version_or_file_is_probed_again(
 ) -> None:
     probe_cpu(file, tmp_path)
     with monkeypatch.context() as other:
-        other.setattr(
-            "personalpeft.backends.llamacpp.cpu_probe._cpu_features", lambda: "flags: none"
-        )
+        other.setattr("personalpeft.host.cpu_flags", lambda: "flags: none")
         probe_cpu(file, tmp_path)
     with monkeypatch.context() as other:
         other.setattr("personalpeft.backends.llamacpp.cpu_probe.version", lambda _: "99")

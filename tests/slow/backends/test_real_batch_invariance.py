@@ -25,9 +25,9 @@ from backend_makers import (
 import personalpeft
 from personalpeft.backends.base import Backend, SequenceState
 from personalpeft.backends.batch_invariance import BatchInvariance
-from personalpeft.backends.torch.processor import cpu_flags
 from personalpeft.base_models.types import Base
 from personalpeft.engine.invariance_check import check_batch_invariance
+from personalpeft.host import cpu_flags
 
 pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 
@@ -95,7 +95,7 @@ def test_reply_has_the_same_bits_alone_and_batched_uncached_and_cached(
 _ASK = """
 import json, sys
 import personalpeft
-from personalpeft.backends.torch.processor import cpu_flags
+from personalpeft.host import cpu_flags
 with personalpeft.open(sys.argv[1]) as runtime:
     ada = runtime.user("ada")
     for question in json.loads(sys.argv[2]):

@@ -22,11 +22,11 @@ from typing import Any
 
 import torch
 
-from personalpeft.backends.torch.processor import KERNELS, cpu_flags
+from personalpeft import host
+from personalpeft.backends.torch.processor import KERNELS
 
 _SOURCES = ("decode.cpp", "training.cpp")
 _HEADER = "dtypes.h"
-_COMPILERS = ("c++", "g++", "clang++")
 # No -ffast-math: it would flush subnormal numbers to zero in the whole process.
 _MARCH = {"native": "native", "avx2": "x86-64-v3", "avx512": "x86-64-v4"}
 _OPTIONS = ("-O3", "-std=c++17", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
@@ -51,7 +51,7 @@ def load_library(cache: Path, dtype: torch.dtype) -> ctypes.CDLL:
     folder = resources.files(__package__) / "csrc"
     files = {name: folder.joinpath(name).read_bytes() for name in (*_SOURCES, _HEADER)}
     options = (*_OPTIONS, f"-DDTYPE={_NUMBERS[dtype]}", *_instruction_flags())
-    about = f"{options}{platform.machine()}{cpu_flags()}{torch.__version__}".encode()
+    about = f"{options}{platform.machine()}{host.cpu_flags()}{torch.__version__}".encode()
     digest = hashlib.sha256(b"".join(files.values()) + about).hexdigest()[:16]
     try:
         # Resolved once: no link may change between the checks and the loading.
@@ -68,7 +68,8 @@ def load_library(cache: Path, dtype: torch.dtype) -> ctypes.CDLL:
             built = _compile(files, options, Path(work))
             if not unsafe:
                 # In one step, so that two processes that start together never load half a file.
-                built = built.replace(path)
+                host.replace(built, path)
+                built = path
             elif exposed := _first_world_writable(built.resolve()):
                 raise NoCompiler(_unsafe_folder_message(exposed))
             return ctypes.CDLL(str(built))
@@ -91,7 +92,7 @@ def _make_private(folder: Path) -> str:
     ours = (folder.parent.parent, folder.parent, folder)
     for each in ours:
         each.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not _is_private(each) and each.stat().st_uid == os.getuid():
+        if not _is_private(each) and host.is_owner(each.stat()):
             each.chmod(stat.S_IMODE(each.stat().st_mode) & ~_OTHERS_WRITE)
             for library in folder.parent.glob("*/native.so"):
                 # This fails in another account's folder, which is refused anyway.
@@ -105,25 +106,16 @@ def _make_private(folder: Path) -> str:
 
 def _is_private(path: Path) -> bool:
     """Return whether this account or root owns a path, and no other account can write to it."""
-    if not hasattr(os, "getuid"):
-        return path.exists()
     try:
         about = path.lstat()
     except FileNotFoundError:
         return False
-    return about.st_uid in (0, os.getuid()) and not about.st_mode & _OTHERS_WRITE
+    return (host.is_owner(about) or about.st_uid == 0) and host.only_owner_writes(about)
 
 
 def _first_world_writable(path: Path) -> Path | None:
     """Return the nearest folder above a path in which every account can replace what is there."""
-    if not hasattr(os, "getuid"):
-        return None
-    replaceable = (
-        each
-        for each in path.parents
-        if each.stat().st_mode & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH
-    )
-    return next(replaceable, None)
+    return next((each for each in path.parents if host.all_can_replace_in(each.stat())), None)
 
 
 def _unsafe_folder_message(path: Path) -> str:
@@ -134,9 +126,12 @@ def _unsafe_folder_message(path: Path) -> str:
 
 
 def _compile(files: Mapping[str, bytes], options: Sequence[str], work: Path) -> Path:
-    compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
+    names = host.compilers()
+    if not names:
+        raise NoCompiler("they are compiled on Linux only, with a compiler that has OpenMP")
+    compiler = next(filter(None, map(shutil.which, names)), None)
     if compiler is None:
-        raise NoCompiler(f"no C++ compiler found ({', '.join(_COMPILERS)})")
+        raise NoCompiler(f"no C++ compiler found ({', '.join(names)})")
     for name, content in files.items():
         (work / name).write_bytes(content)
     objects = [Path(name).with_suffix(".o").name for name in _SOURCES]

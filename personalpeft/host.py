@@ -1,0 +1,188 @@
+"""Hide what differs between Linux, macOS and Windows.
+
+Each function has a plain fallback for a feature that a system lacks.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import signal
+import stat
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+# Windows has no SIGBUS. There a crash ends with one of the statuses instead of a signal.
+_CRASHES = ("SIGSEGV", "SIGBUS", "SIGILL", "SIGABRT")
+_CRASH_STATUSES = (0xC0000005, 0xC000001D, 0xC0000096)
+# The codes of "access denied" and "sharing violation", and how often a rename is tried again.
+_IN_USE = (5, 32)
+_RENAME_TRIES, _RENAME_PAUSE = 20, 0.02
+
+
+@cache
+def cpu_flags() -> str:
+    """Return a text that differs between CPUs with different instruction sets."""
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        return next((each for each in lines if each.startswith(("flags", "Features"))), "")
+    if sys.platform == "darwin":
+        with suppress(OSError, subprocess.SubprocessError):
+            # The kind of processor is "arm" on all of them.
+            query = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
+            return subprocess.run(
+                query, capture_output=True, text=True, timeout=10, check=True
+            ).stdout.strip()
+    return f"{platform.machine()} {platform.processor()}"
+
+
+def cpu_affinity() -> frozenset[int]:
+    """Return the cores that this process is bound to. Empty means all."""
+    return frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset()
+
+
+def usable_cores() -> int:
+    """Return the number of cores this process may use, by affinity and cgroup quota."""
+    cores = len(cpu_affinity()) or os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
+        return max(1, min(cores, round(int(quota) / int(period))))
+    except (OSError, ValueError):
+        return cores  # No control group, or one without a quota ("max").
+
+
+def has_low_priority() -> bool:
+    """Return whether this process yields to others. False on a system without nice values."""
+    return hasattr(os, "nice") and os.nice(0) > 0
+
+
+def service_manager() -> str:
+    """Return what starts programs with a session here: systemd, launchd, or "" for another."""
+    return {"darwin": "launchd", "win32": ""}.get(sys.platform, "systemd")
+
+
+def compilers() -> tuple[str, ...]:
+    """Return the C++ compilers to look for. Those of macOS and Windows do not fit our options."""
+    return () if sys.platform in ("darwin", "win32") else ("c++", "g++", "clang++")
+
+
+@cache
+def loaded_function(name: str) -> Any:
+    """Return a function of a library that this process has loaded, or None."""
+    try:
+        return getattr(ctypes.CDLL(None), name)
+    except (AttributeError, OSError, TypeError):
+        return None
+
+
+def shared_memory() -> Path | None:
+    """Return a folder in memory, or None on a system without one."""
+    folder = Path("/dev/shm")
+    return folder if os.access(folder, os.W_OK) else None
+
+
+def is_crash(exit_status: int) -> bool:
+    """Return whether a child's exit status means a crash, and not an error or a kill."""
+    signals = [getattr(signal, name) for name in _CRASHES if hasattr(signal, name)]
+    return -exit_status in signals or exit_status in _CRASH_STATUSES
+
+
+def is_alive(pid: int) -> bool:
+    """Return whether a process exists."""
+    import psutil
+
+    with suppress(OverflowError):
+        return bool(psutil.pid_exists(pid))
+    return False
+
+
+def start_mark(pid: int) -> str:
+    """Return a text about a process that differs from one with the same id before or after it.
+
+    It is the start time, in ticks since boot where /proc exists. Empty if it cannot be read.
+    """
+    with suppress(OSError):
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        # The process name may hold any text, also parentheses.
+        return text.rpartition(")")[2].split()[19]
+    import psutil
+
+    with suppress(psutil.Error, OSError):
+        return str(psutil.Process(pid).create_time())
+    return ""
+
+
+def has_posix_files() -> bool:
+    """Return whether files have an owner, modes and a time of change. Those of Windows do not."""
+    return hasattr(os, "geteuid")
+
+
+def is_owner(status: os.stat_result) -> bool:
+    """Return whether a file belongs to this account."""
+    return not has_posix_files() or status.st_uid == os.geteuid()
+
+
+def only_owner_writes(status: os.stat_result) -> bool:
+    """Return whether no other account can write to a file."""
+    return not has_posix_files() or not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def only_owner_reads(status: os.stat_result) -> bool:
+    """Return whether no other account can read a file or write to it."""
+    return not has_posix_files() or not status.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
+
+
+def all_can_replace_in(status: os.stat_result) -> bool:
+    """Return whether every account can replace the files in a folder."""
+    sticky = status.st_mode & (stat.S_IWOTH | stat.S_ISVTX)
+    return has_posix_files() and sticky == stat.S_IWOTH
+
+
+def sync_file(handle: int) -> None:
+    """Flush the bytes of a file that is open for writing to the disk."""
+    with suppress(ImportError, OSError):
+        import fcntl
+
+        # On macOS plain fsync leaves the bytes in the drive's own cache.
+        if full := getattr(fcntl, "F_FULLFSYNC", None):
+            fcntl.fcntl(handle, full)
+            return
+    os.fsync(handle)
+
+
+def sync_folder(folder: Path) -> None:
+    """Flush the names in a folder to the disk."""
+    if not hasattr(os, "O_DIRECTORY"):
+        return  # Windows cannot open a folder. Its file system journals renames.
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def is_in_use(error: OSError) -> bool:
+    """Return whether Windows refused a change of a file that a program may have open."""
+    return getattr(error, "winerror", None) in _IN_USE
+
+
+def replace(source: Path, target: Path) -> None:
+    """Rename a file over another. Raises ``OSError``.
+
+    Windows refuses that while a program reads the target, so it is tried for a moment.
+    """
+    for _ in range(_RENAME_TRIES - 1):
+        try:
+            source.replace(target)
+            return
+        except OSError as error:
+            if not is_in_use(error):
+                raise
+        time.sleep(_RENAME_PAUSE)
+    source.replace(target)
