@@ -212,7 +212,7 @@ def report(common: GlobalOptions) -> None:
     "--as",
     "system",
     type=click.Choice(["systemd", "launchd"]),
-    help="The system to write for.  [default: launchd on macOS, else systemd]",
+    help="The system to write for.  [default: launchd on macOS, systemd on Linux]",
 )
 def install(common: GlobalOptions, system: str | None) -> None:
     """Print the file that starts the daemon with your session.

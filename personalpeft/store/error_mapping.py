@@ -102,7 +102,7 @@ def _map_os_error(error: OSError, home: Path) -> HomeError | Busy:
         return _disk_full_error(home)
     if host.is_in_use(error):
         return Busy(
-            f"A file in the home {home} is open in another program: {error.filename}.",
+            f"{error.filename2 or error.filename} is open in another program.",
             hint="Close that program and try again. If there is none, check who may write there.",
         )
     if error.errno in _NO_WRITING:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import signal
 import socket
 import stat
@@ -47,7 +46,7 @@ def test_a_taken_port_is_reported_before_the_model_is_loaded(shell: Shell) -> No
 
 
 def test_on_a_terminal_it_prints_a_sign_in_link_to_the_page(shell: Shell) -> None:
-    ours, theirs = pty.openpty()
+    ours, theirs = pytest.importorskip("pty").openpty()
     server = shell.spawn("serve", "--port", "0", "--user", "ada", stderr=theirs, NO_COLOR="1")
     os.close(theirs)
     said = ""

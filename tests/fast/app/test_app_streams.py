@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import re
 import signal
 import stat
@@ -93,7 +92,7 @@ def test_text_cannot_control_the_terminal(shell: Shell) -> None:
     ("name", "value", "coloured"), [("NO_COLOR", "1", False), ("NO_COLOR", "", True)]
 )
 def test_no_color_is_respected(shell: Shell, name: str, value: str, coloured: bool) -> None:
-    ours, theirs = pty.openpty()
+    ours, theirs = pytest.importorskip("pty").openpty()
     env = {**os.environ, **shell.environment, "TERM": "xterm", name: value}
     program = [sys.executable, "-P", "-c", "from personalpeft_app.cli import main; main()", "stack"]
     subprocess.run(program, env=env, stderr=theirs, stdout=subprocess.PIPE, check=False)

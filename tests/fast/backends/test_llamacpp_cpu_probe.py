@@ -41,7 +41,9 @@ def file(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("ends", "extra"), [(0, True), (-signal.SIGSEGV, False), (-signal.SIGILL, False)]
+    ("ends", "extra"),
+    # The last is an illegal instruction on Windows.
+    [(0, True), (-signal.SIGSEGV, False), (-signal.SIGILL, False), (0xC000001D, False)],
 )
 def test_a_certain_probe_result_is_cached(
     tmp_path: Path, file: Path, probes: FakeProbes, ends: int, extra: bool
@@ -50,6 +52,14 @@ def test_a_certain_probe_result_is_cached(
     first = probe_cpu(file, tmp_path)
     assert (first.repack, probe_cpu(file, tmp_path)) == (extra, first)
     assert probes.made == 1
+
+
+def test_a_crash_is_one_on_a_system_without_bus_errors(
+    tmp_path: Path, file: Path, probes: FakeProbes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(signal, "SIGBUS")
+    probes.ends = -signal.SIGSEGV
+    assert probe_cpu(file, tmp_path).conclusive
 
 
 @pytest.mark.parametrize(

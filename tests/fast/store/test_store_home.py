@@ -161,7 +161,7 @@ def test_home_below_a_file_is_refused(tmp_path: Path) -> None:
 
 def test_home_of_another_account_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened(home).close()
-    monkeypatch.setattr(os, "getuid", lambda: home.stat().st_uid + 1)
+    monkeypatch.setattr(os, "geteuid", lambda: home.stat().st_uid + 1)
     with pytest.raises(HomeError) as error:
         opened(home)
     assert error.value.hint
