@@ -24,7 +24,8 @@ from personalpeft.store.blobs import replace_file, sync_folder
 
 _SCHEMA = """
 create table if not exists sessions (
-    id text primary key, owner text not null, seen real not null, tags text not null);
+    id text primary key, owner text not null, seen real not null, tags text not null,
+    ended integer not null default 0);
 create table if not exists runs (
     id text primary key, owner text not null, session text not null, base text not null,
     rank integer not null, seed integer not null, attn integer not null, mlp integer not null,

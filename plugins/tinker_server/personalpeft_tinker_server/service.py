@@ -76,8 +76,11 @@ class Service:
         self._db = Database(runtime.settings.home / FOLDER)
         self._started = False
         self._lock = threading.Lock()
-        # A client could not send heartbeats while the server was down.
-        self._db.execute("update sessions set seen = ?", self._now())
+        # Clients that were there at the stop could not send heartbeats since.
+        self._db.execute(
+            "update sessions set seen = ? where seen >= (select max(seen) from sessions) - ? and not ended",
+            *(self._now(), SILENCE_SECONDS),
+        )
         self.futures = Futures(self._db, clock)
         self.checkpoints = Checkpoints(runtime, self._db, clock)
         self._trainer = Trainer(
@@ -122,7 +125,7 @@ class Service:
     def heartbeat(self, owner: str, session: str) -> None:
         """Keep a session. Raises ``NotFound``."""
         if not self._db.execute(
-            "update sessions set seen = ? where id = ? and owner = ?",
+            "update sessions set seen = ?, ended = 0 where id = ? and owner = ?",
             *(self._now(), session, owner),
         ):
             raise NotFound("There is no such session.", hint="Create it again.")
@@ -130,7 +133,7 @@ class Service:
     def end_session(self, owner: str, session: str) -> None:
         """Count a session's client as silent. An unknown session is ignored."""
         self._db.execute(
-            "update sessions set seen = min(seen, ?) where id = ? and owner = ?",
+            "update sessions set seen = min(seen, ?), ended = 1 where id = ? and owner = ?",
             *(self._now() - SILENCE_SECONDS, session, owner),
         )
 

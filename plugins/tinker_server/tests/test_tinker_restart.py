@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from tinker_makers import TEXT, Client, Run, Session, TinkerServer, datum, loss_of, passed
 
-from personalpeft_tinker_server import training
+from personalpeft_tinker_server import futures, service, training
 
 Start = Callable[[], TinkerServer]
 FB = {"forward_backward_input": passed([datum(TEXT)], "cross_entropy")}
@@ -94,3 +94,36 @@ def test_a_second_server_of_the_home_is_refused(start: Start) -> None:
     server = start()
     with pytest.raises(Busy, match="Another server"), open_server(server.runtime.settings.home):
         pass
+
+
+def test_runs_of_active_clients_are_limited_and_those_of_others_do_not_count(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "_MAX_RUNS", 1)
+    server = start()
+    client = server.client("ada")
+    session = client.session()
+    session.run()
+    body = {"session_id": session.id, "model_seq_id": 1, "base_model": "tiny-random"}
+    refused = client.ask("POST", "create_model", body)
+    assert refused.status_code == 429
+    assert int(refused.headers["Retry-After"]) > 0
+    server.client("bob").session().run()
+    client.ask("POST", f"sessions/{session.id}/finish", {})
+    # Nor does a restart bring the session back.
+    again = start().client(token=client.secret)
+    again.session().run()
+
+
+def test_calls_beyond_the_queue_are_refused_and_may_be_repeated(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(futures, "_MAX_QUEUED", 2)
+    run = start().session().run()
+    step = {"model_id": run.id, "adam_params": {}}
+    client = run.session.client
+    # The first call is missing, so the others wait.
+    for seq in (2, 3):
+        client.post("optim_step", {**step, "seq_id": seq})
+    client.post("optim_step", {**step, "seq_id": 4}, status=429)
+    client.post("optim_step", {**step, "seq_id": 3})
