@@ -45,6 +45,11 @@ def check_skill_name(value: str) -> str:
             f"A skill's name must be 1 to 32 of a-z, 0-9, '_' and '-', got {value!a:.80}.",
             hint="Start it with a letter or digit. Single dots may stand between.",
         )
+    if value.startswith("skill."):
+        raise InvalidInput(
+            f"A skill's name is not the name of its layer, got {value!a}.",
+            hint=f"Leave out 'skill.': {value.removeprefix('skill.')}",
+        )
     return value
 
 
