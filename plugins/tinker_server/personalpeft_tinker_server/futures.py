@@ -116,8 +116,10 @@ class Futures:
         return self._calls(f"status = 'queued' and run {test} null order by position")
 
     def executed_after(self, run: str, executed: int) -> list[QueuedCall]:
-        """Return a run's finished calls after the first ``executed``, in the order of execution."""
-        return self._calls("run = ? and executed > ? order by executed", run, executed)
+        """Return a run's calls after the first ``executed`` that succeeded, in their order."""
+        return self._calls(
+            "run = ? and executed > ? and status = 'done' order by executed", run, executed
+        )
 
     def finish(self, call: QueuedCall, outcome: Outcome) -> None:
         """Store the result of a call. Only the first result of a call counts."""

@@ -12,7 +12,7 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import safetensors.numpy
@@ -203,7 +203,7 @@ class Trainer:
                 )
             except Exception as error:  # noqa: BLE001 - the clients get it
                 for call, *_ in group:
-                    self._futures.finish(call, failure(error))
+                    self._fail(call, error)
                 continue
             for (call, run, _, _), own in zip(group, results, strict=True):
                 run.has_gradients |= backward
@@ -309,35 +309,38 @@ class Trainer:
         if stored:
             session.restore(safetensors.numpy.load(stored))
             executed = row["state_executed"]
-        for call in self._futures.executed_after(run_id, executed):
-            self._execute_again(run, call)
+        try:
+            for call in self._futures.executed_after(run_id, executed):
+                self._execute_again(run, call)
+        except BaseException:
+            del self._runs[run_id]
+            session.close()
+            raise
         return run
 
     def _execute_again(self, run: _Run, call: QueuedCall) -> None:
-        """Repeat the effect of a call on the session. Failed calls fail again."""
+        """Repeat the effect of a call on the session."""
         body = self._futures.body(call)
-        with suppress(PersonalPeftError):
-            if call.kind in _PASSES:
-                request = _read_pass(body, call.kind)
-                if not request.forward_only:
-                    self._runtime.engine().backend.forward_backward(
-                        [run.session], [self._losses(request)]
-                    )
-                    run.has_gradients = True
-            elif call.kind == "optim_step":
-                run.session.optim_step(_adam(read(models.OptimStep, body)))
-                run.has_gradients = False
-            elif call.kind == "load_weights":
-                self._load(call, read(models.LoadWeights, body))
+        if call.kind in _PASSES:
+            request = _read_pass(body, call.kind)
+            if not request.forward_only:
+                backend = self._runtime.engine().backend
+                backend.forward_backward([run.session], [self._losses(request)])
+                run.has_gradients = True
+        elif call.kind == "optim_step":
+            run.session.optim_step(_adam(read(models.OptimStep, body)))
+            run.has_gradients = False
+        elif call.kind == "load_weights":
+            self._load(call, read(models.LoadWeights, body))
 
     def _finish(self, call: QueuedCall, result: bytes) -> None:
         self._futures.finish(call, Outcome(result, None, None))
         run = self._runs.get(call.run or "")
-        if (
-            run is not None
-            and call.kind == "optim_step"
-            and self._clock.timer() - run.stored >= _STORE_SECONDS
-        ):
+        if run is None or run.has_gradients:
+            return
+        is_due = self._clock.timer() - run.stored >= _STORE_SECONDS
+        # What was loaded may be deleted, and could not be loaded again.
+        if call.kind == "load_weights" or (call.kind == "optim_step" and is_due):
             self._store_state(run)
 
     def _store_state(self, run: _Run) -> None:
@@ -378,7 +381,15 @@ class Trainer:
         try:
             yield
         except Exception as error:  # noqa: BLE001 - the client gets it
-            self._futures.finish(call, failure(error))
+            self._fail(call, error)
+
+    def _fail(self, call: QueuedCall, error: Exception) -> None:
+        """Store an error as the call's outcome, and undo what the call did to its run."""
+        self._futures.finish(call, failure(error))
+        run = None if isinstance(error, PersonalPeftError) else self._runs.pop(call.run or "", None)
+        if run is not None:
+            # Opened again, it has what the calls that succeeded did.
+            run.session.close()
 
 
 _PASSES = frozenset({"forward", "forward_backward", "forward_backward_protobuf"})

@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
-from tinker_makers import TEXT, Client, Run, Session, TinkerServer, datum, loss_of, passed
+from tinker_makers import (
+    TEXT,
+    CallFailed,
+    Client,
+    Run,
+    Session,
+    TinkerServer,
+    datum,
+    loss_of,
+    passed,
+)
 
 from personalpeft_tinker_server import futures, service, training
 
@@ -84,6 +95,43 @@ def test_a_run_of_a_silent_client_leaves_memory_and_comes_back(start: Start) -> 
     server.extension.service.do_chores()
     losses += run.train(2)
     assert losses == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_pass_that_fails_in_the_server_leaves_nothing_behind(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = start()
+    undisturbed, run = (server.session().run() for _ in range(2))
+    expected = undisturbed.train(4)
+    losses = run.train(2)
+    backend = server.runtime.engine().backend
+    compute = backend.forward_backward
+
+    def fail(*args: Any, **options: Any) -> Any:
+        compute(*args, **options)
+        raise MemoryError
+
+    monkeypatch.setattr(backend, "forward_backward", fail)
+    with pytest.raises(CallFailed, match="MemoryError") as failed:
+        run.forward_backward([datum(TEXT)])
+    assert failed.value.args[1] == "server"
+    monkeypatch.undo()
+    losses += run.train(2)
+    assert losses == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_run_goes_on_after_a_restart_without_the_weights_that_it_loaded(start: Start) -> None:
+    server = start()
+    run = server.session().run()
+    run.train(2)
+    run.save("loaded")
+    run.call("load_weights", path=f"tinker://{run.id}/weights/loaded", optimizer=True)
+    before = run.forward([datum(TEXT)])
+    client = run.session.client
+    place = f"training_runs/{run.id}/checkpoints/weights/loaded"
+    assert client.ask("DELETE", place).status_code == 204
+    run = on(start(), run)
+    assert run.forward([datum(TEXT)]) == before
 
 
 def test_a_second_server_of_the_home_is_refused(start: Start) -> None:
