@@ -9,8 +9,8 @@ from __future__ import annotations
 import io
 import json
 import tarfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from sqlite3 import Row
 from tempfile import TemporaryDirectory
@@ -30,6 +30,7 @@ from personalpeft.errors import InvalidInput, NotFound
 from personalpeft.types import Stack, StackEntry, canonical_digest
 from personalpeft_tinker_server import models
 from personalpeft_tinker_server.database import Database
+from personalpeft_tinker_server.run_spec import RunSpec
 
 SCHEME = "tinker://"
 USER_SCHEME = "personalpeft://"
@@ -42,45 +43,6 @@ State: TypeAlias = Mapping[str, npt.NDArray[np.float32]]
 # Bytes of saved weights that one owner may have.
 _MAX_BYTES = 32 * 2**30
 _MOMENTS = ("exp_avg", "exp_avg_sq")
-
-
-@dataclass(frozen=True, slots=True)
-class RunSpec:
-    """What a run trains: the shape of its LoRA, and the name that the client gave the base."""
-
-    run: str
-    owner: str
-    base: str
-    rank: int
-    seed: int
-    attn: bool
-    mlp: bool
-    parent: str | None = None
-
-    # The constant alpha of Tinker, so that a learning rate fits all ranks.
-    ALPHA = 32.0
-
-    @property
-    def scaling(self) -> float:
-        return self.ALPHA / self.rank
-
-    @classmethod
-    def of(cls, row: Row) -> RunSpec:
-        """Return the spec in a row of ``runs``."""
-        return cls(
-            row["id"],
-            row["owner"],
-            row["base"],
-            row["rank"],
-            row["seed"],
-            bool(row["attn"]),
-            bool(row["mlp"]),
-            row["parent"],
-        )
-
-    def targets(self, projections: Sequence[str]) -> tuple[str, ...]:
-        """Return the projections that the run trains."""
-        return tuple(name for name in projections if (self.attn if "attn" in name else self.mlp))
 
 
 class Checkpoints:

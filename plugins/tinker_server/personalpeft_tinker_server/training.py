@@ -18,15 +18,17 @@ from dataclasses import dataclass, replace
 import safetensors.numpy
 
 from personalpeft import PersonalPeftError, Runtime
-from personalpeft.backends.base import AdamParams, ForwardResult, Session, SessionSpec
+from personalpeft.backends.base import Session, SessionSpec
 from personalpeft.clock import Clock
 from personalpeft.errors import InvalidInput, format_origin
 from personalpeft_tinker_server import models
-from personalpeft_tinker_server.checkpoints import Checkpoints, Kind, RunSpec
+from personalpeft_tinker_server.checkpoints import Checkpoints, Kind
 from personalpeft_tinker_server.codec import ForwardBackward, read, read_forward_backward
+from personalpeft_tinker_server.conversions import read_adam, write_pass
 from personalpeft_tinker_server.database import Database
 from personalpeft_tinker_server.futures import Futures, Outcome, QueuedCall
 from personalpeft_tinker_server.losses import DatumLoss, build_losses
+from personalpeft_tinker_server.run_spec import RunSpec
 
 log = logging.getLogger(__name__)
 
@@ -207,7 +209,7 @@ class Trainer:
                 continue
             for (call, run, _, _), own in zip(group, results, strict=True):
                 run.has_gradients |= backward
-                self._finish(call, _pass_output(own))
+                self._finish(call, write_pass(own))
 
     def _yield(self) -> None:
         """Let chats and samples go first, for a moment."""
@@ -232,7 +234,7 @@ class Trainer:
             return self._load(call, read(models.LoadWeights, body))
         run = self._open(call.run or "")
         if call.kind == "optim_step":
-            norm = run.session.optim_step(_adam(read(models.OptimStep, body)))
+            norm = run.session.optim_step(read_adam(read(models.OptimStep, body)))
             run.has_gradients = False
             return _json(type="optim_step", metrics={"grad_norm:mean": norm})
         if call.kind == "save_weights":
@@ -328,7 +330,7 @@ class Trainer:
                 backend.forward_backward([run.session], [self._losses(request)])
                 run.has_gradients = True
         elif call.kind == "optim_step":
-            run.session.optim_step(_adam(read(models.OptimStep, body)))
+            run.session.optim_step(read_adam(read(models.OptimStep, body)))
             run.has_gradients = False
         elif call.kind == "load_weights":
             self._load(call, read(models.LoadWeights, body))
@@ -403,34 +405,6 @@ def sampler_id(session: str, seq: int) -> str:
 def _read_pass(body: bytes, kind: str) -> ForwardBackward:
     return read_forward_backward(
         body, protobuf=kind == "forward_backward_protobuf", forward=kind == "forward"
-    )
-
-
-def _adam(request: models.OptimStep) -> AdamParams:
-    params = request.adam_params
-    if params is None:
-        raise InvalidInput("The only optimizer is AdamW.", hint="Send AdamParams.")
-    return AdamParams(
-        params.learning_rate,
-        params.beta1,
-        params.beta2,
-        params.eps,
-        params.weight_decay,
-        params.grad_clip_norm or None,
-    )
-
-
-def _pass_output(results: Sequence[ForwardResult]) -> bytes:
-    outputs = []
-    for result in results:
-        (logprobs,) = result.token_logprobs
-        tensor = models.Tensor(data=logprobs.tolist(), shape=[len(logprobs)])
-        outputs.append({"logprobs": tensor})
-    total = sum(result.loss for result in results)
-    return (
-        models.ForwardBackwardOutput(loss_fn_outputs=outputs, metrics={"loss:sum": total})
-        .model_dump_json()
-        .encode()
     )
 
 
