@@ -425,7 +425,7 @@ def _world(result: Result) -> Iterator[tuple[str, Table]]:
             rows.append((f"skill of {name}", f"{each['success']:.0%}", of))
     wanted = {"exact match": {"coin": "95 %", "cooking": "80 %"}.get(result["game"], "")}
     heads = ("figure", "measured", "of", "wanted")
-    yield "world", make_table(heads, [(*row, wanted.get(row[0], "")) for row in rows])
+    yield "world", make_table(heads, [(*row, wanted.get(row[0], "")) for row in rows if row[1]])
 
 
 _TABLES: Mapping[str, Callable[[Result], Iterable[tuple[str, Table]]]] = {
