@@ -16,7 +16,7 @@ from pathlib import Path
 
 from personalpeft import host
 from personalpeft.errors import Damaged
-from personalpeft.host import sync_folder as sync_folder  # Plugins import it from here.
+from personalpeft.host import sync_folder
 from personalpeft.store.database import Database
 from personalpeft.store.error_mapping import map_home_errors
 

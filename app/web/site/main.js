@@ -10,7 +10,7 @@ import { memoryView } from "./memory.js";
 import { toast } from "./notify.js";
 import { signIn, signInAgain, followLink, switchUserButton } from "./users.js";
 import { User } from "./user.js";
-import { dropUser, signOut, storeUser, takeLink, takeNote } from "./session.js";
+import { dropUser, signOut, storeUser, takeLink, takeStoredNote } from "./session.js";
 import { stackView } from "./stack.js";
 import { timelineView } from "./timeline.js";
 
@@ -26,7 +26,7 @@ addEventListener("hashchange", async (event) => {
   if (link && (await followLink(link))) location.reload();
 });
 if (link) await followLink(link);
-const note = takeNote();
+const note = takeStoredNote();
 if (note) toast(note);
 const main = place("main");
 const who = await signIn(main);

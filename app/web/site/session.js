@@ -64,7 +64,7 @@ export function dropUser(many, note) {
 }
 
 /** @returns {string} the message of the page before, once; empty without one */
-export function takeNote() {
+export function takeStoredNote() {
   const note = sessionStorage.getItem(NOTE) ?? "";
   sessionStorage.removeItem(NOTE);
   return note;

@@ -20,7 +20,8 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from personalpeft.errors import Busy
-from personalpeft.store.blobs import replace_file, sync_folder
+from personalpeft.host import sync_folder
+from personalpeft.store.blobs import replace_file
 
 _SCHEMA = """
 create table if not exists sessions (

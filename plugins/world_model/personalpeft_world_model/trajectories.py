@@ -146,8 +146,12 @@ def read_jsonl(path: Path) -> tuple[Trajectory, ...]:
     """Return the trajectories of a file. Raises ``InvalidInput`` that names a wrong line."""
     try:
         lines: Sequence[str] = path.read_text("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"{path} cannot be read: {error}.", hint="Check the path.") from error
+    except OSError as error:
+        raise InvalidInput(
+            f"{path} cannot be read: {error.strerror}.", hint="Check the path."
+        ) from error
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"{path} is not UTF-8 text.", hint="Name a file of JSONL.") from error
     found = []
     for number, line in enumerate(lines, 1):
         if not line.strip():

@@ -71,6 +71,15 @@ def test_a_wrong_line_is_named(tmp_path: Path, line: str) -> None:
         read_jsonl(file)
 
 
+@pytest.mark.parametrize("content", [None, b"\xff\xfe\x00"])
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path, content: bytes | None) -> None:
+    file = tmp_path / "games.jsonl"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(InvalidInput):
+        read_jsonl(file)
+
+
 def test_a_file_is_never_overwritten(tmp_path: Path) -> None:
     file = tmp_path / "once.jsonl"
     write_jsonl(file, kitchen())

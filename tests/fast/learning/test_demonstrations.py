@@ -26,7 +26,7 @@ QUICK = {
 }
 
 
-class SaysOk:
+class ExactAnswer:
     """A reply is right if it is the wanted answer."""
 
     def tasks(self, seed: int, count: int) -> Sequence[Task]:
@@ -71,7 +71,7 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[User]:
         ada = runtime.user("ada")
         teach(ada, games(12))
         ada.scope(LAYER, "never")
-        ada.learn(LAYER, recipe=QUICK, verifier=SaysOk())
+        ada.learn(LAYER, recipe=QUICK, verifier=ExactAnswer())
         yield ada
 
 
