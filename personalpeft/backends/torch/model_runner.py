@@ -1,30 +1,32 @@
 """The loaded base: device, dtype, forward passes and the lock that passes take.
 
 Invariants: the base's parameters never require a gradient and are never assigned. One pass runs at
-a time, so active adapters affect that pass alone.
+a time, so active adapters affect that pass alone. On a CPU a pass lets a waiting step of the batch
+go first between two blocks of the model, which changes no bit of either.
 """
 
 from __future__ import annotations
 
 import hashlib
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from personalpeft import host
+from personalpeft.backends.torch.autograd import apply_function, differentiable
 from personalpeft.backends.torch.batch_invariant_matmul import (
     ProductChooser,
     ProductKind,
     ProductShape,
     is_usable,
 )
+from personalpeft.backends.torch.device_lock import DeviceLock
 from personalpeft.backends.torch.kv_cache import ForwardContext, paged_attention_forward
 from personalpeft.backends.torch.llama import load_llama
 from personalpeft.backends.torch.lora_layers import (
@@ -38,6 +40,10 @@ from personalpeft.backends.torch.thread_governor import ThreadGovernor, thread_c
 from personalpeft.backends.torch.training.fused_modules import install_fused_modules
 from personalpeft.backends.torch.training.packing import PackedSequence
 from personalpeft.base_models.types import Base
+
+
+# Hidden states whose logits are computed at a time. A head is as slow as several blocks.
+_HEAD_ROWS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,26 +112,33 @@ class ModelRunner:
             if self._chooser is None
             else ThreadGovernor(self._chooser.threads, host.usable_cores())
         )
-        self._lock = threading.RLock()
+        self._lock = DeviceLock()
+        if self._chooser is not None:
+            for block in self.module.get_submodule(base.architecture.block_path):
+                block.register_forward_pre_hook(self._at_boundary)
         self._sessions = 0
         self._window = _sliding_window(self.module.config)
 
     @contextmanager
-    def exclusive(
-        self, active: ActiveLoRA | None = None, *, keep_threads: bool = False
-    ) -> Iterator[None]:
+    def exclusive(self, active: ActiveLoRA | None = None) -> Iterator[None]:
         """Take the device's lock and activate adapters, with as many threads as cores are free.
 
-        Without ``keep_threads`` the threads are released afterwards.
+        Steps may take their turn between two blocks. The threads are released afterwards.
         """
-        with self._lock, self._thread_team():
+        with self._lock.for_pass(), self._activated(active):
+            try:
+                yield
+            finally:
+                release_threads()
+
+    @contextmanager
+    def _activated(self, active: ActiveLoRA | None) -> Iterator[None]:
+        with self._thread_team():
             self._context.active = active
             try:
                 yield
             finally:
                 self._context.active = None
-                if not keep_threads:
-                    release_threads()
 
     def _thread_team(self) -> AbstractContextManager[None]:
         if self._governor is None:
@@ -152,7 +165,8 @@ class ModelRunner:
             else {"attention_mask": self._mask(packed.visible, packed.positions)}
         )
         # torch's fused attention is slow on CPUs with a mask and a gradient.
-        with sdpa_kernel(SDPBackend.MATH) if device.type == "cpu" else nullcontext():
+        is_slow = device.type == "cpu" and not self._fused_attention
+        with sdpa_kernel(SDPBackend.MATH) if is_slow else nullcontext():
             output = self.module.base_model(
                 input_ids=packed.tokens[None].to(device),
                 position_ids=packed.positions[None].to(device),
@@ -164,20 +178,58 @@ class ModelRunner:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return logits ``[n, vocabulary]`` of hidden states ``[n, size]``, in the base's dtype."""
-        logits: Tensor = self.module.get_output_embeddings()(hidden)
+        head = self.module.get_output_embeddings()
+        logits: Tensor = (
+            differentiable(
+                lambda x: self._in_parts(head.multiply, x),
+                lambda x, grad: self._in_parts(head.multiply_transposed, grad),
+                hidden,
+            )
+            if isinstance(head, FrozenLinear)
+            else head(hidden)
+        )
         cap = getattr(self.module.config, "final_logit_softcapping", None)
         return cap * torch.tanh(logits / cap) if cap else logits
 
+    def _in_parts(self, product: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """Return a product of the head, and let steps go first between its parts."""
+        result: Tensor | None = None
+        for begin in range(0, len(x), _HEAD_ROWS):
+            self._let_step_go_first()
+            part = product(x[begin : begin + _HEAD_ROWS])
+            if result is None:
+                result = part.new_empty((len(x), part.shape[-1]))
+            result[begin : begin + _HEAD_ROWS] = part
+        return product(x) if result is None else result
+
+    def _at_boundary(self, block: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Let a step go first before a block, and in the backward pass after its gradients."""
+        states, *others = args
+        self._let_step_go_first()
+        if torch.is_grad_enabled():
+            states = apply_function(_Boundary, states, self._let_step_go_first)
+        return (states, *others)
+
+    def _let_step_go_first(self) -> None:
+        if self._lock.is_wanted():
+            active, self._context.active = self._context.active, None
+            # A team that spins would slow the step down.
+            release_threads()
+            try:
+                self._lock.give_way()
+            finally:
+                self._context.active = active
+
     def open_session(self) -> None:
         """Store what gradients need while any session is open."""
-        with self._lock:
+        with self._lock.for_pass():
             self._sessions += 1
             for product in self._frozen_linears():
                 product.enable_backward()
 
     def close_session(self) -> None:
         """Undo one ``open_session``."""
-        with self._lock:
+        with self._lock.for_pass():
             self._sessions -= 1
             if not self._sessions:
                 for product in self._frozen_linears():
@@ -214,7 +266,7 @@ class ModelRunner:
             "use_cache": False,
             "batch": batch,
         }
-        with torch.inference_mode(), self.exclusive(active, keep_threads=True):
+        with torch.inference_mode(), self._lock.for_step(), self._activated(active):
             if not reads:
                 self.module.base_model(**kwargs)
                 return torch.empty((0, 0), device=device)
@@ -225,7 +277,7 @@ class ModelRunner:
     def fingerprint(self) -> str:
         """Return the SHA-256 over names, shapes and bytes of all base parameters in memory."""
         digest = hashlib.sha256()
-        with self._lock:
+        with self._lock.for_pass():
             products = {path: product.weight for path, product in self._products.items()}
             for name, parameter in sorted(
                 {**dict(self.module.named_parameters()), **products}.items()
@@ -248,6 +300,20 @@ class ModelRunner:
             "full_attention": to_additive(visible),
             "sliding_attention": to_additive(visible & in_window),
         }
+
+
+class _Boundary(torch.autograd.Function):
+    """Return the input. Call a function when its gradient is known."""
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, pause: Callable[[], None]) -> Tensor:
+        ctx.pause = pause
+        return states.view_as(states)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        ctx.pause()
+        return grads[0], None
 
 
 def _load_with_transformers(base: Base, where: DeviceChoice) -> Any:

@@ -1,0 +1,263 @@
+"""The time to a sample's first token beside training runs of Tinker clients, over alone.
+
+``PYTHONPATH=tests python -m benchmarks.tinker_first_token``. A server of its own is asked over its
+socket, alone and beside the runs in turns. So other programs slow both down alike. The last line is
+the result as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import itertools
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmarks import child_environment
+
+_API = "/tinker/api/v1/"
+_PROMPT = 16
+# Seconds between two samples, so that training goes on.
+_BETWEEN = 0.05
+
+
+class Client:
+    """One connection to the server."""
+
+    def __init__(self, port: int, secret: str) -> None:
+        self._http = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
+        self._headers = {"Authorization": f"Bearer {secret}", "Content-Type": "application/json"}
+
+    def post(self, path: str, body: object, method: str = "POST") -> Any:
+        """Return the answer to one request."""
+        self._http.request(method, path, json.dumps(body), self._headers)
+        response = self._http.getresponse()
+        answer = response.read()
+        if response.status not in {200, 201}:
+            raise RuntimeError(f"{path}: {response.status} {answer[:300]!r}")
+        return json.loads(answer)
+
+    def call(self, route: str, **body: object) -> Any:
+        """Post a call and wait for its result."""
+        id_ = self.post(_API + route, body)["request_id"]
+        while True:
+            found = self.post(_API + "retrieve_future", {"request_id": id_})
+            if "error" in found:
+                raise RuntimeError(found["error"])
+            if found.get("type") != "try_again":
+                return found
+
+    def first_token_of_chat(self, text: str) -> float:
+        """Return the seconds to the first text of a streamed chat."""
+        body = {
+            "model": "ada",
+            "messages": [{"role": "user", "content": text}],
+            "max_tokens": 4,
+            "stream": True,
+        }
+        began = time.perf_counter()
+        self._http.request("POST", "/v1/chat/completions", json.dumps(body), self._headers)
+        response = self._http.getresponse()
+        for line in response:
+            event = line.removeprefix(b"data: ").strip()
+            if event.startswith(b"{"):
+                choices = json.loads(event).get("choices")
+                if choices is None:
+                    raise RuntimeError(event)
+                if choices and choices[0]["delta"].get("content"):
+                    break
+        seconds = time.perf_counter() - began
+        response.read()
+        return seconds
+
+
+@contextmanager
+def serving(base: str, port: int) -> Iterator[str]:
+    """Serve a temporary home, and yield an administrator's token."""
+    with tempfile.TemporaryDirectory(prefix="personalpeft-bench-") as home:
+        environment = {**child_environment(), "PERSONALPEFT_HOME": home}
+        command = [sys.executable, "-m", "personalpeft_app", "--base", base]
+        named = subprocess.run(
+            [*command, "token", "first"],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        server = subprocess.Popen(
+            [*command, "serve", "--tinker", "--port", str(port)],
+            env=environment,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            while True:
+                try:
+                    socket.create_connection(("127.0.0.1", port), 1).close()
+                    break
+                except OSError:
+                    if server.poll() is not None:
+                        raise
+                    time.sleep(0.2)
+            yield Path(named.stdout.strip()).read_text("utf-8").strip()
+        finally:
+            server.terminate()
+            server.wait(60)
+
+
+def measure(base: str, runs: int, tokens: int, rounds: int, seconds: float) -> dict[str, Any]:
+    """Return percentiles of both kinds of first token, and their ratios."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with serving(base, port) as secret:
+        client, rng = Client(port, secret), random.Random(1)
+        client.post("/api/v1/users/ada", {}, "PUT")
+        session = client.post(_API + "create_session", {})["session_id"]
+        name = client_bases(port, secret)[0]
+        sampler = client.post(
+            _API + "create_sampling_session",
+            {"session_id": session, "sampling_session_seq_id": 0, "base_model": name},
+        )["sampling_session_id"]
+
+        def text(count: int) -> list[int]:
+            return [rng.randrange(10, 250) for _ in range(count)]
+
+        def sample() -> float:
+            began = time.perf_counter()
+            client.call(
+                "asample",
+                sampling_session_id=sampler,
+                prompt={"chunks": [{"tokens": text(_PROMPT)}]},
+                sampling_params={"max_tokens": 1},
+            )
+            return time.perf_counter() - began
+
+        asked: dict[str, Callable[[], float]] = {
+            "sample": sample,
+            "chat": lambda: client.first_token_of_chat(f"Say hello to {rng.random()}."),
+        }
+        going, steps = threading.Event(), itertools.count()
+
+        def train(number: int) -> None:
+            own = Client(port, secret)
+            run = own.call(
+                "create_model",
+                session_id=session,
+                model_seq_id=number,
+                base_model=name,
+                lora_config={"rank": 16, "seed": number},
+            )["model_id"]
+            data = [_datum(text(tokens + 1)) for _ in range(4)]
+            for seq in itertools.count(1, 2):
+                going.wait()
+                own.call(
+                    "forward_backward",
+                    model_id=run,
+                    seq_id=seq,
+                    forward_backward_input={"data": data, "loss_fn": "cross_entropy"},
+                )
+                own.call(
+                    "optim_step",
+                    model_id=run,
+                    seq_id=seq + 1,
+                    adam_params={"learning_rate": 1e-4},
+                )
+                next(steps)
+
+        def heartbeats() -> None:
+            own = Client(port, secret)
+            while True:
+                own.post(_API + "session_heartbeat", {"session_id": session})
+                time.sleep(5)
+
+        for target, args in [(train, (number,)) for number in range(runs)] + [(heartbeats, ())]:
+            threading.Thread(target=target, args=args, daemon=True).start()
+        for each in asked.values():
+            each()
+        times: dict[str, dict[str, list[float]]] = {
+            kind: {"alone": [], "beside": []} for kind in asked
+        }
+        trained = 0.0
+        for number in range(rounds * 2):
+            way = ("alone", "beside")[number % 2]
+            if way == "beside":
+                going.set()
+                time.sleep(3)
+            began = time.perf_counter()
+            for kind, ask in asked.items():
+                end = time.perf_counter() + seconds / len(asked)
+                while time.perf_counter() < end:
+                    times[kind][way].append(ask())
+                    time.sleep(_BETWEEN)
+            if way == "beside":
+                trained += time.perf_counter() - began
+                going.clear()
+                # Until the passes that were queued have ended.
+                time.sleep(8)
+    result: dict[str, Any] = {"base": base, "runs": runs, "tokens": tokens, "steps": next(steps)}
+    result["training_seconds"] = round(trained)
+    for kind, own in times.items():
+        figures = {way: _percentiles(values) for way, values in own.items()}
+        result[kind] = figures | {
+            f"{point}_ratio": round(figures["beside"][point] / figures["alone"][point], 2)
+            for point in ("p50_ms", "p95_ms", "p99_ms")
+        }
+    return result
+
+
+def client_bases(port: int, secret: str) -> list[str]:
+    """Return the names of the server's base."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.request(
+        "GET", _API + "get_server_capabilities", headers={"Authorization": f"Bearer {secret}"}
+    )
+    models = json.loads(connection.getresponse().read())["supported_models"]
+    return [model["model_name"] for model in models]
+
+
+def _datum(text: list[int]) -> dict[str, Any]:
+    count = len(text) - 1
+    return {
+        "model_input": {"chunks": [{"tokens": text[:-1]}]},
+        "loss_fn_inputs": {
+            "target_tokens": {"data": text[1:], "dtype": "int64", "shape": [count]},
+            "weights": {"data": [1.0] * count, "dtype": "float32", "shape": [count]},
+        },
+    }
+
+
+def _percentiles(seconds: list[float]) -> dict[str, float]:
+    ordered = sorted(seconds)
+    points = {"p50_ms": 0.5, "p95_ms": 0.95, "p99_ms": 0.99}
+    return {"n": len(ordered)} | {
+        name: round(ordered[min(len(ordered) - 1, int(len(ordered) * share))] * 1000)
+        for name, share in points.items()
+    }
+
+
+def main() -> None:
+    """Measure with the options of the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--base", default="smollm2-135m-instruct")
+    parser.add_argument("--runs", type=int, default=4)
+    parser.add_argument("--tokens", type=int, default=128, help="Tokens of each datum.")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=40.0)
+    given = parser.parse_args()
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    print(json.dumps(measure(**vars(given))))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()
