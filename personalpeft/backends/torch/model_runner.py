@@ -41,7 +41,6 @@ from personalpeft.backends.torch.training.fused_modules import install_fused_mod
 from personalpeft.backends.torch.training.packing import PackedSequence
 from personalpeft.base_models.types import Base
 
-
 # Hidden states whose logits are computed at a time. A head is as slow as several blocks.
 _HEAD_ROWS = 64
 
