@@ -143,6 +143,7 @@ class Sampling:
         max_tokens: The most new tokens.
         seed: Equal seeds, prompts and stacks give equal text on the same backend.
         stop: Texts that end the reply and are not part of it.
+        top_k: How many of the likeliest tokens to draw from, before ``top_p``; 0 for all.
     """
 
     temperature: float = 0.0
@@ -150,6 +151,7 @@ class Sampling:
     max_tokens: int = 256
     seed: int = 0
     stop: tuple[str, ...] = ()
+    top_k: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -165,11 +165,13 @@ class Score:
         logp: The mean log-prob per token (nats).
         kl: The mean KL divergence from the bare base per token (nats), if asked for.
         token_logprobs: The log-prob of each token (nats).
+        top_logprobs: The likeliest tokens in the place of each, likeliest first, if asked for.
     """
 
     logp: float
     kl: float | None = None
     token_logprobs: tuple[float, ...] = ()
+    top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
 
 
 class ModelOutputs(Protocol):
@@ -452,7 +454,7 @@ class Backend(Protocol):
         ...
 
     def score(
-        self, items: Sequence[Continuation], stack: str | None, *, kl: bool = False
+        self, items: Sequence[Continuation], stack: str | None, *, kl: bool = False, top: int = 0
     ) -> tuple[Score, ...]:
         """Return how likely continuations are.
 
@@ -460,6 +462,8 @@ class Backend(Protocol):
             items: The continuations.
             stack: The key of an attached stack; None for the bare base.
             kl: Whether to compute the divergence from the bare base.
+            top: How many of the likeliest tokens to report in each place. Of equals the lower
+                number comes first.
 
         Raises:
             KeyError: The stack is not attached.

@@ -214,14 +214,19 @@ class FakeBackend:
             raise RuntimeError("more sequences than rows")
 
     def score(
-        self, items: Sequence[Continuation], stack: str | None, *, kl: bool = False
+        self, items: Sequence[Continuation], stack: str | None, *, kl: bool = False, top: int = 0
     ) -> tuple[Score, ...]:
         attached = None if stack is None else self._attached.get(stack)
         scores = []
         for item in items:
             logprobs = _logprobs(item.prompt, item.completion, attached)
             divergence = (0.1 if attached else 0.0) if kl else None
-            scores.append(Score(sum(logprobs) / max(1, len(logprobs)), divergence, logprobs))
+            likeliest = tuple(
+                _top_logprobs(token, logprob)[:top]
+                for token, logprob in zip(item.completion, logprobs, strict=True)
+            )
+            mean = sum(logprobs) / max(1, len(logprobs))
+            scores.append(Score(mean, divergence, logprobs, likeliest if top else ()))
         return tuple(scores)
 
     def session(self, spec: SessionSpec) -> Session:

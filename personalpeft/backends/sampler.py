@@ -36,17 +36,25 @@ class Sampler:
     def __init__(self, sampling: Sampling) -> None:
         self.is_greedy = sampling.temperature <= 0
         self._temperature = np.float32(max(sampling.temperature, _MIN_TEMPERATURE))
-        self._top_p = sampling.top_p
+        self._top_p, self._top_k = sampling.top_p, sampling.top_k
         self._generator = np.random.Generator(np.random.PCG64(sampling.seed))
 
     def sample(self, logits: Logits) -> int:
         """Return the next token, from ``[vocabulary]`` logits.
 
         It is the likeliest token or a draw (nucleus sampling, Holtzman et al. 2019, section 3.1).
-        The draw is from the smallest set of tokens with a probability of at least ``top_p``.
+        The draw is from the smallest set of tokens with a probability of at least ``top_p``. With
+        ``top_k`` these are probabilities among that many of the likeliest tokens.
         """
         if self.is_greedy:
             return int(logits.argmax())
+        if 0 < self._top_k < len(logits):
+            kept = _likeliest(logits, self._top_k)
+            return int(kept[self._sample_from(logits[kept])])
+        return self._sample_from(logits)
+
+    def _sample_from(self, logits: Logits) -> int:
+        """Return the index of a draw from these logits."""
         weights = np.exp((logits - logits.max()) / self._temperature)
         if self._top_p >= 1:
             return self._draw(np.cumsum(weights, dtype=np.float64))
@@ -64,6 +72,22 @@ def log_softmax(logits: Logits) -> Logits:
     return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)), np.float32)
 
 
+def top_logprobs(logprobs: Logits, count: int) -> tuple[tuple[tuple[int, float], ...], ...]:
+    """Return the likeliest tokens of each row of ``[n, vocabulary]``; nothing for a count of 0.
+
+    Of equals the lower number comes first.
+    """
+    if not count:
+        return ()
+    return tuple(
+        tuple(
+            (int(token), float(row[token])) for token in kept[np.argsort(-row[kept], kind="stable")]
+        )
+        for row in logprobs
+        for kept in [_likeliest(row, min(count, len(row)))]
+    )
+
+
 def token_logprobs(logits: Logits, token: int, top: int) -> TokenLogprobs:
     """Return the log-prob of a token and of the likeliest tokens.
 
@@ -76,6 +100,14 @@ def token_logprobs(logits: Logits, token: int, top: int) -> TokenLogprobs:
     order = np.argsort(-logprobs, kind="stable")[:top] if top else ()
     likeliest = tuple((int(each), float(logprobs[each])) for each in order)
     return TokenLogprobs(float(logprobs[token]), likeliest)
+
+
+def _likeliest(logits: Logits, count: int) -> npt.NDArray[np.intp]:
+    """Return the likeliest tokens, ascending. Of equally likely ones the lower numbers are kept."""
+    threshold = np.partition(logits, len(logits) - count)[len(logits) - count]
+    tokens = np.flatnonzero(logits >= threshold)
+    order = np.argsort(-logits[tokens], kind="stable")[:count]
+    return np.sort(tokens[order])
 
 
 def _nucleus(weights: Weights, top_p: float) -> tuple[npt.NDArray[np.intp], Sums]:

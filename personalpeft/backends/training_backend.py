@@ -70,7 +70,12 @@ class TrainingBackend:
         return session
 
     def score(
-        self, items: Sequence[Continuation], stack: AdapterStack | None, *, kl: bool = False
+        self,
+        items: Sequence[Continuation],
+        stack: AdapterStack | None,
+        *,
+        kl: bool = False,
+        top: int = 0,
     ) -> tuple[Score, ...]:
         """See ``Backend.score``; the numbers are torch's."""
         key = None if stack is None else f"scored {next(self._key_numbers)}"
@@ -80,7 +85,7 @@ class TrainingBackend:
         try:
             if key is not None and stack is not None:
                 backend.attach(key, backend.stage(stack))
-            return backend.score(items, key, kl=kl)
+            return backend.score(items, key, kl=kl, top=top)
         finally:
             with self._lock:
                 self._num_scoring -= 1

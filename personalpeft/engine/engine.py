@@ -198,7 +198,7 @@ class Engine(EngineCore):
         return texts
 
     def score(
-        self, items: Sequence[Continuation], stack: Stack, *, kl: bool = False
+        self, items: Sequence[Continuation], stack: Stack, *, kl: bool = False, top: int = 0
     ) -> tuple[Score, ...]:
         """Return how likely continuations are under a stack.
 
@@ -206,6 +206,7 @@ class Engine(EngineCore):
             items: The continuations.
             stack: The adapters to attach.
             kl: Whether to compute the divergence from the bare base.
+            top: How many of the likeliest tokens to report in each place.
 
         Raises:
             ServingFailed: The model failed; or what ``pin`` raises.
@@ -216,7 +217,7 @@ class Engine(EngineCore):
             self.pin(stack) as key,
             map_model_errors("The model failed while it compared answers."),
         ):
-            return self.backend.score(items, key, kl=kl)
+            return self.backend.score(items, key, kl=kl, top=top)
 
     @contextmanager
     def pin(self, stack: Stack) -> Iterator[str | None]:

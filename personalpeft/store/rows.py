@@ -149,7 +149,8 @@ def encode_turn(turn: Turn) -> Row:
         turn,
         messages=[message.to_list() for message in turn.messages],
         stack={"base": turn.stack.base, "entries": encode_entries(turn.stack.entries)},
-        sampling=asdict(turn.sampling),
+        # Older versions read rows without it.
+        sampling={name: v for name, v in asdict(turn.sampling).items() if name != "top_k" or v},
         conversation=turn.conversation_id or "",
         **asdict(turn.usage),
     )

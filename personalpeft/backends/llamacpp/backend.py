@@ -85,10 +85,10 @@ class LlamaCppBackend(ServingBackend):
             self._batch.check_integrity()
 
     def score(
-        self, items: Sequence[Continuation], stack: str | None, *, kl: bool = False
+        self, items: Sequence[Continuation], stack: str | None, *, kl: bool = False, top: int = 0
     ) -> tuple[Score, ...]:
         adapter = None if stack is None else self._adapters.get(stack).lora
-        return self._scorer.score(items, adapter, kl=kl)
+        return self._scorer.score(items, adapter, kl=kl, top=top)
 
     def _drop(self, key: str) -> None:
         self._batch.drop(key)

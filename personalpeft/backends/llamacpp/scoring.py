@@ -10,7 +10,7 @@ import numpy as np
 
 from personalpeft.backends.base import Continuation, Score
 from personalpeft.backends.llamacpp.binding import Context, ContextParams, Logits, LoraAdapter
-from personalpeft.backends.sampler import log_softmax
+from personalpeft.backends.sampler import log_softmax, top_logprobs
 
 _MIN_CTX = 512
 
@@ -35,13 +35,13 @@ class Scorer:
         self._closed = False
 
     def score(
-        self, items: Sequence[Continuation], adapter: LoraAdapter | None, *, kl: bool
+        self, items: Sequence[Continuation], adapter: LoraAdapter | None, *, kl: bool, top: int
     ) -> tuple[Score, ...]:
         """See ``Backend.score``. The caller keeps the adapter loaded meanwhile.
 
         Raises ``RuntimeError`` when closed, also between two items: the model is freed then.
         """
-        return tuple(self._score(item, adapter, kl=kl) for item in items)
+        return tuple(self._score(item, adapter, kl=kl, top=top) for item in items)
 
     def clear(self) -> None:
         """Free the memory after the current item, until the next item."""
@@ -54,7 +54,9 @@ class Scorer:
             self._closed = True
             self._close_context()
 
-    def _score(self, item: Continuation, adapter: LoraAdapter | None, *, kl: bool) -> Score:
+    def _score(
+        self, item: Continuation, adapter: LoraAdapter | None, *, kl: bool, top: int
+    ) -> Score:
         if not item.prompt or not item.completion:
             raise ValueError("a continuation must have a prompt and a completion")
         with self._item_lock:
@@ -62,11 +64,13 @@ class Scorer:
                 raise RuntimeError("the backend is closed")
             logp = self._read(item, adapter)
             base_logp = self._read(item, None) if kl else None
-        tokens = logp[np.arange(len(item.completion)), list(item.completion)]
+        tokens = logp[np.arange(len(item.completion)), list(item.scored)]
         divergence = None
         if base_logp is not None:
             divergence = float((np.exp(base_logp) * (base_logp - logp)).sum(-1).mean())
-        return Score(float(tokens.mean()), divergence, tuple(float(token) for token in tokens))
+        return Score(
+            float(tokens.mean()), divergence, tuple(tokens.tolist()), top_logprobs(logp, top)
+        )
 
     def _read(self, item: Continuation, adapter: LoraAdapter | None) -> Logits:
         """Return ``[completion, vocabulary]`` log-probs at each token of the completion."""

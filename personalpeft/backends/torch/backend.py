@@ -23,6 +23,7 @@ from personalpeft.backends.base import (
 )
 from personalpeft.backends.batch_backend import BatchBackend
 from personalpeft.backends.batch_invariance import BatchInvariance
+from personalpeft.backends.sampler import top_logprobs
 from personalpeft.backends.torch.batch import Batch
 from personalpeft.backends.torch.kv_cache import PagedKVCache, bytes_per_token
 from personalpeft.backends.torch.lora_bank import LoRABank, StagedWeights
@@ -109,7 +110,7 @@ class TorchBackend(BatchBackend):
         self._bank.check_integrity()
 
     def score(
-        self, items: Sequence[Continuation], stack: str | None, *, kl: bool = False
+        self, items: Sequence[Continuation], stack: str | None, *, kl: bool = False, top: int = 0
     ) -> tuple[Score, ...]:
         scores: list[Score] = []
         sizes = [len(item.prompt) + len(item.completion) for item in items]
@@ -126,7 +127,12 @@ class TorchBackend(BatchBackend):
                         for base, output in zip(base_outputs, outputs, strict=True)
                     ]
                 scores += [
-                    Score(float(each.token_logp.mean()), kl_div, tuple(each.token_logp.tolist()))
+                    Score(
+                        float(each.token_logp.mean()),
+                        kl_div,
+                        tuple(each.token_logp.tolist()),
+                        top_logprobs(each.logp.cpu().numpy(), top) if top else (),
+                    )
                     for each, kl_div in zip(outputs, divergences, strict=True)
                 ]
         return tuple(scores)

@@ -141,10 +141,10 @@ class VllmBackend(ServingBackend):
         """The server's memory cannot be checked from here."""
 
     def score(
-        self, items: Sequence[Continuation], stack: str | None, *, kl: bool = False
+        self, items: Sequence[Continuation], stack: str | None, *, kl: bool = False, top: int = 0
     ) -> tuple[Score, ...]:
         """See ``Backend.score``. Scored by torch, since the server's prompt log-probs crash it."""
-        return self._training.score(items, self._stack(stack), kl=kl)
+        return self._training.score(items, self._stack(stack), kl=kl, top=top)
 
     def close(self) -> None:
         """Unregister all stacks and delete their folders. Closing twice is allowed.

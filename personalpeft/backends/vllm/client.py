@@ -141,6 +141,7 @@ class VllmClient:
             "max_tokens": sampling.max_tokens,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
+            **({"top_k": sampling.top_k} if sampling.top_k else {}),
             "seed": sampling.seed,
             **_NEUTRAL_SAMPLING,
             "stop_token_ids": list(stop_tokens),

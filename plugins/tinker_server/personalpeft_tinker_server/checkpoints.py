@@ -169,6 +169,14 @@ class Checkpoints:
         digest = self.find(owner, path)["adapter"]
         return Stack(base, (StackEntry(LAYER, f"{LAYER}@{digest[:12]}", digest),))
 
+    def adapter(self, owner: str, path: str) -> Adapter | None:
+        """Return saved weights or a user's layer; None for the name of the base."""
+        if path == self._runtime.base().card.name:
+            return None
+        if path.startswith(USER_SCHEME):
+            return self._user_layer(owner, path)
+        return self._adapter(self.find(owner, path))
+
     def digest(self, owner: str, path: str) -> str | None:
         """Return the digest of the adapter of saved weights; None for a user's layer."""
         return None if path.startswith(USER_SCHEME) else str(self.find(owner, path)["adapter"])

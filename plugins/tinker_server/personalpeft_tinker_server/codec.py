@@ -7,6 +7,7 @@ import math
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -28,6 +29,8 @@ PROTOBUF = "application/x-protobuf"
 Array: TypeAlias = npt.NDArray[Any]
 M = TypeVar("M", bound=models.Wire)
 
+# What the SDK takes for a place without a log-prob.
+_NO_LOGPROB = (0, -99999.0)
 # Values of the enum DType.
 _FLOAT32 = 1
 _DTYPES: Mapping[int, np.dtype[Any]] = {
@@ -94,7 +97,7 @@ def read_forward_backward(body: bytes, *, protobuf: bool, forward: bool) -> Forw
     data = tuple(
         Datum(
             read_tokens(each.model_input),
-            {name: _dense(tensor) for name, tensor in each.loss_fn_inputs.items()},
+            {name: read_tensor(tensor) for name, tensor in each.loss_fn_inputs.items()},
         )
         for each in request.input.data
     )
@@ -112,7 +115,8 @@ def read_tokens(model_input: models.ModelInput) -> tuple[int, ...]:
     return tuple(token for chunk in model_input.chunks for token in chunk.tokens)
 
 
-def _dense(tensor: models.TensorData) -> Array:
+def read_tensor(tensor: models.TensorData) -> Array:
+    """Return a tensor, dense. Raises ``InvalidInput`` if its sizes do not match."""
     values = np.asarray(tensor.data, np.float64).astype(np.dtype(tensor.dtype))
     crow, col = tensor.sparse_crow_indices, tensor.sparse_col_indices
     if crow is not None or col is not None:
@@ -237,23 +241,45 @@ def write_protobuf(result: bytes) -> bytes | None:
 
 
 def _forward_backward_output(output: models.ForwardBackwardOutput) -> bytes:
-    names = sorted({name for each in output.loss_fn_outputs for name in each})
-    record = write_varint(3, len(output.loss_fn_outputs))
-    for name in names:
-        arrays = [np.asarray(each[name].data, "<f4") for each in output.loss_fn_outputs]
+    message = write_bytes(1, output.loss_fn_output_type.encode())
+    # Tensors of one record differ in their first size alone.
+    for _, run in groupby(
+        output.loss_fn_outputs, key=lambda each: {name: t.shape[1:] for name, t in each.items()}
+    ):
+        message += write_bytes(2, _array_record(list(run)))
+    for name, value in output.metrics.items():
+        message += write_bytes(3, write_bytes(1, name.encode()) + write_double(2, value))
+    return message
+
+
+def _array_record(outputs: Sequence[Mapping[str, models.Tensor]]) -> bytes:
+    record = write_varint(3, len(outputs))
+    for name, first in sorted(outputs[0].items()):
+        arrays = [np.asarray(each[name].data, "<f4") for each in outputs]
         offsets = np.cumsum([0, *(array.nbytes for array in arrays)], dtype="<i8")
         batched = (
             write_bytes(1, b"".join(array.tobytes() for array in arrays))
             + write_bytes(2, offsets.tobytes())
             + write_varint(3, _FLOAT32)
         )
+        for size in first.shape[1:]:
+            batched += write_varint(4, size)
         record += write_bytes(2, write_bytes(1, name.encode()) + write_bytes(2, batched))
-    message = write_bytes(1, output.loss_fn_output_type.encode())
-    if output.loss_fn_outputs:
-        message += write_bytes(2, record)
-    for name, value in output.metrics.items():
-        message += write_bytes(3, write_bytes(1, name.encode()) + write_double(2, value))
-    return message
+    return record
+
+
+def _top_logprobs(rows: Sequence[Sequence[tuple[int, float]] | None]) -> bytes:
+    """Return rows of one length; one of None has the values that the SDK takes for None."""
+    count = max((len(row) for row in rows if row), default=0)
+    filled = [row or [_NO_LOGPROB] * count for row in rows]
+    tokens = np.asarray([[token for token, _ in row] for row in filled], "<i4")
+    logprobs = np.asarray([[logprob for _, logprob in row] for row in filled], "<f4")
+    return (
+        write_bytes(1, tokens.tobytes())
+        + write_bytes(2, logprobs.tobytes())
+        + write_varint(3, count)
+        + write_varint(4, len(rows))
+    )
 
 
 def _sample_response(response: models.SampleResponse) -> bytes:
@@ -268,4 +294,6 @@ def _sample_response(response: models.SampleResponse) -> bytes:
     if response.prompt_logprobs is not None:
         values = [math.nan if each is None else each for each in response.prompt_logprobs]
         message += write_bytes(2, np.asarray(values, "<f4").tobytes())
+    if response.topk_prompt_logprobs is not None:
+        message += write_bytes(3, _top_logprobs(response.topk_prompt_logprobs))
     return message

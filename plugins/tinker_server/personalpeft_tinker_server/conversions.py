@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from personalpeft.backends.base import AdamParams, ForwardResult
 from personalpeft.errors import InvalidInput
 from personalpeft_tinker_server import models
+from personalpeft_tinker_server.losses import DatumLoss
 
 
 def read_adam(request: models.OptimStep) -> AdamParams:
@@ -24,12 +25,17 @@ def read_adam(request: models.OptimStep) -> AdamParams:
     )
 
 
-def write_pass(results: Sequence[ForwardResult]) -> bytes:
-    """Return the results of a pass as the JSON of a ``ForwardBackwardOutput``."""
+def write_pass(losses: Sequence[DatumLoss], results: Sequence[ForwardResult]) -> bytes:
+    """Return the results of a pass as the JSON of a ``ForwardBackwardOutput``.
+
+    Args:
+        losses: The losses.
+        results: Their results, with log-probs.
+    """
     outputs = []
-    for result in results:
-        (logprobs,) = result.token_logprobs
-        tensor = models.Tensor(data=logprobs.tolist(), shape=[len(logprobs)])
+    for loss, result in zip(losses, results, strict=True):
+        logprobs = loss.logprobs(result)
+        tensor = models.Tensor(data=logprobs.ravel().tolist(), shape=list(logprobs.shape))
         outputs.append({"logprobs": tensor})
     total = sum(result.loss for result in results)
     return (

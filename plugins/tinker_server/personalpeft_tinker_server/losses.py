@@ -7,16 +7,18 @@ advantages and ``r = exp(lp - q)``.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
 
-from personalpeft.backends.base import Continuation, ModelOutputs
+from personalpeft.backends.base import Continuation, ForwardResult, ModelOutputs
 from personalpeft.errors import InvalidInput
 from personalpeft_tinker_server.codec import Array, Datum
 
 _CLIP_LOW, _CLIP_HIGH = 0.8, 1.2
+# Those of the paper's section 5.1.
+_GSPO_LOW, _GSPO_HIGH = 1 - 3e-4, 1 + 4e-4
 _DRO_BETA = 0.05
 
 Formula = Callable[[Any, Mapping[str, Any], Mapping[str, float]], Any]
@@ -25,12 +27,23 @@ Formula = Callable[[Any, Mapping[str, Any], Mapping[str, float]], Any]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DatumLoss:
-    """One datum under one loss, as a ``personalpeft.backends.base.Loss``."""
+    """One datum under one loss, as a ``personalpeft.backends.base.Loss``.
+
+    Attributes:
+        item: What the model reads, and the first target of each place.
+        formula: The loss.
+        inputs: The inputs of the loss.
+        options: Its options.
+        targets: All targets ``[n, k]``, where there are several for one place.
+        found: The log-probs of these, after a pass.
+    """
 
     item: Continuation
     formula: Formula
     inputs: Mapping[str, Array]
     options: Mapping[str, float]
+    targets: Array | None = None
+    found: list[Array] = field(default_factory=list)
     is_general: ClassVar[bool] = False
 
     @property
@@ -45,11 +58,19 @@ class DatumLoss:
         import torch
 
         logp = outputs[0].token_logp
+        if self.targets is not None:
+            targets = torch.as_tensor(self.targets.copy(), device=logp.device)
+            logp = outputs[0].logp.gather(1, targets)
+            self.found[:] = [logp.detach().float().cpu().numpy()]
         inputs = {
             name: torch.as_tensor(array.copy(), dtype=logp.dtype, device=logp.device)
             for name, array in self.inputs.items()
         }
         return self.formula(logp, inputs, self.options)
+
+    def logprobs(self, result: ForwardResult) -> Array:
+        """Return the log-probs of the targets, in the targets' shape."""
+        return self.found[0] if self.targets is not None else result.token_logprobs[0]
 
 
 def _cross_entropy(lp: Any, inputs: Mapping[str, Any], options: Mapping[str, float]) -> Any:
@@ -75,6 +96,20 @@ def _cispo(lp: Any, inputs: Mapping[str, Any], options: Mapping[str, float]) -> 
     return -(ratio * lp * inputs["advantages"]).sum()
 
 
+def _gspo(lp: Any, inputs: Mapping[str, Any], options: Mapping[str, float]) -> Any:
+    """PPO's loss with one ratio for the sequence (Zheng et al. 2025, arXiv 2507.18071, eq. 7).
+
+    The ratio is the geometric mean over the tokens of ``sequence_ratio_mask``. Each token has its
+    own gradient.
+    """
+    masked = inputs["sequence_ratio_mask"] != 0
+    mean = (lp.detach() - inputs["logprobs"])[masked].mean() if masked.any() else lp.new_zeros(())
+    ratio = (mean + lp - lp.detach()).exp()
+    low = options.get("clip_low_threshold", _GSPO_LOW)
+    clipped = ratio.clamp(low, options.get("clip_high_threshold", _GSPO_HIGH))
+    return -(ratio * inputs["advantages"]).minimum(clipped * inputs["advantages"]).sum()
+
+
 def _dro(lp: Any, inputs: Mapping[str, Any], options: Mapping[str, float]) -> Any:
     """``-sum [lp A - beta / 2 (lp - q)^2]`` (Richemond et al. 2024, arXiv 2405.19107)."""
     beta = options.get("beta", _DRO_BETA)
@@ -96,6 +131,7 @@ _LOSSES: Mapping[str, tuple[Formula, tuple[str, ...], frozenset[str]]] = {
     "importance_sampling": (_importance_sampling, _POLICY, frozenset()),
     "ppo": (_ppo, _POLICY, _CLIPPING),
     "cispo": (_cispo, _POLICY, _CLIPPING),
+    "gspo": (_gspo, (*_POLICY, "sequence_ratio_mask"), _CLIPPING),
     "dro": (_dro, _POLICY, frozenset({"beta"})),
 }
 
@@ -152,22 +188,27 @@ def _build(
     if not 1 <= size <= max_length:
         raise _invalid(index, f"has {size} tokens; 1 to {max_length} fit")
     targets = datum.inputs.get("target_tokens")
-    if targets is None or targets.shape != (size,):
-        raise _invalid(index, f"needs target_tokens of the shape [{size}]")
+    # Several targets of a place are for distillation, which is cross-entropy.
+    several = targets is not None and targets.ndim == 2 and formula is _cross_entropy
+    shape = (size, targets.shape[1]) if targets is not None and several else (size,)
+    if targets is None or targets.shape != shape or not all(shape):
+        text = f"[{size}] or [{size}, k]" if formula is _cross_entropy else f"[{size}]"
+        raise _invalid(index, f"needs target_tokens of the shape {text}")
+    targets = targets.astype(np.int64)
     inputs = {}
     for name in needed:
         values = datum.inputs.get(name)
         if values is None and name == "weights":
-            values = np.ones(size, np.float32)
-        if values is None or values.shape != (size,) or not np.isfinite(values).all():
-            raise _invalid(index, f"needs finite {name} of the shape [{size}]")
+            values = np.ones(shape, np.float32)
+        if values is None or values.shape != shape or not np.isfinite(values).all():
+            raise _invalid(index, f"needs finite {name} of the shape {list(shape)}")
         inputs[name] = values
-    if not all(0 <= int(token) < vocabulary for token in (*datum.tokens, *targets)):
+    if not all(0 <= int(token) < vocabulary for token in (*datum.tokens, *targets.flat)):
         raise _invalid(index, f"has a token outside of 0 to {vocabulary - 1}")
-    target_tokens = tuple(int(token) for token in targets)
+    target_tokens = tuple(int(token) for token in targets.reshape(size, -1)[:, 0])
     # The model reads all of a continuation but its last token, so any token may end it.
     item = Continuation(datum.tokens[:1], (*datum.tokens[1:], target_tokens[-1]), target_tokens)
-    return DatumLoss(item, formula, inputs, options)
+    return DatumLoss(item, formula, inputs, options, targets if several else None)
 
 
 def _invalid(index: int, problem: str) -> InvalidInput:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 MAX_RANK = 64
+MAX_TOP_PROMPT_LOGPROBS = 256
 _Count: TypeAlias = Annotated[int, Field(ge=0)]
 _Name: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$")]
 
@@ -110,6 +111,23 @@ class ForwardBackward(Wire):
     )
 
 
+class ReverseKLDatum(Wire):
+    student_input: ModelInput
+    reference_input: ModelInput
+    target_tokens: TensorData
+    weights: TensorData
+
+
+class ReverseKL(Wire):
+    """MinT's ``forward_backward_reverse_kl``."""
+
+    model_id: str
+    seq_id: int | None = None
+    reference_model_path: str
+    data: list[ReverseKLDatum]
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+
+
 class AdamParams(Wire):
     learning_rate: Annotated[float, Field(ge=0)] = 1e-4
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
@@ -203,7 +221,7 @@ class Sample(Wire):
     base_model: str | None = None
     model_path: str | None = None
     prompt_logprobs: bool | None = None
-    topk_prompt_logprobs: int = 0
+    topk_prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_PROMPT_LOGPROBS)] = 0
 
 
 class RetrieveFuture(Wire):
@@ -238,6 +256,13 @@ class SampleResponse(BaseModel):
     type: Literal["sample"] = "sample"
     sequences: list[SampledSequence]
     prompt_logprobs: list[float | None] | None = None
+    topk_prompt_logprobs: list[list[tuple[int, float]] | None] | None = None
+
+
+class ReverseKLResponse(BaseModel):
+    outputs: list[dict[str, Tensor]]
+    metrics: dict[str, float]
+    type: Literal["mint_forward_backward_reverse_kl"] = "mint_forward_backward_reverse_kl"
 
 
 class Checkpoint(BaseModel):

@@ -75,6 +75,7 @@ class Routes:
         post("cancel_future", self._cancel)
         post("retrieve_future", self._retrieve)
         post("mint/checkpoints/interpolate", self._interpolate)
+        post("mint/forward_backward_reverse_kl", self._reverse_kl)
         post("personal/adopt", self._adopt)
         get("samplers/<sampler>", self._sampler)
         get("sessions", self._sessions)
@@ -192,6 +193,9 @@ class Routes:
 
     def _forward(self) -> dict[str, Any]:
         return self._queue("forward", models.ForwardBackward)
+
+    def _reverse_kl(self) -> dict[str, Any]:
+        return self._queue("reverse_kl", models.ReverseKL)
 
     def _queue(self, kind: str, model: type[Any]) -> dict[str, Any]:
         body = request.get_data()

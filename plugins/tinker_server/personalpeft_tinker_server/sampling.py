@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from personalpeft import Runtime
-from personalpeft.backends.base import Continuation, Tokens
+from personalpeft.backends.base import Continuation, Score, Tokens
 from personalpeft.clock import Clock
 from personalpeft.engine.engine import Request
 from personalpeft.errors import Cancelled, InvalidInput, NotFound
@@ -98,18 +98,19 @@ class Sampler:
                 hint="Encode it with the tokenizer of the base.",
             )
         params = request.sampling_params
-        if params.top_k >= 0 or request.topk_prompt_logprobs:
-            raise InvalidInput(
-                "top_k and topk_prompt_logprobs are not supported.",
-                hint="Use top_p and prompt_logprobs.",
-            )
         stack = self._checkpoints.stack(call.owner, self._model_path(call.owner, request))
         prompt_logprobs: list[float | None] | None = None
-        if request.prompt_logprobs:
-            prompt_logprobs = [None, *self._score(prompt, stack)]
+        top_logprobs: list[list[tuple[int, float]] | None] | None = None
+        if request.prompt_logprobs or request.topk_prompt_logprobs:
+            score = self._score(prompt, stack, request.topk_prompt_logprobs)
+            if request.prompt_logprobs:
+                prompt_logprobs = [None, *score.token_logprobs]
+            if request.topk_prompt_logprobs:
+                top_logprobs = [None, *(list(each) for each in score.top_logprobs)]
         return models.SampleResponse(
             sequences=self._sequences(call, prompt, stack, params, request.num_samples),
             prompt_logprobs=prompt_logprobs,
+            topk_prompt_logprobs=top_logprobs,
         )
 
     def _model_path(self, owner: str, request: models.Sample) -> str | None:
@@ -124,12 +125,12 @@ class Sampler:
         path: str | None = row["model_path"]
         return path
 
-    def _score(self, prompt: Tokens, stack: Stack) -> tuple[float, ...]:
+    def _score(self, prompt: Tokens, stack: Stack, top: int) -> Score:
         if len(prompt) < 2:
-            return ()
+            return Score(0.0)
         item = Continuation(prompt[:1], prompt[1:])
-        (score,) = self._runtime.engine().score([item], stack)
-        return score.token_logprobs
+        (score,) = self._runtime.engine().score([item], stack, top=top)
+        return score
 
     def _sequences(
         self,
@@ -153,6 +154,7 @@ class Sampler:
                 sampling=Sampling(
                     temperature=params.temperature,
                     top_p=params.top_p,
+                    top_k=max(0, params.top_k),
                     max_tokens=max(1, room if params.max_tokens is None else params.max_tokens),
                     seed=(seed + index) % 2**63,
                     stop=tuple(text for text in stop if isinstance(text, str)),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,6 +29,7 @@ from personalpeft_tinker_server.conversions import read_adam, write_pass
 from personalpeft_tinker_server.database import Database
 from personalpeft_tinker_server.futures import Futures, Outcome, QueuedCall
 from personalpeft_tinker_server.losses import DatumLoss, build_losses
+from personalpeft_tinker_server.reverse_kl import add_gradients, open_reference
 from personalpeft_tinker_server.run_spec import RunSpec
 
 log = logging.getLogger(__name__)
@@ -207,9 +209,9 @@ class Trainer:
                 for call, *_ in group:
                     self._fail(call, error)
                 continue
-            for (call, run, _, _), own in zip(group, results, strict=True):
+            for (call, run, _, losses), own in zip(group, results, strict=True):
                 run.has_gradients |= backward
-                self._finish(call, write_pass(own))
+                self._finish(call, write_pass(losses, own))
 
     def _yield(self) -> None:
         """Let chats and samples go first, for a moment."""
@@ -237,6 +239,8 @@ class Trainer:
             norm = run.session.optim_step(read_adam(read(models.OptimStep, body)))
             run.has_gradients = False
             return _json(type="optim_step", metrics={"grad_norm:mean": norm})
+        if call.kind == "reverse_kl":
+            return self._reverse_kl(run, call).model_dump_json().encode()
         if call.kind == "save_weights":
             saving = read(models.SaveWeights, body)
             path = self._save(call, run, "weights", saving, saving.path or f"{call.seq or 0:06d}")
@@ -244,6 +248,27 @@ class Trainer:
         if call.kind == "save_weights_for_sampler":
             return self._save_for_sampler(call, run, read(models.SaveWeightsForSampler, body))
         raise InvalidInput(f"There is no call {call.kind}.", hint="Update the server.")
+
+    def _reverse_kl(self, run: _Run, call: QueuedCall) -> models.ReverseKLResponse:
+        request = read(models.ReverseKL, self._futures.body(call))
+        backend = self._runtime.engine().backend
+        adapter = self._checkpoints.adapter(call.owner, request.reference_model_path)
+        reference = open_reference(backend, adapter)
+        try:
+            response = add_gradients(
+                backend,
+                run.session,
+                reference,
+                request,
+                vocabulary=self._vocabulary(),
+                between=self._yield,
+            )
+        finally:
+            reference.close()
+        run.has_gradients = True
+        # The reference may be deleted, and the call could not be executed again.
+        run.stored = -math.inf
+        return response
 
     def _save(
         self, call: QueuedCall, run: _Run, kind: Kind, request: models.SaveWeights, name: str
@@ -332,6 +357,8 @@ class Trainer:
         elif call.kind == "optim_step":
             run.session.optim_step(read_adam(read(models.OptimStep, body)))
             run.has_gradients = False
+        elif call.kind == "reverse_kl":
+            self._reverse_kl(run, call)
         elif call.kind == "load_weights":
             self._load(call, read(models.LoadWeights, body))
 

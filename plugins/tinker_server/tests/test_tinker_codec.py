@@ -111,6 +111,35 @@ def test_a_result_in_protobuf_is_that_in_json(server: TinkerServer) -> None:
     assert metric[2] == output["metrics"]["loss:sum"]
 
 
+def test_places_of_several_targets_keep_their_shape_in_protobuf() -> None:
+    outputs = [
+        {"logprobs": {"data": [float(n) for n in range(size)], "shape": shape}}
+        for size, shape in ((6, [2, 3]), (3, [1, 3]), (2, [2]))
+    ]
+    message = write_protobuf(
+        json.dumps({"loss_fn_output_type": "x", "loss_fn_outputs": outputs, "metrics": {}}).encode()
+    )
+    records = [
+        dict(read_fields(value))
+        for number, value in read_fields(memoryview(message or b""))
+        if number == 2
+    ]
+    assert [record[3] for record in records] == [2, 1]
+    tensors = [dict(read_fields(dict(read_fields(record[2]))[2])) for record in records]
+    assert [tensor.get(4) for tensor in tensors] == [3, None]
+    assert np.frombuffer(tensors[0][1], "<f4").tolist() == [0, 1, 2, 3, 4, 5, 0, 1, 2]
+
+
+def test_top_log_probs_in_protobuf_are_two_matrices() -> None:
+    rows = [None, [[5, -0.5], [6, -1.5]]]
+    sample = {"sequences": [], "topk_prompt_logprobs": rows}
+    (field,) = read_fields(memoryview(write_protobuf(json.dumps(sample).encode()) or b""))
+    top = dict(read_fields(field[1]))
+    assert (field[0], top[3], top[4]) == (3, 2, 2)
+    assert np.frombuffer(top[1], "<i4").tolist() == [0, 0, 5, 6]
+    assert np.frombuffer(top[2], "<f4").tolist() == [-99999, -99999, -0.5, -1.5]
+
+
 def test_results_without_a_message_stay_json() -> None:
     assert write_protobuf(b'{"type": "optim_step", "metrics": {}}') is None
 

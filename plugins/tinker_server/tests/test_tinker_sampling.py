@@ -53,6 +53,40 @@ def test_log_probs_of_samples_are_those_of_training(server: TinkerServer) -> Non
     assert both == pytest.approx(trained, abs=2e-3)
 
 
+def test_top_k_draws_from_the_likeliest_tokens_alone(server: TinkerServer) -> None:
+    session = server.session()
+    base = session.sampler()
+    greedy = session.sample(base, PROMPT, params={"temperature": 0})["sequences"]
+    one = session.sample(base, PROMPT, num_samples=3, params={"top_k": 1})["sequences"]
+    assert all(each["tokens"] == greedy[0]["tokens"] for each in one)
+    free = session.sample(base, PROMPT, num_samples=3)["sequences"]
+    everything = session.sample(base, PROMPT, num_samples=3, params={"top_k": 10**6})["sequences"]
+    assert everything == free
+    likeliest = session.sample(base, PROMPT, topk_prompt_logprobs=4)["topk_prompt_logprobs"]
+    first = session.sample(
+        base, PROMPT[:-1], num_samples=40, params={"top_k": 4, "max_tokens": 1, "temperature": 3.0}
+    )["sequences"]
+    assert {each["tokens"][0] for each in first} == {token for token, _ in likeliest[-1]}
+
+
+def test_top_log_probs_of_a_prompt_are_sorted_and_agree_with_its_tokens(
+    server: TinkerServer,
+) -> None:
+    session = server.session()
+    run = session.run()
+    run.train(3)
+    sampler = session.sampler(run.save("then", "save_weights_for_sampler"))
+    sampled = session.sample(sampler, PROMPT, prompt_logprobs=True, topk_prompt_logprobs=200)
+    top, own = sampled["topk_prompt_logprobs"], sampled["prompt_logprobs"]
+    assert top[0] is None
+    for token, logprob, row in zip(PROMPT[1:], own[1:], top[1:], strict=True):
+        logprobs = [each for _, each in row]
+        assert len({each for each, _ in row}) == 200
+        assert logprobs == sorted(logprobs, reverse=True)
+        assert dict(map(tuple, row)).get(token, logprob) == pytest.approx(logprob, abs=1e-6)
+    assert session.sample(sampler, PROMPT)["topk_prompt_logprobs"] is None
+
+
 def test_a_stop_token_ends_a_sample_and_is_part_of_it(server: TinkerServer) -> None:
     session = server.session()
     base = session.sampler()
@@ -85,7 +119,6 @@ def test_a_stop_string_ends_a_sample(server: TinkerServer) -> None:
     [
         ([], {}, "at least one token"),
         ([10**6], {}, "only tokens of the base"),
-        (PROMPT, {"params": {"top_k": 5}}, "top_k"),
         (PROMPT, {"params": {"max_tokens": 10**6}}, "more than the"),
     ],
 )

@@ -122,18 +122,50 @@ def test_targets_may_differ_from_the_tokens_that_are_read(server: TinkerServer) 
     assert loss_of(run.forward([datum(TEXT, targets=chosen)])) < -sum(logprobs_of(output)) / 2
 
 
+def test_a_place_may_have_several_targets_with_weights(server: TinkerServer) -> None:
+    """The loss of each target alone, weighted, adds up to that of all."""
+    run = server.session().run()
+    count = len(TEXT) - 1
+    others = [[token, (token + 1) % 256, (token + 7) % 256] for token in TEXT[1:]]
+    weights = np.random.default_rng(1).random((count, 3)).astype(np.float32)
+    several = datum(TEXT)
+    several["loss_fn_inputs"] = {
+        "target_tokens": {
+            "data": [token for each in others for token in each],
+            "dtype": "int64",
+            "shape": [count, 3],
+        },
+        "weights": {"data": weights.ravel().tolist(), "shape": [count, 3]},
+    }
+    output = run.forward_backward([several, datum(TEXT)])
+    norm = run.step(0.0)["metrics"]["grad_norm:mean"]
+    found = output["loss_fn_outputs"][0]["logprobs"]
+    assert found["shape"] == [count, 3]
+    single = [
+        datum(TEXT[:-1], [each[k] for each in others], weights=weights[:, k].tolist())
+        for k in range(3)
+    ]
+    alone = run.forward_backward([*single, datum(TEXT)])
+    columns = np.array([logprobs_of(alone, k) for k in range(3)]).T
+    assert np.array(found["data"]) == pytest.approx(columns.ravel(), abs=1e-5)
+    assert loss_of(output) == pytest.approx(loss_of(alone), rel=1e-5)
+    assert run.step(0.0)["metrics"]["grad_norm:mean"] == pytest.approx(norm, rel=1e-4)
+
+
 def formulas(lp: np.ndarray, q: np.ndarray, a: np.ndarray) -> dict[str, float]:
     ratio = np.exp(lp - q)
     clipped = ratio.clip(0.9, 1.1)
+    of_all = np.exp((lp - q)[5:].mean())
     return {
         "importance_sampling": -(ratio * a).sum(),
         "ppo": -np.minimum(ratio * a, clipped * a).sum(),
         "cispo": -(clipped * lp * a).sum(),
         "dro": -(lp * a - 0.1 / 2 * (lp - q) ** 2).sum(),
+        "gspo": -np.minimum(of_all * a, of_all.clip(0.9, 1.1) * a).sum(),
     }
 
 
-@pytest.mark.parametrize("name", ["importance_sampling", "ppo", "cispo", "dro"])
+@pytest.mark.parametrize("name", ["importance_sampling", "ppo", "cispo", "dro", "gspo"])
 def test_each_loss_is_its_formula(server: TinkerServer, name: str) -> None:
     run = server.session().run()
     lp = np.array(logprobs_of(run.forward([datum(TEXT)])))
@@ -143,7 +175,10 @@ def test_each_loss_is_its_formula(server: TinkerServer, name: str) -> None:
         "dro": {"beta": 0.1},
         "importance_sampling": {},
     }.get(name, {"clip_low_threshold": 0.9, "clip_high_threshold": 1.1})
-    data = [datum(TEXT, logprobs=q.tolist(), advantages=a.tolist())]
+    mask = [0.0] * 5 + [1.0] * (len(lp) - 5)
+    data = [
+        datum(TEXT, logprobs=q.tolist(), advantages=a.tolist(), sequence_ratio_mask=mask),
+    ]
     output = run.forward_backward(data, name, **config)
     assert loss_of(output) == pytest.approx(formulas(lp, q, a)[name], rel=1e-4)
     assert run.step()["metrics"]["grad_norm:mean"] > 0
@@ -169,7 +204,7 @@ def test_a_custom_loss_is_a_forward_and_a_weighted_cross_entropy(server: TinkerS
         ([datum(TEXT, weights=[1.0])], "cross_entropy", "needs finite weights of the shape"),
         ([datum(TEXT)], "ppo", "needs finite logprobs"),
         ([datum([7])], "cross_entropy", "has 0 tokens"),
-        ([datum(TEXT)], "gspo", "is not supported"),
+        ([datum(TEXT)], "stable_reinforce", "is not supported"),
     ],
 )
 def test_a_mistake_of_the_client_is_named_and_the_run_goes_on(

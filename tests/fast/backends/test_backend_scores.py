@@ -129,3 +129,17 @@ def test_an_exported_adapter_scores_the_same_in_peft(torch_tiny: Backend, tmp_pa
         assert ours == pytest.approx(peft_logp(base, tmp_path / folder, items), abs=CLOSE)
         bare = [score.logp for score in torch_tiny.score(items, None)]
         assert max(abs(a - b) for a, b in zip(ours, bare, strict=True)) > 0.1
+
+
+def test_top_log_probs_are_the_likeliest_in_each_place(backend: Backend) -> None:
+    items = [continuation(backend, "hello", "bye"), continuation(backend, "why", "so")]
+    for plain, score in zip(
+        backend.score(items, "one"), backend.score(items, "one", top=3), strict=True
+    ):
+        assert plain.top_logprobs == ()
+        assert score.token_logprobs == plain.token_logprobs
+        assert [len(row) for row in score.top_logprobs] == [3] * len(score.token_logprobs)
+        for row, own in zip(score.top_logprobs, score.token_logprobs, strict=True):
+            logprobs = [logprob for _, logprob in row]
+            assert logprobs == sorted(logprobs, reverse=True)
+            assert own <= logprobs[0] + CLOSE

@@ -22,6 +22,13 @@ class SortedSampler:
         self._generator = np.random.Generator(np.random.PCG64(sampling.seed))
 
     def pick(self, logits: Logits) -> int:
+        if self._sampling.top_k:
+            kept = np.sort(np.argsort(-logits, kind="stable")[: self._sampling.top_k])
+            if len(kept) < len(logits):
+                return int(kept[self._pick(logits[kept])])
+        return self._pick(logits)
+
+    def _pick(self, logits: Logits) -> int:
         chances = np.exp((logits - logits.max()) / np.float32(self._sampling.temperature))
         order = np.argsort(-chances, kind="stable")
         summed = np.cumsum(chances[order], dtype=np.float64)
@@ -49,12 +56,13 @@ _MANY = st.lists(st.floats(-50, 50, width=32), min_size=1, max_size=60)
     top_p=_TOP_P,
     temperature=st.sampled_from([0.3, 0.7, 1.0, 2.0]),
     seed=st.integers(0, 2**32),
+    top_k=st.integers(0, 70),
 )
 def test_a_seed_samples_the_token_of_the_sorted_vocabulary(
-    values: list[float], top_p: float, temperature: float, seed: int
+    values: list[float], top_p: float, temperature: float, seed: int, top_k: int
 ) -> None:
     logits = np.array(values, np.float32)
-    sampling = Sampling(temperature=temperature, top_p=top_p, seed=seed)
+    sampling = Sampling(temperature=temperature, top_p=top_p, seed=seed, top_k=top_k)
     ours, plain = Sampler(sampling), SortedSampler(sampling)
     assert [ours.sample(logits) for _ in range(8)] == [plain.pick(logits) for _ in range(8)]
 

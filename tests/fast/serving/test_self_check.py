@@ -131,7 +131,12 @@ def test_checks_wait_for_an_idle_engine_and_their_backlog_is_bounded() -> None:
 def test_a_failing_check_ends_no_reply() -> None:
     class UnscorableBackend(FakeBackend):
         def score(
-            self, items: Sequence[Continuation], stack: str | None, *, kl: bool = False
+            self,
+            items: Sequence[Continuation],
+            stack: str | None,
+            *,
+            kl: bool = False,
+            top: int = 0,
         ) -> tuple[Score, ...]:
             raise MemoryError
 

@@ -1,0 +1,195 @@
+"""MinT's reverse KL: a run learns to answer as other saved weights do, which may read more.
+
+The loss of a datum is ``sum_t w_t KL(p_t || q_t)``. ``p`` are the run's distributions at the target
+tokens after the student's prompt, ``q`` those of the reference after its own prompt, both at one
+temperature. It is the mode-seeking direction of distillation (Gu et al. 2023, arXiv 2306.08543).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+
+from personalpeft.adapters.types import Adapter
+from personalpeft.backends.base import (
+    Backend,
+    Continuation,
+    ModelOutputs,
+    Session,
+    SessionSpec,
+    Tokens,
+)
+from personalpeft.errors import InvalidInput
+from personalpeft_tinker_server import models
+from personalpeft_tinker_server.codec import Array, read_tensor, read_tokens
+
+# Target tokens whose distributions are in memory at once, each as large as the vocabulary.
+_GROUP_TOKENS = 256
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Pair:
+    """One datum: what the run and the reference read, and the weights of the targets."""
+
+    student: Continuation
+    reference: Continuation
+    weights: Array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Observed:
+    """Keeps the reference's distributions; as a ``personalpeft.backends.base.Loss`` it is zero."""
+
+    item: Continuation
+    temperature: float
+    found: list[Any] = field(default_factory=list)
+    is_general: ClassVar[bool] = False
+
+    @property
+    def continuations(self) -> Sequence[Continuation]:
+        return (self.item,)
+
+    @property
+    def references(self) -> Sequence[Continuation]:
+        return ()
+
+    def loss(self, outputs: Sequence[ModelOutputs], references: Sequence[ModelOutputs]) -> Any:
+        self.found.append(_tempered(outputs[0].logp, self.temperature).detach())
+        return outputs[0].logp.new_zeros(())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _ReverseKL:
+    """One datum's loss, as a ``personalpeft.backends.base.Loss``."""
+
+    item: Continuation
+    reference: Any
+    weights: Array
+    temperature: float
+    is_general: ClassVar[bool] = False
+
+    @property
+    def continuations(self) -> Sequence[Continuation]:
+        return (self.item,)
+
+    @property
+    def references(self) -> Sequence[Continuation]:
+        return ()
+
+    def loss(self, outputs: Sequence[ModelOutputs], references: Sequence[ModelOutputs]) -> Any:
+        logp = _tempered(outputs[0].logp, self.temperature)
+        divergences = (logp.exp() * (logp - self.reference)).sum(-1)
+        return (divergences * logp.new_tensor(self.weights.tolist())).sum()
+
+
+def open_reference(backend: Backend, adapter: Adapter | None) -> Session:
+    """Open a session of saved weights, None for the bare base. The caller closes it."""
+    projections = tuple(backend.base.architecture.projections)
+    if adapter is None:
+        return backend.session(SessionSpec(1, 0.0, projections[:1], 0))
+    manifest = adapter.manifest
+    return backend.session(
+        SessionSpec(
+            manifest.rank,
+            manifest.scaling,
+            tuple(name for name in projections if name in adapter.pairs),
+            0,
+            initial_weights=adapter.pairs,
+        )
+    )
+
+
+def add_gradients(
+    backend: Backend,
+    session: Session,
+    reference: Session,
+    request: models.ReverseKL,
+    *,
+    vocabulary: int,
+    between: Callable[[], None] = lambda: None,
+) -> models.ReverseKLResponse:
+    """Add the gradients of a call to a session's, and return the losses.
+
+    Args:
+        backend: That of both sessions.
+        session: What is trained.
+        reference: What it is to be like.
+        request: The call.
+        vocabulary: How many tokens the base has.
+        between: Called before each pass.
+
+    Raises:
+        InvalidInput: A datum does not fit.
+    """
+    temperature = request.temperature
+    pairs = [
+        _read_pair(index, datum, vocabulary, backend.max_length)
+        for index, datum in enumerate(request.data)
+    ]
+    losses: list[float] = []
+    for group in _groups(pairs):
+        observed = [_Observed(pair.reference, temperature) for pair in group]
+        backend.forward_backward([reference], [observed], backward=False, between=between)
+        terms = [
+            _ReverseKL(pair.student, each.found[0], pair.weights, temperature)
+            for pair, each in zip(group, observed, strict=True)
+        ]
+        (results,) = backend.forward_backward([session], [terms], between=between)
+        losses += [result.loss for result in results]
+    tokens = sum(int((pair.weights != 0).sum()) for pair in pairs)
+    mean = math.fsum(losses) / max(1, tokens)
+    return models.ReverseKLResponse(
+        outputs=[{"loss": models.Tensor(data=[loss], shape=[1])} for loss in losses],
+        metrics={
+            "loss:mean": mean,
+            "reverse_kl:mean": mean,
+            "num_samples:sum": float(len(pairs)),
+            "num_tokens:sum": float(tokens),
+        },
+    )
+
+
+def _read_pair(index: int, datum: models.ReverseKLDatum, vocabulary: int, longest: int) -> _Pair:
+    targets, weights = read_tensor(datum.target_tokens), read_tensor(datum.weights)
+    if targets.ndim != 1 or not len(targets) or weights.shape != targets.shape:
+        raise _invalid(index, "needs target_tokens and weights of one shape [n]")
+    if not np.isfinite(weights).all():
+        raise _invalid(index, "needs finite weights")
+    completion = tuple(int(token) for token in targets)
+    prompts = [read_tokens(datum.student_input), read_tokens(datum.reference_input)]
+    for prompt in prompts:
+        if not prompt or len(prompt) + len(completion) - 1 > longest:
+            raise _invalid(index, f"needs prompts of 1 to {longest - len(completion) + 1} tokens")
+        _check_tokens(index, (*prompt, *completion), vocabulary)
+    student, reference = (Continuation(prompt, completion) for prompt in prompts)
+    return _Pair(student, reference, weights)
+
+
+def _check_tokens(index: int, tokens: Tokens, vocabulary: int) -> None:
+    if not all(0 <= token < vocabulary for token in tokens):
+        raise _invalid(index, f"has a token outside of 0 to {vocabulary - 1}")
+
+
+def _groups(pairs: Sequence[_Pair]) -> list[list[_Pair]]:
+    groups: list[list[_Pair]] = []
+    room = 0
+    for pair in pairs:
+        size = len(pair.student.completion)
+        if not groups or size > room:
+            groups.append([])
+            room = _GROUP_TOKENS
+        groups[-1].append(pair)
+        room -= size
+    return groups
+
+
+def _tempered(logp: Any, temperature: float) -> Any:
+    return logp if temperature == 1 else (logp / temperature).log_softmax(-1)
+
+
+def _invalid(index: int, problem: str) -> InvalidInput:
+    return InvalidInput(f"Datum {index} {problem}.", hint="Check the data of this call.")
