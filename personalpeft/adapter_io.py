@@ -77,11 +77,18 @@ def export_merged(services: Services, user: str, folder: Path, form: MergedForm)
 
 def import_peft_folder(services: Services, user: str, folder: Path, layer: str) -> Revision:
     """Implement ``User.import_peft``, which documents the arguments."""
+    started = services.clock.timer()
+    return _record(services, user, read_peft_folder(services, folder, layer), started)
+
+
+def read_peft_folder(services: Services, folder: Path, layer: str) -> Adapter:
+    """Return the adapter in a PEFT folder, for a layer of the open base.
+
+    Raises ``AdapterError`` as ``User.import_peft``, ``InvalidId``.
+    """
     check_layer_name(layer)
-    started, base = services.clock.timer(), services.base
-    source = folder.expanduser().absolute()
-    adapter = import_peft(source, base.architecture, layer=layer, base=base.digest)
-    return _record(services, user, adapter, started)
+    base, source = services.base, folder.expanduser().absolute()
+    return import_peft(source, base.architecture, layer=layer, base=base.digest)
 
 
 def import_gguf(services: Services, user: str, file: Path, layer: str) -> Revision:

@@ -22,6 +22,7 @@ from personalpeft.adapter_io import (
     export_peft_folder,
     import_gguf,
     import_peft_folder,
+    read_peft_folder,
 )
 from personalpeft.archive import ExportSummary
 from personalpeft.chat import compare, request
@@ -850,6 +851,41 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
         base.
         """
         return import_peft_folder(self._services, self.id, Path(folder), layer)
+
+    def propose_peft(
+        self,
+        folder: str | Path,
+        *,
+        layer: str = "style",
+        accept: bool = False,
+        progress: Progress = no_progress,
+        cancelled: Callable[[], bool] = not_cancelled,
+    ) -> LearnReport:
+        """Judge a PEFT folder as a learn's candidate, and make it live if the gate promotes it.
+
+        It is judged on the lessons of the layer that nothing live was trained on, and on the gate's
+        probes. Without such lessons the gate abstains. It counts as imported: a learn on top keeps
+        what it knows.
+
+        Args:
+            folder: The adapter.
+            layer: The layer that it becomes.
+            accept: Make it live although the gate refuses it or abstains, as for ``learn``.
+            progress: As for ``learn``.
+            cancelled: As for ``learn``.
+
+        Returns:
+            The report. A refused adapter is kept as a revision that is not live.
+
+        Raises:
+            AdapterError: The adapter is damaged, hostile, unsupported or not for this base.
+            Busy: A learn of this user runs.
+            Cancelled: ``cancelled`` returned True before a verdict.
+            ServingFailed: The model failed.
+        """
+        options = LearnOptions(accept=accept, progress=progress, cancelled=cancelled)
+        adapter = read_peft_folder(self._services, Path(folder), layer)
+        return Learner.from_services(self._services).propose(self.id, adapter, options)
 
     def export_gguf(self, file: str | Path, *, layer: str | None = None) -> Path:
         """Write the live stack, or one layer of it, as a GGUF LoRA for llama.cpp.

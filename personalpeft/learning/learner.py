@@ -13,6 +13,7 @@ from collections.abc import Generator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
+from personalpeft.adapters.types import Adapter
 from personalpeft.errors import Cancelled, NothingCause, NothingToLearn
 from personalpeft.learning.data.training_examples import load_assignments
 from personalpeft.learning.gate.gate import Margins, load_margins
@@ -38,6 +39,7 @@ from personalpeft.learning.outcomes import (
 )
 from personalpeft.learning.pipeline import BuildResult, TrainingPipeline
 from personalpeft.learning.plan import MIN_LESSONS, Plan, build_plan, inspect_live_layer
+from personalpeft.learning.proposal import propose
 from personalpeft.learning.publish import (
     failed_report,
     mark_valid,
@@ -132,6 +134,19 @@ class Learner:
         if isinstance(result, Cancelled):
             # The error of a stage would say that the next learn goes on from there.
             raise Cancelled(result.message, hint=RESUME_HINT) from result
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def propose(self, user: str, adapter: Adapter, options: LearnOptions) -> LearnReport:
+        """See ``User.propose_peft``."""
+        services, layer = self.services, adapter.manifest.layer
+        started = services.clock.timer()
+        pipeline = TrainingPipeline(services, self.margins, options, started)
+        with services.store.leases.acquire(learn_lease(user)):
+            review_probation(services.store, user, services.clock.now)
+            state, recipe = inspect_live_layer(services, user, layer), self.recipes.for_layer(layer)
+            result = pipeline.judge(propose(services, state, recipe, adapter, started))
         if isinstance(result, Exception):
             raise result
         return result

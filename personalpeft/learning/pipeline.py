@@ -100,11 +100,24 @@ class TrainingPipeline:
             self._build_group(group, results)
         return results
 
+    def judge(self, candidate: Candidate) -> BuildResult:
+        """Run the stages after the training for a candidate, and return its report or the error."""
+        results: dict[str, BuildResult] = {}
+        user = candidate.plan.user
+        if candidate.entry in candidate.plan.live.entries:
+            return record_unchanged(self.services, candidate)
+        self._judge_candidates({user: candidate}, results)
+        return results[user]
+
     def _run_stages(self, plans: Mapping[str, Plan], results: dict[str, BuildResult]) -> None:
         """Run the stages for a group. A report or an error ends the build of its user."""
         candidates = self._train(plans, results)
-        if not candidates:
-            return
+        if candidates:
+            self._judge_candidates(candidates, results)
+
+    def _judge_candidates(
+        self, candidates: Mapping[str, Candidate], results: dict[str, BuildResult]
+    ) -> None:
         self._show("Judging", len(candidates), 0.0)
         evaluated = self._evaluate(candidates, results)
         self._show("Judging", len(candidates), 1.0)

@@ -29,7 +29,7 @@ from personalpeft.learning.layers import (
     root_revision,
     trained_on,
 )
-from personalpeft.learning.outcomes import Placement, Reason, ReasonCode, reason
+from personalpeft.learning.outcomes import MoveCause, Placement, Reason, ReasonCode, reason
 from personalpeft.learning.train.config import BUILD_FORMAT, Start, TrainingConfig
 from personalpeft.plugins import CheckedVerifier
 from personalpeft.services import Services
@@ -46,7 +46,7 @@ from personalpeft.types import (
 MIN_LESSONS = 4
 _MAX_REPLAY = 64
 # More held-out lessons decide nothing that so many do not, and each is scored at every learn.
-_MAX_HOLDOUT = 128
+MAX_HOLDOUT = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +155,11 @@ class Plan:
     def figures(self) -> Json:
         """What the training itself adds to the scores of a revision."""
         return {}
+
+    @property
+    def move_cause(self) -> MoveCause:
+        """Why the head moves where the gate promotes the build."""
+        return MoveCause.LEARN
 
     def target(self, decided: Set[str]) -> tuple[Lesson, ...]:
         """Return the held-out lessons that are not in ``decided``."""
@@ -418,7 +423,7 @@ def _select_holdout(
         units.setdefault(lesson.group or lesson.signal, []).append(lesson.signal)
     chosen = {signal for group in pinned & units.keys() for signal in units.pop(group)}
     free = [unit for group, unit in units.items() if group not in trained]
-    share = min(int(fraction * len(lessons)), _MAX_HOLDOUT)
+    share = min(int(fraction * len(lessons)), MAX_HOLDOUT)
     missing = share - len(held_out & _signals(lessons)) - len(chosen)
     if len(free) == len(units):
         # Something must be left to train on.

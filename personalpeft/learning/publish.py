@@ -112,7 +112,7 @@ def publish_candidate(
         at=report.at,
         seconds=report.seconds,
     )
-    cause = MoveCause.ACCEPTED if judgement.accepted else MoveCause.LEARN
+    cause = MoveCause.ACCEPTED if judgement.accepted else plan.move_cause
     # Pinned until the head has moved, so that the first reply does not load it.
     with services.engine.pin(candidate.stack) if report.live else nullcontext():
         is_recorded = store.catalog.add_revision(

@@ -27,6 +27,7 @@ from personalpeft.adapters.formats.peft import export_peft, import_peft
 from personalpeft.adapters.types import Adapter, LoRAWeights, Manifest
 from personalpeft.clock import Clock
 from personalpeft.errors import InvalidInput, NotFound
+from personalpeft.learning.outcomes import render_reasons
 from personalpeft.types import Stack, StackEntry, canonical_digest
 from personalpeft_tinker_server import models
 from personalpeft_tinker_server.database import Database
@@ -274,18 +275,12 @@ class Checkpoints:
         self._put(spec, path, "sampler_weights", name, packed, None, None, None, True, call_name)
         return path
 
-    def adopt(self, owner: str, request: models.Adopt) -> str:
-        """Make saved weights the live revision of a user's layer, and return its id.
+    def adopt(self, owner: str, request: models.Adopt) -> models.AdoptResponse:
+        """Judge saved weights as a candidate of a user's layer, as ``User.propose_peft`` does.
 
         Raises:
-            InvalidInput: ``accept`` is missing: no gate judges weights without signals.
             NotFound: There are no such weights, or no such user.
         """
-        if not request.accept:
-            raise InvalidInput(
-                "The gate judges what was learned from a user's signals, not these weights.",
-                hint='Send "accept": true to make them live without a judgement.',
-            )
         adapter = self._adapter(self.find(owner, request.tinker_path))
         manifest = replace(adapter.manifest, layer=request.layer, below=(), parent=None)
         base = self._runtime.base()
@@ -298,7 +293,13 @@ class Checkpoints:
                 base_name=base.card.name,
             )
             user = self._runtime.user(request.user, create=False)
-            return user.import_peft(peft, layer=request.layer).id
+            report = user.propose_peft(peft, layer=request.layer, accept=request.accept)
+        return models.AdoptResponse(
+            revision=report.revision or "",
+            live=report.live,
+            outcome=str(report.outcome),
+            reason=render_reasons(report.reasons),
+        )
 
     def describe(self, row: Row) -> models.Checkpoint:
         """Return a row as clients read it."""

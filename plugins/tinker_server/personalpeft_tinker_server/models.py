@@ -193,6 +193,15 @@ class Adopt(Wire):
     accept: bool = False
 
 
+class AdoptResponse(BaseModel):
+    """The gate's judgement. ``live`` is also true where ``accept`` overrode it."""
+
+    revision: str
+    live: bool
+    outcome: str
+    reason: str
+
+
 # Sampling
 
 

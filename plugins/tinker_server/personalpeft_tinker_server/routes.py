@@ -318,7 +318,7 @@ class Routes:
         user = self._host.user()
         if user is not None and user != asked.user:
             return {"error": "This token is another user's.", "_status": 403}
-        return {"revision": self._service.checkpoints.adopt(self._owner, asked)}
+        return self._service.checkpoints.adopt(self._owner, asked).model_dump()
 
     # Sampling
 

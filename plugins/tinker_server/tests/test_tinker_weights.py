@@ -170,9 +170,9 @@ def test_saved_weights_become_a_layer_of_a_user_by_name(server: TinkerServer) ->
     run.train(2)
     path = run.save("good", "save_weights_for_sampler")
     body = {"tinker_path": path, "user": "carla", "layer": "skill.fox"}
-    refused = session.client.ask("POST", "personal/adopt", body)
-    assert refused.status_code == 400
-    assert "accept" in refused.get_data(as_text=True)
+    judged = session.client.post("personal/adopt", body)
+    assert (judged["outcome"], judged["live"]) == ("abstained", False)
+    assert server.runtime.user("carla").stack().entries == ()
     adopted = session.client.post("personal/adopt", {**body, "accept": True})
     (entry,) = server.runtime.user("carla").stack().entries
     assert (entry.layer, entry.revision) == ("skill.fox", adopted["revision"])

@@ -85,6 +85,7 @@ METHODS = [
     "observe",
     "pending",
     "practice",
+    "propose_peft",
     "remember",
     "reports",
     "retract",
