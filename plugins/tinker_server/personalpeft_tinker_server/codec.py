@@ -7,7 +7,6 @@ import math
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -234,19 +233,28 @@ def write_protobuf(result: bytes) -> bytes | None:
     """
     fields = json.loads(result)
     if "loss_fn_outputs" in fields:
-        return _forward_backward_output(models.ForwardBackwardOutput.model_validate(fields))
+        output = models.ForwardBackwardOutput.model_validate(fields)
+        return _forward_backward_output(output) if _is_regular(output) else None
     if "sequences" in fields:
         return _sample_response(models.SampleResponse.model_validate(fields))
     return None
 
 
+def _is_regular(output: models.ForwardBackwardOutput) -> bool:
+    """Return whether tensors of a name differ in their first size alone, as in a message.
+
+    SDKs before 0.38 read several records as if they were of one shape.
+    """
+    shapes = [
+        {name: tensor.shape[1:] for name, tensor in each.items()} for each in output.loss_fn_outputs
+    ]
+    return all(shape == shapes[0] for shape in shapes)
+
+
 def _forward_backward_output(output: models.ForwardBackwardOutput) -> bytes:
     message = write_bytes(1, output.loss_fn_output_type.encode())
-    # Tensors of one record differ in their first size alone.
-    for _, run in groupby(
-        output.loss_fn_outputs, key=lambda each: {name: t.shape[1:] for name, t in each.items()}
-    ):
-        message += write_bytes(2, _array_record(list(run)))
+    if output.loss_fn_outputs:
+        message += write_bytes(2, _array_record(output.loss_fn_outputs))
     for name, value in output.metrics.items():
         message += write_bytes(3, write_bytes(1, name.encode()) + write_double(2, value))
     return message

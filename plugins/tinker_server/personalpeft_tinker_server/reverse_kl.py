@@ -32,7 +32,7 @@ _GROUP_TOKENS = 256
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Pair:
+class _ReverseKLItem:
     """One datum: what the run and the reference read, and the weights of the targets."""
 
     student: Continuation
@@ -126,34 +126,36 @@ def add_gradients(
         InvalidInput: A datum does not fit.
     """
     temperature = request.temperature
-    pairs = [
-        _read_pair(index, datum, vocabulary, backend.max_length)
+    items = [
+        _read_item(index, datum, vocabulary, backend.max_length)
         for index, datum in enumerate(request.data)
     ]
     losses: list[float] = []
-    for group in _groups(pairs):
-        observed = [_Observed(pair.reference, temperature) for pair in group]
+    for group in _groups(items):
+        observed = [_Observed(item.reference, temperature) for item in group]
         backend.forward_backward([reference], [observed], backward=False, between=between)
         terms = [
-            _ReverseKL(pair.student, each.found[0], pair.weights, temperature)
-            for pair, each in zip(group, observed, strict=True)
+            _ReverseKL(item.student, each.found[0], item.weights, temperature)
+            for item, each in zip(group, observed, strict=True)
         ]
         (results,) = backend.forward_backward([session], [terms], between=between)
         losses += [result.loss for result in results]
-    tokens = sum(int((pair.weights != 0).sum()) for pair in pairs)
+    tokens = sum(int((item.weights != 0).sum()) for item in items)
     mean = math.fsum(losses) / max(1, tokens)
     return models.ReverseKLResponse(
         outputs=[{"loss": models.Tensor(data=[loss], shape=[1])} for loss in losses],
         metrics={
             "loss:mean": mean,
             "reverse_kl:mean": mean,
-            "num_samples:sum": float(len(pairs)),
+            "num_samples:sum": float(len(items)),
             "num_tokens:sum": float(tokens),
         },
     )
 
 
-def _read_pair(index: int, datum: models.ReverseKLDatum, vocabulary: int, longest: int) -> _Pair:
+def _read_item(
+    index: int, datum: models.ReverseKLDatum, vocabulary: int, longest: int
+) -> _ReverseKLItem:
     targets, weights = read_tensor(datum.target_tokens), read_tensor(datum.weights)
     if targets.ndim != 1 or not len(targets) or weights.shape != targets.shape:
         raise _invalid(index, "needs target_tokens and weights of one shape [n]")
@@ -166,7 +168,7 @@ def _read_pair(index: int, datum: models.ReverseKLDatum, vocabulary: int, longes
             raise _invalid(index, f"needs prompts of 1 to {longest - len(completion) + 1} tokens")
         _check_tokens(index, (*prompt, *completion), vocabulary)
     student, reference = (Continuation(prompt, completion) for prompt in prompts)
-    return _Pair(student, reference, weights)
+    return _ReverseKLItem(student, reference, weights)
 
 
 def _check_tokens(index: int, tokens: Tokens, vocabulary: int) -> None:
@@ -174,15 +176,15 @@ def _check_tokens(index: int, tokens: Tokens, vocabulary: int) -> None:
         raise _invalid(index, f"has a token outside of 0 to {vocabulary - 1}")
 
 
-def _groups(pairs: Sequence[_Pair]) -> list[list[_Pair]]:
-    groups: list[list[_Pair]] = []
+def _groups(items: Sequence[_ReverseKLItem]) -> list[list[_ReverseKLItem]]:
+    groups: list[list[_ReverseKLItem]] = []
     room = 0
-    for pair in pairs:
-        size = len(pair.student.completion)
+    for item in items:
+        size = len(item.student.completion)
         if not groups or size > room:
             groups.append([])
             room = _GROUP_TOKENS
-        groups[-1].append(pair)
+        groups[-1].append(item)
         room -= size
     return groups
 

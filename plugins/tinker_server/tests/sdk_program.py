@@ -83,6 +83,36 @@ def main(url: str, key: str) -> dict[str, Any]:
     assert computed[0] is None
     assert len(computed) == 8
 
+    top = (
+        clients[0]
+        .sample(
+            prompt,
+            num_samples=1,
+            sampling_params=types.SamplingParams(max_tokens=1, top_k=1),
+            include_prompt_logprobs=True,
+            topk_prompt_logprobs=3,
+        )
+        .result()
+    )
+    assert top.topk_prompt_logprobs[0] is None
+    for token, own, row in zip(TEXT[1:8], computed[1:], top.topk_prompt_logprobs[1:], strict=True):
+        assert len(row) == 3
+        assert dict(row).get(token, own) == own or abs(dict(row)[token] - own) < 1e-3
+
+    # Several targets at each place, as distillation sends them.
+    several = types.Datum(
+        model_input=types.ModelInput.from_ints(TEXT[:3]),
+        loss_fn_inputs={
+            "target_tokens": types.TensorData(data=TEXT[:6], dtype="int64", shape=[3, 2]),
+            "weights": types.TensorData(data=[0.5] * 6, dtype="float32", shape=[3, 2]),
+        },
+    )
+    spread = training.forward([several, datum(TEXT)], "cross_entropy").result()
+    assert [list(each["logprobs"].shape) for each in spread.loss_fn_outputs] == [
+        [3, 2],
+        [len(TEXT) - 1],
+    ]
+
     again = service.create_training_client_from_state(state)
     restored = again.forward([datum(TEXT), datum(TEXT[5:])], "cross_entropy").result()
     assert restored.metrics["loss:sum"] < losses[-1]
@@ -123,6 +153,23 @@ def main(url: str, key: str) -> dict[str, Any]:
         again_sampled = same.sample(prompt, num_samples=2, sampling_params=params).result()
         assert [list(each.tokens) for each in again_sampled.sequences] == tokens[0]
         checked.append("interpolate")
+        other = mint.mint.forward_backward_reverse_kl(
+            training,
+            reference_model_path=state,
+            data=[
+                mint.mint.ReverseKLDatum(
+                    student_input=prompt,
+                    reference_input=types.ModelInput.from_ints(TEXT[:12]),
+                    target_tokens=types.TensorData(data=TEXT[12:20], dtype="int64", shape=[8]),
+                    weights=types.TensorData(data=[1.0] * 8, dtype="float32", shape=[8]),
+                )
+            ],
+            temperature=0.5,
+        )
+        assert len(other.outputs) == 1
+        assert other.metrics["reverse_kl:mean"] > 0
+        training.optim_step(types.AdamParams(learning_rate=1e-3)).result()
+        checked.append("reverse_kl")
     return {"version": tinker.__version__, "checked": checked}
 
 

@@ -5,30 +5,19 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tinker_makers import TinkerServer
+from tinker_makers import PYTHONS, TinkerServer, sdk_pythons, serving
 
-from personalpeft_app.http.concurrency import limiter_of
-from personalpeft_app.http.wsgi_server import Server
-
-PYTHONS = "PERSONALPEFT_TINKER_PYTHONS"
-"""Python programs with an SDK, separated by colons."""
-
-programs = [each for each in os.environ.get(PYTHONS, "").split(os.pathsep) if each]
+programs = sdk_pythons()
 
 
 @pytest.fixture(scope="module")
 def url(server: TinkerServer) -> Iterator[str]:
-    socket = Server(server.app, limiter_of(server.runtime), host="127.0.0.1", port=0)
-    thread = threading.Thread(target=lambda: socket.run(grace=1, close=server.extension.close))
-    thread.start()
-    yield f"http://127.0.0.1:{socket.port}/tinker"
-    socket.stop()
-    thread.join(20)
+    with serving(server) as address:
+        yield address
 
 
 @pytest.mark.skipif(not programs, reason=f"{PYTHONS} names no Python with the tinker SDK")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
 import tarfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,12 +17,17 @@ from flask import Flask
 
 import personalpeft
 from personalpeft import Runtime
+from personalpeft.settings import Serving
 from personalpeft_app.http import security
+from personalpeft_app.http.concurrency import limiter_of
 from personalpeft_app.http.server import make_app
+from personalpeft_app.http.wsgi_server import Server
 from personalpeft_tinker_server import TinkerExtension
 from personalpeft_tinker_server.service import Options
 
 BASE = "tiny-random"
+PYTHONS = "PERSONALPEFT_TINKER_PYTHONS"
+"""Python programs with an SDK, separated by colons; ``make tinker-env`` makes them."""
 TEXT = list(b"the quick brown fox jumps over the lazy dog")
 
 
@@ -42,13 +49,36 @@ class TinkerServer:
 
 
 @contextmanager
-def open_server(home: Path, options: Options = Options()) -> Iterator[TinkerServer]:  # noqa: B008
-    with personalpeft.open(home, base=BASE, backend="torch") as runtime:
+def open_server(
+    home: Path,
+    options: Options = Options(),  # noqa: B008
+    max_queue: int = Serving().max_queue,
+) -> Iterator[TinkerServer]:
+    serving = Serving(max_queue=max_queue)
+    with personalpeft.open(home, base=BASE, backend="torch", serving=serving) as runtime:
         extension = TinkerExtension(runtime, security.plugin_host(), options)
         try:
             yield TinkerServer(runtime, make_app(runtime, more=[extension.blueprint]), extension)
         finally:
             extension.close()
+
+
+@contextmanager
+def serving(server: TinkerServer) -> Iterator[str]:
+    """Serve on a free port, and yield the address for clients."""
+    socket = Server(server.app, limiter_of(server.runtime), host="127.0.0.1", port=0)
+    thread = threading.Thread(target=lambda: socket.run(grace=1, close=server.extension.close))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{socket.port}/tinker"
+    finally:
+        socket.stop()
+        thread.join(20)
+
+
+def sdk_pythons() -> list[str]:
+    """Return the Python programs with an SDK that PERSONALPEFT_TINKER_PYTHONS names."""
+    return [each for each in os.environ.get(PYTHONS, "").split(os.pathsep) if each]
 
 
 class CallFailed(Exception):
