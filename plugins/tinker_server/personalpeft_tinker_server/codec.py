@@ -7,6 +7,7 @@ import math
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -225,36 +226,35 @@ def _tensor(data: memoryview) -> Array:
     return _reshape(np.frombuffer(dense or b"", kind), shape or None)
 
 
-def write_protobuf(result: bytes) -> bytes | None:
+def write_protobuf(result: bytes, *, json_allowed: bool) -> bytes | None:
     """Return a result as the protobuf message that it has, None if it has none.
 
     Args:
         result: The JSON of a ``ForwardBackwardOutput`` or ``SampleResponse``.
+        json_allowed: Whether the client reads JSON, too. Such an SDK reads tensors of different
+            shapes as if they were of one shape, so they have no message.
     """
     fields = json.loads(result)
     if "loss_fn_outputs" in fields:
         output = models.ForwardBackwardOutput.model_validate(fields)
-        return _forward_backward_output(output) if _is_regular(output) else None
+        shapes = [_trailing_shapes(each) for each in output.loss_fn_outputs]
+        if json_allowed and any(shape != shapes[0] for shape in shapes):
+            return None
+        return _forward_backward_output(output)
     if "sequences" in fields:
         return _sample_response(models.SampleResponse.model_validate(fields))
     return None
 
 
-def _is_regular(output: models.ForwardBackwardOutput) -> bool:
-    """Return whether tensors of a name differ in their first size alone, as in a message.
-
-    SDKs before 0.38 read several records as if they were of one shape.
-    """
-    shapes = [
-        {name: tensor.shape[1:] for name, tensor in each.items()} for each in output.loss_fn_outputs
-    ]
-    return all(shape == shapes[0] for shape in shapes)
+def _trailing_shapes(output: Mapping[str, models.Tensor]) -> dict[str, list[int]]:
+    return {name: tensor.shape[1:] for name, tensor in output.items()}
 
 
 def _forward_backward_output(output: models.ForwardBackwardOutput) -> bytes:
     message = write_bytes(1, output.loss_fn_output_type.encode())
-    if output.loss_fn_outputs:
-        message += write_bytes(2, _array_record(output.loss_fn_outputs))
+    # Tensors of one record differ in their first size alone.
+    for _, same in groupby(output.loss_fn_outputs, key=_trailing_shapes):
+        message += write_bytes(2, _array_record(list(same)))
     for name, value in output.metrics.items():
         message += write_bytes(3, write_bytes(1, name.encode()) + write_double(2, value))
     return message

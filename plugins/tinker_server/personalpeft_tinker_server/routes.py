@@ -368,8 +368,10 @@ class Routes:
             return {"type": "try_again", "request_id": id_, "queue_state": "active"}
         if found.error is not None:
             return {"error": found.error, "category": found.category}
-        wants_protobuf = PROTOBUF in request.headers.get("Accept", "")
-        message = write_protobuf(found.result or b"{}") if wants_protobuf else None
+        accepted = request.headers.get("Accept", "")
+        message = None
+        if PROTOBUF in accepted:
+            message = write_protobuf(found.result or b"{}", json_allowed=_JSON in accepted)
         if message is not None:
             return Response(message, mimetype=PROTOBUF)
         return Response(found.result, mimetype=_JSON)

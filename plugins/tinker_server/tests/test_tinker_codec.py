@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import struct
-from typing import Any
 
 import numpy as np
 import pytest
@@ -118,28 +117,28 @@ def test_places_of_several_targets_keep_their_shape_in_protobuf() -> None:
         for size, shape in ((6, [2, 3]), (3, [1, 3]), (2, [2]))
     ]
 
-    def message_of(some: list[dict[str, Any]]) -> bytes | None:
-        fields = {"loss_fn_output_type": "x", "loss_fn_outputs": some, "metrics": {}}
-        return write_protobuf(json.dumps(fields).encode())
-
-    # Some SDKs would read the last one in the shape of the first.
-    assert message_of(outputs) is None
-    message = message_of(outputs[:2])
+    fields = {"loss_fn_output_type": "x", "loss_fn_outputs": outputs, "metrics": {}}
+    result = json.dumps(fields).encode()
+    # The SDKs that also read JSON would read the last one in the shape of the first.
+    assert write_protobuf(result, json_allowed=True) is None
+    message = write_protobuf(result, json_allowed=False)
     records = [
         dict(read_fields(value))
         for number, value in read_fields(memoryview(message or b""))
         if number == 2
     ]
-    assert [record[3] for record in records] == [2]
+    assert [record[3] for record in records] == [2, 1]
     tensors = [dict(read_fields(dict(read_fields(record[2]))[2])) for record in records]
-    assert [tensor.get(4) for tensor in tensors] == [3]
+    assert [tensor.get(4) for tensor in tensors] == [3, None]
     assert np.frombuffer(tensors[0][1], "<f4").tolist() == [0, 1, 2, 3, 4, 5, 0, 1, 2]
 
 
 def test_top_log_probs_in_protobuf_are_two_matrices() -> None:
     rows = [None, [[5, -0.5], [6, -1.5]]]
     sample = {"sequences": [], "topk_prompt_logprobs": rows}
-    (field,) = read_fields(memoryview(write_protobuf(json.dumps(sample).encode()) or b""))
+    (field,) = read_fields(
+        memoryview(write_protobuf(json.dumps(sample).encode(), json_allowed=True) or b"")
+    )
     top = dict(read_fields(field[1]))
     assert (field[0], top[3], top[4]) == (3, 2, 2)
     assert np.frombuffer(top[1], "<i4").tolist() == [0, 0, 5, 6]
@@ -147,7 +146,7 @@ def test_top_log_probs_in_protobuf_are_two_matrices() -> None:
 
 
 def test_results_without_a_message_stay_json() -> None:
-    assert write_protobuf(b'{"type": "optim_step", "metrics": {}}') is None
+    assert write_protobuf(b'{"type": "optim_step", "metrics": {}}', json_allowed=True) is None
 
 
 @pytest.mark.parametrize("value", [0, 1, 127, 128, 300, 2**40])
