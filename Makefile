@@ -18,7 +18,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # llama.cpp without its part for pictures and sound, which nothing here uses: 127 files to compile instead of 178.
 export CMAKE_ARGS ?= -DLLAVA_BUILD=OFF
 
-.PHONY: help demo test test-all test-extras lint docs plots browser vllm-env clean
+.PHONY: help demo test test-all test-extras lint docs plots browser vllm-env tinker-env clean
 
 help: ## This list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
@@ -41,8 +41,8 @@ test: lint ## Check what is promised, in ten minutes
 	echo "== pytest, on the real base"; $(ON_THE_REAL_BASE) -m "slow and not (exhaustive or vllm)"; \
 	echo "== all is well"
 
-test-all: lint vllm-env ## Check everything, before a release: ten times the examples, every browser test, Ray, vLLM (hours)
-	@$(ONE_CACHE); \
+test-all: lint vllm-env tinker-env ## Check everything, before a release: ten times the examples, every browser test, Ray, vLLM (hours)
+	@$(ONE_CACHE); export PERSONALPEFT_TINKER_PYTHONS="$${PERSONALPEFT_TINKER_PYTHONS:-$(TINKER_PYTHONS)}"; \
 	echo "== pytest, without the real base"; \
 	$(SIDE_BY_SIDE) -m "not (slow or vllm)" --hypothesis-profile exhaustive --timeout 7200; \
 	echo "== pytest, on the real base"; $(ON_THE_REAL_BASE) -m "slow and not vllm" --timeout 3600; \
@@ -88,8 +88,24 @@ vllm-env: ## A Python with vLLM and Ray Serve in .venv-vllm, for tests and to co
 	@.venv-vllm/bin/python -c "import vllm" 2>/dev/null || { echo "error: vLLM cannot be imported; run .venv-vllm/bin/python -c 'import vllm'." >&2; exit 1; }
 	@echo "export PERSONALPEFT_BENCH_VLLM=$(CURDIR)/.venv-vllm/bin/python"
 
+# Each client of Tinker's API in an environment of its own, as they are pinned. The cookbook has the SDK 0.22.0, which
+# mindlab-toolkit pins, too.
+TINKER_CLIENTS := tinker==0.16.1 tinker==0.24.1 tinker==0.38.0 mindlab-toolkit==0.2.0 tinker-cookbook==0.3.0
+TINKER_PYTHONS := $(subst $() ,:,$(foreach client,$(TINKER_CLIENTS),.venv-tinker/$(client)/bin/python))
+
+tinker-env: ## Pythons with the clients of Tinker's API in .venv-tinker, for the tests of plugins/tinker_server (3 GB)
+	@for client in $(TINKER_CLIENTS); do \
+	  [ -e .venv-tinker/$$client/.installed ] && continue; \
+	  echo "== installing $$client into .venv-tinker"; \
+	  case $$client in tinker-cookbook*) more="tinker==0.22.0 sympy setuptools";; *) more=;; esac; \
+	  $(PYTHON) -m venv .venv-tinker/$$client; \
+	  .venv-tinker/$$client/bin/pip install --progress-bar off -q -c constraints.txt $$client $$more; \
+	  touch .venv-tinker/$$client/.installed; \
+	done
+	@echo "export PERSONALPEFT_TINKER_PYTHONS=$(TINKER_PYTHONS)"
+
 clean: ## Take away what was made here, the environment too
-	@rm -rf .venv .venv-vllm build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@rm -rf .venv .venv-vllm .venv-tinker build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # $(call check_python,PROGRAM,HINT) fails where PROGRAM is no Python that is new enough.

@@ -8,125 +8,36 @@ the result as JSON.
 from __future__ import annotations
 
 import argparse
-import http.client
 import itertools
 import json
 import os
 import random
-import socket
-import subprocess
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import child_environment
+from benchmarks.tinker_server import API, Client, base_names, serving
 
-_API = "/tinker/api/v1/"
 _PROMPT = 16
 # Seconds between two samples, so that training goes on.
 _BETWEEN = 0.05
 
 
-class Client:
-    """One connection to the server."""
-
-    def __init__(self, port: int, secret: str) -> None:
-        self._http = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
-        self._headers = {"Authorization": f"Bearer {secret}", "Content-Type": "application/json"}
-
-    def post(self, path: str, body: object, method: str = "POST") -> Any:
-        """Return the answer to one request."""
-        self._http.request(method, path, json.dumps(body), self._headers)
-        response = self._http.getresponse()
-        answer = response.read()
-        if response.status not in {200, 201}:
-            raise RuntimeError(f"{path}: {response.status} {answer[:300]!r}")
-        return json.loads(answer)
-
-    def call(self, route: str, **body: object) -> Any:
-        """Post a call and wait for its result."""
-        id_ = self.post(_API + route, body)["request_id"]
-        while True:
-            found = self.post(_API + "retrieve_future", {"request_id": id_})
-            if "error" in found:
-                raise RuntimeError(found["error"])
-            if found.get("type") != "try_again":
-                return found
-
-    def first_token_of_chat(self, text: str) -> float:
-        """Return the seconds to the first text of a streamed chat."""
-        body = {
-            "model": "ada",
-            "messages": [{"role": "user", "content": text}],
-            "max_tokens": 4,
-            "stream": True,
-        }
-        began = time.perf_counter()
-        self._http.request("POST", "/v1/chat/completions", json.dumps(body), self._headers)
-        response = self._http.getresponse()
-        for line in response:
-            event = line.removeprefix(b"data: ").strip()
-            if event.startswith(b"{"):
-                choices = json.loads(event).get("choices")
-                if choices is None:
-                    raise RuntimeError(event)
-                if choices and choices[0]["delta"].get("content"):
-                    break
-        seconds = time.perf_counter() - began
-        response.read()
-        return seconds
-
-
-@contextmanager
-def serving(base: str, port: int) -> Iterator[str]:
-    """Serve a temporary home, and yield an administrator's token."""
-    with tempfile.TemporaryDirectory(prefix="personalpeft-bench-") as home:
-        environment = {**child_environment(), "PERSONALPEFT_HOME": home}
-        command = [sys.executable, "-m", "personalpeft_app", "--base", base]
-        named = subprocess.run(
-            [*command, "token", "first"],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        server = subprocess.Popen(
-            [*command, "serve", "--tinker", "--port", str(port)],
-            env=environment,
-            stderr=subprocess.DEVNULL,
-        )
-        try:
-            while True:
-                try:
-                    socket.create_connection(("127.0.0.1", port), 1).close()
-                    break
-                except OSError:
-                    if server.poll() is not None:
-                        raise
-                    time.sleep(0.2)
-            yield Path(named.stdout.strip()).read_text("utf-8").strip()
-        finally:
-            server.terminate()
-            server.wait(60)
-
-
 def measure(base: str, runs: int, tokens: int, rounds: int, seconds: float) -> dict[str, Any]:
     """Return percentiles of both kinds of first token, and their ratios."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with serving(base, port) as secret:
+    with (
+        tempfile.TemporaryDirectory(prefix="personalpeft-bench-") as home,
+        serving(base, Path(home)) as (port, secret),
+    ):
         client, rng = Client(port, secret), random.Random(1)
         client.post("/api/v1/users/ada", {}, "PUT")
-        session = client.post(_API + "create_session", {})["session_id"]
-        name = client_bases(port, secret)[0]
+        session = client.post(API + "create_session", {})["session_id"]
+        name = base_names(port, secret)[0]
         sampler = client.post(
-            _API + "create_sampling_session",
+            API + "create_sampling_session",
             {"session_id": session, "sampling_session_seq_id": 0, "base_model": name},
         )["sampling_session_id"]
 
@@ -178,7 +89,7 @@ def measure(base: str, runs: int, tokens: int, rounds: int, seconds: float) -> d
         def heartbeats() -> None:
             own = Client(port, secret)
             while True:
-                own.post(_API + "session_heartbeat", {"session_id": session})
+                own.post(API + "session_heartbeat", {"session_id": session})
                 time.sleep(5)
 
         for target, args in [(train, (number,)) for number in range(runs)] + [(heartbeats, ())]:
@@ -214,16 +125,6 @@ def measure(base: str, runs: int, tokens: int, rounds: int, seconds: float) -> d
             for point in ("p50_ms", "p95_ms", "p99_ms")
         }
     return result
-
-
-def client_bases(port: int, secret: str) -> list[str]:
-    """Return the names of the server's base."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    connection.request(
-        "GET", _API + "get_server_capabilities", headers={"Authorization": f"Bearer {secret}"}
-    )
-    models = json.loads(connection.getresponse().read())["supported_models"]
-    return [model["model_name"] for model in models]
 
 
 def _datum(text: list[int]) -> dict[str, Any]:

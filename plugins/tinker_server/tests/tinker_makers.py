@@ -78,7 +78,9 @@ def serving(server: TinkerServer) -> Iterator[str]:
 
 def sdk_pythons() -> list[str]:
     """Return the Python programs with an SDK that PERSONALPEFT_TINKER_PYTHONS names."""
-    return [each for each in os.environ.get(PYTHONS, "").split(os.pathsep) if each]
+    named = os.environ.get(PYTHONS, "").split(os.pathsep)
+    # Not resolved: a link to a Python is that of its environment.
+    return [str(Path(each).absolute()) for each in named if each]
 
 
 class CallFailed(Exception):

@@ -1,0 +1,113 @@
+"""A server of Tinker's API in a process of its own, and a client for it without the SDK."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmarks import child_environment
+
+API = "/tinker/api/v1/"
+
+
+class Client:
+    """One connection to the server."""
+
+    def __init__(self, port: int, secret: str) -> None:
+        self._http = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
+        self._headers = {"Authorization": f"Bearer {secret}", "Content-Type": "application/json"}
+
+    def post(self, path: str, body: object, method: str = "POST") -> Any:
+        """Return the answer to one request."""
+        self._http.request(method, path, json.dumps(body), self._headers)
+        response = self._http.getresponse()
+        answer = response.read()
+        if response.status not in {200, 201}:
+            raise RuntimeError(f"{path}: {response.status} {answer[:300]!r}")
+        return json.loads(answer)
+
+    def call(self, route: str, **body: object) -> Any:
+        """Post a call and wait for its result."""
+        id_ = self.post(API + route, body)["request_id"]
+        while True:
+            found = self.post(API + "retrieve_future", {"request_id": id_})
+            if "error" in found:
+                raise RuntimeError(found["error"])
+            if found.get("type") != "try_again":
+                return found
+
+    def first_token_of_chat(self, text: str) -> float:
+        """Return the seconds to the first text of a streamed chat."""
+        body = {
+            "model": "ada",
+            "messages": [{"role": "user", "content": text}],
+            "max_tokens": 4,
+            "stream": True,
+        }
+        began = time.perf_counter()
+        self._http.request("POST", "/v1/chat/completions", json.dumps(body), self._headers)
+        response = self._http.getresponse()
+        for line in response:
+            event = line.removeprefix(b"data: ").strip()
+            if event.startswith(b"{"):
+                choices = json.loads(event).get("choices")
+                if choices is None:
+                    raise RuntimeError(event)
+                if choices and choices[0]["delta"].get("content"):
+                    break
+        seconds = time.perf_counter() - began
+        response.read()
+        return seconds
+
+
+@contextmanager
+def serving(base: str, home: Path, more: Mapping[str, str] = {}) -> Iterator[tuple[int, str]]:
+    """Serve a home, and yield the port and an administrator's token.
+
+    Args:
+        base: The base.
+        home: The home, which is created.
+        more: Further environment variables of the server.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = {**child_environment(), "PERSONALPEFT_HOME": str(home), **more}
+    command = [sys.executable, "-m", "personalpeft_app", "--base", base]
+    named = subprocess.run(
+        [*command, "token", "first"], env=environment, capture_output=True, text=True, check=True
+    )
+    options = ["--tinker", "--port", str(port), "--max-queue", "512"]
+    with (home / "server.log").open("ab") as log:
+        server = subprocess.Popen([*command, "serve", *options], env=environment, stderr=log)
+    try:
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", port), 1).close()
+                break
+            except OSError:
+                if server.poll() is not None:
+                    raise
+                time.sleep(0.2)
+        yield port, Path(named.stdout.strip()).read_text("utf-8").strip()
+    finally:
+        server.terminate()
+        server.wait(60)
+
+
+def base_names(port: int, secret: str) -> list[str]:
+    """Return the names of the server's base."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.request(
+        "GET", API + "get_server_capabilities", headers={"Authorization": f"Bearer {secret}"}
+    )
+    models = json.loads(connection.getresponse().read())["supported_models"]
+    return [model["model_name"] for model in models]
