@@ -176,6 +176,10 @@ class Routes:
             "model_name": row["base"],
             "is_lora": True,
             "lora_rank": row["rank"],
+            # What the run trains; a wish for the unembedding is ignored.
+            "train_unembed": False,
+            "train_mlp": bool(row["mlp"]),
+            "train_attn": bool(row["attn"]),
         }
 
     def _unload(self) -> dict[str, Any]:

@@ -28,7 +28,10 @@ RECIPES: Mapping[str, tuple[str, ...]] = {
     "sl_loop": (MODEL, "batch_size=16", "max_length=256", "lora_rank=8", "learning_rate=1e-2"),
     "sl_basic": ("learning_rate=1e-2",),
     "rl_loop": (MODEL, "batch_size=8", "group_size=4", "max_tokens=24", "lora_rank=8"),
-    "chat_sl.train": (MODEL, "dataset=conversations.jsonl", "batch_size=16", "max_length=256"),
+    "chat_sl.train": (
+        *(MODEL, "dataset=conversations.jsonl", "batch_size=16", "max_length=256"),
+        *("lora_rank=8", "learning_rate=1e-2"),
+    ),
     "math_rl.train": (
         MODEL,
         "env=arithmetic",

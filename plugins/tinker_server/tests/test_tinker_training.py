@@ -272,3 +272,9 @@ def test_targets_are_chosen_by_part_of_the_model(server: TinkerServer) -> None:
     attn = session.run(train_mlp=False).save("a", "save_weights_for_sampler")
     info = session.client.post("weights_info", {"tinker_path": attn})
     assert (info["train_attn"], info["train_mlp"], info["train_unembed"]) == (True, False, False)
+
+
+def test_the_unembedding_is_left_out_and_the_run_says_so(server: TinkerServer) -> None:
+    run = server.session().run(train_unembed=True)
+    info = run.session.client.post("get_info", {"model_id": run.id})
+    assert (info["train_attn"], info["train_mlp"], info["train_unembed"]) == (True, True, False)
