@@ -61,10 +61,18 @@ class DeviceLock:
                 return
             self._held, self._gave_way = False, True
             self._changed.notify_all()
-            self._changed.wait_for(
-                lambda: not self._gave_way or not (self._held or self._waiting_steps)
-            )
-            self._held, self._gave_way = True, False
+            try:
+                self._changed.wait_for(
+                    lambda: not self._gave_way or not (self._held or self._waiting_steps)
+                )
+            except BaseException:
+                # Ctrl-C. The caller releases the device, so it must hold it.
+                if self._gave_way:
+                    self._gave_way = False
+                    self._changed.wait_for(lambda: not self._held)
+                raise
+            finally:
+                self._held, self._gave_way = True, False
 
     def _acquire(self) -> None:
         with self._changed:

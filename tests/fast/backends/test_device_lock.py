@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections.abc import Callable
 
+import pytest
 from backend_makers import (
     attach,
     bits,
@@ -118,3 +120,32 @@ def test_steps_amid_passes_change_no_bit_of_either(torch_tiny: Backend) -> None:
     thread.join(20)
     assert bytes_of(session) == bytes_of(quiet)
     assert set(replies) == {expected}
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="signals to threads are POSIX")
+def test_a_pass_that_is_interrupted_while_it_gives_way_releases_the_device() -> None:
+    lock, released = DeviceLock(), threading.Event()
+    main = threading.main_thread().ident
+
+    def step() -> None:
+        with lock.for_step():
+            signal.pthread_kill(main or 0, signal.SIGINT)
+            time.sleep(0.05)
+            assert not released.is_set()
+
+    thread = threading.Thread(target=step, daemon=True)
+
+    def compute() -> None:
+        with lock.for_pass():
+            thread.start()
+            until(lock.is_wanted)
+            lock.give_way()
+
+    with pytest.raises(KeyboardInterrupt):
+        compute()
+    released.set()
+    thread.join(10)
+    with lock.for_step():
+        pass
+    with lock.for_pass():
+        assert not lock.is_wanted()
