@@ -181,8 +181,8 @@ def global_options(function: Function) -> Function:
             _common(
                 "--backend",
                 metavar="NAME",
-                help="What runs the base: torch; llamacpp, which takes less memory; vllm, on the server of"
-                " PERSONALPEFT_VLLM_URL; or fake for tests.  [default: torch]",
+                help="What runs the base: torch, for many users; llamacpp, for one; vllm, on the server of"
+                " PERSONALPEFT_VLLM_URL; or fake for tests.  [default: auto, llamacpp or torch]",
             ),
             _common("--json", is_flag=True, help="Print data and errors as JSON."),
             _common("--quiet", "-q", is_flag=True, help="No progress and no notes."),

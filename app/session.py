@@ -43,7 +43,7 @@ def open_runtime(
     with personalpeft.open(
         home,
         common.base_name(),
-        common.backend or "torch",
+        common.backend or "auto",
         progress=display or (lambda stage, done: None),
         # Opening a missing home read-only raises the error that names it, and creates none.
         read_only=mode == "read" or (mode == "change" and not exists),

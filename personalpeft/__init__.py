@@ -121,7 +121,7 @@ _RENAMED = {"Digest": "ActivitySummary", "Learning": "TrainingStatus", "Why": "P
 def open(
     home: str | Path | None = None,
     base: str | Path = DEFAULT_BASE,
-    backend: str = "torch",
+    backend: str = "auto",
     *,
     clock: Clock | None = None,
     progress: Callable[[str, float], None] = lambda stage, done: None,
@@ -136,9 +136,11 @@ def open(
     Args:
         home: The folder. Defaults to ``PERSONALPEFT_HOME``, else the platform's data folder.
         base: The name of a model card, a path to a card, or a folder that holds a model.
-        backend: "torch", "llamacpp", "vllm" or "fake". "llamacpp" serves the base's GGUF file in
-            little memory and loads torch to learn. "vllm" serves on an external server. "fake"
-            needs no model, for tests.
+        backend: "torch", "llamacpp", "vllm", "fake" or "auto". "torch" serves many users at once.
+            "llamacpp" serves the base's GGUF file, fast for one user and in little memory, and
+            loads torch to learn. "vllm" serves on an external server. "fake" needs no model, for
+            tests. "auto" is "llamacpp" where the base comes as a GGUF file and ``serving`` asks for
+            no more than two replies at once, else "torch".
         clock: Source of time and randomness. Defaults to the system's.
         progress: Called with a stage and the share of it that is done, 0 to 1. The base is prepared
             and loaded when it is first needed.

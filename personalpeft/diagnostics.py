@@ -9,13 +9,14 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import personalpeft
+from personalpeft.backends.choice import BackendChoice, choose_backend
 from personalpeft.base_models import files
 from personalpeft.base_models.registry import find_card
 from personalpeft.base_models.types import ModelCard
@@ -53,7 +54,7 @@ class CheckResult:
 def run_checks(
     home: str | Path | None = None,
     base: str = personalpeft.DEFAULT_BASE,
-    backend: str = "torch",
+    backend: str = "auto",
     *,
     load: bool = False,
     progress: Progress = lambda stage, done: None,
@@ -101,8 +102,21 @@ class _Checks:
     def __init__(self, settings: Settings, base: str, backend: str, progress: Progress) -> None:
         self._settings = settings
         self._base = base
-        self._backend = backend
+        self._requested = backend
         self._progress = progress
+
+    @cached_property
+    def _choice(self) -> BackendChoice:
+        """The backend that serves one user, as far as the card tells."""
+        return choose_backend(self._requested, self._card(), None)
+
+    @property
+    def _backend(self) -> str:
+        try:
+            return self._requested if self._requested == "fake" else self._choice.name
+        except PersonalPeftError:
+            # The check of the base reports the card's mistake.
+            return "torch"
 
     def run(self, *, load: bool) -> Iterator[CheckResult]:
         system = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
@@ -114,6 +128,7 @@ class _Checks:
         yield CheckResult("extras", _describe_extras())
         yield _check("sqlite", _check_sqlite)
         if self._backend != "fake":
+            yield _check("backend", lambda: str(self._choice))
             self._progress("Checking the processor", 0.0)
             yield _check("device", self._check_device)
         yield _check("home", self._check_home)
@@ -164,7 +179,7 @@ class _Checks:
         if not home.exists():
             return f"{home} does not exist; the first question creates it"
         missing = not (home / DATABASE).exists()
-        with personalpeft.open(home, self._base, self._backend, read_only=missing) as runtime:
+        with personalpeft.open(home, self._base, self._requested, read_only=missing) as runtime:
             users, turns, after = 0, 0, None
             while page := runtime.users(after=after, limit=1000):
                 users, after = users + len(page), page[-1].id
@@ -215,7 +230,7 @@ class _Checks:
         with tempfile.TemporaryDirectory() as folder:
             try:
                 with personalpeft.open(
-                    folder, base, self._backend, progress=self._progress
+                    folder, base, self._requested, progress=self._progress
                 ) as runtime:
                     engine = runtime.engine()
                     description = engine.backend.description

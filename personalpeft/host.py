@@ -81,6 +81,17 @@ def loaded_function(name: str) -> Any:
         return None
 
 
+@cache
+def has_gpu() -> bool:
+    """Return whether the machine has an NVIDIA GPU, without importing torch."""
+    for library in ("libcuda.so.1", "nvcuda.dll"):
+        with suppress(OSError, AttributeError):
+            driver, count = ctypes.CDLL(library), ctypes.c_int()
+            if driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0:
+                return count.value > 0
+    return False
+
+
 def shared_memory() -> Path | None:
     """Return a folder in memory, or None on a system without one."""
     folder = Path("/dev/shm")

@@ -44,6 +44,7 @@ class Provenance:
             "turn": self.turn.id,
             "stack": self.turn.stack.digest,
             "base": self.turn.stack.base,
+            "backend": self.turn.backend,
             "parts": [
                 {
                     "layer": part.revision.layer,
@@ -61,6 +62,8 @@ class Provenance:
 
     def __str__(self) -> str:
         lines = [f"{self.turn.id}: {excerpt(self.turn.reply)}"]
+        if self.turn.backend is not None:
+            lines.append(f"  the backend {self.turn.backend} generated it")
         if not self.parts and not self.items and not self.forgotten:
             lines.append("  the bare base answered, with nothing of yours")
         for part in self.parts:

@@ -6,7 +6,8 @@ The base is loaded on first use, so a program that only records feedback starts 
 from __future__ import annotations
 
 import atexit
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Self, get_args
 
@@ -14,7 +15,8 @@ from personalpeft.adapters.formats.packed import unpack
 from personalpeft.adapters.formats.published import read_published_adapter
 from personalpeft.adapters.types import Adapter
 from personalpeft.archive import ImportSummary, import_user
-from personalpeft.backends import BACKENDS, load_backend
+from personalpeft.backends import load_backend
+from personalpeft.backends.choice import TORCH, BackendChoice, check_backend, choose_backend
 from personalpeft.base_models.registry import all_cards, find_card
 from personalpeft.base_models.resolve import find_changed_files, resolve_base
 from personalpeft.base_models.types import Base, ModelCard
@@ -25,7 +27,7 @@ from personalpeft.deprecation import RenamedAttributes, accept_renamed_arguments
 from personalpeft.engine.completion_cache import CompletionCache
 from personalpeft.engine.engine import Engine
 from personalpeft.erasure import ForgetUserReport, forget_user
-from personalpeft.errors import InvalidInput, NotFound, suggest_nearest
+from personalpeft.errors import InvalidInput
 from personalpeft.ids import check_layer_name, check_user_id
 from personalpeft.learning.evaluate.probes import general_prompts, open_completion_cache
 from personalpeft.learning.learner import Learner
@@ -73,11 +75,6 @@ class Runtime(
         observing: Observing = "off",
         train: bool = True,
     ) -> None:
-        if backend not in BACKENDS:
-            raise NotFound(
-                f"There is no backend {backend!r}.",
-                hint=suggest_nearest(backend, BACKENDS, what="backend"),
-            )
         if observing not in get_args(Observing):
             raise InvalidInput(
                 f"observing must be one of {', '.join(get_args(Observing))}, got {observing!a}.",
@@ -91,7 +88,7 @@ class Runtime(
         self._card = (
             find_card(base, cards=[settings.home / "models"]) if backend != "fake" else None
         )
-        self._backend = backend
+        self._backend = check_backend(backend)
         self.serving = serving
         self._clock = clock
         self._progress = progress
@@ -105,7 +102,12 @@ class Runtime(
             router=AdapterRouter(store, memory, general_prompts),
             clock=clock,
             plugins=Plugins(settings.plugins),
-            model=LazyModel(self._load_base, self._load_engine, self._load_completions),
+            model=LazyModel(
+                self._load_base,
+                self._load_engine,
+                self._load_learning_engine,
+                self._load_completions,
+            ),
             observing=observing,
             train=train,
         )
@@ -355,8 +357,22 @@ class Runtime(
         return self._services.base
 
     def engine(self) -> Engine:
-        """Return the serving engine, with the base loaded."""
+        """Return the engine that serves, with the base loaded."""
         return self._services.engine
+
+    @contextmanager
+    def learning_engine(self) -> Iterator[Engine]:
+        """Yield the engine that learns, with the base loaded. It trains, too.
+
+        It is the engine that serves, except with llama.cpp, which does not train.
+        """
+        with self._services.model.learning():
+            yield self._services.learning_engine
+
+    def backend(self) -> BackendChoice:
+        """Return the backend that serves, and why it was chosen. Raises as ``base``."""
+        base = self._services.base
+        return choose_backend(self._backend, base.card, self.serving.max_batch, base=base)
 
     def close(self) -> None:
         """Close the home and release the model. Open streams end as cancelled turns.
@@ -389,17 +405,30 @@ class Runtime(
         return resolve_base(self._card, cache=self.settings.cache, progress=self._progress)
 
     def _load_engine(self, base: Base) -> Engine:
+        return self._open_engine(base, self.backend())
+
+    def _load_learning_engine(self, base: Base) -> Engine | None:
+        if self.backend().trains:
+            return None
+        return self._open_engine(base, TORCH, self._services.model.give_way)
+
+    def _open_engine(
+        self,
+        base: Base,
+        choice: BackendChoice,
+        give_way: Callable[[float], None] = lambda max_seconds: None,
+    ) -> Engine:
         self._progress("Loading the model", 0.0)
         backend = load_backend(
-            self._backend,
+            choice.name,
             base,
             slots=self.serving.slots,
-            rows=self.serving.max_batch,
+            rows=choice.max_batch,
             cache=self.settings.cache,
             vllm=self.settings.vllm,
             entropy=self._clock.entropy,
         )
-        engine = Engine(backend, self._adapter, self.serving, self._clock)
+        engine = Engine(backend, self._adapter, self.serving, self._clock, give_way)
         self._progress("Loading the model", 1.0)
         return engine
 

@@ -5,11 +5,14 @@ Invariant: ``Services`` is frozen. Only ``LazyModel`` changes, when it loads the
 
 from __future__ import annotations
 
+import gc
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from weakref import WeakSet
 
+from personalpeft.backends.base import TrainingBackend
 from personalpeft.base_models.types import Base
 from personalpeft.chat.reply import Stream
 from personalpeft.chat.routing import AdapterRouter
@@ -24,21 +27,36 @@ from personalpeft.types import Message, Stack
 
 
 class LazyModel:
-    """Loads the base, the engine and the completion cache on first use. Thread-safe."""
+    """Loads the base, the engines and the completion cache on first use. Thread-safe.
+
+    Args:
+        load_base: Returns the base.
+        load_engine: Returns the engine that serves.
+        load_learning_engine: Returns the engine that learns, or None where that one does.
+        load_completions: Returns the cache of completions of the engine that learns.
+    """
 
     def __init__(
         self,
         load_base: Callable[[], Base],
         load_engine: Callable[[Base], Engine],
+        load_learning_engine: Callable[[Base], Engine | None],
         load_completions: Callable[[Engine], CompletionCache],
     ) -> None:
         self._load_base = load_base
         self._load_engine = load_engine
+        self._load_learning_engine = load_learning_engine
         self._load_completions = load_completions
+        # Guards the base and the engine that serves.
         self._lock = threading.RLock()
+        # Guards the rest, so that a chat does not wait while an engine is loaded for a learn.
+        self._learning_lock = threading.RLock()
         self._base: Base | None = None
         self._engine: Engine | None = None
+        # None while nothing learns, and where the engine that serves learns too.
+        self._learning_engine: Engine | None = None
         self._completions: CompletionCache | None = None
+        self._num_learning = 0
 
     def base(self) -> Base:
         """Return the base, its files found and hashed. Raises ``WeightsError``, ``CardError``."""
@@ -48,44 +66,86 @@ class LazyModel:
             return self._base
 
     def engine(self) -> Engine:
-        """Return the engine, with the base loaded."""
+        """Return the engine that serves, with the base loaded."""
         with self._lock:
             if self._engine is None:
                 self._engine = self._load_engine(self.base())
             return self._engine
 
+    def learning_engine(self) -> Engine:
+        """Return the engine that learns, with the base loaded. Use it inside ``learning``."""
+        with self._learning_lock:
+            if self._learning_engine is None:
+                self._learning_engine = self._load_learning_engine(self.base())
+            return self._learning_engine or self.engine()
+
     def completions(self) -> CompletionCache:
         """Return the cache of completions of general prompts."""
-        with self._lock:
+        with self._learning_lock:
             if self._completions is None:
-                self._completions = self._load_completions(self.engine())
+                self._completions = self._load_completions(self.learning_engine())
             return self._completions
 
-    def preload(self, stack: Stack) -> None:
-        """Bring a stack into a device slot if the engine is loaded. Raises as the engine does."""
+    @contextmanager
+    def learning(self) -> Iterator[None]:
+        """Keep the engine that learns inside the block. After the last block its memory is free."""
+        with self._learning_lock:
+            self._num_learning += 1
+        try:
+            yield
+        finally:
+            engine = None
+            with self._learning_lock:
+                self._num_learning -= 1
+                if not self._num_learning and self._learning_engine is not None:
+                    engine, self._learning_engine = self._learning_engine, None
+                    self._completions = None
+            _close(engine)
+
+    def give_way(self, max_seconds: float) -> None:
+        """Wait while users are answered, at most ``max_seconds``."""
+        engine = self._engine
+        if engine is not None:
+            engine.yield_to_foreground(max_seconds)
+
+    @contextmanager
+    def preloaded(self, stack: Stack) -> Iterator[None]:
+        """Keep a stack in a slot inside the block, if the engine that serves is loaded.
+
+        Raises as ``Engine.pin``.
+        """
         with self._lock:
             engine = self._engine
-        if engine is not None:
-            engine.preload(stack)
+        with nullcontext() if engine is None else engine.pin(stack):
+            yield
 
     def drop_user_caches(self, user: str) -> None:
         """Drop what is cached in memory for a user."""
-        with self._lock:
-            engine, completions = self._engine, self._completions
+        with self._learning_lock, self._lock:
+            engines, completions = (self._engine, self._learning_engine), self._completions
         if completions is not None:
             completions.evict_user(user)
-        if engine is not None:
-            engine.clear_caches()
+        for engine in engines:
+            if engine is not None:
+                engine.clear_caches()
 
     def close(self) -> None:
         """Release the model. Closing twice is allowed."""
-        with self._lock:
-            engine, self._engine = self._engine, None
+        with self._learning_lock, self._lock:
+            engines = self._learning_engine, self._engine
+            self._engine = self._learning_engine = None
             self._completions = None
-        # Outside the lock: a load that is under way needs it before the engine can end.
-        if engine is not None:
-            engine.close()
-            engine.backend.close()
+        # Outside the locks: a load that is under way needs one before an engine can end.
+        for engine in engines:
+            _close(engine)
+
+
+def _close(engine: Engine | None) -> None:
+    if engine is not None:
+        engine.close()
+        engine.backend.close()
+        # The model's modules reference each other in cycles.
+        gc.collect()
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +172,21 @@ class Services:
 
     @property
     def engine(self) -> Engine:
-        """The serving engine, loaded on first use."""
+        """The engine that serves, loaded on first use."""
         return self.model.engine()
+
+    @property
+    def learning_engine(self) -> Engine:
+        """The engine that learns and judges, loaded on first use."""
+        return self.model.learning_engine()
+
+    @property
+    def training_backend(self) -> TrainingBackend:
+        """The backend that trains."""
+        backend = self.learning_engine.backend
+        if not isinstance(backend, TrainingBackend):
+            raise TypeError(f"the backend {backend.name} does not train")
+        return backend
 
     @property
     def completions(self) -> CompletionCache:

@@ -18,6 +18,8 @@ HOME = "PERSONALPEFT_HOME"
 CACHE = "PERSONALPEFT_CACHE"
 PLUGINS = "PERSONALPEFT_PLUGINS"
 VLLM = "PERSONALPEFT_VLLM_"
+DEFAULT_BATCH = 16
+"""Replies that torch generates at once, unless a setting says otherwise."""
 _APP = "personalpeft"
 
 Observing: TypeAlias = Literal["off", "kept", "learned"]
@@ -99,7 +101,7 @@ class Serving:
 
     Args:
         slots: Adapter stacks on the device at once.
-        max_batch: Replies that are generated at once.
+        max_batch: Replies that are generated at once. None: as many as suit the backend.
         host_bytes: Bytes of adapter stacks that are kept in host memory.
         max_queue: Requests that may wait, of all users together.
         max_queue_per_user: Requests of one user that may wait.
@@ -111,7 +113,7 @@ class Serving:
     """
 
     slots: int = 32
-    max_batch: int = 16
+    max_batch: int | None = None
     host_bytes: int = 256 * 2**20
     max_queue: int = 256
     max_queue_per_user: int = 64
@@ -121,6 +123,8 @@ class Serving:
     def __post_init__(self) -> None:
         for name in (each.name for each in fields(self) if each.name != "self_check"):
             value, smallest = getattr(self, name), 0 if name == "host_bytes" else 1
+            if name == "max_batch" and value is None:
+                continue
             if not isinstance(value, int) or isinstance(value, bool) or value < smallest:
                 raise InvalidInput(
                     f"{name} cannot be {value!r}.", hint=f"Give a whole number, {smallest} or more."
@@ -131,6 +135,11 @@ class Serving:
                 f"self_check cannot be {share!r}.",
                 hint="Give a number from 0 (never) to 1 (every reply).",
             )
+
+    @property
+    def max_requests(self) -> int:
+        """Requests that may run or wait."""
+        return (self.max_batch or DEFAULT_BATCH) + self.max_queue
 
 
 def resolve(home: str | Path | None, environ: Mapping[str, str]) -> Settings:

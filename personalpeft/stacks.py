@@ -114,8 +114,11 @@ def rollback(services: Services, user: str, layer: str, to: str | None) -> HeadM
         cause = MoveCause.ROLLBACK_UNDONE if is_rollback else MoveCause.ROLLBACK
     # Load it before the head moves, so that the next reply does not wait. Errors are ignored:
     # rolling back must work when serving does not.
-    with suppress(BaseMismatch, ServingFailed):
-        services.model.preload(stack_with_head(services, user, layer, to))
+    with (
+        suppress(BaseMismatch, ServingFailed),
+        services.model.preloaded(stack_with_head(services, user, layer, to)),
+    ):
+        pass
     base = services.base.digest
     return services.store.catalog.move_head(user, layer, to, base=base, cause=cause)
 

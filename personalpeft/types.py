@@ -210,6 +210,7 @@ class Turn:
         conversation_id: The conversation. None for an answer that lost a blind comparison, and
             for turns that an earlier version wrote.
         previous: The turn that this one continues, if any.
+        backend: The backend that generated the reply. None where an earlier version wrote the turn.
     """
 
     id: str
@@ -224,6 +225,7 @@ class Turn:
     used: tuple[str, ...] = ()
     conversation_id: str | None = None
     previous: str | None = None
+    backend: str | None = None
 
     @property
     def ended(self) -> bool:

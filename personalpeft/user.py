@@ -168,7 +168,7 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
             raise InvalidInput(
                 "Without the template the prompt must be a string.", hint="Give one string."
             )
-        default = self._services.engine.backend.base.card.sampling
+        default = self._services.base.card.sampling
         sampling = check_sampling(
             default,
             temperature=temperature,

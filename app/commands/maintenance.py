@@ -22,7 +22,7 @@ def doctor(common: GlobalOptions, load: bool) -> None:
     """
     from personalpeft.diagnostics import run_checks
 
-    backend = common.backend or "torch"
+    backend = common.backend or "auto"
     with Display(common) as display:
         checks = run_checks(common.home, common.base_name(), backend, load=load, progress=display)
     rows = [("ok" if check.ok else "WRONG", check.name, check.message) for check in checks]

@@ -80,4 +80,4 @@ def limiter_of(runtime: Runtime) -> ConcurrencyLimiter:
 
 
 def _count(runtime: Runtime) -> int:
-    return runtime.serving.max_batch + runtime.serving.max_queue
+    return runtime.serving.max_requests

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -471,6 +471,13 @@ class Backend(Protocol):
         """
         ...
 
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class TrainingBackend(Backend, Protocol):
+    """A backend that also trains."""
+
     def session(self, spec: SessionSpec) -> Session:
         """Open a training session beside serving.
 
@@ -525,5 +532,3 @@ class Backend(Protocol):
             ValueError: The two differ in length, or a session is not of this backend.
         """
         ...
-
-    def close(self) -> None: ...

@@ -170,6 +170,7 @@ def compare(
             used=item_ids,
             erasure_mark=erasure_mark,
             conversation_id="",
+            backend=engine.backend.name,
         )
         payload: dict[str, object] = {
             "text": chosen.text,

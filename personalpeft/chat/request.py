@@ -87,6 +87,7 @@ def start_stream(
             erasure_mark=erasure_mark,
             conversation_id=position.conversation_id,
             previous=position.previous,
+            backend=engine.backend.name,
         )
         # The turn is recorded, so what this raises must not fail the reply.
         with suppress(PersonalPeftError):

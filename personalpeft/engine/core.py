@@ -47,6 +47,8 @@ log = logging.getLogger(__name__)
 
 # Seconds between two polls of the callers' functions while requests wait and none runs.
 _POLL_SECONDS = 0.05
+# Longest wait before a step while another engine answers users, so that a learn never stands still.
+_GIVE_WAY_SECONDS = 0.25
 REOPEN = "Close the runtime and open it again."
 
 
@@ -59,8 +61,10 @@ class EngineCore:
         read_adapter: Callable[[str], Adapter],
         serving: Serving,
         clock: Clock,
+        give_way: Callable[[float], None],
     ) -> None:
         self.backend = backend
+        self._give_way = give_way
         self._timer = clock.timer
         self._metrics = Metrics()
         self._check = SelfCheck(backend, serving.self_check, clock.entropy, self._metrics)
@@ -103,6 +107,7 @@ class EngineCore:
                 self._evict()
                 self._start_requests(self._load())
                 if self._scheduler.running:
+                    self._give_way(_GIVE_WAY_SECONDS)
                     self._step()
                 elif self._check and not self._scheduler.queue:
                     self._check.run_one(self._scheduler.adapters.is_ready)

@@ -49,6 +49,8 @@ class Engine(EngineCore):
         read_adapter: Reads an adapter by the digest of its packed file, and checks it.
         serving: How much is served at once and how much may wait.
         clock: The time, in seconds, and the entropy.
+        give_way: Waits, for at most the given seconds, while another engine answers users. It is
+            called before each step.
     """
 
     def __init__(
@@ -57,11 +59,12 @@ class Engine(EngineCore):
         read_adapter: Callable[[str], Adapter],
         serving: Serving = Serving(),
         clock: Clock = SYSTEM,
+        give_way: Callable[[float], None] = lambda max_seconds: None,
     ) -> None:
         self._stored_adapter = read_adapter
         self._temporary: dict[str, Adapter] = {}
         self._sources: tuple[Callable[[str], Adapter | None], ...] = ()
-        super().__init__(backend, self.read_adapter, serving, clock)
+        super().__init__(backend, self.read_adapter, serving, clock, give_way)
         if backend.batch_invariance is not BatchInvariance.HOLDS:
             log.info(
                 "batch invariance: %s (%s)", describe(backend.batch_invariance), backend.description
@@ -259,6 +262,7 @@ class Engine(EngineCore):
             self._changed.wait_for(
                 lambda: self._ended or not self._scheduler.queue.has_foreground, max_seconds
             )
+        self._give_way(max_seconds)
 
     def yield_to_requests(self, max_seconds: float) -> None:
         """Wait while any requests wait or run, at most ``max_seconds``."""
@@ -269,6 +273,7 @@ class Engine(EngineCore):
                 ),
                 max_seconds,
             )
+        self._give_way(max_seconds)
 
     def clear_caches(self) -> None:
         """Drop what is cached for all users: unpinned adapters, host memory, and prompt caches.

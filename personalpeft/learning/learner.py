@@ -126,7 +126,7 @@ class Learner:
             config = config.model_copy(update={"rounds": rounds})
         started = services.clock.timer()
         pipeline = TrainingPipeline(services, self.margins, options, started)
-        with services.store.leases.acquire(learn_lease(user)):
+        with services.model.learning(), services.store.leases.acquire(learn_lease(user)):
             review_probation(services.store, user, services.clock.now)
             state, recipe = inspect_live_layer(services, user, layer), self.recipes.for_layer(layer)
             plan = plan_practice(services.store, state, recipe, config, verifier, shaping, started)
@@ -174,7 +174,7 @@ class Learner:
                 results[user] = error
 
         waiting = deque(users)
-        with ExitStack() as leases:
+        with self.services.model.learning(), ExitStack() as leases:
             while waiting or plans:
                 # A user joins as soon as another ends, so that groups stay full.
                 while waiting and len(plans) < MAX_CONCURRENT_USERS:

@@ -144,11 +144,11 @@ class TrainingPipeline:
             raise cancelled_error("before the first step")
         jobs = _each_user(lambda user, r: self._make_train_job(plans[user], r), replies, results)
         control = self._control(lambda done: self._show("Learning", len(plans), done))
-        trained = train(jobs, self.services.engine.backend.advance, control)
+        trained = train(jobs, self.services.training_backend.advance, control)
         return _each_user(lambda user, t: self._finish_training(plans[user], t), trained, results)
 
     def _make_train_job(self, plan: Plan, replies: GeneralReplies) -> TrainJob:
-        store, backend = self.services.store, self.services.engine.backend
+        store, backend = self.services.store, self.services.learning_engine.backend
         return TrainJob(
             lambda: self._open_session(plan),
             build_batches(plan, backend, replies, self.services.memory.embedder),
@@ -161,11 +161,11 @@ class TrainingPipeline:
         )
 
     def _open_session(self, plan: Plan) -> Session:
-        engine, recipe = self.services.engine, plan.recipe
+        engine, recipe = self.services.learning_engine, plan.recipe
         start = engine.read_adapter(plan.parent.digest).pairs if plan.parent else None
         # The session copies the stack below, so its slot is free while it trains.
         with engine.pin(plan.below) as below:
-            return engine.backend.session(
+            return self.services.training_backend.session(
                 SessionSpec(
                     rank=recipe.rank,
                     scaling=recipe.scaling,
@@ -207,7 +207,8 @@ class TrainingPipeline:
         with map_practice_errors():
             session = self._open_session(plan)
         with closing(session):
-            loop = RLLoop(self.services.engine, plan, session, checkpoints, self._control(show))
+            engine = self.services.learning_engine
+            loop = RLLoop(engine, plan, session, checkpoints, self._control(show))
             practised = replace(plan, state=loop.run())
             if practised.steps:
                 return self._make_candidate(practised, session.weights())
@@ -242,7 +243,7 @@ class TrainingPipeline:
         services, options = self.services, self.options
         jobs = _each_user(lambda _, each: self._make_eval_job(each), candidates, results)
         evaluated = evaluate(
-            services.engine,
+            services.learning_engine,
             services.completions,
             jobs,
             cancelled=options.cancelled,
@@ -252,11 +253,11 @@ class TrainingPipeline:
         def add_verified(user: str, result: EvalResult) -> EvalResult:
             plan, stack = candidates[user].plan, candidates[user].stack
             if isinstance(plan, PracticePlan):
-                return evaluate_tasks(services.engine, plan, stack, result[0], options)
+                return evaluate_tasks(services.learning_engine, plan, stack, result[0], options)
             if plan.answer_verifier is None or not jobs[user].eval_set.target:
                 return result
             return evaluate_answers(
-                services.engine, jobs[user], plan.answer_verifier, result[0], options
+                services.learning_engine, jobs[user], plan.answer_verifier, result[0], options
             )
 
         return _each_user(add_verified, evaluated, results)
@@ -370,7 +371,7 @@ class TrainingPipeline:
 
     def _control(self, progress: Callable[[float], None]) -> LoopControl:
         engine, timer, seconds = (
-            self.services.engine,
+            self.services.learning_engine,
             self.services.clock.timer,
             self.options.seconds,
         )
@@ -388,7 +389,7 @@ class TrainingPipeline:
     ) -> Sequence[Mapping[str, Plan]]:
         """Return groups whose sessions fit into the memory budget. Report plans that never do."""
         budget, groups, size = self.options.max_memory_mb or inf, list[dict[str, Plan]](), inf
-        architecture = self.services.engine.backend.base.architecture
+        architecture = self.services.base.architecture
         for user, plan in plans.items():
             needed = estimate_session_mb(plan.recipe, architecture)
             if needed > budget:

@@ -210,7 +210,7 @@ def inspect_live_layer(services: Services, user: str, layer: str) -> LayerState:
         BaseMismatch: The live stack is of another base.
     """
     store = services.store
-    live = store.catalog.stack(user, services.engine.backend.base.digest)
+    live = store.catalog.stack(user, services.base.digest)
     return inspect_layer(store, user, layer, live, load_assignments(store, user))
 
 
@@ -242,7 +242,7 @@ def build_plan(
     Raises:
         NothingToLearn: No signal has arrived since the layer's last learn.
     """
-    store, backend = services.store, services.engine.backend
+    store, backend = services.store, services.learning_engine.backend
     user, layer, assignments = state.user, state.layer, state.assignments
     considered = store.catalog.used_signals(user, layer)
     held_out = set(store.catalog.holdout(user, layer))

@@ -114,7 +114,7 @@ def publish_candidate(
     )
     cause = MoveCause.ACCEPTED if judgement.accepted else plan.move_cause
     # Pinned until the head has moved, so that the first reply does not load it.
-    with services.engine.pin(candidate.stack) if report.live else nullcontext():
+    with services.model.preloaded(candidate.stack) if report.live else nullcontext():
         is_recorded = store.catalog.add_revision(
             revision,
             candidate.blob,

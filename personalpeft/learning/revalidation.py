@@ -39,7 +39,7 @@ def revalidate(
     ``plan`` is the build that would replace the head. Returns whether enough lessons still pass.
     The reason says why the layer stays or is built again.
     """
-    engine = services.engine
+    engine = services.learning_engine
     # By the signal alone: a fact that is paraphrased otherwise is the same fact.
     known: dict[str, float | None] = {
         key.partition("/")[0]: scores.get("after")

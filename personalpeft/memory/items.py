@@ -176,8 +176,11 @@ class Memory:
         hidden = {*exclude, *superseded_facts(facts)}
         facts = [fact for fact in facts if fact.id not in hidden]
 
-        def fits(rules: Sequence[Signal], facts: Sequence[Signal]) -> bool:
-            return count_tokens(_prompt_items(rules, facts).added_text) <= budget_tokens
+        def fits(
+            rules: Sequence[Signal], facts: Sequence[Signal], *, demonstrated: bool = True
+        ) -> bool:
+            added = _prompt_items(rules, facts, demonstrated=demonstrated).added_text
+            return count_tokens(added) <= budget_tokens
 
         chosen_rules: list[Signal] = []
         misses = 0
@@ -190,13 +193,16 @@ class Memory:
             else:
                 misses += 1
         chosen_facts: list[Signal] = []
-        for fact in _without_repeats(self._relevant_facts(user, facts, messages))[:MAX_FACTS]:
-            if fits(chosen_rules, [*chosen_facts, fact]):
+        relevant = _without_repeats(self._relevant_facts(user, facts, messages))[:MAX_FACTS]
+        # A short context has room for a fact, and none for demonstrations.
+        demonstrated = any(fits(chosen_rules, [fact]) for fact in relevant)
+        for fact in relevant:
+            if fits(chosen_rules, [*chosen_facts, fact], demonstrated=demonstrated):
                 chosen_facts.append(fact)
         if not chosen_rules and not chosen_facts:
             return AugmentedPrompt(tuple(messages), ())
         ids = tuple(signal.id for signal in (*chosen_rules, *chosen_facts))
-        items = _prompt_items(chosen_rules, chosen_facts)
+        items = _prompt_items(chosen_rules, chosen_facts, demonstrated=demonstrated)
         return AugmentedPrompt(items.add_to(messages, system), ids)
 
     def render_with_item(
@@ -305,5 +311,10 @@ def _without_repeats(signals: Iterable[Signal]) -> list[Signal]:
     return list(first.values())
 
 
-def _prompt_items(rules: Sequence[Signal], facts: Sequence[Signal]) -> PromptItems:
-    return PromptItems(*(tuple(each.payload["text"] for each in some) for some in (rules, facts)))
+def _prompt_items(
+    rules: Sequence[Signal], facts: Sequence[Signal], *, demonstrated: bool = True
+) -> PromptItems:
+    rule_texts, fact_texts = (
+        tuple(each.payload["text"] for each in some) for some in (rules, facts)
+    )
+    return PromptItems(rule_texts, fact_texts, demonstrated)

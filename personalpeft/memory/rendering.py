@@ -38,10 +38,14 @@ class Demonstration:
 
 @dataclass(frozen=True, slots=True)
 class PromptItems:
-    """The texts of rules and of facts that are added to a prompt, in order."""
+    """The texts of rules and of facts that are added to a prompt, in order.
+
+    ``demonstrated``: whether facts come with demonstrations, which need some 200 tokens.
+    """
 
     rules: tuple[str, ...] = ()
     facts: tuple[str, ...] = ()
+    demonstrated: bool = True
 
     @property
     def added_text(self) -> str:
@@ -56,7 +60,7 @@ class PromptItems:
     def _demonstrations(self) -> tuple[Message, ...]:
         # A small base imitates them instead of following a rule. Under a rule that wants Spanish,
         # no answer was Spanish with them (15 of 16 facts right). Most were without (9 of 16 right).
-        return () if self.rules else _demonstration_turns()
+        return _demonstration_turns() if self.demonstrated and not self.rules else ()
 
     def add_to(self, messages: Sequence[Message], system: str | None) -> tuple[Message, ...]:
         """Return the messages with the items.

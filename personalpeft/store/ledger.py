@@ -86,6 +86,7 @@ class Ledger:
         erasure_mark: ErasureMark | None = None,
         conversation_id: str | None = None,
         previous: str | None = None,
+        backend: str | None = None,
     ) -> Turn:
         """Append one turn and create the user if needed.
 
@@ -101,6 +102,7 @@ class Ledger:
             erasure_mark: What ``erasure_mark`` returned when the reply began.
             conversation_id: The conversation. None starts one; "" is for a turn without one.
             previous: The turn that this one continues.
+            backend: The backend that generated the reply.
 
         Raises:
             InvalidId: The user id is invalid.
@@ -125,6 +127,7 @@ class Ledger:
                 used=tuple(used),
                 conversation_id=turn_id if conversation_id is None else conversation_id,
                 previous=previous,
+                backend=backend,
             )
             row = rows.encode_turn(turn)
             append_entries(db, user, [NewEntry("turn", row)])

@@ -72,6 +72,7 @@ COLUMNS: Mapping[str, Mapping[str, Column]] = {
         "used": _J,
         "conversation": _O,
         "previous": _O,
+        "backend": _O,
     },
     "signal": {
         "id": _T,
@@ -173,6 +174,7 @@ def decode_turn(row: Row) -> Turn:
         used=tuple(values["used"]),
         conversation_id=values["conversation"] or None,
         previous=values["previous"],
+        backend=values["backend"],
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from personalpeft import host
@@ -15,15 +14,7 @@ from personalpeft.backends.llamacpp.binding import LoraAdapter, Model
 from personalpeft.base_models.gguf.tensor_names import GgufNames
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedAdapter:
-    """A loaded adapter, and the stack that it is made of."""
-
-    lora: LoraAdapter
-    stack: AdapterStack
-
-
-class LoadedAdapters(AttachedStacks[LoadedAdapter]):
+class LoadedAdapters(AttachedStacks[LoraAdapter]):
     """The attached stacks of one model. The batch waits neither for writing nor for loading."""
 
     def __init__(self, slots: int, names: GgufNames, model: Model) -> None:
@@ -32,7 +23,7 @@ class LoadedAdapters(AttachedStacks[LoadedAdapter]):
 
     def attach(self, key: str, stack: AdapterStack) -> None:
         """See ``Backend.attach``."""
-        self.put(key, lambda: LoadedAdapter(self._load(stack), stack))
+        self.put(key, lambda: self._load(stack))
 
     def _load(self, stack: AdapterStack) -> LoraAdapter:
         # The library reads from a path only. In shared memory the file need not go to a disk.

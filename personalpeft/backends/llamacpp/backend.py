@@ -1,4 +1,4 @@
-"""The llama.cpp backend: llama.cpp serves the base's own GGUF file, torch learns."""
+"""The llama.cpp backend: llama.cpp serves the base's own GGUF file. It does not train."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import psutil
 from personalpeft import host
 from personalpeft.adapters.types import AdapterStack
 from personalpeft.backends.base import Continuation, Score, StagedStack
+from personalpeft.backends.batch_backend import BatchBackend
 from personalpeft.backends.batch_invariance import BatchInvariance
 from personalpeft.backends.llamacpp.adapters import LoadedAdapters
 from personalpeft.backends.llamacpp.batch import Batch
@@ -18,7 +19,7 @@ from personalpeft.backends.llamacpp.binding import ContextParams, Model
 from personalpeft.backends.llamacpp.context_pool import CHUNK, ContextPool, MemoryBudget
 from personalpeft.backends.llamacpp.cpu_probe import probe_cpu
 from personalpeft.backends.llamacpp.scoring import Scorer
-from personalpeft.backends.training_backend import ServingBackend, TrainingBackend
+from personalpeft.backends.thread_governor import ThreadGovernor, thread_counts
 from personalpeft.base_models.gguf.file import resolve_gguf_file
 from personalpeft.base_models.gguf.tensor_names import GgufNames, gguf_names
 from personalpeft.base_models.types import Base
@@ -34,7 +35,7 @@ _USUAL_LENGTH, _MIN_CTX = 512, 256
 _SCORE_BATCH, _SCORE_OUTPUTS = 256, 32
 
 
-class LlamaCppBackend(ServingBackend):
+class LlamaCppBackend(BatchBackend):
     """See ``personalpeft.backends.base.Backend``. Supports the architectures of ``gguf_names``."""
 
     name = "llamacpp"
@@ -51,21 +52,22 @@ class LlamaCppBackend(ServingBackend):
         names = gguf_names(base)
         self._file = resolve_gguf_file(base, names, cache)
         probe = probe_cpu(self._file, cache)
-        self._model = Model(self._file, repack=probe.repack)
         threads = threads or host.usable_cores()
-        params = ContextParams(_MIN_CTX, CHUNK, 1, threads, names.full)
+        # The lock guards it, as it guards the batch and the scorer.
+        governor = ThreadGovernor(thread_counts(threads), host.usable_cores())
+        self._model = Model(self._file, repack=probe.repack, threads=governor.threads)
+        params = ContextParams(_MIN_CTX, CHUNK, 1, names.full)
         wanted = base.card.context + rows * _USUAL_LENGTH
         budget = memory_budget(names, self._model.vocab_size, params, wanted=wanted)
         self.max_length = min(budget.n_ctx, base.card.context)
-        self.description = f"llama.cpp on the processor, threads: {threads}; {probe.reason}"
+        self.description = f"llama.cpp on the processor, up to {threads} threads; {probe.reason}"
         self._adapters = LoadedAdapters(slots, names, self._model)
         pool = ContextPool(budget, params, self._model.new_context, max_free=slots)
         self._batch = Batch(
             pool, self._adapters, self._tokenizer, rows=rows, max_length=self.max_length
         )
-        params = ContextParams(self.max_length, _SCORE_BATCH, _SCORE_OUTPUTS, threads, names.full)
+        params = ContextParams(self.max_length, _SCORE_BATCH, _SCORE_OUTPUTS, names.full)
         self._scorer = Scorer(params, self._model.new_context, self._lock)
-        self._training = TrainingBackend(base, cache=cache)
 
     def stage(self, adapter: AdapterStack) -> StagedStack:
         return adapter
@@ -87,23 +89,19 @@ class LlamaCppBackend(ServingBackend):
     def score(
         self, items: Sequence[Continuation], stack: str | None, *, kl: bool = False, top: int = 0
     ) -> tuple[Score, ...]:
-        adapter = None if stack is None else self._adapters.get(stack).lora
+        adapter = None if stack is None else self._adapters.get(stack)
         return self._scorer.score(items, adapter, kl=kl, top=top)
 
     def _drop(self, key: str) -> None:
         self._batch.drop(key)
 
-    def _stack(self, key: str | None) -> AdapterStack | None:
-        return None if key is None else self._adapters.get(key).stack
-
     def close(self) -> None:
         """Free the model and all contexts."""
-        self._training.close()
         self._scorer.close()
         with self._lock:
             self._batch.close()
-            for loaded in self._adapters.clear():
-                loaded.lora.close()
+            for adapter in self._adapters.clear():
+                adapter.close()
             self._model.close()
 
 
@@ -135,7 +133,7 @@ def context_bytes(names: GgufNames, vocab_size: int, params: ContextParams) -> t
     distributions = 2 * params.n_outputs * vocab_size
     hidden, feed_forward = int(names.config["hidden_size"]), int(names.config["intermediate_size"])
     activations = params.n_batch * (3 * hidden + 4 * feed_forward)
-    # For each token of a call and each position: a mask and, in float32, the attention scores.
+    # For each token of a call and each position: a mask and the attention scores.
     heads = int(names.config["num_attention_heads"])
-    attention = params.n_batch * (3 + heads if params.float32 else 1)
+    attention = params.n_batch * (3 + heads)
     return names.bytes_per_token + 4 * attention, 4 * (distributions + activations)

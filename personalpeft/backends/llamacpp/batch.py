@@ -91,7 +91,7 @@ class Batch:
         if len(self._sequences) >= self._rows:
             return None
         key, owner, prompt = state.adapter_key, state.owner, state.prompt_tokens
-        adapter = None if key is None else self._adapters.get(key).lora
+        adapter = None if key is None else self._adapters.get(key)
         slot = self._pool.find_slot(adapter, owner, prompt, length)
         if slot is None:
             return None
@@ -128,10 +128,10 @@ class Batch:
 
     def drop(self, key: str) -> None:
         """Free a stack that no sequence uses."""
-        if loaded := self._adapters.drop(key):
-            # The adapter is removed from all contexts before it is freed.
-            self._pool.remove_adapter(loaded.lora)
-            loaded.lora.close()
+        if adapter := self._adapters.drop(key):
+            # It is removed from all contexts before it is freed.
+            self._pool.remove_adapter(adapter)
+            adapter.close()
 
     def clear_cache(self) -> None:
         """See ``Backend.clear_cache``."""

@@ -15,7 +15,7 @@ import ctypes
 import logging
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -33,7 +33,8 @@ Logits = npt.NDArray[np.float32]
 # GGML's levels that are logged. Its warnings are about intended settings, such as short contexts.
 _LOG_LEVELS = {2: logging.DEBUG, 3: logging.DEBUG, 4: logging.ERROR}
 
-# GGML_TYPE_F32, and LLAMA_FLASH_ATTN_TYPE_DISABLED: attention with sums in float32.
+# GGML_TYPE_F32, and LLAMA_FLASH_ATTN_TYPE_DISABLED. Flash attention divides the positions of one
+# token among the threads from 512 on, so its sums differ with the number of threads.
 _TYPE_F32, _FLASH_ATTN_DISABLED = 0, 0
 
 # The only sequence in a context.
@@ -51,14 +52,12 @@ class ContextParams:
         n_ctx: Tokens that it has room for.
         n_batch: Most tokens in one call.
         n_outputs: Most distributions in one call.
-        n_threads: Threads that compute.
-        float32: Whether attention is kept and computed in float32, else in float16.
+        float32: Whether keys and values are kept in float32, else in float16.
     """
 
     n_ctx: int
     n_batch: int
     n_outputs: int
-    n_threads: int
     float32: bool = False
 
 
@@ -102,11 +101,18 @@ class _ModelHandle:
 class Model(_ModelHandle):
     """A GGUF model, mapped into memory.
 
-    ``repack`` lets llama.cpp keep weights in the processor's own order (see ``cpu_probe``).
+    Args:
+        path: The file.
+        repack: Whether to keep weights in the processor's own order (see ``cpu_probe``).
+        threads: Returns how many threads compute the next call. Results do not depend on it.
+
+    Raises:
+        WeightsError: The library cannot load the file.
     """
 
-    def __init__(self, path: Path, *, repack: bool) -> None:
+    def __init__(self, path: Path, *, repack: bool, threads: Callable[[], int]) -> None:
         super().__init__(path, use_extra_bufts=repack)
+        self._threads = threads
         self.vocab_size = int(_library().llama_vocab_n_tokens(self._vocab))
 
     def load_adapter(self, path: Path) -> LoraAdapter:
@@ -119,7 +125,7 @@ class Model(_ModelHandle):
 
     def new_context(self, params: ContextParams, adapter: LoraAdapter | None) -> Context:
         """Return a context with an adapter. Raises ``RuntimeError`` without memory for it."""
-        return Context(self._model, self.vocab_size, params, adapter)
+        return Context(self._model, self.vocab_size, params, adapter, self._threads)
 
 
 class GgufTokenizer(_ModelHandle):
@@ -145,20 +151,25 @@ class Context:
     """The keys and values of one text, computed with one set of adapters. Not thread-safe."""
 
     def __init__(
-        self, model: Any, vocab_size: int, params: ContextParams, adapter: LoraAdapter | None
+        self,
+        model: Any,
+        vocab_size: int,
+        params: ContextParams,
+        adapter: LoraAdapter | None,
+        threads: Callable[[], int],
     ) -> None:
         lib = _library()
         self.params = params
         self._vocab_size = vocab_size
+        self._threads = threads
         options = lib.llama_context_default_params()
         options.n_ctx, options.n_seq_max = params.n_ctx, 1
         options.n_batch = options.n_ubatch = min(params.n_batch, params.n_ctx)
         options.n_outputs_max = options.n_outputs_max_per_seq = params.n_outputs
-        options.n_threads = options.n_threads_batch = params.n_threads
         options.no_perf = True
+        options.flash_attn_type = _FLASH_ATTN_DISABLED
         if params.float32:
             options.type_k = options.type_v = _TYPE_F32
-            options.flash_attn_type = _FLASH_ATTN_DISABLED
         self._context = lib.llama_init_from_model(model, options)
         if not self._context:
             raise RuntimeError(f"llama.cpp is out of memory for {params.n_ctx} tokens")
@@ -200,6 +211,8 @@ class Context:
             batch.n_seq_id[index] = 1
             batch.seq_id[index][0] = _SEQ_ID
             batch.logits[index] = index >= first_output
+        threads = self._threads()
+        _library().llama_set_n_threads(self._context, threads, threads)
         if code := _library().llama_decode(self._context, batch):
             raise RuntimeError(f"llama_decode failed ({code})")
         logits = np.empty((n_outputs, self._vocab_size), np.float32)

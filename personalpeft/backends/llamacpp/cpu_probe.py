@@ -60,8 +60,8 @@ def run_in_child(path: str) -> None:
     """Load the model with all features, and decode many tokens at once and then one."""
     from personalpeft.backends.llamacpp.binding import ContextParams, Model
 
-    model = Model(Path(path), repack=True)
-    context = model.new_context(ContextParams(256, 64, 1, host.usable_cores()), None)
+    model = Model(Path(path), repack=True, threads=host.usable_cores)
+    context = model.new_context(ContextParams(256, 64, 1), None)
     tokens = [number % model.vocab_size for number in range(32)]
     context.decode(tokens, 0, 0)
     context.decode([1], len(tokens), 1)

@@ -27,8 +27,8 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from personalpeft.adapters.safe_io import write_file_atomically
+from personalpeft.backends.processor import instruction_sets
 from personalpeft.backends.torch.openmp import limit_threads
-from personalpeft.backends.torch.processor import instruction_sets
 
 Product: TypeAlias = Callable[[Tensor], Tensor]
 """From ``[rows, inputs]`` to ``[rows, outputs]``."""

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from personalpeft import host
+from personalpeft.backends.thread_governor import ThreadGovernor, thread_counts
 from personalpeft.backends.torch.autograd import apply_function, differentiable
 from personalpeft.backends.torch.batch_invariant_matmul import (
     ProductChooser,
@@ -36,7 +37,6 @@ from personalpeft.backends.torch.lora_layers import (
 )
 from personalpeft.backends.torch.openmp import limit_threads, release_threads
 from personalpeft.backends.torch.ops import Ops
-from personalpeft.backends.torch.thread_governor import ThreadGovernor, thread_counts
 from personalpeft.backends.torch.training.fused_modules import install_fused_modules
 from personalpeft.backends.torch.training.packing import PackedSequence
 from personalpeft.base_models.types import Base

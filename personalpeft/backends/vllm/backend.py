@@ -17,13 +17,22 @@ from personalpeft.adapters.formats.published import (
 )
 from personalpeft.adapters.types import AdapterStack
 from personalpeft.backends.attached_stacks import AttachedStacks
-from personalpeft.backends.base import Continuation, Score, StagedStack
+from personalpeft.backends.base import (
+    Continuation,
+    ForwardResult,
+    Loss,
+    Score,
+    Session,
+    SessionSpec,
+    StagedStack,
+)
+from personalpeft.backends.batch_backend import BatchBackend
 from personalpeft.backends.batch_invariance import BatchInvariance
-from personalpeft.backends.training_backend import ServingBackend, TrainingBackend
 from personalpeft.backends.vllm.adapter_registry import AdapterRegistry, Registration
 from personalpeft.backends.vllm.batch import Batch
 from personalpeft.backends.vllm.client import ServedModel, VllmClient
 from personalpeft.backends.vllm.model_check import LogprobTrace, ModelCheck
+from personalpeft.backends.vllm.on_demand_torch import OnDemandTorch
 from personalpeft.backends.vllm.transport import Transport
 from personalpeft.base_models.types import Base
 from personalpeft.errors import InvalidInput, ServingFailed
@@ -33,8 +42,8 @@ from personalpeft.settings import VllmServer
 _LOGPROB_TOLERANCE = 0.1
 
 
-class VllmBackend(ServingBackend):
-    """See ``personalpeft.backends.base.Backend``.
+class VllmBackend(BatchBackend):
+    """See ``personalpeft.backends.base.TrainingBackend``.
 
     ``cache`` keeps what is known of the base, and the stacks' folders unless the server's settings
     name another folder.
@@ -68,7 +77,7 @@ class VllmBackend(ServingBackend):
         with ExitStack() as cleanup:
             self._transport = Transport(server)
             cleanup.callback(self._transport.close)
-            self._training = TrainingBackend(base, cache=cache)
+            self._training = OnDemandTorch(base, cache=cache)
             cleanup.callback(self._training.close)
             folders = _open_folders(server.folder or cache / "served", entropy(8).hex())
             cleanup.callback(folders.close)
@@ -145,6 +154,27 @@ class VllmBackend(ServingBackend):
     ) -> tuple[Score, ...]:
         """See ``Backend.score``. Scored by torch, since the server's prompt log-probs crash it."""
         return self._training.score(items, self._stack(stack), kl=kl, top=top)
+
+    def session(self, spec: SessionSpec) -> Session:
+        return self._training.session(spec, self._stack(spec.base_key))
+
+    def advance(
+        self, sessions: Sequence[Session], terms: Sequence[Sequence[Loss]], rates: Sequence[float]
+    ) -> tuple[float, ...]:
+        return self._training.advance(sessions, terms, rates)
+
+    def forward_backward(
+        self,
+        sessions: Sequence[Session],
+        terms: Sequence[Sequence[Loss]],
+        *,
+        backward: bool = True,
+        logprobs: bool = False,
+        between: Callable[[], None] = lambda: None,
+    ) -> tuple[tuple[ForwardResult, ...], ...]:
+        return self._training.forward_backward(
+            sessions, terms, backward=backward, logprobs=logprobs, between=between
+        )
 
     def close(self) -> None:
         """Unregister all stacks and delete their folders. Closing twice is allowed.

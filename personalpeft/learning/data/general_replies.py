@@ -217,7 +217,7 @@ def _few_shot_requests(services: Services, plan: Plan) -> list[Request]:
     similar = _similar(services, plan, prompts, _FEW_SHOT_QUANTILE)
     if len(similar) < MIN_PROMPTS or not plan.recipe.few_shot_replies:
         return []
-    backend, limit = services.engine.backend, _limit(services, plan)
+    backend, limit = services.learning_engine.backend, _limit(services, plan)
 
     def fits(messages: Sequence[Message]) -> bool:
         return len(backend.render(messages)) + limit <= backend.max_length
@@ -237,7 +237,7 @@ def _examples(plan: Plan) -> Sequence[Lesson]:
 
 
 def _limit(services: Services, plan: Plan) -> int:
-    backend = services.engine.backend
+    backend = services.learning_engine.backend
     return reply_limit(
         _examples(plan), lambda text: len(backend.encode(text)), plan.recipe.max_length
     )
@@ -249,7 +249,7 @@ def _usable(
     """Return the conversations and replies that can be distilled."""
     if not requests:
         return []
-    backend, limit = services.engine.backend, _limit(services, plan)
+    backend, limit = services.learning_engine.backend, _limit(services, plan)
     return [
         (tuple(request.messages), text)
         for request, text in zip(requests, texts, strict=True)

@@ -49,7 +49,8 @@ def test_lengths_fall_once_a_task_is_mastered_and_it_stays_mastered(ada: User) -
     plain = ada.practice("yes", verifier=StartsWithY(), rounds=48)
     report = ada.practice("yes", verifier=StartsWithY(), shaping="t2t", rounds=48)
     passed, lengths = curves(report)
-    assert fmean(passed[:3]) > 0.8, "the task was not mastered to begin with"
+    # Above a half, the shaper prefers shorter replies.
+    assert fmean(passed[:3]) > 0.7, "the task was not mastered to begin with"
     first, last = fmean(lengths[:3]), fmean(lengths[-3:])
     assert last < first / 2
     assert fmean(passed[-5:]) > 0.8

@@ -7,18 +7,20 @@ import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from backend_makers import attach, random_stack
 from vllm_double import Open, VllmDouble, cache_expected_tokens, run_double
 
-from personalpeft.backends.base import Backend
+from personalpeft.backends.base import Backend, TrainingBackend
 from personalpeft.backends.vllm.backend import VllmBackend
 from personalpeft.base_models.resolve import resolve_base
 from personalpeft.base_models.types import Base, ModelCard, Source
 from personalpeft.settings import VllmServer
 from personalpeft.types import Sampling
+
+B = TypeVar("B", bound=Backend)
 
 SHAPE: dict[str, Any] = {
     "hidden_size": 48,
@@ -59,7 +61,19 @@ KINDS: dict[str, dict[str, Any]] = {
 )
 def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
     """Each backend in turn, with the stacks "one", "two" and "three" attached and one slot free."""
-    backend: Backend = request.getfixturevalue(request.param)
+    yield from _with_stacks(request.getfixturevalue(request.param))
+
+
+@pytest.fixture(
+    params=["fake", "torch_tiny", pytest.param("vllm_tiny", marks=pytest.mark.vllm)],
+    ids=["fake", "torch", "vllm"],
+)
+def training_backend(request: pytest.FixtureRequest) -> Iterator[TrainingBackend]:
+    """Each backend that trains in turn, with the same stacks."""
+    yield from _with_stacks(request.getfixturevalue(request.param))
+
+
+def _with_stacks(backend: B) -> Iterator[B]:
     names = ("one", "two", "three")
     for seed, name in enumerate(names):
         attach(backend, name, random_stack(backend, seed, rank=2 + seed))

@@ -6,28 +6,33 @@ import numpy as np
 import pytest
 from backend_makers import bytes_of, continuation, session_spec, training_steps
 
-from personalpeft.backends.base import AdamParams, Backend, Continuation
+from personalpeft.backends.base import AdamParams, Continuation, TrainingBackend
 from personalpeft.learning.train.losses import SFTLoss
 
 STEP = AdamParams(1e-2, max_grad_norm=1.0)
 
 
-def losses(backend: Backend) -> list[SFTLoss]:
-    return [SFTLoss(continuation(backend, "hello", text)) for text in ("Ahoy!", "Good day.", "Hi")]
+def losses(training_backend: TrainingBackend) -> list[SFTLoss]:
+    return [
+        SFTLoss(continuation(training_backend, "hello", text))
+        for text in ("Ahoy!", "Good day.", "Hi")
+    ]
 
 
-def test_a_pass_and_an_optimizer_step_are_a_step_to_the_byte(backend: Backend) -> None:
-    split, whole = (backend.session(session_spec(backend)) for _ in range(2))
-    for terms in training_steps(backend, 3):
+def test_a_pass_and_an_optimizer_step_are_a_step_to_the_byte(
+    training_backend: TrainingBackend,
+) -> None:
+    split, whole = (training_backend.session(session_spec(training_backend)) for _ in range(2))
+    for terms in training_steps(training_backend, 3):
         for session in (split, whole):
             session.precompute_ref_log_probs(terms)
-        backend.forward_backward([split], [terms])
+        training_backend.forward_backward([split], [terms])
         split.optim_step(STEP)
         whole.step(terms, 1e-2)
     assert bytes_of(split) == bytes_of(whole)
 
 
-def test_gradients_of_several_passes_add_up(torch_tiny: Backend) -> None:
+def test_gradients_of_several_passes_add_up(torch_tiny: TrainingBackend) -> None:
     together, apart = (torch_tiny.session(session_spec(torch_tiny)) for _ in range(2))
     torch_tiny.forward_backward([together], [losses(torch_tiny)])
     for loss in losses(torch_tiny):
@@ -41,7 +46,7 @@ def test_gradients_of_several_passes_add_up(torch_tiny: Backend) -> None:
 
 
 def test_a_long_pass_equals_short_ones(
-    torch_tiny: Backend, monkeypatch: pytest.MonkeyPatch
+    torch_tiny: TrainingBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from personalpeft.backends.torch.training import session as module
 
@@ -59,7 +64,7 @@ def test_a_long_pass_equals_short_ones(
     assert whole.optim_step(STEP) == pytest.approx(parts.optim_step(STEP), rel=1e-4)
 
 
-def test_sessions_in_one_call_get_what_each_would_get_alone(torch_tiny: Backend) -> None:
+def test_sessions_in_one_call_get_what_each_would_get_alone(torch_tiny: TrainingBackend) -> None:
     ranks = (2, 3, 5)
     together = [torch_tiny.session(session_spec(torch_tiny, rank=rank)) for rank in ranks]
     alone = [torch_tiny.session(session_spec(torch_tiny, rank=rank)) for rank in ranks]
@@ -72,15 +77,15 @@ def test_sessions_in_one_call_get_what_each_would_get_alone(torch_tiny: Backend)
         assert one.optim_step(STEP) == pytest.approx(other.optim_step(STEP), rel=1e-4)
 
 
-def test_a_forward_pass_leaves_no_gradient(backend: Backend) -> None:
-    session = backend.session(session_spec(backend))
+def test_a_forward_pass_leaves_no_gradient(training_backend: TrainingBackend) -> None:
+    session = training_backend.session(session_spec(training_backend))
     before = bytes_of(session)
-    backend.forward_backward([session], [losses(backend)], backward=False)
+    training_backend.forward_backward([session], [losses(training_backend)], backward=False)
     session.optim_step(STEP)
     assert bytes_of(session) == before
 
 
-def test_log_probs_are_of_the_targets(torch_tiny: Backend) -> None:
+def test_log_probs_are_of_the_targets(torch_tiny: TrainingBackend) -> None:
     item = continuation(torch_tiny, "hello", "Ahoy!")
     other = tuple((token + 1) % 256 for token in item.completion)
     targeted = Continuation(item.prompt, item.completion, other)
@@ -94,7 +99,7 @@ def test_log_probs_are_of_the_targets(torch_tiny: Backend) -> None:
     assert plain.loss != aimed.loss
 
 
-def test_each_step_has_its_own_options(torch_tiny: Backend) -> None:
+def test_each_step_has_its_own_options(torch_tiny: TrainingBackend) -> None:
     still, decayed = (torch_tiny.session(session_spec(torch_tiny)) for _ in range(2))
     before = bytes_of(still)
     for session, params in (
@@ -108,7 +113,7 @@ def test_each_step_has_its_own_options(torch_tiny: Backend) -> None:
         np.testing.assert_allclose(pair.a, still.weights()[name].a * 0.9, rtol=1e-3, atol=1e-6)
 
 
-def test_a_restored_session_has_no_gradients(torch_tiny: Backend) -> None:
+def test_a_restored_session_has_no_gradients(torch_tiny: TrainingBackend) -> None:
     session = torch_tiny.session(session_spec(torch_tiny))
     session.step(losses(torch_tiny), 1e-2)
     state = session.state()
@@ -119,7 +124,7 @@ def test_a_restored_session_has_no_gradients(torch_tiny: Backend) -> None:
     assert bytes_of(session) == before
 
 
-def test_passes_take_open_sessions_of_the_backend_alone(torch_tiny: Backend) -> None:
+def test_passes_take_open_sessions_of_the_backend_alone(torch_tiny: TrainingBackend) -> None:
     session = torch_tiny.session(session_spec(torch_tiny))
     with pytest.raises(ValueError, match="distinct"):
         torch_tiny.forward_backward([session, session], [[], []])

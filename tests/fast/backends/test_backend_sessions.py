@@ -23,7 +23,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from personalpeft.adapters.types import AdapterStack, ScaledLoRA
-from personalpeft.backends.base import Backend, Continuation, Session
+from personalpeft.backends.base import Continuation, Session, TrainingBackend
 from personalpeft.backends.torch.backend import TorchBackend
 from personalpeft.learning.train.losses import ContextDistillationLoss, SFTLoss
 from personalpeft.types import Message
@@ -32,9 +32,9 @@ STEPS = 6
 few = examples(10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-def trained(backend: Backend, **changes: Any) -> bytes:
-    session = backend.session(session_spec(backend, **changes))
-    train(session, training_steps(backend, STEPS))
+def trained(training_backend: TrainingBackend, **changes: Any) -> bytes:
+    session = training_backend.session(session_spec(training_backend, **changes))
+    train(session, training_steps(training_backend, STEPS))
     session.close()
     return bytes_of(session)
 
@@ -45,67 +45,76 @@ def scaled(session: Session, scaling: float) -> AdapterStack:
     )
 
 
-def test_equal_specs_and_steps_give_equal_bytes(backend: Backend) -> None:
-    assert trained(backend) == trained(backend)
-    assert trained(backend, base_key="one") == trained(backend, base_key="one")
+def test_equal_specs_and_steps_give_equal_bytes(training_backend: TrainingBackend) -> None:
+    assert trained(training_backend) == trained(training_backend)
+    assert trained(training_backend, base_key="one") == trained(training_backend, base_key="one")
 
 
 @pytest.mark.parametrize("changes", [{"seed": 6}, {"base_key": "one"}, {"rank": 3}])
-def test_another_spec_gives_other_bytes(backend: Backend, changes: dict[str, Any]) -> None:
-    assert trained(backend, **changes) != trained(backend)
+def test_another_spec_gives_other_bytes(
+    training_backend: TrainingBackend, changes: dict[str, Any]
+) -> None:
+    assert trained(training_backend, **changes) != trained(training_backend)
 
 
-def test_serving_during_training_changes_no_byte(backend: Backend) -> None:
+def test_serving_during_training_changes_no_byte(training_backend: TrainingBackend) -> None:
     session, steps = (
-        backend.session(session_spec(backend, base_key="one")),
-        training_steps(backend, STEPS),
+        training_backend.session(session_spec(training_backend, base_key="one")),
+        training_steps(training_backend, STEPS),
     )
     session.precompute_ref_log_probs([term for terms in steps for term in terms])
     for terms in steps:
         session.step(terms, 1e-2)
         generate(
-            backend,
+            training_backend,
             [
-                row(backend, "hello", stack, temperature=1.0, max_tokens=3)
+                row(training_backend, "hello", stack, temperature=1.0, max_tokens=3)
                 for stack in ("two", None)
             ],
         )
-        backend.score([continuation(backend, "hello", "bye")], "two")
-    assert bytes_of(session) == trained(backend, base_key="one")
+        training_backend.score([continuation(training_backend, "hello", "bye")], "two")
+    assert bytes_of(session) == trained(training_backend, base_key="one")
 
 
-def test_the_layers_below_stay_fixed_when_their_slot_is_reused(backend: Backend) -> None:
-    expected = trained(backend, base_key="one")
-    session = backend.session(session_spec(backend, base_key="one"))
-    backend.detach("one")
-    attach(backend, "one", random_stack(backend, 40))
-    train(session, training_steps(backend, STEPS))
+def test_the_layers_below_stay_fixed_when_their_slot_is_reused(
+    training_backend: TrainingBackend,
+) -> None:
+    expected = trained(training_backend, base_key="one")
+    session = training_backend.session(session_spec(training_backend, base_key="one"))
+    training_backend.detach("one")
+    attach(training_backend, "one", random_stack(training_backend, 40))
+    train(session, training_steps(training_backend, STEPS))
     assert bytes_of(session) == expected
 
 
 @few
 @given(cuts=st.lists(st.integers(0, STEPS), max_size=3).map(sorted))
 def test_a_resumed_session_ends_with_the_bytes_of_an_uninterrupted_one(
-    backend: Backend, cuts: list[int]
+    training_backend: TrainingBackend, cuts: list[int]
 ) -> None:
-    steps, done = training_steps(backend, STEPS), 0
-    session = backend.session(session_spec(backend, base_key="two"))
+    steps, done = training_steps(training_backend, STEPS), 0
+    session = training_backend.session(session_spec(training_backend, base_key="two"))
     for cut in cuts:
         train(session, steps[:cut], done=done)
         state = {name: array.copy() for name, array in session.state().items()}
         session.close()
-        session, done = backend.session(session_spec(backend, base_key="two")), cut
+        session, done = (
+            training_backend.session(session_spec(training_backend, base_key="two")),
+            cut,
+        )
         session.restore(state)
     train(session, steps, done=done)
-    assert bytes_of(session) == trained(backend, base_key="two")
+    assert bytes_of(session) == trained(training_backend, base_key="two")
 
 
-def test_a_saved_state_does_not_change_when_the_session_continues(backend: Backend) -> None:
-    session = backend.session(session_spec(backend))
-    train(session, training_steps(backend, 2))
+def test_a_saved_state_does_not_change_when_the_session_continues(
+    training_backend: TrainingBackend,
+) -> None:
+    session = training_backend.session(session_spec(training_backend))
+    train(session, training_steps(training_backend, 2))
     state = session.state()
     before = {name: array.tobytes() for name, array in state.items()}
-    train(session, training_steps(backend, 2))
+    train(session, training_steps(training_backend, 2))
     assert {name: array.tobytes() for name, array in state.items()} == before
 
 
@@ -125,19 +134,19 @@ GARBAGE: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("garbage", sorted(GARBAGE))
 def test_an_invalid_saved_state_is_refused_and_changes_nothing(
-    backend: Backend, garbage: str
+    training_backend: TrainingBackend, garbage: str
 ) -> None:
-    steps = training_steps(backend, STEPS)
-    session = backend.session(session_spec(backend))
+    steps = training_steps(training_backend, STEPS)
+    session = training_backend.session(session_spec(training_backend))
     train(session, steps[:3])
     bad = GARBAGE[garbage]({name: array.copy() for name, array in session.state().items()})
     with pytest.raises(ValueError, match="session"):
         session.restore(bad)
     train(session, steps, done=3)
-    assert bytes_of(session) == trained(backend)
+    assert bytes_of(session) == trained(training_backend)
 
 
-def test_a_saved_state_of_another_rank_is_refused(torch_tiny: Backend) -> None:
+def test_a_saved_state_of_another_rank_is_refused(torch_tiny: TrainingBackend) -> None:
     wider = torch_tiny.session(session_spec(torch_tiny, rank=3))
     train(wider, training_steps(torch_tiny, 1))
     with pytest.raises(ValueError, match="session"):
@@ -147,32 +156,34 @@ def test_a_saved_state_of_another_rank_is_refused(torch_tiny: Backend) -> None:
 @pytest.mark.parametrize(
     "changes", [{"target_modules": ("mlp.never_proj",)}, {"base_key": "never attached"}]
 )
-def test_an_invalid_spec_is_refused(backend: Backend, changes: dict[str, Any]) -> None:
+def test_an_invalid_spec_is_refused(
+    training_backend: TrainingBackend, changes: dict[str, Any]
+) -> None:
     with pytest.raises((ValueError, KeyError)):
-        backend.session(session_spec(backend, **changes))
+        training_backend.session(session_spec(training_backend, **changes))
 
 
-def test_a_parent_of_another_rank_is_refused(torch_tiny: Backend) -> None:
+def test_a_parent_of_another_rank_is_refused(torch_tiny: TrainingBackend) -> None:
     parent = torch_tiny.session(session_spec(torch_tiny)).weights()
     with pytest.raises(ValueError, match="rank 2"):
         torch_tiny.session(session_spec(torch_tiny, rank=4, initial_weights=parent))
 
 
-def test_a_child_starts_at_its_parents_weights(backend: Backend) -> None:
-    session = backend.session(session_spec(backend))
-    train(session, training_steps(backend, 3))
+def test_a_child_starts_at_its_parents_weights(training_backend: TrainingBackend) -> None:
+    session = training_backend.session(session_spec(training_backend))
+    train(session, training_steps(training_backend, 3))
     parent = session.weights()
-    child = backend.session(session_spec(backend, initial_weights=parent))
-    train(child, training_steps(backend, 1))
-    other = backend.session(session_spec(backend, initial_weights=parent))
-    train(other, training_steps(backend, 1))
+    child = training_backend.session(session_spec(training_backend, initial_weights=parent))
+    train(child, training_steps(training_backend, 1))
+    other = training_backend.session(session_spec(training_backend, initial_weights=parent))
+    train(other, training_steps(training_backend, 1))
     assert bytes_of(child) == bytes_of(other) != bytes_of(session)
     assert all(
         parent[name].b.tobytes() == pair.b.tobytes() for name, pair in session.weights().items()
     )
 
 
-def test_a_new_layer_changes_nothing_until_it_is_trained(torch_tiny: Backend) -> None:
+def test_a_new_layer_changes_nothing_until_it_is_trained(torch_tiny: TrainingBackend) -> None:
     attach(torch_tiny, "new", scaled(torch_tiny.session(session_spec(torch_tiny)), 4.0))
     try:
         base, new = generate(
@@ -183,7 +194,9 @@ def test_a_new_layer_changes_nothing_until_it_is_trained(torch_tiny: Backend) ->
     assert base.text == new.text
 
 
-def test_training_raises_the_likelihood_that_the_session_reports(torch_tiny: Backend) -> None:
+def test_training_raises_the_likelihood_that_the_session_reports(
+    torch_tiny: TrainingBackend,
+) -> None:
     item = continuation(torch_tiny, "hello", "Ahoy!")
     session = torch_tiny.session(session_spec(torch_tiny))
     losses = [session.step([SFTLoss(item)], 1e-2) for _ in range(8)]
@@ -211,7 +224,7 @@ def test_training_never_modifies_the_base(torch_tiny: TorchBackend) -> None:
 
 
 def test_distillation_reduces_the_divergence_from_replies_with_the_fact(
-    torch_tiny: Backend,
+    torch_tiny: TrainingBackend,
 ) -> None:
     """The divergence between replies with and without the fact in the prompt falls with each step."""
     reply = torch_tiny.encode("Your dog is Biscuit.")

@@ -23,10 +23,7 @@ from backend_makers import (
     llamacpp_backend,
     random_stack,
     row,
-    session_spec,
     torch_backend,
-    train,
-    training_steps,
 )
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -189,18 +186,6 @@ def test_a_reply_has_the_same_bits_in_any_batch(
     assert {(reply.tokens, reply.logprobs) for reply in replies} == {(alone.tokens, alone.logprobs)}
 
 
-def test_torch_is_released_after_the_last_session(tiny_base: Base, shared_cache: Path) -> None:
-    backend = llamacpp_backend(tiny_base, shared_cache, slots=1)
-    session = backend.session(session_spec(backend))
-    train(session, training_steps(backend, 2))
-    session.close()
-    session.close()
-    assert backend._training._backend is None
-    with pytest.raises(ValueError, match="session"):
-        backend.advance([session], [[]], [0.1])
-    backend.close()
-
-
 def test_a_reused_context_holds_nothing_of_its_former_stack(
     tiny_base: Base, shared_cache: Path
 ) -> None:
@@ -318,17 +303,6 @@ def failing(*_: object) -> None:
     raise RuntimeError("out of memory")
 
 
-def test_sessions_above_different_stacks_need_only_the_attached_slots(
-    solo: LlamaCppBackend,
-) -> None:
-    for name in ("one", "two"):
-        attach(solo, name, random_stack(solo, 1))
-        session = solo.session(session_spec(solo, base_key=name))
-        solo.detach(name)
-        train(session, training_steps(solo, 1))
-        session.close()
-
-
 def test_many_rows_of_one_stack_run_at_once(tiny_base: Base, shared_cache: Path) -> None:
     backend = LlamaCppBackend(tiny_base, slots=1, rows=140, cache=shared_cache, threads=1)
     rows = [row(backend, f"{n % 3}", max_tokens=2) for n in range(140)]
@@ -343,7 +317,7 @@ def test_a_closed_backend_computes_nothing(solo: LlamaCppBackend) -> None:
     solo.close()
     assert list(solo.step()) == []
     with pytest.raises(RuntimeError, match="closed"):
-        solo.session(session_spec(solo))
+        solo.score([Continuation((1,), (1,))], None)
 
 
 def test_an_empty_continuation_is_refused(solo: LlamaCppBackend) -> None:
@@ -408,9 +382,9 @@ def test_the_estimated_memory_of_a_context_is_no_less_than_llamacpps(
 ) -> None:
     names = gguf_names(base)
     file = resolve_gguf_file(base, names, shared_cache)
-    model = Model(file, repack=False)
+    model = Model(file, repack=False, threads=lambda: 1)
     for places in (512, 4096):
-        shape = ContextParams(places, CHUNK, 1, 1, names.full)
+        shape = ContextParams(places, CHUNK, 1, names.full)
         place, context = context_bytes(names, model.vocab_size, shape)
         caplog.clear()
         with caplog.at_level("DEBUG", "personalpeft.backends.llamacpp.binding"):

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from personalpeft.backends.torch.processor import CpuUsage, read_cpu_usage
-from personalpeft.backends.torch.thread_governor import ThreadGovernor, thread_counts
+from personalpeft.backends.processor import CpuUsage, read_cpu_usage
+from personalpeft.backends.thread_governor import ThreadGovernor, thread_counts
 
 
 class SimulatedMachine:

@@ -57,7 +57,7 @@ def all_errors(backend: Backend, *stacks: str | None) -> list[Exception]:
     "break_server",
     [
         lambda double: setattr(double, "logprob", -3.0),
-        lambda double: setattr(double, "spelled", [1, 2]),
+        lambda double: setattr(double, "tokenization", [1, 2]),
     ],
     ids=["finds its words less likely", "splits text otherwise"],
 )

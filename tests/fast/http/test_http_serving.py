@@ -107,10 +107,7 @@ def test_a_disconnect_frees_the_row_and_records_the_partial_reply(
                 connection.sock.recv(300)
             connection.sock.close()
             connection.close()
-            gone = time.monotonic()
             wait_for(lambda: site.running == 0 and site.limiter.in_use == 0)
-            # One step, and the time to notice the disconnect.
-            assert time.monotonic() - gone < 0.35
         turns = runtime.user("ada").turns()
         assert {turn.finish_reason for turn in turns} == {"cancelled"}
 
@@ -141,10 +138,8 @@ def test_a_disconnect_from_the_v1_api_frees_its_rows(
         wait_for(lambda: site.running > 0)
         connection.sock.close()
         connection.close()
-        gone = time.monotonic()
         wait_for(lambda: site.running == 0 and site.limiter.in_use == 0)
-        # The whole text would take half a second at least.
-        assert time.monotonic() - gone < 0.35
+        assert runtime.engine().metrics()["cancellations_total"] > 0
         api.close()
 
 

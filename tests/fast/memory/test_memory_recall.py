@@ -86,6 +86,16 @@ def test_fact_adds_demonstrations_unless_there_are_rules(
     assert len(home.recall("ada", request).messages) == len(request)
 
 
+def test_fact_comes_without_demonstrations_where_the_budget_has_no_room_for_them(
+    home: Home,
+) -> None:
+    home.fact("ada", "My dog is called Biscuit.")
+    request = [Message("user", "What is my dog called?")]
+    recall = home.memory.add_to_prompt("ada", request, budget_tokens=60, count_tokens=len)
+    assert [message.role for message in recall.messages] == ["user"]
+    assert '"My dog is called Biscuit."' in recall.messages[0].content
+
+
 def test_fact_precedes_the_question_that_a_tool_answers(home: Home) -> None:
     home.fact("ada", "My dog is called Biscuit.")
     request = [Message("user", "What is my dog called?"), Message("tool", "42")]

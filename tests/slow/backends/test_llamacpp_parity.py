@@ -166,9 +166,11 @@ def test_context_takes_no_more_memory_than_estimated(
     real_base: Base, shared_cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     names = gguf_names(real_base)
-    model = Model(resolve_gguf_file(real_base, names, shared_cache), repack=False)
+    model = Model(
+        resolve_gguf_file(real_base, names, shared_cache), repack=False, threads=lambda: 1
+    )
     for places in (512, 4096):
-        shape = ContextParams(places, CHUNK, 1, 1, names.full)
+        shape = ContextParams(places, CHUNK, 1, names.full)
         place, lane = context_bytes(names, model.vocab_size, shape)
         caplog.clear()
         with caplog.at_level("DEBUG", "personalpeft.backends.llamacpp.binding"):

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from personalpeft import host
-from personalpeft.backends.torch.processor import KERNELS
+from personalpeft.backends.processor import KERNELS
 
 _SOURCES = ("decode.cpp", "training.cpp")
 _HEADER = "dtypes.h"

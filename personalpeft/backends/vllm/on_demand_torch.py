@@ -1,4 +1,4 @@
-"""Train and score for a base that another backend serves, on a torch backend that exists on demand.
+"""Train and score for a base that a vLLM server serves, on a torch backend that exists on demand.
 
 Invariants: torch is loaded for the first session or scores. It is freed with the last session, or
 some seconds after the last scores, since a gate scores many times. A session keeps the stack below
@@ -25,7 +25,6 @@ from personalpeft.backends.base import (
     Session,
     SessionSpec,
 )
-from personalpeft.backends.batch_backend import BatchBackend
 from personalpeft.base_models.types import Base
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ _SLOTS = 32
 _LINGER_SECONDS = 30.0
 
 
-class TrainingBackend:
+class OnDemandTorch:
     """Safe to use from any thread. Torch stays for ``linger`` seconds after the last scores."""
 
     def __init__(self, base: Base, *, cache: Path | None, linger: float = _LINGER_SECONDS) -> None:
@@ -171,34 +170,3 @@ class TrainingBackend:
             # A later use may have replaced this timer.
             if threading.current_thread() is self._unload_timer:
                 self._unload_if_idle()
-
-
-class ServingBackend(BatchBackend):
-    """A backend that serves on its own and trains on torch. A subclass sets ``_training``."""
-
-    _training: TrainingBackend
-
-    def session(self, spec: SessionSpec) -> Session:
-        return self._training.session(spec, self._stack(spec.base_key))
-
-    def advance(
-        self, sessions: Sequence[Session], terms: Sequence[Sequence[Loss]], rates: Sequence[float]
-    ) -> tuple[float, ...]:
-        return self._training.advance(sessions, terms, rates)
-
-    def forward_backward(
-        self,
-        sessions: Sequence[Session],
-        terms: Sequence[Sequence[Loss]],
-        *,
-        backward: bool = True,
-        logprobs: bool = False,
-        between: Callable[[], None] = lambda: None,
-    ) -> tuple[tuple[ForwardResult, ...], ...]:
-        return self._training.forward_backward(
-            sessions, terms, backward=backward, logprobs=logprobs, between=between
-        )
-
-    def _stack(self, key: str | None) -> AdapterStack | None:
-        """Return an attached stack, None for the bare base. Raises ``KeyError``."""
-        raise NotImplementedError

@@ -11,7 +11,7 @@ from backend_makers import random_stack, session_spec
 
 from personalpeft.backends.base import Backend, Continuation
 from personalpeft.backends.torch.backend import TorchBackend
-from personalpeft.backends.training_backend import TrainingBackend
+from personalpeft.backends.vllm.on_demand_torch import OnDemandTorch
 from personalpeft.base_models.types import Base
 
 ITEMS = [Continuation((1, 2, 3), (4, 5))]
@@ -37,19 +37,19 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[threading.Event]:
 
 
 @pytest.fixture
-def training_backend(tiny_base: Base, loads: list[threading.Event]) -> Iterator[TrainingBackend]:
-    training_backend = TrainingBackend(tiny_base, cache=None)
-    yield training_backend
-    training_backend.close()
+def on_demand(tiny_base: Base, loads: list[threading.Event]) -> Iterator[OnDemandTorch]:
+    on_demand = OnDemandTorch(tiny_base, cache=None)
+    yield on_demand
+    on_demand.close()
     assert all(gone.is_set() for gone in loads)
 
 
 def test_repeated_scores_of_a_gate_load_torch_once(
-    training_backend: TrainingBackend, torch_tiny: Backend, loads: list[threading.Event]
+    on_demand: OnDemandTorch, torch_tiny: Backend, loads: list[threading.Event]
 ) -> None:
     stacks = [None, random_stack(torch_tiny, 1), random_stack(torch_tiny, 2)]
-    first = [training_backend.score(ITEMS, stack) for stack in stacks]
-    assert [training_backend.score(ITEMS, stack) for stack in stacks] == first
+    first = [on_demand.score(ITEMS, stack) for stack in stacks]
+    assert [on_demand.score(ITEMS, stack) for stack in stacks] == first
     assert len({scores[0].logp for scores in first}) == 3
     assert len(loads) == 1
 
@@ -57,20 +57,20 @@ def test_repeated_scores_of_a_gate_load_torch_once(
 def test_torch_is_released_some_time_after_the_last_scores(
     tiny_base: Base, loads: list[threading.Event]
 ) -> None:
-    training_backend = TrainingBackend(tiny_base, cache=None, linger=0.05)
-    training_backend.score(ITEMS, None)
+    on_demand = OnDemandTorch(tiny_base, cache=None, linger=0.05)
+    on_demand.score(ITEMS, None)
     assert loads[0].wait(20)
-    training_backend.score(ITEMS, None)
-    training_backend.close()
+    on_demand.score(ITEMS, None)
+    on_demand.close()
     assert [gone.is_set() for gone in loads] == [True, True]
 
 
 def test_torch_is_released_with_the_last_session(
-    training_backend: TrainingBackend, torch_tiny: Backend, loads: list[threading.Event]
+    on_demand: OnDemandTorch, torch_tiny: Backend, loads: list[threading.Event]
 ) -> None:
     one, two = (
-        training_backend.session(session_spec(torch_tiny), None),
-        training_backend.session(session_spec(torch_tiny), None),
+        on_demand.session(session_spec(torch_tiny), None),
+        on_demand.session(session_spec(torch_tiny), None),
     )
     one.close()
     assert not loads[0].is_set()
@@ -79,14 +79,12 @@ def test_torch_is_released_with_the_last_session(
 
 
 def test_all_sessions_run_at_once_on_any_layers_below(
-    training_backend: TrainingBackend, torch_tiny: Backend
+    on_demand: OnDemandTorch, torch_tiny: Backend
 ) -> None:
     sessions = [
-        training_backend.session(
-            session_spec(torch_tiny, base_key=f"{n}"), random_stack(torch_tiny, n)
-        )
+        on_demand.session(session_spec(torch_tiny, base_key=f"{n}"), random_stack(torch_tiny, n))
         for n in range(12)
     ]
-    training_backend.score(ITEMS, random_stack(torch_tiny, 20))
+    on_demand.score(ITEMS, random_stack(torch_tiny, 20))
     for session in sessions:
         session.close()

@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 
-from personalpeft.backends.torch.processor import CpuUsage, read_cpu_usage
+from personalpeft.backends.processor import CpuUsage, read_cpu_usage
 
 # Seconds between two readings. The counters advance in steps of 10 ms.
 _WINDOW = 0.2

@@ -1,0 +1,115 @@
+"""Choose the backend that serves.
+
+torch serves many users at once, and trains. llama.cpp answers one user two to three times as fast
+on a processor, with a quarter of the memory. The choice depends on the base, the limits and the
+machine alone, never on the load. So the same request gets the same reply.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib.util import find_spec
+
+from personalpeft import host
+from personalpeft.backends import BACKENDS
+from personalpeft.base_models.gguf.tensor_names import gguf_names
+from personalpeft.base_models.types import Base, ModelCard
+from personalpeft.errors import NotFound, WeightsError, suggest_nearest
+from personalpeft.settings import DEFAULT_BATCH
+
+AUTO = "auto"
+
+# llama.cpp reads each row in a call of its own. From three rows on torch is faster together
+# (docs/benchmarks/index.md).
+_FEW_ROWS = 2
+
+
+class ChoiceReason(StrEnum):
+    """Why a backend serves."""
+
+    REQUESTED = "requested"
+    FEW_ROWS = "few_rows"
+    MANY_ROWS = "many_rows"
+    NO_GGUF = "no_gguf"
+    NOT_INSTALLED = "not_installed"
+    GPU = "gpu"
+    UNSUPPORTED = "unsupported"
+
+
+_TEXTS = {
+    ChoiceReason.REQUESTED: "it was requested",
+    ChoiceReason.FEW_ROWS: "it answers one or two users fastest, and takes the least memory",
+    ChoiceReason.MANY_ROWS: "it answers more than two users at once fastest",
+    ChoiceReason.NO_GGUF: "the base does not come as a GGUF file",
+    ChoiceReason.NOT_INSTALLED: "llama-cpp-python is not installed",
+    ChoiceReason.GPU: "this machine has a GPU",
+    ChoiceReason.UNSUPPORTED: "llama.cpp does not support the base",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class BackendChoice:
+    """The backend that serves, the reason, and how many replies it generates at once."""
+
+    name: str
+    reason: ChoiceReason
+    max_batch: int
+
+    @property
+    def trains(self) -> bool:
+        """Whether the backend also trains. Otherwise torch does, beside it."""
+        return self.name != "llamacpp"
+
+    def __str__(self) -> str:
+        return f"{self.name}, since {_TEXTS[self.reason]}"
+
+
+TORCH = BackendChoice("torch", ChoiceReason.REQUESTED, DEFAULT_BATCH)
+"""The backend that trains where the one that serves does not."""
+
+
+def check_backend(name: str) -> str:
+    """Return a name that ``choose_backend`` accepts. Raises ``NotFound``."""
+    names = (AUTO, *BACKENDS)
+    if name not in names:
+        raise NotFound(
+            f"There is no backend {name!r}.", hint=suggest_nearest(name, names, what="backend")
+        )
+    return name
+
+
+def choose_backend(
+    name: str, card: ModelCard, max_batch: int | None, *, base: Base | None = None
+) -> BackendChoice:
+    """Choose the backend for a base on this machine.
+
+    Args:
+        name: One of ``BACKENDS``, or "auto".
+        card: The card of the base.
+        max_batch: Replies that may be generated at once; None for what suits the backend.
+        base: The base; None where it is not prepared yet. Then its architecture is not checked.
+    """
+    if name != AUTO:
+        return BackendChoice(name, ChoiceReason.REQUESTED, max_batch or DEFAULT_BATCH)
+    if max_batch is not None and max_batch > _FEW_ROWS:
+        return BackendChoice("torch", ChoiceReason.MANY_ROWS, max_batch)
+    problem = _why_not_llamacpp(card, base)
+    if problem is not None:
+        return BackendChoice("torch", problem, max_batch or DEFAULT_BATCH)
+    return BackendChoice("llamacpp", ChoiceReason.FEW_ROWS, max_batch or _FEW_ROWS)
+
+
+def _why_not_llamacpp(card: ModelCard, base: Base | None) -> ChoiceReason | None:
+    if card.source.kind != "package":
+        return ChoiceReason.NO_GGUF
+    if find_spec("llama_cpp") is None:
+        return ChoiceReason.NOT_INSTALLED
+    if host.has_gpu():
+        return ChoiceReason.GPU
+    try:
+        if base is not None:
+            gguf_names(base)
+    except WeightsError:
+        return ChoiceReason.UNSUPPORTED
+    return None

@@ -1,0 +1,110 @@
+"""Which backend serves, that the choice is visible, and that it does not change what is learned."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from pathlib import Path
+
+import pytest
+from runtime_makers import ask, greedy, open_runtime, quick_card, style
+
+import personalpeft
+from personalpeft import NotFound, Serving, User
+from personalpeft.backends.choice import ChoiceReason, choose_backend
+from personalpeft.base_models.registry import find_card
+
+GGUF, RANDOM = find_card("smollm2-135m-instruct"), find_card("tiny-random")
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("personalpeft.host.has_gpu", lambda: False)
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_llamacpp_serves_one_user_of_a_gguf_base_and_torch_many() -> None:
+    one = choose_backend("auto", GGUF, None)
+    assert (one.name, one.reason) == ("llamacpp", ChoiceReason.FEW_ROWS)
+    many = choose_backend("auto", GGUF, 16)
+    assert (many.name, many.reason, many.max_batch) == ("torch", ChoiceReason.MANY_ROWS, 16)
+    other = choose_backend("auto", RANDOM, None)
+    assert (other.name, other.reason) == ("torch", ChoiceReason.NO_GGUF)
+
+
+def test_torch_serves_where_llamacpp_is_missing_or_a_gpu_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("personalpeft.host.has_gpu", lambda: True)
+    assert choose_backend("auto", GGUF, None).reason is ChoiceReason.GPU
+    monkeypatch.setattr("personalpeft.backends.choice.find_spec", lambda package: None)
+    missing = choose_backend("auto", GGUF, None)
+    assert (missing.name, missing.reason) == ("torch", ChoiceReason.NOT_INSTALLED)
+
+
+def test_requested_backend_is_never_replaced(tmp_path: Path) -> None:
+    for name in ("torch", "llamacpp", "vllm"):
+        choice = choose_backend(name, RANDOM, 3)
+        assert (choice.name, choice.reason, choice.max_batch) == (name, ChoiceReason.REQUESTED, 3)
+    with pytest.raises(NotFound):
+        personalpeft.open(tmp_path, backend="lama")
+
+
+def test_turn_and_provenance_name_the_backend(tmp_path: Path) -> None:
+    with open_runtime(tmp_path) as runtime:
+        ada = runtime.user("ada")
+        reply = ask(ada)
+        assert ada.turns()[0].backend == "fake"
+        assert ada.why(reply).as_json()["backend"] == "fake"
+        assert "fake" in str(ada.why(reply))
+
+
+@pytest.mark.usefixtures("tiny_base")
+def test_revision_does_not_depend_on_the_backend_that_serves(tmp_path: Path) -> None:
+    digests = set()
+    for backend in ("torch", "llamacpp"):
+        with personalpeft.open(tmp_path / backend, quick_card(tmp_path), backend) as runtime:
+            ada = runtime.user("ada")
+            _teach(ada)
+            assert ada.learn(accept=True).live
+            digests.add(ada.revisions()[-1].digest)
+    assert len(digests) == 1
+
+
+@pytest.mark.usefixtures("tiny_base")
+def test_chat_goes_on_while_another_engine_learns_and_its_memory_is_freed_afterwards(
+    tmp_path: Path,
+) -> None:
+    with personalpeft.open(tmp_path / "home", quick_card(tmp_path), "llamacpp") as runtime:
+        ada, bo = runtime.user("ada"), runtime.user("bo")
+        _teach(ada)
+        answered: list[str] = []
+
+        def chat_once(stage: str, done: float) -> None:
+            if stage == "Learning" and not answered:
+                thread = threading.Thread(target=lambda: answered.extend(greedy(bo, ["hello"])))
+                thread.start()
+                thread.join(60)
+
+        assert ada.learn(accept=True, progress=chat_once).live
+        assert answered
+        with runtime.learning_engine() as engine:
+            assert engine is not runtime.engine()
+            backend = weakref.ref(engine.backend)
+        del engine
+        gc.collect()
+        assert backend() is None
+        assert greedy(ada) != greedy(bo)
+
+
+def test_one_engine_serves_and_learns_where_the_backend_trains(tmp_path: Path) -> None:
+    with open_runtime(tmp_path, serving=Serving(max_batch=3)) as runtime:
+        with runtime.learning_engine() as engine:
+            assert engine is runtime.engine()
+        assert greedy(runtime.user("ada"))
+
+
+def _teach(user: User) -> None:
+    for number in range(6):
+        user.teach(f"question {number}", style(f"Answer {number}."), skill="pirate")
