@@ -6,8 +6,7 @@ The base is loaded on first use, so a program that only records feedback starts 
 from __future__ import annotations
 
 import atexit
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Self, get_args
 
@@ -16,6 +15,7 @@ from personalpeft.adapters.formats.published import read_published_adapter
 from personalpeft.adapters.types import Adapter
 from personalpeft.archive import ImportSummary, import_user
 from personalpeft.backends import load_backend
+from personalpeft.backends.base import TrainingBackend
 from personalpeft.backends.choice import TORCH, BackendChoice, check_backend, choose_backend
 from personalpeft.base_models.registry import all_cards, find_card
 from personalpeft.base_models.resolve import find_changed_files, resolve_base
@@ -360,14 +360,18 @@ class Runtime(
         """Return the engine that serves, with the base loaded."""
         return self._services.engine
 
-    @contextmanager
-    def learning_engine(self) -> Iterator[Engine]:
-        """Yield the engine that learns, with the base loaded. It trains, too.
+    def learning_engine(self) -> Engine:
+        """Return the engine that learns, with the base loaded. It stays until the runtime closes.
 
         It is the engine that serves, except with llama.cpp, which does not train.
         """
-        with self._services.model.learning():
-            yield self._services.learning_engine
+        self._services.model.keep_learning_engine()
+        return self._services.learning_engine
+
+    def training_backend(self) -> TrainingBackend:
+        """Return the backend of ``learning_engine``."""
+        self._services.model.keep_learning_engine()
+        return self._services.training_backend
 
     def backend(self) -> BackendChoice:
         """Return the backend that serves, and why it was chosen. Raises as ``base``."""

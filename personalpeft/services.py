@@ -57,6 +57,7 @@ class LazyModel:
         self._learning_engine: Engine | None = None
         self._completions: CompletionCache | None = None
         self._num_learning = 0
+        self._keeps_learning_engine = False
 
     def base(self) -> Base:
         """Return the base, its files found and hashed. Raises ``WeightsError``, ``CardError``."""
@@ -86,6 +87,10 @@ class LazyModel:
                 self._completions = self._load_completions(self.learning_engine())
             return self._completions
 
+    def keep_learning_engine(self) -> None:
+        """Keep the engine that learns until ``close``."""
+        self._keeps_learning_engine = True
+
     @contextmanager
     def learning(self) -> Iterator[None]:
         """Keep the engine that learns inside the block. After the last block its memory is free."""
@@ -97,7 +102,8 @@ class LazyModel:
             engine = None
             with self._learning_lock:
                 self._num_learning -= 1
-                if not self._num_learning and self._learning_engine is not None:
+                is_unused = not self._num_learning and not self._keeps_learning_engine
+                if is_unused and self._learning_engine is not None:
                     engine, self._learning_engine = self._learning_engine, None
                     self._completions = None
             _close(engine)

@@ -16,12 +16,12 @@ import numpy as np
 
 from personalpeft.adapters.types import Adapter
 from personalpeft.backends.base import (
-    Backend,
     Continuation,
     ModelOutputs,
     Session,
     SessionSpec,
     Tokens,
+    TrainingBackend,
 )
 from personalpeft.errors import InvalidInput
 from personalpeft_tinker_server import models
@@ -86,7 +86,7 @@ class _ReverseKL:
         return (divergences * logp.new_tensor(self.weights.tolist())).sum()
 
 
-def open_reference(backend: Backend, adapter: Adapter | None) -> Session:
+def open_reference(backend: TrainingBackend, adapter: Adapter | None) -> Session:
     """Open a session of saved weights, None for the bare base. The caller closes it."""
     projections = tuple(backend.base.architecture.projections)
     if adapter is None:
@@ -104,7 +104,7 @@ def open_reference(backend: Backend, adapter: Adapter | None) -> Session:
 
 
 def add_gradients(
-    backend: Backend,
+    backend: TrainingBackend,
     session: Session,
     reference: Session,
     request: models.ReverseKL,

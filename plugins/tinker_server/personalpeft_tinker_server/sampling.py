@@ -129,7 +129,7 @@ class Sampler:
         if len(prompt) < 2:
             return Score(0.0)
         item = Continuation(prompt[:1], prompt[1:])
-        (score,) = self._runtime.engine().score([item], stack, top=top)
+        (score,) = self._runtime.learning_engine().score([item], stack, top=top)
         return score
 
     def _sequences(
@@ -140,7 +140,7 @@ class Sampler:
         params: models.SamplingParams,
         count: int,
     ) -> list[models.SampledSequence]:
-        engine = self._runtime.engine()
+        engine = self._runtime.learning_engine()
         room = min(engine.backend.base.card.context, engine.backend.max_length) - len(prompt)
         seed = params.seed
         if seed is None:

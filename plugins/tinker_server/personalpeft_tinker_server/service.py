@@ -66,7 +66,7 @@ class Service:
     """All of the API but HTTP. Safe to use from several threads.
 
     Args:
-        runtime: The open runtime. Its engine is loaded with the first call that needs it.
+        runtime: The open runtime. Its engine that learns is loaded with the first call that needs it.
         options: What the environment sets.
         clock: The time and the entropy.
     """
@@ -363,7 +363,7 @@ class Service:
             if self._started:
                 return
             self._started = True
-            self._runtime.engine().add_source(self.checkpoints.read_adapter)
+            self._runtime.learning_engine().add_source(self.checkpoints.read_adapter)
             self._trainer.start()
             self._sampler.start()
 

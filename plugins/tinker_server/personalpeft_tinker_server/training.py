@@ -192,7 +192,7 @@ class Trainer:
                 run = self._open(call.run or "")
                 request = _read_pass(self._futures.body(call), call.kind)
                 prepared.append((call, run, request, self._losses(request)))
-        backend = self._runtime.engine().backend
+        backend = self._runtime.training_backend()
         for backward in (True, False):
             group = [each for each in prepared if each[2].forward_only is not backward]
             if not group:
@@ -215,7 +215,7 @@ class Trainer:
 
     def _yield(self) -> None:
         """Let chats and samples go first, for a moment."""
-        self._runtime.engine().yield_to_requests(_YIELD_SECONDS)
+        self._runtime.learning_engine().yield_to_requests(_YIELD_SECONDS)
 
     def _losses(self, request: ForwardBackward) -> list[DatumLoss]:
         return build_losses(
@@ -223,7 +223,7 @@ class Trainer:
             request.data,
             request.config,
             vocabulary=self._vocabulary(),
-            max_length=self._runtime.engine().backend.max_length,
+            max_length=self._runtime.training_backend().max_length,
         )
 
     def _single(self, call: QueuedCall) -> bytes:
@@ -251,7 +251,7 @@ class Trainer:
 
     def _reverse_kl(self, run: _Run, call: QueuedCall) -> models.ReverseKLResponse:
         request = read(models.ReverseKL, self._futures.body(call))
-        backend = self._runtime.engine().backend
+        backend = self._runtime.training_backend()
         adapter = self._checkpoints.adapter(call.owner, request.reference_model_path)
         reference = open_reference(backend, adapter)
         try:
@@ -321,7 +321,7 @@ class Trainer:
             return self._runs[run_id]
         (row,) = self._db.rows("select * from runs where id = ?", run_id)
         spec = RunSpec.of(row)
-        backend = self._runtime.engine().backend
+        backend = self._runtime.training_backend()
         session = backend.session(
             SessionSpec(
                 spec.rank,
@@ -351,7 +351,7 @@ class Trainer:
         if call.kind in _PASSES:
             request = _read_pass(body, call.kind)
             if not request.forward_only:
-                backend = self._runtime.engine().backend
+                backend = self._runtime.training_backend()
                 backend.forward_backward([run.session], [self._losses(request)])
                 run.has_gradients = True
         elif call.kind == "optim_step":
