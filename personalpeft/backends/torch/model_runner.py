@@ -116,7 +116,7 @@ class ModelRunner:
             for block in self.module.get_submodule(base.architecture.block_path):
                 block.register_forward_pre_hook(self._at_boundary)
         self._sessions = 0
-        self._window = _sliding_window(self.module.config)
+        self._window = _sliding_window(self.module.config.get_text_config())
 
     @contextmanager
     def exclusive(self, active: ActiveLoRA | None = None) -> Iterator[None]:
@@ -187,7 +187,8 @@ class ModelRunner:
             if isinstance(head, FrozenLinear)
             else head(hidden)
         )
-        cap = getattr(self.module.config, "final_logit_softcapping", None)
+        text_config = self.module.config.get_text_config()
+        cap = getattr(text_config, "final_logit_softcapping", None)
         return cap * torch.tanh(logits / cap) if cap else logits
 
     def _in_parts(self, product: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -322,13 +323,22 @@ def _load_with_transformers(base: Base, where: DeviceChoice) -> Any:
 
     logging.disable_progress_bar()
     AttentionInterface.register("personalpeft", paged_attention_forward)
-    return AutoModelForCausalLM.from_pretrained(
+    module = AutoModelForCausalLM.from_pretrained(
         base.folder,
         dtype=where.dtype,
         attn_implementation="personalpeft",
         local_files_only=True,
         use_safetensors=True,
     )
+    _remove_vision_part(module)
+    return module
+
+
+def _remove_vision_part(module: Any) -> None:
+    """Free what only images pass through. A multimodal model then reads text as before."""
+    for name in ("vision_tower", "multi_modal_projector"):
+        if hasattr(module.base_model, name):
+            setattr(module.base_model, name, None)
 
 
 def _sliding_window(config: Any) -> int | None:

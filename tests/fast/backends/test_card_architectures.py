@@ -1,0 +1,73 @@
+"""The architectures of the cards are served and trained as transformers computes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from backend_makers import generate, row, torch_backend
+from test_training_gradients import (
+    CLOSE,
+    assert_close,
+    gradients,
+    parent,
+    plain_gradients,
+    terms_of,
+)
+from tiny_models import SHAPES, make_base, make_model
+
+from personalpeft.backends.base import Backend
+from personalpeft.base_models.types import Base
+
+PROMPTS = ("hello", "what is this? " * 14, "x")
+
+
+@pytest.fixture(params=SHAPES)
+def shaped(request: pytest.FixtureRequest, tiny_base: Base, tmp_path: Path) -> Base:
+    """A base of each shape."""
+    return make_base(request.param, tiny_base, tmp_path)
+
+
+@pytest.fixture
+def serving(shaped: Base, shared_cache: Path) -> Backend:
+    return torch_backend(shaped, slots=2, rows=8, cache=shared_cache)
+
+
+def test_each_architecture_replies_and_learns_as_transformers(
+    shaped: Base, serving: Backend
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(
+        shaped.folder, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    rows = [row(serving, prompt, max_tokens=20) for prompt in PROMPTS]
+    for each, reply in zip(rows, generate(serving, rows), strict=True):
+        with torch.inference_mode():
+            expected = model.generate(
+                torch.tensor([each.prompt_tokens]),
+                attention_mask=torch.ones(1, len(each.prompt_tokens), dtype=torch.long),
+                max_new_tokens=20,
+                do_sample=False,
+                pad_token_id=0,
+                eos_token_id=list(serving.end_of_turn),
+            )[0, len(each.prompt_tokens) :].tolist()
+        assert list(reply.tokens) == [t for t in expected if t not in serving.end_of_turn]
+
+    start = parent(serving, 8)
+    found = gradients(serving, terms_of(serving), initial_weights=start)
+    expected_gradients = plain_gradients(shaped, terms_of(serving), start, None)
+    assert_close(found, expected_gradients, CLOSE)
+
+
+def test_only_the_text_part_of_a_multimodal_model_is_kept(tiny_base: Base, tmp_path: Path) -> None:
+    base = make_base("gemma3-4b", tiny_base, tmp_path)
+    whole = make_model("gemma3-4b", tiny_base, tmp_path / "whole")
+    backend = torch_backend(base, slots=1, rows=1)
+    assert set(base.architecture.projections) >= {"self_attn.q_proj", "mlp.down_proj"}
+    assert base.architecture.block_path == "model.language_model.layers"
+    kept = sum(p.numel() for p in backend._model.module.parameters())  # type: ignore[attr-defined]
+    vision = sum(p.numel() for p in whole.model.vision_tower.parameters())
+    assert vision > 0
+    assert kept <= sum(p.numel() for p in whole.parameters()) - vision
