@@ -78,8 +78,8 @@ def weights_status(card: ModelCard) -> str:
     """Return where a base's weights are: "here", "missing", "from the hub" or "random"."""
     source = card.source
     try:
-        if source.kind == "package":
-            files.package_files(card)
+        if source.kind in ("package", "gguf"):
+            files.gguf_parts(card)
         elif source.kind == "folder" and source.path is not None:
             files.folder_files(card, source.path)
         else:
@@ -204,8 +204,7 @@ class _Checks:
     def _check_base(self) -> str:
         card = self._card()
         source = card.source
-        if source.kind == "package":
-            paths = files.package_files(card)
+        if paths := files.gguf_parts(card):
             digest = files.hash_files(
                 paths, lambda done: self._progress(f"Checking {card.name}", done)
             )

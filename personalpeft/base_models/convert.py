@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from personalpeft.base_models.files import joined
+from personalpeft.base_models.gguf.writer import SPLITTING_PATTERNS
 from personalpeft.base_models.types import RandomShape
 
 RECIPE = 1
@@ -33,19 +34,25 @@ def convert_gguf(parts: Sequence[Path], into: Path, report: Callable[[str, float
     """
     import torch
     from gguf import GGUFReader
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    from personalpeft.base_models.gguf.config import correct_config
 
     with joined(parts, into) as file, _bars_to(report):
         folder, name = str(file.parent), file.name
+        reader = GGUFReader(file)
         report("Reading the tokenizer", 0.0)
         tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=name, local_files_only=True)
-        splitting = GGUFReader(file).fields.get("tokenizer.ggml.pre")
+        splitting = reader.fields.get("tokenizer.ggml.pre")
         _set_pre_tokenizer(tokenizer.backend_tokenizer, splitting.contents() if splitting else None)
         tokenizer.save_pretrained(str(into))
         report("Unpacking the weights", 0.0)
+        config = AutoConfig.from_pretrained(folder, gguf_file=name, local_files_only=True)
+        correct_config(config, reader)
         model = AutoModelForCausalLM.from_pretrained(
             folder,
             gguf_file=name,
+            config=config,
             quantization_config=GgufConfig(dequantize=True),
             dtype=torch.bfloat16,
             local_files_only=True,
@@ -58,8 +65,15 @@ def convert_gguf(parts: Sequence[Path], into: Path, report: Callable[[str, float
 def _set_pre_tokenizer(tokenizer: Any, splitting: str | None) -> None:
     # transformers ignores this field. It then splits numbers and spaces of the SmolLM family in
     # another way than training and llama.cpp do. Nothing fails, but answers get worse.
-    from tokenizers import pre_tokenizers
+    from tokenizers import Regex, pre_tokenizers
 
+    if pattern := SPLITTING_PATTERNS.get(splitting or ""):
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Split(Regex(pattern), "isolated"),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        )
     if splitting == "smollm":
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [

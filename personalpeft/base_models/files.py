@@ -41,6 +41,17 @@ def package_files(card: ModelCard) -> tuple[Path, ...]:
     return tuple(paths)
 
 
+def gguf_parts(card: ModelCard) -> tuple[Path, ...]:
+    """Return the parts of a card's GGUF file, or raise ``WeightsError``. Empty for other weights."""
+    if card.source.kind == "package":
+        return package_files(card)
+    if card.source.kind != "gguf" or card.source.path is None:
+        return ()
+    if not card.source.path.is_file():
+        raise _incomplete(card, f"are missing: there is no file {card.source.path}")
+    return (card.source.path,)
+
+
 @contextmanager
 def joined(parts: Sequence[Path], folder: Path | None = None) -> Iterator[Path]:
     """Yield a file in parts as one: its only part, or a temporary file in ``folder``."""

@@ -29,6 +29,7 @@ from personalpeft.types import Sampling
 _SOURCE_KEYS: Mapping[SourceKind, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "package": (("files", "digest", "install"), ("files", "digest")),
     "folder": (("path", "digest", "install"), ("path",)),
+    "gguf": (("path", "digest", "install"), ("path",)),
     "hub": (("repo", "revision", "digest", "install"), ("repo",)),
     "random": (("seed", "shape"), ("shape",)),
 }

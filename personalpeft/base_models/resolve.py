@@ -42,10 +42,11 @@ from personalpeft.base_models.files import (
     check_digest,
     folder_digest,
     folder_files,
+    gguf_parts,
     hash_files,
     hub_folder,
-    package_files,
 )
+from personalpeft.base_models.gguf.describe import describe_gguf
 from personalpeft.base_models.inspect import FACTS, ModelFacts, inspect_model, restrict_to_targets
 from personalpeft.base_models.types import Base, ModelCard, Source
 from personalpeft.errors import (
@@ -84,8 +85,9 @@ def resolve_base(card: ModelCard, *, cache: Path, progress: Progress | None = No
     """
     report = progress or (lambda stage, done: None)
     source = card.source
-    if source.kind == "package":
-        parts = package_files(card)
+    if parts := gguf_parts(card):
+        if source.kind == "gguf":
+            describe_gguf(parts[0])  # Refuses what would be read in another way.
         weights = sealed_digest(
             parts, cache, lambda done: report(f"Checking {parts[0].name}", done)
         )
@@ -313,6 +315,7 @@ def _origin_of(source: Source) -> str | None:
         "package": list(source.files),
         "hub": source.repo,
         "folder": str(source.path),
+        "gguf": str(source.path),
         "random": None,
     }[source.kind]
     return canonical_digest([source.kind, place]) if place else None

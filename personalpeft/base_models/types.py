@@ -22,7 +22,7 @@ from pydantic import (
 
 from personalpeft.types import Architecture, Json, Sampling
 
-SourceKind: TypeAlias = Literal["package", "folder", "hub", "random"]
+SourceKind: TypeAlias = Literal["package", "folder", "gguf", "hub", "random"]
 
 DEPRECATED_KEYS = {
     "targets": "target_modules",
@@ -110,7 +110,7 @@ class Source:
     files: Annotated[
         tuple[_Resource, ...], Field(min_length=1), AfterValidator(_without_repeats)
     ] = ()
-    # folder: holds safetensors, config and tokenizer
+    # folder: holds safetensors, config and tokenizer; gguf: a file
     path: Annotated[Path, BeforeValidator(_below_card)] | None = None
     repo: Annotated[str, Field(pattern=r"^[\w.-]+/[\w.-]+$")] | None = None  # hub: owner/name
     revision: _Text | None = None  # hub: branch, tag or commit

@@ -5,8 +5,7 @@ holds where the architecture permutes rows too (``base_models/gguf/tensor_names.
 reads a whole file or nothing. At the largest rank it takes at most five times the file's size in
 memory. Tensors lie behind the header, one after the other, within the file.
 
-The format is GGUF version 3; version 2 has the same layout. ``gguf.GGUFReader`` is not used,
-because it trusts the array lengths of a file and makes an object of each number.
+``base_models/gguf/header.py`` reads the header.
 """
 
 from __future__ import annotations
@@ -14,8 +13,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +22,12 @@ import numpy.typing as npt
 
 from personalpeft.adapters.compose import as_single_lora, in_half
 from personalpeft.adapters.formats.safetensors_reader import to_array
-from personalpeft.adapters.safe_io import format_error, read_file, safe_repr
+from personalpeft.adapters.safe_io import DAMAGED, format_error, read_file, safe_repr
 from personalpeft.adapters.types import Adapter, AdapterStack, LoRAWeights, Manifest, Matrix
 from personalpeft.adapters.validate import check_adapter, stack_blocks
+from personalpeft.base_models.gguf.header import MAGIC, Cursor
 from personalpeft.base_models.gguf.tensor_names import GgufNames
+from personalpeft.errors import AdapterError
 from personalpeft.ids import check_layer_name
 from personalpeft.types import Architecture, canonical_digest
 
@@ -35,12 +35,6 @@ _ALPHA = "adapter.lora.alpha"
 _ACTIVATED = "adapter.alora.invocation_tokens"
 _LORA = re.compile(r"(.+)\.lora_([ab])")
 
-_MAGIC = b"GGUF"
-_VERSIONS = (2, 3)
-_DIMENSIONS_LIMIT = 4
-_TEXT, _ARRAY = 8, 9
-# The struct format of each kind of number.
-_NUMBERS = dict(zip((*range(8), 10, 11, 12), "BbHhIif?Qqd", strict=True))
 _FLOATS = {0: ("F32", 4), 1: ("F16", 2), 30: ("BF16", 2)}
 
 
@@ -195,24 +189,22 @@ def read_gguf(
     Returns:
         The metadata, None for an array, and the tensors, outermost dimension first.
     """
-    cursor = _Cursor(data, source)
-    if cursor.take(4) != _MAGIC:
-        raise format_error(
-            source, "is not a GGUF file.", hint="Give a GGUF file that holds a LoRA adapter."
-        )
-    version = cursor.number("I")
-    if version not in _VERSIONS:
-        raise format_error(
-            source, f"is GGUF version {version}; {' and '.join(map(str, _VERSIONS))} are read."
-        )
-    tensors, items = cursor.number("Q"), cursor.number("Q")
+
+    def fail(what: str, hint: str = DAMAGED) -> AdapterError:
+        return format_error(source, what, hint=hint)
+
+    cursor = Cursor(data, fail)
+    if cursor.take(len(MAGIC)) != MAGIC:
+        raise fail("is not a GGUF file.", "Give a GGUF file that holds a LoRA adapter.")
+    tensors, items = cursor.counts()
     metadata: dict[str, str | int | float | bool | None] = {}
     for _ in range(items):
         key = cursor.text()
         if key in metadata:
-            raise format_error(source, f"the key {safe_repr(key)} occurs twice.")
-        metadata[key] = cursor.value()
-    infos = [cursor.tensor_info() for _ in range(tensors)]
+            raise fail(f"the key {safe_repr(key)} occurs twice.")
+        value = cursor.value()
+        metadata[key] = None if isinstance(value, tuple) else value
+    infos = [_float_tensor(cursor, fail) for _ in range(tensors)]
     alignment = metadata.get("general.alignment", 32)
     if type(alignment) is not int or not 1 <= alignment <= 2**16:
         raise format_error(source, f"has an alignment of {safe_repr(alignment)}.")
@@ -233,69 +225,14 @@ def read_gguf(
     return metadata, arrays
 
 
-class _Cursor:
-    """A position in the bytes that never passes their end, so the end bounds every loop."""
-
-    def __init__(self, data: bytes, source: str) -> None:
-        self._data, self._source = data, source
-        self.at = 0
-
-    def take(self, count: int) -> bytes:
-        if count > len(self._data) - self.at:
-            raise format_error(
-                self._source, f"ends after {len(self._data)} bytes, in the middle of its header."
-            )
-        self.at += count
-        return self._data[self.at - count : self.at]
-
-    def number(self, kind: str) -> Any:
-        (value,) = struct.unpack(f"<{kind}", self.take(struct.calcsize(f"<{kind}")))
-        return value
-
-    def text(self) -> str:
-        try:
-            return self.take(self.number("Q")).decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise format_error(self._source, "holds a text that is not UTF-8.") from error
-
-    def value(self) -> str | int | float | bool | None:
-        """Read a value; skip an array and return None."""
-        kind = self.number("I")
-        if kind in _NUMBERS:
-            value: int | float | bool = self.number(_NUMBERS[kind])
-            return value
-        if kind == _TEXT:
-            return self.text()
-        if kind != _ARRAY:
-            raise format_error(self._source, f"holds a value of the unknown kind {kind}.")
-        inner, length = self.number("I"), self.number("Q")
-        if inner in _NUMBERS:
-            self.take(length * struct.calcsize(f"<{_NUMBERS[inner]}"))
-        elif inner == _TEXT:
-            for _ in range(length):
-                self.text()
-        else:
-            raise format_error(self._source, f"holds an array of the unknown kind {inner}.")
-        return None
-
-    def tensor_info(self) -> tuple[str, tuple[str, int], tuple[int, ...], int]:
-        """Return a tensor's name, its dtype with the bytes of a number, shape and offset."""
-        name = self.text()
-        dimensions = self.number("I")
-        if not 1 <= dimensions <= _DIMENSIONS_LIMIT:
-            raise format_error(
-                self._source, f"tensor {safe_repr(name)} has {dimensions} dimensions."
-            )
-        # The file has the innermost dimension first.
-        shape = tuple(reversed([self.number("Q") for _ in range(dimensions)]))
-        kind, offset = self.number("I"), self.number("Q")
-        if kind not in _FLOATS:
-            hint = "Adapters are read as F32, F16 or BF16; convert the file to one of them."
-            raise format_error(
-                self._source,
-                f"tensor {safe_repr(name)} is of the kind {kind}, which may be quantised.",
-                hint=hint,
-            )
-        if 0 in shape:
-            raise format_error(self._source, f"tensor {safe_repr(name)} is empty.")
-        return name, _FLOATS[kind], shape, offset
+def _float_tensor(
+    cursor: Cursor, fail: Callable[..., AdapterError]
+) -> tuple[str, tuple[str, int], tuple[int, ...], int]:
+    """Return a tensor's name, its dtype with the bytes of a number, shape and offset."""
+    name, shape, kind, offset = cursor.tensor_info()
+    if kind not in _FLOATS:
+        raise fail(
+            f"tensor {safe_repr(name)} is of the kind {kind}, which may be quantised.",
+            "Adapters are read as F32, F16 or BF16; convert the file to one of them.",
+        )
+    return name, _FLOATS[kind], shape, offset

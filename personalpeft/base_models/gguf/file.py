@@ -14,7 +14,7 @@ from filelock import FileLock
 
 from personalpeft import host
 from personalpeft.base_models.digest_cache import sealed_digest
-from personalpeft.base_models.files import hash_files, join, package_files
+from personalpeft.base_models.files import gguf_parts, hash_files, join
 from personalpeft.base_models.gguf.tensor_names import GgufNames
 from personalpeft.base_models.gguf.writer import FORMAT, write_gguf
 from personalpeft.base_models.types import Base, ModelCard
@@ -32,9 +32,9 @@ def resolve_gguf_file(base: Base, names: GgufNames, cache: Path) -> Path:
     Raises:
         WeightsError: llama.cpp cannot compute the base, or the file cannot be written.
     """
-    if base.card.source.kind != "package":
+    parts = gguf_parts(base.card)
+    if not parts:
         return _cached_file(base, cache, f"{FORMAT}", lambda into: write_gguf(base, names, into))
-    parts = package_files(base.card)
     if len(parts) == 1:
         return parts[0]
     return _cached_file(base, cache, "joined", lambda into: join(parts, into))
@@ -42,7 +42,7 @@ def resolve_gguf_file(base: Base, names: GgufNames, cache: Path) -> Path:
 
 def source_gguf_file(card: ModelCard) -> Path | None:
     """Return the source if it is one GGUF file."""
-    parts = package_files(card) if card.source.kind == "package" else ()
+    parts = gguf_parts(card)
     return parts[0] if len(parts) == 1 else None
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from personalpeft.base_models.files import joined, package_files, read_json
+from personalpeft.base_models.files import gguf_parts, joined, read_json
 from personalpeft.base_models.gguf.tensor_names import GgufNames
 from personalpeft.base_models.types import Base
 from personalpeft.errors import WeightsError
@@ -35,12 +35,13 @@ _BFLOAT16 = np.dtype(np.uint16)
 
 _NORMAL, _CONTROL, _USER, _UNUSED = 1, 3, 4, 5
 
-# Patterns of pre-tokenizers with llama.cpp's names for them.
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_PATTERNS = {_WORDS % r"\p{N}{1,3}": "llama-bpe", _WORDS % r"\p{N}": "qwen2"}
+SPLITTING_PATTERNS = {"llama-bpe": _WORDS % r"\p{N}{1,3}", "qwen2": _WORDS % r"\p{N}"}
+"""Pre-tokenizers' patterns by llama.cpp's names for them."""
+_NAMES = {pattern: name for name, pattern in SPLITTING_PATTERNS.items()}
 
 
 def write_gguf(
@@ -251,7 +252,7 @@ def _rows(names: GgufNames, name: str, tensor: Tensor, kind: np.dtype[Any]) -> n
 
 def _tokenizer_writer(base: Base) -> Callable[[GGUFWriter], None] | None:
     """Return what writes the base's tokenizer, or None if llama.cpp does not support its kind."""
-    if base.card.source.kind == "package":
+    if base.card.source.kind in ("package", "gguf"):
         return partial(_copy_tokenizer, base)
     content = json.loads((base.folder / "tokenizer.json").read_text("utf-8"))
     pre_tokenizer = _pre_tokenizer(content)
@@ -269,7 +270,7 @@ def _copy_tokenizer(base: Base, writer: GGUFWriter) -> None:
     """Copy the fields of the GGUF file that the base comes from."""
     from gguf import GGUFReader, GGUFValueType
 
-    with joined(package_files(base.card)) as file:
+    with joined(gguf_parts(base.card)) as file:
         for key, field in GGUFReader(file).fields.items():
             if key.startswith("tokenizer.") and key != "tokenizer.chat_template":
                 inner = field.types[-1] if field.types[0] == GGUFValueType.ARRAY else None
@@ -328,5 +329,5 @@ def _pre_tokenizer(content: Mapping[str, Any]) -> str | None:
     if kinds == ["Digits", "ByteLevel"] and steps[0].get("individual_digits"):
         return "smollm"
     if kinds == ["Split", "ByteLevel"] and not steps[1].get("use_regex", True):
-        return _PATTERNS.get(steps[0].get("pattern", {}).get("Regex"))
+        return _NAMES.get(steps[0].get("pattern", {}).get("Regex"))
     return None

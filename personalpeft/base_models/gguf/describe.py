@@ -1,0 +1,281 @@
+"""Say what a GGUF file holds, or why it cannot be a base.
+
+Invariant: a file that passes has each tensor that its architecture needs, in the right shape, and no
+other. transformers, which reads the weights, would make up missing ones and skip others silently.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from personalpeft.base_models.gguf.header import GgufHeader, read_header
+from personalpeft.errors import WeightsError
+
+_BLOCK = ("attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm")
+_LLAMA = (*_BLOCK, "ffn_gate", "ffn_up", "ffn_down")
+_NORMED = (*_LLAMA, "attn_q_norm", "attn_k_norm")
+_BIASES = ("attn_q", "attn_k", "attn_v")
+# The weights of a block, and the biases, of each architecture that is read.
+_ARCHITECTURES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "llama": (_LLAMA, ()),
+    "qwen2": (_LLAMA, _BIASES),
+    "qwen3": (_NORMED, ()),
+    "gemma3": ((*_NORMED, "post_attention_norm", "post_ffw_norm"), ()),
+}
+# Files that are parts of models, and what to do with them.
+_PARTS = {
+    "adapter": ("a LoRA adapter", "Import it into a layer: personalpeft import-gguf."),
+    "mmproj": ("the vision part of a model", "Give the file with the language model."),
+    "clip": ("the vision part of a model", "Give the file with the language model."),
+    "imatrix": ("data for quantising", "Give the file with the model's weights."),
+    "vocab": ("only a vocabulary", "Give the file with the model's weights."),
+}
+_TOKENIZERS = {"gpt2": ("smollm", "llama-bpe", "qwen2"), "llama": ("default", None)}
+_CONTROL = 3
+# Tokens that end a turn or a text in the templates of these architectures.
+_ENDS = (
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<end_of_turn>",
+    "<|end|>",
+    "<|eom_id|>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<eos>",
+    "</s>",
+)
+_T = TypeVar("_T")
+_OTHER_FILE = "Give a folder in Hugging Face format instead: its architecture may be supported."
+
+
+@dataclass(frozen=True, slots=True)
+class GgufFacts:
+    """What a file holds."""
+
+    architecture: str
+    title: str  # "" if the file has no name
+    parameters: int
+    quantisation: str  # the type of most weights
+    size: int  # of the file, in bytes
+    context: int  # tokens it was trained for
+    licence: str  # "unknown" if the file does not say
+    template: str | None
+    control: tuple[str, ...]  # tokens that no text may spell
+    stop_tokens: tuple[str, ...]
+    bos: str
+    eos: str
+    sampling: Mapping[str, float]  # settings of the makers, if the file has them
+    kv_bytes: int  # of a token's keys and values in bfloat16
+
+
+def describe_gguf(path: Path) -> GgufFacts:
+    """Return what a file holds. Reads its header only.
+
+    Raises:
+        WeightsError: The file is damaged, or cannot be a base. The message says why.
+    """
+    header = read_header(path)
+    fields = _Fields(path, header)
+    architecture = _check_kind(fields)
+    blocks = fields.size("block_count")
+    _check_tensors(fields, architecture, blocks)
+    _check_rope(fields, architecture)
+    tokens, control = _check_tokenizer(fields)
+    heads = fields.size("attention.head_count")
+    head_dim = (
+        fields.optional_size("attention.key_length") or fields.size("embedding_length") // heads
+    )
+    kv_heads = fields.optional_size("attention.head_count_kv") or heads
+    bos, eos, turn = (fields.token(name, tokens) for name in ("bos", "eos", "eot"))
+    spelled = set(control)
+    ends = [end for end in _ENDS if end in spelled]
+    template = header.metadata.get("tokenizer.chat_template")
+    counts = Counter[int]()
+    for info in header.tensors.values():
+        counts[info.kind] += math.prod(info.shape)
+    return GgufFacts(
+        architecture=architecture,
+        title=fields.text("general.name"),
+        parameters=sum(counts.values()),
+        quantisation=_quantisation(header, counts),
+        size=header.size,
+        context=fields.size("context_length"),
+        licence=fields.text("general.license.name") or fields.text("general.license") or "unknown",
+        template=template if isinstance(template, str) and template.strip() else None,
+        control=control,
+        stop_tokens=tuple(dict.fromkeys(each for each in (turn, *ends, eos) if each)),
+        bos=bos,
+        eos=eos,
+        sampling=_sampling(header.metadata),
+        kv_bytes=2 * 2 * blocks * kv_heads * head_dim,
+    )
+
+
+class _Fields:
+    """A file's metadata, with errors that name the file."""
+
+    def __init__(self, path: Path, header: GgufHeader) -> None:
+        self.path, self.header = path, header
+        self.architecture = self.text("general.architecture")
+
+    def fail(self, what: str, hint: str = "Get a fresh copy of the file.") -> WeightsError:
+        return WeightsError(f"{self.path}: {what}", hint=hint)
+
+    def text(self, key: str) -> str:
+        """Return a text on one line; "" if the file has none."""
+        value = self.header.metadata.get(key)
+        return " ".join(value.split())[:200] if isinstance(value, str) else ""
+
+    def size(self, key: str) -> int:
+        """Return a positive number of this architecture."""
+        value = self.optional_size(key)
+        if value is None:
+            raise self.fail(f"has no {self.architecture}.{key}.")
+        return value
+
+    def optional_size(self, key: str) -> int | None:
+        value = self.header.metadata.get(f"{self.architecture}.{key}")
+        if value is None:
+            return None
+        if type(value) is not int or not 1 <= value < 2**31:
+            raise self.fail(
+                f"{self.architecture}.{key} must be a positive number, got {value!a:.60}."
+            )
+        return value
+
+    def token(self, name: str, tokens: tuple[str, ...]) -> str:
+        number = self.header.metadata.get(f"tokenizer.ggml.{name}_token_id")
+        return tokens[number] if type(number) is int and 0 <= number < len(tokens) else ""
+
+
+def _check_kind(fields: _Fields) -> str:
+    """Return the architecture of a whole model."""
+    metadata, architecture = fields.header.metadata, fields.architecture
+    for kind in (fields.text("general.type"), architecture):
+        if kind in _PARTS:
+            what, hint = _PARTS[kind]
+            raise fields.fail(f"is {what} and no model.", hint)
+    parts = metadata.get("split.count", 1)
+    if type(parts) is not int or parts > 1:
+        raise fields.fail(
+            f"is one of {parts!a:.20} parts of a model.",
+            "Join them first, with llama.cpp: llama-gguf-split --merge FIRST-PART JOINED.gguf",
+        )
+    if architecture not in _ARCHITECTURES:
+        raise fields.fail(
+            f"has the architecture {architecture!a:.60}; read are {', '.join(_ARCHITECTURES)}.",
+            _OTHER_FILE,
+        )
+    if metadata.get(f"{architecture}.expert_count"):
+        raise fields.fail("is a mixture of experts, which is not read.", _OTHER_FILE)
+    return architecture
+
+
+def _check_tensors(fields: _Fields, architecture: str, blocks: int) -> None:
+    tensors = fields.header.tensors
+    if blocks > len(tensors):
+        raise fields.fail(f"names {blocks} blocks and has {len(tensors)} tensors.")
+    weights, biases = _ARCHITECTURES[architecture]
+    inside = [*(f"{name}.weight" for name in weights), *(f"{name}.bias" for name in biases)]
+    needed = {f"blk.{block}.{name}" for block in range(blocks) for name in inside}
+    needed |= {"token_embd.weight", "output_norm.weight"}
+    optional = {"output.weight", *(("rope_freqs.weight",) if architecture == "llama" else ())}
+    if missing := sorted(needed - tensors.keys()):
+        raise fields.fail(f"lacks {len(missing)} tensors, such as {missing[0]}.")
+    if others := sorted(tensors.keys() - needed - optional):
+        raise fields.fail(
+            f"has the tensor {others[0]!a:.60}, which no {architecture} model that is read has.",
+            _OTHER_FILE,
+        )
+    hidden, inner = fields.size("embedding_length"), fields.size("feed_forward_length")
+    heads = fields.size("attention.head_count")
+    kv_heads = fields.optional_size("attention.head_count_kv") or heads
+    dim = fields.optional_size("attention.key_length") or hidden // heads
+    if fields.optional_size("attention.value_length") not in (None, dim):
+        raise fields.fail("has values of another size than keys.", _OTHER_FILE)
+    shapes = {
+        "attn_q": (heads * dim, hidden),
+        "attn_k": (kv_heads * dim, hidden),
+        "attn_v": (kv_heads * dim, hidden),
+        "attn_output": (hidden, heads * dim),
+        "ffn_gate": (inner, hidden),
+        "ffn_up": (inner, hidden),
+        "ffn_down": (hidden, inner),
+    }
+    for name, expected in shapes.items():
+        for block in range(blocks):
+            shape = tensors[f"blk.{block}.{name}.weight"].shape
+            if shape != expected:
+                raise fields.fail(f"blk.{block}.{name} must be {expected}, got {shape}.")
+    for name in ("token_embd.weight", "output.weight"):
+        if name in tensors and tensors[name].shape[1:] != (hidden,):
+            raise fields.fail(f"{name} must have {hidden} columns, got {tensors[name].shape}.")
+
+
+def _check_rope(fields: _Fields, architecture: str) -> None:
+    scaling = fields.text(f"{architecture}.rope.scaling.type")
+    allowed = ("", "none", "linear") if architecture == "gemma3" else ("", "none")
+    if scaling not in allowed:
+        raise fields.fail(
+            f"scales its positions by {scaling!a:.30}, which is not read from GGUF.", _OTHER_FILE
+        )
+    dim = fields.optional_size("attention.key_length") or (
+        fields.size("embedding_length") // fields.size("attention.head_count")
+    )
+    if fields.optional_size("rope.dimension_count") not in (None, dim):
+        raise fields.fail("rotates a part of each head, which is not read from GGUF.", _OTHER_FILE)
+
+
+def _check_tokenizer(fields: _Fields) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the tokens, and those that no text may spell."""
+    metadata = fields.header.metadata
+    kind, splitting = (metadata.get(f"tokenizer.ggml.{name}") for name in ("model", "pre"))
+    if kind not in _TOKENIZERS or splitting not in _TOKENIZERS[str(kind)]:
+        known = ", ".join(str(name) for names in _TOKENIZERS.values() for name in names if name)
+        raise fields.fail(
+            f"splits texts as {kind!a:.30}, {splitting!a:.30}; read are {known}.", _OTHER_FILE
+        )
+    tokens = _values(metadata.get("tokenizer.ggml.tokens"), str)
+    types = _values(metadata.get("tokenizer.ggml.token_type"), int)
+    if not tokens or len(tokens) != len(types):
+        raise fields.fail("has no whole list of tokens and their types.")
+    other = "merges" if kind == "gpt2" else "scores"
+    if not _values(metadata.get(f"tokenizer.ggml.{other}"), str if kind == "gpt2" else float):
+        raise fields.fail(f"has no {other} of its tokens.")
+    rows = fields.header.tensors["token_embd.weight"].shape[0]
+    if rows != len(tokens):
+        raise fields.fail(f"has {len(tokens)} tokens and {rows} embeddings.")
+    control = (t for t, kind in zip(tokens, types, strict=True) if kind == _CONTROL and t)
+    return tokens, tuple(control)
+
+
+def _values(values: Any, kind: type[_T]) -> tuple[_T, ...]:
+    """Return an array of one type, or an empty one for anything else."""
+    if isinstance(values, tuple) and all(type(each) is kind for each in values):
+        return values
+    return ()
+
+
+def _quantisation(header: GgufHeader, counts: Mapping[int, int]) -> str:
+    from gguf import GGMLQuantizationType, LlamaFileType
+
+    named = header.metadata.get("general.file_type")
+    names = {int(each): each.name for each in LlamaFileType}
+    if type(named) is int and named in names:
+        return re.sub("^(MOSTLY|ALL)_", "", names[named])
+    return GGMLQuantizationType(max(counts, key=lambda kind: counts[kind])).name
+
+
+def _sampling(metadata: Mapping[str, Any]) -> dict[str, float]:
+    found = {}
+    for key, name, low, high in (("temp", "temperature", 0, 10), ("top_p", "top_p", 1e-6, 1)):
+        value = metadata.get(f"general.sampling.{key}")
+        if isinstance(value, float | int) and math.isfinite(value) and low <= value <= high:
+            found[name] = round(float(value), 4)
+    return found

@@ -1,0 +1,227 @@
+"""Read the header of a GGUF file: its metadata, and where its tensors lie.
+
+Invariants: for any bytes, a reader returns plain values or raises. The end of the bytes bounds every
+loop, and limits bound what is kept in memory. ``gguf.GGUFReader`` is not used: it trusts the array
+lengths of a file and makes an object of each number.
+
+The format is GGUF version 3; version 2 has the same layout.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import stat
+import struct
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from personalpeft.errors import PersonalPeftError, WeightsError
+
+Value: TypeAlias = str | int | float | bool | tuple[Any, ...]
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+_DIMENSIONS_LIMIT = 4
+_TEXT, _ARRAY = 8, 9
+# The struct format of each kind of number.
+_NUMBERS = dict(zip((*range(8), 10, 11, 12), "BbHhIif?Qqd", strict=True))
+# Models have 50 keys, 1,000 tensors, 300,000 tokens and 600,000 merges at most.
+_ITEMS_LIMIT = 1 << 16
+_ARRAY_LIMIT = 1 << 21
+_HEADER_LIMIT = 1 << 28
+_FRESH_COPY = "Get a fresh copy of the file."
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """A tensor's shape, outermost dimension first, its GGML type and its place in the data."""
+
+    shape: tuple[int, ...]
+    kind: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class GgufHeader:
+    """What a file says of itself."""
+
+    metadata: Mapping[str, Value]
+    tensors: Mapping[str, TensorInfo]
+    size: int  # of the file, in bytes
+
+
+def read_header(path: Path) -> GgufHeader:
+    """Read a file's header, and check that all its tensors lie in the file.
+
+    Raises:
+        WeightsError: The file is damaged, hostile, cut off or no GGUF file.
+    """
+
+    def fail(what: str, hint: str = _FRESH_COPY) -> PersonalPeftError:
+        return WeightsError(f"{path}: {what}", hint=hint)
+
+    try:
+        # Checked before opening: opening a named pipe without a writer blocks.
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise fail("is not a plain file.", "Give the path of a GGUF file.")
+        if status.st_size < len(MAGIC):
+            raise fail("is not a GGUF file.", "Give the path of a GGUF file.")
+        with path.open("rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            with closing(mapped), memoryview(mapped) as whole:
+                # Slices of the view must end before the map does.
+                cursor = Cursor(whole[: min(len(whole), _HEADER_LIMIT)], fail)
+                with closing(cursor):
+                    metadata, tensors = _read(cursor, fail)
+                    _check_tensors(cursor.at, len(whole), metadata, tensors, fail)
+    except (OSError, ValueError) as error:
+        if isinstance(error, PersonalPeftError):
+            raise
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise fail(
+            f"cannot be read: {reason}.", "Check the path and the file's permissions."
+        ) from error
+    return GgufHeader(metadata, tensors, status.st_size)
+
+
+Fail: TypeAlias = Callable[..., PersonalPeftError]
+
+
+def _read(cursor: Cursor, fail: Fail) -> tuple[dict[str, Value], dict[str, TensorInfo]]:
+    if cursor.take(len(MAGIC)) != MAGIC:
+        raise fail("is not a GGUF file.", "Give the path of a GGUF file.")
+    count, items = cursor.counts()
+    if max(count, items) > _ITEMS_LIMIT:
+        raise fail(f"names {max(count, items)} keys or tensors; at most {_ITEMS_LIMIT} are read.")
+    metadata: dict[str, Value] = {}
+    for _ in range(items):
+        key = cursor.text()
+        if key in metadata:
+            raise fail(f"the key {key[:60]!a} occurs twice.")
+        metadata[key] = cursor.value()
+    tensors: dict[str, TensorInfo] = {}
+    for _ in range(count):
+        name, shape, kind, offset = cursor.tensor_info()
+        if name in tensors:
+            raise fail(f"holds two tensors called {name[:60]!a}.")
+        tensors[name] = TensorInfo(shape, kind, offset)
+    if not tensors:
+        raise fail("holds no tensors.", "Give the file with the model's weights.")
+    return metadata, tensors
+
+
+def _check_tensors(
+    header_end: int,
+    size: int,
+    metadata: Mapping[str, Value],
+    tensors: Mapping[str, TensorInfo],
+    fail: Fail,
+) -> None:
+    """Raise unless each tensor is of a known type and lies in the file."""
+    from gguf import GGML_QUANT_SIZES
+
+    sizes = {int(kind): block for kind, block in GGML_QUANT_SIZES.items()}
+    alignment = metadata.get("general.alignment", 32)
+    if type(alignment) is not int or not 1 <= alignment <= 2**16:
+        raise fail(f"has an alignment of {ascii(alignment)[:60]}.")
+    start = -(-header_end // alignment) * alignment
+    end = start
+    for name, info in tensors.items():
+        if info.kind not in sizes:
+            raise fail(
+                f"tensor {name[:60]!a} has the unknown type {info.kind}.",
+                "Get the model in another quantisation, such as Q4_K_M or Q8_0.",
+            )
+        block, block_bytes = sizes[info.kind]
+        if info.shape[-1] % block or info.offset % alignment:
+            raise fail(f"tensor {name[:60]!a} is not a whole number of blocks.")
+        end = max(end, start + info.offset + math.prod(info.shape) // block * block_bytes)
+    if end > size:
+        raise fail(
+            f"is cut off: it has {size:,} bytes and names tensors up to byte {end:,}.",
+            "Download it again.",
+        )
+
+
+class Cursor:
+    """A position in bytes that never passes their end.
+
+    Args:
+        data: The bytes.
+        fail: Returns the error of a fault, and optionally a hint.
+    """
+
+    def __init__(self, data: bytes | memoryview, fail: Fail) -> None:
+        self._data, self._fail = data, fail
+        self.at = 0
+
+    def close(self) -> None:
+        """Release the bytes."""
+        if isinstance(self._data, memoryview):
+            self._data.release()
+
+    def take(self, count: int) -> bytes:
+        """Return so many bytes."""
+        if count > len(self._data) - self.at:
+            raise self._fail(f"ends after {len(self._data)} bytes, in the middle of its header.")
+        self.at += count
+        return bytes(self._data[self.at - count : self.at])
+
+    def counts(self) -> tuple[int, int]:
+        """Read the version, and return the numbers of tensors and keys."""
+        version = self.number("I")
+        if version not in VERSIONS:
+            raise self._fail(
+                f"is GGUF version {version}; {' and '.join(map(str, VERSIONS))} are read."
+            )
+        return int(self.number("Q")), int(self.number("Q"))
+
+    def number(self, kind: str) -> Any:
+        """Return a number in a format of ``struct``."""
+        (value,) = struct.unpack(f"<{kind}", self.take(struct.calcsize(f"<{kind}")))
+        return value
+
+    def text(self) -> str:
+        """Return a text."""
+        try:
+            return self.take(self.number("Q")).decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise self._fail("holds a text that is not UTF-8.") from error
+
+    def value(self) -> Value:
+        """Return a value; an array is a tuple."""
+        kind = self.number("I")
+        if kind in _NUMBERS:
+            value: int | float | bool = self.number(_NUMBERS[kind])
+            return value
+        if kind == _TEXT:
+            return self.text()
+        if kind != _ARRAY:
+            raise self._fail(f"holds a value of the unknown kind {kind}.")
+        inner, length = self.number("I"), self.number("Q")
+        if length > _ARRAY_LIMIT:
+            raise self._fail(f"holds an array of {length} values; at most {_ARRAY_LIMIT} are read.")
+        if inner in _NUMBERS:
+            width = struct.calcsize(f"<{_NUMBERS[inner]}")
+            return struct.unpack(f"<{length}{_NUMBERS[inner]}", self.take(length * width))
+        if inner == _TEXT:
+            return tuple(self.text() for _ in range(length))
+        raise self._fail(f"holds an array of the unknown kind {inner}.")
+
+    def tensor_info(self) -> tuple[str, tuple[int, ...], int, int]:
+        """Return a tensor's name, shape, GGML type and offset."""
+        name = self.text()
+        dimensions = self.number("I")
+        if not 1 <= dimensions <= _DIMENSIONS_LIMIT:
+            raise self._fail(f"tensor {name[:60]!a} has {dimensions} dimensions.")
+        # The file has the innermost dimension first.
+        shape = tuple(reversed([int(self.number("Q")) for _ in range(dimensions)]))
+        kind, offset = self.number("I"), self.number("Q")
+        if 0 in shape:
+            raise self._fail(f"tensor {name[:60]!a} is empty.")
+        return name, shape, kind, offset
