@@ -40,7 +40,6 @@ from personalpeft_app.commands.import_export import (
 from personalpeft_app.commands.inspect_cmds import (
     lessons,
     memory,
-    models,
     report,
     revisions,
     stack,
@@ -50,6 +49,7 @@ from personalpeft_app.commands.inspect_cmds import (
 )
 from personalpeft_app.commands.learn import learn, practice, rollback, scope, set_weight
 from personalpeft_app.commands.maintenance import completion, demo, doctor, gc, path, verify
+from personalpeft_app.commands.models import models
 from personalpeft_app.commands.serve import serve, token
 from personalpeft_app.error_output import STOPPED, USAGE, error_boundary, print_error
 from personalpeft_app.options import PROGRAM, GlobalOptions, Group, global_options

@@ -13,6 +13,7 @@ import stat
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -197,3 +198,28 @@ def replace(source: Path, target: Path) -> None:
                 raise
         time.sleep(_RENAME_PAUSE)
     source.replace(target)
+
+
+def model_folders(environment: Mapping[str, str], home: Path) -> dict[str, tuple[Path, ...]]:
+    """Return the folders in which programs for local models keep their files.
+
+    Args:
+        environment: The environment variables. Some of them move a folder.
+        home: The account's folder.
+    """
+    caches = {
+        "darwin": home / "Library" / "Caches",
+        "win32": Path(environment.get("LOCALAPPDATA") or home / "AppData" / "Local"),
+    }.get(sys.platform, Path(environment.get("XDG_CACHE_HOME") or home / ".cache"))
+    # On Linux its service has an account of its own.
+    service = (Path("/usr/share/ollama/.ollama/models"),) if sys.platform == "linux" else ()
+    hub = environment.get("HF_HUB_CACHE") or (
+        Path(environment.get("HF_HOME") or home / ".cache" / "huggingface") / "hub"
+    )
+    ollama = environment.get("OLLAMA_MODELS")
+    return {
+        "Ollama": (Path(ollama),) if ollama else (home / ".ollama" / "models", *service),
+        "LM Studio": (home / ".lmstudio" / "models", home / ".cache" / "lm-studio" / "models"),
+        "llama.cpp": (Path(environment.get("LLAMA_CACHE") or caches / "llama.cpp"),),
+        "Hugging Face": (Path(hub),),
+    }

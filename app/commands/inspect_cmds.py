@@ -14,7 +14,7 @@ from personalpeft.learning.report import signal_text
 from personalpeft_app import session
 from personalpeft_app.commands.feedback_cmds import layers_to_rebuild, note_rebuild
 from personalpeft_app.options import GlobalOptions, Group, command, global_options, option
-from personalpeft_app.output import emit, format_table, format_time, info, to_one_line
+from personalpeft_app.output import emit, format_table, format_time, info
 
 if TYPE_CHECKING:
     from personalpeft.types import Revision, Signal
@@ -321,37 +321,6 @@ def users(common: GlobalOptions, after: str | None, limit: int) -> None:
         info(common, f"There are more: personalpeft users --after {page[-1].id}")
     elif not page:
         info(common, f"No user follows {after}." if after else "This home has no user yet.")
-
-
-@command("models", examples=("models", "models --json"))
-def models(common: GlobalOptions) -> None:
-    """List the bases that --base can name.
-
-    They are those that ship, and your own cards in the folder that 'personalpeft path models'
-    prints. '*' marks the current one.
-    """
-    from personalpeft.base_models.registry import all_cards
-    from personalpeft.diagnostics import weights_status
-
-    home, _ = common.paths()
-    cards = all_cards([home / "models"])
-    rows = [
-        (
-            "*" if card.name == common.base_name() else "",
-            card.name,
-            weights_status(card),
-            str(card.context),
-            card.licence,
-            to_one_line(f"{card.title}. {card.note}"),
-        )
-        for card in cards
-    ]
-    data = [{**to_json(card), "weights": weights_status(card)} for card in cards]
-    emit(
-        common,
-        {"models": data},
-        format_table(("", "BASE", "WEIGHTS", "CONTEXT", "LICENCE", "ABOUT"), rows, flexible=(5,)),
-    )
 
 
 def _format_source(signal: Signal) -> str:

@@ -1,0 +1,219 @@
+"""Commands about bases: list them, and make cards for models that lie on this machine."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from personalpeft import host
+from personalpeft.errors import CardError, PersonalPeftError
+from personalpeft.formatting import to_json
+from personalpeft_app.options import GlobalOptions, Group, command, global_options
+from personalpeft_app.output import emit, format_table, info, to_one_line
+from personalpeft_app.progress import Display
+
+if TYPE_CHECKING:
+    from personalpeft.base_models.local_models import LocalModel
+
+_QUESTION = "What is the capital of France?"
+_TEMPLATE_LIMIT = 1 << 20
+_GIB = 1 << 30
+
+
+@click.group(
+    "models",
+    cls=Group,
+    invoke_without_command=True,
+    examples=("models", "models add", "models add ~/models/Qwen3-0.6B-Q8_0.gguf"),
+)
+@global_options
+@click.pass_context
+def models(ctx: click.Context) -> None:
+    """List the bases that --base can name, or add one.
+
+    Without a command it lists them.
+    """
+    if ctx.invoked_subcommand is None:
+        ctx.invoke(models_list)
+
+
+@command("list", examples=("models list", "models list --json"))
+def models_list(common: GlobalOptions) -> None:
+    """List the bases that --base can name.
+
+    They are those that ship, and your own cards in the folder that 'personalpeft path models'
+    prints. '*' marks the current one.
+    """
+    from personalpeft.base_models.registry import all_cards
+    from personalpeft.diagnostics import weights_status
+
+    home, _ = common.paths()
+    cards = all_cards([home / "models"])
+    rows = [
+        (
+            "*" if card.name == common.base_name() else "",
+            card.name,
+            weights_status(card),
+            str(card.context),
+            card.licence,
+            to_one_line(f"{card.title}. {card.note}"),
+        )
+        for card in cards
+    ]
+    data = [{**to_json(card), "weights": weights_status(card)} for card in cards]
+    emit(
+        common,
+        {"models": data},
+        format_table(("", "BASE", "WEIGHTS", "CONTEXT", "LICENCE", "ABOUT"), rows, flexible=(5,)),
+    )
+
+
+@command(
+    "add",
+    examples=(
+        "models add",
+        "models add ~/models/Qwen3-0.6B-Q8_0.gguf",
+        "models add ./my-model --name mine --no-try",
+    ),
+)
+@click.argument("path", required=False)
+@click.option("--name", help="The name of the base.  [default: from the model's own]")
+@click.option("--chat-template", metavar="FILE", help="A Jinja template in place of the model's.")
+@click.option("--no-try", is_flag=True, help="Do not load it to ask a question.")
+def models_add(
+    common: GlobalOptions,
+    path: str | None,
+    name: str | None,
+    chat_template: str | None,
+    no_try: bool,
+) -> None:
+    """Make a card for the model at PATH, so that --base can name it.
+
+    PATH is a GGUF file, or a folder with one or in Hugging Face format. The weights stay where they
+    are. Prints what was understood, then loads the model and asks it a question.
+
+    Without PATH it lists the GGUF files of Ollama, LM Studio, llama.cpp and Hugging Face.
+    """
+    if path is None:
+        _list_found(common)
+        return
+    from personalpeft.base_models.card_writer import write_card
+    from personalpeft.base_models.local_models import inspect_local_model
+
+    home, cache = common.paths()
+    template = None if chat_template is None else _read_template(Path(chat_template))
+    with Display(common) as display:
+        model = inspect_local_model(
+            Path(path),
+            cache=cache,
+            name=name,
+            template=template,
+            taken=[home / "models"],
+            progress=display,
+        )
+    backend = common.backend or "torch"
+    needed, free = model.memory(backend), _free_memory()
+    if not common.json:
+        emit(common, {}, _describe(model))
+    info(
+        common,
+        f"Opening it needs about {_gib(needed)} of memory ({_gib(free)} are free)"
+        + (f" and {_gib(model.disk)} of disk." if model.disk and backend == "torch" else "."),
+    )
+    tries = not no_try and needed <= free
+    reply = _ask(common, model, backend) if tries else None
+    card = write_card(model.card, home / "models")
+    answered = "" if reply is None else f"\n\nAsked: {_QUESTION}\nIt said: {to_one_line(reply)}"
+    data = {"name": model.card.name, "card": str(card), "model": model, "reply": reply}
+    emit(common, data, f"{answered}\n\nAdded: {card}".lstrip("\n"))
+    if not no_try and not tries:
+        info(common, "It was not tried: there is not enough memory. Close programs, or try")
+        info(common, f"  personalpeft ask Hello --base {model.card.name} --backend llamacpp")
+    else:
+        info(common, f"Use it: personalpeft ask Hello --base {model.card.name}")
+
+
+models.add_section("Commands", (models_list, models_add))
+
+
+def _list_found(common: GlobalOptions) -> None:
+    from personalpeft.base_models.found_models import find_models
+
+    found = find_models(host.model_folders(os.environ, Path.home()))
+    rows = [
+        (
+            each.program,
+            each.name,
+            f"{each.size / 1e9:.1f} GB",
+            f"personalpeft models add {_quote(each.path)}",
+        )
+        for each in found
+    ]
+    emit(common, {"found": found}, format_table(("OF", "MODEL", "SIZE", "TO ADD IT"), rows))
+    if not found:
+        info(common, "No GGUF file was found. Give the path of one.")
+
+
+def _describe(model: LocalModel) -> str:
+    card = model.card
+    context = str(card.context)
+    if model.trained_context > card.context:
+        context += f" of {model.trained_context}"
+    rows = (
+        ("name", card.name),
+        ("model", card.title),
+        ("architecture", model.architecture),
+        ("parameters", f"{model.parameters:,}"),
+        ("weights", f"{model.quantisation}, {model.size / 1e9:.2f} GB"),
+        ("context", f"{context} tokens"),
+        ("chat template", "yes" if model.has_template else "no, given"),
+        ("tools", "yes" if model.has_tools else "no"),
+        ("licence", card.licence),
+    )
+    return "\n".join(f"{name:<15}{to_one_line(value)}" for name, value in rows)
+
+
+def _ask(common: GlobalOptions, model: LocalModel, backend: str) -> str:
+    """Return the model's reply to one question."""
+    import personalpeft
+    from personalpeft.base_models.card_writer import write_card
+
+    # A home of its own: the user's gets the card only if this works.
+    with tempfile.TemporaryDirectory() as folder, Display(common) as display:
+        card = write_card(model.card, Path(folder) / "models")
+        with personalpeft.open(folder, str(card), backend, progress=display) as runtime:
+            display("Asking a question", 0.0)
+            return runtime.user("me").chat(_QUESTION, temperature=0, max_tokens=40).text
+
+
+def _read_template(file: Path) -> str:
+    try:
+        if file.stat().st_size > _TEMPLATE_LIMIT:
+            raise CardError(f"{file} is too large for a template.", hint="Give a Jinja file.")
+        text = file.read_text("utf-8")
+    except PersonalPeftError:
+        raise
+    except (OSError, ValueError) as error:
+        raise CardError(f"{file} cannot be read: {error}.", hint="Give a Jinja file.") from error
+    if not text.strip():
+        raise CardError(f"{file} is empty.", hint="Give a Jinja file.")
+    return text
+
+
+def _free_memory() -> int:
+    import psutil
+
+    return int(psutil.virtual_memory().available)
+
+
+def _gib(size: int) -> str:
+    return f"{size / _GIB:.1f} GiB"
+
+
+def _quote(path: Path) -> str:
+    text = str(path)
+    return f'"{text}"' if " " in text else text

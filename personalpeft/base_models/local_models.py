@@ -1,0 +1,317 @@
+"""Understand a model that lies on this machine, and propose a card for it.
+
+Invariant: there is a card only for weights that can be a base, and it names their digest.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from personalpeft.base_models.chat_template import end_of_turn, supports_tools
+from personalpeft.base_models.digest_cache import sealed_digest
+from personalpeft.base_models.files import folder_digest, folder_files, read_json
+from personalpeft.base_models.gguf.describe import GgufFacts, describe_gguf
+from personalpeft.base_models.inspect import inspect_model
+from personalpeft.base_models.registry import all_cards, find_card
+from personalpeft.base_models.types import Base, ModelCard, Source
+from personalpeft.errors import CardError, InvalidInput, NotFound, WeightsError
+from personalpeft.types import Architecture, Progress, Sampling
+
+_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+# A longer context takes more memory than most machines have.
+_CONTEXT = 32768
+_SAMPLING = {"temperature": 0.7, "top_p": 0.9, "max_tokens": 512}
+# Billions of parameters and the rate of styles (docs/reference/cards.md).
+_RATES = ((0.135, 4e-4), (0.5, 2e-4), (1.7, 2e-4), (7.0, 1e-4))
+_NO_TEMPLATE = (
+    "It was not trained to chat, or the template was left out. Give one: "
+    "--chat-template FILE, with the Jinja text of a model of the same family."
+)
+_HALF = 2  # Bytes of a number in bfloat16.
+_UNPACKING = 16  # Bytes of a number of the tensor that is being unpacked.
+_OVERHEAD = 1 << 29  # Of the program and its libraries.
+
+
+@dataclass(frozen=True, slots=True)
+class LocalModel:
+    """What was understood of a model, and a card for it."""
+
+    card: ModelCard
+    architecture: str
+    parameters: int
+    largest: int  # parameters of the largest tensor that is unpacked
+    quantisation: str
+    size: int  # of the files, in bytes
+    trained_context: int
+    has_template: bool  # of its own
+    has_tools: bool
+    kv_bytes: int  # of a token's keys and values
+
+    def memory(self, backend: str) -> int:
+        """Return about how many bytes a backend needs to open it for the first time."""
+        cache = self.kv_bytes * min(self.card.context, 8192)
+        if backend == "llamacpp":
+            return self.size + cache + _OVERHEAD
+        # Measured while two files were unpacked (0.13B and 0.27B): the weights twice, and the
+        # largest tensor in several copies.
+        return 2 * _HALF * self.parameters + _UNPACKING * self.largest + cache + _OVERHEAD
+
+    @property
+    def disk(self) -> int:
+        """About how many bytes of the cache it takes."""
+        return _HALF * self.parameters if self.card.source.kind == "gguf" else 0
+
+
+def inspect_local_model(
+    path: Path,
+    *,
+    cache: Path,
+    name: str | None = None,
+    template: str | None = None,
+    taken: Sequence[Path] = (),
+    progress: Progress = lambda stage, done: None,
+) -> LocalModel:
+    """Return what a GGUF file or a folder holds, with a card that is not written yet.
+
+    Args:
+        path: A GGUF file, or a folder with one or with a model in Hugging Face format.
+        cache: The folder of seals, so that the weights are hashed once.
+        name: The card's name. By default it comes from the model's own.
+        template: A chat template to use in place of the model's own.
+        taken: Folders with the user's cards, whose names are taken.
+        progress: Called with a stage and the share of it that is done, 0 to 1.
+
+    Raises:
+        NotFound: There is no model.
+        WeightsError: The model cannot be a base.
+        CardError: The model has no template that works, or the name is taken.
+    """
+    path = path.expanduser().absolute()
+    cards = all_cards(taken)
+    file = _file_of(path)
+    model = _from_folder(path, template) if file is None else _from_gguf(file, template, cards)
+    proposed = _slug(name or "") if name is not None else ""
+    if name is not None and proposed != name:
+        raise CardError(
+            f"A name must be 1 to 64 of a-z, 0-9, '.', '_' and '-', got {name!a:.80}.",
+            hint=f"Choose another, such as: --name {proposed or 'my-model'}",
+        )
+    names = {card.name for card in cards}
+    if name in names:
+        raise CardError(
+            f"There is a base called {name} already.", hint="Choose another: --name NAME"
+        )
+    chosen = name or _free_name(model, path, names)
+    digest = _digest(model.card, cache, progress)
+    card = replace(model.card, name=chosen, source=replace(model.card.source, digest=digest))
+    if template is not None:
+        card = replace(card, template=template)
+    return replace(model, card=card)
+
+
+def _file_of(path: Path) -> Path | None:
+    """Return the GGUF file that a path names, or None for a folder in Hugging Face format."""
+    if path.is_file():
+        return path
+    if not path.is_dir():
+        raise NotFound(
+            f"There is nothing at {path}.",
+            hint="Give a GGUF file or a folder. Without a path, `personalpeft models add` lists "
+            "those it finds.",
+        )
+    if (path / "config.json").is_file():
+        return None
+    files = sorted(each for each in path.iterdir() if each.suffix.lower() == ".gguf")
+    models = [each for each in files if "mmproj" not in each.name.lower()]
+    if len(models) != 1:
+        what = f"{len(models)} GGUF files" if models else "no model"
+        raise NotFound(
+            f"There are {what} in {path}." if models else f"There is no model in {path}.",
+            hint=f"Give one of them: {models[0]}"
+            if models
+            else "Give a GGUF file, or a folder with config.json and safetensors.",
+        )
+    return models[0]
+
+
+def _from_gguf(file: Path, template: str | None, cards: Sequence[ModelCard]) -> LocalModel:
+    facts = describe_gguf(file)
+    like = _same_model(facts, cards)
+    text = template or (like.template if like else None) or facts.template
+    if text is None:
+        raise CardError(f"{file}: has no chat template.", hint=_NO_TEMPLATE)
+    sampling: dict[str, Any] = {**_SAMPLING, **facts.sampling}
+    title = facts.title or file.stem
+    card = ModelCard(
+        name="new",
+        title=title,
+        licence=facts.licence if facts.licence != "unknown" or not like else like.licence,
+        source=Source("gguf", path=file),
+        targets=_TARGETS,
+        context=min(facts.context, _CONTEXT),
+        template=text if text != facts.template else None,
+        system=like.system if like else None,
+        stop_tokens=facts.stop_tokens,
+        sampling=like.sampling if like else Sampling(**sampling),
+        learning=like.learning if like else recipe(facts.parameters),
+        note=f"{facts.quantisation} weights, {facts.parameters / 1e9:.2f}B parameters.",
+    )
+    base = Base(
+        card,
+        "0" * 64,
+        file.parent,
+        text,
+        Architecture(facts.architecture, "", 1, {}),
+        control=tuple(dict.fromkeys((*facts.control, *facts.stop_tokens))),
+        bos=facts.bos,
+        eos=facts.eos,
+    )
+    return LocalModel(
+        card=card,
+        architecture=facts.architecture,
+        parameters=facts.parameters,
+        largest=facts.largest,
+        quantisation=facts.quantisation,
+        size=facts.size,
+        trained_context=facts.context,
+        has_template=facts.template is not None,
+        has_tools=_check_template(base, file),
+        kv_bytes=facts.kv_bytes,
+    )
+
+
+def _from_folder(folder: Path, template: str | None) -> LocalModel:
+    card = replace(find_card(folder), name="new")
+    files = folder_files(card, folder)
+    facts = inspect_model(folder)
+    config = read_json(folder / "config.json")
+    chosen = template or facts.template
+    if chosen is None:
+        raise CardError(f"{folder}: has no chat template.", hint=_NO_TEMPLATE)
+    layers = {path.rpartition(".")[2] for path in facts.architecture.projections}
+    targets = tuple(name for name in (*_TARGETS, "qkv_proj", "gate_up_proj") if name in layers)
+    if not targets:
+        raise WeightsError(
+            f"{folder}: none of its linear layers is known.",
+            hint=f"Write a card whose target_modules name some of {', '.join(sorted(layers))}.",
+        )
+    size = sum(path.stat().st_size for name, path in files.items() if name.endswith("tensors"))
+    width = 4 if config.get("dtype", config.get("torch_dtype")) == "float32" else _HALF
+    text: Mapping[str, Any] = config.get("text_config") or config
+    heads = int(text.get("num_attention_heads") or 1)
+    head_dim = int(text.get("head_dim") or int(text.get("hidden_size") or heads) // heads)
+    kv_heads = int(text.get("num_key_value_heads") or heads)
+    trained = facts.longest or card.context
+    card = replace(
+        card,
+        targets=targets,
+        context=min(trained, _CONTEXT),
+        stop_tokens=tuple(facts.stops),
+        sampling=Sampling(**_folder_sampling(folder)),
+        learning=recipe(size // width),
+    )
+    base = Base(
+        card,
+        "0" * 64,
+        folder,
+        chosen,
+        facts.architecture,
+        control=facts.control,
+        bos=facts.bos,
+        eos=facts.eos,
+    )
+    return LocalModel(
+        card=card,
+        architecture=facts.architecture.model_type,
+        parameters=size // width,
+        largest=0,
+        quantisation="F32" if width > _HALF else "BF16",
+        size=size,
+        trained_context=trained,
+        has_template=facts.template is not None,
+        has_tools=_check_template(base, folder),
+        kv_bytes=2 * 2 * facts.architecture.blocks * kv_heads * head_dim,
+    )
+
+
+def recipe(parameters: int) -> dict[str, Any]:
+    """Return the learning rates for a size. Rates between the measured sizes are interpolated."""
+    billions = parameters / 1e9
+    if billions < _RATES[0][0] * 1.2:
+        return {}  # The defaults were measured there.
+    rate = _RATES[-1][1]
+    for (small, high), (large, low) in pairwise(_RATES):
+        if billions <= large:
+            share = math.log(billions / small) / math.log(large / small)
+            rate = high * (low / high) ** max(0.0, share)
+            break
+    rounded = float(f"{rate:.2g}")
+    return {"learning_rate": rounded, "memory": {"learning_rate": 2 * rounded}}
+
+
+def _folder_sampling(folder: Path) -> dict[str, Any]:
+    """Return the settings of a folder's makers."""
+    settings = dict(_SAMPLING)
+    file = folder / "generation_config.json"
+    wanted = read_json(file) if file.is_file() else {}
+    for key, low, high in (("temperature", 0.0, 10.0), ("top_p", 1e-6, 1.0)):
+        value = wanted.get(key)
+        if isinstance(value, int | float) and low <= value <= high:
+            settings[key] = float(value)
+    return settings
+
+
+def _check_template(base: Base, where: Path) -> bool:
+    """Return whether a template shows tools. Raise ``CardError`` if it does not work."""
+    try:
+        end_of_turn(base)
+    except InvalidInput as error:
+        raise CardError(
+            f"{where}: its chat template cannot be used: {error.message}",
+            hint="Give another with --chat-template FILE.",
+        ) from error
+    return supports_tools(base)
+
+
+def _same_model(facts: GgufFacts, cards: Sequence[ModelCard]) -> ModelCard | None:
+    """Return the card of the same model from elsewhere, by its title."""
+    name = re.sub("[^a-z0-9]", "", facts.title.lower())
+    titles = {
+        re.sub("[^a-z0-9]", "", card.title.lower()): card
+        for card in cards
+        if card.source.kind == "hub"
+    }
+    return titles.get(name) or titles.get(name.removesuffix("instruct"))
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9._-]+", "-", text.lower()).strip("._-")[:64].rstrip("._-")
+
+
+def _free_name(model: LocalModel, path: Path, names: set[str]) -> str:
+    """Return a name from the model's own that no card has."""
+    own = _slug(model.card.title) or _slug(path.stem) or "model"
+    longer = f"{own[:48]}-{_slug(model.quantisation)}"
+    numbered = (f"{longer}-{number}" for number in range(2, len(names) + 3))
+    return next(name for name in (own, longer, *numbered) if name not in names)
+
+
+def _digest(card: ModelCard, cache: Path, progress: Progress) -> str:
+    source = card.source
+    if source.kind == "gguf" and source.path is not None:
+        name = source.path.name
+        digest = sealed_digest(
+            [source.path], cache, lambda done: progress(f"Reading {name:.40}", done)
+        )
+        return f"sha256:{digest}"
+    digests = {}
+    for name, path in folder_files(card, source.path or Path()).items():
+        progress(f"Reading {name}", 0.0)
+        digests[name] = sealed_digest([path], cache)
+    return f"sha256:{folder_digest(digests)}"
