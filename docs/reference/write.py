@@ -17,6 +17,7 @@ import click
 import http_api
 
 import personalpeft
+from personalpeft.base_models.registry import all_cards
 from personalpeft.engine.metrics import COUNTERS, GAUGES, HISTOGRAMS
 from personalpeft.errors import ERROR_CODES, PersonalPeftError
 from personalpeft.runtime import Runtime
@@ -191,12 +192,37 @@ def configuration() -> str:
     return "\n".join(lines) + "\n"
 
 
+def bases() -> str:
+    """Return the page of the bases that ship with a card."""
+    cards = [card for card in all_cards() if card.source.kind != "random"]
+    lines = ["# Bases", "", _MADE]
+    lines += ["`--base NAME` opens one of these; `personalpeft models` lists yours too.", ""]
+    lines += _table(
+        ("name", "model", "weights", "licence", "context", "temperature, top_p"),
+        [
+            (
+                f"`{card.name}`",
+                f"{card.title}. {card.note}".rstrip(". ") + ".",
+                f"hub: `{card.source.repo}`" if card.source.repo else card.source.install or "",
+                card.licence,
+                card.context,
+                f"{card.sampling.temperature:g}, {card.sampling.top_p:g}",
+            )
+            for card in cards
+        ],
+    )
+    lines += ["", "The sampling settings are those of the makers. [Use your own base]"]
+    lines[-1] += "(../how-to/own-base.md) adds any other model."
+    return "\n".join(lines) + "\n"
+
+
 PAGES: Mapping[str, Callable[[], str]] = {
     "commands.md": commands,
     "python.md": python,
     "errors.md": errors,
     "metrics.md": metrics,
     "configuration.md": configuration,
+    "bases.md": bases,
     "http-api.md": http_api.render,
 }
 

@@ -7,6 +7,7 @@ import importlib
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,9 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner
+from gguf_models import TEMPLATE, write_model
 
+from personalpeft.base_models.types import Base
 from personalpeft_app.cli import cli
 
 ROOT = Path(__file__).parents[3]
@@ -122,6 +125,23 @@ def test_the_python_of_a_how_to_page_runs_as_printed(
         exec(compile(on_the_fake, f"{name}.md", "exec"), names)
         for each in [value for key, value in names.items() if key.startswith("test_")]:
             each(tmp_path / "other")
+
+
+def test_the_commands_of_the_page_about_own_bases_run(
+    tiny_base: Base, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PERSONALPEFT_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PERSONALPEFT_BASE", "my-model")
+    monkeypatch.chdir(tmp_path)
+    write_model("qwen3", tiny_base, tmp_path / "my-model.gguf")
+    shutil.copytree(tiny_base.folder, "my-folder")
+    (tmp_path / "my-folder" / "chat_template.jinja").write_text(TEMPLATE, "utf-8")
+    found = commands(ROOT / "docs/how-to/own-base.md")
+    assert len(found) > 5
+    for arguments in found:
+        ended = CliRunner().invoke(cli, arguments)
+        assert ended.exit_code == 0, f"{arguments}: {ended.output}"
 
 
 def test_generated_pages_are_up_to_date() -> None:
