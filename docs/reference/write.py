@@ -211,7 +211,10 @@ def bases() -> str:
             for card in cards
         ],
     )
-    lines += ["", "The sampling settings are those of the makers. [Use your own base]"]
+    lines += [
+        "",
+        "The sampling settings of hub models are the makers' where they name some, without top_k. [Use your own base]",
+    ]
     lines[-1] += "(../how-to/own-base.md) adds any other model."
     return "\n".join(lines) + "\n"
 

@@ -23,6 +23,7 @@ from personalpeft.types import canonical_digest
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 _BLOCK = 1 << 20
+_ORIGINAL = "original_max_position_embeddings"
 FRESH_COPY = "Get a fresh copy of the model."
 
 
@@ -194,6 +195,20 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise WeightsError(f"{path} is damaged: it holds no object.", hint=FRESH_COPY)
     return value
+
+
+def max_positions(config: Mapping[str, Any]) -> int | None:
+    """Return how many tokens a configuration allows, or None without a limit.
+
+    Some models rotate all rows of a batch by the longest one, from a length on. They end there: the
+    reply to one user must not depend on another's.
+    """
+    longest = config.get("max_position_embeddings")
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    original = rope.get(_ORIGINAL) or config.get(_ORIGINAL)
+    if (rope.get("rope_type") or rope.get("type")) in ("longrope", "dynamic") and original:
+        longest = original
+    return longest if isinstance(longest, int) and longest > 0 else None
 
 
 def read_text(path: Path) -> str:

@@ -207,7 +207,7 @@ def _from_folder(folder: Path, template: str | None) -> LocalModel:
     heads = int(text.get("num_attention_heads") or 1)
     head_dim = int(text.get("head_dim") or int(text.get("hidden_size") or heads) // heads)
     kv_heads = int(text.get("num_key_value_heads") or heads)
-    trained = facts.longest or card.context
+    trained = card.context
     card = replace(
         card,
         targets=targets,

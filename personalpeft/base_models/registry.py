@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
-from personalpeft.base_models.files import read_json
+from personalpeft.base_models.files import max_positions, read_json
 from personalpeft.base_models.model_card import parse_card, read_card
 from personalpeft.base_models.types import ModelCard, Source
 from personalpeft.errors import CardError, NotFound, suggest_nearest
@@ -77,7 +77,7 @@ def _card_of_folder(folder: Path) -> ModelCard:
             f"There is no model in {folder}: it has no config.json.",
             hint="Give a folder with config.json, tokenizer.json and safetensors, or a card.",
         )
-    context = read_json(folder / "config.json").get("max_position_embeddings")
+    context = max_positions(read_json(folder / "config.json"))
     name = re.sub(r"[^a-z0-9._-]+", "-", folder.name.lower()).strip("._-")[:64] or "folder"
     return ModelCard(
         name=name,
@@ -85,5 +85,5 @@ def _card_of_folder(folder: Path) -> ModelCard:
         licence="unknown",
         source=Source("folder", path=folder),
         targets=_USUAL_TARGETS,
-        context=context if isinstance(context, int) and context > 0 else 2048,
+        context=context or 2048,
     )

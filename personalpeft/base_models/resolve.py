@@ -45,6 +45,8 @@ from personalpeft.base_models.files import (
     gguf_parts,
     hash_files,
     hub_folder,
+    max_positions,
+    read_json,
 )
 from personalpeft.base_models.gguf.describe import describe_gguf
 from personalpeft.base_models.inspect import FACTS, ModelFacts, inspect_model, restrict_to_targets
@@ -128,11 +130,13 @@ def _base(card: ModelCard, folder: Path, facts: ModelFacts, weights: str, tokeni
     template = card.template or facts.template
     if template is None:
         raise CardError(f"{card.name} has no chat template.", hint="Set chat_template in its card.")
-    if facts.longest is not None and card.context > facts.longest:
+    # Not the fact of the cache: older programs wrote another one for some models.
+    longest = max_positions(read_json(folder / "config.json"))
+    if longest is not None and card.context > longest:
         raise CardError(
-            f"context_length of {card.name} must be at most {facts.longest}, "
+            f"context_length of {card.name} must be at most {longest}, "
             f"the model's positions, got {card.context}.",
-            hint=f"Set context_length to {facts.longest} or less.",
+            hint=f"Set context_length to {longest} or less.",
         )
     base = Base(
         card=card,

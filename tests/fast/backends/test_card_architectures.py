@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,13 @@ from test_training_gradients import (
     plain_gradients,
     terms_of,
 )
-from tiny_models import SHAPES, make_base, make_model
+from tiny_models import SHAPES, card_of, make_base, make_model
 
 from personalpeft.backends.base import Backend
+from personalpeft.base_models.registry import find_card
+from personalpeft.base_models.resolve import resolve_base
 from personalpeft.base_models.types import Base
+from personalpeft.errors import CardError
 
 PROMPTS = ("hello", "what is this? " * 14, "x")
 
@@ -59,6 +63,17 @@ def test_each_architecture_replies_and_learns_as_transformers(
     found = gradients(serving, terms_of(serving), initial_weights=start)
     expected_gradients = plain_gradients(shaped, terms_of(serving), start, None)
     assert_close(found, expected_gradients, CLOSE)
+
+
+def test_a_context_in_which_rows_would_change_each_other_is_refused(
+    tiny_base: Base, tmp_path: Path
+) -> None:
+    """LongRoPE rotates all rows by other factors once one of them is longer than the original."""
+    make_model("phi4-mini", tiny_base, tmp_path / "weights")
+    card = card_of("phi4-mini", tiny_base, tmp_path / "weights")
+    assert find_card(tmp_path / "weights").context == 512
+    with pytest.raises(CardError, match="must be at most 512"):
+        resolve_base(replace(card, context=513), cache=tmp_path / "cache")
 
 
 def test_only_the_text_part_of_a_multimodal_model_is_kept(tiny_base: Base, tmp_path: Path) -> None:
