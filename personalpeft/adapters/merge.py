@@ -6,6 +6,7 @@ once. A folder appears complete or not at all.
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -19,6 +20,7 @@ from personalpeft.adapters.types import AdapterStack
 from personalpeft.base_models.gguf.tensor_names import gguf_names
 from personalpeft.base_models.gguf.writer import weights_of, write_gguf
 from personalpeft.base_models.types import Base
+from personalpeft.errors import WeightsError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -95,8 +97,15 @@ def _merged_weights(base: Base, stack: AdapterStack) -> Iterator[tuple[str, Tens
         for block in range(architecture.blocks)
     }
     for name, weight in weights_of(base):
-        if name in adapted:
-            pair, block = adapted[name]
+        # As transformers renames a multimodal model's weights when it loads them.
+        loaded = re.sub(r"^language_model\.model\.", "model.language_model.", name)
+        if loaded in adapted:
+            pair, block = adapted.pop(loaded)
             change = torch.tensor(pair.b[block]) @ torch.tensor(pair.a[block])
             weight = (weight.float() + change).to(weight.dtype)
         yield name, weight
+    if adapted:
+        raise WeightsError(
+            f"The files of {base.card.name} have no weight called {next(iter(adapted))}.",
+            hint="Export the adapter instead: personalpeft export-peft.",
+        )

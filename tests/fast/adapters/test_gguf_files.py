@@ -332,7 +332,7 @@ def with_single_digits(tokenizer: Any) -> None:
 
 
 def with_split_pattern(name: str, tokenizer: Any) -> None:
-    (pattern,) = (pattern for pattern, known in gguf_writer._PATTERNS.items() if known == name)
+    pattern = gguf_writer.SPLITTING_PATTERNS[name]
     parts = pre_tokenizers.Split(Regex(pattern), "isolated")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [parts, pre_tokenizers.ByteLevel(False, use_regex=False)]

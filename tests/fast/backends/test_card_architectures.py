@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from backend_makers import generate, row, torch_backend
+from backend_makers import attach, generate, random_stack, row, torch_backend
+from safetensors.torch import load_file, save_file
 from test_training_gradients import (
     CLOSE,
     assert_close,
@@ -18,11 +19,12 @@ from test_training_gradients import (
 )
 from tiny_models import SHAPES, card_of, make_base, make_model
 
+from personalpeft.adapters.merge import write_merged_folder
 from personalpeft.backends.base import Backend
 from personalpeft.base_models.registry import find_card
 from personalpeft.base_models.resolve import resolve_base
-from personalpeft.base_models.types import Base
-from personalpeft.errors import CardError
+from personalpeft.base_models.types import Base, Source
+from personalpeft.errors import CardError, WeightsError
 
 PROMPTS = ("hello", "what is this? " * 14, "x")
 
@@ -86,3 +88,35 @@ def test_only_the_text_part_of_a_multimodal_model_is_kept(tiny_base: Base, tmp_p
     vision = sum(p.numel() for p in whole.model.vision_tower.parameters())
     assert vision > 0
     assert kept <= sum(p.numel() for p in whole.parameters()) - vision
+
+
+def test_a_merged_model_replies_like_the_base_with_the_stack(
+    shaped: Base, serving: Backend, tmp_path: Path
+) -> None:
+    stack = random_stack(serving, 3)
+    attach(serving, "stack", stack)
+    write_merged_folder(shaped, stack, tmp_path / "merged")
+    card = replace(shaped.card, source=Source("folder", path=tmp_path / "merged"))
+    merged = torch_backend(resolve_base(card, cache=tmp_path / "cache"), slots=1, rows=1)
+    with_stack, bare = (
+        generate(serving, [row(serving, "what is this?", key, max_tokens=12)])[0].tokens
+        for key in ("stack", None)
+    )
+    assert (
+        generate(merged, [row(merged, "what is this?", max_tokens=12)])[0].tokens
+        == with_stack
+        != bare
+    )
+
+
+def test_a_folder_with_other_names_of_weights_is_not_merged(
+    tiny_base: Base, tmp_path: Path
+) -> None:
+    base = make_base("gemma3-4b", tiny_base, tmp_path)
+    stack = random_stack(torch_backend(base, slots=1, rows=1), 3)
+    file = base.folder / "model.safetensors"
+    weights = {name.replace("self_attn", "other"): each for name, each in load_file(file).items()}
+    save_file(weights, file)
+    with pytest.raises(WeightsError, match="have no weight called"):
+        write_merged_folder(base, stack, tmp_path / "merged")
+    assert not (tmp_path / "merged").exists()
