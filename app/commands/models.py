@@ -115,24 +115,23 @@ def models_add(
             taken=[home / "models"],
             progress=display,
         )
-    backend = common.backend or "torch"
-    needed, free = model.memory(backend), _free_memory()
+    needed, free = model.memory, _free_memory()
     if not common.json:
         emit(common, {}, _describe(model))
     info(
         common,
-        f"Opening it needs about {_gib(needed)} of memory ({_gib(free)} are free)"
-        + (f" and {_gib(model.disk)} of disk." if model.disk and backend == "torch" else "."),
+        f"Opening it first needs about {_gib(needed)} of memory ({_gib(free)} are free)"
+        + (f" and {_gib(model.disk)} of disk." if model.disk else "."),
     )
     tries = not no_try and needed <= free
-    reply = _ask(common, model, backend) if tries else None
+    reply = _ask(common, model) if tries else None
     card = write_card(model.card, home / "models")
     answered = "" if reply is None else f"\n\nAsked: {_QUESTION}\nIt said: {to_one_line(reply)}"
     data = {"name": model.card.name, "card": str(card), "model": model, "reply": reply}
     emit(common, data, f"{answered}\n\nAdded: {card}".lstrip("\n"))
     if not no_try and not tries:
-        info(common, "It was not tried: there is not enough memory. Close programs, or try")
-        info(common, f"  personalpeft ask Hello --base {model.card.name} --backend llamacpp")
+        info(common, "It was not tried: there is not enough memory. Close programs, and run:")
+        info(common, f"  personalpeft doctor --load --base {model.card.name}")
     else:
         info(common, f"Use it: personalpeft ask Hello --base {model.card.name}")
 
@@ -177,7 +176,7 @@ def _describe(model: LocalModel) -> str:
     return "\n".join(f"{name:<15}{to_one_line(value)}" for name, value in rows)
 
 
-def _ask(common: GlobalOptions, model: LocalModel, backend: str) -> str:
+def _ask(common: GlobalOptions, model: LocalModel) -> str:
     """Return the model's reply to one question."""
     import personalpeft
     from personalpeft.base_models.card_writer import write_card
@@ -185,7 +184,9 @@ def _ask(common: GlobalOptions, model: LocalModel, backend: str) -> str:
     # A home of its own: the user's gets the card only if this works.
     with tempfile.TemporaryDirectory() as folder, Display(common) as display:
         card = write_card(model.card, Path(folder) / "models")
-        with personalpeft.open(folder, str(card), backend, progress=display) as runtime:
+        with personalpeft.open(
+            folder, str(card), common.backend or "auto", progress=display
+        ) as runtime:
             display("Asking a question", 0.0)
             return runtime.user("me").chat(_QUESTION, temperature=0, max_tokens=40).text
 

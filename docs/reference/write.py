@@ -198,7 +198,7 @@ def bases() -> str:
     lines = ["# Bases", "", _MADE]
     lines += ["`--base NAME` opens one of these; `personalpeft models` lists yours too.", ""]
     lines += _table(
-        ("name", "model", "weights", "licence", "context", "temperature, top_p"),
+        ("name", "model", "weights", "licence", "context", "temperature, top_p, top_k"),
         [
             (
                 f"`{card.name}`",
@@ -206,14 +206,14 @@ def bases() -> str:
                 f"hub: `{card.source.repo}`" if card.source.repo else card.source.install or "",
                 card.licence,
                 card.context,
-                f"{card.sampling.temperature:g}, {card.sampling.top_p:g}",
+                f"{card.sampling.temperature:g}, {card.sampling.top_p:g}, {card.sampling.top_k}",
             )
             for card in cards
         ],
     )
     lines += [
         "",
-        "The sampling settings of hub models are the makers' where they name some, without top_k. [Use your own base]",
+        "The sampling settings of hub models are the makers' where they name some. [Use your own base]",
     ]
     lines[-1] += "(../how-to/own-base.md) adds any other model."
     return "\n".join(lines) + "\n"

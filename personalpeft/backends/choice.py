@@ -101,7 +101,7 @@ def choose_backend(
 
 
 def _why_not_llamacpp(card: ModelCard, base: Base | None) -> ChoiceReason | None:
-    if card.source.kind != "package":
+    if card.source.kind not in ("package", "gguf"):
         return ChoiceReason.NO_GGUF
     if find_spec("llama_cpp") is None:
         return ChoiceReason.NOT_INSTALLED

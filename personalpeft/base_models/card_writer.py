@@ -60,6 +60,7 @@ def card_text(card: ModelCard) -> str:
             {
                 "temperature": sampling.temperature,
                 "top_p": sampling.top_p,
+                "top_k": sampling.top_k,
                 "max_tokens": sampling.max_tokens,
             },
         ),

@@ -34,6 +34,7 @@ _NO_TEMPLATE = (
     "--chat-template FILE, with the Jinja text of a model of the same family."
 )
 _HALF = 2  # Bytes of a number in bfloat16.
+_USUAL_LENGTH = 8192
 _UNPACKING = 16  # Bytes of a number of the tensor that is being unpacked.
 _OVERHEAD = 1 << 29  # Of the program and its libraries.
 
@@ -53,13 +54,12 @@ class LocalModel:
     has_tools: bool
     kv_bytes: int  # of a token's keys and values
 
-    def memory(self, backend: str) -> int:
-        """Return about how many bytes a backend needs to open it for the first time."""
-        cache = self.kv_bytes * min(self.card.context, 8192)
-        if backend == "llamacpp":
-            return self.size + cache + _OVERHEAD
+    @property
+    def memory(self) -> int:
+        """About how many bytes of memory the first opening takes, whatever backend serves."""
+        cache = self.kv_bytes * min(self.card.context, _USUAL_LENGTH)
         # Measured while two files were unpacked (0.13B and 0.27B): the weights twice, and the
-        # largest tensor in several copies.
+        # largest tensor in several copies. torch loads a folder twice too, mapped and reordered.
         return 2 * _HALF * self.parameters + _UNPACKING * self.largest + cache + _OVERHEAD
 
     @property
@@ -264,6 +264,8 @@ def _folder_sampling(folder: Path) -> dict[str, Any]:
         value = wanted.get(key)
         if isinstance(value, int | float) and low <= value <= high:
             settings[key] = float(value)
+    if type(wanted.get("top_k")) is int and 0 <= wanted["top_k"] < 2**31:
+        settings["top_k"] = wanted["top_k"]
     return settings
 
 

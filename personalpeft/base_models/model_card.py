@@ -157,6 +157,7 @@ def _check_sampling(sampling: Sampling) -> None:
     for key, holds, bounds in (
         ("temperature", sampling.temperature >= 0, "0 or more"),
         ("top_p", 0 < sampling.top_p <= 1, "above 0 and at most 1"),
+        ("top_k", 0 <= sampling.top_k < 2**31, "0 or more"),
         ("max_tokens", 1 <= sampling.max_tokens < 2**53, "1 or more"),
         ("seed", 0 <= sampling.seed < 2**53, "0 or more"),
     ):

@@ -71,7 +71,7 @@ class GgufFacts:
     stop_tokens: tuple[str, ...]
     bos: str
     eos: str
-    sampling: Mapping[str, float]  # settings of the makers, if the file has them
+    sampling: Mapping[str, float | int]  # settings of the makers, if the file has them
     kv_bytes: int  # of a token's keys and values in bfloat16
 
 
@@ -274,10 +274,13 @@ def _quantisation(header: GgufHeader, counts: Mapping[int, int]) -> str:
     return GGMLQuantizationType(max(counts, key=lambda kind: counts[kind])).name
 
 
-def _sampling(metadata: Mapping[str, Any]) -> dict[str, float]:
-    found = {}
+def _sampling(metadata: Mapping[str, Any]) -> dict[str, float | int]:
+    found: dict[str, float | int] = {}
     for key, name, low, high in (("temp", "temperature", 0, 10), ("top_p", "top_p", 1e-6, 1)):
         value = metadata.get(f"general.sampling.{key}")
         if isinstance(value, float | int) and math.isfinite(value) and low <= value <= high:
             found[name] = round(float(value), 4)
+    top_k = metadata.get("general.sampling.top_k")
+    if type(top_k) is int and 0 <= top_k < 2**31:
+        found["top_k"] = top_k
     return found

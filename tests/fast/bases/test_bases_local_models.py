@@ -65,6 +65,18 @@ def test_what_a_file_says_of_itself_is_in_its_card(file: Path, tmp_path: Path) -
     assert read_card(write_card(card, tmp_path / "models")) == card
 
 
+def test_the_settings_of_the_makers_in_a_file_are_used(tiny_base: Base, tmp_path: Path) -> None:
+    def change(writer: Any) -> None:
+        writer.add_float32("general.sampling.temp", 0.3)
+        writer.add_float32("general.sampling.top_p", 7.0)
+        writer.add_int32("general.sampling.top_k", 5)
+
+    write_model("qwen3", tiny_base, tmp_path / "model.gguf", change=change)
+    card = inspect_local_model(tmp_path / "model.gguf", cache=tmp_path).card
+    assert (card.sampling.temperature, card.sampling.top_p, card.sampling.top_k) == (0.3, 0.9, 5)
+    assert read_card(write_card(card, tmp_path / "models")) == card
+
+
 def test_a_card_holds_any_text(tmp_path: Path) -> None:
     title = 'A "name" \\ with \x7f, \x01, 👍 and ü'
     card = ModelCard(
