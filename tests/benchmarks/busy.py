@@ -43,16 +43,26 @@ class BusyBench:
 def bench_busy(
     base_name: str, *, repetitions: int, tokens: int, echo: Callable[[str], None]
 ) -> BusyBench:
-    """Measure the same work beside none, one, and one program for each core, alternately."""
+    """Measure the same work beside none, one, and one program for each core, alternately.
+
+    A chat is measured on torch and on llama.cpp.
+    """
     cores = psutil.cpu_count() or 1
-    with load_users(base_name, 1, echo=echo) as loaded:
+    with (
+        load_users(base_name, 1, echo=echo) as loaded,
+        load_users(base_name, 1, backend="llamacpp", echo=echo) as on_llamacpp,
+    ):
         echo("warming up")
         _chat(loaded, 0, tokens)
+        _chat(on_llamacpp, 0, tokens)
         _learn(loaded)
         contestants: dict[str, Callable[[int], float]] = {}
         for neighbours in dict.fromkeys((0, 1, cores)):
             contestants[f"chat_beside_{neighbours}"] = _beside(
                 neighbours, lambda turn: _chat(loaded, turn, tokens)
+            )
+            contestants[f"llamacpp_chat_beside_{neighbours}"] = _beside(
+                neighbours, lambda turn: _chat(on_llamacpp, turn, tokens)
             )
             contestants[f"learn_beside_{neighbours}"] = _beside(
                 neighbours, lambda turn: _learn(loaded)
@@ -61,9 +71,15 @@ def bench_busy(
     rates = {name: spread(values) for name, values in figures.items()}
     ratios = {}
     for neighbours in filter(None, dict.fromkeys((1, cores))):
-        chat, learn = f"chat_beside_{neighbours}", f"learn_beside_{neighbours}"
-        ratios[f"{chat}_vs_quiet"] = ratio(figures[chat], figures["chat_beside_0"])
+        learn = f"learn_beside_{neighbours}"
+        for chat in ("chat", "llamacpp_chat"):
+            ratios[f"{chat}_beside_{neighbours}_vs_quiet"] = ratio(
+                figures[f"{chat}_beside_{neighbours}"], figures[f"{chat}_beside_0"]
+            )
         ratios[f"{learn}_times_as_long"] = ratio(figures["learn_beside_0"], figures[learn])
+    ratios["llamacpp_chat_vs_chat"] = ratio(
+        figures["llamacpp_chat_beside_0"], figures["chat_beside_0"]
+    )
     return BusyBench(
         bench="busy",
         base=base_name,
