@@ -101,6 +101,7 @@ def models_add(
     if path is None:
         _list_found(common)
         return
+    from personalpeft.backends.choice import choose_backend
     from personalpeft.base_models.card_writer import write_card
     from personalpeft.base_models.local_models import inspect_local_model
 
@@ -115,12 +116,13 @@ def models_add(
             taken=[home / "models"],
             progress=display,
         )
-    needed, free = model.memory, _free_memory()
+    backend = choose_backend(common.backend or "auto", model.card, None).name
+    needed, free = model.memory(backend), _free_memory()
     if not common.json:
         emit(common, {}, _describe(model))
     info(
         common,
-        f"Opening it first needs about {_gib(needed)} of memory ({_gib(free)} are free)"
+        f"Opening it with {backend} needs about {_gib(needed)} of memory ({_gib(free)} are free)"
         + (f" and {_gib(model.disk)} of disk." if model.disk else "."),
     )
     tries = not no_try and needed <= free
@@ -131,7 +133,7 @@ def models_add(
     emit(common, data, f"{answered}\n\nAdded: {card}".lstrip("\n"))
     if not no_try and not tries:
         info(common, "It was not tried: there is not enough memory. Close programs, and run:")
-        info(common, f"  personalpeft doctor --load --base {model.card.name}")
+        info(common, f"  personalpeft doctor --load --base {model.card.name} --backend llamacpp")
     else:
         info(common, f"Use it: personalpeft ask Hello --base {model.card.name}")
 

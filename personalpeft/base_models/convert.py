@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from personalpeft.base_models.files import joined
+from personalpeft.base_models.files import SINGLE, joined
+from personalpeft.base_models.gguf.config import correct_config
+from personalpeft.base_models.gguf.unpack import can_unpack, unpack_weights
 from personalpeft.base_models.gguf.writer import SPLITTING_PATTERNS
 from personalpeft.base_models.types import RandomShape
 
@@ -34,9 +37,14 @@ def convert_gguf(parts: Sequence[Path], into: Path, report: Callable[[str, float
     """
     import torch
     from gguf import GGUFReader
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig
-
-    from personalpeft.base_models.gguf.config import correct_config
+    from transformers import (
+        MODEL_FOR_CAUSAL_LM_MAPPING,
+        AutoConfig,
+        AutoModelForCausalLM,
+        AutoTokenizer,
+        GenerationConfig,
+        GgufConfig,
+    )
 
     with joined(parts, into) as file, _bars_to(report):
         folder, name = str(file.parent), file.name
@@ -49,6 +57,16 @@ def convert_gguf(parts: Sequence[Path], into: Path, report: Callable[[str, float
         report("Unpacking the weights", 0.0)
         config = AutoConfig.from_pretrained(folder, gguf_file=name, local_files_only=True)
         correct_config(config, reader)
+        if can_unpack(config):
+            weights = into / SINGLE
+            unpack_weights(config, reader, weights, partial(report, "Unpacking the weights"))
+            config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__]
+            config.dtype = torch.bfloat16
+            config.save_pretrained(str(into))
+            GenerationConfig.from_model_config(config).save_pretrained(str(into))
+            del reader  # Windows deletes no mapped file.
+            return into
+        del reader
         model = AutoModelForCausalLM.from_pretrained(
             folder,
             gguf_file=name,

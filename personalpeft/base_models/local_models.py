@@ -35,7 +35,7 @@ _NO_TEMPLATE = (
 )
 _HALF = 2  # Bytes of a number in bfloat16.
 _USUAL_LENGTH = 8192
-_UNPACKING = 16  # Bytes of a number of the tensor that is being unpacked.
+_TOKEN = 5500  # Bytes that making a tokenizer takes for each token, as measured.
 _OVERHEAD = 1 << 29  # Of the program and its libraries.
 
 
@@ -46,7 +46,7 @@ class LocalModel:
     card: ModelCard
     architecture: str
     parameters: int
-    largest: int  # parameters of the largest tensor that is unpacked
+    tokens: int  # of the vocabulary, where it has to be unpacked
     quantisation: str
     size: int  # of the files, in bytes
     trained_context: int
@@ -54,13 +54,13 @@ class LocalModel:
     has_tools: bool
     kv_bytes: int  # of a token's keys and values
 
-    @property
-    def memory(self) -> int:
-        """About how many bytes of memory the first opening takes, whatever backend serves."""
+    def memory(self, backend: str) -> int:
+        """Return about how many bytes of memory the first opening with a backend takes."""
+        unpacking = _TOKEN * self.tokens
         cache = self.kv_bytes * min(self.card.context, _USUAL_LENGTH)
-        # Measured while two files were unpacked (0.13B and 0.27B): the weights twice, and the
-        # largest tensor in several copies. torch loads a folder twice too, mapped and reordered.
-        return 2 * _HALF * self.parameters + _UNPACKING * self.largest + cache + _OVERHEAD
+        # torch has the weights twice, mapped and in the order of its kernels.
+        weights = {"torch": 2 * _HALF * self.parameters, "llamacpp": self.size}.get(backend, 0)
+        return _OVERHEAD + max(unpacking, weights + cache if weights else 0)
 
     @property
     def disk(self) -> int:
@@ -176,7 +176,7 @@ def _from_gguf(file: Path, template: str | None, cards: Sequence[ModelCard]) -> 
         card=card,
         architecture=facts.architecture,
         parameters=facts.parameters,
-        largest=facts.largest,
+        tokens=facts.tokens,
         quantisation=facts.quantisation,
         size=facts.size,
         trained_context=facts.context,
@@ -230,7 +230,7 @@ def _from_folder(folder: Path, template: str | None) -> LocalModel:
         card=card,
         architecture=facts.architecture.model_type,
         parameters=size // width,
-        largest=0,
+        tokens=0,
         quantisation="F32" if width > _HALF else "BF16",
         size=size,
         trained_context=trained,

@@ -61,7 +61,7 @@ class GgufFacts:
     architecture: str
     title: str  # "" if the file has no name
     parameters: int
-    largest: int  # parameters of the largest tensor
+    tokens: int  # of the vocabulary
     quantisation: str  # the type of most weights
     size: int  # of the file, in bytes
     context: int  # tokens it was trained for
@@ -104,7 +104,7 @@ def describe_gguf(path: Path) -> GgufFacts:
         architecture=architecture,
         title=fields.text("general.name"),
         parameters=sum(counts.values()),
-        largest=max(math.prod(info.shape) for info in header.tensors.values()),
+        tokens=len(tokens),
         quantisation=_quantisation(header, counts),
         size=header.size,
         context=fields.size("context_length"),

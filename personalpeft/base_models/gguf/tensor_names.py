@@ -23,14 +23,16 @@ from personalpeft.errors import WeightsError
 if TYPE_CHECKING:
     from gguf import TensorNameMap
 
-_ARCHITECTURES = {
+ARCHITECTURES = {
     "llama": "llama",
     "mistral": "llama",
     "qwen2": "qwen2",
     "qwen3": "qwen3",
     "gemma3_text": "gemma3",
 }
-_ROTATED_BY_PAIRS = frozenset({"llama"})
+"""GGUF's names of the architectures of transformers."""
+ROTATED_BY_PAIRS = frozenset({"llama"})
+"""Those of them whose rows of Q and K are in another order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ class GgufNames:
 
     def tensor(self, name: str) -> str:
         """Return GGUF's name for a weight of transformers, or raise ``WeightsError``."""
-        gguf_name = _table(self.architecture, self.blocks).get_name(
+        gguf_name = table(self.architecture, self.blocks).get_name(
             name, try_suffixes=(".weight", ".bias")
         )
         if gguf_name is None:
@@ -92,16 +94,16 @@ class GgufNames:
 def gguf_names(base: Base) -> GgufNames:
     """Return a base's names, or raise ``WeightsError`` if llama.cpp may compute it differently."""
     kind = base.architecture.model_type
-    architecture = _ARCHITECTURES.get(kind)
+    architecture = ARCHITECTURES.get(kind)
     if architecture is None:
         raise WeightsError(
-            f"For llama.cpp a base must be one of {', '.join(_ARCHITECTURES)}; "
+            f"For llama.cpp a base must be one of {', '.join(ARCHITECTURES)}; "
             f"{base.card.name} is {kind}.",
             hint="Use torch and PEFT folders with it.",
         )
     config = read_json(base.folder / "config.json")
     heads = {}
-    if architecture in _ROTATED_BY_PAIRS:
+    if architecture in ROTATED_BY_PAIRS:
         queries = int(config["num_attention_heads"])
         heads = {
             "self_attn.q_proj": queries,
@@ -113,7 +115,8 @@ def gguf_names(base: Base) -> GgufNames:
 
 
 @cache
-def _table(architecture: str, blocks: int) -> TensorNameMap:
+def table(architecture: str, blocks: int) -> TensorNameMap:
+    """Return GGUF's names of an architecture's weights."""
     import gguf
 
     number = next(

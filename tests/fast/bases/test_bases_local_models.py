@@ -7,7 +7,6 @@ import random
 import struct
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import gguf
 import pytest
 import torch
 from gguf_models import CONFIGS, TEMPLATE, write_model
+from safetensors.torch import load_file
 
 from personalpeft import host
 from personalpeft.base_models.card_writer import card_text, write_card
@@ -24,7 +24,7 @@ from personalpeft.base_models.local_models import inspect_local_model, recipe
 from personalpeft.base_models.model_card import parse_card, read_card
 from personalpeft.base_models.resolve import resolve_base
 from personalpeft.base_models.types import Base, ModelCard, Source
-from personalpeft.errors import CardError, NotFound, PersonalPeftError, WeightsError
+from personalpeft.errors import CardError, NotFound, WeightsError
 
 
 @pytest.fixture(scope="module")
@@ -292,8 +292,12 @@ def test_each_system_has_its_own_folders(
     assert folders["Hugging Face"] == (Path("/h/hub"),)
 
 
-def test_a_quantised_file_opens(tiny_base: Base, tmp_path: Path) -> None:
+def test_a_quantised_file_has_the_numbers_that_transformers_unpacks(
+    tiny_base: Base, tmp_path: Path
+) -> None:
     """A file of Q8_0 and F32 tensors, as llama.cpp's quantize writes it."""
+    from transformers import AutoModelForCausalLM
+
     path = tmp_path / "model.gguf"
     plain = tmp_path / "plain.gguf"
     write_model("qwen3", tiny_base, plain)
@@ -319,9 +323,17 @@ def test_a_quantised_file_opens(tiny_base: Base, tmp_path: Path) -> None:
         "Q8_0",
         sum(int(tensor.n_elements) for tensor in reader.tensors),
     )
-    card = replace(model.card, name="other")
-    assert resolve_base(card, cache=tmp_path / "cache").architecture.blocks == 3
-    with pytest.raises(PersonalPeftError):
-        resolve_base(
-            replace(card, source=replace(card.source, digest=f"sha256:{'0' * 64}")), cache=tmp_path
-        )
+    base = resolve_base(model.card, cache=tmp_path / "cache")
+    assert base.architecture.blocks == 3
+    loaded = AutoModelForCausalLM.from_pretrained(
+        tmp_path, gguf_file=path.name, dtype=torch.bfloat16, config=base_config(base)
+    )
+    unpacked = load_file(base.folder / "model.safetensors")
+    for name, weight in unpacked.items():
+        assert torch.equal(weight, loaded.state_dict()[name]), name
+
+
+def base_config(base: Base) -> Any:
+    from transformers import AutoConfig
+
+    return AutoConfig.from_pretrained(base.folder)
