@@ -60,7 +60,8 @@ def convert_gguf(parts: Sequence[Path], into: Path, report: Callable[[str, float
         if can_unpack(config):
             weights = into / SINGLE
             unpack_weights(config, reader, weights, partial(report, "Unpacking the weights"))
-            config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__]
+            model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+            config.architectures = [model_class.__name__]
             config.dtype = torch.bfloat16
             config.save_pretrained(str(into))
             GenerationConfig.from_model_config(config).save_pretrained(str(into))
