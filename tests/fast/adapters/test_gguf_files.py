@@ -252,8 +252,8 @@ def test_llamacpp_loads_a_merged_gguf_with_equal_replies(
     asked = row(backend, "the cat", "own", max_tokens=1)
     (reply,) = generate(backend, [asked])
     backend.close()
-    model = Model(tmp_path / "merged" / "model.gguf", repack=False, threads=1)
-    context = model.new_context(ContextParams(512, 256, 1, 1, float32=True), None)
+    model = Model(tmp_path / "merged" / "model.gguf", repack=False, threads=lambda: 1)
+    context = model.new_context(ContextParams(512, 256, 1, float32=True), None)
     logits = context.decode(asked.prompt_tokens, 0, 1)
     assert int(logits[0].argmax()) == reply.tokens[0]
     context.close()
