@@ -19,7 +19,7 @@ from personalpeft_app.progress import Display
 if TYPE_CHECKING:
     from personalpeft.base_models.local_models import LocalModel
 
-_QUESTION = "What is the capital of France?"
+_QUESTION = "Where does the sun rise?"
 _TEMPLATE_LIMIT = 1 << 20
 _GIB = 1 << 30
 
