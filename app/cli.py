@@ -48,7 +48,16 @@ from personalpeft_app.commands.inspect_cmds import (
     why,
 )
 from personalpeft_app.commands.learn import learn, practice, rollback, scope, set_weight
-from personalpeft_app.commands.maintenance import completion, demo, doctor, gc, path, verify
+from personalpeft_app.commands.maintenance import (
+    backup,
+    completion,
+    demo,
+    doctor,
+    gc,
+    path,
+    restore,
+    verify,
+)
 from personalpeft_app.commands.models import models
 from personalpeft_app.commands.serve import serve, token
 from personalpeft_app.error_output import STOPPED, USAGE, error_boundary, print_error
@@ -167,7 +176,9 @@ cli.add_section(
     (export, import_, export_peft, import_peft, export_gguf, import_gguf, export_merged),
 )
 cli.add_section("Serve", (serve, token, publish))
-cli.add_section("Maintain", (doctor, verify, gc, path, *_checkout_commands(), completion))
+cli.add_section(
+    "Maintain", (doctor, verify, backup, restore, gc, path, *_checkout_commands(), completion)
+)
 
 
 def main() -> None:

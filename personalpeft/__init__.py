@@ -13,7 +13,7 @@ Importing this loads nothing heavy. ``open`` loads the store, and the first repl
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from personalpeft.learning.report import LearnReport
     from personalpeft.learning.status import TrainingStatus
     from personalpeft.provenance import Provenance
+    from personalpeft.recovery import RestoreReport
     from personalpeft.runtime import Runtime
     from personalpeft.settings import Observing, Serving, VllmServer
     from personalpeft.types import Verdict
@@ -86,6 +87,7 @@ __all__ = [
     "Provenance",
     "QueueFull",
     "Reply",
+    "RestoreReport",
     "Runtime",
     "Serving",
     "ServingFailed",
@@ -96,6 +98,7 @@ __all__ = [
     "VllmServer",
     "WeightsError",
     "open",
+    "restore",
 ]
 
 # Loaded on first use: these modules need numpy, SQLite or torch.
@@ -107,6 +110,7 @@ _LAZY = {
     "LearnReport": "personalpeft.learning.report",
     "Provenance": "personalpeft.provenance",
     "Reply": "personalpeft.chat.reply",
+    "RestoreReport": "personalpeft.recovery",
     "Runtime": "personalpeft.runtime",
     "Serving": "personalpeft.settings",
     "Stream": "personalpeft.chat.reply",
@@ -179,6 +183,58 @@ def open(
         serving=serving or Serving(),
         observing=observing,
         train=train,
+    )
+
+
+def restore(
+    backup: str | Path,
+    home: str | Path | None = None,
+    base: str | Path = DEFAULT_BASE,
+    *,
+    replace: bool = False,
+    forgotten_in: Sequence[str | Path] = (),
+    clock: Clock | None = None,
+    progress: Callable[[str, float], None] = lambda stage, done: None,
+) -> RestoreReport:
+    """Put a backup in place of a home. What was forgotten since is forgotten again first.
+
+    What was forgotten stands in ``forgotten.jsonl`` in the home and beside its backups. Both are
+    read, as far as they are there. Loads no model.
+
+    Args:
+        backup: A copy that ``Maintenance.back_up`` made, or a folder of them, for the newest.
+        home: The home to restore. Defaults to ``PERSONALPEFT_HOME``, else the platform's data
+            folder.
+        base: The base, as for ``open``.
+        replace: Whether a home that is there may be replaced. It is kept beside the new one.
+        forgotten_in: More folders with a ``forgotten.jsonl``.
+        clock: Source of time and randomness. Defaults to the system's.
+        progress: Called with a stage and the share of it that is done, 0 to 1.
+
+    Returns:
+        What was done.
+
+    Raises:
+        NotFound: There is no backup.
+        InvalidInput: The home is not empty.
+        Damaged: The backup is not whole. Nothing was restored.
+        Busy: Another program writes to the home.
+        HomeError: The home cannot be written.
+    """
+    import os
+
+    from personalpeft.clock import SYSTEM
+    from personalpeft.recovery import restore as restore_backup
+    from personalpeft.settings import resolve
+
+    return restore_backup(
+        Path(backup),
+        resolve(home, os.environ),
+        base,
+        replace=replace,
+        forgotten_in=tuple(map(Path, forgotten_in)),
+        clock=clock or SYSTEM,
+        progress=progress,
     )
 
 

@@ -32,6 +32,7 @@ from personalpeft.publishing import unpublishing
 from personalpeft.services import Services
 from personalpeft.store.api_keys import ApiKeys
 from personalpeft.store.erasure import delete_pending_files, erase, erase_user
+from personalpeft.store.erasure_log import LoggedErasure, oldest_item
 from personalpeft.store.locks import learn_lease
 from personalpeft.store.types import UserSummary
 from personalpeft.types import Progress
@@ -195,6 +196,10 @@ def forget_user(
                     "empty folder there. Then forget the user again; nothing has been erased yet.",
                 )
             api_keys.revoke_all(user)
+            with store.database.read_transaction() as db:
+                oldest = oldest_item(db, user)
+            if oldest is not None:
+                store.erasures.append(LoggedErasure("user", oldest))
             erase_user(store, user)
         services.drop_user_caches(user)
     # After the leases: their files are deleted too. What fails now is done by the next opening.
@@ -250,6 +255,7 @@ def forget(
             if plan.removal.revisions:
                 # First the copies: after a kill in between, no record would name them.
                 unpublish()
+            store.erasures.append(LoggedErasure("item", full_id))
             erased = erase(store, user, plan.removal)
         services.drop_user_caches(user)
     progress("Erasing", 1.0)

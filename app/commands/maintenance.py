@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 from personalpeft.errors import Damaged, get_error_codes
 from personalpeft_app import session
-from personalpeft_app.options import GlobalOptions, command
+from personalpeft_app.options import GlobalOptions, command, option
 from personalpeft_app.output import emit, format_table, info
 from personalpeft_app.progress import Display
 
@@ -46,6 +48,58 @@ def verify(common: GlobalOptions) -> None:
     if problems:
         raise click.exceptions.Exit(get_error_codes(Damaged("")).exit_code)
     info(common, "There is no problem.")
+
+
+@command("backup", examples=("backup /mnt/disk/personalpeft", "backup ./copies --keep 3 --json"))
+@click.argument("folder", type=click.Path(path_type=Path))
+@option("--keep", type=click.IntRange(1), default=7, help="How many copies stay in the FOLDER.")
+def backup(common: GlobalOptions, folder: Path, keep: int) -> None:
+    """Copy the home into FOLDER, beside earlier copies.
+
+    The home may be in use. Each copy is a home. To put one back: personalpeft restore
+    """
+    with session.open_runtime(common, "change") as runtime:
+        made = runtime.maintenance.back_up(folder.expanduser().absolute(), keep=keep)
+    emit(common, made, str(made.path))
+    if made.missing:
+        info(common, f"{len(made.missing)} adapters are missing or damaged: personalpeft verify")
+    info(common, f"{made.files} adapters. To put it back: personalpeft restore {made.path}")
+
+
+@command(
+    "restore",
+    examples=("restore /mnt/disk/personalpeft", "restore ./copies/copy-000002-20260302 --replace"),
+)
+@click.argument("backup", type=click.Path(path_type=Path))
+@click.option("--replace", is_flag=True, help="Replace a home that is there. It is kept beside.")
+@click.option(
+    "--forgotten-in",
+    metavar="FOLDER",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="A folder with another forgotten.jsonl; can be repeated.",
+)
+def restore(
+    common: GlobalOptions, backup: Path, replace: bool, forgotten_in: tuple[Path, ...]
+) -> None:
+    """Put a BACKUP in place of the home.
+
+    BACKUP is a copy that backup made, or their folder, for the newest. What was forgotten since is
+    forgotten again first. Stop other programs that use the home.
+    """
+    import personalpeft
+
+    home, _ = common.paths()
+    with Display(common) as display:
+        report = personalpeft.restore(
+            backup,
+            home,
+            common.base_name(),
+            replace=replace,
+            forgotten_in=forgotten_in,
+            progress=display,
+        )
+    emit(common, report, str(report))
 
 
 @command("gc", examples=("gc --dry-run", "gc --json"))

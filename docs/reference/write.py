@@ -75,6 +75,8 @@ _HOME_FILES = {
     FILE: "Your settings; personalpeft only reads it.",
     "token": "The first admin token, readable by you alone.",
     "backups/": "The daemon's backups.",
+    "forgotten.jsonl": "Ids of what was forgotten, for restored backups.",
+    "backup-folders.json": "Where backups lie.",
 }
 
 

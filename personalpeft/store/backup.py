@@ -1,6 +1,6 @@
 """Copies of a home that are homes themselves.
 
-To restore a copy, move it to where the home was, or open it directly. A copy is the folder
+``personalpeft.restore`` puts a copy in place of a home. A copy is the folder
 ``<folder>/copy-<number>-<day>/``. It has the database at one moment and every file that a revision
 in it names. It has no training state, locks or API keys. It has no records of publications, since
 it must not remove what the home published.
@@ -30,7 +30,7 @@ from personalpeft.store.blobs import Blobs, replace_file
 from personalpeft.store.database import Database, has_table
 from personalpeft.store.error_mapping import map_home_errors, sqlite3
 
-_COPY = re.compile(r"copy-(\d{6})-\d{8}")
+COPY_NAME = re.compile(r"copy-(\d{6})-\d{8}")
 _PART = ".part"
 
 
@@ -58,7 +58,7 @@ def back_up(database: Database, blobs: Blobs, folder: Path, *, now: datetime, ke
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for part in folder.glob(f"copy-*{_PART}"):
             shutil.rmtree(part)
-        copies = sorted(p for p in folder.iterdir() if _COPY.fullmatch(p.name) and p.is_dir())
+        copies = sorted(p for p in folder.iterdir() if COPY_NAME.fullmatch(p.name) and p.is_dir())
         previous = copies[-1] if copies else None
         number = int(previous.name.split("-")[1]) + 1 if previous else 1
         path = folder / f"copy-{number:06}-{now:%Y%m%d}"

@@ -17,6 +17,7 @@ from personalpeft.deprecation import RenamedAttributes
 from personalpeft.store.backup import Backup, back_up
 from personalpeft.store.blobs import Blobs, replace_file
 from personalpeft.store.database import Database
+from personalpeft.store.erasure_log import ErasureLog
 from personalpeft.store.error_mapping import map_home_errors, read_only_error
 from personalpeft.store.locks import Leases
 
@@ -41,6 +42,7 @@ class Maintenance(
         database: Database,
         blobs: Blobs,
         leases: Leases,
+        erasures: ErasureLog,
         *,
         now: Callable[[], datetime],
     ) -> None:
@@ -48,6 +50,7 @@ class Maintenance(
         self._database = database
         self._blobs = blobs
         self._leases = leases
+        self._erasures = erasures
         self._now = now
         self._activity_mark = home / "locks" / "serving"
 
@@ -103,6 +106,9 @@ class Maintenance(
     def back_up(self, folder: Path, *, keep: int = 7) -> Backup:
         """Copy the home into a folder and delete all but the newest copies there.
 
+        The home may be in use. What is forgotten later is listed beside the copies, and
+        ``personalpeft.restore`` forgets it again.
+
         Args:
             folder: Where the copies lie. Each is a home.
             keep: How many copies to keep, at least 1.
@@ -114,7 +120,9 @@ class Maintenance(
             Busy: Another copy is being made.
         """
         with self.exclusive("backup"):
-            return back_up(self._database, self._blobs, folder, now=self._now(), keep=keep)
+            backup = back_up(self._database, self._blobs, folder, now=self._now(), keep=keep)
+            self._erasures.copy_to(folder)
+            return backup
 
     def _note_path(self, task: str) -> Path:
         return self._home / "notes" / f"{task}.json"

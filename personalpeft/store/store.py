@@ -12,6 +12,7 @@ from personalpeft.ids import check_layer_name, check_user_id
 from personalpeft.store.blobs import Blobs, replace_file
 from personalpeft.store.catalog import Catalog
 from personalpeft.store.database import Database
+from personalpeft.store.erasure_log import ErasureLog
 from personalpeft.store.error_mapping import map_home_errors, read_only_error
 from personalpeft.store.ledger import Ledger
 from personalpeft.store.locks import Leases
@@ -42,7 +43,10 @@ class Store:
         self.ledger = Ledger(database, now=now, entropy=entropy)
         self.catalog = Catalog(database, self.blobs, now=now)
         self.publications = Publications(database)
-        self.maintenance = Maintenance(home, database, self.blobs, self.leases, now=now)
+        self.erasures = ErasureLog(home)
+        self.maintenance = Maintenance(
+            home, database, self.blobs, self.leases, self.erasures, now=now
+        )
 
     @property
     def read_only(self) -> bool:

@@ -52,6 +52,7 @@ NAMES = [
     "Provenance",
     "QueueFull",
     "Reply",
+    "RestoreReport",
     "Runtime",
     "Serving",
     "ServingFailed",
@@ -62,6 +63,7 @@ NAMES = [
     "VllmServer",
     "WeightsError",
     "open",
+    "restore",
 ]
 METHODS = [
     "activity_summary",

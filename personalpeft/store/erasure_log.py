@@ -1,0 +1,152 @@
+"""The log of what was forgotten: a backup from before still holds it, and a restore forgets it again.
+
+A line names an item by its id, or a user by the id of the user's oldest item. So the log has no
+words and no user's id. It lies in the home and beside its backups, so that one of them outlives the
+loss of the other.
+
+Invariants: a line is durable before the erasure begins, since a kill in between would leave an
+erased item that no restore forgets. A torn last line counts as none.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from personalpeft import host
+from personalpeft.store.blobs import replace_file
+from personalpeft.store.database import fetch_one
+from personalpeft.store.error_mapping import map_home_errors, sqlite3
+from personalpeft.store.rows import TOMBSTONE
+
+LOG = "forgotten.jsonl"
+_FOLDERS = "backup-folders.json"
+
+ErasedKind: TypeAlias = Literal["item", "user"]
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedErasure:
+    """An erased turn or signal, or all of the user whose oldest one it is."""
+
+    kind: ErasedKind
+    item: str
+
+    def to_line(self) -> bytes:
+        """Return the line of the log."""
+        return json.dumps({self.kind: self.item}).encode() + b"\n"
+
+
+class ErasureLog:
+    """The log of one home, and its copies beside the home's backups."""
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+
+    def append(self, erasure: LoggedErasure) -> None:
+        """Record an erasure durably, also beside the backups that can be reached.
+
+        The next backup brings the others up to date. Raises ``HomeError``.
+        """
+        with map_home_errors(self._home):
+            _append(self._home / LOG, [erasure])
+        for folder in self._folders():
+            with suppress(OSError):
+                if folder.is_dir():
+                    _append(folder / LOG, [erasure])
+
+    def read(self) -> tuple[LoggedErasure, ...]:
+        """Return all erasures, oldest first."""
+        return read_log(self._home)
+
+    def copy_to(self, folder: Path) -> None:
+        """Bring the log beside the backups in a folder up to date. Raises ``HomeError``."""
+        folder = folder.absolute()
+        with map_home_errors(folder):
+            _append(folder / LOG, self.read())
+            folders = self._folders()
+            if folder not in folders:
+                text = json.dumps([str(each) for each in (*folders, folder)])
+                replace_file(self._home / _FOLDERS, text.encode())
+
+    def _folders(self) -> tuple[Path, ...]:
+        try:
+            return tuple(map(Path, json.loads((self._home / _FOLDERS).read_bytes())))
+        except (OSError, ValueError, TypeError):
+            return ()
+
+
+def read_log(folder: Path) -> tuple[LoggedErasure, ...]:
+    """Return the erasures that a folder's log names, oldest first; none without a log."""
+    try:
+        lines = (folder / LOG).read_bytes().splitlines(keepends=True)
+    except OSError:
+        return ()
+    found: dict[LoggedErasure, None] = {}
+    for line in lines:
+        with suppress(ValueError, AttributeError):
+            for kind, item in json.loads(line).items():
+                if kind in ("item", "user") and isinstance(item, str):
+                    found[LoggedErasure(kind, item)] = None
+    return tuple(found)
+
+
+def merge_logs(folders: Iterable[Path], into: Path) -> tuple[LoggedErasure, ...]:
+    """Write the erasures of several logs into the log of another folder, and return them."""
+    merged = tuple(dict.fromkeys(each for folder in folders for each in read_log(folder)))
+    _append(into / LOG, merged)
+    return merged
+
+
+def read_tombstones(database: Path) -> tuple[LoggedErasure, ...]:
+    """Return the erased turns and signals that a database names, as far as it can be read."""
+    sql = f"select id from {TOMBSTONE} where id is not null and kind in ('turn', 'signal')"
+    with suppress(sqlite3.Error), closing(_open_to_read(database)) as db:
+        return tuple(LoggedErasure("item", str(item)) for (item,) in db.execute(sql))
+    return ()
+
+
+def _open_to_read(database: Path) -> sqlite3.Connection:
+    return sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)
+
+
+def find_owner(db: sqlite3.Connection, item: str) -> str | None:
+    """Return the user of a turn or signal, or None where there is none."""
+    sql = "select user from turn where id = ? union select user from signal where id = ?"
+    row = fetch_one(db, sql, item, item)
+    return None if row is None else str(row["user"])
+
+
+def oldest_item(db: sqlite3.Connection, user: str) -> str | None:
+    """Return the id of a user's first turn or signal, or None if there is none.
+
+    A backup holds the first entries of a user, so it holds this one or nothing of the user.
+    """
+    sql = (
+        "select id from (select id, seq from turn where user = ?"
+        " union all select id, seq from signal where user = ?) order by seq limit 1"
+    )
+    row = fetch_one(db, sql, user, user)
+    return None if row is None else str(row["id"])
+
+
+def _append(path: Path, erasures: Sequence[LoggedErasure]) -> None:
+    """Append the erasures that a log does not have yet."""
+    known = set(read_log(path.parent))
+    new = [each for each in erasures if each not in known]
+    if not new:
+        return
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    with os.fdopen(handle, "rb+") as file:
+        data = file.read()
+        # A torn line would swallow the next one.
+        torn = b"\n" if data and not data.endswith(b"\n") else b""
+        file.write(torn + b"".join(each.to_line() for each in new))
+        file.flush()
+        host.sync_file(file.fileno())
+    host.sync_folder(path.parent)

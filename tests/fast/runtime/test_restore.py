@@ -1,0 +1,134 @@
+"""A lost or damaged home comes back from a backup, and what was forgotten stays forgotten."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from runtime_makers import ask, correct, greedy, home_contents, open_runtime
+
+import personalpeft
+from personalpeft import Busy, Damaged, Forgotten, InvalidInput, NotFound
+
+SECRET = "My locker code is 4711."
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A home with two users and a live layer, backed up to ``copies``."""
+    with open_runtime(tmp_path / "home") as runtime:
+        ada, bo = runtime.user("ada"), runtime.user("bo")
+        correct(ada, 6)
+        ada.learn()
+        ada.remember(SECRET)
+        ask(bo, "I am Bo.")
+        runtime.maintenance.back_up(tmp_path / "copies")
+    return tmp_path / "home"
+
+
+def test_restored_home_answers_and_learns_as_before(home: Path, tmp_path: Path) -> None:
+    with open_runtime(home) as runtime:
+        ids = [turn.id for turn in runtime.user("ada").turns()]
+        before = greedy(runtime.user("ada"))
+    shutil.rmtree(home)
+    report = personalpeft.restore(tmp_path / "copies", home)
+    assert (report.home, report.replaced, report.forgotten) == (home, None, 0)
+    with open_runtime(home) as runtime:
+        ada = runtime.user("ada")
+        assert runtime.verify() == ()
+        assert [turn.id for turn in ada.turns()] == ids
+        assert greedy(ada) == before
+        correct(ada, 3, first=10)
+        assert ada.learn().revision
+
+
+@pytest.mark.parametrize("loss", ["whole home", "database", "nothing"])
+def test_what_was_forgotten_since_the_backup_stays_forgotten(
+    home: Path, tmp_path: Path, loss: str
+) -> None:
+    with open_runtime(home) as runtime:
+        fact = runtime.user("ada").signals()[-1].id
+        runtime.user("ada").forget(fact)
+        runtime.forget_user("bo")
+    if loss == "whole home":
+        shutil.rmtree(home)
+    elif loss == "database":
+        (home / "personalpeft.db").write_bytes(b"damaged" * 500)
+    report = personalpeft.restore(tmp_path / "copies", home, replace=True)
+    assert report.forgotten == 2
+    with open_runtime(home) as runtime:
+        assert [user.id for user in runtime.users()] == ["ada"]
+        with pytest.raises(Forgotten):
+            runtime.user("ada").forget(fact)
+        assert runtime.user("ada").layers()[0].head
+    assert not any(
+        SECRET.encode() in path.read_bytes() for path in home.rglob("*") if path.is_file()
+    )
+
+
+def test_what_was_forgotten_is_found_in_the_log_of_another_folder(
+    home: Path, tmp_path: Path
+) -> None:
+    with open_runtime(home) as runtime:
+        runtime.user("ada").forget(runtime.user("ada").signals()[-1].id)
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    shutil.move(home / "forgotten.jsonl", kept)
+    (tmp_path / "copies" / "forgotten.jsonl").unlink()
+    shutil.rmtree(home)
+    report = personalpeft.restore(tmp_path / "copies", home, forgotten_in=[kept])
+    assert report.forgotten == 1
+
+
+def test_log_of_forgotten_items_has_no_words_and_no_user_and_survives_a_torn_line(
+    home: Path, tmp_path: Path
+) -> None:
+    with open_runtime(home) as runtime:
+        ada = runtime.user("ada")
+        first, second = (ada.remember(f"{SECRET} {number}") for number in range(2))
+        ada.forget(first)
+        for log in (home / "forgotten.jsonl", tmp_path / "copies" / "forgotten.jsonl"):
+            with log.open("ab") as file:
+                file.write(b'{"item": "s_0')
+        ada.forget(second)
+        runtime.forget_user("bo")
+        runtime.maintenance.back_up(tmp_path / "copies")
+    for folder in (home, tmp_path / "copies"):
+        lines = (folder / "forgotten.jsonl").read_bytes().splitlines()
+        assert len(lines) == 4
+        assert not any(word in line for line in lines for word in (b"bo", b"ada", b"locker"))
+
+
+def test_former_home_is_kept_and_replaced_only_on_request(home: Path, tmp_path: Path) -> None:
+    contents = home_contents(home)
+    with pytest.raises(InvalidInput):
+        personalpeft.restore(tmp_path / "copies", home)
+    assert home_contents(home) == contents
+    report = personalpeft.restore(tmp_path / "copies", home, replace=True)
+    assert report.replaced is not None
+    assert home_contents(report.replaced) == contents
+
+
+def test_damaged_backup_and_busy_home_change_nothing(home: Path, tmp_path: Path) -> None:
+    with pytest.raises(NotFound):
+        personalpeft.restore(tmp_path / "none", home, replace=True)
+    (copy,) = (each for each in (tmp_path / "copies").iterdir() if each.is_dir())
+    with open_runtime(home) as runtime:
+        contents = home_contents(home)
+        with runtime.user("ada")._services.store.database.write_lock(), pytest.raises(Busy):
+            personalpeft.restore(copy, home, replace=True)
+    blob = next(path for path in (copy / "blobs").rglob("*") if path.is_file())
+    blob.write_bytes(blob.read_bytes()[:-1] + b"x")
+    with pytest.raises(Damaged):
+        personalpeft.restore(copy, home, replace=True)
+    assert home_contents(home) == contents
+
+
+def test_backup_inside_the_home_is_restored(home: Path) -> None:
+    with open_runtime(home) as runtime:
+        copy = runtime.maintenance.back_up(home / "backups").path
+    report = personalpeft.restore(copy, home, replace=True)
+    assert report.backup.is_dir()
+    with open_runtime(home) as runtime:
+        assert len(list(runtime.users())) == 2
