@@ -155,7 +155,7 @@ class _Checks:
                 )
             return f"the vLLM server at {self._settings.vllm.url}; --load asks it for the base"
         try:
-            from personalpeft.backends.torch.model_runner import choose_device
+            from personalpeft.backends.torch.device import choose_device
         except ImportError as error:
             hint = "Run: pip install torch"
             raise MissingPackage(f"torch cannot be loaded: {error}", hint=hint) from error

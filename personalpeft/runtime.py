@@ -431,6 +431,7 @@ class Runtime(
             cache=self.settings.cache,
             vllm=self.settings.vllm,
             entropy=self._clock.entropy,
+            weights=self.settings.weights,
         )
         engine = Engine(backend, self._adapter, self.serving, self._clock, give_way)
         self._progress("Loading the model", 1.0)

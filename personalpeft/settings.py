@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 from urllib.parse import urlsplit
 
 import platformdirs
@@ -18,6 +18,7 @@ HOME = "PERSONALPEFT_HOME"
 CACHE = "PERSONALPEFT_CACHE"
 PLUGINS = "PERSONALPEFT_PLUGINS"
 VLLM = "PERSONALPEFT_VLLM_"
+WEIGHTS = "PERSONALPEFT_WEIGHTS"
 DEFAULT_BATCH = 16
 """Replies that torch generates at once, unless a setting says otherwise."""
 _APP = "personalpeft"
@@ -26,6 +27,13 @@ Observing: TypeAlias = Literal["off", "kept", "learned"]
 """Use of implicit feedback (``User.observe``).
 
 ``off`` ignores it, ``kept`` records it in the ledger, and ``learned`` learns from it as well.
+"""
+
+WeightsMode: TypeAlias = Literal["auto", "mapped", "loaded"]
+"""Where the torch backend keeps the base's weights on a processor.
+
+``mapped`` leaves them in the base's file, quantised as they are. ``loaded`` keeps them in memory,
+which is faster. ``auto`` loads them if they fit into the free memory.
 """
 
 
@@ -81,12 +89,13 @@ class VllmServer:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Absolute paths of home and cache, allowed plugins (None: all), and the vLLM server."""
+    """Absolute paths of home and cache, allowed plugins (None: all), the vLLM server, weights."""
 
     home: Path
     cache: Path
     plugins: tuple[str, ...] | None = None
     vllm: VllmServer | None = None
+    weights: WeightsMode = "auto"
 
 
 @accept_renamed_arguments(
@@ -159,6 +168,7 @@ def resolve(home: str | Path | None, environ: Mapping[str, str]) -> Settings:
         ),
         cache=_absolute(environ.get(CACHE) or platformdirs.user_cache_dir(_APP, appauthor=False)),
         plugins=named or None,
+        weights=_weights(environ.get(WEIGHTS) or "auto"),
         vllm=_vllm(
             {
                 name.removeprefix(VLLM): value
@@ -187,6 +197,17 @@ def _vllm(values: Mapping[str, str]) -> VllmServer | None:
             for name in ("TIMEOUT", "PATIENCE")
             if name in values
         },
+    )
+
+
+def _weights(value: str) -> WeightsMode:
+    for mode in get_args(WeightsMode):
+        if value == mode:
+            known: WeightsMode = mode
+            return known
+    raise InvalidInput(
+        f"{WEIGHTS} cannot be {value!a}.",
+        hint=f"Set it to {', '.join(get_args(WeightsMode)[:-1])} or {get_args(WeightsMode)[-1]}.",
     )
 
 

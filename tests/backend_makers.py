@@ -29,7 +29,7 @@ def torch_backend(base: Base, **more: Any) -> Backend:
     import torch
 
     from personalpeft.backends.torch.backend import TorchBackend
-    from personalpeft.backends.torch.model_runner import DeviceChoice
+    from personalpeft.backends.torch.device import DeviceChoice
 
     return TorchBackend(
         base, where=DeviceChoice(torch.device("cpu"), torch.float32, "for tests"), **more

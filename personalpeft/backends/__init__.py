@@ -14,7 +14,7 @@ from personalpeft.extras import extra_required
 if TYPE_CHECKING:
     from personalpeft.backends.base import Backend
     from personalpeft.base_models.types import Base
-    from personalpeft.settings import VllmServer
+    from personalpeft.settings import VllmServer, WeightsMode
 
 __all__ = ["BACKENDS", "load_backend"]
 
@@ -30,6 +30,7 @@ def load_backend(
     cache: Path,
     vllm: VllmServer | None,
     entropy: Callable[[int], bytes],
+    weights: WeightsMode = "auto",
 ) -> Backend:
     """Load a base into a backend, and import the backend's libraries.
 
@@ -41,6 +42,7 @@ def load_backend(
         cache: The folder for what is built for this machine.
         vllm: The server of the backend ``vllm``.
         entropy: Returns that many random bytes.
+        weights: Where torch keeps the base's weights.
 
     Returns:
         The backend. Close it when it is not needed any more.
@@ -54,7 +56,7 @@ def load_backend(
         with _collection_paused():
             from personalpeft.backends.torch.backend import TorchBackend
 
-            return TorchBackend(base, slots=slots, rows=rows, cache=cache)
+            return TorchBackend(base, slots=slots, rows=rows, cache=cache, weights=weights)
     if name == "llamacpp":
         with extra_required():
             from personalpeft.backends.llamacpp.backend import LlamaCppBackend
@@ -69,7 +71,15 @@ def load_backend(
                 "The backend vllm must have a server, and none is set.",
                 hint="Set PERSONALPEFT_VLLM_URL to its address; see docs/how-to/engines.md.",
             )
-        return VllmBackend(base, slots=slots, rows=rows, cache=cache, server=vllm, entropy=entropy)
+        return VllmBackend(
+            base,
+            slots=slots,
+            rows=rows,
+            cache=cache,
+            server=vllm,
+            entropy=entropy,
+            weights=weights,
+        )
     if name == "fake":
         from personalpeft.backends.fake import FakeBackend
 

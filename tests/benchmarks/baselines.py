@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from personalpeft.backends.base import Tokens
-from personalpeft.backends.torch.model_runner import choose_device
+from personalpeft.backends.torch.device import choose_device
 from personalpeft.errors import MissingPackage, ServingFailed
 
 _PAD = 0

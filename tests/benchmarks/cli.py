@@ -21,6 +21,7 @@ from benchmarks.cli_learning import (
     bench_prefeval,
 )
 from benchmarks.cli_skill import bench_skill
+from benchmarks.cli_weights import bench_weights
 from benchmarks.cli_world import bench_world
 from benchmarks.facts import MOST
 from benchmarks.result import emit_result
@@ -525,6 +526,7 @@ bench.add_section(
             bench_start,
             bench_busy,
             bench_publish,
+            bench_weights,
             bench_wave,
             bench_engines,
             bench_server,

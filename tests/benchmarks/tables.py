@@ -179,6 +179,36 @@ def _publish(result: Result) -> Iterator[tuple[str, Table]]:
     yield "gaps", make_table(_SPREAD_HEADS, rows)
 
 
+def _weights(result: Result) -> Iterator[tuple[str, Table]]:
+    heads = (
+        "shape",
+        "blocks",
+        "file, MB",
+        "tokens/s",
+        "tokens/s, loaded",
+        "file over loaded",
+        "peak, MB",
+        "not of files, MB",
+        "peak, loaded, MB",
+    )
+
+    def row(each: Result) -> Sequence[str]:
+        rates, peaks = each["tokens_per_second"], each["peak_mb"]
+        return (
+            each["shape"],
+            f"{each['blocks']} of {each['of_blocks']}",
+            _whole(each["file_mb"]),
+            _plain(rates.get("mapped")),
+            _plain(rates.get("loaded")),
+            _range(each.get("mapped_over_loaded")),
+            _whole(peaks.get("mapped")),
+            _whole(each["anonymous_mb"].get("mapped")),
+            _whole(peaks.get("loaded")),
+        )
+
+    yield "weights", make_table(heads, map(row, result["shapes"]))
+
+
 def _wave(result: Result) -> Iterator[tuple[str, Table]]:
     units = {
         "tokens_per_second": "tokens/s",
@@ -437,6 +467,7 @@ _TABLES: Mapping[str, Callable[[Result], Iterable[tuple[str, Table]]]] = {
     "busy": _busy,
     "publish": _publish,
     "wave": _wave,
+    "weights": _weights,
     "engines": _engines,
     "server": _server,
     "streams": _streams,

@@ -25,9 +25,10 @@ from personalpeft.backends.batch_backend import BatchBackend
 from personalpeft.backends.batch_invariance import BatchInvariance
 from personalpeft.backends.sampler import top_logprobs
 from personalpeft.backends.torch.batch import Batch
+from personalpeft.backends.torch.device import DeviceChoice, choose_device
 from personalpeft.backends.torch.kv_cache import PagedKVCache, bytes_per_token
 from personalpeft.backends.torch.lora_bank import LoRABank, StagedWeights
-from personalpeft.backends.torch.model_runner import DeviceChoice, ModelRunner, choose_device
+from personalpeft.backends.torch.model_runner import ModelRunner
 from personalpeft.backends.torch.openmp import release_threads
 from personalpeft.backends.torch.ops import choose_ops
 from personalpeft.backends.torch.ops.base import KV_BLOCK_SIZE
@@ -39,9 +40,12 @@ from personalpeft.backends.torch.training.session import (
     advance,
     forward_backward,
 )
+from personalpeft.backends.torch.weights_choice import choose_weights
 from personalpeft.base_models.types import Base
+from personalpeft.settings import WeightsMode
 
-_SCORE_TOKENS = 1024
+# Tokens of one scoring pass, and the most bytes of their logits.
+_SCORE_TOKENS, _SCORE_BYTES = 1024, 64 * 2**20
 # Differences due to rounding, nats per token (measured: docs/benchmarks/index.md).
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 # Cache tokens for each row beside the longest one.
@@ -59,6 +63,7 @@ class TorchBackend(BatchBackend):
         rows: Most sequences in a batch.
         where: Device and dtype; None chooses them.
         cache: For compiled kernels, product choices and reference outputs; None caches nothing.
+        weights: Where the base's weights are kept.
     """
 
     name = "torch"
@@ -72,17 +77,21 @@ class TorchBackend(BatchBackend):
         rows: int = 16,
         where: DeviceChoice | None = None,
         cache: Path | None = None,
+        weights: WeightsMode = "auto",
     ) -> None:
         where = where or choose_device()
         super().__init__(base)
         self.slots, self.rows = slots, rows
         ops, reason = choose_ops(where.device, where.dtype, cache)
         self.logprob_tolerance = _TOLERANCE.get(where.dtype, _TOLERANCE[torch.float32])
-        self._model = ModelRunner(base, where, ops, cache)
+        kept = choose_weights(base, where, weights)
+        self._model = ModelRunner(base, where, ops, cache, kept.mapped)
         # Results of torch's own operations depend on the batch.
         invariant = ops.batch_invariant and self._model.batch_invariant
         self.batch_invariance = BatchInvariance.HOLDS if invariant else BatchInvariance.NONE
-        self.description = f"{where.reason}, {reason}"
+        self.description = ", ".join(filter(None, (where.reason, reason, kept.reason)))
+        vocabulary = self._model.vocabulary_size
+        self._score_tokens = min(_SCORE_TOKENS, _SCORE_BYTES // (vocabulary * where.dtype.itemsize))
         self._references = ReferenceCache(self._model, f"{where.dtype}, {self.description}", cache)
         self._bank = LoRABank(base.architecture, self.slots, ops)
         num_blocks = _num_blocks(self._model, self.rows)
@@ -114,7 +123,7 @@ class TorchBackend(BatchBackend):
     ) -> tuple[Score, ...]:
         scores: list[Score] = []
         sizes = [len(item.prompt) + len(item.completion) for item in items]
-        for group in split_by_size(sizes, _SCORE_TOKENS):
+        for group in split_by_size(sizes, self._score_tokens):
             with torch.inference_mode():
                 with self._model.exclusive(self._bank.single_adapter_lora(stack)):
                     outputs = read_outputs(self._model, items[group])
@@ -122,8 +131,9 @@ class TorchBackend(BatchBackend):
                 if kl:
                     with self._model.exclusive():
                         base_outputs = read_outputs(self._model, items[group])
+                    # Not from log-probs: those of all tokens in float32 took most of the memory.
                     divergences = [
-                        float((base.logp.exp() * (base.logp - output.logp)).sum(-1).mean())
+                        float(output.kl_div(slice(None), base, slice(None)).mean())
                         for base, output in zip(base_outputs, outputs, strict=True)
                     ]
                 scores += [

@@ -49,25 +49,38 @@ _Counts: TypeAlias = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
 
 
 class ProductKind(StrEnum):
-    """How to compute a product: from reordered weights, or with torch's ``linear``."""
+    """How to compute a product: from reordered weights, or with torch's ``linear``.
+
+    ``TRANSPOSED`` is torch's product with ``[inputs, outputs]`` weights.
+    """
 
     PACKED = "packed"
     PLAIN = "plain"
+    TRANSPOSED = "transposed"
+
+
+_USUAL_KINDS = (ProductKind.PACKED, ProductKind.PLAIN)
 
 
 @dataclass(frozen=True, slots=True)
 class ProductShape:
-    """What the choice of a product depends on."""
+    """What the choice of a product depends on; ``only`` is the one kind to try, if given."""
 
     inputs: int
     outputs: int
     dtype: torch.dtype
     bias: bool
+    only: ProductKind | None = None
 
     @property
     def key(self) -> str:
         dtype = str(self.dtype).removeprefix("torch.")
-        return f"{self.inputs}x{self.outputs}-{dtype}{'-bias' if self.bias else ''}"
+        only = "" if self.only is None else f"-{self.only}"
+        return f"{self.inputs}x{self.outputs}-{dtype}{'-bias' if self.bias else ''}{only}"
+
+    @property
+    def kinds(self) -> tuple[ProductKind, ...]:
+        return _USUAL_KINDS if self.only is None else (self.only,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +212,9 @@ def _make_product(kind: ProductKind, weight: Tensor, bias: Tensor | None) -> tup
     """
     if kind is ProductKind.PLAIN:
         return lambda x: linear(x, weight, bias), weight
+    if kind is ProductKind.TRANSPOSED:
+        transposed = weight.t().contiguous()
+        return lambda x: x @ transposed if bias is None else x @ transposed + bias, weight
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
     multiply = torch.ops.mkldnn._linear_pointwise
     return lambda x: multiply(x, packed, bias, "none", [], ""), packed
@@ -206,14 +222,14 @@ def _make_product(kind: ProductKind, weight: Tensor, bias: Tensor | None) -> tup
 
 def _choose(shape: ProductShape, threads: Sequence[int]) -> ProductChoice:
     working = []
-    for kind in ProductKind:
+    for kind in shape.kinds:
         if not is_usable(kind, shape):
             continue
         rows = _find_class(kind, shape, threads) or _find_class(kind, shape, threads[-1:])
         if rows is not None:
             return ProductChoice(kind, rows)
         working.append(kind)
-    return ProductChoice(working[0] if working else ProductKind.PLAIN, None)
+    return ProductChoice(working[0] if working else shape.only or ProductKind.PLAIN, None)
 
 
 def is_usable(kind: ProductKind, shape: ProductShape) -> bool:

@@ -85,13 +85,23 @@ class Logits(NamedTuple):
     logits: Tensor
 
 
-def load_llama(folder: Path, dtype: torch.dtype) -> LlamaForCausalLM | None:
-    """Load a folder's model; None if it is of another kind, or its weights have other names."""
+def empty_llama(folder: Path) -> LlamaForCausalLM | None:
+    """Return a folder's model without weights; None if it is of another kind."""
     config = LlamaConfig.from_json(json.loads((folder / "config.json").read_text("utf-8")))
     if config is None:
         return None
     with torch.device("meta"):
         model = LlamaForCausalLM(config)
+    model.model.rotary_emb.compute_frequencies(config)
+    return model
+
+
+def load_llama(folder: Path, dtype: torch.dtype) -> LlamaForCausalLM | None:
+    """Load a folder's model; None if it is of another kind, or its weights have other names."""
+    model = empty_llama(folder)
+    if model is None:
+        return None
+    config = model.config
     weights = _read_weights(folder)
     tied = config.tie_word_embeddings and _HEAD not in weights
     expected = {
@@ -106,7 +116,6 @@ def load_llama(folder: Path, dtype: torch.dtype) -> LlamaForCausalLM | None:
     if tied:
         # One parameter, so a move to a device copies it once.
         model.lm_head.weight = model.model.embed_tokens.weight
-    model.model.rotary_emb.compute_frequencies(config)
     return model
 
 

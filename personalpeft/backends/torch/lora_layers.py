@@ -6,10 +6,10 @@ lock.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -86,10 +86,35 @@ class LoRAContext:
 
 
 class FrozenLinear(nn.Module):
-    """A linear layer with frozen weights. A row's outputs have the same bits in any batch.
+    """A linear layer with frozen weights. A row's outputs have the same bits in any batch."""
 
-    The weights are stored once, in the CPU's fastest order. Between ``enable_backward`` and
-    ``disable_backward`` they are also stored transposed.
+    @property
+    def weight(self) -> Tensor:
+        """The weights, ``[outputs, inputs]``."""
+        raise NotImplementedError
+
+    def enable_backward(self) -> None:
+        """Prepare for gradients, until ``disable_backward``."""
+
+    def disable_backward(self) -> None:
+        """Free what ``enable_backward`` stored."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return differentiable(self.multiply, lambda x, grad: self.multiply_transposed(grad), x)
+
+    def multiply(self, x: Tensor) -> Tensor:
+        """Return the outputs, without a gradient."""
+        raise NotImplementedError
+
+    def multiply_transposed(self, grad: Tensor) -> Tensor:
+        """Return the gradient with respect to the inputs."""
+        raise NotImplementedError
+
+
+class LoadedLinear(FrozenLinear):
+    """Weights in memory, stored once in the CPU's fastest order.
+
+    Between ``enable_backward`` and ``disable_backward`` they are also stored transposed.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, chooser: ProductChooser | None) -> None:
@@ -103,32 +128,42 @@ class FrozenLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The weights, ``[outputs, inputs]``."""
         return self._product.weight
 
     def enable_backward(self) -> None:
-        """Store the transposed weights, which gradients need."""
         if self._product.is_packed and self._transposed is None:
             self._transposed = BatchInvariantProduct(
                 self.weight.t().contiguous(), None, self._chooser
             )
 
     def disable_backward(self) -> None:
-        """Free the transposed weights."""
         self._transposed = None
 
-    def forward(self, x: Tensor) -> Tensor:
-        return differentiable(self.multiply, lambda x, grad: self.multiply_transposed(grad), x)
-
     def multiply(self, x: Tensor) -> Tensor:
-        """Return the outputs, without a gradient."""
         return self._product(x)
 
     def multiply_transposed(self, grad: Tensor) -> Tensor:
-        """Return the gradient with respect to the inputs."""
         if self._transposed is not None:
             return self._transposed(grad)
         return grad @ self.weight
+
+
+LinearFactory: TypeAlias = Callable[[Sequence[tuple[str, nn.Linear]]], FrozenLinear]
+"""Makes one layer of the linear layers at these paths, which read the same input."""
+
+
+class LoadedLinears:
+    """Makes layers whose weights are those of the model that was loaded."""
+
+    def __init__(self, chooser: ProductChooser | None) -> None:
+        self._chooser = chooser
+
+    def __call__(self, members: Sequence[tuple[str, nn.Linear]]) -> LoadedLinear:
+        weights = [member.weight.detach() for _, member in members]
+        biases = [member.bias.detach() for _, member in members if member.bias is not None]
+        # A single member is not copied, so its weights stay in the loaded file's memory.
+        weight = torch.cat(weights) if len(weights) > 1 else weights[0]
+        return LoadedLinear(weight, torch.cat(biases) if biases else None, self._chooser)
 
 
 class GroupedLinear:
@@ -140,17 +175,12 @@ class GroupedLinear:
 
     def __init__(
         self,
-        members: Sequence[nn.Linear],
+        frozen: FrozenLinear,
         group: int,
         layer: int,
         context: LoRAContext,
-        chooser: ProductChooser | None,
     ) -> None:
-        weights = [member.weight.detach() for member in members]
-        biases = [member.bias.detach() for member in members if member.bias is not None]
-        # A single member is not copied, so its weights stay in the loaded file's memory.
-        weight = torch.cat(weights) if len(weights) > 1 else weights[0]
-        self.frozen = FrozenLinear(weight, torch.cat(biases) if biases else None, chooser)
+        self.frozen = frozen
         self._group, self._layer, self._context = group, layer, context
         self._last: tuple[Tensor, Tensor] | None = None
 
@@ -193,14 +223,14 @@ class LoRALinear(nn.Module):
 
 
 def install_lora_layers(
-    model: nn.Module, architecture: Architecture, chooser: ProductChooser | None
+    model: nn.Module, architecture: Architecture, make_linear: LinearFactory
 ) -> tuple[LoRAContext, dict[str, FrozenLinear]]:
     """Replace each projection that the architecture names.
 
     Args:
         model: The base. Its modules are replaced.
         architecture: Names the projections.
-        chooser: Chooses how products are computed; None for torch's ``linear``.
+        make_linear: Makes the layers of the base's weights.
 
     Returns:
         The context that the owner sets for each pass, and the products by the path of their group's first
@@ -211,8 +241,10 @@ def install_lora_layers(
     for layer in range(architecture.blocks):
         root = f"{architecture.block_path}.{layer}."
         for number, group in enumerate(group_projections(architecture)):
-            members = [_as_linear(model.get_submodule(root + name)) for name in group.names]
-            grouped = GroupedLinear(members, number, layer, context, chooser)
+            members = [
+                (root + name, _as_linear(model.get_submodule(root + name))) for name in group.names
+            ]
+            grouped = GroupedLinear(make_linear(members), number, layer, context)
             products[root + group.names[0]] = grouped.frozen
             for name, (begin, end) in zip(group.names, group.sections, strict=True):
                 parent, _, attribute = (root + name).rpartition(".")

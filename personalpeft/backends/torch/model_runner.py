@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,88 +22,70 @@ from personalpeft.backends.thread_governor import ThreadGovernor, thread_counts
 from personalpeft.backends.torch.autograd import apply_function, differentiable
 from personalpeft.backends.torch.batch_invariant_matmul import (
     ProductChooser,
-    ProductKind,
-    ProductShape,
-    is_usable,
 )
+from personalpeft.backends.torch.device import DeviceChoice
 from personalpeft.backends.torch.device_lock import DeviceLock
+from personalpeft.backends.torch.heap import return_large_blocks
 from personalpeft.backends.torch.kv_cache import ForwardContext, paged_attention_forward
-from personalpeft.backends.torch.llama import load_llama
+from personalpeft.backends.torch.llama import empty_llama, load_llama
 from personalpeft.backends.torch.lora_layers import (
     ActiveLoRA,
     FrozenLinear,
+    LoadedLinears,
+    group_projections,
     install_lora_layers,
+)
+from personalpeft.backends.torch.mapped_linear import MappedLinears, Unpacker
+from personalpeft.backends.torch.mapped_model import (
+    check_unpacking,
+    fill_mapped_model,
+    map_other_linears,
 )
 from personalpeft.backends.torch.openmp import limit_threads, release_threads
 from personalpeft.backends.torch.ops import Ops
+from personalpeft.backends.torch.training.checkpoints import BlockCheckpoints
 from personalpeft.backends.torch.training.fused_modules import install_fused_modules
 from personalpeft.backends.torch.training.packing import PackedSequence
+from personalpeft.base_models.mapped_weights import MappedWeights
 from personalpeft.base_models.types import Base
+from personalpeft.types import Architecture
 
-# Hidden states whose logits are computed at a time. A head is as slow as several blocks.
-_HEAD_ROWS = 64
+# Activations of one pass beyond these bytes are computed twice instead of kept: with weights in
+# memory, and with weights in the base's file, which are chosen to save memory.
+_LOADED_ACTIVATIONS, _MAPPED_ACTIVATIONS = 512 * 2**20, 96 * 2**20
 
-
-@dataclass(frozen=True, slots=True)
-class DeviceChoice:
-    """Device and dtype of the base, and the reason, a line for ``doctor``."""
-
-    device: torch.device
-    dtype: torch.dtype
-    reason: str
-
-
-def choose_device() -> DeviceChoice:
-    """Return a GPU if there is one, else the CPU, with bfloat16 if the hardware multiplies it."""
-    if torch.cuda.is_available():
-        # Older GPUs emulate bfloat16. float16 is fast there, but activations can overflow it.
-        if torch.cuda.get_device_capability() >= (8, 0):
-            dtype, name = torch.bfloat16, "bfloat16"
-        else:
-            dtype, name = torch.float32, "float32"
-        reason = f"{name} on {torch.cuda.get_device_name()}"
-        return DeviceChoice(torch.device("cuda"), dtype, reason)
-    threads = torch.get_num_threads()
-    if _multiplies_bfloat16():
-        reason = f"bfloat16 on the processor, {threads} threads"
-        return DeviceChoice(torch.device("cpu"), torch.bfloat16, reason)
-    reason = f"float32 on the processor, {threads} threads (it does not multiply bfloat16)"
-    return DeviceChoice(torch.device("cpu"), torch.float32, reason)
-
-
-def _multiplies_bfloat16() -> bool:
-    """Return whether the CPU multiplies bfloat16, and the libraries do it correctly."""
-    # PyTorch for macOS is built without this library.
-    supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
-    return supported() and is_usable(
-        ProductKind.PACKED, ProductShape(512, 512, torch.bfloat16, bias=False)
-    )
+# Hidden states whose logits are computed at a time. A head is as slow as several blocks. A mapped
+# one is unpacked each time.
+_LOADED_HEAD_ROWS, _MAPPED_HEAD_ROWS = 64, 256
 
 
 class ModelRunner:
     """The loaded base and its LoRA layers."""
 
-    def __init__(self, base: Base, where: DeviceChoice, ops: Ops, cache: Path | None) -> None:
+    def __init__(
+        self,
+        base: Base,
+        where: DeviceChoice,
+        ops: Ops,
+        cache: Path | None,
+        mapped: MappedWeights | None = None,
+    ) -> None:
         self.base = base
         self.where = where
-        # Any: transformers' stubs have few of the methods.
-        module: Any = load_llama(base.folder, where.dtype) or _load_with_transformers(base, where)
-        self.module = module.to(where.device).eval().requires_grad_(False)
         # Row-count classes are measured for CPU libraries only.
         self._chooser = (
             ProductChooser(thread_counts(min(torch.get_num_threads(), host.usable_cores())), cache)
             if where.device.type == "cpu"
             else None
         )
-        self._context, self._products = install_lora_layers(
-            self.module, base.architecture, self._chooser
-        )
-        if self._chooser is not None:
-            head = self.module.get_output_embeddings()
-            self.module.set_output_embeddings(
-                FrozenLinear(head.weight.detach(), head.bias, self._chooser)
-            )
         self.ops = ops
+        self._mapped = mapped
+        # Any: transformers' stubs have few of the methods.
+        self.module: Any = None
+        if mapped is None:
+            self._load(LoadedLinears(self._chooser))
+        else:
+            self._build(mapped)
         self._fused_attention = install_fused_modules(self.module, ops)
         self._governor = (
             None
@@ -117,6 +98,39 @@ class ModelRunner:
                 block.register_forward_pre_hook(self._at_boundary)
         self._sessions = 0
         self._window = _sliding_window(self.module.config.get_text_config())
+        self._checkpoints = BlockCheckpoints(
+            list(self.module.get_submodule(base.architecture.block_path))
+        )
+        kept = _LOADED_ACTIVATIONS if mapped is None else _MAPPED_ACTIVATIONS
+        self._most_tokens = kept // _activation_bytes(base.architecture, where.dtype)
+        self._head_rows = _LOADED_HEAD_ROWS if mapped is None else _MAPPED_HEAD_ROWS
+
+    def _load(self, make_linear: LoadedLinears) -> None:
+        """Load all weights into memory."""
+        base, where = self.base, self.where
+        module = load_llama(base.folder, where.dtype) or _load_with_transformers(base, where)
+        self.module = module.to(where.device).eval().requires_grad_(False)
+        self._context, self._products = install_lora_layers(
+            self.module, base.architecture, make_linear
+        )
+        if self._chooser is not None:
+            head = self.module.get_output_embeddings()
+            self.module.set_output_embeddings(make_linear([("lm_head", head)]))
+
+    def _build(self, mapped: MappedWeights) -> None:
+        """Build the model around weights that stay in their file."""
+        check_unpacking(mapped, self.ops)
+        return_large_blocks()
+        unpacker = Unpacker(self.ops, self._chooser)
+        make_linear = MappedLinears(mapped, unpacker)
+        self.module = empty_llama(self.base.folder) or _empty_of_transformers(self.base, self.where)
+        fill_mapped_model(self.module, mapped, unpacker)
+        self._context, self._products = install_lora_layers(
+            self.module, self.base.architecture, make_linear
+        )
+        # The head is one of them.
+        map_other_linears(self.module, make_linear)
+        self.module.eval()
 
     @contextmanager
     def exclusive(self, active: ActiveLoRA | None = None) -> Iterator[None]:
@@ -148,6 +162,11 @@ class ModelRunner:
         return limit_threads(threads)
 
     @property
+    def vocabulary_size(self) -> int:
+        """The number of logits of a token."""
+        return int(self.module.config.get_text_config().vocab_size)
+
+    @property
     def batch_invariant(self) -> bool:
         """Whether each product gives a row the same bits in any batch."""
         return self._chooser is not None and self._chooser.invariant
@@ -163,6 +182,8 @@ class ModelRunner:
             if self._fused_attention
             else {"attention_mask": self._mask(packed.visible, packed.positions)}
         )
+        # They change no bits, so their use may depend on the size of a pass.
+        self._checkpoints.active = len(packed.tokens) > self._most_tokens
         # torch's fused attention is slow on CPUs with a mask and a gradient.
         is_slow = device.type == "cpu" and not self._fused_attention
         with sdpa_kernel(SDPBackend.MATH) if is_slow else nullcontext():
@@ -194,12 +215,12 @@ class ModelRunner:
     def _in_parts(self, product: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         """Return a product of the head, and let steps go first between its parts."""
         result: Tensor | None = None
-        for begin in range(0, len(x), _HEAD_ROWS):
+        for begin in range(0, len(x), self._head_rows):
             self._let_step_go_first()
-            part = product(x[begin : begin + _HEAD_ROWS])
+            part = product(x[begin : begin + self._head_rows])
             if result is None:
                 result = part.new_empty((len(x), part.shape[-1]))
-            result[begin : begin + _HEAD_ROWS] = part
+            result[begin : begin + self._head_rows] = part
         return product(x) if result is None else result
 
     def _at_boundary(self, block: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -278,12 +299,19 @@ class ModelRunner:
         """Return the SHA-256 over names, shapes and bytes of all base parameters in memory."""
         digest = hashlib.sha256()
         with self._lock.for_pass():
-            products = {path: product.weight for path, product in self._products.items()}
+            products = (
+                {path: product.weight for path, product in self._products.items()}
+                if self._mapped is None
+                else {}
+            )
             for name, parameter in sorted(
                 {**dict(self.module.named_parameters()), **products}.items()
             ):
                 digest.update(f"{name}{tuple(parameter.shape)}{parameter.dtype}".encode())
                 digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+            for tensor in () if self._mapped is None else self._mapped.tensors():
+                digest.update(f"{tensor.name}{tensor.shape}{tensor.format}".encode())
+                digest.update(tensor.data.data)
         return digest.hexdigest()
 
     def _mask(self, visible: Tensor, positions: Tensor) -> Any:
@@ -339,6 +367,24 @@ def _remove_vision_part(module: Any) -> None:
     for name in ("vision_tower", "multi_modal_projector"):
         if hasattr(module.base_model, name):
             setattr(module.base_model, name, None)
+
+
+def _empty_of_transformers(base: Base, where: DeviceChoice) -> Any:
+    """Return the model without weights, on the meta device."""
+    from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
+
+    AttentionInterface.register("personalpeft", paged_attention_forward)
+    config = AutoConfig.from_pretrained(base.folder, local_files_only=True)
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(
+            config, dtype=where.dtype, attn_implementation="personalpeft"
+        )
+
+
+def _activation_bytes(architecture: Architecture, dtype: torch.dtype) -> int:
+    """Return roughly what one token's activations take in all blocks until the backward pass."""
+    numbers = sum(group.inputs + group.outputs for group in group_projections(architecture))
+    return numbers * architecture.blocks * dtype.itemsize
 
 
 def _sliding_window(config: Any) -> int | None:

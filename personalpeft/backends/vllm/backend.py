@@ -36,7 +36,7 @@ from personalpeft.backends.vllm.on_demand_torch import OnDemandTorch
 from personalpeft.backends.vllm.transport import Transport
 from personalpeft.base_models.types import Base
 from personalpeft.errors import InvalidInput, ServingFailed
-from personalpeft.settings import VllmServer
+from personalpeft.settings import VllmServer, WeightsMode
 
 # Mean nats per token: other sequences in the server's batch change its rounding.
 _LOGPROB_TOLERANCE = 0.1
@@ -68,6 +68,7 @@ class VllmBackend(BatchBackend):
         cache: Path,
         server: VllmServer,
         entropy: Callable[[int], bytes],
+        weights: WeightsMode = "auto",
     ) -> None:
         super().__init__(base)
         self.rows = rows
@@ -77,7 +78,7 @@ class VllmBackend(BatchBackend):
         with ExitStack() as cleanup:
             self._transport = Transport(server)
             cleanup.callback(self._transport.close)
-            self._training = OnDemandTorch(base, cache=cache)
+            self._training = OnDemandTorch(base, cache=cache, weights=weights)
             cleanup.callback(self._training.close)
             folders = _open_folders(server.folder or cache / "served", entropy(8).hex())
             cleanup.callback(folders.close)

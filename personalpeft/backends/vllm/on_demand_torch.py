@@ -26,6 +26,7 @@ from personalpeft.backends.base import (
     SessionSpec,
 )
 from personalpeft.base_models.types import Base
+from personalpeft.settings import WeightsMode
 
 if TYPE_CHECKING:
     from personalpeft.backends.torch.backend import TorchBackend
@@ -39,8 +40,15 @@ _LINGER_SECONDS = 30.0
 class OnDemandTorch:
     """Safe to use from any thread. Torch stays for ``linger`` seconds after the last scores."""
 
-    def __init__(self, base: Base, *, cache: Path | None, linger: float = _LINGER_SECONDS) -> None:
-        self._base, self._cache, self._linger = base, cache, linger
+    def __init__(
+        self,
+        base: Base,
+        *,
+        cache: Path | None,
+        linger: float = _LINGER_SECONDS,
+        weights: WeightsMode = "auto",
+    ) -> None:
+        self._base, self._cache, self._linger, self._weights = base, cache, linger, weights
         self._lock = threading.Lock()
         self._backend: TorchBackend | None = None
         # Open sessions by the key of the stack below.
@@ -139,7 +147,9 @@ class OnDemandTorch:
         if self._backend is None:
             from personalpeft.backends.torch.backend import TorchBackend
 
-            self._backend = TorchBackend(self._base, slots=_SLOTS, rows=1, cache=self._cache)
+            self._backend = TorchBackend(
+                self._base, slots=_SLOTS, rows=1, cache=self._cache, weights=self._weights
+            )
         return self._backend
 
     def _detach_unused(self, key: str | None) -> None:

@@ -24,7 +24,7 @@ def float32() -> Iterator[None]:
     import torch
 
     from personalpeft.backends.torch import backend
-    from personalpeft.backends.torch.model_runner import DeviceChoice
+    from personalpeft.backends.torch.device import DeviceChoice
 
     where = DeviceChoice(torch.device("cpu"), torch.float32, "for tests")
     with pytest.MonkeyPatch.context() as patch:

@@ -43,7 +43,7 @@ PROMPTS = ("hello", "what is this? " * 3, "x", "a long story about rain. " * 6)
 @pytest.fixture(params=["float32", "bfloat16"])
 def backend(request: pytest.FixtureRequest, base: Base, shared_cache: Path) -> Backend:
     from personalpeft.backends.torch.backend import TorchBackend
-    from personalpeft.backends.torch.model_runner import DeviceChoice, choose_device
+    from personalpeft.backends.torch.device import DeviceChoice, choose_device
 
     dtype = getattr(torch, request.param)
     if dtype == torch.bfloat16 and choose_device().dtype != dtype:

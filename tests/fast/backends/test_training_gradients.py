@@ -173,7 +173,7 @@ def test_bfloat16_gradients_are_about_as_exact_as_autograds(
     base: Base, native: bool, shared_cache: Path
 ) -> None:
     from personalpeft.backends.torch.backend import TorchBackend
-    from personalpeft.backends.torch.model_runner import DeviceChoice
+    from personalpeft.backends.torch.device import DeviceChoice
 
     where = DeviceChoice(torch.device("cpu"), torch.bfloat16, "for tests")
     backend = TorchBackend(

@@ -50,7 +50,7 @@ def real_base(shared_cache: Path) -> Base:
 
 def open_backend(dtype: str, base: Base, cache: Path) -> Backend:
     from personalpeft.backends.torch.backend import TorchBackend
-    from personalpeft.backends.torch.model_runner import DeviceChoice, choose_device
+    from personalpeft.backends.torch.device import DeviceChoice, choose_device
 
     if dtype == "bfloat16" and choose_device().dtype != torch.bfloat16:
         pytest.skip("the processor does not multiply bfloat16")

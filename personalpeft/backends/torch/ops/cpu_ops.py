@@ -21,6 +21,7 @@ from personalpeft.backends.torch.ops.base import (
 )
 from personalpeft.backends.torch.ops.native_library import bind_functions, load_library
 from personalpeft.backends.torch.ops.training_ops import TrainingOps, addresses
+from personalpeft.base_models.gguf.mapped import MappedTensor
 
 _P, _I, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _SIGNATURES = {
@@ -31,6 +32,7 @@ _SIGNATURES = {
     "argmax": (_P, _P, _I, _I),
     "pack_weights_float16": (_P, _P, _P, _P, _F),
     "pack_weights_float32": (_P, _P, _P, _P, _F),
+    "unpack_blocks": (_I, _P, _I, _I, _I, _I, _I, _I, _P, _I),
 }
 
 
@@ -113,6 +115,23 @@ class CpuOps(Ops):
             params.window,
         )
         return out
+
+    def unpack(
+        self, tensor: MappedTensor, rows: slice, columns: slice, head_size: int, out: Tensor
+    ) -> None:
+        block = tensor.format.elements
+        self._functions["unpack_blocks"](
+            int(tensor.format),
+            tensor.data.ctypes.data,
+            tensor.data.strides[0],
+            rows.start,
+            rows.stop - rows.start,
+            columns.start // block,
+            (columns.stop - columns.start) // block,
+            head_size,
+            out.data_ptr(),
+            out.stride(0),
+        )
 
     def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         y = torch.empty_like(x)

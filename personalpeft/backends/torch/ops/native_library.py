@@ -25,7 +25,7 @@ import torch
 from personalpeft import host
 from personalpeft.backends.processor import KERNELS
 
-_SOURCES = ("decode.cpp", "training.cpp")
+_SOURCES = ("decode.cpp", "training.cpp", "unpack.cpp")
 _HEADER = "dtypes.h"
 # No -ffast-math: it would flush subnormal numbers to zero in the whole process.
 _MARCH = {"native": "native", "avx2": "x86-64-v3", "avx512": "x86-64-v4"}

@@ -2,7 +2,7 @@
 
 Each group of continuations is a trie. A node is one token after one prefix. It sees itself and its
 ancestors, and its position is its depth. So the model computes for each continuation what it would
-compute for it alone. Groups are concatenated and share nothing, so each can have its own adapters.
+compute for it alone. Tokens that no continuation reads fill up a group. Groups are concatenated and share nothing, so each can have its own adapters.
 """
 
 from __future__ import annotations
@@ -15,6 +15,10 @@ from torch import Tensor
 
 from personalpeft.backends.base import Continuation
 from personalpeft.backends.torch.ops.training_ops import Segments
+
+# Groups are filled up to a multiple of this. Libraries keep compiled code for each number of rows
+# of each product, 0.7 MB for one: half a gigabyte in a learn where every step had another number.
+_MULTIPLE = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,11 @@ def pack(*groups: Sequence[Continuation]) -> PackedSequence:
                 ancestors += shared
                 total += len(path)
             reads.append(torch.tensor(path[len(item.prompt) - 1 :]))
+        if missing := -len(tokens) % _MULTIPLE:
+            table.append((len(tokens), len(tokens) + missing, 0, len(ancestors), total))
+            tokens += [group[0].prompt[0]] * missing
+            positions += range(missing)
+            total += missing
         ends.append(len(tokens))
     return PackedSequence(
         torch.tensor(tokens, dtype=torch.int64),
