@@ -180,7 +180,7 @@ def unpack_base(base: Base, shape: ModelShape, folder: Path, *, full: bool = Fal
     for name in ("config.json", "tokenizer.json"):
         (folder / name).write_bytes((base.folder / name).read_bytes())
     weights = map_weights(base)
-    sizes = {name: size for name, size in _parameters(base, shape)}
+    sizes = dict(_parameters(base, shape))
     header, offset = {}, 0
     for name, size in sizes.items():
         length = dtype.itemsize * int(np.prod(size))

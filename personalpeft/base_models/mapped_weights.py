@@ -87,14 +87,14 @@ class MappedWeights:
         tensor = self._find(name)
         if len(tensor.shape) != 1:
             raise _unexpected(name)
-        values = tensor.numbers(slice(None), slice(None))[0]
+        values: Numbers = tensor.numbers(slice(None), slice(None))[0]
         if (
             self._names is not None
             and self._names.architecture == "gemma3"
             and name.endswith("norm.weight")
         ):
             # transformers adds one to a Gemma's norms in use, llama.cpp stores the sum.
-            return values - np.float32(1)
+            values = (values - 1).astype(np.float32)
         return values
 
     def _matrices(self) -> Iterator[MappedTensor]:

@@ -48,8 +48,9 @@ def bench_weights(
     the peak memory, with weights in the file and with weights in memory. Takes some minutes a
     shape.
     """
-    from benchmarks import weights
     from random_models import SHAPES
+
+    from benchmarks import weights
 
     for name in shapes:
         if name not in SHAPES:

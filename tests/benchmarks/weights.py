@@ -21,14 +21,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from random_models import SHAPES, ModelShape, make_gguf_base, open_base, unpack_base
 
 from benchmarks import child_environment
 from benchmarks.figures import Spread, ratio, spread
 from benchmarks.peak import peak_mb
-from personalpeft.backends.base import Backend, Continuation, SessionSpec
+from personalpeft.backends.base import Backend, Continuation, Loss, SessionSpec
 from personalpeft.errors import ServingFailed
 from personalpeft.learning.train.losses import KLRegularizer, SFTLoss
-from random_models import SHAPES, ModelShape, make_gguf_base, open_base, unpack_base
 
 MAPPED, LOADED = "mapped", "loaded"
 # As in a learn from a dozen edits: about 380 tokens in a step, of which 200 predict.
@@ -201,7 +201,7 @@ def _run_child(shape: ModelShape, folder: Path, variant: str) -> None:
     edits, general = _items(shape)
     targets = tuple(sorted(base.architecture.projections))
     session = backend.session(SessionSpec(_RANK, 32 / _RANK, targets, seed=1))
-    terms = [
+    terms: list[list[Loss]] = [
         [
             *(SFTLoss(edits[(step + n) % _EDITS], 1 / _STEP_EDITS) for n in range(_STEP_EDITS)),
             *(KLRegularizer(general[(step + n) % _GENERAL]) for n in range(_STEP_GENERAL)),

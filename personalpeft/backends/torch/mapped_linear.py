@@ -11,6 +11,7 @@ row counts for that.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import accumulate
 
 import torch
@@ -125,7 +126,7 @@ class MappedLinear(FrozenLinear):
         for (begin, end), counts in zip(self._output_parts, self._forward_rows, strict=True):
             weight = self._unpacker.rows(self._matrices, begin, end)
             bias = None if self.bias is None else self.bias[begin:end]
-            y[:, begin:end] = _apply(counts, lambda x, w=weight, b=bias: linear(x, w, b), rows)
+            y[:, begin:end] = _apply(counts, partial(linear, weight=weight, bias=bias), rows)
         return y[: x.numel() // self._inputs].view(*x.shape[:-1], self._outputs)
 
     def multiply_transposed(self, grad: Tensor) -> Tensor:
@@ -133,7 +134,7 @@ class MappedLinear(FrozenLinear):
         inputs = rows.new_empty((len(rows), self._inputs))
         for (begin, end), counts in zip(self._input_parts, self._backward_rows, strict=True):
             weight = self._unpacker.columns(self._matrices, begin, end)
-            inputs[:, begin:end] = _apply(counts, lambda grad, w=weight: grad @ w, rows)
+            inputs[:, begin:end] = _apply(counts, partial(torch.mm, mat2=weight), rows)
         return inputs[: grad.numel() // self._outputs].view(*grad.shape[:-1], self._inputs)
 
     def _row_counts(self, inputs: int, outputs: int, kind: ProductKind) -> RowCounts | None:

@@ -57,9 +57,7 @@ def check_unpacking(weights: MappedWeights, ops: Ops) -> None:
     reference = Ops(ops.device, ops.dtype)
     for tensor in weights.examples():
         part = slice(0, 1), slice(0, tensor.columns), 0
-        found, expected = (
-            torch.empty((1, tensor.columns), dtype=ops.dtype) for _ in range(2)
-        )
+        found, expected = (torch.empty((1, tensor.columns), dtype=ops.dtype) for _ in range(2))
         ops.unpack(tensor, *part, found)
         reference.unpack(tensor, *part, expected)
         if not torch.equal(found, expected):
@@ -77,9 +75,10 @@ def _fill_vectors(part: nn.Module, path: str, weights: MappedWeights, dtype: tor
 
 def _on_cpu(part: Any) -> nn.Module:
     if not any(buffer.is_meta for buffer in part.buffers()):
-        return part
-    made: nn.Module = type(part)(config=part.config)
-    return made
+        kept: nn.Module = part
+        return kept
+    on_cpu: nn.Module = type(part)(config=part.config)
+    return on_cpu
 
 
 def _check_complete(module: nn.Module) -> None:

@@ -8,7 +8,7 @@ go first between two blocks of the model, which changes no bit of either.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from personalpeft.backends.torch.lora_layers import (
     ActiveLoRA,
     FrozenLinear,
     LoadedLinears,
+    LoRAContext,
     group_projections,
     install_lora_layers,
 )
@@ -81,7 +82,9 @@ class ModelRunner:
         self.ops = ops
         self._mapped = mapped
         # Any: transformers' stubs have few of the methods.
-        self.module: Any = None
+        self.module: Any
+        self._context: LoRAContext
+        self._products: Mapping[str, FrozenLinear]
         if mapped is None:
             self._load(LoadedLinears(self._chooser))
         else:

@@ -159,7 +159,7 @@ class _Header:
         if alignment < 1:
             raise _damaged(self._path, "its alignment is 0")
         begin = -(-self._at // alignment) * alignment
-        return {name: self._tensor(name, *info, begin) for name, *info in infos}
+        return {info[0]: self._tensor(*info, begin) for info in infos}
 
     def _info(self) -> tuple[str, tuple[int, ...], int, int]:
         """Return the name, shape, format and offset of the next tensor."""

@@ -17,13 +17,13 @@ from backend_makers import (
     generate,
     row,
     session_spec,
-    torch_backend,
     train,
     training_steps,
 )
 from random_models import SHAPES, ModelShape, make_gguf_base, unpack_base
 
-from personalpeft.backends.base import Backend
+from personalpeft.backends.torch.backend import TorchBackend
+from personalpeft.backends.torch.device import DeviceChoice
 from personalpeft.backends.torch.ops.base import Ops
 from personalpeft.backends.torch.ops.cpu_ops import CpuOps
 from personalpeft.base_models.gguf.mapped import BlockFormat, MappedTensor, map_gguf
@@ -50,6 +50,11 @@ KINDS = {
 PROMPTS = ("hello", "what is this? " * 4)
 
 
+def torch_backend(base: Base, **more: Any) -> TorchBackend:
+    where = DeviceChoice(torch.device("cpu"), torch.float32, "for tests")
+    return TorchBackend(base, where=where, **more)
+
+
 @pytest.fixture
 def make_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(tmp_path)
@@ -57,12 +62,12 @@ def make_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     def made(shape: ModelShape = TINY, *formats: BlockFormat) -> Base:
         return make_gguf_base(shape, tmp_path, *formats)
 
-    yield made
+    return made
 
 
-def tensors(backend: Backend) -> Iterator[torch.Tensor]:
+def tensors(backend: TorchBackend) -> Iterator[torch.Tensor]:
     """Yield the first weights of a backend that stay in its file, as the model reads them."""
-    products = backend._model._products  # type: ignore[attr-defined]
+    products = backend._model._products
     yield from (product.weight for product in products.values())
 
 
@@ -118,9 +123,7 @@ def test_replies_scores_and_gradients_are_those_of_the_unpacked_base(
         unpack_base(base, KINDS[kind], tmp_path / "plain", full=True), weights="loaded", **cache
     )
     item = continuation(mapped, "what is this?", "It is a thing.")
-    for one, other in zip(
-        mapped.score([item], None), loaded.score([item], None), strict=True
-    ):
+    for one, other in zip(mapped.score([item], None), loaded.score([item], None), strict=True):
         assert one.token_logprobs == pytest.approx(other.token_logprobs, rel=1e-3, abs=1e-3)
     replies = [
         [reply.tokens for reply in generate(each, [row(each, p, max_tokens=8) for p in PROMPTS])]
@@ -174,7 +177,7 @@ def test_blocks_computed_twice_give_the_same_bytes(
     backend = torch_backend(make_base(), weights="mapped", cache=shared_cache)
     found = set()
     for most in (0, 1 << 30):
-        monkeypatch.setattr(backend._model, "_most_tokens", most)  # type: ignore[attr-defined]
+        monkeypatch.setattr(backend._model, "_most_tokens", most)
         session = backend.session(session_spec(backend))
         train(session, training_steps(backend, 3))
         found.add(bytes_of(session))

@@ -2,7 +2,8 @@
 
 Each group of continuations is a trie. A node is one token after one prefix. It sees itself and its
 ancestors, and its position is its depth. So the model computes for each continuation what it would
-compute for it alone. Tokens that no continuation reads fill up a group. Groups are concatenated and share nothing, so each can have its own adapters.
+compute for it alone. Tokens that no continuation reads fill a group up. Groups are concatenated and
+share nothing, so each can have its own adapters.
 """
 
 from __future__ import annotations
