@@ -34,7 +34,11 @@ def test_a_pack_computes_each_prefix_once_and_attends_within_each_item(
         for i in items
         for n in range(1, len(i.prompt) + len(i.completion))
     }
-    assert len(packed.tokens) == len(prefixes)
+    read = {int(node) for reads in packed.reads for node in reads}
+    assert max(read) < len(prefixes)
+    # The rest fills the pass up, since a library keeps compiled code for each number of tokens.
+    assert len(packed.tokens) == -(-len(prefixes) // 32) * 32
+    assert not packed.visible[: len(prefixes), len(prefixes) :].any()
     tokens, positions, visible = (
         each.numpy() for each in (packed.tokens, packed.positions, packed.visible)
     )
