@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from personalpeft.base_models.files import FRESH_COPY
+from personalpeft.base_models.files import FRESH_COPY, gguf_parts
 from personalpeft.base_models.gguf.file import source_gguf_file
 from personalpeft.base_models.gguf.mapped import BlockFormat, MappedTensor, Numbers, map_gguf
 from personalpeft.base_models.gguf.tensor_names import GgufNames, gguf_names
@@ -120,7 +120,7 @@ def map_weights(base: Base) -> MappedWeights:
     Raises:
         WeightsError: There is no such file, or a tensor is stored in an unknown way.
     """
-    if base.card.source.kind == "package":
+    if gguf_parts(base.card):
         file = source_gguf_file(base.card)
         if file is None:
             raise WeightsError(

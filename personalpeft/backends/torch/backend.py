@@ -40,8 +40,9 @@ from personalpeft.backends.torch.training.session import (
     advance,
     forward_backward,
 )
-from personalpeft.backends.torch.weights_choice import choose_weights
+from personalpeft.backends.torch.weights_choice import WeightsChoice, choose_weights
 from personalpeft.base_models.types import Base
+from personalpeft.errors import WeightsError
 from personalpeft.settings import WeightsMode
 
 # Tokens of one scoring pass, and the most bytes of their logits.
@@ -85,7 +86,14 @@ class TorchBackend(BatchBackend):
         ops, reason = choose_ops(where.device, where.dtype, cache)
         self.logprob_tolerance = _TOLERANCE.get(where.dtype, _TOLERANCE[torch.float32])
         kept = choose_weights(base, where, weights)
-        self._model = ModelRunner(base, where, ops, cache, kept.mapped)
+        try:
+            self._model = ModelRunner(base, where, ops, cache, kept.mapped)
+        except WeightsError:
+            if weights != "auto" or kept.mapped is None:
+                raise
+            # A model of a kind whose file has other names, such as a multimodal one.
+            kept = WeightsChoice(None)
+            self._model = ModelRunner(base, where, ops, cache)
         # Results of torch's own operations depend on the batch.
         invariant = ops.batch_invariant and self._model.batch_invariant
         self.batch_invariance = BatchInvariance.HOLDS if invariant else BatchInvariance.NONE

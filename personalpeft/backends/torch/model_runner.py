@@ -379,9 +379,11 @@ def _empty_of_transformers(base: Base, where: DeviceChoice) -> Any:
     AttentionInterface.register("personalpeft", paged_attention_forward)
     config = AutoConfig.from_pretrained(base.folder, local_files_only=True)
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(
+        module = AutoModelForCausalLM.from_config(
             config, dtype=where.dtype, attn_implementation="personalpeft"
         )
+    _remove_vision_part(module)
+    return module
 
 
 def _activation_bytes(architecture: Architecture, dtype: torch.dtype) -> int:

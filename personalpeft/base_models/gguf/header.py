@@ -52,6 +52,7 @@ class GgufHeader:
     metadata: Mapping[str, Value]
     tensors: Mapping[str, TensorInfo]
     size: int  # of the file, in bytes
+    begin: int  # of the tensors' data
 
 
 def read_header(path: Path) -> GgufHeader:
@@ -78,7 +79,7 @@ def read_header(path: Path) -> GgufHeader:
                 cursor = Cursor(whole[: min(len(whole), _HEADER_LIMIT)], fail)
                 with closing(cursor):
                     metadata, tensors = _read(cursor, fail)
-                    _check_tensors(cursor.at, len(whole), metadata, tensors, fail)
+                    begin = _check_tensors(cursor.at, len(whole), metadata, tensors, fail)
     except (OSError, ValueError) as error:
         if isinstance(error, PersonalPeftError):
             raise
@@ -86,7 +87,7 @@ def read_header(path: Path) -> GgufHeader:
         raise fail(
             f"cannot be read: {reason}.", "Check the path and the file's permissions."
         ) from error
-    return GgufHeader(metadata, tensors, status.st_size)
+    return GgufHeader(metadata, tensors, status.st_size, begin)
 
 
 Fail: TypeAlias = Callable[..., PersonalPeftError]
@@ -121,8 +122,8 @@ def _check_tensors(
     metadata: Mapping[str, Value],
     tensors: Mapping[str, TensorInfo],
     fail: Fail,
-) -> None:
-    """Raise unless each tensor is of a known type and lies in the file."""
+) -> int:
+    """Return where the data begins; raise unless each tensor is of a known type and lies in it."""
     from gguf import GGML_QUANT_SIZES
 
     sizes = {int(kind): block for kind, block in GGML_QUANT_SIZES.items()}
@@ -146,6 +147,7 @@ def _check_tensors(
             f"is cut off: it has {size:,} bytes and names tensors up to byte {end:,}.",
             "Download it again.",
         )
+    return start
 
 
 class Cursor:
