@@ -21,7 +21,7 @@ from personalpeft.base_models.registry import all_cards
 from personalpeft.engine.metrics import COUNTERS, GAUGES, HISTOGRAMS
 from personalpeft.errors import ERROR_CODES, PersonalPeftError
 from personalpeft.runtime import Runtime
-from personalpeft.settings import CACHE, HOME, PLUGINS, VLLM, Serving, VllmServer
+from personalpeft.settings import CACHE, HOME, PLUGINS, VLLM, WEIGHTS, Serving, VllmServer
 from personalpeft.user import User
 from personalpeft_app.cli import PLUGIN_COMMANDS_TITLE, PROGRAM, cli
 from personalpeft_app.client.transport import NotAllowed, Unreachable
@@ -63,6 +63,8 @@ _VARIABLES = {
     BASE: f"The base of commands without `--base`. Default: `{personalpeft.DEFAULT_BASE}`.",
     "PERSONALPEFT_KERNELS": "The instruction set of compiled kernels, such as `avx2`; `plain` for none. "
     "Default: the best that this processor has.",
+    WEIGHTS: "Where torch keeps the base's weights on a processor: `loaded` unpacks them into memory, `mapped` "
+    "leaves them in the base's file. Default: `auto`, which loads them if they fit into the free memory.",
     "NO_COLOR": "Any value turns colours off.",
 }
 

@@ -478,6 +478,11 @@ class Backend(Protocol):
 class TrainingBackend(Backend, Protocol):
     """A backend that also trains."""
 
+    @property
+    def maps_weights(self) -> bool:
+        """Whether training reads the base's weights as its file stores them."""
+        ...
+
     def session(self, spec: SessionSpec) -> Session:
         """Open a training session beside serving.
 

@@ -127,6 +127,7 @@ class FakeBackend:
     description = "no model: replies are made up from the prompt"
     logprob_tolerance = 1e-6
     batch_invariance = BatchInvariance.HOLDS
+    maps_weights = False
     end_of_turn: Tokens = (_END,)
     bos_tokens: Tokens = ()
 

@@ -129,7 +129,16 @@ class Learner:
         with services.model.learning(), services.store.leases.acquire(learn_lease(user)):
             review_probation(services.store, user, services.clock.now)
             state, recipe = inspect_live_layer(services, user, layer), self.recipes.for_layer(layer)
-            plan = plan_practice(services.store, state, recipe, config, verifier, shaping, started)
+            plan = plan_practice(
+                services.store,
+                state,
+                recipe,
+                config,
+                verifier,
+                shaping,
+                started,
+                maps_weights=services.training_backend.maps_weights,
+            )
             result = pipeline.build({user: plan})[user]
         if isinstance(result, Cancelled):
             # The error of a stage would say that the next learn goes on from there.

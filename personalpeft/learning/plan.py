@@ -68,6 +68,7 @@ class Plan:
     - ``began``: when its learn began, on the timer.
     - ``overrides``: the fields of ``recipe`` that the caller of a learn set. They stay with the layer.
     - ``answer_verifier``: judges the answers to held-out prompts, in the place of their log-probs.
+    - ``maps_weights``: whether the base's weights are read as its file stores them.
     """
 
     user: str
@@ -91,6 +92,7 @@ class Plan:
     retracted: frozenset[str] = frozenset()
     overrides: Json = field(default_factory=dict)
     answer_verifier: CheckedVerifier | None = None
+    maps_weights: bool = False
 
     @property
     def has_enough(self) -> bool:
@@ -149,7 +151,12 @@ class Plan:
     def stored_recipe(self) -> Json:
         """How the layer is built, as a revision stores it."""
         overrides = {"overrides": dict(self.overrides)} if self.overrides else {}
-        return {**self.recipe.to_stored(), "steps": self.steps, **overrides}
+        return {**self.recipe.to_stored(), "steps": self.steps, **overrides, **self.weights_form}
+
+    @property
+    def weights_form(self) -> Json:
+        """The form of the base's weights, where it is not the usual one: the bytes may differ."""
+        return {"weights": "mapped"} if self.maps_weights else {}
 
     @property
     def figures(self) -> Json:
@@ -188,6 +195,7 @@ class Plan:
                 "parent": self.parent.digest if self.parent else None,
                 "below": self.below.digest,
                 "embedder": self.embedder,
+                **self.weights_form,
             }
         )
 
@@ -307,6 +315,7 @@ def build_plan(
         excluded=frozenset(excluded),
         capacity=capacity,
         retracted=frozenset() if parent is state.head else state.retracted,
+        maps_weights=services.training_backend.maps_weights,
     )
 
 

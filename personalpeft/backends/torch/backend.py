@@ -97,6 +97,7 @@ class TorchBackend(BatchBackend):
         # Results of torch's own operations depend on the batch.
         invariant = ops.batch_invariant and self._model.batch_invariant
         self.batch_invariance = BatchInvariance.HOLDS if invariant else BatchInvariance.NONE
+        self.maps_weights = kept.mapped is not None
         self.description = ", ".join(filter(None, (where.reason, reason, kept.reason)))
         vocabulary = self._model.vocabulary_size
         self._score_tokens = min(_SCORE_TOKENS, _SCORE_BYTES // (vocabulary * where.dtype.itemsize))

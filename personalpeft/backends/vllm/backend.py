@@ -78,6 +78,9 @@ class VllmBackend(BatchBackend):
         with ExitStack() as cleanup:
             self._transport = Transport(server)
             cleanup.callback(self._transport.close)
+            # Decided once, since a revision records it; torch is loaded again and again.
+            self.maps_weights = weights == "mapped"
+            weights = "mapped" if self.maps_weights else "loaded"
             self._training = OnDemandTorch(base, cache=cache, weights=weights)
             cleanup.callback(self._training.close)
             folders = _open_folders(server.folder or cache / "served", entropy(8).hex())

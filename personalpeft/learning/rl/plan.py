@@ -153,7 +153,8 @@ class PracticePlan(Plan):
     def stored_recipe(self) -> Json:
         """How the layer was built, as a revision stores it."""
         practice = {**self.stored_config, "rounds": self.rounds_before + self.progress}
-        return {**self.recipe.to_stored(), "steps": self.steps, "practice": practice}
+        stored = {**self.recipe.to_stored(), "steps": self.steps, "practice": practice}
+        return {**stored, **self.weights_form}
 
     @property
     def data_digest(self) -> str:
@@ -175,6 +176,7 @@ class PracticePlan(Plan):
                 "steps": self.state.steps if self.state else None,
                 "parent": self.parent.digest if self.parent else None,
                 "below": self.below.digest,
+                **self.weights_form,
             }
         )
 
@@ -221,6 +223,8 @@ def plan_practice(
     verifier: CheckedVerifier,
     shaping: CheckedRewardShaper | None,
     began: float,
+    *,
+    maps_weights: bool,
 ) -> PracticePlan:
     """Draw the tasks of a practice: others than before once the head has changed.
 
@@ -232,6 +236,7 @@ def plan_practice(
         verifier: Sets the tasks and scores replies.
         shaping: Changes the rewards of a group of replies, or None.
         began: When the practice began, on the timer.
+        maps_weights: Whether the base's weights are read as its file stores them.
 
     Raises:
         InvalidInput: The verifier has too few different tasks.
@@ -263,6 +268,7 @@ def plan_practice(
         shaping=shaping,
         train_tasks=train,
         eval_tasks=held_out,
+        maps_weights=maps_weights,
     )
 
 
