@@ -58,7 +58,8 @@ def measure(base: str, runs: int, tokens: int, rounds: int, seconds: float) -> d
             "sample": sample,
             "chat": lambda: client.first_token_of_chat(f"Say hello to {rng.random()}."),
         }
-        going, steps = threading.Event(), itertools.count()
+        going, steps = threading.Event(), [0] * (runs + 1)
+        training: set[int] = set()
 
         def train(number: int) -> None:
             own = Client(port, secret)
@@ -69,9 +70,11 @@ def measure(base: str, runs: int, tokens: int, rounds: int, seconds: float) -> d
                 base_model=name,
                 lora_config={"rank": 16, "seed": number},
             )["model_id"]
-            data = [_datum(text(tokens + 1)) for _ in range(4)]
+            data = [_datum(text(tokens + 1)) for _ in range(2)]
             for seq in itertools.count(1, 2):
+                training.discard(number)
                 going.wait()
+                training.add(number)
                 own.call(
                     "forward_backward",
                     model_id=run,
@@ -84,7 +87,7 @@ def measure(base: str, runs: int, tokens: int, rounds: int, seconds: float) -> d
                     seq_id=seq + 1,
                     adam_params={"learning_rate": 1e-4},
                 )
-                next(steps)
+                steps[number] += 1
 
         def heartbeats() -> None:
             own = Client(port, secret)
@@ -92,10 +95,27 @@ def measure(base: str, runs: int, tokens: int, rounds: int, seconds: float) -> d
                 own.post(API + "session_heartbeat", {"session_id": session})
                 time.sleep(5)
 
-        for target, args in [(train, (number,)) for number in range(runs)] + [(heartbeats, ())]:
+        failed: list[BaseException] = []
+        threading.excepthook = lambda event: failed.append(event.exc_value or KeyboardInterrupt())
+
+        def wait_until(condition: Callable[[], bool]) -> None:
+            while not condition():
+                if failed:
+                    raise failed[0]
+                time.sleep(0.1)
+
+        for target, args in [(train, (number,)) for number in range(1, runs + 1)] + [
+            (heartbeats, ())
+        ]:
             threading.Thread(target=target, args=args, daemon=True).start()
+        # Once before anything is measured: what follows finds all memory and kernels there.
+        going.set()
+        wait_until(lambda: all(steps[1:]))
+        going.clear()
         for each in asked.values():
             each()
+        wait_until(lambda: not training)
+        steps[:] = [0] * len(steps)
         times: dict[str, dict[str, list[float]]] = {
             kind: {"alone": [], "beside": []} for kind in asked
         }
@@ -112,11 +132,10 @@ def measure(base: str, runs: int, tokens: int, rounds: int, seconds: float) -> d
                     times[kind][way].append(ask())
                     time.sleep(_BETWEEN)
             if way == "beside":
-                trained += time.perf_counter() - began
                 going.clear()
-                # Until the passes that were queued have ended.
-                time.sleep(8)
-    result: dict[str, Any] = {"base": base, "runs": runs, "tokens": tokens, "steps": next(steps)}
+                trained += time.perf_counter() - began
+                wait_until(lambda: not training)
+    result: dict[str, Any] = {"base": base, "runs": runs, "tokens": tokens, "steps": sum(steps)}
     result["training_seconds"] = round(trained)
     for kind, own in times.items():
         figures = {way: _percentiles(values) for way, values in own.items()}

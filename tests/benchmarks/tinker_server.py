@@ -19,7 +19,7 @@ API = "/tinker/api/v1/"
 
 
 class Client:
-    """One connection to the server."""
+    """Sends one request at a time."""
 
     def __init__(self, port: int, secret: str) -> None:
         self._http = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
@@ -27,6 +27,8 @@ class Client:
 
     def post(self, path: str, body: object, method: str = "POST") -> Any:
         """Return the answer to one request."""
+        # The server closes a connection that was idle for a while.
+        self._http.close()
         self._http.request(method, path, json.dumps(body), self._headers)
         response = self._http.getresponse()
         answer = response.read()
@@ -53,6 +55,7 @@ class Client:
             "stream": True,
         }
         began = time.perf_counter()
+        self._http.close()
         self._http.request("POST", "/v1/chat/completions", json.dumps(body), self._headers)
         response = self._http.getresponse()
         for line in response:

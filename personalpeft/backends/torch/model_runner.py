@@ -219,7 +219,7 @@ class ModelRunner:
         """Return a product of the head, and let steps go first between its parts."""
         result: Tensor | None = None
         for begin in range(0, len(x), self._head_rows):
-            self._let_step_go_first()
+            self.let_step_go_first()
             part = product(x[begin : begin + self._head_rows])
             if result is None:
                 result = part.new_empty((len(x), part.shape[-1]))
@@ -229,12 +229,13 @@ class ModelRunner:
     def _at_boundary(self, block: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Let a step go first before a block, and in the backward pass after its gradients."""
         states, *others = args
-        self._let_step_go_first()
+        self.let_step_go_first()
         if torch.is_grad_enabled():
-            states = apply_function(_Boundary, states, self._let_step_go_first)
+            states = apply_function(_Boundary, states, self.let_step_go_first)
         return (states, *others)
 
-    def _let_step_go_first(self) -> None:
+    def let_step_go_first(self) -> None:
+        """Let a step that waits take its turn. For the thread of a pass; otherwise nothing happens."""
         if self._lock.is_wanted():
             active, self._context.active = self._context.active, None
             # A team that spins would slow the step down.

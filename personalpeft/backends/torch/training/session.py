@@ -312,13 +312,15 @@ def _run_pass(
         items = chain.from_iterable(part.continuations for part in parts)
         outputs = iter(read_outputs(model, list(items), packed))
         read = [{item: next(outputs) for item in part.continuations} for part in parts]
-        losses = [
-            part.session.losses(part.terms, own) for part, own in zip(parts, read, strict=True)
-        ]
+        losses = []
+        for part, own in zip(parts, read, strict=True):
+            model.let_step_go_first()
+            losses.append(part.session.losses(part.terms, own))
         totals = [each.sum() for each in losses]
         if backward:
             torch.stack(totals).sum().backward()
             for part, segment in zip(parts, segments, strict=True):
+                model.let_step_go_first()
                 part.session.add_gradients(segment)
         return [
             _PassResult(
