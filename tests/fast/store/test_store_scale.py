@@ -135,6 +135,7 @@ _FORMER = (
     "drop index turn_by_reply",
     "alter table turn drop column conversation",
     "alter table turn drop column previous",
+    "alter table turn drop column backend",
     "alter table layer drop column scope",
     "drop table tombstone",
     "drop table pending_deletion",
