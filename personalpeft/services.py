@@ -106,7 +106,11 @@ class LazyModel:
                 if is_unused and self._learning_engine is not None:
                     engine, self._learning_engine = self._learning_engine, None
                     self._completions = None
-            _close(engine)
+            if engine is not None:
+                _close(engine)
+                # The model's modules reference each other in cycles.
+                del engine
+                gc.collect()
 
     def give_way(self, max_seconds: float) -> None:
         """Wait while users are answered, at most ``max_seconds``."""
@@ -150,8 +154,6 @@ def _close(engine: Engine | None) -> None:
     if engine is not None:
         engine.close()
         engine.backend.close()
-        # The model's modules reference each other in cycles.
-        gc.collect()
 
 
 @dataclass(frozen=True, slots=True)
