@@ -63,7 +63,7 @@ def learned(tmp_path_factory: pytest.TempPathFactory, shared_cache: Path) -> Ite
     home = tmp_path_factory.mktemp("job") / "home"
     with personalpeft.open(home) as runtime:
         ada = runtime.user("ada")
-        fingerprint = runtime.engine().backend.fingerprint()
+        fingerprint = runtime.training_backend().fingerprint()
         before = chats(ada)
         bare = answers(runtime, ada.stack(), UNSEEN, 96)
         general = [question for question, _ in GENERAL]
@@ -123,7 +123,7 @@ def test_report_names_sources_revision_and_rollback(learned: LearnedStyle) -> No
 
 
 def test_base_is_unchanged(learned: LearnedStyle) -> None:
-    assert learned.runtime.engine().backend.fingerprint() == learned.fingerprint
+    assert learned.runtime.training_backend().fingerprint() == learned.fingerprint
 
 
 def test_rollback_restores_the_old_replies_exactly_and_forward_the_new_ones(
