@@ -57,7 +57,7 @@ def running(base: Base, folder: Path, **more: Any) -> Iterator[VllmServer]:
     try:
         log = folder / "vllm.log"
         with vllm.run_server(
-            python, base.folder, log, options=options, environment=few, say=print, **shape
+            python, base.folder, log, options=options, environment=few, echo=print, **shape
         ) as server:
             yield VllmServer(server.url, patience=2.0, timeout=60.0)
     except MissingPackage as error:

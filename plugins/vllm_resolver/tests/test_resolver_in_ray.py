@@ -70,7 +70,7 @@ def fleet(base: Base, place: Path, storage: dict[str, str]) -> Iterator[Fleet]:
         replicas=[2],
         dtype="float32",
         environment=environment,
-        say=print,
+        echo=print,
     ) as (two,):
         yield two
 

@@ -145,7 +145,7 @@ def request_completion(base: Base, place: Path) -> Iterator[Callable[[str], str]
         dtype="float32",
         options=few,
         environment=environment,
-        say=print,
+        echo=print,
     ) as server:
 
         def request_completion(model: str) -> str:
