@@ -1,12 +1,14 @@
 """Implement ``personalpeft.restore``: put a backup in place of a home.
 
 Invariants: what was forgotten since the backup is forgotten again before the copy becomes the home.
-The home is replaced in one step, after the copy is whole, verified and on the disk. Until then it
-is as it was, and a kill leaves a folder that the next restore deletes.
+The home is as it was until the copy is whole, verified and on the disk. A kill before that leaves a
+folder that the next restore deletes. Then two renames follow: the former home goes aside, and the
+copy takes its place. A kill between them loses nothing, since both lie beside each other.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 from collections.abc import Iterator, Sequence
@@ -21,8 +23,9 @@ from personalpeft.runtime import Runtime
 from personalpeft.settings import Settings
 from personalpeft.store.backup import COPY_NAME
 from personalpeft.store.erasure_log import (
+    LOG,
     LoggedErasure,
-    find_owner,
+    find_owners,
     merge_logs,
     read_tombstones,
 )
@@ -79,31 +82,48 @@ def restore(
             f"{home} is not empty.",
             hint="Restore to another folder, or allow to replace it: --replace",
         )
+    others = [each.expanduser() for each in forgotten_in]
+    for folder in others:
+        if not (folder / LOG).is_file():
+            raise NotFound(
+                f"There is no {LOG} in {folder}.", hint="Name a home or a folder of backups."
+            )
     part = home.with_name(f"{home.name}.restoring")
     with map_home_errors(home):
         if part.exists():
             shutil.rmtree(part)
         _copy(backup, part, progress)
-        logs = (backup, backup.parent, home, *(each.expanduser() for each in forgotten_in))
-        erasures = (*merge_logs(logs, part), *read_tombstones(home / DATABASE))
+        erasures = merge_logs((backup, backup.parent, home, *others), part)
+        erasures = (*erasures, *read_tombstones(home / DATABASE))
     progress("Forgetting", 0.0)
     count = _forget_again(part, settings, base, erasures, clock)
     _check(part, clock)
-    replaced = None
+    replaced = _free_name(home) if exists else None
     with map_home_errors(home):
-        if exists:
+        if replaced is not None:
             # Only asked for: the lock's file moves with the home.
             lock = Lock(home / "write.lock", home=home, what=f"The home {home}", now=clock.now)
             with lock.acquire(0.0):
-                replaced = _free_name(home)
-            host.replace(home, replaced)
-            if home in backup.parents:
-                backup = replaced / backup.relative_to(home)
-        elif home.exists():
-            home.rmdir()
-        host.replace(part, home)
-        host.sync_folder(home.parent)
+                pass
+        _swap(part, home, replaced)
+    if replaced is not None and home in backup.parents:
+        backup = replaced / backup.relative_to(home)
     return RestoreReport(home, backup, count, replaced)
+
+
+def _swap(part: Path, home: Path, replaced: Path | None) -> None:
+    """Put a copy in place of a home, which goes to ``replaced``. An error changes nothing."""
+    if replaced is not None:
+        host.replace(home, replaced)
+    elif home.exists():
+        home.rmdir()
+    try:
+        host.replace(part, home)
+    except OSError:
+        if replaced is not None:
+            host.replace(replaced, home)
+        raise
+    host.sync_folder(home.parent)
 
 
 def _newest_copy(folder: Path) -> Path:
@@ -158,23 +178,24 @@ def _forget_again(
     erasures: Sequence[LoggedErasure],
     clock: Clock,
 ) -> int:
-    """Forget in a copy what was forgotten since, verify the copy, and return how much it was."""
+    """Forget in a copy what was forgotten since, and return how much it was."""
+    with (
+        open_store(part, now=clock.now, entropy=clock.entropy) as store,
+        store.database.read_transaction() as db,
+    ):
+        owners = find_owners(db, [each.item for each in erasures])
     count = 0
-    copied = Settings(part, settings.cache, settings.plugins, settings.vllm)
-    with Runtime(copied, base, "auto", clock=clock) as runtime:
+    with Runtime(dataclasses.replace(settings, home=part), base, "auto", clock=clock) as runtime:
         for each in erasures:
-            with (
-                open_store(part, now=clock.now, entropy=clock.entropy, read_only=True) as store,
-                store.database.read_transaction() as db,
-            ):
-                owner = find_owner(db, each.item)
-            if owner is None:
+            if each.item not in owners:
                 continue
+            # An earlier one may have erased it as well.
             with suppress(Forgotten, NotFound):
                 if each.kind == "user":
-                    runtime.forget_user(owner)
+                    runtime.forget_user(owners[each.item])
                 else:
-                    runtime.user(owner, create=False).forget(each.item, rebuild=False)
+                    user = runtime.user(owners[each.item], create=False)
+                    user.forget(each.item, rebuild=False)
                 count += 1
     return count
 

@@ -373,7 +373,7 @@ class Runtime(
         self._services.model.keep_learning_engine()
         return self._services.training_backend
 
-    def backend(self) -> BackendChoice:
+    def backend_choice(self) -> BackendChoice:
         """Return the backend that serves, and why it was chosen. Raises as ``base``."""
         base = self._services.base
         return choose_backend(self._backend, base.card, self.serving.max_batch, base=base)
@@ -409,10 +409,10 @@ class Runtime(
         return resolve_base(self._card, cache=self.settings.cache, progress=self._progress)
 
     def _load_engine(self, base: Base) -> Engine:
-        return self._open_engine(base, self.backend())
+        return self._open_engine(base, self.backend_choice())
 
     def _load_learning_engine(self, base: Base) -> Engine | None:
-        if self.backend().trains:
+        if self.backend_choice().trains:
             return None
         return self._open_engine(base, TORCH, self._services.model.give_way)
 

@@ -85,9 +85,8 @@ _SPLIT = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_
 
 def make_model(name: str, tokenizer: Base, folder: Path) -> Any:
     """Write a model of a shape of ``SHAPES`` with the tokenizer of another base, and return it."""
-    import torch
     from tokenizers import Tokenizer
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     kind, fields = SHAPES[name]
     vocabulary = Tokenizer.from_file(str(tokenizer.folder / "tokenizer.json")).get_vocab_size()
@@ -107,6 +106,14 @@ def make_model(name: str, tokenizer: Base, folder: Path) -> Any:
         )
     else:
         config = AutoConfig.for_model(kind, **{**_SIZES, "vocab_size": vocabulary, **fields})
+    return save_random_model(config, tokenizer, folder)
+
+
+def save_random_model(config: Any, tokenizer: Base, folder: Path) -> Any:
+    """Write a random model of a configuration with the tokenizer of a base, and return it."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
     torch.manual_seed(7)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     for parameter in model.parameters():

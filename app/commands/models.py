@@ -142,7 +142,7 @@ models.add_section("Commands", (models_list, models_add))
 
 
 def _list_found(common: GlobalOptions) -> None:
-    from personalpeft.base_models.found_models import find_models
+    from personalpeft.base_models.model_files import find_models
 
     found = find_models(host.model_folders(os.environ, Path.home()))
     rows = [

@@ -152,7 +152,7 @@ class Learner:
         services, layer = self.services, adapter.manifest.layer
         started = services.clock.timer()
         pipeline = TrainingPipeline(services, self.margins, options, started)
-        with services.store.leases.acquire(learn_lease(user)):
+        with services.model.learning(), services.store.leases.acquire(learn_lease(user)):
             review_probation(services.store, user, services.clock.now)
             state, recipe = inspect_live_layer(services, user, layer), self.recipes.for_layer(layer)
             result = pipeline.judge(propose(services, state, recipe, adapter, started))

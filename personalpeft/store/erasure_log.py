@@ -20,7 +20,7 @@ from typing import Literal, TypeAlias
 
 from personalpeft import host
 from personalpeft.store.blobs import replace_file
-from personalpeft.store.database import fetch_one
+from personalpeft.store.database import fetch_all, fetch_one
 from personalpeft.store.error_mapping import map_home_errors, sqlite3
 from personalpeft.store.rows import TOMBSTONE
 
@@ -61,7 +61,7 @@ class ErasureLog:
                     _append(folder / LOG, [erasure])
 
     def read(self) -> tuple[LoggedErasure, ...]:
-        """Return all erasures, oldest first."""
+        """Return all erasures, oldest first. Raises ``OSError``."""
         return read_log(self._home)
 
     def copy_to(self, folder: Path) -> None:
@@ -82,10 +82,13 @@ class ErasureLog:
 
 
 def read_log(folder: Path) -> tuple[LoggedErasure, ...]:
-    """Return the erasures that a folder's log names, oldest first; none without a log."""
+    """Return the erasures that a folder's log names, oldest first; none without a log.
+
+    Raises ``OSError`` for a log that cannot be read: without it forgotten items would come back.
+    """
     try:
-        lines = (folder / LOG).read_bytes().splitlines(keepends=True)
-    except OSError:
+        lines = (folder / LOG).read_bytes().splitlines()
+    except (FileNotFoundError, NotADirectoryError):
         return ()
     found: dict[LoggedErasure, None] = {}
     for line in lines:
@@ -97,7 +100,10 @@ def read_log(folder: Path) -> tuple[LoggedErasure, ...]:
 
 
 def merge_logs(folders: Iterable[Path], into: Path) -> tuple[LoggedErasure, ...]:
-    """Write the erasures of several logs into the log of another folder, and return them."""
+    """Write the erasures of several logs into the log of another folder, and return them.
+
+    Raises ``OSError``.
+    """
     merged = tuple(dict.fromkeys(each for folder in folders for each in read_log(folder)))
     _append(into / LOG, merged)
     return merged
@@ -115,11 +121,12 @@ def _open_to_read(database: Path) -> sqlite3.Connection:
     return sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)
 
 
-def find_owner(db: sqlite3.Connection, item: str) -> str | None:
-    """Return the user of a turn or signal, or None where there is none."""
-    sql = "select user from turn where id = ? union select user from signal where id = ?"
-    row = fetch_one(db, sql, item, item)
-    return None if row is None else str(row["user"])
+def find_owners(db: sqlite3.Connection, items: Sequence[str]) -> dict[str, str]:
+    """Return the user of each turn and signal of these that exists."""
+    among = "id in (select value from json_each(?))"
+    sql = f"select id, user from turn where {among} union select id, user from signal where {among}"
+    wanted = json.dumps(list(items))
+    return {row["id"]: row["user"] for row in fetch_all(db, sql, wanted, wanted)}
 
 
 def oldest_item(db: sqlite3.Connection, user: str) -> str | None:

@@ -26,7 +26,23 @@ Formula = Callable[[Any, Mapping[str, Any], Mapping[str, float]], Any]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class DatumLoss:
+class SingleLoss:
+    """The part of a ``personalpeft.backends.base.Loss`` of one continuation without references."""
+
+    item: Continuation
+    is_general: ClassVar[bool] = False
+
+    @property
+    def continuations(self) -> Sequence[Continuation]:
+        return (self.item,)
+
+    @property
+    def references(self) -> Sequence[Continuation]:
+        return ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DatumLoss(SingleLoss):
     """One datum under one loss, as a ``personalpeft.backends.base.Loss``.
 
     Attributes:
@@ -38,21 +54,11 @@ class DatumLoss:
         found: The log-probs of these, after a pass.
     """
 
-    item: Continuation
     formula: Formula
     inputs: Mapping[str, Array]
     options: Mapping[str, float]
     targets: Array | None = None
     found: list[Array] = field(default_factory=list)
-    is_general: ClassVar[bool] = False
-
-    @property
-    def continuations(self) -> Sequence[Continuation]:
-        return (self.item,)
-
-    @property
-    def references(self) -> Sequence[Continuation]:
-        return ()
 
     def loss(self, outputs: Sequence[ModelOutputs], references: Sequence[ModelOutputs]) -> Any:
         import torch

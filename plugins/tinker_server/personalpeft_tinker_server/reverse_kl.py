@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from personalpeft.backends.base import (
 from personalpeft.errors import InvalidInput
 from personalpeft_tinker_server import models
 from personalpeft_tinker_server.codec import Array, read_tensor, read_tokens
+from personalpeft_tinker_server.losses import SingleLoss
 
 # Target tokens whose distributions are in memory at once, each as large as the vocabulary.
 _GROUP_TOKENS = 256
@@ -41,21 +42,11 @@ class _ReverseKLItem:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Observed:
+class _Observed(SingleLoss):
     """Keeps the reference's distributions; as a ``personalpeft.backends.base.Loss`` it is zero."""
 
-    item: Continuation
     temperature: float
     found: list[Any] = field(default_factory=list)
-    is_general: ClassVar[bool] = False
-
-    @property
-    def continuations(self) -> Sequence[Continuation]:
-        return (self.item,)
-
-    @property
-    def references(self) -> Sequence[Continuation]:
-        return ()
 
     def loss(self, outputs: Sequence[ModelOutputs], references: Sequence[ModelOutputs]) -> Any:
         self.found.append(_tempered(outputs[0].logp, self.temperature).detach())
@@ -63,22 +54,12 @@ class _Observed:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _ReverseKL:
+class _ReverseKL(SingleLoss):
     """One datum's loss, as a ``personalpeft.backends.base.Loss``."""
 
-    item: Continuation
     reference: Any
     weights: Array
     temperature: float
-    is_general: ClassVar[bool] = False
-
-    @property
-    def continuations(self) -> Sequence[Continuation]:
-        return (self.item,)
-
-    @property
-    def references(self) -> Sequence[Continuation]:
-        return ()
 
     def loss(self, outputs: Sequence[ModelOutputs], references: Sequence[ModelOutputs]) -> Any:
         logp = _tempered(outputs[0].logp, self.temperature)

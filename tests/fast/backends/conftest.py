@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, TypeVar
 
 import pytest
 from backend_makers import attach, random_stack
+from tiny_models import save_random_model
 from vllm_double import Open, VllmDouble, cache_expected_tokens, run_double
 
 from personalpeft.backends.base import Backend, TrainingBackend
@@ -111,23 +111,13 @@ def open_on(tiny_base: Base, tmp_path: Path) -> Iterator[Open]:
 @pytest.fixture(params=KINDS)
 def base(request: pytest.FixtureRequest, tiny_base: Base, tmp_path: Path) -> Base:
     """A model of this kind with random weights, and the tiny base's tokenizer."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     folder = tmp_path / "weights"
     config = AutoConfig.for_model(
         request.param, **{**SHAPE, "vocab_size": _vocabulary(tiny_base), **KINDS[request.param]}
     )
-    torch.manual_seed(7)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    for parameter in model.parameters():
-        if parameter.ndim > 1:
-            # At their initial scale the weights make every token equally likely.
-            torch.nn.init.normal_(parameter, std=0.3)
-    model.save_pretrained(folder)
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        if (tiny_base.folder / name).exists():
-            shutil.copy(tiny_base.folder / name, folder / name)
+    save_random_model(config, tiny_base, folder)
     card = ModelCard(
         name=request.param,
         title="A tiny one",

@@ -18,10 +18,10 @@ from safetensors.torch import load_file
 
 from personalpeft import host
 from personalpeft.base_models.card_writer import card_text, write_card
-from personalpeft.base_models.found_models import find_models
 from personalpeft.base_models.gguf.header import read_header
 from personalpeft.base_models.local_models import inspect_local_model, recipe
 from personalpeft.base_models.model_card import parse_card, read_card
+from personalpeft.base_models.model_files import find_models
 from personalpeft.base_models.resolve import resolve_base
 from personalpeft.base_models.types import Base, ModelCard, Source
 from personalpeft.errors import CardError, NotFound, WeightsError

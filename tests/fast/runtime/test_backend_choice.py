@@ -98,6 +98,19 @@ def test_chat_goes_on_while_another_engine_learns_and_its_memory_is_freed_afterw
         assert runtime.engine().backend is not backend
 
 
+@pytest.mark.usefixtures("tiny_base")
+def test_memory_is_freed_after_a_proposed_adapter_was_judged(tmp_path: Path) -> None:
+    card = quick_card(tmp_path)
+    with personalpeft.open(tmp_path / "home", card, "llamacpp") as runtime:
+        ada, bo = runtime.user("ada"), runtime.user("bo")
+        _teach(ada)
+        ada.learn(accept=True)
+        loaded = _torch_backends()
+        folder = ada.export_peft(tmp_path / "adapter")
+        assert bo.propose_peft(folder, accept=True).live
+        assert _torch_backends() == loaded
+
+
 def test_one_engine_serves_and_learns_where_the_backend_trains(tmp_path: Path) -> None:
     with open_runtime(tmp_path, serving=Serving(max_batch=3)) as runtime:
         assert runtime.learning_engine() is runtime.engine()

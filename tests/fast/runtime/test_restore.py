@@ -9,7 +9,7 @@ import pytest
 from runtime_makers import ask, correct, greedy, home_contents, open_runtime
 
 import personalpeft
-from personalpeft import Busy, Damaged, Forgotten, InvalidInput, NotFound
+from personalpeft import Busy, Damaged, Forgotten, HomeError, InvalidInput, NotFound, host
 
 SECRET = "My locker code is 4711."
 
@@ -122,6 +122,34 @@ def test_damaged_backup_and_busy_home_change_nothing(home: Path, tmp_path: Path)
     blob.write_bytes(blob.read_bytes()[:-1] + b"x")
     with pytest.raises(Damaged):
         personalpeft.restore(copy, home, replace=True)
+    assert home_contents(home) == contents
+
+
+def test_log_that_cannot_be_read_or_is_not_there_keeps_forgotten_items_from_coming_back(
+    home: Path, tmp_path: Path
+) -> None:
+    contents = home_contents(home)
+    with pytest.raises(NotFound):
+        personalpeft.restore(tmp_path / "copies", home, replace=True, forgotten_in=[tmp_path])
+    (tmp_path / "copies" / "forgotten.jsonl").mkdir()
+    with pytest.raises(HomeError):
+        personalpeft.restore(tmp_path / "copies", home, replace=True)
+    assert home_contents(home) == contents
+
+
+def test_home_comes_back_where_the_copy_cannot_take_its_place(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contents, replace = home_contents(home), host.replace
+
+    def fail(source: Path, target: Path) -> None:
+        if source.suffix == ".restoring":
+            raise PermissionError(13, "Permission denied")
+        replace(source, target)
+
+    monkeypatch.setattr(host, "replace", fail)
+    with pytest.raises(HomeError):
+        personalpeft.restore(tmp_path / "copies", home, replace=True)
     assert home_contents(home) == contents
 
 

@@ -24,7 +24,7 @@ _DEPTH = 6
 
 
 @dataclass(frozen=True, slots=True)
-class FoundModel:
+class ModelFile:
     """A file that may be a base."""
 
     program: str  # whose folder it is in
@@ -33,13 +33,13 @@ class FoundModel:
     size: int  # in bytes
 
 
-def find_models(folders: Mapping[str, Sequence[Path]]) -> tuple[FoundModel, ...]:
+def find_models(folders: Mapping[str, Sequence[Path]]) -> tuple[ModelFile, ...]:
     """Return the models in the folders of programs, each file once.
 
     Args:
         folders: Folders by program. Those of "Ollama" have manifests and blobs.
     """
-    found: dict[Path, FoundModel] = {}
+    found: dict[Path, ModelFile] = {}
     for program, places in folders.items():
         for place in places:
             models = _ollama(place) if program == _OLLAMA else _files(program, place)
@@ -49,12 +49,12 @@ def find_models(folders: Mapping[str, Sequence[Path]]) -> tuple[FoundModel, ...]
     return tuple(sorted(found.values(), key=lambda each: (each.program, each.name)))
 
 
-def _files(program: str, folder: Path) -> Iterator[FoundModel]:
+def _files(program: str, folder: Path) -> Iterator[ModelFile]:
     for path in sorted(_below(folder, _DEPTH)):
         if path.suffix.lower() != ".gguf" or _NO_MODEL.search(path.name):
             continue
         with suppress(OSError):
-            yield FoundModel(program, path.stem, path, path.stat().st_size)
+            yield ModelFile(program, path.stem, path, path.stat().st_size)
 
 
 def _below(folder: Path, depth: int) -> Iterator[Path]:
@@ -68,7 +68,7 @@ def _below(folder: Path, depth: int) -> Iterator[Path]:
                 yield each
 
 
-def _ollama(folder: Path) -> Iterator[FoundModel]:
+def _ollama(folder: Path) -> Iterator[ModelFile]:
     """Yield the models of Ollama's manifests, ``manifests/HOST/OWNER/MODEL/TAG``."""
     for manifest in sorted(_below(folder / "manifests", 4)):
         parts = manifest.relative_to(folder / "manifests").parts
@@ -82,7 +82,7 @@ def _ollama(folder: Path) -> Iterator[FoundModel]:
                 continue
             blob = folder / "blobs" / f"sha256-{digest[1]}"
             with suppress(OSError):
-                yield FoundModel(_OLLAMA, name, blob, blob.stat().st_size)
+                yield ModelFile(_OLLAMA, name, blob, blob.stat().st_size)
 
 
 def _layers(manifest: Path) -> list[dict[str, Any]]:
