@@ -21,6 +21,9 @@ from personalpeft.errors import format_origin
 log = logging.getLogger(__name__)
 
 _MAX_WAITING = 32
+# Rounding moves one token's log-prob by several times the mean that ``logprob_tolerance`` bounds.
+# A shorter reply is therefore allowed what a reply of this many tokens is.
+_LEAST_TOKENS = 8
 
 
 class SelfCheck:
@@ -68,7 +71,7 @@ class SelfCheck:
             (score,) = self._backend.score([item], reply.adapter_key)
             difference = sum(
                 abs(a - b) for a, b in zip(score.token_logprobs, written, strict=True)
-            ) / len(written)
+            ) / max(len(written), _LEAST_TOKENS)
         except Exception as error:  # noqa: BLE001 - a failed check must not end serving
             log.error("self-check: a reply could not be scored: %s", format_origin(error))
             self._metrics.count("self_checks_skipped_total")

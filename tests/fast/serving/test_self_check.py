@@ -100,6 +100,29 @@ def test_a_backend_that_leaks_is_found_and_no_user_data_is_logged(
             assert private not in message
 
 
+@pytest.mark.parametrize(
+    ("max_tokens", "shift", "mismatches"), [(2, 0.3, 0), (2, 1.0, 1), (12, 0.11, 1), (12, 0.09, 0)]
+)
+def test_rounding_of_a_short_reply_is_no_mismatch_and_another_stack_is(
+    max_tokens: int, shift: float, mismatches: int
+) -> None:
+    class RoundingBackend(FakeBackend):
+        logprob_tolerance = 0.1
+
+        def score(
+            self, items: Sequence[Continuation], *args: Any, **more: Any
+        ) -> tuple[Score, ...]:
+            return tuple(
+                replace(score, token_logprobs=tuple(each - shift for each in score.token_logprobs))
+                for score in super().score(items, *args, **more)
+            )
+
+    with checked(RoundingBackend(BASE)) as engine:
+        text(engine, request((1,), "a prompt", max_tokens=max_tokens))
+        checks(engine, 1)
+        assert engine.metrics()["self_check_mismatches_total"] == mismatches
+
+
 def test_no_reply_is_checked_unless_requested() -> None:
     with engine_on() as engine:
         text(engine, request((1,)))
