@@ -1,0 +1,24 @@
+"""Prepared homes for the crash tests, made once for each operation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from crash_makers import CrashFolder, make_crash_folder
+
+
+@pytest.fixture(scope="session")
+def prepared(
+    shared_cache: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], CrashFolder]:
+    """Return a function that gives the folder an operation starts from."""
+    root, made = tmp_path_factory.mktemp("prepared"), {}
+
+    def prepare(operation: str) -> CrashFolder:
+        if operation not in made:
+            made[operation] = make_crash_folder(operation, root / operation)
+        return made[operation]
+
+    return prepare

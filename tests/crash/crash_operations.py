@@ -1,0 +1,238 @@
+"""Operations on a home that the crash tests interrupt, and what must hold afterwards.
+
+``crash_operations.py OPERATION FOLDER SOCKET`` performs one of them in a folder that ``prepare``
+made; ``live`` never ends. It sends a line for each promise over the inherited socket as soon as the
+promise holds. An error of the library ends it with status 3.
+"""
+
+from __future__ import annotations
+
+import json
+import lzma
+import shutil
+import socket
+import sys
+import tarfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+import personalpeft
+from personalpeft import NothingToLearn, Runtime, User
+from personalpeft.errors import Forgotten, NotFound, PersonalPeftError
+
+Acknowledge = Callable[[str, object], None]
+"""Called with the kind and the id of something that the caller was promised."""
+
+REFUSED = 3
+SECRET = "Zanzibarquartz"
+_EARLIER_HOME = Path(__file__).parents[1] / "data" / "home_before_layout.tar.xz"
+
+
+def open_home(folder: Path) -> Runtime:
+    """Open the home of a folder on the fake backend, on which a learn takes a second."""
+    return personalpeft.open(folder / "home", backend="fake")
+
+
+def users(runtime: Runtime) -> list[User]:
+    """Return all users of a small home."""
+    return [runtime.user(each.id) for each in runtime.users()]
+
+
+def _correct(user: User, first: int, number: int) -> None:
+    for each in range(first, first + number):
+        reply = user.chat(f"question {each}", temperature=0)
+        user.feedback(reply, edit=f"Ahoy! Answer {each}. Arrr!")
+
+
+def prepare_home(folder: Path) -> None:
+    """Make a home with a learned style, new lessons, a secret turn and a second user."""
+    with open_home(folder) as runtime:
+        ada, bo = runtime.user("ada"), runtime.user("bo")
+        _correct(ada, 0, 6)
+        ada.learn()
+        bo.remember("My cat is called Mushroom.")
+        _correct(bo, 0, 1)
+        secret = ada.chat(f"Is {SECRET} a word?", temperature=0)
+        ada.feedback(secret, edit=f"Ahoy! {SECRET} is one. Arrr!")
+        _correct(ada, 6, 4)
+        ada.export(folder / "ada.personal")
+        runtime.maintenance.back_up(folder / "copies")
+        (folder / "secret").write_text(secret.turn_id)
+
+
+def _prepare_earlier_home(folder: Path) -> None:
+    with lzma.open(_EARLIER_HOME) as packed, tarfile.open(fileobj=packed) as archive:
+        archive.extractall(folder / "archive", filter="data")
+    (home,) = (path.parent for path in (folder / "archive").rglob("personalpeft.db"))
+    shutil.move(home, folder / "home")
+
+
+def _feedback(folder: Path, acknowledge: Acknowledge) -> None:
+    with open_home(folder) as runtime:
+        ada = runtime.user("ada")
+        reply = ada.chat("How do I boil an egg?", temperature=0)
+        acknowledge("turn", reply.turn_id)
+        acknowledge("signal", ada.feedback(reply, edit="Ahoy! In water. Arrr!"))
+        acknowledge("signal", ada.feedback(reply, rating=-1))
+
+
+def _remember(folder: Path, acknowledge: Acknowledge) -> None:
+    with open_home(folder) as runtime:
+        ada = runtime.user("ada")
+        acknowledge("signal", ada.remember("My dog is called Biscuit."))
+
+
+def _learn(folder: Path, acknowledge: Acknowledge) -> None:
+    with open_home(folder) as runtime:
+        try:
+            report = runtime.user("ada").learn()
+        except NothingToLearn:
+            return
+        acknowledge("revision", report.revision)
+
+
+def _roll_back(folder: Path, acknowledge: Acknowledge) -> None:
+    with open_home(folder) as runtime:
+        ada = runtime.user("ada")
+        if ada.stack().entries:
+            ada.rollback("style")
+        acknowledge("empty", "ada")
+
+
+def _forget(folder: Path, acknowledge: Acknowledge) -> None:
+    with open_home(folder) as runtime:
+        try:
+            runtime.user("ada").forget((folder / "secret").read_text())
+        except Forgotten:  # An earlier attempt erased it.
+            runtime.collect_garbage()
+        acknowledge("forgotten", SECRET)
+
+
+def _forget_user(folder: Path, acknowledge: Acknowledge) -> None:
+    with open_home(folder) as runtime:
+        try:
+            runtime.forget_user("ada")
+        except (Forgotten, NotFound):
+            runtime.collect_garbage()
+        acknowledge("forgotten", SECRET)
+
+
+def _publish(folder: Path, acknowledge: Acknowledge) -> None:
+    with open_home(folder) as runtime:
+        runtime.publish(to=folder / "published")
+
+
+def _migrate(folder: Path, acknowledge: Acknowledge) -> None:
+    with open_home(folder) as runtime:
+        acknowledge("users", len(runtime.users()))
+
+
+def _back_up(folder: Path, acknowledge: Acknowledge) -> None:
+    with open_home(folder) as runtime:
+        backup = runtime.maintenance.back_up(folder / "copies")
+        acknowledge("backup", backup.path)
+
+
+def _restore(folder: Path, acknowledge: Acknowledge) -> None:
+    home = folder / "home"
+    personalpeft.restore(folder / "copies", home, replace=True)
+    acknowledge("restored", home)
+
+
+def _export(folder: Path, acknowledge: Acknowledge) -> None:
+    file = folder / "new.personal"
+    file.unlink(missing_ok=True)
+    with open_home(folder) as runtime:
+        runtime.user("ada").export(file)
+        acknowledge("file", file)
+
+
+def _import(folder: Path, acknowledge: Acknowledge) -> None:
+    with open_home(folder) as runtime:
+        if "cy" in [user.id for user in users(runtime)]:
+            runtime.forget_user("cy")
+        runtime.import_user(folder / "ada.personal", as_user="cy")
+        acknowledge("user", "cy")
+
+
+def live(folder: Path, acknowledge: Acknowledge) -> None:
+    """Chat, correct, remember, learn and roll back without end."""
+    with open_home(folder) as runtime:
+        ada = runtime.user("ada")
+        for number in count():
+            reply = ada.chat(f"question {number}", temperature=0)
+            acknowledge("turn", reply.turn_id)
+            acknowledge("signal", ada.feedback(reply, edit=f"Ahoy! Answer {number}. Arrr!"))
+            acknowledge("signal", ada.remember(f"Fact {number}."))
+            if number % 4 == 3:
+                acknowledge("revision", ada.learn().revision)
+            if number % 8 == 7 and ada.stack().entries:
+                ada.rollback("style")
+                acknowledge("rollback", number)
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One operation.
+
+    Attributes:
+        act: Performs it, once more where an earlier attempt was interrupted.
+        prepare: Makes the folder that it starts from.
+        erases: Whether it is to erase user ada's secret.
+    """
+
+    act: Callable[[Path, Acknowledge], None]
+    prepare: Callable[[Path], None] = prepare_home
+    erases: bool = False
+
+
+OPERATIONS: Mapping[str, Operation] = {
+    "feedback": Operation(_feedback),
+    "remember": Operation(_remember),
+    "learn": Operation(_learn),
+    "roll-back": Operation(_roll_back),
+    "forget": Operation(_forget, erases=True),
+    "forget-user": Operation(_forget_user, erases=True),
+    "publish": Operation(_publish),
+    "migrate": Operation(_migrate, _prepare_earlier_home),
+    "back-up": Operation(_back_up),
+    "restore": Operation(_restore),
+    "export": Operation(_export),
+    "import": Operation(_import),
+}
+"""Operations that end."""
+
+
+def contents(folder: Path) -> dict[str, list[str]]:
+    """Return the ids of all that a home promises to keep, by user and kind."""
+    with open_home(folder) as runtime:
+        return {
+            f"{user.id} {kind}": ids
+            for user in users(runtime)
+            for kind, ids in {
+                "turn": [turn.id for turn in user.turns()],
+                "signal": [signal.id for signal in user.signals(current=False)],
+                "revision": [revision.id for revision in user.revisions()],
+            }.items()
+        }
+
+
+def main(operation: str, folder: str, descriptor: str) -> int:
+    with socket.socket(fileno=int(descriptor)) as promises:
+
+        def acknowledge(kind: str, what: object) -> None:
+            promises.sendall(json.dumps([kind, str(what)]).encode() + b"\n")
+
+        try:
+            act = live if operation == "live" else OPERATIONS[operation].act
+            act(Path(folder), acknowledge)
+        except PersonalPeftError as error:
+            acknowledge("refused", error)
+            return REFUSED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
