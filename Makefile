@@ -18,7 +18,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # llama.cpp without its part for pictures and sound, which nothing here uses: 127 files to compile instead of 178.
 export CMAKE_ARGS ?= -DLLAVA_BUILD=OFF
 
-.PHONY: help demo test test-all test-extras lint docs plots browser vllm-env tinker-env clean
+.PHONY: help demo test test-all crash test-extras lint docs plots browser vllm-env tinker-env clean
 
 help: ## This list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
@@ -49,6 +49,11 @@ test-all: lint vllm-env tinker-env ## Check everything, before a release: ten ti
 	echo "== pytest, on vLLM"; $(BIN)/pytest tests plugins -q -m vllm
 	@$(MAKE) --no-print-directory test-extras
 	@echo "== all is well"
+
+# Its tests need strace and, for disks, the right to mount one; without them they are skipped.
+crash: $(STAMP) ## Interrupt every kind of write 500 times: kills, failing and full disks, power cuts (hours)
+	@$(ONE_CACHE); PERSONALPEFT_CRASH_POINTS="$${PERSONALPEFT_CRASH_POINTS:-42}" OMP_NUM_THREADS=1 \
+	  $(BIN)/pytest tests/crash -q --timeout 7200
 
 test-extras: $(STAMP) ## Install each extra alone into a fresh environment and use it there (half an hour, 10 GB)
 	@$(BIN)/python tests/install/try_extras.py

@@ -128,7 +128,7 @@ class _Demo:
 
     def _learn(self) -> dict[str, Any]:
         self._print("\n3. The model learns from them, and a gate judges the result\n")
-        report = run_learn(self._common, self._user, self._display)
+        report = run_learn(self._user, self._display)
         self._print(str(report))
         if report.verdict is not Verdict.PROMOTED:
             self._print("It was not promoted, so the answers below are as before.")

@@ -127,18 +127,12 @@ def _record(services: Services, user: str, adapter: Adapter, started: float) -> 
     live = stacks.live_stack(services, user)
     blob = pack(adapter)
     digest = store.blobs.put(blob)
-    # A learn on top of it reads the shape from these keys, which a foreign recipe lacks.
-    shape = {
-        "rank": manifest.rank,
-        "alpha": manifest.scaling * manifest.rank,
-        "targets": list(manifest.targets),
-    }
     revision = imported_revision(
         user,
         manifest.layer,
         digest,
         manifest.base,
-        {**manifest.recipe, **shape},
+        manifest.stored_recipe,
         reason="imported by name, not judged",
         at=clock.now(),
         below=stack_below(store, user, live, manifest.layer).entries,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -369,6 +370,24 @@ def canonical_json(value: Any) -> str:
     return json.dumps(
         value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
     )
+
+
+def parse_strict_json(
+    text: str, *, pairs_hook: Callable[[list[tuple[str, Any]]], Any] | None = None
+) -> Any:
+    """Parse JSON that has no NaN, no infinity and no number too large for a float.
+
+    ``pairs_hook`` makes an object of its pairs, as in ``json.loads``. Raises ``ValueError``,
+    ``RecursionError``.
+    """
+
+    def finite(number: str) -> float:
+        value = float(number)
+        if not math.isfinite(value):
+            raise ValueError(f"{number:.20} is not a finite number")
+        return value
+
+    return json.loads(text, parse_constant=finite, parse_float=finite, object_pairs_hook=pairs_hook)
 
 
 def canonical_digest(value: Any) -> str:

@@ -20,12 +20,11 @@ if TYPE_CHECKING:
 
 
 def print_reply(
-    common: GlobalOptions,
     user: User,
     prompt: Prompt,
     display: Display,
     *,
-    quietly: bool = False,
+    quietly: bool,
     **options: Any,
 ) -> Reply:
     """Print a reply as it is generated, unless ``quietly``. Ctrl-C keeps the text so far."""
@@ -110,7 +109,6 @@ def ask(
     display = Display(common)
     with session.open_user(common, "make", display) as user:
         reply = print_reply(
-            common,
             user,
             text,
             display,

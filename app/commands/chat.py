@@ -57,7 +57,6 @@ class PlainChat:
     def ask(self, text: str) -> None:
         """Continue the conversation and print the reply."""
         reply = print_reply(
-            self.common,
             self.user,
             text,
             self.display,
@@ -116,7 +115,7 @@ class PlainChat:
         info(self.common, f"Recorded as {self.user.remember(_text(rest, '/remember'))}.")
 
     def _learn(self, rest: str) -> None:
-        report = run_learn(self.common, self.user, self.display)
+        report = run_learn(self.user, self.display)
         emit(self.common, report.as_json(), str(report))
 
     def _why(self, rest: str) -> None:

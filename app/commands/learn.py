@@ -23,7 +23,7 @@ BASE = "base"
 
 
 def run_learn(
-    common: GlobalOptions, user: User, display: Display, layer: str | None = None, **options: Any
+    user: User, display: Display, layer: str | None = None, **options: Any
 ) -> LearnReport:
     """Learn with a progress bar. The first Ctrl-C stops after the running step."""
     with stop_on_interrupt(display) as cancelled:
@@ -112,7 +112,7 @@ def learn(
     options["start"] = "nothing" if from_nothing else "auto"
     if not (others or all_users):
         with session.open_user(common, "change", display) as user:
-            report = run_learn(common, user, display, layer, **options)
+            report = run_learn(user, display, layer, **options)
         emit(common, report, str(report))
         return
     with (

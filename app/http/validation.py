@@ -7,10 +7,9 @@ are refused by name. No message repeats a value that was sent.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping
 from functools import wraps
-from typing import Annotated, Any, Never, TypeAlias, TypeVar, cast
+from typing import Annotated, Any, TypeAlias, TypeVar, cast
 
 from annotated_types import Len
 from flask import request
@@ -18,6 +17,7 @@ from pydantic import AfterValidator, ConfigDict, ValidationError, WithJsonSchema
 from pydantic_core import PydanticCustomError
 from werkzeug.exceptions import BadRequest, UnsupportedMediaType
 
+from personalpeft.types import parse_strict_json
 from personalpeft_app.http.api_v1.serialization import (
     RequestModel,
     format_path,
@@ -71,9 +71,7 @@ def read_object() -> dict[str, Any]:
     if request.mimetype != "application/json":
         raise UnsupportedMediaType("Send JSON, with Content-Type: application/json.")
     try:
-        found = json.loads(
-            request.get_data().decode("utf-8"), parse_constant=_refuse, parse_float=_finite
-        )
+        found = parse_strict_json(request.get_data().decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise BadRequest("The body must be valid JSON.") from error
     if not isinstance(found, dict):
@@ -132,14 +130,3 @@ def parse(kind: type[B], given: Mapping[str, Any]) -> B:
 def read_body(kind: type[B]) -> B:
     """Return the body of this request. Raises as ``read_object`` and ``parse``."""
     return parse(kind, read_object())
-
-
-def _refuse(constant: str) -> Never:
-    raise ValueError(constant)
-
-
-def _finite(written: str) -> float:
-    value = float(written)
-    if not math.isfinite(value):
-        raise ValueError("too large")
-    return value

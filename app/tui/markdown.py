@@ -84,10 +84,8 @@ class ReplyMarkdown(Markdown):
 
     BLOCKS: ClassVar[dict[str, type[MarkdownBlock]]] = {**Markdown.BLOCKS, "table_open": _Table}
 
-    def __init__(self, text: str = "", *, classes: str = "") -> None:
-        super().__init__(
-            printable(text), parser_factory=_parser, open_links=False, classes=f"reply {classes}"
-        )
+    def __init__(self, text: str = "") -> None:
+        super().__init__(printable(text), parser_factory=_parser, open_links=False, classes="reply")
         self._stream: MarkdownStream | None = None
         self._written = printable(text)
 

@@ -5,8 +5,6 @@ Invariant: for any bytes, a reader returns plain finite values or raises ``Adapt
 
 from __future__ import annotations
 
-import json
-import math
 import shutil
 import stat
 import tempfile
@@ -15,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from personalpeft import host
 from personalpeft.errors import AdapterError, InvalidInput, PersonalPeftError
+from personalpeft.types import parse_strict_json
 
 FILE_LIMIT = 8 * 2**30
 DEPTH_LIMIT = 32
@@ -75,12 +73,7 @@ def parse_json(data: bytes | str, *, source: str, what: str, depth: int = DEPTH_
     """
     try:
         text = data.decode("utf-8") if isinstance(data, bytes) else data
-        value = json.loads(
-            text,
-            object_pairs_hook=_unique_keys,
-            parse_constant=_no_constant,
-            parse_float=_finite_float,
-        )
+        value = parse_strict_json(text, pairs_hook=_unique_keys)
         _check_plain(value, depth)
     except UnicodeError as error:
         raise format_error(source, f"{what} is not UTF-8.") from error
@@ -110,17 +103,6 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return unique
 
 
-def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is no number")
-
-
-def _finite_float(text: str) -> float:
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError(f"{safe_repr(text)} is too large")
-    return number
-
-
 def _check_plain(value: Any, depth: int) -> None:
     """Nested no deeper than ``depth``, and every string can be written as UTF-8 again."""
     if isinstance(value, str):
@@ -133,16 +115,6 @@ def _check_plain(value: Any, depth: int) -> None:
                 key.encode("utf-8")
         for inner in value.values() if isinstance(value, dict) else value:
             _check_plain(inner, depth - 1)
-
-
-def write_file_atomically(path: Path, data: bytes) -> None:
-    """Write a file atomically: readers see all of it or none. Raises ``OSError``."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # The temporary folder is removed even where a full disk cuts the file short.
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        part = Path(folder, path.name)
-        part.write_bytes(data)
-        host.replace(part, path)
 
 
 @contextmanager

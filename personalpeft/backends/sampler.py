@@ -97,8 +97,7 @@ def token_logprobs(logits: Logits, token: int, top: int) -> TokenLogprobs:
         top: How many of the likeliest to return. Of equals the lower number comes first.
     """
     logprobs = log_softmax(logits)
-    order = np.argsort(-logprobs, kind="stable")[:top] if top else ()
-    likeliest = tuple((int(each), float(logprobs[each])) for each in order)
+    (likeliest,) = top_logprobs(logprobs[np.newaxis], top) or ((),)
     return TokenLogprobs(float(logprobs[token]), likeliest)
 
 

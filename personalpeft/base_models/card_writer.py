@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,13 +20,9 @@ def write_card(card: ModelCard, folder: Path) -> Path:
     """
     target = folder / f"{card.name}.toml"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         if target.exists():
             raise CardError(f"{target} exists already.", hint="Choose another name: --name NAME")
-        handle, fresh = tempfile.mkstemp(prefix=f".{card.name}.", dir=folder)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(card_text(card))
-        host.replace(Path(fresh), target)
+        host.write_file_atomically(target, card_text(card).encode())
     except OSError as error:
         raise CardError(
             f"{target} cannot be written: {error.strerror}.", hint="Check the folder's permissions."

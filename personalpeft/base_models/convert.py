@@ -15,7 +15,7 @@ from typing import Any
 
 from personalpeft.base_models.files import SINGLE, joined
 from personalpeft.base_models.gguf.config import correct_config
-from personalpeft.base_models.gguf.unpack import can_unpack, unpack_weights
+from personalpeft.base_models.gguf.to_safetensors import can_unpack, unpack_weights
 from personalpeft.base_models.gguf.writer import SPLITTING_PATTERNS
 from personalpeft.base_models.types import RandomShape
 

@@ -9,14 +9,12 @@ without a call passes unchanged.
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Never, TypeAlias
+from typing import TypeAlias
 
 from personalpeft.ids import TOOL_NAME
-from personalpeft.types import Message, ToolCall
+from personalpeft.types import Message, ToolCall, parse_strict_json
 
 CALL_ENDS = "</tool_call>"
 """The end of a call; as a stop string it ends a reply after the first call."""
@@ -119,7 +117,7 @@ class CallReader:
 def _call(body: str) -> ToolCall | None:
     """Return the call between two marks, or None if there is no valid one."""
     try:
-        value = json.loads(body, parse_constant=_refuse, parse_float=_finite)
+        value = parse_strict_json(body)
     except (ValueError, RecursionError):
         return None
     if not isinstance(value, dict):
@@ -132,12 +130,3 @@ def _call(body: str) -> ToolCall | None:
     ):
         return None
     return ToolCall(name, arguments)
-
-
-def _refuse(constant: str) -> Never:
-    raise ValueError(constant)
-
-
-def _finite(written: str) -> float:
-    number = float(written)
-    return number if math.isfinite(number) else _refuse(written)

@@ -96,7 +96,7 @@ _OBJECTIONS = re.compile(
 _CLAUSE_END = re.compile(r"[.,;:!?¡¿…\n。、，！？；।॥؟،؛()]+|\s[-–—]\s")
 
 
-def classify(message: str, reply: str) -> Literal["thanked", "contradicted"] | None:
+def classify_message(message: str, reply: str) -> Literal["thanked", "contradicted"] | None:
     """Return whether a message thanks for the reply before it or contradicts it, else None.
 
     An answer to a question of the reply never contradicts it.

@@ -14,7 +14,7 @@ from personalpeft.chat.conversation import (
     find_previous,
     read_conversation,
 )
-from personalpeft.chat.implicit_feedback import classify
+from personalpeft.chat.implicit_feedback import classify_message
 from personalpeft.chat.reply import Reply, Stream
 from personalpeft.chat.validation import uses_tools
 from personalpeft.engine.engine import Request
@@ -192,7 +192,7 @@ def _record_implicit_feedback(
         observe(services, user, chat.replaces, "regenerated", None)
     elif position.previous is not None and message.role == "user":
         turn = services.store.ledger.turn(user, position.previous)
-        seen = classify(message.content, turn.reply)
+        seen = classify_message(message.content, turn.reply)
         if seen is not None:
             observe(services, user, turn, seen, None)
 

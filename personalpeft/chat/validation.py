@@ -7,7 +7,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any, Literal, Never, TypeAlias, cast, get_args
+from typing import Any, Literal, TypeAlias, cast, get_args
 
 from personalpeft.errors import InvalidInput, suggest_nearest
 from personalpeft.ids import TOOL_NAME
@@ -19,6 +19,7 @@ from personalpeft.types import (
     ToolCall,
     canonical_json,
     is_number,
+    parse_strict_json,
 )
 
 Prompt: TypeAlias = str | Sequence[Mapping[str, Any] | Message]
@@ -297,7 +298,7 @@ def _call(number: int, value: object) -> ToolCall:
     name, arguments, call_id = function.get("name"), function.get("arguments"), value.get("id")
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments or "{}", parse_constant=_reject_constant)
+            arguments = parse_strict_json(arguments or "{}")
         except (ValueError, RecursionError):
             arguments = None
     if not isinstance(name, str) or not isinstance(arguments, Mapping):
@@ -313,10 +314,6 @@ def _invalid_call(number: int) -> InvalidInput:
         hint="A call is {'id': …, 'type': 'function', 'function': {'name': …, 'arguments': …}}, "
         "the arguments a JSON object.",
     )
-
-
-def _reject_constant(constant: str) -> Never:
-    raise ValueError(constant)
 
 
 def _check_json(value: Mapping[str, Any], *, what: str) -> Mapping[str, Any]:

@@ -16,9 +16,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from personalpeft.adapters.safe_io import write_file_atomically
 from personalpeft.engine.engine import Engine, Request
 from personalpeft.errors import Cancelled, PersonalPeftError
+from personalpeft.host import write_file_atomically
 from personalpeft.types import Message, Sampling, Stack, canonical_digest
 
 Completions: TypeAlias = Sequence[tuple[tuple[Message, ...], str]]

@@ -155,7 +155,7 @@ class Learner:
         with services.model.learning(), services.store.leases.acquire(learn_lease(user)):
             review_probation(services.store, user, services.clock.now)
             state, recipe = inspect_live_layer(services, user, layer), self.recipes.for_layer(layer)
-            result = pipeline.judge(propose(services, state, recipe, adapter, started))
+            result = pipeline.judge_and_publish(propose(services, state, recipe, adapter, started))
         if isinstance(result, Exception):
             raise result
         return result

@@ -100,7 +100,7 @@ class TrainingPipeline:
             self._build_group(group, results)
         return results
 
-    def judge(self, candidate: Candidate) -> BuildResult:
+    def judge_and_publish(self, candidate: Candidate) -> BuildResult:
         """Run the stages after the training for a candidate, and return its report or the error."""
         results: dict[str, BuildResult] = {}
         user = candidate.plan.user

@@ -104,13 +104,7 @@ def propose(
         ),
         embedder=services.memory.embedder.name,
         digest=digest,
-        made_by={
-            **manifest.recipe,
-            # A learn on top of it reads the shape from these keys.
-            "rank": manifest.rank,
-            "alpha": manifest.scaling * manifest.rank,
-            "targets": list(manifest.targets),
-        },
+        made_by=manifest.stored_recipe,
     )
     weights = {each.name: each.weight for each in store.catalog.layers(user)}
     entry = StackEntry(layer, f"{layer}@{digest[:12]}", digest, weights.get(layer, 1.0))

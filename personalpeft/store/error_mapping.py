@@ -67,6 +67,9 @@ def _map_sqlite_error(error: sqlite3.Error, home: Path) -> PersonalPeftError | N
     if code is None and "decode" in str(error):
         # The driver has no code for a column of text whose bytes are not UTF-8.
         code = sqlite3.SQLITE_CORRUPT
+    elif code is None and isinstance(error, sqlite3.OperationalError):
+        # The driver has none for a backup that failed, which a full disk can cause.
+        code = sqlite3.SQLITE_IOERR
     # The low byte of an extended code is the primary code.
     match code & 0xFF if code is not None else None:
         case sqlite3.SQLITE_FULL:

@@ -63,9 +63,9 @@ def check_home(
     if "forgotten" in promised:
         assert_erased(folder / "home")
     if "file" in promised:
-        check_file(Path(promised["file"]), folder)
+        check_file(folder / promised["file"], folder)
     if "backup" in promised:
-        assert (Path(promised["backup"]) / "personalpeft.db").is_file()
+        assert (folder / promised["backup"] / "personalpeft.db").is_file()
     with open_home(folder) as runtime:
         check_heads(runtime)
         assert find_problems(runtime) == []

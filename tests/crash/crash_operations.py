@@ -132,13 +132,13 @@ def _migrate(folder: Path, acknowledge: Acknowledge) -> None:
 def _back_up(folder: Path, acknowledge: Acknowledge) -> None:
     with open_home(folder) as runtime:
         backup = runtime.maintenance.back_up(folder / "copies")
-        acknowledge("backup", backup.path)
+        acknowledge("backup", backup.path.relative_to(folder))
 
 
 def _restore(folder: Path, acknowledge: Acknowledge) -> None:
     home = folder / "home"
     personalpeft.restore(folder / "copies", home, replace=True)
-    acknowledge("restored", home)
+    acknowledge("restored", home.name)
 
 
 def _export(folder: Path, acknowledge: Acknowledge) -> None:
@@ -146,7 +146,7 @@ def _export(folder: Path, acknowledge: Acknowledge) -> None:
     file.unlink(missing_ok=True)
     with open_home(folder) as runtime:
         runtime.user("ada").export(file)
-        acknowledge("file", file)
+        acknowledge("file", file.name)
 
 
 def _import(folder: Path, acknowledge: Acknowledge) -> None:
@@ -206,17 +206,22 @@ OPERATIONS: Mapping[str, Operation] = {
 
 
 def contents(folder: Path) -> dict[str, list[str]]:
-    """Return the ids of all that a home promises to keep, by user and kind."""
+    """Return the ids of all that a folder's home promises to keep, by user and kind."""
     with open_home(folder) as runtime:
-        return {
-            f"{user.id} {kind}": ids
-            for user in users(runtime)
-            for kind, ids in {
-                "turn": [turn.id for turn in user.turns()],
-                "signal": [signal.id for signal in user.signals(current=False)],
-                "revision": [revision.id for revision in user.revisions()],
-            }.items()
-        }
+        return contents_of(runtime)
+
+
+def contents_of(runtime: Runtime) -> dict[str, list[str]]:
+    """Return the ids of all that an open home promises to keep, by user and kind."""
+    return {
+        f"{user.id} {kind}": ids
+        for user in users(runtime)
+        for kind, ids in {
+            "turn": [turn.id for turn in user.turns()],
+            "signal": [signal.id for signal in user.signals(current=False)],
+            "revision": [revision.id for revision in user.revisions()],
+        }.items()
+    }
 
 
 def main(operation: str, folder: str, descriptor: str) -> int:

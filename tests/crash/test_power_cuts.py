@@ -118,7 +118,7 @@ def test_a_power_cut_loses_nothing_promised_and_loses_it_without_fsync(tmp_path:
     if not _can_mount(tmp_path):
         pytest.skip("needs the right to mount a file system")
     image = _make_image(tmp_path / "disk.img")
-    losses = list(_cut(tmp_path, image, 3 * points(), durable=True))
+    losses = list(_cut(tmp_path, image, 5 * points(), durable=True))
     assert [each for each in losses if each] == []
     control = _make_image(tmp_path / "control.img")
     assert any(list(_cut(tmp_path, control, 3, durable=False)))

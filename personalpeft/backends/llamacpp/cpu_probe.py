@@ -19,7 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from personalpeft import host
-from personalpeft.adapters.safe_io import write_file_atomically
+from personalpeft.host import write_file_atomically
 from personalpeft.types import canonical_digest
 
 log = logging.getLogger(__name__)

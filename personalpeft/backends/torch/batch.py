@@ -20,13 +20,13 @@ from personalpeft.backends.base import Occupancy, OutOfBlocks, OutputChunk, Sequ
 from personalpeft.backends.detokenizer import SequenceOutput
 from personalpeft.backends.sampler import Sampler
 from personalpeft.backends.tokenizer import ChatTokenizer
+from personalpeft.backends.torch.batch_sampling import compute_logprobs, sample_tokens
 from personalpeft.backends.torch.block_manager import BlockManager, block_hash, prefix_hashes
 from personalpeft.backends.torch.kv_cache import ForwardContext, PagedKVCache
 from personalpeft.backends.torch.lora_bank import LoRABank
 from personalpeft.backends.torch.model_runner import ModelRunner
 from personalpeft.backends.torch.openmp import release_threads
 from personalpeft.backends.torch.ops.base import KV_BLOCK_SIZE, AttentionMetadata, PrefillChunk
-from personalpeft.backends.torch.sampling import compute_logprobs, sample_tokens
 
 # Prompt tokens in one step, beside rows that are being decoded and alone. The first limit keeps
 # those rows from waiting. Beyond the second, more tokens do not make a token cheaper.

@@ -26,9 +26,9 @@ from pydantic import Field, PositiveInt, TypeAdapter, ValidationError
 from torch import Tensor
 from torch.nn.functional import linear
 
-from personalpeft.adapters.safe_io import write_file_atomically
 from personalpeft.backends.processor import instruction_sets
 from personalpeft.backends.torch.openmp import limit_threads
+from personalpeft.host import write_file_atomically
 
 Product: TypeAlias = Callable[[Tensor], Tensor]
 """From ``[rows, inputs]`` to ``[rows, outputs]``."""

@@ -25,7 +25,6 @@ from personalpeft.backends.torch.batch_invariant_matmul import (
 )
 from personalpeft.backends.torch.device import DeviceChoice
 from personalpeft.backends.torch.device_lock import DeviceLock
-from personalpeft.backends.torch.heap import return_large_blocks
 from personalpeft.backends.torch.kv_cache import ForwardContext, paged_attention_forward
 from personalpeft.backends.torch.llama import empty_llama, load_llama
 from personalpeft.backends.torch.lora_layers import (
@@ -44,7 +43,7 @@ from personalpeft.backends.torch.mapped_model import (
 )
 from personalpeft.backends.torch.openmp import limit_threads, release_threads
 from personalpeft.backends.torch.ops import Ops
-from personalpeft.backends.torch.training.checkpoints import BlockCheckpoints
+from personalpeft.backends.torch.training.activation_checkpoints import BlockCheckpoints
 from personalpeft.backends.torch.training.fused_modules import install_fused_modules
 from personalpeft.backends.torch.training.packing import PackedSequence
 from personalpeft.base_models.mapped_weights import MappedWeights
@@ -123,7 +122,7 @@ class ModelRunner:
     def _build(self, mapped: MappedWeights) -> None:
         """Build the model around weights that stay in their file."""
         check_unpacking(mapped, self.ops)
-        return_large_blocks()
+        host.return_large_blocks()
         unpacker = Unpacker(self.ops, self._chooser)
         make_linear = MappedLinears(mapped, unpacker)
         self.module = empty_llama(self.base.folder) or _empty_of_transformers(self.base, self.where)

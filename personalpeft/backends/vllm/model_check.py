@@ -15,12 +15,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
 
-from personalpeft.adapters.safe_io import write_file_atomically
 from personalpeft.backends.base import Continuation, SequenceState, Tokens
 from personalpeft.backends.tokenizer import ChatTokenizer
 from personalpeft.backends.vllm.client import ServedModel, VllmClient
 from personalpeft.base_models.types import Base
 from personalpeft.errors import BaseMismatch, InvalidInput, suggest_nearest
+from personalpeft.host import write_file_atomically
 from personalpeft.types import Sampling
 
 # Two scripts, digits, spaces and line ends, where tokenizers differ.

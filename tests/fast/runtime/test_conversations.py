@@ -10,7 +10,7 @@ from runtime_makers import open_runtime
 
 from personalpeft import InvalidInput, NotFound, PromptTooLong, Runtime, User
 from personalpeft.backends.fake import FakeBackend
-from personalpeft.chat.implicit_feedback import classify
+from personalpeft.chat.implicit_feedback import classify_message
 from personalpeft.types import Message, SignalKind, Turn
 
 
@@ -300,11 +300,11 @@ def test_implicit_feedback_is_recorded_only_where_enabled(ada: User) -> None:
     ],
 )
 def test_only_plain_thanks_and_contradictions_count(message: str, wanted: str | None) -> None:
-    assert classify(message, "It is 4.") == wanted
+    assert classify_message(message, "It is 4.") == wanted
 
 
 def test_answer_to_a_question_contradicts_nothing() -> None:
-    assert classify("Wrong.", "Is it right or wrong?") is None
+    assert classify_message("Wrong.", "Is it right or wrong?") is None
 
 
 def test_users_are_found_by_a_part_of_their_id(runtime: Runtime) -> None:

@@ -23,13 +23,13 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from personalpeft.adapters.safe_io import write_file_atomically
 from personalpeft.backends.base import Continuation
 from personalpeft.backends.processor import instruction_sets
 from personalpeft.backends.torch.lora_layers import ActiveLoRA
 from personalpeft.backends.torch.model_runner import ModelRunner
 from personalpeft.backends.torch.training.logprobs import ReferenceOutputs
 from personalpeft.backends.torch.training.packing import pack
+from personalpeft.host import write_file_atomically
 from personalpeft.types import canonical_digest
 
 _log = logging.getLogger(__name__)
