@@ -210,6 +210,29 @@ def bench_busy(common: GlobalOptions, repeat: int, tokens: int) -> None:
     emit_result(common, found)
 
 
+@command("soak", examples=("personalpeft bench soak", "personalpeft bench soak --minutes 5 --json"))
+@click.option(
+    "--minutes",
+    type=click.FloatRange(min=0),
+    default=30.0,
+    help="How long to go on.",
+    show_default=True,
+)
+def bench_soak(common: GlobalOptions, minutes: float) -> None:
+    """Memory and open files over half an hour of use.
+
+    Eight users chat, correct, learn, roll back and forget in turns.
+    """
+    from benchmarks import soak
+
+    display = Display(common)
+    with display:
+        found = soak.bench_soak(
+            common.base_name(), backend=common.backend or "auto", minutes=minutes, progress=display
+        )
+    emit_result(common, found, f"{found.rounds} rounds, {found.learns} learns")
+
+
 @command(
     "publish",
     examples=("personalpeft bench publish", "personalpeft bench publish --repeat 5 --json"),
@@ -525,6 +548,7 @@ bench.add_section(
             bench_attach,
             bench_start,
             bench_busy,
+            bench_soak,
             bench_publish,
             bench_weights,
             bench_wave,

@@ -170,6 +170,21 @@ def _busy(result: Result) -> Iterator[tuple[str, Table]]:
     yield "rates", make_table(_SPREAD_HEADS, rows)
 
 
+def _soak(result: Result) -> Iterator[tuple[str, Table]]:
+    heads = ("figure", "second quarter", "last quarter", "ratio")
+    rows = [
+        (
+            name,
+            f"{each['second_quarter']:.4g}",
+            f"{each['last_quarter']:.4g}",
+            f"{each['ratio']:.3f}",
+        )
+        for name in ("memory_mb", "open_files", "threads")
+        for each in [result[name]]
+    ]
+    yield "soak", make_table(heads, rows)
+
+
 def _publish(result: Result) -> Iterator[tuple[str, Table]]:
     handoff = {"merged_vs_adapter_handoff": result.get("merged_vs_adapter_handoff")}
     rows = [
@@ -465,6 +480,7 @@ _TABLES: Mapping[str, Callable[[Result], Iterable[tuple[str, Table]]]] = {
     "attach": _attach,
     "start": _start,
     "busy": _busy,
+    "soak": _soak,
     "publish": _publish,
     "wave": _wave,
     "weights": _weights,
