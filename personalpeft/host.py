@@ -65,6 +65,18 @@ def has_low_priority() -> bool:
     return hasattr(os, "nice") and os.nice(0) > 0
 
 
+def low_priority_yields() -> bool:
+    """Return whether all programs of low priority leave the cores to others.
+
+    Linux with autogroups shares the cores among sessions first. There a priority counts only among
+    the programs of one session.
+    """
+    with suppress(OSError):
+        autogroup = Path("/proc/sys/kernel/sched_autogroup_enabled").read_text(encoding="ascii")
+        return autogroup.strip() == "0"
+    return True
+
+
 def service_manager() -> str:
     """Return what starts programs with a session here: systemd, launchd, or "" for another."""
     return {"darwin": "launchd", "win32": ""}.get(sys.platform, "systemd")

@@ -40,10 +40,10 @@ class CpuUsage:
 def read_cpu_usage() -> CpuUsage:
     """Read the counters of the operating system.
 
-    Programs of low priority yield, so they count as busy only if this process has low priority
-    too.
+    Programs of low priority count as busy, unless the system has them yield to this process.
     """
-    affinity, low = host.cpu_affinity(), host.has_low_priority()
+    affinity = host.cpu_affinity()
+    ignores_low = host.low_priority_yields() and not host.has_low_priority()
     busy = 0.0
     for core, times in enumerate(psutil.cpu_times(percpu=True)):
         if affinity and core not in affinity:
@@ -51,6 +51,6 @@ def read_cpu_usage() -> CpuUsage:
         idle = times.idle + getattr(times, "iowait", 0.0)
         # Linux includes guest time in user time.
         twice = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
-        yielding = 0.0 if low else getattr(times, "nice", 0.0)
+        yielding = getattr(times, "nice", 0.0) if ignores_low else 0.0
         busy += sum(times) - idle - twice - yielding
     return CpuUsage(time.monotonic(), busy, time.process_time())

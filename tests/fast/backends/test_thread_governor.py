@@ -6,11 +6,14 @@ import os
 import subprocess
 import sys
 import time
+from collections import namedtuple
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from personalpeft import host
 from personalpeft.backends.processor import CpuUsage, read_cpu_usage
 from personalpeft.backends.thread_governor import ThreadGovernor, thread_counts
 
@@ -113,3 +116,17 @@ def test_the_counters_separate_other_programs_from_this_process() -> None:
     assert (
         now.busy_seconds - before.busy_seconds > now.process_seconds - before.process_seconds + 0.2
     )
+
+
+@pytest.mark.parametrize(
+    ("yields", "low", "busy"), [(True, False, 3), (False, False, 8), (True, True, 8)]
+)
+def test_programs_of_low_priority_count_where_they_do_not_yield(
+    yields: bool, low: bool, busy: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = namedtuple("times", "user nice idle")(3.0, 5.0, 7.0)
+    monkeypatch.setattr(psutil, "cpu_times", lambda percpu: [times])
+    monkeypatch.setattr(host, "cpu_affinity", frozenset)
+    monkeypatch.setattr(host, "low_priority_yields", lambda: yields)
+    monkeypatch.setattr(host, "has_low_priority", lambda: low)
+    assert read_cpu_usage().busy_seconds == busy
