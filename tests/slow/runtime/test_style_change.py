@@ -68,7 +68,8 @@ def learns(tmp_path_factory: pytest.TempPathFactory, shared_cache: Path) -> TwoL
 
 def test_changed_style_is_learned_like_a_first_one(learns: TwoLearns) -> None:
     assert learns.verdicts == ("promoted", "promoted")
-    assert min(learns.in_style) >= 9
+    # Of ten. Two builds that differ only in rounding differ by one or two.
+    assert min(learns.in_style) >= 8
     assert learns.in_other_style == (0, 0)
     assert len(set(learns.uses)) == 1
 
