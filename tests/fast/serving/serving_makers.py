@@ -30,13 +30,14 @@ def digest_of(number: int) -> str:
     return hashlib.sha256(b"%d" % number).hexdigest()
 
 
-def adapter(number: int, base: Base = BASE) -> Adapter:
+def adapter(number: int, base: Base = BASE, size: float = 0.5) -> Adapter:
+    """Return a random adapter. ``size`` is the standard deviation of its weights."""
     random = np.random.default_rng(number)
     blocks = base.architecture.blocks
     pairs = {
         name: LoRAWeights(
-            random.standard_normal((blocks, 2, inputs), dtype=np.float32) * np.float32(0.5),
-            random.standard_normal((blocks, outputs, 2), dtype=np.float32) * np.float32(0.5),
+            random.standard_normal((blocks, 2, inputs), dtype=np.float32) * np.float32(size),
+            random.standard_normal((blocks, outputs, 2), dtype=np.float32) * np.float32(size),
         )
         for name, (inputs, outputs) in base.architecture.projections.items()
     }
@@ -74,8 +75,8 @@ class AdapterSource:
     A read of a digest in ``held`` blocks until its event is set.
     """
 
-    def __init__(self, base: Base = BASE) -> None:
-        self.adapters = {digest_of(n): adapter(n, base) for n in range(12)}
+    def __init__(self, base: Base = BASE, size: float = 0.5) -> None:
+        self.adapters = {digest_of(n): adapter(n, base, size) for n in range(12)}
         self.reads: list[str] = []
         self.started: SimpleQueue[str] = SimpleQueue()
         self.held: dict[str, threading.Event] = {}

@@ -27,7 +27,7 @@ def test_server_with_another_model_is_refused_and_the_right_one_is_used_again(
         before = [reply.tokens for reply in generate(backend, asked)]
     with running(tiny_base_for_vllm(shared_cache, seed=10), tmp_path, port=port):
         for each in asked:
-            with pytest.raises(BaseMismatch, match="likely"):
+            with pytest.raises(BaseMismatch):
                 generate(backend, [each])
         with pytest.raises(BaseMismatch):
             attach(backend, "two", random_stack(backend, 2))
