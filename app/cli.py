@@ -55,6 +55,7 @@ from personalpeft_app.commands.maintenance import (
     doctor,
     gc,
     path,
+    rebuild,
     restore,
     verify,
 )
@@ -177,7 +178,8 @@ cli.add_section(
 )
 cli.add_section("Serve", (serve, token, publish))
 cli.add_section(
-    "Maintain", (doctor, verify, backup, restore, gc, path, *_checkout_commands(), completion)
+    "Maintain",
+    (doctor, verify, rebuild, backup, restore, gc, path, *_checkout_commands(), completion),
 )
 
 

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from personalpeft.learning.report import LearnReport
     from personalpeft.learning.status import TrainingStatus
     from personalpeft.provenance import Provenance
+    from personalpeft.rebuild import RebuildReport
     from personalpeft.recovery import RestoreReport
     from personalpeft.runtime import Runtime
     from personalpeft.settings import Observing, Serving, VllmServer
@@ -86,6 +87,7 @@ __all__ = [
     "PromptTooLong",
     "Provenance",
     "QueueFull",
+    "RebuildReport",
     "Reply",
     "RestoreReport",
     "Runtime",
@@ -109,6 +111,7 @@ _LAZY = {
     "ConversationSummary": "personalpeft.chat.conversation",
     "LearnReport": "personalpeft.learning.report",
     "Provenance": "personalpeft.provenance",
+    "RebuildReport": "personalpeft.rebuild",
     "Reply": "personalpeft.chat.reply",
     "RestoreReport": "personalpeft.recovery",
     "Runtime": "personalpeft.runtime",

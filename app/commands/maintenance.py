@@ -8,6 +8,7 @@ import click
 
 from personalpeft.errors import Damaged, get_error_codes
 from personalpeft_app import session
+from personalpeft_app.commands.learn import stop_on_interrupt
 from personalpeft_app.options import GlobalOptions, command, option
 from personalpeft_app.output import emit, format_table, info
 from personalpeft_app.progress import Display
@@ -48,6 +49,51 @@ def verify(common: GlobalOptions) -> None:
     if problems:
         raise click.exceptions.Exit(get_error_codes(Damaged("")).exit_code)
     info(common, "There is no problem.")
+
+
+@command(
+    "rebuild",
+    examples=("rebuild --check", "rebuild --check style@69c31c", "rebuild --check --all --json"),
+)
+@click.argument("revision", required=False)
+@click.option("--check", is_flag=True, help="Build anew, compare and change nothing. Required.")
+@click.option("--all", "all_users", is_flag=True, help="The live revisions of all users.")
+def rebuild(common: GlobalOptions, revision: str | None, check: bool, all_users: bool) -> None:
+    """Build a revision again from its feedback, and compare the digests.
+
+    REVISION is an id or its beginning.  [default: the live revision of each layer]
+
+    The same feedback, recipe, base and seed give the same bytes, on the same kind of processor and
+    with the same libraries. Otherwise it prints what differs and how near the weights came. Takes
+    as long as the learns did. Changes nothing.
+
+    The exit code is 0 if all are equal, else 8.
+    """
+    if not check:
+        raise click.UsageError("Give --check. To build a layer anew: learn --from-nothing")
+    if revision is not None and all_users:
+        raise click.UsageError("REVISION and --all exclude each other.")
+    display = Display(common)
+    with (
+        session.open_runtime(common, "read", display) as runtime,
+        stop_on_interrupt(display) as cancelled,
+    ):
+        names = [common.user_id()]
+        if all_users:
+            names = [each.id for each in session.iterate_users(runtime)]
+        reports = []
+        for user in (runtime.user(name, create=False) for name in names):
+            heads = [layer.head for layer in user.layers() if layer.head]
+            reports += [
+                user.check_rebuild(each, progress=display, cancelled=cancelled)
+                for each in ([revision] if revision else heads)
+            ]
+    data = {"revisions": [report.as_json() for report in reports]}
+    emit(common, data, "\n".join(map(str, reports)))
+    if not reports:
+        info(common, "No revision is live: there is nothing to check.")
+    if not all(report.equal for report in reports):
+        raise click.exceptions.Exit(get_error_codes(Damaged("")).exit_code)
 
 
 @command("backup", examples=("backup /mnt/disk/personalpeft", "backup ./copies --keep 3 --json"))

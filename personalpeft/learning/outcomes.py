@@ -64,6 +64,21 @@ class MoveCause(StrEnum):
     IMPORT = "import"
 
 
+class RebuildOutcome(StrEnum):
+    """How the rebuild of a recorded revision ended."""
+
+    EQUAL = "equal"
+    DIFFERENT = "different"
+    IMPORTED = "imported"
+    """It was trained elsewhere, so the ledger does not have what it was made of."""
+    PRACTISED = "practised"
+    """It was trained on tasks of a verifier, which the ledger does not have."""
+    INPUTS_MISSING = "inputs missing"
+    TRAINING_FORBIDDEN = "training forbidden"
+    """Consent to train on one of its signals was withdrawn since."""
+    OTHER_BASE = "other base"
+
+
 class Placement(StrEnum):
     """Where the write policy puts a signal. The values are stored and shown."""
 

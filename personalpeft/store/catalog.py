@@ -27,13 +27,14 @@ from personalpeft.store.id_lookup import resolve_id, resolve_layer, resolve_user
 from personalpeft.store.revisions import (
     check_revision,
     is_recorded,
+    read_build_record,
     read_head,
     read_holdout,
     record_judgement,
     record_move,
     record_revision,
 )
-from personalpeft.store.types import ANY_HEAD, NewRevision, UserSummary
+from personalpeft.store.types import ANY_HEAD, BuildRecord, NewRevision, UserSummary
 from personalpeft.types import HeadMove, Json, Layer, Revision, Scope, Stack, StackEntry, is_number
 
 # All columns: a home of an earlier version that is open for reading has no ``trains``.
@@ -176,6 +177,12 @@ class Catalog:
             " order by r.seq" if layer is None else " and r.layer = ? order by r.seq"
         )
         return tuple(map(rows.decode_revision, self._fetch(sql, user, layer=layer)))
+
+    def build_record(self, user: str, revision_id: str) -> BuildRecord:
+        """Return what is recorded of a revision's build, by a unique prefix of its id."""
+        with self._database.read_transaction() as db:
+            wanted = resolve_id(db, "revision", user, revision_id)
+            return read_build_record(db, user, wanted)
 
     def add_revision(
         self,

@@ -51,6 +51,7 @@ NAMES = [
     "PromptTooLong",
     "Provenance",
     "QueueFull",
+    "RebuildReport",
     "Reply",
     "RestoreReport",
     "Runtime",
@@ -68,6 +69,7 @@ NAMES = [
 METHODS = [
     "activity_summary",
     "chat",
+    "check_rebuild",
     "compare",
     "conversation",
     "conversations",

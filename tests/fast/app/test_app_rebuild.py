@@ -1,0 +1,41 @@
+"""Revisions are built again from the ledger, through the command line alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from app_makers import Shell
+
+
+def test_live_revisions_and_named_ones_are_built_again_and_compared(learned: Shell) -> None:
+    before = learned.snapshot()
+    result = learned.run("rebuild", "--check", "--json")
+    assert result.exit_code == 0, result.output
+    (report,) = json.loads(result.stdout)["revisions"]
+    assert (report["outcome"], report["equal"]) == ("equal", True)
+    named = learned.run("rebuild", "--check", report["revision"][:12])
+    assert named.exit_code == 0
+    assert "EQUAL" in named.stdout
+    everyone = learned.run("rebuild", "--check", "--all")
+    assert everyone.stdout.startswith("ada · style@")
+    assert learned.snapshot() == before
+
+
+def test_revision_that_is_not_equal_is_an_exit_code_and_no_error(
+    learned: Shell, tmp_path: Path
+) -> None:
+    assert learned.run("export-peft", str(tmp_path / "peft")).exit_code == 0
+    assert learned.run("import-peft", str(tmp_path / "peft"), "--layer", "skill.x").exit_code == 0
+    result = learned.run("rebuild", "--check")
+    assert result.exit_code == 8
+    assert "imported" in result.stdout
+    assert "EQUAL" in result.stdout
+    assert "error:" not in result.stderr
+
+
+def test_rebuild_needs_check_and_one_choice(learned: Shell) -> None:
+    assert learned.run("rebuild").exit_code == 2
+    assert learned.run("rebuild", "--check", "style@1", "--all").exit_code == 2
+    assert learned.run("rebuild", "--check", "style@000000").exit_code == 3
+    assert learned.run("rebuild", "--check", "--user", "nobody").exit_code == 3

@@ -1,0 +1,176 @@
+"""A revision can be built again from the ledger, to check it and to repair a home."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from runtime_makers import (
+    ask,
+    correct,
+    home_unchanged,
+    open_runtime,
+    quick_card,
+    style,
+)
+
+from personalpeft import Cancelled, Forgotten, NotFound, Runtime, User
+from personalpeft.learning.outcomes import RebuildOutcome
+from personalpeft.types import Revision
+
+
+@pytest.fixture(params=["fake", "torch"])
+def base(request: pytest.FixtureRequest, tmp_path: Path) -> str | Path:
+    if request.param == "fake":
+        return "fake"
+    request.getfixturevalue("tiny_base")
+    return quick_card(tmp_path)
+
+
+@pytest.fixture
+def runtime(home: Path, base: str | Path) -> Iterator[Runtime]:
+    with open_runtime(home, base) as runtime:
+        yield runtime
+
+
+@pytest.fixture
+def fake_ada(home: Path) -> Iterator[User]:
+    with open_runtime(home) as runtime:
+        yield runtime.user("ada")
+
+
+def remember_dog(user: User) -> str:
+    questions = ["What is my dog called?", "What is the name of my dog?", "Who is my dog?"]
+    return user.remember("My dog is called Biscuit.", questions=questions, answer="Biscuit")
+
+
+def learn_all(user: User) -> tuple[Revision, ...]:
+    """Learn a style, a fact above it, and more of the style on the first."""
+    signals = correct(user, 5)
+    remember_dog(user)
+    user.learn(accept=True)
+    correct(user, 3, first=20)
+    user.retract(signals[0])
+    user.learn("style", accept=True)
+    return user.revisions()
+
+
+def test_each_revision_comes_out_equal_in_a_home_that_cannot_be_written(home: Path) -> None:
+    with open_runtime(home) as runtime:
+        revisions = learn_all(runtime.user("ada"))
+    assert {each.layer for each in revisions} == {"style", "memory"}
+    assert any(each.below for each in revisions)
+    with home_unchanged(home), open_runtime(home, read_only=True) as reader:
+        ada = reader.user("ada", create=False)
+        reports = [ada.check_rebuild(each.id) for each in revisions]
+    for report in reports:
+        assert report.outcome is RebuildOutcome.EQUAL, str(report)
+        assert report.equal
+        assert report.same_inputs
+        assert report.rebuilt == report.digest
+        assert report.recorded == report.here
+        assert report.as_json()["equal"] is True
+        assert "EQUAL" in str(report)
+
+
+def test_revision_on_a_parent_comes_out_equal(runtime: Runtime) -> None:
+    ada = runtime.user("ada")
+    correct(ada, 5)
+    ada.learn(accept=True)
+    correct(ada, 3, first=20)
+    second = ada.learn(accept=True).revision
+    assert second
+    assert [each.parent for each in ada.revisions() if each.id == second] != [None]
+    assert ada.check_rebuild(second).equal
+
+
+def test_what_came_later_or_meanwhile_plays_no_part(fake_ada: User) -> None:
+    correct(fake_ada, 5)
+    reply = ask(fake_ada, "question 1")
+
+    def interrupt(stage: str, done: float) -> None:
+        if stage == "Learning" and done == 1.0:
+            fake_ada.feedback(reply, edit=style("Something else."))
+            remember_dog(fake_ada)
+
+    first = fake_ada.learn(progress=interrupt)
+    assert first.revision
+    fake_ada.retract(*(s.id for s in fake_ada.signals() if s.kind == "edit"))
+    assert fake_ada.check_rebuild(first.revision).equal
+
+
+def test_fact_without_an_answer_comes_out_equal_after_it_was_retracted(fake_ada: User) -> None:
+    fact = fake_ada.remember("My dog is called amber birch cloud dune ember fern.")
+    remember_dog(fake_ada)
+    for number in range(3):
+        reply = ask(fake_ada, f"What is my dog called, number {number}?")
+        fake_ada.feedback(reply, rating=1)
+    report = fake_ada.learn("memory", accept=True)
+    assert report.revision
+    fake_ada.retract_item(fact)
+    assert fake_ada.check_rebuild(report.revision).equal
+
+
+def test_imported_revision_cannot_be_rebuilt(fake_ada: User, tmp_path: Path) -> None:
+    correct(fake_ada, 5)
+    fake_ada.learn()
+    fake_ada.export_peft(tmp_path / "peft")
+    imported = fake_ada.import_peft(tmp_path / "peft", layer="skill.other")
+    report = fake_ada.check_rebuild(imported.id)
+    assert report.outcome is RebuildOutcome.IMPORTED
+    assert not report.equal
+    assert report.rebuilt is None
+
+
+def test_what_training_was_withdrawn_from_is_not_trained_on_again(fake_ada: User) -> None:
+    signals = correct(fake_ada, 5)
+    revision = fake_ada.learn().revision
+    assert revision
+    fake_ada.retract(signals[0], training_only=True)
+    assert fake_ada.check_rebuild(revision).outcome is RebuildOutcome.TRAINING_FORBIDDEN
+
+
+def test_missing_input_is_named(fake_ada: User, home: Path) -> None:
+    correct(fake_ada, 5)
+    fake_ada.learn()
+    below = fake_ada.stack().entries[0]
+    remember_dog(fake_ada)
+    memory = fake_ada.learn("memory", accept=True).revision
+    assert memory
+    (home / "blobs" / below.digest[:2] / below.digest).unlink()
+    report = fake_ada.check_rebuild(memory)
+    assert report.outcome is RebuildOutcome.INPUTS_MISSING
+    assert below.revision in str(report)
+
+
+def test_unknown_forgotten_and_cancelled_raise(fake_ada: User) -> None:
+    signals = correct(fake_ada, 5)
+    revision = fake_ada.learn().revision
+    assert revision
+    with pytest.raises(NotFound):
+        fake_ada.check_rebuild("style@nowhere")
+    with pytest.raises(Cancelled):
+        fake_ada.check_rebuild(revision, cancelled=lambda: True)
+    fake_ada.forget(signals[0], rebuild=False)
+    with pytest.raises(Forgotten):
+        fake_ada.check_rebuild(revision)
+
+
+def test_other_rounding_is_reported_with_how_near_it_came(
+    home: Path, tmp_path: Path, tiny_base: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_runtime(home, quick_card(tmp_path)) as runtime:
+        correct(runtime.user("ada"), 5)
+        revision = runtime.user("ada").learn(accept=True).revision
+        assert revision
+    monkeypatch.setenv("PERSONALPEFT_KERNELS", "plain")
+    with open_runtime(home, quick_card(tmp_path)) as runtime:
+        report = runtime.user("ada").check_rebuild(revision)
+    assert report.outcome is RebuildOutcome.DIFFERENT
+    assert report.same_inputs
+    assert report.closeness is not None
+    assert 0 < report.closeness.distance < 0.5
+    assert report.closeness.cosine > 0.9
+    assert "instruction sets" in [name for name, _, _ in report.differences]
+    assert "how near" in str(report)
