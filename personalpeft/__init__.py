@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from personalpeft.learning.report import LearnReport
     from personalpeft.learning.status import TrainingStatus
     from personalpeft.provenance import Provenance
-    from personalpeft.rebuild import RebuildReport
+    from personalpeft.rebuild import RebuildReport, RepairReport
     from personalpeft.recovery import RestoreReport
     from personalpeft.runtime import Runtime
     from personalpeft.settings import Observing, Serving, VllmServer
@@ -88,6 +88,7 @@ __all__ = [
     "Provenance",
     "QueueFull",
     "RebuildReport",
+    "RepairReport",
     "Reply",
     "RestoreReport",
     "Runtime",
@@ -112,6 +113,7 @@ _LAZY = {
     "LearnReport": "personalpeft.learning.report",
     "Provenance": "personalpeft.provenance",
     "RebuildReport": "personalpeft.rebuild",
+    "RepairReport": "personalpeft.rebuild",
     "Reply": "personalpeft.chat.reply",
     "RestoreReport": "personalpeft.recovery",
     "Runtime": "personalpeft.runtime",

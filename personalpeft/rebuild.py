@@ -15,13 +15,17 @@ import numpy as np
 
 from personalpeft.adapters.formats.packed import unpack
 from personalpeft.adapters.types import Adapter
-from personalpeft.errors import AdapterError, Damaged
+from personalpeft.errors import AdapterError, Damaged, NotFound
 from personalpeft.formatting import to_json
 from personalpeft.learning.environment import describe_environment, recorded_environment
 from personalpeft.learning.learner import Learner
 from personalpeft.learning.outcomes import RebuildOutcome
 from personalpeft.learning.rebuild_plan import Obstacle, plan_rebuild, train_again
 from personalpeft.services import Services
+from personalpeft.store.gc import delete_partial_files
+from personalpeft.store.integrity import find_lost_blobs
+from personalpeft.store.locks import learn_lease
+from personalpeft.store.types import LostBlob, Problem
 from personalpeft.types import Progress, Revision
 
 _TITLES: Mapping[RebuildOutcome, str] = {
@@ -142,6 +146,53 @@ class RebuildReport:
         return [f"  {name}: {before}, here {here}" for name, before, here in self.differences]
 
 
+@dataclass(frozen=True, slots=True)
+class RepairReport:
+    """What a repair did.
+
+    Attributes:
+        repaired: The revisions whose file was built again and put back.
+        unrepaired: The revisions whose file is still missing or damaged, and why.
+        live: The ids of those of them that are live, as "user/revision".
+        parts: How many partial files of killed programs were deleted.
+        problems: What ``Runtime.verify`` finds afterwards.
+    """
+
+    repaired: tuple[RebuildReport, ...] = ()
+    unrepaired: tuple[RebuildReport, ...] = ()
+    live: frozenset[str] = frozenset()
+    parts: int = 0
+    problems: tuple[Problem, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the report as plain data."""
+        data: dict[str, Any] = to_json(self)
+        return {**data, "live": sorted(self.live)}
+
+    def __str__(self) -> str:
+        lines = [
+            f"{each.user} · {each.revision}: REPAIRED, its file is back" for each in self.repaired
+        ]
+        for each in self.unrepaired:
+            lines += [f"{each}", f"  {self._remedy(each)}"]
+        if self.parts:
+            lines.append(f"partial files deleted: {self.parts}")
+        return "\n".join(lines)
+
+    def _remedy(self, report: RebuildReport) -> str:
+        """Return what can be done about a file that was not put back."""
+        if report.outcome is RebuildOutcome.OTHER_BASE:
+            return "to repair it, name its base: personalpeft verify --repair --base NAME"
+        name = f"{report.layer} --user {report.user}"
+        if f"{report.user}/{report.revision}" in self.live:
+            return (
+                "it is live and stays so, but cannot answer. Restore the file from a backup, or roll"
+                f" back and learn again: personalpeft rollback {name}; personalpeft learn"
+                f" --from-nothing --layer {name}"
+            )
+        return "it is not live: only a rollback to it needs the file, which a backup may have"
+
+
 def check_rebuild(
     services: Services,
     user: str,
@@ -154,6 +205,67 @@ def check_rebuild(
     revision = services.store.catalog.revision(user, revision_id)
     with services.model.learning():
         report, _ = _rebuild(services, revision, progress, cancelled)
+    return report
+
+
+def repair(
+    services: Services, *, progress: Progress, cancelled: Callable[[], bool]
+) -> RepairReport:
+    """Implement ``Runtime.repair``, which documents the arguments. ``problems`` are left out."""
+    store = services.store
+    parts = delete_partial_files(store)
+    repaired: list[RebuildReport] = []
+    left: dict[str, RebuildReport] = {}
+    waiting = list(find_lost_blobs(store))
+    if waiting:
+        with services.model.learning():
+            while waiting:
+                again, count = [], len(repaired)
+                for blob in waiting:
+                    report = _repair_blob(services, blob, progress, cancelled)
+                    if report is None:
+                        continue
+                    if report.equal:
+                        repaired.append(report)
+                        left.pop(blob.digest, None)
+                        continue
+                    left[blob.digest] = report
+                    if report.outcome is RebuildOutcome.INPUTS_MISSING:
+                        again.append(blob)
+                # What was put back may be the missing input of another.
+                waiting = again if len(repaired) > count else []
+    live = {
+        f"{each.user}/{layer.head}"
+        for each in left.values()
+        for layer in store.catalog.layers(each.user)
+        if layer.head == each.revision
+    }
+    return RepairReport(tuple(repaired), tuple(left.values()), frozenset(live), parts)
+
+
+def _repair_blob(
+    services: Services, blob: LostBlob, progress: Progress, cancelled: Callable[[], bool]
+) -> RebuildReport | None:
+    """Build a file again for one of its revisions, and put it back where the digest is right.
+
+    Returns the report of the last revision that was tried. None: all are forgotten by now, or
+    another program has put the file back.
+    """
+    store = services.store
+    report = None
+    for user, revision_id in blob.owners:
+        # Under the lease nothing of the user is learned or forgotten.
+        with store.leases.acquire(learn_lease(user)):
+            if store.blobs.is_intact(store.blobs.expected_path(blob.digest)):
+                return None
+            try:
+                revision = store.catalog.revision(user, revision_id)
+            except NotFound:
+                continue
+            report, data = _rebuild(services, revision, progress, cancelled)
+            if report.equal:
+                store.blobs.put(data)
+                return report
     return report
 
 

@@ -6,6 +6,7 @@ The base is loaded on first use, so a program that only records feedback starts 
 from __future__ import annotations
 
 import atexit
+import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Self, get_args
@@ -39,6 +40,7 @@ from personalpeft.memory.items import Memory
 from personalpeft.memory.types import Embedder, Embedding
 from personalpeft.plugins import HttpExtension, HttpHost, Plugins
 from personalpeft.publishing import PublishReport, publish
+from personalpeft.rebuild import RepairReport, repair
 from personalpeft.services import LazyModel, Services
 from personalpeft.settings import Observing, Serving, Settings
 from personalpeft.store.api_keys import ApiKeys
@@ -321,6 +323,35 @@ class Runtime(
             for path in find_changed_files(self.settings.cache)
         )
         return (*verify(self._services.store), *changed)
+
+    def repair(
+        self,
+        *,
+        progress: Progress = no_progress,
+        cancelled: Callable[[], bool] = not_cancelled,
+    ) -> RepairReport:
+        """Build lost and damaged adapter files again from the ledger, and put them back.
+
+        A file is put back only if its digest comes out as recorded. Elsewhere, such as on another
+        kind of processor, nothing changes: the head stays, and the report says what can be done.
+        Deletes partial files of killed programs. Loads the model only if a file is lost. After a
+        kill each file is whole or still lost; repeat it.
+
+        Args:
+            progress: Called with a stage and the share of it that is done, 0 to 1.
+            cancelled: Called between steps; return True to cancel. What was put back stays.
+
+        Returns:
+            What was repaired, what was not, and the problems that are left.
+
+        Raises:
+            Busy: A user learns whose file is lost, or another program writes.
+            Cancelled: ``cancelled`` returned True.
+            ServingFailed: The model failed, perhaps for lack of memory.
+            HomeError: The home cannot be written.
+        """
+        report = repair(self._services, progress=progress, cancelled=cancelled)
+        return dataclasses.replace(report, problems=self.verify())
 
     def collect_garbage(
         self, *, dry_run: bool = False, progress: Progress = lambda stage, done: None

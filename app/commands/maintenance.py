@@ -34,18 +34,37 @@ def doctor(common: GlobalOptions, load: bool) -> None:
     raise click.exceptions.Exit(next((check.exit_code for check in checks if not check.ok), 0))
 
 
-@command("verify", examples=("verify", "verify --json"))
-def verify(common: GlobalOptions) -> None:
+@command("verify", examples=("verify", "verify --repair", "verify --json"))
+@click.option(
+    "--repair",
+    is_flag=True,
+    help="Build missing and damaged adapter files again, and list the rest.",
+)
+def verify(common: GlobalOptions, repair: bool) -> None:
     """Check the contents of the home and the prepared bases.
 
     Computes every digest again and lists what is wrong. Changes nothing.
 
-    The exit code is 0 without a problem, else 8.
+    With --repair, adapter files that are lost or damaged are built again from the feedback. They
+    are put back only if their digest is the recorded one, as on the same kind of processor. No live
+    revision is replaced by another.
+
+    The exit code is 0 without a problem, or none left, else 8.
     """
-    with session.open_runtime(common, "change") as runtime:
-        problems = runtime.verify()
+    if repair:
+        display = Display(common)
+        with (
+            session.open_runtime(common, "change", display) as runtime,
+            stop_on_interrupt(display) as cancelled,
+        ):
+            report = runtime.repair(progress=display, cancelled=cancelled)
+        problems, data, text = report.problems, report.as_json(), str(report)
+    else:
+        with session.open_runtime(common, "change") as runtime:
+            problems = runtime.verify()
+        data, text = {"problems": problems}, ""
     lines = [f"{problem.where}: {problem.fault}\n  {problem.remedy}" for problem in problems]
-    emit(common, {"problems": problems}, "\n".join(lines))
+    emit(common, data, "\n".join([*([text] if text else []), *lines]))
     if problems:
         raise click.exceptions.Exit(get_error_codes(Damaged("")).exit_code)
     info(common, "There is no problem.")

@@ -133,3 +133,11 @@ class Problem:
     where: str
     fault: str
     remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class LostBlob:
+    """A blob that is missing or damaged, and the revisions that name it, as user and id."""
+
+    digest: str
+    owners: tuple[tuple[str, str], ...]

@@ -39,3 +39,16 @@ def test_rebuild_needs_check_and_one_choice(learned: Shell) -> None:
     assert learned.run("rebuild", "--check", "style@1", "--all").exit_code == 2
     assert learned.run("rebuild", "--check", "style@000000").exit_code == 3
     assert learned.run("rebuild", "--check", "--user", "nobody").exit_code == 3
+
+
+def test_verify_repairs_a_damaged_file_and_says_what_is_left(learned: Shell) -> None:
+    (blob,) = [path for path in (learned.home / "blobs").rglob("*") if path.is_file()]
+    whole = blob.read_bytes()
+    blob.write_bytes(b"x" + whole[1:])
+    assert "--repair" in learned.run("verify").stdout
+    result = learned.run("verify", "--repair")
+    assert result.exit_code == 0, result.output
+    assert "REPAIRED" in result.stdout
+    assert blob.read_bytes() == whole
+    assert json.loads(learned.run("verify", "--repair", "--json").stdout)["problems"] == []
+    assert learned.run("verify").exit_code == 0

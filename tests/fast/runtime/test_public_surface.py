@@ -52,6 +52,7 @@ NAMES = [
     "Provenance",
     "QueueFull",
     "RebuildReport",
+    "RepairReport",
     "Reply",
     "RestoreReport",
     "Runtime",

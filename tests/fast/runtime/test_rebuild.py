@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import errno
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from runtime_makers import (
     ask,
     correct,
+    greedy,
+    home_contents,
     home_unchanged,
     open_runtime,
+    python_environment,
     quick_card,
     style,
 )
 
-from personalpeft import Cancelled, Forgotten, NotFound, Runtime, User
+from personalpeft import Busy, Cancelled, Forgotten, HomeError, NotFound, Runtime, User, host
+from personalpeft.adapters.types import LoRAWeights
+from personalpeft.backends.fake import _FakeSession as FakeSession
 from personalpeft.learning.outcomes import RebuildOutcome
 from personalpeft.types import Revision
 
@@ -35,9 +44,14 @@ def runtime(home: Path, base: str | Path) -> Iterator[Runtime]:
 
 
 @pytest.fixture
-def fake_ada(home: Path) -> Iterator[User]:
+def fake_runtime(home: Path) -> Iterator[Runtime]:
     with open_runtime(home) as runtime:
-        yield runtime.user("ada")
+        yield runtime
+
+
+@pytest.fixture
+def fake_ada(fake_runtime: Runtime) -> User:
+    return fake_runtime.user("ada")
 
 
 def remember_dog(user: User) -> str:
@@ -74,15 +88,20 @@ def test_each_revision_comes_out_equal_in_a_home_that_cannot_be_written(home: Pa
         assert "EQUAL" in str(report)
 
 
-def test_revision_on_a_parent_comes_out_equal(runtime: Runtime) -> None:
+def test_revision_on_a_parent_comes_out_equal_and_its_lost_file_comes_back(
+    runtime: Runtime, home: Path
+) -> None:
     ada = runtime.user("ada")
     correct(ada, 5)
     ada.learn(accept=True)
     correct(ada, 3, first=20)
-    second = ada.learn(accept=True).revision
-    assert second
-    assert [each.parent for each in ada.revisions() if each.id == second] != [None]
-    assert ada.check_rebuild(second).equal
+    ada.learn(accept=True)
+    _, second = ada.revisions()
+    assert second.parent
+    assert ada.check_rebuild(second.id).equal
+    lose(home, second)
+    assert [each.revision for each in runtime.repair().repaired] == [second.id]
+    assert runtime.verify() == ()
 
 
 def test_what_came_later_or_meanwhile_plays_no_part(fake_ada: User) -> None:
@@ -174,3 +193,118 @@ def test_other_rounding_is_reported_with_how_near_it_came(
     assert report.closeness.cosine > 0.9
     assert "instruction sets" in [name for name, _, _ in report.differences]
     assert "how near" in str(report)
+
+
+def lose(home: Path, revision: Revision, how: str = "missing") -> None:
+    path = home / "blobs" / revision.digest[:2] / revision.digest
+    if how == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(b"x" + path.read_bytes()[1:])
+
+
+@pytest.mark.parametrize("how", ["missing", "changed"])
+def test_lost_files_are_built_again_in_the_order_of_the_builds(home: Path, how: str) -> None:
+    with open_runtime(home) as runtime:
+        revisions = learn_all(runtime.user("ada"))
+        answers = greedy(runtime.user("ada"))
+        contents = home_contents(home)
+        assert runtime.repair().repaired == ()
+    for each in revisions:
+        lose(home, each, how)
+    with open_runtime(home) as runtime:
+        assert len(runtime.verify()) == len(revisions)
+        report = runtime.repair()
+        assert {each.revision for each in report.repaired} == {each.id for each in revisions}
+        assert report.unrepaired == report.problems == ()
+        assert "REPAIRED" in str(report)
+        assert greedy(runtime.user("ada")) == answers
+    # The turns of ``greedy`` are new.
+    assert home_contents(home)[1] == contents[1]
+
+
+def test_what_does_not_come_out_equal_is_not_replaced(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_runtime(home) as runtime:
+        ada = runtime.user("ada")
+        correct(ada, 5)
+        ada.learn()
+        head = ada.revisions()[0]
+        lose(home, head)
+        contents = home_contents(home)
+        # Another version, whose builds give other bytes.
+        monkeypatch.setattr(FakeSession, "weights", halved(FakeSession.weights))
+        report = runtime.repair()
+        assert [each.outcome for each in report.unrepaired] == [RebuildOutcome.DIFFERENT]
+        assert report.live == {f"ada/{head.id}"}
+        assert "rollback style" in str(report)
+        assert "from-nothing" in str(report)
+        assert len(report.problems) == 1
+        assert home_contents(home) == contents
+        assert ada.layers()[0].head == head.id
+
+
+def test_lost_file_of_an_import_is_reported(
+    fake_ada: User, fake_runtime: Runtime, home: Path, tmp_path: Path
+) -> None:
+    correct(fake_ada, 5)
+    fake_ada.learn()
+    fake_ada.export_peft(tmp_path / "peft")
+    lose(home, fake_ada.import_peft(tmp_path / "peft", layer="skill.other"))
+    report = fake_runtime.repair()
+    assert [each.outcome for each in report.unrepaired] == [RebuildOutcome.IMPORTED]
+    assert len(report.problems) == 1
+
+
+def test_repair_that_is_killed_or_finds_no_room_leaves_a_valid_home_and_can_be_repeated(
+    home: Path, shared_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_runtime(home) as runtime:
+        correct(runtime.user("ada"), 5)
+        runtime.user("ada").learn()
+        (revision,) = runtime.user("ada").revisions()
+    lose(home, revision)
+    code = """
+import os, sys, personalpeft
+from personalpeft import host
+host.replace = lambda source, target: os.kill(os.getpid(), 9)
+with personalpeft.open(sys.argv[1], backend="fake") as runtime:
+    runtime.repair()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(home)], env=python_environment(shared_cache), check=False
+    )
+    assert done.returncode == -9
+    assert [*home.rglob("*.part")]
+    with open_runtime(home) as runtime:
+        assert any("missing" in each.fault for each in runtime.verify())
+
+        def full(source: Path, target: Path) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(host, "replace", full)
+            with pytest.raises(HomeError):
+                runtime.repair()
+        assert not [*home.rglob("*.part")]
+        report = runtime.repair()
+        assert len(report.repaired) == 1
+        assert report.problems == runtime.verify() == ()
+
+
+def test_user_who_learns_keeps_others_from_rebuilding_it(home: Path) -> None:
+    with open_runtime(home) as runtime:
+        ada = runtime.user("ada")
+        correct(ada, 5)
+        ada.learn()
+        lose(home, ada.revisions()[0])
+        with runtime._services.store.leases.acquire("learn-ada"), pytest.raises(Busy):
+            runtime.repair()
+
+
+def halved(weights: Callable[[Any], Mapping[str, LoRAWeights]]) -> Callable[[Any], Any]:
+    def half(session: Any) -> dict[str, LoRAWeights]:
+        return {name: LoRAWeights(p.a, p.b / 2) for name, p in weights(session).items()}
+
+    return half
