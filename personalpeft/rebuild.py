@@ -20,7 +20,8 @@ from personalpeft.formatting import to_json
 from personalpeft.learning.environment import describe_environment, recorded_environment
 from personalpeft.learning.learner import Learner
 from personalpeft.learning.outcomes import RebuildOutcome
-from personalpeft.learning.rebuild_plan import Obstacle, plan_rebuild, train_again
+from personalpeft.learning.rebuild_plan import Obstacle, plan_rebuild
+from personalpeft.learning.single_build import NO_CHECKPOINTS, train_plan
 from personalpeft.services import Services
 from personalpeft.store.gc import delete_partial_files
 from personalpeft.store.integrity import find_lost_blobs
@@ -280,7 +281,7 @@ def _rebuild(
     if isinstance(plan, Obstacle):
         report = RebuildReport(*about, plan.outcome, revision.digest, detail=plan.detail)
         return report, b""
-    blob = train_again(services, plan, progress=progress, cancelled=cancelled)
+    blob = train_plan(services, plan, NO_CHECKPOINTS, progress=progress, cancelled=cancelled)
     rebuilt = hashlib.sha256(blob).hexdigest()
     is_equal = rebuilt == revision.digest
     report = RebuildReport(

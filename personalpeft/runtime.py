@@ -40,6 +40,7 @@ from personalpeft.memory.items import Memory
 from personalpeft.memory.types import Embedder, Embedding
 from personalpeft.plugins import HttpExtension, HttpHost, Plugins
 from personalpeft.publishing import PublishReport, publish
+from personalpeft.rebase import RebaseReport, rebase
 from personalpeft.rebuild import RepairReport, repair
 from personalpeft.services import LazyModel, Services
 from personalpeft.settings import Observing, Serving, Settings
@@ -243,6 +244,69 @@ class Runtime(
             paused=paused,
         )
         return Learner.from_services(self._services).learn_many(ids, layer, options)
+
+    def rebase(
+        self,
+        user_id: str,
+        to: str | Path,
+        *,
+        accept: bool = False,
+        progress: Progress = no_progress,
+        cancelled: Callable[[], bool] = not_cancelled,
+    ) -> RebaseReport:
+        """Build a user's layers anew on another base, compare, and switch if the gate agrees.
+
+        Each layer is built from the ledger, with the recipe of the other base's card. Both stacks
+        are asked the same held-out questions. Where the user had layers on that base before, these
+        are continued, so going back trains nothing that is not new. Naming the open base builds the
+        layers from nothing, such as after a change of its recipe. The former revisions stay. After
+        the switch the layers answer on the other base only: open it.
+
+        Both bases are in memory meanwhile.
+
+        Args:
+            user_id: The user.
+            to: The other base, as for ``personalpeft.open``.
+            accept: Switch whatever the gate says, and also where the base of the live layers is not
+                the open one, so that nothing can be compared.
+            progress: Called with a stage and the share of it that is done, 0 to 1.
+            cancelled: Called between steps; return True to cancel. What was built is found again.
+
+        Returns:
+            The report. It shows both sides, and ``switched`` whether the new stack is live.
+
+        Raises:
+            NotFound: The user or the base is unknown.
+            NothingToLearn: No layer is live.
+            BaseMismatch: The live layers are on a base that is not open, and ``accept`` is not set.
+            Busy: A learn of this user runs.
+            Cancelled: ``cancelled`` returned True.
+            ServingFailed: The model failed, perhaps for lack of memory.
+        """
+        self.user(user_id, create=False)
+        other = Runtime(
+            self.settings,
+            to,
+            self._backend,
+            clock=self._clock,
+            progress=self._progress,
+            serving=self.serving,
+        )
+        with other:
+            # With another card of the same weights the recipe may differ.
+            here, there = self.base(), other.base()
+            is_same = (here.digest, here.card) == (there.digest, there.card)
+            new = self._services if is_same else other._services
+            report = rebase(
+                self._services,
+                new,
+                user_id,
+                accept=accept,
+                progress=progress,
+                cancelled=cancelled,
+            )
+        self._services.drop_user_caches(user_id)
+        return report
 
     def models(self) -> tuple[ModelCard, ...]:
         """Return the cards of the package and of the home's ``models/``. Raises ``CardError``."""

@@ -62,6 +62,8 @@ class MoveCause(StrEnum):
     RETRACTED = "taken back"
     REVALIDATED = "judged again"
     IMPORT = "import"
+    REBASE = "rebase"
+    """The layers were built anew on another base, or the former ones were gone back to."""
 
 
 class RebuildOutcome(StrEnum):

@@ -79,7 +79,7 @@ _log = logging.getLogger(__name__)
 BuildResult: TypeAlias = LearnReport | Exception
 
 # Longest wait for chats before each step, so that a server that is never idle still learns.
-_MAX_YIELD_SECONDS = 5.0
+MAX_YIELD_SECONDS = 5.0
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -369,7 +369,7 @@ class TrainingPipeline:
             cancelled=self.options.cancelled,
             paused=self.options.paused,
             out_of_time=lambda: seconds is not None and timer() - self.started > seconds,
-            yield_to_serving=lambda: engine.yield_to_foreground(_MAX_YIELD_SECONDS),
+            yield_to_serving=lambda: engine.yield_to_foreground(MAX_YIELD_SECONDS),
             max_steps=self.options.steps,
         )
 

@@ -1,4 +1,4 @@
-"""Plan and train a recorded revision again, from its ledger entries and its recorded recipe.
+"""Plan a recorded revision again, from its ledger entries and its recorded recipe.
 
 Invariants: nothing is written to the home. The lessons are those of the moment at which the first
 build read the ledger. The recorded recipe decides how they are trained, and not the card. A signal
@@ -7,15 +7,12 @@ that training is no longer allowed on is not trained on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
 
-from personalpeft.adapters.formats.packed import pack
-from personalpeft.errors import Damaged, PersonalPeftError
+from personalpeft.errors import Damaged
 from personalpeft.formatting import pluralize
-from personalpeft.learning.data.batching import build_batches
-from personalpeft.learning.data.general_replies import reply_generally
 from personalpeft.learning.data.training_examples import (
     Lesson,
     lessons_for,
@@ -23,25 +20,12 @@ from personalpeft.learning.data.training_examples import (
     undesirable_lessons_for,
 )
 from personalpeft.learning.layers import trained_on
-from personalpeft.learning.options import not_cancelled
 from personalpeft.learning.outcomes import RebuildOutcome
-from personalpeft.learning.pipeline import open_session
 from personalpeft.learning.plan import Plan, add_teacher
-from personalpeft.learning.publish import build_adapter, imported_inputs
+from personalpeft.learning.publish import imported_inputs
 from personalpeft.learning.train.config import TrainingConfig, TrainingConfigs, override_config
-from personalpeft.learning.train.loop import (
-    CheckpointStore,
-    LoopControl,
-    TrainJob,
-    TrainResult,
-    cancelled_error,
-    train,
-)
 from personalpeft.services import Services
-from personalpeft.types import Json, Progress, Revision, Signal, SignalKind, SignalRole, Stack
-
-# Longest wait for chats before each step, as for a learn.
-_MAX_YIELD_SECONDS = 5.0
+from personalpeft.types import Json, Revision, Signal, SignalKind, SignalRole, Stack
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,45 +88,6 @@ def plan_rebuild(
         detail = f"training on {pluralize(len(forbidden), 'signal')} of it was withdrawn since"
         return Obstacle(RebuildOutcome.TRAINING_FORBIDDEN, detail)
     return plan
-
-
-def train_again(
-    services: Services,
-    plan: RebuildPlan,
-    *,
-    progress: Progress,
-    cancelled: Callable[[], bool] = not_cancelled,
-) -> bytes:
-    """Train a plan, and return the packed file. Writes no checkpoint.
-
-    Call it inside ``LazyModel.learning``. Raises ``Cancelled``, ``ServingFailed``.
-    """
-    engine, user = services.learning_engine, plan.user
-    progress("Reading", 0.0)
-    replies = reply_generally(services, {user: plan}, cancelled=cancelled, paused=not_cancelled)
-    general = replies[user]
-    if isinstance(general, PersonalPeftError):
-        raise general
-    if cancelled():
-        raise cancelled_error("before the first step")
-    job = TrainJob(
-        lambda: open_session(services, plan),
-        build_batches(plan, engine.backend, general, services.memory.embedder),
-        plan.recipe,
-        plan.inputs,
-        CheckpointStore(lambda: None, lambda data: None),
-    )
-    control = LoopControl(
-        progress=lambda done: progress("Building", done),
-        cancelled=cancelled,
-        paused=not_cancelled,
-        out_of_time=lambda: False,
-        yield_to_serving=lambda: engine.yield_to_foreground(_MAX_YIELD_SECONDS),
-    )
-    trained = train({user: job}, services.training_backend.advance, control)[user]
-    if not isinstance(trained, TrainResult):
-        raise trained
-    return pack(build_adapter(plan, trained.pairs, plan.stored_recipe))
 
 
 def _find_obstacle(services: Services, revision: Revision) -> Obstacle | None:

@@ -51,6 +51,7 @@ NAMES = [
     "PromptTooLong",
     "Provenance",
     "QueueFull",
+    "RebaseReport",
     "RebuildReport",
     "RepairReport",
     "Reply",
