@@ -80,7 +80,7 @@ class RebaseReport:
         name: Name of its card.
         verdict: The gate's verdict on the new stack.
         reason: Why, in words.
-        accepted: Whether the caller switched by name.
+        accepted: Whether the caller switched by name what the gate did not promote.
         switched: Whether the new stack is live.
         layers: Each layer before and after.
         questions: The held-out questions. They are empty where the former base was not open.
@@ -206,6 +206,8 @@ def rebase(
         verdict, reason = judge_rebase(
             layers, comparison, general, Learner.from_services(new).margins
         )
+        is_moved = any(each.before != each.after for each in layers)
+        is_live = is_moved and (accept or verdict is Verdict.PROMOTED)
         report = RebaseReport(
             user=user,
             at=clock.now(),
@@ -214,8 +216,8 @@ def rebase(
             name=new.base.card.name,
             verdict=verdict,
             reason=reason,
-            accepted=accept and verdict is not Verdict.PROMOTED,
-            switched=accept or verdict is Verdict.PROMOTED,
+            accepted=is_live and verdict is not Verdict.PROMOTED,
+            switched=is_live,
             layers=layers,
             examples=comparison.examples if comparison else (),
             **_questions(comparison),

@@ -148,8 +148,8 @@ class Runtime(
         """Import the user of a ``.personal`` file that ``User.export`` wrote, perhaps under another
         id.
 
-        The ledger is always imported. Revisions are imported if the file holds the adapters and all
-        were built on the open base. Then the same revisions are live at once. Otherwise the next
+        The ledger is always imported. Revisions are imported if the file holds the adapters and the
+        live ones were built on the open base. Then the same revisions are live at once. Otherwise the next
         learn builds new ones. Every digest is recomputed and every adapter validated first.
 
         Raises ``PersonalFileError`` for a file that is damaged, hostile or too new,

@@ -229,7 +229,7 @@ def rebase(common: GlobalOptions, other: str, accept: bool) -> None:
     emit(common, report.as_json(), str(report))
     if report.switched:
         info(common, f"From now on: --base {other}, or set PERSONALPEFT_BASE.")
-    else:
+    elif any(layer.before != layer.after for layer in report.layers):
         info(common, "To switch all the same: --accept")
 
 

@@ -9,7 +9,7 @@ text is cut at the same character for both.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from personalpeft.backends.base import Backend, Continuation
 from personalpeft.engine.engine import Request
@@ -93,9 +93,10 @@ def compare_sides(
     questions = tuple(
         _question(layer, lesson, backends) for layer, some in lessons.items() for lesson in some
     )
-    before, old_tokens = _score(old, user, questions, cancelled)
-    base, _ = _score(old, user, questions, cancelled, is_bare=True)
-    after, new_tokens = _score(new, user, questions, cancelled)
+    stacks = [_stacks(side, user, questions) for side in (old, new)]
+    before, old_tokens = _score(old, questions, stacks[0], cancelled)
+    base, _ = _score(old, questions, [Stack(old.stack.base)] * len(questions), cancelled)
+    after, new_tokens = _score(new, questions, stacks[1], cancelled)
     size = sum(question.size for question in questions)
     margin = (
         max(old.tie_margin * sum(old_tokens), new.tie_margin * sum(new_tokens)) / size
@@ -106,11 +107,13 @@ def compare_sides(
         EvalItem(question.lesson.key, was, now, bare, tie_margin=margin)
         for question, was, now, bare in zip(questions, before, after, base, strict=True)
     )
-    shown = questions[:MAX_EXAMPLES]
-    texts = [_answer(side, user, shown, cancelled) for side in (old, new)]
+    was, now = (
+        _answer(side, user, questions, own, cancelled)
+        for side, own in zip((old, new), stacks, strict=True)
+    )
     examples = tuple(
         Example(question.lesson.messages[-1].content, *pair)
-        for question, *pair in zip(shown, *texts, strict=True)
+        for question, *pair in zip(questions[:MAX_EXAMPLES], was, now, strict=True)
     )
     return BaseComparison(questions, items, examples)
 
@@ -153,22 +156,25 @@ def _question(layer: str, lesson: Lesson, backends: Sequence[Backend]) -> Questi
     return Question(layer, lesson, text, ended)
 
 
+def _stacks(side: Side, user: str, questions: Sequence[Question]) -> list[Stack]:
+    """Return the stack that answers each question, with the layer of the question attached."""
+    prompts = [question.lesson.messages[-1].content for question in questions]
+    # Which layers are attached to a prompt does not depend on the layer that asks.
+    effective = effective_stack(side.services.router, user, "", side.stack, prompts, {})
+    return [replace(effective, layer=each.layer).for_layer(each.lesson) for each in questions]
+
+
 def _score(
     side: Side,
-    user: str,
     questions: Sequence[Question],
+    stacks: Sequence[Stack],
     cancelled: Callable[[], bool],
-    *,
-    is_bare: bool = False,
 ) -> tuple[list[float], list[int]]:
     """Return the log-prob per byte of each question's text, and the number of its tokens."""
-    services = side.services
-    scorer = ThrottledScorer(services.learning_engine, not_cancelled, cancelled)
+    scorer = ThrottledScorer(side.services.learning_engine, not_cancelled, cancelled)
     values, tokens = [0.0] * len(questions), [0] * len(questions)
     by_stack: dict[Stack, list[tuple[int, Continuation]]] = {}
-    for number, (question, stack) in enumerate(
-        zip(questions, _stacks(side, user, questions), strict=True)
-    ):
+    for number, (question, stack) in enumerate(zip(questions, stacks, strict=True)):
         item = encode_continuation(
             scorer.backend,
             question.lesson.messages,
@@ -176,8 +182,7 @@ def _score(
             MAX_LENGTH,
             ended=question.ended,
         )
-        asked = Stack(stack.base) if is_bare else stack
-        by_stack.setdefault(asked, []).append((number, item))
+        by_stack.setdefault(stack, []).append((number, item))
     for stack, some in by_stack.items():
         if cancelled():
             raise cancelled_error("before the verdict")
@@ -188,24 +193,17 @@ def _score(
     return values, tokens
 
 
-def _stacks(side: Side, user: str, questions: Sequence[Question]) -> list[Stack]:
-    """Return the stack that answers each question, with the layer of the question attached."""
-    prompts = [question.lesson.messages[-1].content for question in questions]
-    router = side.services.router
-    by_layer = {
-        layer: effective_stack(router, user, layer, side.stack, prompts, {})
-        for layer in {question.layer for question in questions}
-    }
-    return [by_layer[each.layer].for_layer(each.lesson) for each in questions]
-
-
 def _answer(
-    side: Side, user: str, questions: Sequence[Question], cancelled: Callable[[], bool]
+    side: Side,
+    user: str,
+    questions: Sequence[Question],
+    stacks: Sequence[Stack],
+    cancelled: Callable[[], bool],
 ) -> list[str]:
-    """Return the generated answer to each question."""
+    """Return the generated answers to the first questions."""
     requests = [
         Request(user, question.lesson.messages, stack, EXAMPLE_SAMPLING, background=True)
-        for question, stack in zip(questions, _stacks(side, user, questions), strict=True)
+        for question, stack in zip(questions[:MAX_EXAMPLES], stacks[:MAX_EXAMPLES], strict=True)
     ]
     replies = side.services.completions.complete_for_users({user: requests}, cancelled=cancelled)
     texts = replies[user]

@@ -1,4 +1,4 @@
-"""Revisions are built again from the ledger, through the command line alone."""
+"""Revisions are built again from the ledger, and on another base, by commands alone."""
 
 from __future__ import annotations
 
@@ -52,3 +52,24 @@ def test_verify_repairs_a_damaged_file_and_says_what_is_left(learned: Shell) -> 
     assert blob.read_bytes() == whole
     assert json.loads(learned.run("verify", "--repair", "--json").stdout)["problems"] == []
     assert learned.run("verify").exit_code == 0
+
+
+def test_rebase_to_the_same_base_and_recipe_changes_nothing(learned: Shell) -> None:
+    before = learned.snapshot()
+    report = json.loads(learned.run("rebase", "--to", "fake", "--accept", "--json").stdout)
+    assert (report["verdict"], report["switched"]) == ("abstained", False)
+    assert [layer["trained"] for layer in report["layers"]] == [False]
+    assert learned.snapshot() == before
+    result = learned.run("rebase", "--to", "fake")
+    assert result.exit_code == 0
+    assert "nothing has changed" in result.stdout
+    assert "--accept" not in result.stderr
+
+
+def test_rebase_names_what_is_missing(shell: Shell, learned: Shell) -> None:
+    assert learned.run("rebase").exit_code == 2
+    assert learned.run("rebase", "--to", "fake", "--user", "nobody").exit_code == 3
+    shell.run("remember", "My dog is called Biscuit.", "--user", "bo")
+    result = learned.run("rebase", "--to", "fake", "--user", "bo")
+    assert result.exit_code == 4
+    assert "hint:" in result.stderr

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runtime_makers import QUICK_CARD, ask, correct, greedy, open_runtime, quick_card
+from runtime_makers import QUICK_CARD, ask, correct, greedy, open_runtime
 
 from personalpeft import (
     BaseMismatch,
@@ -24,12 +24,22 @@ from personalpeft import (
 from personalpeft.learning.evaluate.across_bases import BaseComparison
 from personalpeft.learning.gate.evidence import EvalItem, Evidence, ProbeResults
 from personalpeft.learning.gate.gate import Margins
+from personalpeft.memory.embedder import HashEmbedder
 from personalpeft.rebase import RebasedLayer, judge_rebase
+
+# A build takes a second. The promises do not depend on how well it learns.
+CARD = QUICK_CARD.replace("min_steps = 12", "min_steps = 3\nkl_prompts = 0\nfew_shot_replies = 0")
+
+
+def first_card(folder: Path) -> Path:
+    path = folder / "tiny-quick.toml"
+    path.write_text(CARD)
+    return path
 
 
 def other_card(folder: Path, name: str = "tiny-other", **changes: object) -> Path:
     """Return the card of another tiny base, which also has another shape and rank."""
-    card = QUICK_CARD.replace('"tiny-quick"', f'"{name}"')
+    card = CARD.replace('"tiny-quick"', f'"{name}"')
     for old, new in {"seed = 7": "seed = 8", "hidden = 64": "hidden = 48", **changes}.items():
         assert old in card
         card = card.replace(old, str(new))
@@ -38,11 +48,19 @@ def other_card(folder: Path, name: str = "tiny-other", **changes: object) -> Pat
     return path
 
 
+@pytest.fixture(scope="module", autouse=True)
+def quick_embedder() -> Iterator[None]:
+    """Most of the time would go into the model that embeds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("personalpeft.runtime.MiniLM", HashEmbedder)
+        yield
+
+
 @pytest.fixture(scope="module")
 def learned(tmp_path_factory: pytest.TempPathFactory, tiny_base: object) -> Path:
     """A home in which ada has a style and a skill on the first base."""
     folder = tmp_path_factory.mktemp("learned")
-    with open_runtime(folder / "home", quick_card(folder)) as runtime:
+    with open_runtime(folder / "home", first_card(folder)) as runtime:
         ada = runtime.user("ada")
         correct(ada, 5)
         for number in range(5):
@@ -57,7 +75,7 @@ class Bases:
 
     def __init__(self, folder: Path, home: Path) -> None:
         self.home = shutil.copytree(home, folder / "home")
-        self.first, self.second = quick_card(folder), other_card(folder)
+        self.first, self.second = first_card(folder), other_card(folder)
 
     @contextmanager
     def open(self, base: Path) -> Iterator[tuple[Runtime, User]]:
@@ -110,6 +128,24 @@ def test_layers_move_to_another_base_and_back_and_nothing_is_trained_twice(bases
     assert not any(each.trained for each in again.layers)
 
 
+def test_user_with_layers_of_two_bases_moves_to_another_home_with_all_of_them(
+    bases: Bases, tmp_path: Path
+) -> None:
+    bases.rebase(bases.first, bases.second, accept=True)
+    with bases.open(bases.second) as (_, ada):
+        revisions = [each.id for each in ada.revisions()]
+        ada.export(tmp_path / "ada.personal")
+    with open_runtime(tmp_path / "new", bases.second) as runtime:
+        summary = runtime.import_user(tmp_path / "ada.personal")
+        assert (summary.revisions, summary.left_out) == (4, 0)
+        assert [each.id for each in runtime.user("ada").revisions()] == revisions
+        back = runtime.rebase("ada", bases.first, accept=True)
+        assert back.switched
+        assert not any(each.trained for each in back.layers)
+    with open_runtime(tmp_path / "first", bases.first) as runtime:
+        assert runtime.import_user(tmp_path / "ada.personal").revisions == 0
+
+
 def test_without_agreement_nothing_changes_and_the_builds_are_kept(
     bases: Bases, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,6 +166,7 @@ def test_without_agreement_nothing_changes_and_the_builds_are_kept(
         assert again.accepted
 
 
+@pytest.mark.exhaustive
 def test_learning_goes_on_after_the_switch_and_going_back_learns_only_what_is_new(
     bases: Bases,
 ) -> None:
@@ -163,6 +200,7 @@ def test_base_that_is_not_open_cannot_be_compared_and_is_left_by_name_alone(base
         assert report.questions == ()
 
 
+@pytest.mark.exhaustive
 def test_other_recipe_of_the_same_base_builds_from_nothing_and_is_compared(bases: Bases) -> None:
     changed = bases.home.parent / "tiny-changed.toml"
     text = bases.first.read_text().replace('"tiny-quick"', '"tiny-changed"')
@@ -179,6 +217,7 @@ def test_other_recipe_of_the_same_base_builds_from_nothing_and_is_compared(bases
         assert ada.rollback("style").after == report.layers[0].before
 
 
+@pytest.mark.exhaustive
 def test_cancelled_rebase_changes_nothing_and_goes_on_later(bases: Bases) -> None:
     seen: list[str] = []
 
@@ -199,6 +238,7 @@ def test_cancelled_rebase_changes_nothing_and_goes_on_later(bases: Bases) -> Non
     assert [each.trained for each in report.layers] == [False, True]
 
 
+@pytest.mark.exhaustive
 def test_forgetting_after_a_switch_does_not_bring_back_a_head_of_the_former_base(
     bases: Bases,
 ) -> None:

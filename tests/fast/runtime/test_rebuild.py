@@ -26,7 +26,14 @@ from personalpeft import Busy, Cancelled, Forgotten, HomeError, NotFound, Runtim
 from personalpeft.adapters.types import LoRAWeights
 from personalpeft.backends.fake import _FakeSession as FakeSession
 from personalpeft.learning.outcomes import RebuildOutcome
+from personalpeft.memory.embedder import HashEmbedder
 from personalpeft.types import Revision
+
+
+@pytest.fixture(autouse=True)
+def quick_embedder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most of the time would go into the model that embeds."""
+    monkeypatch.setattr("personalpeft.runtime.MiniLM", HashEmbedder)
 
 
 @pytest.fixture(params=["fake", "torch"])
@@ -131,6 +138,7 @@ def test_fact_without_an_answer_comes_out_equal_after_it_was_retracted(fake_ada:
     assert fake_ada.check_rebuild(report.revision).equal
 
 
+@pytest.mark.exhaustive
 def test_imported_revision_cannot_be_rebuilt(fake_ada: User, tmp_path: Path) -> None:
     correct(fake_ada, 5)
     fake_ada.learn()
@@ -203,7 +211,7 @@ def lose(home: Path, revision: Revision, how: str = "missing") -> None:
         path.write_bytes(b"x" + path.read_bytes()[1:])
 
 
-@pytest.mark.parametrize("how", ["missing", "changed"])
+@pytest.mark.parametrize("how", ["missing", pytest.param("changed", marks=pytest.mark.exhaustive)])
 def test_lost_files_are_built_again_in_the_order_of_the_builds(home: Path, how: str) -> None:
     with open_runtime(home) as runtime:
         revisions = learn_all(runtime.user("ada"))
@@ -293,6 +301,7 @@ with personalpeft.open(sys.argv[1], backend="fake") as runtime:
         assert report.problems == runtime.verify() == ()
 
 
+@pytest.mark.exhaustive
 def test_user_who_learns_keeps_others_from_rebuilding_it(home: Path) -> None:
     with open_runtime(home) as runtime:
         ada = runtime.user("ada")
