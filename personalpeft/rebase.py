@@ -34,7 +34,7 @@ from personalpeft.learning.gate.gate import (
 )
 from personalpeft.learning.layers import inspect_layer
 from personalpeft.learning.learner import Learner
-from personalpeft.learning.outcomes import MoveCause
+from personalpeft.learning.outcomes import MoveCause, PairedResult
 from personalpeft.learning.plan import MAX_HOLDOUT, holdout_of
 from personalpeft.learning.rebase_build import BuiltLayer, build_layers, last_stack, stack_of
 from personalpeft.learning.report import Example, excerpt
@@ -65,7 +65,7 @@ class RebaseQuestion:
     layer: str
     before: float
     after: float
-    result: str
+    result: PairedResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,17 +109,17 @@ class RebaseReport:
     @property
     def won(self) -> int:
         """How many wanted answers are likelier on the new base."""
-        return self._count("won")
+        return self._count(PairedResult.WON)
 
     @property
     def lost(self) -> int:
         """How many wanted answers are less likely on the new base."""
-        return self._count("lost")
+        return self._count(PairedResult.LOST)
 
     @property
     def tied(self) -> int:
         """How many wanted answers are as likely."""
-        return self._count("tied")
+        return self._count(PairedResult.TIED)
 
     def as_json(self) -> dict[str, Any]:
         """Return the report as plain data."""
@@ -148,8 +148,8 @@ class RebaseReport:
             ]
         return "\n".join([*lines, f"  {self.seconds:.1f} s"])
 
-    def _count(self, result: str) -> int:
-        return sum(each.result == result for each in self.questions)
+    def _count(self, result: PairedResult) -> int:
+        return sum(each.result is result for each in self.questions)
 
 
 def rebase(
@@ -323,8 +323,10 @@ def _questions(comparison: BaseComparison | None) -> dict[str, Any]:
     return {"questions": questions, "margin": round(comparison.items[0].tie_margin, 5)}
 
 
-def _result(item: EvalItem) -> str:
-    return "won" if item.improved else "lost" if item.regressed else "tied"
+def _result(item: EvalItem) -> PairedResult:
+    if item.improved:
+        return PairedResult.WON
+    return PairedResult.LOST if item.regressed else PairedResult.TIED
 
 
 def _record(

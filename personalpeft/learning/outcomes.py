@@ -66,6 +66,14 @@ class MoveCause(StrEnum):
     """The layers were built anew on another base, or the former ones were gone back to."""
 
 
+class PairedResult(StrEnum):
+    """How the wanted answer to a held-out question does on another base."""
+
+    WON = "won"
+    LOST = "lost"
+    TIED = "tied"
+
+
 class RebuildOutcome(StrEnum):
     """How the rebuild of a recorded revision ended."""
 

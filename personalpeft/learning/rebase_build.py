@@ -17,7 +17,7 @@ from itertools import groupby
 from personalpeft.errors import NothingToLearn
 from personalpeft.learning.data.training_examples import load_assignments
 from personalpeft.learning.environment import ENVIRONMENT, describe_environment
-from personalpeft.learning.layers import inspect_layer, known_layers, replace_layer
+from personalpeft.learning.layers import inspect_layer, known_layers, replace_layer, trained_on
 from personalpeft.learning.learner import Learner
 from personalpeft.learning.outcomes import MoveCause
 from personalpeft.learning.plan import MIN_LESSONS, Plan, build_plan
@@ -103,14 +103,12 @@ def build_layers(
     entries = {entry.layer: entry for entry in former.entries}
     for layer in known_layers(store, user, assignments):
         entry = entries.get(layer)
-        live = replace_layer(stack, entry) if entry else stack
-        plan = _plan(services, user, layer, live)
-        if isinstance(plan, Plan):
-            each = _find_or_build(services, plan, progress, cancelled)
-        elif entry is not None:
-            each = BuiltLayer(layer, store.catalog.revision(user, entry.revision))
-        else:
-            each = BuiltLayer(layer, None, why=plan)
+        decision = _decide(services, user, layer, replace_layer(stack, entry) if entry else stack)
+        each = (
+            _find_or_build(services, decision, progress, cancelled)
+            if isinstance(decision, Plan)
+            else decision
+        )
         built.append(each)
         if each.revision is not None:
             weights = {known.name: known.weight for known in store.catalog.layers(user)}
@@ -130,24 +128,25 @@ def stack_of(services: Services, user: str, built: tuple[BuiltLayer, ...]) -> St
     return Stack(services.base.digest, tuple(entries))
 
 
-def _plan(services: Services, user: str, layer: str, live: Stack) -> Plan | str:
-    """Return the build of a layer. If there is none, return why; a former head then stays."""
+def _decide(services: Services, user: str, layer: str, live: Stack) -> Plan | BuiltLayer:
+    """Return the build of a layer, or the former head if nothing is new, or why there is none."""
     store = services.store
     state = inspect_layer(store, user, layer, live, load_assignments(store, user))
     recipe = Learner.from_services(services).recipes.for_layer(layer)
-    start: Start = "auto" if state.head else "nothing"
+    head = state.head
+    start: Start = "auto" if head else "nothing"
+    began = services.clock.timer()
     try:
-        plan = build_plan(
-            services, state, recipe, start, services.clock.timer(), force=state.head is not None
-        )
+        plan = build_plan(services, state, recipe, start, began, force=head is not None)
     except NothingToLearn as nothing:
-        return nothing.message
+        # A head of retracted lessons does not come back.
+        return BuiltLayer(layer, None if state.retracted else head, why=nothing.message)
     if not plan.has_enough:
-        return f"a first build of {layer} takes {MIN_LESSONS} lessons"
-    if plan.is_incremental and plan.parent is not None:
-        trained = {each.signal for each in plan.undesirable_examples}
-        if not plan.new_examples and trained <= plan.parent.signals.keys():
-            return "nothing is new"
+        return BuiltLayer(layer, None, why=f"a first build takes {MIN_LESSONS} lessons")
+    if head is not None and plan.is_incremental:
+        disliked = {each.signal for each in plan.undesirable_examples}
+        if not plan.new_examples and disliked <= trained_on(store, head):
+            return BuiltLayer(layer, head)
     return plan
 
 

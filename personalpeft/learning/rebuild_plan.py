@@ -92,7 +92,8 @@ def plan_rebuild(
 
 def _find_obstacle(services: Services, revision: Revision) -> Obstacle | None:
     """Return why a revision cannot be built again, as far as its record tells."""
-    if revision.inputs == imported_inputs(revision.digest):
+    is_built = {"steps", "targets"} <= revision.recipe.keys()
+    if revision.inputs == imported_inputs(revision.digest) or not is_built:
         return Obstacle(RebuildOutcome.IMPORTED, "it was trained elsewhere")
     if "practice" in revision.recipe:
         return Obstacle(RebuildOutcome.PRACTISED, "its tasks are not in the ledger")

@@ -185,6 +185,19 @@ def test_learning_goes_on_after_the_switch_and_going_back_learns_only_what_is_ne
         assert signals <= {s for each in (style.id, style.parent) for s in ada_signals(ada, each)}
 
 
+@pytest.mark.exhaustive
+def test_layer_whose_lessons_were_retracted_does_not_come_back(bases: Bases) -> None:
+    bases.rebase(bases.first, bases.second, accept=True)
+    with bases.open(bases.second) as (_, ada):
+        ada.retract(*(each.id for each in ada.signals() if each.kind == "demonstration"))
+    back = bases.rebase(bases.second, bases.first, accept=True)
+    assert {each.layer: each.after is None for each in back.layers} == {
+        "style": False,
+        "skill.email": True,
+    }
+    assert "skill.email" in back.reason
+
+
 def ada_signals(user: User, revision: str) -> set[str]:
     return {s for each in user.revisions() if each.id == revision for s in each.signals}
 
