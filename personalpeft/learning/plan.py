@@ -196,9 +196,21 @@ class Plan:
                 "parent": self.parent.digest if self.parent else None,
                 "below": self.below.digest,
                 "embedder": self.embedder,
+                **self._fact_texts,
                 **self.weights_form,
             }
         )
+
+    @property
+    def _fact_texts(self) -> Json:
+        """Digest of all facts, of a memory layer: they choose its questions without an answer."""
+        if self.layer != "memory":
+            return {}
+        payloads = [
+            each.signal.payload for each in self.assignments if each.signal.kind is SignalKind.FACT
+        ]
+        texts = [[each["text"], *(each.get("questions") or ())] for each in payloads]
+        return {"facts": canonical_digest(texts)}
 
     @property
     def signal_roles(self) -> dict[str, SignalRole]:

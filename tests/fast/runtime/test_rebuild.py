@@ -138,6 +138,20 @@ def test_fact_without_an_answer_comes_out_equal_after_it_was_retracted(fake_ada:
     assert fake_ada.check_rebuild(report.revision).equal
 
 
+def test_inputs_of_a_memory_name_facts_that_are_only_looked_up(tmp_path: Path) -> None:
+    """They choose which questions the layer is taught not to answer."""
+    inputs = []
+    for name in ("without", "with"):
+        with open_runtime(tmp_path / name) as runtime:
+            ada = runtime.user("ada")
+            if name == "with":
+                ada.remember("The capital of my land is Wolkenheim.")
+            remember_dog(ada)
+            ada.learn("memory", accept=True)
+            inputs.append(ada.revisions()[0].inputs)
+    assert inputs[0] != inputs[1]
+
+
 @pytest.mark.exhaustive
 def test_imported_revision_cannot_be_rebuilt(fake_ada: User, tmp_path: Path) -> None:
     correct(fake_ada, 5)
