@@ -45,13 +45,13 @@ from personalpeft.types import Json, Progress, Revision, Stack, Verdict
 
 @dataclass(frozen=True, slots=True)
 class RebasedLayer:
-    """One layer before and after: revisions, or None. ``why``: no lesson gives it on the new base.
+    """One live layer: its revisions before and after. None: nothing gives it there, and ``why``.
 
     ``trained``: it was trained by this rebase. Otherwise a recorded revision was found.
     """
 
     layer: str
-    before: str | None
+    before: str
     after: str | None
     trained: bool = False
     why: str = ""
@@ -169,7 +169,7 @@ def rebase(
     began = clock.timer()
     with ExitStack() as held:
         held.enter_context(old.store.leases.acquire(learn_lease(user)))
-        heads = {layer.name: layer.head for layer in store.catalog.layers(user)}
+        heads = {each.name: each.head for each in store.catalog.layers(user) if each.head}
         live_base = _base_of(new, user, heads)
         is_open = live_base == old.base.digest
         if not is_open and live_base != new.base.digest and not accept:
@@ -184,14 +184,16 @@ def rebase(
         built = build_layers(
             new,
             user,
+            heads,
             Stack(former.base) if is_same else former,
             progress=progress,
             cancelled=cancelled,
         )
         stack = stack_of(new, user, built)
         layers = _pair_layers(heads, built)
+        is_moved = bool(stack.entries) and any(each.before != each.after for each in layers)
         comparison, general = None, None
-        if (is_open or is_same) and stack.entries:
+        if (is_open or is_same) and is_moved:
             services = new if is_same else old
             held.enter_context(services.model.learning())
             progress("Comparing", 0.0)
@@ -206,7 +208,6 @@ def rebase(
         verdict, reason = judge_rebase(
             layers, comparison, general, Learner.from_services(new).margins
         )
-        is_moved = any(each.before != each.after for each in layers)
         is_live = is_moved and (accept or verdict is Verdict.PROMOTED)
         report = RebaseReport(
             user=user,
@@ -240,7 +241,7 @@ def judge_rebase(
     """
     if all(each.before == each.after for each in layers):
         return Verdict.ABSTAINED, "the layers came out as they are"
-    left = [each.layer for each in layers if each.before and not each.after]
+    left = [each.layer for each in layers if not each.after]
     if left:
         return Verdict.ABSTAINED, f"on this base nothing gives {', '.join(left)}"
     if comparison is None or general is None:
@@ -262,11 +263,10 @@ def judge_rebase(
     return Verdict.REFUSED, counts
 
 
-def _base_of(services: Services, user: str, heads: Mapping[str, str | None]) -> str:
+def _base_of(services: Services, user: str, heads: Mapping[str, str]) -> str:
     """Return the base of the live layers. Raises ``NothingToLearn`` if none is live."""
     for head in heads.values():
-        if head is not None:
-            return services.store.catalog.revision(user, head).base
+        return services.store.catalog.revision(user, head).base
     raise NothingToLearn(
         f"No layer of {user} is live, so there is nothing to build anew.",
         hint="Open the other base and learn there.",
@@ -274,19 +274,17 @@ def _base_of(services: Services, user: str, heads: Mapping[str, str | None]) -> 
     )
 
 
-def _pair_layers(
-    heads: Mapping[str, str | None], built: Sequence[BuiltLayer]
-) -> tuple[RebasedLayer, ...]:
-    found = {each.layer: each for each in built}
-    layers = []
-    for name in dict.fromkeys((*found, *heads)):
-        each = found.get(name)
-        after = each.revision.id if each and each.revision else None
-        if heads.get(name) or after:
-            why = each.why if each else "no lesson is for it"
-            is_new = each is not None and each.is_new
-            layers.append(RebasedLayer(name, heads.get(name), after, is_new, "" if after else why))
-    return tuple(layers)
+def _pair_layers(heads: Mapping[str, str], built: Sequence[BuiltLayer]) -> tuple[RebasedLayer, ...]:
+    return tuple(
+        RebasedLayer(
+            each.layer,
+            heads[each.layer],
+            each.revision.id if each.revision else None,
+            each.is_new,
+            "" if each.revision else each.why,
+        )
+        for each in built
+    )
 
 
 def _held_out(
@@ -333,7 +331,7 @@ def _record(
     services: Services,
     report: RebaseReport,
     built: Sequence[BuiltLayer],
-    heads: Mapping[str, str | None],
+    heads: Mapping[str, str],
 ) -> RebaseReport:
     """Record the verdict on the new revisions, and move the heads where it agrees."""
     unjudged = [each.revision for each in built if each.is_new and each.revision is not None]
@@ -363,4 +361,4 @@ def _record(
 
 def _format_layer(each: RebasedLayer) -> str:
     how = "trained" if each.trained else "found" if each.after else each.why
-    return f"{each.layer}: {each.before or 'nothing'} -> {each.after or 'nothing'} ({how})"
+    return f"{each.layer}: {each.before} -> {each.after or 'nothing'} ({how})"

@@ -10,14 +10,14 @@ A training that is interrupted continues from its checkpoint.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 from personalpeft.errors import NothingToLearn
 from personalpeft.learning.data.training_examples import load_assignments
 from personalpeft.learning.environment import ENVIRONMENT, describe_environment
-from personalpeft.learning.layers import inspect_layer, known_layers, replace_layer, trained_on
+from personalpeft.learning.layers import inspect_layer, layer_order, trained_on
 from personalpeft.learning.learner import Learner
 from personalpeft.learning.outcomes import MoveCause
 from personalpeft.learning.plan import MIN_LESSONS, Plan, build_plan
@@ -76,18 +76,20 @@ def last_stack(store: Store, user: str, base: str) -> Stack:
 def build_layers(
     services: Services,
     user: str,
+    layers: Collection[str],
     former: Stack,
     *,
     progress: Progress,
     cancelled: Callable[[], bool],
 ) -> tuple[BuiltLayer, ...]:
-    """Build all layers of a user on the open base, lowest first, and record the new revisions.
+    """Build layers of a user on the open base, lowest first, and record the new revisions.
 
     Call it inside ``LazyModel.learning``, with the user's lease.
 
     Args:
         services: The wired parts of the new base.
         user: The user.
+        layers: The layers that are live, in the order of the stack.
         former: The stack to continue. Without entries all is built from nothing.
         progress: Called with a stage and the share of it that is done.
         cancelled: Called between steps; returns whether to stop.
@@ -97,23 +99,24 @@ def build_layers(
         ServingFailed: The model failed.
     """
     store = services.store
-    assignments = load_assignments(store, user)
     stack = Stack(services.base.digest)
     built: list[BuiltLayer] = []
     entries = {entry.layer: entry for entry in former.entries}
-    for layer in known_layers(store, user, assignments):
-        entry = entries.get(layer)
-        decision = _decide(services, user, layer, replace_layer(stack, entry) if entry else stack)
+    weights = {known.name: known.weight for known in store.catalog.layers(user)}
+
+    def add(entry: StackEntry | None) -> Stack:
+        return replace(stack, entries=(*stack.entries, entry)) if entry else stack
+
+    for layer in sorted(layers, key=layer_order):
+        decision = _decide(services, user, layer, add(entries.get(layer)))
         each = (
             _find_or_build(services, decision, progress, cancelled)
             if isinstance(decision, Plan)
             else decision
         )
         built.append(each)
-        if each.revision is not None:
-            weights = {known.name: known.weight for known in store.catalog.layers(user)}
-            found = each.revision
-            stack = replace_layer(stack, StackEntry(layer, found.id, found.digest, weights[layer]))
+        if (found := each.revision) is not None:
+            stack = add(StackEntry(layer, found.id, found.digest, weights[layer]))
     return tuple(built)
 
 

@@ -198,6 +198,16 @@ def test_layer_whose_lessons_were_retracted_does_not_come_back(bases: Bases) -> 
     assert "skill.email" in back.reason
 
 
+@pytest.mark.exhaustive
+def test_layer_that_was_rolled_back_stays_so(bases: Bases) -> None:
+    with bases.open(bases.first) as (_, ada):
+        ada.rollback("style", None)
+    report = bases.rebase(bases.first, bases.second, accept=True)
+    assert [each.layer for each in report.layers] == ["skill.email"]
+    with bases.open(bases.second) as (_, ada):
+        assert [each.layer for each in ada.stack().entries] == ["skill.email"]
+
+
 def ada_signals(user: User, revision: str) -> set[str]:
     return {s for each in user.revisions() if each.id == revision for s in each.signals}
 
