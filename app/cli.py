@@ -47,7 +47,7 @@ from personalpeft_app.commands.inspect_cmds import (
     users,
     why,
 )
-from personalpeft_app.commands.learn import learn, practice, rollback, scope, set_weight
+from personalpeft_app.commands.learn import learn, practice, rebase, rollback, scope, set_weight
 from personalpeft_app.commands.maintenance import (
     backup,
     completion,
@@ -55,6 +55,7 @@ from personalpeft_app.commands.maintenance import (
     doctor,
     gc,
     path,
+    rebuild,
     restore,
     verify,
 )
@@ -168,7 +169,7 @@ def _checkout_commands() -> tuple[click.Command, ...]:
 cli.add_section("Chat", (ask, chat, tui, demo))
 cli.add_section("Feedback", (feedback, compare, teach, remember, retract, set_training))
 cli.add_section(
-    "Learn", (learn, daemon, practice, rollback, set_weight, scope, forget, forget_user)
+    "Learn", (learn, daemon, practice, rollback, rebase, set_weight, scope, forget, forget_user)
 )
 cli.add_section("Inspect", (stack, revisions, report, turns, lessons, why, memory, users, models))
 cli.add_section(
@@ -177,7 +178,8 @@ cli.add_section(
 )
 cli.add_section("Serve", (serve, token, publish))
 cli.add_section(
-    "Maintain", (doctor, verify, backup, restore, gc, path, *_checkout_commands(), completion)
+    "Maintain",
+    (doctor, verify, rebuild, backup, restore, gc, path, *_checkout_commands(), completion),
 )
 
 

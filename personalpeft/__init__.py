@@ -51,6 +51,8 @@ if TYPE_CHECKING:
     from personalpeft.learning.report import LearnReport
     from personalpeft.learning.status import TrainingStatus
     from personalpeft.provenance import Provenance
+    from personalpeft.rebase import RebaseReport
+    from personalpeft.rebuild import RebuildReport, RepairReport
     from personalpeft.recovery import RestoreReport
     from personalpeft.runtime import Runtime
     from personalpeft.settings import Observing, Serving, VllmServer
@@ -86,6 +88,9 @@ __all__ = [
     "PromptTooLong",
     "Provenance",
     "QueueFull",
+    "RebaseReport",
+    "RebuildReport",
+    "RepairReport",
     "Reply",
     "RestoreReport",
     "Runtime",
@@ -109,6 +114,9 @@ _LAZY = {
     "ConversationSummary": "personalpeft.chat.conversation",
     "LearnReport": "personalpeft.learning.report",
     "Provenance": "personalpeft.provenance",
+    "RebaseReport": "personalpeft.rebase",
+    "RebuildReport": "personalpeft.rebuild",
+    "RepairReport": "personalpeft.rebuild",
     "Reply": "personalpeft.chat.reply",
     "RestoreReport": "personalpeft.recovery",
     "Runtime": "personalpeft.runtime",

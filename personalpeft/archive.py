@@ -347,18 +347,23 @@ def _why_without_revisions(
         raise _invalid("Its adapters are not those of its revisions.")
     if revisions and not blobs:
         return "the file was written without adapters"
-    if revisions and any(each["base"] != base().digest for each in revisions):
+    heads = {layer["head"] for layer in portable.layers} - {None}
+    live = [each for each in revisions if each["id"] in heads] or revisions
+    if live and any(each["base"] != base().digest for each in live):
         return "they were built on another base"
     return ""
 
 
 def _check_adapters(revisions: Sequence[Revision], blobs: Mapping[str, bytes], base: Base) -> None:
-    layers = {revision.digest: revision.layer for revision in revisions}
+    by_digest = {revision.digest: revision for revision in revisions}
     for digest, data in blobs.items():
+        revision = by_digest[digest]
+        # Of former bases the shapes are not known. They are checked when such a revision is loaded.
+        architecture = base.architecture if revision.base == base.digest else None
         adapter = unpack(
-            data, source=f"{_BLOBS}{digest}", architecture=base.architecture, base=base.digest
+            data, source=f"{_BLOBS}{digest}", architecture=architecture, base=revision.base
         )
-        if adapter.manifest.layer != layers[digest]:
+        if adapter.manifest.layer != revision.layer:
             raise _invalid("An adapter belongs to another layer than its revision.")
 
 

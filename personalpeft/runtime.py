@@ -6,6 +6,7 @@ The base is loaded on first use, so a program that only records feedback starts 
 from __future__ import annotations
 
 import atexit
+import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Self, get_args
@@ -39,6 +40,8 @@ from personalpeft.memory.items import Memory
 from personalpeft.memory.types import Embedder, Embedding
 from personalpeft.plugins import HttpExtension, HttpHost, Plugins
 from personalpeft.publishing import PublishReport, publish
+from personalpeft.rebase import RebaseReport, rebase
+from personalpeft.rebuild import RepairReport, repair
 from personalpeft.services import LazyModel, Services
 from personalpeft.settings import Observing, Serving, Settings
 from personalpeft.store.api_keys import ApiKeys
@@ -145,8 +148,8 @@ class Runtime(
         """Import the user of a ``.personal`` file that ``User.export`` wrote, perhaps under another
         id.
 
-        The ledger is always imported. Revisions are imported if the file holds the adapters and all
-        were built on the open base. Then the same revisions are live at once. Otherwise the next
+        The ledger is always imported. Revisions are imported if the file holds the adapters and the
+        live ones were built on the open base. Then the same revisions are live at once. Otherwise the next
         learn builds new ones. Every digest is recomputed and every adapter validated first.
 
         Raises ``PersonalFileError`` for a file that is damaged, hostile or too new,
@@ -242,6 +245,69 @@ class Runtime(
         )
         return Learner.from_services(self._services).learn_many(ids, layer, options)
 
+    def rebase(
+        self,
+        user_id: str,
+        to: str | Path,
+        *,
+        accept: bool = False,
+        progress: Progress = no_progress,
+        cancelled: Callable[[], bool] = not_cancelled,
+    ) -> RebaseReport:
+        """Build a user's layers anew on another base, compare, and switch if the gate agrees.
+
+        Each layer is built from the ledger, with the recipe of the other base's card. Both stacks
+        are asked the same held-out questions. Where the user had layers on that base before, these
+        are continued, so going back trains nothing that is not new. Naming the open base builds the
+        layers from nothing, such as after a change of its recipe. The former revisions stay. After
+        the switch the layers answer on the other base only: open it.
+
+        Both bases are in memory meanwhile.
+
+        Args:
+            user_id: The user.
+            to: The other base, as for ``personalpeft.open``.
+            accept: Switch whatever the gate says, and also where the base of the live layers is not
+                the open one, so that nothing can be compared.
+            progress: Called with a stage and the share of it that is done, 0 to 1.
+            cancelled: Called between steps; return True to cancel. What was built is found again.
+
+        Returns:
+            The report. It shows both sides, and ``switched`` whether the new stack is live.
+
+        Raises:
+            NotFound: The user or the base is unknown.
+            NothingToLearn: No layer is live.
+            BaseMismatch: The live layers are on a base that is not open, and ``accept`` is not set.
+            Busy: A learn of this user runs.
+            Cancelled: ``cancelled`` returned True.
+            ServingFailed: The model failed, perhaps for lack of memory.
+        """
+        self.user(user_id, create=False)
+        other = Runtime(
+            self.settings,
+            to,
+            self._backend,
+            clock=self._clock,
+            progress=self._progress,
+            serving=self.serving,
+        )
+        with other:
+            # With another card of the same weights the recipe may differ.
+            here, there = self.base(), other.base()
+            is_same = (here.digest, here.card) == (there.digest, there.card)
+            new = self._services if is_same else other._services
+            report = rebase(
+                self._services,
+                new,
+                user_id,
+                accept=accept,
+                progress=progress,
+                cancelled=cancelled,
+            )
+        self._services.drop_user_caches(user_id)
+        return report
+
     def models(self) -> tuple[ModelCard, ...]:
         """Return the cards of the package and of the home's ``models/``. Raises ``CardError``."""
         return all_cards([self.settings.home / "models"])
@@ -321,6 +387,35 @@ class Runtime(
             for path in find_changed_files(self.settings.cache)
         )
         return (*verify(self._services.store), *changed)
+
+    def repair(
+        self,
+        *,
+        progress: Progress = no_progress,
+        cancelled: Callable[[], bool] = not_cancelled,
+    ) -> RepairReport:
+        """Build lost and damaged adapter files again from the ledger, and put them back.
+
+        A file is put back only if its digest comes out as recorded. Elsewhere, such as on another
+        kind of processor, nothing changes: the head stays, and the report says what can be done.
+        Deletes partial files of killed programs. Loads the model only if a file is lost. After a
+        kill each file is whole or still lost; repeat it.
+
+        Args:
+            progress: Called with a stage and the share of it that is done, 0 to 1.
+            cancelled: Called between steps; return True to cancel. What was put back stays.
+
+        Returns:
+            What was repaired, what was not, and the problems that are left.
+
+        Raises:
+            Busy: A user learns whose file is lost, or another program writes.
+            Cancelled: ``cancelled`` returned True.
+            ServingFailed: The model failed, perhaps for lack of memory.
+            HomeError: The home cannot be written.
+        """
+        report = repair(self._services, progress=progress, cancelled=cancelled)
+        return dataclasses.replace(report, problems=self.verify())
 
     def collect_garbage(
         self, *, dry_run: bool = False, progress: Progress = lambda stage, done: None

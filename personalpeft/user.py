@@ -68,6 +68,7 @@ from personalpeft.learning.train.config import Start
 from personalpeft.memory.types import Item
 from personalpeft.plugins import Shaping, Verifier
 from personalpeft.provenance import Provenance, build_provenance
+from personalpeft.rebuild import RebuildReport, check_rebuild
 from personalpeft.services import Services
 from personalpeft.store.types import UserSummary
 from personalpeft.types import (
@@ -670,6 +671,38 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
         ``BaseMismatch`` for a revision of another base.
         """
         return stacks.rollback(self._services, self.id, layer, to)
+
+    def check_rebuild(
+        self,
+        revision: str,
+        *,
+        progress: Progress = no_progress,
+        cancelled: Callable[[], bool] = not_cancelled,
+    ) -> RebuildReport:
+        """Build a revision again from the ledger, and compare its digest. Changes nothing.
+
+        The inputs are its ledger entries as they were, its recipe, its base and seed, and the
+        revisions below it. On the same kind of processor, with the same versions of libraries, the
+        bytes are the same. Otherwise the report says how near they came. Imported and practised
+        revisions cannot be built again. Takes as long as the learn did.
+
+        Args:
+            revision: Its id or a unique prefix.
+            progress: Called with a stage and the share of it that is done, 0 to 1.
+            cancelled: Called between steps; return True to cancel.
+
+        Returns:
+            The report. ``outcome`` says how it ended.
+
+        Raises:
+            NotFound: The revision is unknown.
+            Forgotten: It was forgotten.
+            Cancelled: ``cancelled`` returned True.
+            ServingFailed: The model failed, perhaps for lack of memory.
+        """
+        return check_rebuild(
+            self._services, self.id, revision, progress=progress, cancelled=cancelled
+        )
 
     def set_weight(self, layer: str, weight: float) -> None:
         """Set how strongly a layer is added: 1 as trained, 0 not at all, from -2 to 2.

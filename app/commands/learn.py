@@ -194,6 +194,45 @@ def rollback(common: GlobalOptions, layer: str, to: str | None) -> None:
     info(common, f"{layer}: {move.before or 'the bare base'} -> {move.after or 'the bare base'}")
 
 
+@command(
+    "rebase",
+    examples=(
+        "rebase --to gemma3-270m-it",
+        "rebase --to gemma3-270m-it --accept",
+        "rebase --to smollm2-135m-instruct --base gemma3-270m-it",
+    ),
+)
+@click.option(
+    "--to", "other", required=True, metavar="NAME|PATH", help="The other base, as for --base."
+)
+@click.option("--accept", is_flag=True, help="Switch whatever the gate says; that is recorded.")
+def rebase(common: GlobalOptions, other: str, accept: bool) -> None:
+    """Build all layers anew on another base, and switch if they answer as well there.
+
+    Both bases are asked the same held-out questions, and the report shows the answers side by side.
+    A gate switches if no more of the wanted answers got less likely than it allows. The former
+    revisions stay: rebase to the former base goes back, and trains only what is new since.
+
+    --base names the present base. After the switch name the other one with --base or
+    PERSONALPEFT_BASE. With --to the present base, after a change of its recipe, the layers are
+    built from nothing. After an update of its weights the former ones cannot be asked: --accept
+    switches without a comparison.
+    """
+    display = Display(common)
+    with (
+        session.open_runtime(common, "change", display) as runtime,
+        stop_on_interrupt(display) as cancelled,
+    ):
+        report = runtime.rebase(
+            common.user_id(), other, accept=accept, progress=display, cancelled=cancelled
+        )
+    emit(common, report.as_json(), str(report))
+    if report.switched:
+        info(common, f"From now on: --base {other}, or set PERSONALPEFT_BASE.")
+    elif any(layer.before != layer.after for layer in report.layers):
+        info(common, "To switch all the same: --accept")
+
+
 @command("set-weight", examples=("set-weight style 0.5", "set-weight style 1"))
 @click.argument("layer")
 @click.argument("weight", type=float)

@@ -8,6 +8,7 @@ import click
 
 from personalpeft.errors import Damaged, get_error_codes
 from personalpeft_app import session
+from personalpeft_app.commands.learn import stop_on_interrupt
 from personalpeft_app.options import GlobalOptions, command, option
 from personalpeft_app.output import emit, format_table, info
 from personalpeft_app.progress import Display
@@ -33,21 +34,85 @@ def doctor(common: GlobalOptions, load: bool) -> None:
     raise click.exceptions.Exit(next((check.exit_code for check in checks if not check.ok), 0))
 
 
-@command("verify", examples=("verify", "verify --json"))
-def verify(common: GlobalOptions) -> None:
+@command("verify", examples=("verify", "verify --repair", "verify --json"))
+@click.option(
+    "--repair",
+    is_flag=True,
+    help="Build missing and damaged adapter files again, and list the rest.",
+)
+def verify(common: GlobalOptions, repair: bool) -> None:
     """Check the contents of the home and the prepared bases.
 
     Computes every digest again and lists what is wrong. Changes nothing.
 
-    The exit code is 0 without a problem, else 8.
+    With --repair, adapter files that are lost or damaged are built again from the feedback. They
+    are put back only if their digest is the recorded one, as on the same kind of processor. No live
+    revision is replaced by another.
+
+    The exit code is 0 without a problem, or none left, else 8.
     """
-    with session.open_runtime(common, "change") as runtime:
-        problems = runtime.verify()
+    if repair:
+        display = Display(common)
+        with (
+            session.open_runtime(common, "change", display) as runtime,
+            stop_on_interrupt(display) as cancelled,
+        ):
+            report = runtime.repair(progress=display, cancelled=cancelled)
+        problems, data, text = report.problems, report.as_json(), str(report)
+    else:
+        with session.open_runtime(common, "change") as runtime:
+            problems = runtime.verify()
+        data, text = {"problems": problems}, ""
     lines = [f"{problem.where}: {problem.fault}\n  {problem.remedy}" for problem in problems]
-    emit(common, {"problems": problems}, "\n".join(lines))
+    emit(common, data, "\n".join([*([text] if text else []), *lines]))
     if problems:
         raise click.exceptions.Exit(get_error_codes(Damaged("")).exit_code)
     info(common, "There is no problem.")
+
+
+@command(
+    "rebuild",
+    examples=("rebuild --check", "rebuild --check style@69c31c", "rebuild --check --all --json"),
+)
+@click.argument("revision", required=False)
+@click.option("--check", is_flag=True, help="Build anew, compare and change nothing. Required.")
+@click.option("--all", "all_users", is_flag=True, help="The live revisions of all users.")
+def rebuild(common: GlobalOptions, revision: str | None, check: bool, all_users: bool) -> None:
+    """Build a revision again from its feedback, and compare the digests.
+
+    REVISION is an id or its beginning.  [default: the live revision of each layer]
+
+    The same feedback, recipe, base and seed give the same bytes, on the same kind of processor and
+    with the same libraries. Otherwise it prints what differs and how near the weights came. Takes
+    as long as the learns did. Changes nothing.
+
+    The exit code is 0 if all are equal, else 8.
+    """
+    if not check:
+        raise click.UsageError("Give --check. To build a layer anew: learn --from-nothing")
+    if revision is not None and all_users:
+        raise click.UsageError("REVISION and --all exclude each other.")
+    display = Display(common)
+    with (
+        session.open_runtime(common, "read", display) as runtime,
+        stop_on_interrupt(display) as cancelled,
+    ):
+        names = [common.user_id()]
+        if all_users:
+            names = [each.id for each in session.iterate_users(runtime)]
+        reports = []
+        for user in (runtime.user(name, create=False) for name in names):
+            heads = [layer.head for layer in user.layers() if layer.head]
+            reports += [
+                user.check_rebuild(each, progress=display, cancelled=cancelled)
+                for each in ([revision] if revision else heads)
+            ]
+    data = {"revisions": [report.as_json() for report in reports]}
+    emit(common, data, "\n".join(map(str, reports)))
+    if not reports:
+        info(common, "No revision is live: there is nothing to check.")
+    if not all(report.equal for report in reports):
+        raise click.exceptions.Exit(get_error_codes(Damaged("")).exit_code)
 
 
 @command("backup", examples=("backup /mnt/disk/personalpeft", "backup ./copies --keep 3 --json"))

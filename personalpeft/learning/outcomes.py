@@ -62,6 +62,31 @@ class MoveCause(StrEnum):
     RETRACTED = "taken back"
     REVALIDATED = "judged again"
     IMPORT = "import"
+    REBASE = "rebase"
+    """The layers were built anew on another base, or the former ones were gone back to."""
+
+
+class PairedResult(StrEnum):
+    """How the wanted answer to a held-out question does on another base."""
+
+    WON = "won"
+    LOST = "lost"
+    TIED = "tied"
+
+
+class RebuildOutcome(StrEnum):
+    """How the rebuild of a recorded revision ended."""
+
+    EQUAL = "equal"
+    DIFFERENT = "different"
+    IMPORTED = "imported"
+    """It was trained elsewhere, so the ledger does not have what it was made of."""
+    PRACTISED = "practised"
+    """It was trained on tasks of a verifier, which the ledger does not have."""
+    INPUTS_MISSING = "inputs missing"
+    TRAINING_FORBIDDEN = "training forbidden"
+    """Consent to train on one of its signals was withdrawn since."""
+    OTHER_BASE = "other base"
 
 
 class Placement(StrEnum):

@@ -27,6 +27,7 @@ from personalpeft.learning.data.batching import build_batches
 from personalpeft.learning.data.capacity import estimate_session_mb
 from personalpeft.learning.data.general_replies import GeneralReplies, reply_generally
 from personalpeft.learning.data.training_examples import Lesson
+from personalpeft.learning.environment import ENVIRONMENT, describe_environment
 from personalpeft.learning.evaluate.answers import evaluate_answers
 from personalpeft.learning.evaluate.evaluation import (
     EvalJob,
@@ -71,14 +72,14 @@ from personalpeft.learning.train.loop import (
     train,
 )
 from personalpeft.services import Services
-from personalpeft.types import Verdict
+from personalpeft.types import Json, Verdict
 
 _log = logging.getLogger(__name__)
 
 BuildResult: TypeAlias = LearnReport | Exception
 
 # Longest wait for chats before each step, so that a server that is never idle still learns.
-_MAX_YIELD_SECONDS = 5.0
+MAX_YIELD_SECONDS = 5.0
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -150,7 +151,7 @@ class TrainingPipeline:
     def _make_train_job(self, plan: Plan, replies: GeneralReplies) -> TrainJob:
         store, backend = self.services.store, self.services.learning_engine.backend
         return TrainJob(
-            lambda: self._open_session(plan),
+            lambda: open_session(self.services, plan),
             build_batches(plan, backend, replies, self.services.memory.embedder),
             plan.recipe,
             plan.inputs,
@@ -159,24 +160,6 @@ class TrainingPipeline:
                 store, plan.user, plan.layer, "Learning", step, steps
             ),
         )
-
-    def _open_session(self, plan: Plan) -> Session:
-        engine, recipe = self.services.learning_engine, plan.recipe
-        start = engine.read_adapter(plan.parent.digest).pairs if plan.parent else None
-        # The session copies the stack below, so its slot is free while it trains.
-        with engine.pin(plan.below) as below:
-            return self.services.training_backend.session(
-                SessionSpec(
-                    rank=recipe.rank,
-                    scaling=recipe.scaling,
-                    target_modules=recipe.target_modules,
-                    seed=recipe.seed,
-                    base_key=below,
-                    initial_weights=start,
-                    weight_decay=recipe.weight_decay,
-                    max_grad_norm=recipe.max_grad_norm,
-                )
-            )
 
     def _finish_training(self, plan: Plan, trained: TrainResult) -> Candidate | LearnReport:
         """Return the candidate, or the report of a training that a budget ended."""
@@ -205,7 +188,7 @@ class TrainingPipeline:
 
         checkpoints = CheckpointStore.of_layer(store, plan.user, plan.layer)
         with map_practice_errors():
-            session = self._open_session(plan)
+            session = open_session(self.services, plan)
         with closing(session):
             engine = self.services.learning_engine
             loop = RLLoop(engine, plan, session, checkpoints, self._control(show))
@@ -360,9 +343,15 @@ class TrainingPipeline:
             accepted=judgement.accepted,
             steps=plan.steps,
             examples=examples,
-            scores={**evidence.as_json(), **plan.figures},
+            scores={**evidence.as_json(), **plan.figures, **self._environment(plan)},
         )
         return publish_candidate(self.services, candidate, judgement, report)
+
+    def _environment(self, plan: Plan) -> Json:
+        """Return where a candidate was trained, for its scores; nothing if it was not trained here."""
+        if not plan.steps:
+            return {}
+        return {ENVIRONMENT: describe_environment(self.services.learning_engine.backend)}
 
     # progress, and groups of users
 
@@ -380,7 +369,7 @@ class TrainingPipeline:
             cancelled=self.options.cancelled,
             paused=self.options.paused,
             out_of_time=lambda: seconds is not None and timer() - self.started > seconds,
-            yield_to_serving=lambda: engine.yield_to_foreground(_MAX_YIELD_SECONDS),
+            yield_to_serving=lambda: engine.yield_to_foreground(MAX_YIELD_SECONDS),
             max_steps=self.options.steps,
         )
 
@@ -416,6 +405,26 @@ class TrainingPipeline:
             _log.warning("builds of several users go on one by one: %s", format_origin(error))
             for user, plan in left.items():
                 self._build_group({user: plan}, results)
+
+
+def open_session(services: Services, plan: Plan) -> Session:
+    """Open the training session of a plan, on the stack below and from the parent's weights."""
+    engine, recipe = services.learning_engine, plan.recipe
+    start = engine.read_adapter(plan.parent.digest).pairs if plan.parent else None
+    # The session copies the stack below, so its slot is free while it trains.
+    with engine.pin(plan.below) as below:
+        return services.training_backend.session(
+            SessionSpec(
+                rank=recipe.rank,
+                scaling=recipe.scaling,
+                target_modules=recipe.target_modules,
+                seed=recipe.seed,
+                base_key=below,
+                initial_weights=start,
+                weight_decay=recipe.weight_decay,
+                max_grad_norm=recipe.max_grad_norm,
+            )
+        )
 
 
 def _each_user(

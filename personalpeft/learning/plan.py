@@ -31,6 +31,7 @@ from personalpeft.learning.layers import (
 )
 from personalpeft.learning.outcomes import MoveCause, Placement, Reason, ReasonCode, reason
 from personalpeft.learning.train.config import BUILD_FORMAT, Start, TrainingConfig
+from personalpeft.memory.items import render_with_signal
 from personalpeft.plugins import CheckedVerifier
 from personalpeft.services import Services
 from personalpeft.store.store import Store
@@ -195,9 +196,21 @@ class Plan:
                 "parent": self.parent.digest if self.parent else None,
                 "below": self.below.digest,
                 "embedder": self.embedder,
+                **self._fact_texts,
                 **self.weights_form,
             }
         )
+
+    @property
+    def _fact_texts(self) -> Json:
+        """Digest of all facts, of a memory layer: they choose its questions without an answer."""
+        if self.layer != "memory":
+            return {}
+        payloads = [
+            each.signal.payload for each in self.assignments if each.signal.kind is SignalKind.FACT
+        ]
+        texts = [[each["text"], *(each.get("questions") or ())] for each in payloads]
+        return {"facts": canonical_digest(texts)}
 
     @property
     def signal_roles(self) -> dict[str, SignalRole]:
@@ -284,7 +297,7 @@ def build_plan(
     new_holdout = _select_holdout(unprobed, new_unprobed, held_out, recipe.eval_fraction)
     held_out |= set(new_holdout)
     training = [
-        _add_teacher(services, user, lesson)
+        add_teacher(services, user, lesson)
         for lesson in lessons
         if not lesson.is_probe and lesson.signal not in held_out
     ]
@@ -362,6 +375,16 @@ def inherited_holdout(
     return found
 
 
+def add_teacher(services: Services, user: str, lesson: Lesson) -> Lesson:
+    """Return the lesson, with its fact in the teacher's prompt where the reply is the model's."""
+    if lesson.kind is not SignalKind.FACT or lesson.is_users or lesson.is_probe:
+        return lesson
+    fact, system = services.store.ledger.signal(user, lesson.signal), services.base.card.system
+    return replace(
+        lesson, teacher_messages=render_with_signal(fact, lesson.messages, system=system)
+    )
+
+
 def _signals(lessons: Iterable[Lesson]) -> set[str]:
     return {lesson.signal for lesson in lessons}
 
@@ -406,14 +429,6 @@ def _newest(lessons: Sequence[Lesson]) -> tuple[Lesson, ...]:
     """Return the lessons of the newest signals, as many as are replayed."""
     kept = set(list(dict.fromkeys(lesson.signal for lesson in lessons))[-_MAX_REPLAY:])
     return tuple(lesson for lesson in lessons if lesson.signal in kept)
-
-
-def _add_teacher(services: Services, user: str, lesson: Lesson) -> Lesson:
-    """Return the lesson, with its fact in the teacher's prompt where the reply is the model's."""
-    if lesson.kind is not SignalKind.FACT or lesson.is_users or lesson.is_probe:
-        return lesson
-    teacher = services.render_with_item(user, lesson.signal, lesson.messages)
-    return replace(lesson, teacher_messages=teacher)
 
 
 def _select_holdout(

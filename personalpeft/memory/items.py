@@ -219,10 +219,7 @@ class Memory:
         Raises:
             NotFound: The item is not in effect.
         """
-        item = self._signal(user, item_id)
-        is_rule = item.kind is SignalKind.COMMENT
-        items = _prompt_items([item] if is_rule else [], [] if is_rule else [item])
-        return items.add_to(messages, system)
+        return render_with_signal(self._signal(user, item_id), messages, system=system)
 
     def similarity(self, vectors: Vectors, messages: Sequence[Message]) -> float:
         """Return the cosine of the request with the nearest row of ``[n, size]`` vectors.
@@ -283,6 +280,15 @@ class Memory:
 def fact_texts(fact: Signal) -> list[str]:
     """Return the texts that a fact is found by: its own and its questions."""
     return [fact.payload["text"], *(fact.payload.get("questions") or ())]
+
+
+def render_with_signal(
+    signal: Signal, messages: Sequence[Message], *, system: str | None = None
+) -> tuple[Message, ...]:
+    """Return ``Memory.render_with_item`` of a rule or fact, whether it is in effect or not."""
+    is_rule = signal.kind is SignalKind.COMMENT
+    items = _prompt_items([signal] if is_rule else [], [] if is_rule else [signal])
+    return items.add_to(messages, system)
 
 
 def _item(signal: Signal) -> Item:

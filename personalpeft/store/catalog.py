@@ -27,13 +27,14 @@ from personalpeft.store.id_lookup import resolve_id, resolve_layer, resolve_user
 from personalpeft.store.revisions import (
     check_revision,
     is_recorded,
+    read_build_record,
     read_head,
     read_holdout,
     record_judgement,
     record_move,
     record_revision,
 )
-from personalpeft.store.types import ANY_HEAD, NewRevision, UserSummary
+from personalpeft.store.types import ANY_HEAD, BuildRecord, NewRevision, UserSummary
 from personalpeft.types import HeadMove, Json, Layer, Revision, Scope, Stack, StackEntry, is_number
 
 # All columns: a home of an earlier version that is open for reading has no ``trains``.
@@ -176,6 +177,12 @@ class Catalog:
             " order by r.seq" if layer is None else " and r.layer = ? order by r.seq"
         )
         return tuple(map(rows.decode_revision, self._fetch(sql, user, layer=layer)))
+
+    def build_record(self, user: str, revision_id: str) -> BuildRecord:
+        """Return what is recorded of a revision's build, by a unique prefix of its id."""
+        with self._database.read_transaction() as db:
+            wanted = resolve_id(db, "revision", user, revision_id)
+            return read_build_record(db, user, wanted)
 
     def add_revision(
         self,
@@ -326,6 +333,47 @@ class Catalog:
             record_move(db, move)
             return move
 
+    def switch_heads(
+        self,
+        user: str,
+        heads: Mapping[str, str | None],
+        *,
+        expected: Mapping[str, str | None],
+        judged: Iterable[tuple[Revision, Json]],
+        base: str,
+        cause: str,
+    ) -> bool:
+        """Judge revisions and move the heads of several layers, in one transaction.
+
+        Args:
+            user: The user's id.
+            heads: The new head of each layer (None: the bare base); empty to move none.
+            expected: The heads as they must be now.
+            judged: Recorded revisions with a new judgement, and the report of each.
+            base: The digest of the base of the new heads.
+            cause: The cause of the moves.
+
+        Returns:
+            False if a head is another than expected; then nothing is recorded.
+
+        Raises:
+            NotFound, BaseMismatch, Damaged: As ``move_head``.
+        """
+        with self._database.write_transaction() as db:
+            resolve_user(db, user)
+            if any(read_head(db, user, layer) != head for layer, head in expected.items()):
+                return False
+            at = self._now()
+            targets = {
+                layer: None if to is None else self._check_target(db, user, layer, to, base)
+                for layer, to in heads.items()
+            }
+            for revision, report in judged:
+                record_judgement(db, revision, report, at)
+            for layer, to in targets.items():
+                record_move(db, HeadMove(user, layer, read_head(db, user, layer), to, cause, at))
+            return True
+
     def head_moves(self, user: str, *, layer: str | None = None) -> tuple[HeadMove, ...]:
         """Return every move of a user's heads, or of one layer's, oldest first."""
         condition = "" if layer is None else " and layer = ?"
@@ -448,5 +496,5 @@ def _check_base(revision: str, built_on: str, base: str) -> None:
     if built_on != base:
         raise BaseMismatch(
             f"{revision} was built on the base {built_on}, not on {base}.",
-            hint="Open that base; or roll the layer back to the bare base and learn again.",
+            hint="Open that base; or build the layers anew on another: personalpeft rebase --to NAME",
         )

@@ -6,7 +6,8 @@ Invariants:
   is derived again from the first of them. A tombstone's entry covers the tombstone alone. A digest
   of the erased row could confirm a guess of its words.
 - The history shows no erased revision. A move that named one is deleted, or starts where the move
-  before it ended. The head is the target of the last remaining move.
+  before it ended. The head is the target of the last remaining move. Where that was built on another
+  base than the erased one, the head is the bare base.
 - Files and the journal cannot be part of the transaction. It lists them as pending deletions. The
   next opening of the home completes those that are left.
 - Of an erased user no row is left, not even a tombstone: it would hold the id.
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -36,6 +37,7 @@ from personalpeft.store.store import Store
 from personalpeft.store.types import Erasure, ErasureResult
 from personalpeft.types import Json
 
+_BASES = "select id, base from revision where user = ?"
 _IN_LIST = "in (select value from json_each(?))"
 
 
@@ -176,8 +178,9 @@ def _erase_rows(db: sqlite3.Connection, user: str, erasure: Erasure, at: datetim
     revisions = eraser.select_where("revision", "id", erasure.revisions)
     _erase_signals(eraser, erasure.signals)
     _erase_turns(eraser, erasure)
+    bases = {row["id"]: row["base"] for row in fetch_all(db, _BASES, user)}
     _erase_revisions(eraser, erasure.revisions)
-    heads = _erase_moves(eraser, erasure.revisions)
+    heads = _erase_moves(eraser, erasure.revisions, bases)
     _redact(eraser, "report", "body", erasure.redact_json)
     _redact(eraser, "judgement", "scores", erasure.redact_json)
     tombstones = [
@@ -245,15 +248,19 @@ def _erase_revisions(eraser: _RowEraser, revisions: frozenset[str]) -> None:
     eraser.delete_where("revision", "id", revisions)
 
 
-def _erase_moves(eraser: _RowEraser, revisions: frozenset[str]) -> dict[str, str | None]:
+def _erase_moves(
+    eraser: _RowEraser, revisions: frozenset[str], bases: Mapping[str, str]
+) -> dict[str, str | None]:
     """Rewrite the moves without these revisions, and return the new head of each layer that loses
-    its head.
+    its head. ``bases`` has the base of each revision.
     """
     db, user = eraser.db, eraser.user
     targets: dict[str, str | None] = {}
     for move in fetch_all(db, "select * from move where user = ? order by seq", user):
         before = targets.get(move["layer"])
-        after = before if move["after"] in revisions else move["after"]
+        after = move["after"]
+        if after in revisions:
+            after = before if bases.get(before or "") == bases[after] else None
         if after == before:
             eraser.delete_where("move", "seq", [move["seq"]])
         elif (before, after) != (move["before"], move["after"]):

@@ -74,11 +74,27 @@ def collect_garbage(
     return report
 
 
+def delete_partial_files(store: Store) -> int:
+    """Delete the files in ``blobs/`` that a killed writer left, and return how many there were."""
+    count = 0
+    with store.database.write_lock(), map_home_errors(store.home):
+        for _, files in store.blobs.batches():
+            for path in filter(_is_part, files):
+                path.unlink(missing_ok=True)
+                count += 1
+    return count
+
+
+def _is_part(path: Path) -> bool:
+    """Return whether a file is one that is being written, or was when its writer died."""
+    return path.name.startswith(".") and path.name.endswith(_PART)
+
+
 def _collect_files(
     database: Database, files: list[Path], before: float, dry_run: bool
 ) -> Iterator[tuple[str, int]]:
     """Delete what is garbage among files of one folder; yield the name and size of each."""
-    parts = [path for path in files if path.name.startswith(".") and path.name.endswith(_PART)]
+    parts = [path for path in files if _is_part(path)]
     old = [path.name for path in files if DIGEST.fullmatch(path.name) and _is_old(path, before)]
     # First without the lock: nearly every blob is named, and a writer should wait only for
     # deletions.

@@ -16,10 +16,10 @@ from personalpeft.store.hash_chain import GENESIS, chain_digest, read_contents, 
 from personalpeft.store.revisions import first_roles, unnamed_blobs
 from personalpeft.store.rows import TOMBSTONE
 from personalpeft.store.store import Store
-from personalpeft.store.types import Problem
+from personalpeft.store.types import LostBlob, Problem
 
 _RESTORE = "Restore the home from a backup; what this entry says cannot be trusted."
-_REBUILD = "Restore the file, or roll back and build again."
+_REBUILD = "Run verify --repair, which builds it again; or restore the file, or roll back."
 _ROLL_BACK = "Roll the layer back to a revision that is there."
 _LEFTOVER = "Harmless: an interrupted write left it. Run gc, which deletes it after a day."
 _PAGE_SIZE = 200
@@ -183,6 +183,28 @@ def _check_missing_blobs(store: Store) -> Iterator[Problem]:
                 named = fetch_one(db, sql, digest)
                 where = f"{named['user']}, {named['id']}" if named else digest
                 yield Problem(where, f"Its blob {digest} is missing.", _REBUILD)
+
+
+def find_lost_blobs(store: Store) -> tuple[LostBlob, ...]:
+    """Return the blobs that revisions name and that are missing or damaged, oldest build first.
+
+    A blob that a later revision was built on comes before those of that revision.
+    """
+    sql = "select distinct digest as key from revision where digest > ? order by digest limit ?"
+    named = [digest for _, digests in _pages(store.database, sql) for digest in digests]
+    # Outside a transaction, since hashing takes long.
+    lost = [each for each in named if not store.blobs.is_intact(store.blobs.expected_path(each))]
+    owners: dict[str, list[tuple[str, int, str]]] = {}
+    sql = "select user, seq, id from revision where digest = ? order by user, seq"
+    with store.database.read_transaction() as db:
+        for digest in lost:
+            found = fetch_all(db, sql, digest)
+            owners[digest] = [(row["user"], row["seq"], row["id"]) for row in found]
+    return tuple(
+        LostBlob(digest, tuple((user, revision) for user, _, revision in named_by))
+        for digest, named_by in sorted(owners.items(), key=lambda item: item[1])
+        if named_by
+    )
 
 
 def _check_files(store: Store) -> Iterator[Problem]:

@@ -56,10 +56,10 @@ _USING = (
 )
 _TRAINING = "training"
 _OLDER = " and seq < (select seq from turn where user = ? and id = ?)"
-_NOT_SUPERSEDED = (
-    " and not exists (select 1 from signal n where n.user = s.user and n.supersedes = s.id)"
-)
+# Each ends where a condition on the number of the entry may follow.
+_SUPERSEDED = "select 1 from signal n where n.user = s.user and n.supersedes = s.id"
 _RETRACTION = "select 1 from retraction r where r.user = s.user and r.signal = s.id"
+_NOT_SUPERSEDED = f" and not exists ({_SUPERSEDED})"
 
 
 class Ledger:
@@ -156,6 +156,7 @@ class Ledger:
         limit: int | None = None,
         using: Collection[str] | None = None,
         before: str | None = None,
+        until: int | None = None,
     ) -> tuple[Turn, ...]:
         """Return turns, newest first.
 
@@ -164,6 +165,7 @@ class Ledger:
             limit: The most turns to return.
             using: Only turns with one of these signals in their prompt.
             before: Only turns older than this one.
+            until: As for ``signals``.
 
         Raises:
             NotFound: The user or the turn ``before`` does not exist.
@@ -182,7 +184,7 @@ class Ledger:
             if before is not None:
                 sql += _OLDER
                 parameters += [user, resolve_id(db, "turn", user, before)]
-            sql += " order by seq desc limit ?"
+            sql += f"{_older_than('seq', until)} order by seq desc limit ?"
             found = fetch_all(db, sql, *parameters, -1 if limit is None else limit)
         return tuple(map(rows.decode_turn, found))
 
@@ -301,6 +303,7 @@ class Ledger:
         kinds: Sequence[SignalKind] | None = None,
         turn: str | None = None,
         current: bool = True,
+        until: int | None = None,
     ) -> tuple[Signal, ...]:
         """Return signals, oldest first.
 
@@ -309,6 +312,8 @@ class Ledger:
             kinds: Only signals of these kinds.
             turn: Only signals about this turn.
             current: Leave out superseded and retracted ones.
+            until: The ledger as it was before the entry of this number; see
+                ``Catalog.build_record``.
 
         Raises:
             NotFound: There is no such user.
@@ -318,9 +323,12 @@ class Ledger:
         parameters = [user, *wanted]
         with self._database.read_transaction() as db:
             resolve_user(db, user)
-            sql = f"{_select_signals(db)} where s.user = ? and s.kind in ({marks})"
+            sql = f"{_select_signals(db, until)} where s.user = ? and s.kind in ({marks})"
+            sql += _older_than("s.seq", until)
             if current:
-                sql += f"{_NOT_SUPERSEDED} and not exists ({_RETRACTION}{_of_purpose(db, None)})"
+                retracted = f"{_RETRACTION}{_of_purpose(db, None)}{_older_than('r.seq', until)}"
+                sql += f" and not exists ({_SUPERSEDED}{_older_than('n.seq', until)})"
+                sql += f" and not exists ({retracted})"
             if turn is not None:
                 sql += " and s.turn = ?"
                 parameters.append(turn)
@@ -406,9 +414,14 @@ def _read_signal(db: sqlite3.Connection, user: str, signal_id: str) -> Signal:
     return rows.decode_signal(row)
 
 
-def _select_signals(db: sqlite3.Connection) -> str:
+def _older_than(column: str, until: int | None) -> str:
+    """Return the condition that an entry precedes the entry ``until``."""
+    return "" if until is None else f" and {column} < {until:d}"
+
+
+def _select_signals(db: sqlite3.Connection, until: int | None = None) -> str:
     """Return the query of all signals ``s``, marked where their training was retracted."""
-    mark = f"exists ({_RETRACTION}{_of_purpose(db, _TRAINING)})"
+    mark = f"exists ({_RETRACTION}{_of_purpose(db, _TRAINING)}{_older_than('r.seq', until)})"
     return f"select s.*, {mark} as is_training_retracted from signal s"
 
 

@@ -1,4 +1,4 @@
-"""Writes revisions, judgements and head moves.
+"""Writes revisions, judgements and head moves, and reads what is recorded of a build.
 
 Invariants: a revision, its judgement, its report and its head move are entries of its user in this
 order. The caller holds the write transaction, and stores the file before it commits.
@@ -10,7 +10,8 @@ import hashlib
 import json
 from collections.abc import Collection, Iterable
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
+from itertools import takewhile
 
 from personalpeft.errors import Damaged, InvalidInput
 from personalpeft.ids import check_layer_name
@@ -20,10 +21,12 @@ from personalpeft.store.database import Row, fetch_all, fetch_one
 from personalpeft.store.error_mapping import sqlite3
 from personalpeft.store.hash_chain import NewEntry, append_entries
 from personalpeft.store.id_lookup import resolve_id, resolve_user
-from personalpeft.store.types import NewRevision
+from personalpeft.store.types import BuildRecord, NewRevision
 from personalpeft.types import HeadMove, Json, Revision, SignalRole
 
 _ROLES = frozenset(SignalRole)
+# More do not arrive while one layer is trained.
+_MAX_ARRIVALS = 32
 
 
 def check_revision(new: NewRevision) -> None:
@@ -149,6 +152,31 @@ def read_holdout(db: sqlite3.Connection, user: str, layer: str) -> tuple[str, ..
         layer,
     )
     return tuple(row["id"] for row in held_out)
+
+
+def read_build_record(db: sqlite3.Connection, user: str, revision: str) -> BuildRecord:
+    """Return what is recorded of a build beside its revision.
+
+    Args:
+        db: A connection in a transaction.
+        user: The owner.
+        revision: The full id of an existing revision.
+    """
+    sql = "select seq, at, seconds from revision where user = ? and id = ?"
+    (built,) = fetch_all(db, sql, user, revision)
+    sql = "select revision, signals from judgement where user = ? and revision = ? order by seq"
+    roles = rows.from_json(fetch_all(db, sql, user, revision)[0]["signals"])
+    arrivals = " union all ".join(
+        f"select seq, at from {kind} where user = ?1 and seq < ?2"
+        for kind in ("turn", "signal", "retraction")
+    )
+    sql = f"select seq, at from ({arrivals}) order by seq desc limit {_MAX_ARRIVALS}"
+    arrived = fetch_all(db, sql, user, built["seq"])
+    began = rows.parse_time(built["at"]) - timedelta(seconds=built["seconds"])
+    meanwhile = sum(1 for _ in takewhile(lambda row: rows.parse_time(row["at"]) > began, arrived))
+    moments = [built["seq"], *(row["seq"] for row in arrived)]
+    likeliest = moments[meanwhile]
+    return BuildRecord(roles, (likeliest, *(each for each in moments if each != likeliest)))
 
 
 def first_roles(judgements: Iterable[Row]) -> dict[str, dict[str, str]]:

@@ -52,6 +52,19 @@ class NewRevision:
 
 
 @dataclass(frozen=True, slots=True)
+class BuildRecord:
+    """What is recorded of a build beside its revision.
+
+    - ``roles``: the role of each signal in the build. Later judgements may have added others.
+    - ``moments``: when the build may have read the ledger, likeliest first. A moment is the number
+      of the entry before which it read. Turns and signals may arrive while a build is trained.
+    """
+
+    roles: Mapping[str, str]
+    moments: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class GarbageReport:
     """What a collection deleted, or with ``dry_run`` would delete.
 
@@ -120,3 +133,11 @@ class Problem:
     where: str
     fault: str
     remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class LostBlob:
+    """A blob that is missing or damaged, and the revisions that name it, as user and id."""
+
+    digest: str
+    owners: tuple[tuple[str, str], ...]

@@ -123,13 +123,24 @@ class Assignment:
         return str(self.reason)
 
 
-def load_assignments(store: Store, user: str) -> tuple[Assignment, ...]:
-    """Return the assignments of all current signals of a user. Raises ``NotFound``."""
-    signals = store.ledger.signals(user)
+def load_assignments(
+    store: Store, user: str, *, until: int | None = None
+) -> tuple[Assignment, ...]:
+    """Return the assignments of all current signals of a user.
+
+    Args:
+        store: The open home.
+        user: The user.
+        until: As for ``Ledger.signals``: the ledger as it was before this entry.
+
+    Raises:
+        NotFound: There is no such user.
+    """
+    signals = store.ledger.signals(user, until=until)
     facts = [signal for signal in signals if signal.kind is SignalKind.FACT]
-    turns = _load_fact_turns(store.ledger, user, facts)
+    turns = _load_fact_turns(store.ledger, user, facts, until)
     # Former facts count too: a reply does not lose a fact by its retraction.
-    former = store.ledger.signals(user, kinds=[SignalKind.FACT], current=False)
+    former = store.ledger.signals(user, kinds=[SignalKind.FACT], current=False, until=until)
     forbidden = frozenset(fact.id for fact in former if fact.forbids_training)
     return assign(
         signals, lambda turn: store.ledger.turn(user, turn), turns=turns, forbidden=forbidden
@@ -183,7 +194,9 @@ def undesirable_lessons_for(assignments: Sequence[Assignment], layer: str) -> tu
     )
 
 
-def _load_fact_turns(ledger: Ledger, user: str, facts: Sequence[Signal]) -> tuple[Turn, ...]:
+def _load_fact_turns(
+    ledger: Ledger, user: str, facts: Sequence[Signal], until: int | None
+) -> tuple[Turn, ...]:
     """Return the turns that used facts without a stated answer, and the newest, oldest first.
 
     The newest turn shows whether a conversation went on after a fact was used.
@@ -192,8 +205,8 @@ def _load_fact_turns(ledger: Ledger, user: str, facts: Sequence[Signal]) -> tupl
     if not bare:
         return ()
     # In this order, so that a turn that arrives between the two reads can only be the newest.
-    used = ledger.turns(user, using=bare)
-    newest = ledger.turns(user, limit=1)
+    used = ledger.turns(user, using=bare, until=until)
+    newest = ledger.turns(user, limit=1, until=until)
     return tuple(reversed(used if used[:1] == newest else (*newest, *used)))
 
 

@@ -48,8 +48,8 @@ from personalpeft.learning.train.loop import cancelled_error
 from personalpeft.learning.train.losses import encode_continuation
 from personalpeft.types import Message, PromptResponse, Sampling, SignalKind, Stack
 
-_EXAMPLE_SAMPLING = Sampling(max_tokens=40)
-_MAX_EXAMPLES, _MAX_GENERATED = 3, 6
+EXAMPLE_SAMPLING = Sampling(max_tokens=40)
+MAX_EXAMPLES, _MAX_GENERATED = 3, 6
 _MAX_QUALITY_TOKENS = 32
 # A fact's answer is a word or two, and a liked reply is the model's own.
 _UNWRITTEN_KINDS = (SignalKind.FACT, SignalKind.RATING)
@@ -167,7 +167,7 @@ class EvalJob:
             yield Request(self.user, messages, stack, sampling, background=True)
         for lesson in self.generated_lessons:
             stack = side.for_layer(lesson)
-            yield Request(self.user, lesson.messages, stack, _EXAMPLE_SAMPLING, background=True)
+            yield Request(self.user, lesson.messages, stack, EXAMPLE_SAMPLING, background=True)
 
 
 def make_eval_job(
@@ -336,7 +336,7 @@ def _measure(engine: Scorer, job: EvalJob, replies: Sequence[str]) -> EvalResult
         Example(lesson.messages[-1].content, *texts)
         for lesson, *texts in zip(job.generated_lessons, before[count:], after[count:], strict=True)
     )
-    return evidence, examples[:_MAX_EXAMPLES]
+    return evidence, examples[:MAX_EXAMPLES]
 
 
 def _probe_results(job: EvalJob, before: Sequence[str], after: Sequence[str]) -> ProbeResults:
@@ -398,7 +398,7 @@ def _measure_generation(
     engine: Scorer, job: EvalJob, before: Sequence[str], after: Sequence[str]
 ) -> GenerationResults:
     """Count the generated replies to held-out prompts that are written as the user wants."""
-    backend, limit = engine.backend, _EXAMPLE_SAMPLING.max_tokens
+    backend, limit = engine.backend, EXAMPLE_SAMPLING.max_tokens
     deciding = {lesson.key for lesson in job.eval_set.deciding}
     held_out = [n for n, each in enumerate(job.generated_lessons) if each.key in deciding]
 

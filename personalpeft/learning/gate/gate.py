@@ -115,7 +115,7 @@ def judge(
     A build that ``removes_lessons`` leaves retracted ones out. That is its benefit, so it may know
     the rest a little less well than the live stack. ``has_new_lessons``: it also learned new ones.
     """
-    harm = _find_harm(evidence, margins, check_regressions=not removes_lessons)
+    harm = find_harm(evidence, margins, check_regressions=not removes_lessons)
     if problem := harm or _find_bad_text(evidence.text_quality, margins):
         return Judgement(Verdict.REFUSED, (problem,))
     if removes_lessons:
@@ -194,7 +194,7 @@ def _retention_kept(evidence: Evidence) -> Reason:
     return reason(ReasonCode.RETENTION_KEPT, kept=kept, asked=len(items))
 
 
-def _find_harm(evidence: Evidence, margins: Margins, *, check_regressions: bool) -> Reason | None:
+def find_harm(evidence: Evidence, margins: Margins, *, check_regressions: bool) -> Reason | None:
     """Return the first harm beyond its margin, or None."""
     probes, retention = evidence.probes, evidence.retention
     lost = probes.right_before - probes.still_right

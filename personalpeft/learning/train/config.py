@@ -144,6 +144,22 @@ class TrainingConfig(CardConfig):
     tokens_per_parameter: Number = 1e-2  # most tokens of facts a trained parameter, see capacity.py
     seed: Size = 0  # of A and of the order of lessons
 
+    @classmethod
+    def from_stored(cls, recipe: Json, current: Self) -> Self:
+        """Return the configuration that a revision stores.
+
+        Args:
+            recipe: The recipe of the revision.
+            current: The configuration of its layer now. It has what a recipe does not store, which
+                is ``min_steps``, and the fields that are newer than the recipe.
+        """
+        names = {cls.STORED_NAMES.get(name, name): name for name in cls.model_fields}
+        # Under the key of ``min_steps`` a recipe stores how many steps were made.
+        names.pop(cls.STORED_NAMES["min_steps"])
+        values = {names[key]: value for key, value in recipe.items() if key in names}
+        values["target_modules"] = tuple(values["target_modules"])
+        return current.model_copy(update=values)
+
     @property
     def scaling(self) -> float:
         """What ``B @ A`` is multiplied by."""

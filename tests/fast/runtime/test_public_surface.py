@@ -51,6 +51,9 @@ NAMES = [
     "PromptTooLong",
     "Provenance",
     "QueueFull",
+    "RebaseReport",
+    "RebuildReport",
+    "RepairReport",
     "Reply",
     "RestoreReport",
     "Runtime",
@@ -68,6 +71,7 @@ NAMES = [
 METHODS = [
     "activity_summary",
     "chat",
+    "check_rebuild",
     "compare",
     "conversation",
     "conversations",

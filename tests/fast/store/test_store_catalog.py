@@ -361,3 +361,37 @@ def test_blob_is_found_by_its_digest_alone(store: Store) -> None:
             store.blobs.path(nothing)
         with pytest.raises(Damaged):
             store.blobs.read(nothing)
+
+
+def test_heads_of_several_layers_switch_together_or_not_at_all(ada: Store) -> None:
+    layers = ("style", "memory")
+    old = {layer: add_revision(ada, f"old {layer}".encode(), layer=layer) for layer in layers}
+    new = {
+        layer: add_revision(ada, f"new {layer}".encode(), layer=layer, promote=False, base="b")
+        for layer in layers
+    }
+    heads = {layer: each.id for layer, each in old.items()}
+    targets = {layer: each.id for layer, each in new.items()}
+
+    def switch(to: dict[str, str], expected: dict[str, str], base: str = "b") -> bool:
+        judged = [(replace(each, reason="as good"), {"kept": "this"}) for each in new.values()]
+        return ada.catalog.switch_heads(
+            "ada", to, expected=expected, judged=judged, base=base, cause="rebase"
+        )
+
+    def live() -> dict[str, str | None]:
+        return {each.name: each.head for each in ada.catalog.layers("ada")}
+
+    assert not switch(targets, {**heads, "memory": new["memory"].id})
+    with pytest.raises(BaseMismatch):
+        switch(targets, heads, base=BASE)
+    with pytest.raises(NotFound):
+        switch({**targets, "memory": "memory@000000000000"}, heads)
+    assert live() == heads
+    assert len(ada.catalog.head_moves("ada")) == 2
+    assert ada.catalog.revision("ada", new["style"].id).reason != "as good"
+    assert switch(targets, heads)
+    assert live() == targets
+    assert [each.cause for each in ada.catalog.head_moves("ada")][2:] == ["rebase"] * 2
+    assert ada.catalog.revision("ada", new["style"].id).reason == "as good"
+    assert verify(ada) == ()

@@ -117,6 +117,19 @@ def test_head_follows_the_remaining_moves(store: Store, erasure: Erasure) -> Non
     assert [move.after for move in store.catalog.head_moves("ada")] == [first.id]
 
 
+@pytest.mark.parametrize("is_other", [True, False])
+def test_head_of_another_base_does_not_come_back(home: Path, is_other: bool) -> None:
+    with opened(home) as store:
+        store.catalog.ensure_user("ada")
+        first = add_revision(store, b"first", base="a" * 64 if is_other else BASE)
+        second = add_revision(store, b"second")
+        erased = erase(store, "ada", Erasure(revisions=frozenset({second.id})))
+        head = None if is_other else first.id
+        assert erased.heads == {"style": head}
+        assert store.catalog.layers("ada")[0].head == head
+        assert verify(store) == ()
+
+
 def test_id_of_erased_data_raises_forgotten(store: Store, erasure: Erasure) -> None:
     for signal in erasure.signals:
         for wanted in (signal, signal[:-2]):

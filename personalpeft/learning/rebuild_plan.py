@@ -1,0 +1,185 @@
+"""Plan a recorded revision again, from its ledger entries and its recorded recipe.
+
+Invariants: nothing is written to the home. The lessons are those of the moment at which the first
+build read the ledger. The recorded recipe decides how they are trained, and not the card. A signal
+that training is no longer allowed on is not trained on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import partial
+
+from personalpeft.errors import Damaged
+from personalpeft.formatting import pluralize
+from personalpeft.learning.data.training_examples import (
+    Lesson,
+    lessons_for,
+    load_assignments,
+    undesirable_lessons_for,
+)
+from personalpeft.learning.layers import trained_on
+from personalpeft.learning.outcomes import RebuildOutcome
+from personalpeft.learning.plan import Plan, add_teacher
+from personalpeft.learning.publish import imported_inputs
+from personalpeft.learning.train.config import TrainingConfig, TrainingConfigs, override_config
+from personalpeft.services import Services
+from personalpeft.types import Json, Revision, Signal, SignalKind, SignalRole, Stack
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """Why a revision cannot be built again: the outcome, and what is missing."""
+
+    outcome: RebuildOutcome
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RebuildPlan(Plan):
+    """The plan of a revision that is built again. ``recorded`` is the revision."""
+
+    recorded: Revision
+
+    @property
+    def steps(self) -> int:
+        """The steps that the first build made."""
+        return int(self.recorded.recipe["steps"])
+
+    @property
+    def stored_recipe(self) -> Json:
+        """The recipe as recorded, since it is a part of the file."""
+        return self.recorded.recipe
+
+    @property
+    def has_same_inputs(self) -> bool:
+        """Whether all inputs are those of the first build."""
+        return self.inputs == self.recorded.inputs
+
+
+def plan_rebuild(
+    services: Services, configs: TrainingConfigs, revision: Revision
+) -> RebuildPlan | Obstacle:
+    """Return what a revision was made of, or why that cannot be brought together again.
+
+    Args:
+        services: The wired parts.
+        configs: The training configurations of the open base.
+        revision: The revision.
+    """
+    store, user = services.store, revision.user
+    if obstacle := _find_obstacle(services, revision):
+        return obstacle
+    record = store.catalog.build_record(user, revision.id)
+    parent = store.catalog.revision(user, revision.parent) if revision.parent else None
+    plan_at = partial(_plan_at, services, configs, revision, parent, record.roles)
+    likeliest, *others = record.moments
+    plan = plan_at(likeliest)
+    if not plan.has_same_inputs:
+        plan = next((each for each in map(plan_at, others) if each.has_same_inputs), plan)
+    trained = {signal for signal, role in record.roles.items() if role == SignalRole.TRAINED}
+    lessons = (*plan.new_examples, *plan.replay, *plan.undesirable_examples)
+    if lost := trained - {lesson.signal for lesson in lessons}:
+        detail = f"{pluralize(len(lost), 'signal')} of it no longer give the lessons that they gave"
+        return Obstacle(RebuildOutcome.INPUTS_MISSING, detail)
+    signals = {each.id: each for each in store.ledger.signals(user, current=False)}
+    if forbidden := _forbidden(services, lessons, signals):
+        detail = f"training on {pluralize(len(forbidden), 'signal')} of it was withdrawn since"
+        return Obstacle(RebuildOutcome.TRAINING_FORBIDDEN, detail)
+    return plan
+
+
+def _find_obstacle(services: Services, revision: Revision) -> Obstacle | None:
+    """Return why a revision cannot be built again, as far as its record tells."""
+    is_built = {"steps", "targets"} <= revision.recipe.keys()
+    if revision.inputs == imported_inputs(revision.digest) or not is_built:
+        return Obstacle(RebuildOutcome.IMPORTED, "it was trained elsewhere")
+    if "practice" in revision.recipe:
+        return Obstacle(RebuildOutcome.PRACTISED, "its tasks are not in the ledger")
+    if revision.base != services.base.digest:
+        return Obstacle(RebuildOutcome.OTHER_BASE, f"it was built on {revision.base[:12]}")
+    catalog, blobs = services.store.catalog, services.store.blobs
+    inputs = {entry.revision: entry.digest for entry in revision.below}
+    if revision.parent:
+        inputs[revision.parent] = catalog.revision(revision.user, revision.parent).digest
+    for name, digest in inputs.items():
+        try:
+            blobs.read(digest)
+        except Damaged:
+            detail = f"{name}, which it was built on, is missing or damaged"
+            return Obstacle(RebuildOutcome.INPUTS_MISSING, detail)
+    return None
+
+
+def _plan_at(
+    services: Services,
+    configs: TrainingConfigs,
+    revision: Revision,
+    parent: Revision | None,
+    roles: Json,
+    moment: int,
+) -> RebuildPlan:
+    """Return the plan with the ledger as it was at a moment."""
+    store, user, layer, recipe = services.store, revision.user, revision.layer, revision.recipe
+    config = override_config(
+        configs.for_layer(layer),
+        recipe.get("overrides", {}),
+        services.base.architecture.projections,
+    )
+    assignments = load_assignments(store, user, until=moment)
+    learned = trained_on(store, parent)
+    trained = {signal for signal, role in roles.items() if role == SignalRole.TRAINED}
+    known = lessons_for(assignments, layer)
+    training = [
+        add_teacher(services, user, lesson)
+        for lesson in known
+        if lesson.signal in trained and not lesson.is_probe
+    ]
+    below = Stack(revision.base, revision.below)
+    return RebuildPlan(
+        user=user,
+        layer=layer,
+        recipe=TrainingConfig.from_stored(recipe, config),
+        live=below,
+        below=below,
+        parent=parent,
+        began=0.0,
+        holdout=tuple(
+            lesson
+            for lesson in known
+            if roles.get(lesson.signal) == SignalRole.HELD_OUT
+            or (lesson.is_probe and lesson.signal in trained | learned)
+        ),
+        other_holdout=(),
+        assignments=assignments,
+        new_examples=tuple(each for each in training if each.signal not in learned),
+        replay=tuple(each for each in training if each.signal in learned),
+        undesirable_examples=tuple(
+            each for each in undesirable_lessons_for(assignments, layer) if each.signal in trained
+        ),
+        embedder=services.memory.embedder.name,
+        maps_weights=services.training_backend.maps_weights,
+        recorded=revision,
+    )
+
+
+def _forbidden(
+    services: Services, lessons: Collection[Lesson], signals: dict[str, Signal]
+) -> set[str]:
+    """Return the signals of lessons that training is not allowed on now."""
+    facts = {
+        each.id
+        for each in signals.values()
+        if each.kind is SignalKind.FACT and each.forbids_training
+    }
+    found = set()
+    for lesson in lessons:
+        signal = signals[lesson.signal]
+        if signal.forbids_training:
+            found.add(signal.id)
+        elif facts and signal.turn and (lesson.rejected or lesson.kind is SignalKind.RATING):
+            turn = services.store.ledger.turn(signal.user, signal.turn)
+            if not facts.isdisjoint(turn.used):
+                found.add(signal.id)
+    return found

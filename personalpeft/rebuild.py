@@ -1,0 +1,342 @@
+"""Build recorded revisions again from the ledger: to check them, and to repair a home.
+
+Invariants: a check changes nothing in the home. A repair only puts back a file whose digest comes
+out as recorded, so no revision ever changes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from personalpeft.adapters.formats.packed import unpack
+from personalpeft.adapters.types import Adapter
+from personalpeft.errors import AdapterError, Damaged, NotFound
+from personalpeft.formatting import to_json
+from personalpeft.learning.environment import describe_environment, recorded_environment
+from personalpeft.learning.learner import Learner
+from personalpeft.learning.outcomes import RebuildOutcome
+from personalpeft.learning.rebuild_plan import Obstacle, plan_rebuild
+from personalpeft.learning.single_build import NO_CHECKPOINTS, train_plan
+from personalpeft.services import Services
+from personalpeft.store.gc import delete_partial_files
+from personalpeft.store.integrity import find_lost_blobs
+from personalpeft.store.locks import learn_lease
+from personalpeft.store.types import LostBlob, Problem
+from personalpeft.types import Progress, Revision
+
+_TITLES: Mapping[RebuildOutcome, str] = {
+    RebuildOutcome.EQUAL: "EQUAL, byte for byte",
+    RebuildOutcome.DIFFERENT: "DIFFERENT",
+    RebuildOutcome.IMPORTED: "cannot be rebuilt, it was imported",
+    RebuildOutcome.PRACTISED: "cannot be rebuilt, it was practised",
+    RebuildOutcome.INPUTS_MISSING: "cannot be rebuilt, an input is missing",
+    RebuildOutcome.TRAINING_FORBIDDEN: "not rebuilt, training on it is no longer allowed",
+    RebuildOutcome.OTHER_BASE: "not rebuilt, it is of another base",
+}
+_UNKNOWN = "not recorded"
+
+
+@dataclass(frozen=True, slots=True)
+class Closeness:
+    """How near a rebuilt adapter is to the recorded one.
+
+    Attributes:
+        distance: The length of the difference of all weights, relative to the recorded ones.
+        cosine: The cosine of all weights.
+        tensors: The relative distance of each tensor, ``<projection>.A`` or ``<projection>.B``.
+    """
+
+    distance: float
+    cosine: float
+    tensors: Mapping[str, float]
+
+    def __str__(self) -> str:
+        worst = max(self.tensors, key=lambda name: self.tensors[name])
+        return (
+            f"relative distance of the weights {self.distance:.2g}, cosine {self.cosine:.6f};"
+            f" most in {worst}: {self.tensors[worst]:.2g}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RebuildReport:
+    """How the rebuild of one revision ended.
+
+    Attributes:
+        user: The owner.
+        layer: The layer of the revision.
+        revision: Its id.
+        outcome: A ``RebuildOutcome``.
+        digest: The recorded digest.
+        rebuilt: The digest of the rebuilt file; None if nothing was built.
+        same_inputs: Whether lessons, recipe, base and the revisions below are as recorded.
+        closeness: How near the weights are; None where equal, or where the recorded file is gone.
+        recorded: The environment of the first build. Earlier versions recorded none.
+        here: The environment of the rebuild.
+        detail: What is missing, in words.
+        seconds: How long it took.
+    """
+
+    json_properties = ("equal",)
+
+    user: str
+    layer: str
+    revision: str
+    outcome: RebuildOutcome
+    digest: str
+    rebuilt: str | None = None
+    same_inputs: bool = False
+    closeness: Closeness | None = None
+    recorded: Mapping[str, str] = field(default_factory=dict)
+    here: Mapping[str, str] = field(default_factory=dict)
+    detail: str = ""
+    seconds: float = 0.0
+
+    @property
+    def equal(self) -> bool:
+        """Whether the rebuilt file has the recorded digest."""
+        return self.outcome is RebuildOutcome.EQUAL
+
+    @property
+    def differences(self) -> tuple[tuple[str, str, str], ...]:
+        """What of the environment differs: its name, as recorded, and here."""
+        pairs = (
+            (name, self.recorded.get(name, _UNKNOWN), here) for name, here in self.here.items()
+        )
+        return tuple(pair for pair in pairs if pair[1] != pair[2])
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the report as plain data."""
+        data: dict[str, Any] = to_json(self)
+        return data
+
+    def __str__(self) -> str:
+        lines = [f"{self.user} · {self.revision}: {_TITLES[self.outcome]}"]
+        if self.detail:
+            lines.append(f"  {self.detail}")
+        if self.outcome is RebuildOutcome.DIFFERENT:
+            lines.append(f"  recorded {self.digest[:12]}, rebuilt {(self.rebuilt or '')[:12]}")
+            near = self.closeness or "not known, since the recorded file is missing or damaged"
+            lines.append(f"  how near: {near}")
+            lines += [f"  {line}" for line in self._explain()]
+        if self.rebuilt:
+            lines.append(f"  {self.seconds:.1f} s")
+        return "\n".join(lines)
+
+    def _explain(self) -> list[str]:
+        """Return why the digests may differ."""
+        if not self.same_inputs:
+            return [
+                "why: the inputs are not all as recorded. The build format, general prompts or the",
+                "  model that embeds may be of another version.",
+                *self._compare(),
+            ]
+        if self.differences:
+            return ["why: the inputs are the same, and the environment differs", *self._compare()]
+        return [
+            "why: the inputs and the environment are the same. Please report this: a build should",
+            "  give the same bytes.",
+        ]
+
+    def _compare(self) -> list[str]:
+        return [f"  {name}: {before}, here {here}" for name, before, here in self.differences]
+
+
+@dataclass(frozen=True, slots=True)
+class RepairReport:
+    """What a repair did.
+
+    Attributes:
+        repaired: The revisions whose file was built again and put back.
+        unrepaired: The revisions whose file is still missing or damaged, and why.
+        live: The ids of those of them that are live, as "user/revision".
+        parts: How many partial files of killed programs were deleted.
+        problems: What ``Runtime.verify`` finds afterwards.
+    """
+
+    repaired: tuple[RebuildReport, ...] = ()
+    unrepaired: tuple[RebuildReport, ...] = ()
+    live: frozenset[str] = frozenset()
+    parts: int = 0
+    problems: tuple[Problem, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the report as plain data."""
+        data: dict[str, Any] = to_json(self)
+        return {**data, "live": sorted(self.live)}
+
+    def __str__(self) -> str:
+        lines = [
+            f"{each.user} · {each.revision}: REPAIRED, its file is back" for each in self.repaired
+        ]
+        for each in self.unrepaired:
+            lines += [f"{each}", f"  {self._remedy(each)}"]
+        if self.parts:
+            lines.append(f"partial files deleted: {self.parts}")
+        return "\n".join(lines)
+
+    def _remedy(self, report: RebuildReport) -> str:
+        """Return what can be done about a file that was not put back."""
+        if report.outcome is RebuildOutcome.OTHER_BASE:
+            return "to repair it, name its base: personalpeft verify --repair --base NAME"
+        name = f"{report.layer} --user {report.user}"
+        if f"{report.user}/{report.revision}" in self.live:
+            return (
+                "it is live and stays so, but cannot answer. Restore the file from a backup, or roll"
+                f" back and learn again: personalpeft rollback {name}; personalpeft learn"
+                f" --from-nothing --layer {name}"
+            )
+        return "it is not live: only a rollback to it needs the file, which a backup may have"
+
+
+def check_rebuild(
+    services: Services,
+    user: str,
+    revision_id: str,
+    *,
+    progress: Progress,
+    cancelled: Callable[[], bool],
+) -> RebuildReport:
+    """Implement ``User.check_rebuild``, which documents the arguments."""
+    revision = services.store.catalog.revision(user, revision_id)
+    with services.model.learning():
+        report, _ = _rebuild(services, revision, progress, cancelled)
+    return report
+
+
+def repair(
+    services: Services, *, progress: Progress, cancelled: Callable[[], bool]
+) -> RepairReport:
+    """Implement ``Runtime.repair``, which documents the arguments. ``problems`` are left out."""
+    store = services.store
+    parts = delete_partial_files(store)
+    repaired: list[RebuildReport] = []
+    left: dict[str, RebuildReport] = {}
+    waiting = list(find_lost_blobs(store))
+    if waiting:
+        with services.model.learning():
+            while waiting:
+                again, count = [], len(repaired)
+                for blob in waiting:
+                    report = _repair_blob(services, blob, progress, cancelled)
+                    if report is None:
+                        continue
+                    if report.equal:
+                        repaired.append(report)
+                        left.pop(blob.digest, None)
+                        continue
+                    left[blob.digest] = report
+                    if report.outcome is RebuildOutcome.INPUTS_MISSING:
+                        again.append(blob)
+                # What was put back may be the missing input of another.
+                waiting = again if len(repaired) > count else []
+    live = {
+        f"{each.user}/{layer.head}"
+        for each in left.values()
+        for layer in store.catalog.layers(each.user)
+        if layer.head == each.revision
+    }
+    return RepairReport(tuple(repaired), tuple(left.values()), frozenset(live), parts)
+
+
+def _repair_blob(
+    services: Services, blob: LostBlob, progress: Progress, cancelled: Callable[[], bool]
+) -> RebuildReport | None:
+    """Build a file again for one of its revisions, and put it back where the digest is right.
+
+    Returns the report of the last revision that was tried. None: all are forgotten by now, or
+    another program has put the file back.
+    """
+    store = services.store
+    report = None
+    for user, revision_id in blob.owners:
+        # Under the lease nothing of the user is learned or forgotten.
+        with store.leases.acquire(learn_lease(user)):
+            if store.blobs.is_intact(store.blobs.expected_path(blob.digest)):
+                return None
+            try:
+                revision = store.catalog.revision(user, revision_id)
+            except NotFound:
+                continue
+            report, data = _rebuild(services, revision, progress, cancelled)
+            if report.equal:
+                store.blobs.put(data)
+                return report
+    return report
+
+
+def _rebuild(
+    services: Services, revision: Revision, progress: Progress, cancelled: Callable[[], bool]
+) -> tuple[RebuildReport, bytes]:
+    """Build a revision again, and return the report and the file; no bytes if nothing was built."""
+    began = services.clock.timer()
+    about = revision.user, revision.layer, revision.id
+    configs = Learner.from_services(services).recipes
+    plan = plan_rebuild(services, configs, revision)
+    if isinstance(plan, Obstacle):
+        report = RebuildReport(*about, plan.outcome, revision.digest, detail=plan.detail)
+        return report, b""
+    blob = train_plan(services, plan, NO_CHECKPOINTS, progress=progress, cancelled=cancelled)
+    rebuilt = hashlib.sha256(blob).hexdigest()
+    is_equal = rebuilt == revision.digest
+    report = RebuildReport(
+        *about,
+        RebuildOutcome.EQUAL if is_equal else RebuildOutcome.DIFFERENT,
+        revision.digest,
+        rebuilt,
+        plan.has_same_inputs,
+        None if is_equal else _compare_with_recorded(services, revision, blob),
+        recorded_environment(revision.scores),
+        describe_environment(services.learning_engine.backend),
+        seconds=round(services.clock.timer() - began, 3),
+    )
+    return report, blob
+
+
+def _compare_with_recorded(services: Services, revision: Revision, blob: bytes) -> Closeness | None:
+    """Return how near a rebuilt file is to the recorded one, or None where that cannot be read."""
+    try:
+        recorded = unpack(services.store.blobs.read(revision.digest), source=revision.id)
+    except (Damaged, AdapterError):
+        return None
+    return compare_weights(recorded, unpack(blob, source="the rebuilt file"))
+
+
+def compare_weights(recorded: Adapter, rebuilt: Adapter) -> Closeness | None:
+    """Return how near two adapters are; None if their shapes differ."""
+    before, after = _tensors(recorded), _tensors(rebuilt)
+    if {k: v.shape for k, v in before.items()} != {k: v.shape for k, v in after.items()}:
+        return None
+    squares = {
+        name: (
+            float(np.sum((after[name] - old) ** 2)),
+            float(np.sum(old**2)),
+            float(np.sum(after[name] ** 2)),
+            float(np.sum(old * after[name])),
+        )
+        for name, old in before.items()
+    }
+    apart, old, new, both = (sum(column) for column in zip(*squares.values(), strict=True))
+    return Closeness(
+        _ratio(apart, old),
+        both / (old * new) ** 0.5 if old and new else 0.0,
+        {name: _ratio(each[0], each[1]) for name, each in squares.items()},
+    )
+
+
+def _tensors(adapter: Adapter) -> dict[str, np.ndarray[Any, np.dtype[np.float64]]]:
+    return {
+        f"{name}.{half}": np.asarray(matrix, np.float64)
+        for name, pair in adapter.pairs.items()
+        for half, matrix in (("A", pair.a), ("B", pair.b))
+    }
+
+
+def _ratio(apart: float, whole: float) -> float:
+    """Return a length relative to another, both squared. A zero whole counts as 1."""
+    return float((apart / whole) ** 0.5 if whole else apart**0.5)

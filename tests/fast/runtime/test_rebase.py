@@ -1,0 +1,325 @@
+"""A user's layers move to another base, and back, without the loss of anything."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runtime_makers import QUICK_CARD, ask, correct, greedy, open_runtime
+
+from personalpeft import (
+    BaseMismatch,
+    Cancelled,
+    NotFound,
+    NothingToLearn,
+    RebaseReport,
+    Runtime,
+    User,
+    Verdict,
+)
+from personalpeft.learning.evaluate.across_bases import BaseComparison
+from personalpeft.learning.gate.evidence import EvalItem, Evidence, ProbeResults
+from personalpeft.learning.gate.gate import Margins
+from personalpeft.memory.embedder import HashEmbedder
+from personalpeft.rebase import RebasedLayer, judge_rebase
+
+# A build takes a second. The promises do not depend on how well it learns.
+CARD = QUICK_CARD.replace("min_steps = 12", "min_steps = 3\nkl_prompts = 0\nfew_shot_replies = 0")
+
+
+def first_card(folder: Path) -> Path:
+    path = folder / "tiny-quick.toml"
+    path.write_text(CARD)
+    return path
+
+
+def other_card(folder: Path, name: str = "tiny-other", **changes: object) -> Path:
+    """Return the card of another tiny base, which also has another shape and rank."""
+    card = CARD.replace('"tiny-quick"', f'"{name}"')
+    for old, new in {"seed = 7": "seed = 8", "hidden = 64": "hidden = 48", **changes}.items():
+        assert old in card
+        card = card.replace(old, str(new))
+    path = folder / f"{name}.toml"
+    path.write_text(card)
+    return path
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_embedder() -> Iterator[None]:
+    """Most of the time would go into the model that embeds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("personalpeft.runtime.MiniLM", HashEmbedder)
+        yield
+
+
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory: pytest.TempPathFactory, tiny_base: object) -> Path:
+    """A home in which ada has a style and a skill on the first base."""
+    folder = tmp_path_factory.mktemp("learned")
+    with open_runtime(folder / "home", first_card(folder)) as runtime:
+        ada = runtime.user("ada")
+        correct(ada, 5)
+        for number in range(5):
+            ada.teach(f"Write to guest {number}.", f"Dear guest {number}, welcome.", skill="email")
+        ada.learn(accept=True)
+        assert [layer.head is not None for layer in ada.layers()] == [True, True]
+    return folder / "home"
+
+
+class Bases:
+    """A copy of the home, and the cards of two bases."""
+
+    def __init__(self, folder: Path, home: Path) -> None:
+        self.home = shutil.copytree(home, folder / "home")
+        self.first, self.second = first_card(folder), other_card(folder)
+
+    @contextmanager
+    def open(self, base: Path) -> Iterator[tuple[Runtime, User]]:
+        with open_runtime(self.home, base) as runtime:
+            yield runtime, runtime.user("ada")
+
+    def rebase(self, base: Path, to: Path, **options: Any) -> RebaseReport:
+        with self.open(base) as (runtime, _):
+            return runtime.rebase("ada", to, **options)
+
+
+@pytest.fixture
+def bases(tmp_path: Path, learned: Path) -> Bases:
+    return Bases(tmp_path, learned)
+
+
+def test_layers_move_to_another_base_and_back_and_nothing_is_trained_twice(bases: Bases) -> None:
+    with bases.open(bases.first) as (_, ada):
+        answers, heads = greedy(ada), [layer.head for layer in ada.layers()]
+        held_out = {s for each in ada.revisions() for s, r in each.signals.items() if r == "pinned"}
+    report = bases.rebase(bases.first, bases.second, accept=True)
+    assert report.switched
+    assert [each.trained for each in report.layers] == [True, True]
+    assert [each.before for each in report.layers] == heads
+    assert {each.signal for each in report.questions} == held_out
+    assert report.won + report.lost + report.tied == len(report.questions) > 0
+    assert report.examples
+    assert report.examples[0].before != report.examples[0].after
+    assert "held-out question" in str(report)
+    assert report.as_json()["won"] == report.won
+
+    with bases.open(bases.first) as (_, ada), pytest.raises(BaseMismatch):
+        ask(ada)
+    with bases.open(bases.second) as (runtime, ada):
+        assert [each.revision for each in ada.stack().entries] == [
+            layer.after for layer in report.layers
+        ]
+        assert {each.base for each in ada.revisions()} == {report.base, report.to}
+        assert runtime.verify() == ()
+        assert ada.check_rebuild(ada.stack().entries[1].revision).equal
+
+    back = bases.rebase(bases.second, bases.first, accept=True)
+    assert [each.after for each in back.layers] == heads
+    assert not any(each.trained for each in back.layers)
+    assert (back.won, back.lost, back.tied) == (report.lost, report.won, report.tied)
+    with bases.open(bases.first) as (_, ada):
+        assert greedy(ada) == answers
+    again = bases.rebase(bases.first, bases.second, accept=True)
+    assert [each.after for each in again.layers] == [each.after for each in report.layers]
+    assert not any(each.trained for each in again.layers)
+
+
+def test_user_with_layers_of_two_bases_moves_to_another_home_with_all_of_them(
+    bases: Bases, tmp_path: Path
+) -> None:
+    bases.rebase(bases.first, bases.second, accept=True)
+    with bases.open(bases.second) as (_, ada):
+        revisions = [each.id for each in ada.revisions()]
+        ada.export(tmp_path / "ada.personal")
+    with open_runtime(tmp_path / "new", bases.second) as runtime:
+        summary = runtime.import_user(tmp_path / "ada.personal")
+        assert (summary.revisions, summary.left_out) == (4, 0)
+        assert [each.id for each in runtime.user("ada").revisions()] == revisions
+        back = runtime.rebase("ada", bases.first, accept=True)
+        assert back.switched
+        assert not any(each.trained for each in back.layers)
+    with open_runtime(tmp_path / "first", bases.first) as runtime:
+        assert runtime.import_user(tmp_path / "ada.personal").revisions == 0
+
+
+def test_without_agreement_nothing_changes_and_the_builds_are_kept(
+    bases: Bases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "personalpeft.rebase.judge_rebase", lambda *args: (Verdict.REFUSED, "it is worse")
+    )
+    with bases.open(bases.first) as (runtime, ada):
+        stack, answers = ada.stack(), greedy(ada)
+        report = runtime.rebase("ada", bases.second)
+        assert not report.switched
+        assert ada.stack() == stack
+        assert greedy(ada) == answers
+        judged = [each for each in ada.revisions() if each.base == report.to]
+        assert [each.verdict for each in judged] == [Verdict.REFUSED] * 2
+        again = runtime.rebase("ada", bases.second, accept=True)
+        assert not any(each.trained for each in again.layers)
+        assert again.switched
+        assert again.accepted
+
+
+@pytest.mark.exhaustive
+def test_learning_goes_on_after_the_switch_and_going_back_learns_only_what_is_new(
+    bases: Bases,
+) -> None:
+    bases.rebase(bases.first, bases.second, accept=True)
+    with bases.open(bases.second) as (_, ada):
+        correct(ada, 4, first=30)
+        learned = ada.learn("style", accept=True)
+        assert learned.revision
+        signals = {s for r in ada.revisions("style")[-1:] for s in r.signals}
+    back = bases.rebase(bases.second, bases.first, accept=True)
+    by_layer = {each.layer: each for each in back.layers}
+    assert by_layer["style"].trained
+    with bases.open(bases.first) as (_, ada):
+        style = {each.id: each for each in ada.revisions("style")}[by_layer["style"].after or ""]
+        assert style.parent
+        assert signals <= {s for each in (style.id, style.parent) for s in ada_signals(ada, each)}
+
+
+@pytest.mark.exhaustive
+def test_layer_whose_lessons_were_retracted_does_not_come_back(bases: Bases) -> None:
+    bases.rebase(bases.first, bases.second, accept=True)
+    with bases.open(bases.second) as (_, ada):
+        ada.retract(*(each.id for each in ada.signals() if each.kind == "demonstration"))
+    back = bases.rebase(bases.second, bases.first, accept=True)
+    assert {each.layer: each.after is None for each in back.layers} == {
+        "style": False,
+        "skill.email": True,
+    }
+    assert "skill.email" in back.reason
+
+
+@pytest.mark.exhaustive
+def test_layer_that_was_rolled_back_stays_so(bases: Bases) -> None:
+    with bases.open(bases.first) as (_, ada):
+        ada.rollback("style", None)
+    report = bases.rebase(bases.first, bases.second, accept=True)
+    assert [each.layer for each in report.layers] == ["skill.email"]
+    with bases.open(bases.second) as (_, ada):
+        assert [each.layer for each in ada.stack().entries] == ["skill.email"]
+
+
+def ada_signals(user: User, revision: str) -> set[str]:
+    return {s for each in user.revisions() if each.id == revision for s in each.signals}
+
+
+def test_base_that_is_not_open_cannot_be_compared_and_is_left_by_name_alone(bases: Bases) -> None:
+    third = other_card(bases.home.parent, "tiny-third", **{"seed = 8": "seed = 9"})
+    with bases.open(third) as (runtime, _):
+        with pytest.raises(BaseMismatch) as error:
+            runtime.rebase("ada", bases.second)
+        assert "--accept" in str(error.value.hint)
+        report = runtime.rebase("ada", bases.second, accept=True)
+        assert report.switched
+        assert report.questions == ()
+
+
+@pytest.mark.exhaustive
+def test_other_recipe_of_the_same_base_builds_from_nothing_and_is_compared(bases: Bases) -> None:
+    changed = bases.home.parent / "tiny-changed.toml"
+    text = bases.first.read_text().replace('"tiny-quick"', '"tiny-changed"')
+    changed.write_text(text.replace("rank = 2", "rank = 4"))
+    report = bases.rebase(bases.first, changed, accept=True)
+    assert report.base == report.to
+    assert [each.trained for each in report.layers] == [True, True]
+    assert report.questions
+    with bases.open(changed) as (_, ada):
+        live = [each.revision for each in ada.stack().entries]
+        ranks = [each.recipe["rank"] for each in ada.revisions() if each.id in live]
+        assert ranks == [4, 4]
+        # All are revisions of one base, so a rollback goes back as well.
+        assert ada.rollback("style").after == report.layers[0].before
+
+
+@pytest.mark.exhaustive
+def test_cancelled_rebase_changes_nothing_and_goes_on_later(bases: Bases) -> None:
+    seen: list[str] = []
+
+    def progress(stage: str, done: float) -> None:
+        seen.append(stage)
+
+    with bases.open(bases.first) as (runtime, ada):
+        stack = ada.stack()
+        with pytest.raises(Cancelled):
+            runtime.rebase(
+                "ada",
+                bases.second,
+                progress=progress,
+                cancelled=lambda: "Building skill.email" in seen,
+            )
+        assert ada.stack() == stack
+        report = runtime.rebase("ada", bases.second, accept=True)
+    assert [each.trained for each in report.layers] == [False, True]
+
+
+@pytest.mark.exhaustive
+def test_forgetting_after_a_switch_does_not_bring_back_a_head_of_the_former_base(
+    bases: Bases,
+) -> None:
+    bases.rebase(bases.first, bases.second, accept=True)
+    with bases.open(bases.second) as (runtime, ada):
+        bases_of = {each.id: each.base for each in ada.revisions()}
+        correct(ada, 4, first=30)
+        ada.learn("style", accept=True)
+        first_edit = next(s for s in ada.signals() if s.kind == "edit")
+        ada.forget(first_edit.id, rebuild=False)
+        heads = [layer.head for layer in ada.layers()]
+        assert {bases_of[head] for head in heads if head} <= {runtime.base().digest}
+        assert runtime.verify() == ()
+        ask(ada)
+
+
+def test_users_without_layers_and_unknown_names_get_an_error(bases: Bases) -> None:
+    with bases.open(bases.first) as (runtime, _):
+        runtime.user("bo")
+        with pytest.raises(NothingToLearn):
+            runtime.rebase("bo", bases.second)
+        with pytest.raises(NotFound):
+            runtime.rebase("nobody", bases.second)
+        with pytest.raises(NotFound):
+            runtime.rebase("ada", "no-such-base")
+
+
+EVIDENCE = Evidence((), (), (), ProbeResults(), 0.0)
+
+
+def items(*changes: float) -> BaseComparison:
+    found = tuple(EvalItem(f"s_{n}", -1.0, -1.0 + c, -2.0) for n, c in enumerate(changes))
+    return BaseComparison((), found, ())
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict"),
+    [
+        ([0.0] * 8, Verdict.PROMOTED),
+        ([0.5] * 8, Verdict.PROMOTED),
+        ([0.5] * 7 + [-0.3], Verdict.PROMOTED),
+        ([-0.5] * 2 + [0.0] * 6, Verdict.REFUSED),
+        ([-0.5] * 4 + [0.5] * 4, Verdict.REFUSED),
+        ([], Verdict.ABSTAINED),
+    ],
+)
+def test_gate_agrees_where_the_new_base_is_not_worse(
+    changes: list[float], verdict: Verdict
+) -> None:
+    layers = [RebasedLayer("style", "style@1", "style@2")]
+    assert judge_rebase(layers, items(*changes), EVIDENCE, Margins())[0] is verdict
+
+
+def test_gate_abstains_where_a_layer_would_be_left_behind_or_nothing_was_compared() -> None:
+    left = [RebasedLayer("skill.x", "skill.x@1", None)]
+    same = [RebasedLayer("style", "style@1", "style@1")]
+    moved = [RebasedLayer("style", "style@1", "style@2")]
+    for layers, comparison in ((left, items(0.5)), (same, items(0.0)), (moved, None)):
+        verdict, reason = judge_rebase(layers, comparison, EVIDENCE, Margins())
+        assert verdict is Verdict.ABSTAINED
+        assert reason
