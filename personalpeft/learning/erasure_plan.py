@@ -4,12 +4,10 @@
   reply. With a turn, all feedback on it is erased.
 - A reply is redacted if its prompt had an erased fact, or its conversation an erased turn. The
   question stays. The conversation before it loses what is erased or redacted.
-- Other replies are redacted if they contain one of the item's *unique words*. This applies to
-  replies of an erased revision or under an erased rule. Feedback on a redacted reply is erased if
-  it contains one.
-- Unique words are those that the user uses nowhere else and that the model did not use before. What
-  the user said elsewhere in the same words remains, and is reported. A longer word is also found
-  inside another, since many languages attach articles, prepositions and endings to it.
+- Other replies are redacted if they have something that they can only have from the item. This
+  applies to replies of an erased revision or under an erased rule. Feedback on a redacted reply is
+  erased if it has something of the item. ``revealing_text`` decides it, for every language.
+- What the user said elsewhere in the same words remains, and is reported.
 - A revision is erased if it was built from any of this. So is one with an erased revision as its
   parent or below it, and one whose plan read the item. So no remaining layer saw the item.
 """
@@ -19,19 +17,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from unicodedata import east_asian_width
 
 from personalpeft.base_models.tool_calls import read_calls
 from personalpeft.errors import InvalidInput
 from personalpeft.learning.publish import imported_inputs
-from personalpeft.memory.words import split_words
+from personalpeft.learning.revealing_text import RevealingText, comparable, has_words
 from personalpeft.store.store import Store
 from personalpeft.store.types import Erasure
 from personalpeft.types import Json, Message, Revision, Signal, SignalKind, ToolCall, Turn
-
-_MAX_FUNCTION_WORD = 2
-# A shorter word is inside others by accident.
-_MIN_STEM = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,22 +112,22 @@ class _ErasurePlanner:
             self._erase_predecessors()
             self._redacted = self._redact_contexts() | self._redacted
             self._erased_revisions = frozenset(self._find_revisions())
-            unique = self._unique_words()
+            revealing = self._revealing_text()
             self._redacted |= {
-                turn.id: turn.messages for turn in self._turns if self._reveals(turn, unique)
+                turn.id: turn.messages for turn in self._turns if self._reveals(turn, revealing)
             }
             self._erased |= {
                 signal.id
                 for signal in self._signals
-                if signal.turn in self._redacted and _mentioned(unique, _texts_of(signal))
+                if signal.turn in self._redacted and revealing.is_in(_texts_of(signal))
             }
-        unique, erased = self._unique_words(), self._erased
+        revealing, erased = self._revealing_text(), self._erased
         removal = Erasure(
             self._erased_turns,
             erased,
             self._erased_revisions,
             dict(self._redacted),
-            lambda body: _redact(body, erased, unique),
+            lambda body: _redact(body, erased, revealing),
         )
         return ErasurePlan(removal, tuple(self._find_mentions()))
 
@@ -213,7 +206,7 @@ class _ErasurePlanner:
         turn = self._by_turn.get(signal.turn or "")
         return (layer == "style" and bool(revision.below)) or bool(turn and turn.used)
 
-    def _unique_words(self) -> set[str]:
+    def _revealing_text(self) -> RevealingText:
         erased, elsewhere = list[str](), list[str]()
         for signal in self._signals:
             if signal.id in self._erased:
@@ -228,23 +221,22 @@ class _ErasurePlanner:
             elsewhere += [each.content for each in messages if each.role != "assistant"]
             if turn.id not in self._redacted and not self._is_from_erased(turn):
                 elsewhere.append(turn.reply)
-        words = _words(*erased)
-        return words - _mentioned(words, elsewhere)
+        return RevealingText(erased, elsewhere)
 
     def _is_from_erased(self, turn: Turn) -> bool:
         return any(entry.revision in self._erased_revisions for entry in turn.stack.entries)
 
-    def _reveals(self, turn: Turn, unique: Collection[str]) -> bool:
+    def _reveals(self, turn: Turn, revealing: RevealingText) -> bool:
         if turn.id in self._erased_turns or turn.id in self._redacted:
             return False
         may_know = self._is_from_erased(turn) or bool(self._erased & set(turn.used))
-        return may_know and bool(_mentioned(unique, [turn.reply]))
+        return may_know and revealing.is_in([turn.reply])
 
     def _find_mentions(self) -> Iterator[RemainingMention]:
         """Yield the remaining turns and signals that contain the item's text."""
         item = self._item
         texts = [item.messages[-1].content] if isinstance(item, Turn) else _texts_of(item)
-        wanted = [text for text in map(_normalize, texts) if _words(text)]
+        wanted = [comparable(text) for text in texts if has_words(text)]
         for turn in self._turns:
             kept = self._redacted.get(turn.id, turn.messages)
             if turn.id not in self._erased_turns and _contains(wanted, [m.content for m in kept]):
@@ -295,37 +287,12 @@ def _texts_of(signal: Signal) -> list[str]:
     return [text for text in (*texts, *(payload.get("questions") or ())) if isinstance(text, str)]
 
 
-def _words(*texts: str) -> set[str]:
-    """Return the words that can reveal something.
-
-    They have three letters, a digit, or two of the characters that are as wide as two.
-    """
-    return {
-        word
-        for text in texts
-        for word in split_words(text.casefold())
-        if sum(1 + (east_asian_width(letter) == "W") for letter in word) > _MAX_FUNCTION_WORD
-        or any(map(str.isdigit, word))
-    }
-
-
-def _mentioned(words: Collection[str], texts: Iterable[str]) -> set[str]:
-    """Return which words are in texts, longer ones also inside another word."""
-    found = _words(*texts)
-    joined = " ".join(found)
-    return {word for word in words if word in found or (len(word) >= _MIN_STEM and word in joined)}
-
-
-def _normalize(text: str) -> str:
-    return " ".join(text.casefold().split())
-
-
 def _contains(wanted: Sequence[str], texts: Iterable[str]) -> bool:
-    return any(each in text for text in map(_normalize, texts) for each in wanted)
+    return any(each in text for text in map(comparable, texts) for each in wanted)
 
 
-def _redact(body: Json, erased: Collection[str], unique: Collection[str]) -> Json:
-    """Return a report or scores without erased signals, and without examples of unique words."""
+def _redact(body: Json, erased: Collection[str], revealing: RevealingText) -> Json:
+    """Return a report or scores without erased signals, and without examples that reveal them."""
 
     def is_erased(each: object) -> bool:
         name = each.get("signal") if isinstance(each, Mapping) else each
@@ -333,7 +300,7 @@ def _redact(body: Json, erased: Collection[str], unique: Collection[str]) -> Jso
 
     def reveals(example: object) -> bool:
         texts = map(str, example.values()) if isinstance(example, Mapping) else ()
-        return bool(_mentioned(unique, texts))
+        return revealing.is_in(texts)
 
     def redact(value: Any) -> Any:
         if isinstance(value, Mapping):
