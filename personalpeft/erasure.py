@@ -16,12 +16,14 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from personalpeft.chat.conversation import turns_of_conversation
 from personalpeft.errors import Busy, Cancelled, HomeError, NothingToLearn, PersonalPeftError
 from personalpeft.formatting import pluralize
 from personalpeft.learning.erasure_plan import (
     ErasurePlan,
+    ErasureTarget,
     RemainingMention,
-    find_item,
+    find_target,
     plan_erasure,
 )
 from personalpeft.learning.layers import layer_order
@@ -34,6 +36,7 @@ from personalpeft.store.api_keys import ApiKeys
 from personalpeft.store.erasure import delete_pending_files, erase, erase_user
 from personalpeft.store.erasure_log import LoggedErasure, oldest_item
 from personalpeft.store.locks import learn_lease
+from personalpeft.store.store import Store
 from personalpeft.store.types import UserSummary
 from personalpeft.types import Progress
 
@@ -50,7 +53,7 @@ class ForgetReport:
 
     Attributes:
         user: Id of the user.
-        item: The full id of the item.
+        item: The full id of the item or conversation, or the layer.
         at: When it began.
         seconds: How long it took, rebuilding included.
         turns: Ids of the erased turns.
@@ -214,6 +217,7 @@ def forget(
     user: str,
     item: str,
     *,
+    conversation: bool,
     rebuild: bool,
     dry_run: bool,
     progress: Progress,
@@ -223,13 +227,13 @@ def forget(
     store, clock = services.store, services.clock
     began, at = clock.timer(), clock.now()
     progress("Reading", 0.0)
-    full_id = find_item(store, user, item).id
+    target = _find_target(store, user, item, conversation)
 
     def report(plan: ErasurePlan, **outcome: Any) -> ForgetReport:
         removal = plan.removal
         return ForgetReport(
             user=user,
-            item=full_id,
+            item=target.name,
             at=at,
             seconds=round(clock.timer() - began, 3),
             turns=tuple(sorted(removal.turns)),
@@ -241,12 +245,14 @@ def forget(
         )
 
     if dry_run:
-        return report(plan_erasure(store, user, full_id), dry_run=True)
+        return report(plan_erasure(store, user, target), dry_run=True)
     # Under the lease, since a running learn would write again what is being erased. Under the write
     # lock, so that nothing is added between the decision and the erasure.
     with store.leases.acquire(learn_lease(user)), unpublishing(services, user) as unpublish:
         with store.database.write_lock():
-            plan = plan_erasure(store, user, full_id)
+            # Found again, since more may have been said meanwhile.
+            target = _find_target(store, user, item, conversation)
+            plan = plan_erasure(store, user, target)
             if cancelled():
                 raise Cancelled(
                     "Cancelled before anything was erased.", hint="Nothing has changed."
@@ -255,13 +261,13 @@ def forget(
             if plan.removal.revisions:
                 # First the copies: after a kill in between, no record would name them.
                 unpublish()
-            store.erasures.append(LoggedErasure("item", full_id))
+            store.erasures.append(*_to_log(store, user, target))
             erased = erase(store, user, plan.removal)
         services.drop_user_caches(user)
     progress("Erasing", 1.0)
     rebuilt: list[LearnReport] = []
     waiting: dict[str, str] = {}
-    for layer in sorted(erased.heads, key=layer_order):
+    for layer in sorted(erased.heads.keys() - plan.removal.layers, key=layer_order):
         if not rebuild or cancelled():
             waiting[layer] = (
                 f"{'cancelled' if rebuild else 'not requested'}; the next learn does it"
@@ -283,3 +289,24 @@ def forget(
         waiting=waiting,
         complete=erased.complete,
     )
+
+
+def _find_target(store: Store, user: str, item: str, conversation: bool) -> ErasureTarget:
+    """Return what to forget. Raises as ``find_target``."""
+    if not conversation:
+        return find_target(store, user, item)
+    name, turns = turns_of_conversation(store, user, item)
+    return ErasureTarget(name, turns=frozenset(turns))
+
+
+def _to_log(store: Store, user: str, target: ErasureTarget) -> list[LoggedErasure]:
+    """Return the lines of the log by which a restore forgets a target again."""
+    lines = [LoggedErasure("item", item) for item in sorted(target.items)]
+    if target.layer is not None:
+        with store.database.read_transaction() as db:
+            oldest = oldest_item(db, user)
+        revisions = store.catalog.revisions(user, layer=target.layer)
+        if oldest is not None and revisions:
+            # By the time of its first revision: the log holds no name of a skill.
+            lines.insert(0, LoggedErasure("layer", f"{oldest}/{revisions[0].at.isoformat()}"))
+    return lines

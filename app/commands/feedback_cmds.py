@@ -245,16 +245,28 @@ def note_rebuild(common: GlobalOptions, layers: list[str]) -> None:
 
 
 @command(
-    "forget", examples=("forget s_01k2 --dry-run", "forget last", "forget s_01k2 --yes --json")
+    "forget",
+    examples=(
+        "forget s_01k2 --dry-run",
+        "forget last",
+        "forget last --conversation",
+        "forget skill.email --yes --json",
+    ),
 )
 @click.argument("item")
+@click.option("--conversation", is_flag=True, help="The whole conversation that the turn is in.")
 @click.option("--dry-run", is_flag=True, help="Only list what would be erased.")
 @click.option("--later", is_flag=True, help="Erase now, and rebuild with the next learn.")
 @click.option("--yes", is_flag=True, help="Do not ask first.")
-def forget(common: GlobalOptions, item: str, dry_run: bool, later: bool, yes: bool) -> None:
-    """Erase a turn, a fact, a rule or other feedback, for good.
+def forget(
+    common: GlobalOptions, item: str, conversation: bool, dry_run: bool, later: bool, yes: bool
+) -> None:
+    """Erase a turn, a fact, a rule or other feedback, a conversation or a layer, for good.
 
     ITEM is an id that turns, lessons or memory lists, its beginning, or "last" for the newest turn.
+    Or it is a layer: style, memory or skill.NAME. It is erased with all that it was taught. For a
+    whole user: personalpeft forget-user
+
     Its text is deleted from every file of the home, with each revision trained on it. Live layers
     are rebuilt without it. This cannot be undone. Backups and exported files are not changed.
 
@@ -264,7 +276,8 @@ def forget(common: GlobalOptions, item: str, dry_run: bool, later: bool, yes: bo
     with session.open_user(common, "read" if dry_run else "change", display) as user:
         if not (dry_run or yes):
             _check_can_ask(common)
-            click.echo(str(user.forget(item, dry_run=True)), err=True)
+            preview = user.forget(item, conversation=conversation, dry_run=True)
+            click.echo(str(preview), err=True)
             click.confirm("Forget this for good?", abort=True, err=True)
 
         def notify() -> None:
@@ -272,7 +285,12 @@ def forget(common: GlobalOptions, item: str, dry_run: bool, later: bool, yes: bo
 
         with interruptible(notify) as cancelled, display:
             report = user.forget(
-                item, rebuild=not later, dry_run=dry_run, progress=display, cancelled=cancelled
+                item,
+                conversation=conversation,
+                rebuild=not later,
+                dry_run=dry_run,
+                progress=display,
+                cancelled=cancelled,
             )
     emit(common, report, str(report))
 

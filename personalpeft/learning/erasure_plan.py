@@ -1,7 +1,8 @@
-"""Plan an erasure: what is erased with an item, and which mentions remain. Reads the ledger only.
+"""Plan an erasure: what is erased with some items, and which mentions remain. Reads the ledger only.
 
 - With an item its predecessors are erased: earlier wordings of a fact, earlier feedback on the same
-  reply. With a turn, all feedback on it is erased.
+  reply. With a turn, all feedback on it is erased. With a layer, all that it was taught is erased,
+  and all its revisions.
 - A reply is redacted if its prompt had an erased fact, or its conversation an erased turn. The
   question stays. The conversation before it loses what is erased or redacted.
 - Other replies are redacted if they have something that they can only have from the item. This
@@ -19,7 +20,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from personalpeft.base_models.tool_calls import read_calls
-from personalpeft.errors import InvalidInput
+from personalpeft.errors import InvalidInput, NotFound, suggest_nearest
+from personalpeft.ids import LAYER_NAME
 from personalpeft.learning.publish import imported_inputs
 from personalpeft.learning.revealing_text import RevealingText, comparable, has_words
 from personalpeft.store.store import Store
@@ -69,6 +71,48 @@ class _Exchange:
         return is_answer or tuple(messages[: index + 1]) == self.messages
 
 
+@dataclass(frozen=True, slots=True)
+class ErasureTarget:
+    """What to forget: turns and signals by their full ids, or a whole layer. ``name`` is shown."""
+
+    name: str
+    turns: frozenset[str] = frozenset()
+    signals: frozenset[str] = frozenset()
+    layer: str | None = None
+
+    @property
+    def items(self) -> frozenset[str]:
+        """The ids of the turns and signals."""
+        return self.turns | self.signals
+
+
+def find_target(store: Store, user: str, item: str) -> ErasureTarget:
+    """Return the turn, signal or layer with a name, or an unambiguous beginning of an id.
+
+    Raises:
+        NotFound: There is none.
+        Forgotten: It was erased.
+        InvalidInput: It is no such id, or ambiguous.
+    """
+    if isinstance(item, str) and LAYER_NAME.fullmatch(item):
+        taught = {
+            signal.id
+            for signal in store.ledger.signals(user, current=False)
+            if _layer_of(signal) == item
+        }
+        known = [layer.name for layer in store.catalog.layers(user)]
+        if item not in known and not taught:
+            raise NotFound(
+                f"{user} has no layer {item}.", hint=suggest_nearest(item, known, what="layer")
+            )
+        return ErasureTarget(item, signals=frozenset(taught), layer=item)
+    found = find_item(store, user, item)
+    ids = frozenset({found.id})
+    if isinstance(found, Turn):
+        return ErasureTarget(found.id, turns=ids)
+    return ErasureTarget(found.id, signals=ids)
+
+
 def find_item(store: Store, user: str, item: str) -> Turn | Signal:
     """Return the turn or signal with an id, or an unambiguous beginning of one.
 
@@ -79,29 +123,29 @@ def find_item(store: Store, user: str, item: str) -> Turn | Signal:
     """
     if not isinstance(item, str) or item[:2] not in ("t_", "s_"):
         raise InvalidInput(
-            f"An item must be the id of a turn or a signal, got {ascii(item)[:80]}.",
+            f"An item must be the id of a turn or a signal, or a layer, got {ascii(item)[:80]}.",
             hint="Ids of turns begin with t_, those of feedback, facts and rules with s_; lessons"
-            " and turns list them.",
+            " and turns list them. A layer is style, memory or skill.<name>.",
         )
     return store.ledger.turn(user, item) if item[0] == "t" else store.ledger.signal(user, item)
 
 
-def plan_erasure(store: Store, user: str, item: str) -> ErasurePlan:
-    """Return what is erased with an item. Raises as ``find_item``."""
-    return _ErasurePlanner(store, user, find_item(store, user, item)).plan()
+def plan_erasure(store: Store, user: str, target: ErasureTarget) -> ErasurePlan:
+    """Return what is erased with a target."""
+    return _ErasurePlanner(store, user, target).plan()
 
 
 class _ErasurePlanner:
-    """One item, the rest of the ledger, and the erasures found so far."""
+    """One target, the rest of the ledger, and the erasures found so far."""
 
-    def __init__(self, store: Store, user: str, item: Turn | Signal) -> None:
+    def __init__(self, store: Store, user: str, target: ErasureTarget) -> None:
         self._signals = store.ledger.signals(user, current=False)
         self._turns = tuple(reversed(store.ledger.turns(user)))
         self._by_turn = {turn.id: turn for turn in self._turns}
         self._revisions = store.catalog.revisions(user)
-        self._item = item
-        self._erased_turns = frozenset({item.id} if isinstance(item, Turn) else ())
-        self._erased = frozenset({item.id} if isinstance(item, Signal) else ())
+        self._target = target
+        self._erased_turns = target.turns
+        self._erased = target.signals
         self._redacted: dict[str, tuple[Message, ...]] = {}
         self._erased_revisions: frozenset[str] = frozenset()
 
@@ -127,6 +171,7 @@ class _ErasurePlanner:
             erased,
             self._erased_revisions,
             dict(self._redacted),
+            frozenset({self._target.layer} if self._target.layer else ()),
             lambda body: _redact(body, erased, revealing),
         )
         return ErasurePlan(removal, tuple(self._find_mentions()))
@@ -176,6 +221,10 @@ class _ErasurePlanner:
         seen = self._erased | used | {each.id for each in self._signals if each.turn in touched}
         erased: set[str] = set()
         for revision in self._revisions:
+            if revision.layer == self._target.layer:
+                erased.add(revision.id)
+                yield revision.id
+                continue
             # Nothing of this home is in an imported one.
             if revision.inputs == imported_inputs(revision.digest):
                 continue
@@ -233,10 +282,13 @@ class _ErasurePlanner:
         return may_know and revealing.is_in([turn.reply])
 
     def _find_mentions(self) -> Iterator[RemainingMention]:
-        """Yield the remaining turns and signals that contain the item's text."""
-        item = self._item
-        texts = [item.messages[-1].content] if isinstance(item, Turn) else _texts_of(item)
-        wanted = [comparable(text) for text in texts if has_words(text)]
+        """Yield the remaining turns and signals that contain the text of one of the items."""
+        target = self._target
+        texts = [t.messages[-1].content for t in self._turns if t.id in target.turns]
+        for signal in self._signals:
+            if signal.id in target.signals:
+                texts += _texts_of(signal)
+        wanted = list({comparable(text) for text in texts if has_words(text)})
         for turn in self._turns:
             kept = self._redacted.get(turn.id, turn.messages)
             if turn.id not in self._erased_turns and _contains(wanted, [m.content for m in kept]):

@@ -178,6 +178,7 @@ def _erase_rows(db: sqlite3.Connection, user: str, erasure: Erasure, at: datetim
     _erase_turns(eraser, erasure)
     _erase_revisions(eraser, erasure.revisions)
     heads = _erase_moves(eraser, erasure.revisions)
+    _erase_layers(eraser, erasure.layers)
     _redact(eraser, "report", "body", erasure.redact_json)
     _redact(eraser, "judgement", "scores", erasure.redact_json)
     tombstones = [
@@ -267,6 +268,17 @@ def _erase_moves(eraser: _RowEraser, revisions: frozenset[str]) -> dict[str, str
             sql = "update layer set head = ? where user = ? and name = ?"
             db.execute(sql, [heads[name], user, name])
     return heads
+
+
+def _erase_layers(eraser: _RowEraser, layers: frozenset[str]) -> None:
+    sql = (
+        "select seq from report where user = ? and json_extract(body, '$.layer')"
+        " in (select value from json_each(?))"
+    )
+    found = fetch_all(eraser.db, sql, eraser.user, json.dumps(sorted(layers)))
+    eraser.delete_where("report", "seq", [row["seq"] for row in found])
+    eraser.delete_where("move", "layer", layers)
+    eraser.delete_where("layer", "name", layers)
 
 
 def _redact(

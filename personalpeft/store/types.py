@@ -72,6 +72,7 @@ class Erasure:
     Rows that refer to an erased revision are erased too; its children must be named here.
 
     - ``emptied``: turns that lose their reply, with the messages that each keeps.
+    - ``layers``: layers that are erased whole. All their revisions must be named here.
     - ``redact_json``: maps a remaining report, or the scores of a judgement, to what stays of it.
     """
 
@@ -79,6 +80,7 @@ class Erasure:
     signals: frozenset[str] = frozenset()
     revisions: frozenset[str] = frozenset()
     emptied: Mapping[str, tuple[Message, ...]] = field(default_factory=dict)
+    layers: frozenset[str] = frozenset()
     redact_json: Callable[[Json], Json] = lambda body: body
 
 

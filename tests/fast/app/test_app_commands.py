@@ -405,6 +405,10 @@ def test_erasure_asks_for_confirmation_first(learned: Shell) -> None:
     again = learned.run("forget", fact, "--yes", "--json")
     assert json.loads(again.stderr)["error"]["kind"] == "Forgotten"
     assert json.loads(learned.run("forget", "last", "--yes", "--later", "--json").stdout)["turns"]
+    whole = learned.run("forget", "last", "--conversation", "--yes", "--later", "--json")
+    assert json.loads(whole.stdout)["turns"]
+    layer = json.loads(learned.run("forget", "style", "--yes", "--json").stdout)
+    assert (layer["item"], layer["rebuilt"]) == ("style", [])
 
 
 def test_a_user_is_erased_only_after_confirmation(learned: Shell) -> None:
