@@ -26,6 +26,7 @@ from personalpeft_app.commands.feedback_cmds import (
     retract,
     set_training,
     teach,
+    verify_certificate,
 )
 from personalpeft_app.commands.import_export import (
     export,
@@ -177,7 +178,18 @@ cli.add_section(
 )
 cli.add_section("Serve", (serve, token, publish))
 cli.add_section(
-    "Maintain", (doctor, verify, backup, restore, gc, path, *_checkout_commands(), completion)
+    "Maintain",
+    (
+        doctor,
+        verify,
+        verify_certificate,
+        backup,
+        restore,
+        gc,
+        path,
+        *_checkout_commands(),
+        completion,
+    ),
 )
 
 

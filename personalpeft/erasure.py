@@ -16,7 +16,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from personalpeft.certificate import Certificate
 from personalpeft.chat.conversation import turns_of_conversation
+from personalpeft.erasure_certificate import CertificateDraft, ErasureKind
 from personalpeft.errors import Busy, Cancelled, HomeError, NothingToLearn, PersonalPeftError
 from personalpeft.formatting import pluralize
 from personalpeft.learning.erasure_plan import (
@@ -28,7 +30,7 @@ from personalpeft.learning.erasure_plan import (
 )
 from personalpeft.learning.layers import layer_order
 from personalpeft.learning.learner import Learner
-from personalpeft.learning.options import LearnOptions
+from personalpeft.learning.options import LearnOptions, not_cancelled
 from personalpeft.learning.report import LearnReport
 from personalpeft.publishing import unpublishing
 from personalpeft.services import Services
@@ -69,6 +71,7 @@ class ForgetReport:
         complete: False while another program reads an older snapshot of the home. The next program
             that opens the home completes the erasure.
         dry_run: Whether nothing was done.
+        certificate: The signed certificate, if asked for.
     """
 
     user: str
@@ -87,6 +90,7 @@ class ForgetReport:
     stands: tuple[RemainingMention, ...] = ()
     complete: bool = True
     dry_run: bool = False
+    certificate: Certificate | None = None
 
     def __str__(self) -> str:
         would = "would be " if self.dry_run else ""
@@ -134,6 +138,7 @@ class ForgetUserReport:
         api_keys: How many API keys were revoked.
         complete: As in ``ForgetReport``.
         dry_run: Whether nothing was done.
+        certificate: The signed certificate, if asked for.
     """
 
     user: str
@@ -144,6 +149,7 @@ class ForgetUserReport:
     api_keys: int
     complete: bool = True
     dry_run: bool = False
+    certificate: Certificate | None = None
 
     def __str__(self) -> str:
         counts = ", ".join(
@@ -164,7 +170,7 @@ class ForgetUserReport:
 
 
 def forget_user(
-    services: Services, api_keys: ApiKeys, user: str, *, dry_run: bool
+    services: Services, api_keys: ApiKeys, user: str, *, dry_run: bool, certificate: bool = False
 ) -> ForgetUserReport:
     """Implement ``Runtime.forget_user``, which documents the arguments.
 
@@ -173,7 +179,9 @@ def forget_user(
     store, at = services.store, services.clock.now()
     owned = sum(key.user == user for key in api_keys.list_keys())
 
-    def report(summary: UserSummary, *, complete: bool) -> ForgetUserReport:
+    def report(
+        summary: UserSummary, *, complete: bool, certificate: Certificate | None = None
+    ) -> ForgetUserReport:
         return ForgetUserReport(
             user=user,
             at=at,
@@ -183,10 +191,12 @@ def forget_user(
             api_keys=owned,
             complete=complete,
             dry_run=dry_run,
+            certificate=certificate,
         )
 
     if dry_run:
         return report(store.catalog.user(user), complete=True)
+    draft = CertificateDraft(services, user, "user", not_cancelled) if certificate else None
     with store.leases.acquire(learn_lease(user)), unpublishing(services, user) as unpublish:
         with store.database.write_lock():
             summary = store.catalog.user(user)
@@ -198,6 +208,8 @@ def forget_user(
                     hint="Connect its drive or make it writable. If it is gone for good, create an "
                     "empty folder there. Then forget the user again; nothing has been erased yet.",
                 )
+            if draft is not None:
+                draft.describe_user()
             api_keys.revoke_all(user)
             with store.database.read_transaction() as db:
                 oldest = oldest_item(db, user)
@@ -209,7 +221,8 @@ def forget_user(
     complete = False
     with suppress(Busy, HomeError):
         complete = delete_pending_files(store, user)
-    return report(summary, complete=complete)
+    signed = draft.finish_user(complete) if draft is not None else None
+    return report(summary, complete=complete, certificate=signed)
 
 
 def forget(
@@ -220,6 +233,7 @@ def forget(
     conversation: bool,
     rebuild: bool,
     dry_run: bool,
+    certificate: bool,
     progress: Progress,
     cancelled: Callable[[], bool],
 ) -> ForgetReport:
@@ -249,6 +263,13 @@ def forget(
     # Under the lease, since a running learn would write again what is being erased. Under the write
     # lock, so that nothing is added between the decision and the erasure.
     with store.leases.acquire(learn_lease(user)), unpublishing(services, user) as unpublish:
+        draft: CertificateDraft | None = None
+        if certificate:
+            kind: ErasureKind = (
+                "conversation" if conversation else "layer" if target.layer else "item"
+            )
+            draft = CertificateDraft(services, user, kind, cancelled)
+            draft.measure_before(plan_erasure(store, user, target), progress)
         with store.database.write_lock():
             # Found again, since more may have been said meanwhile.
             target = _find_target(store, user, item, conversation)
@@ -258,6 +279,8 @@ def forget(
                     "Cancelled before anything was erased.", hint="Nothing has changed."
                 )
             progress("Erasing", 0.0)
+            if draft is not None:
+                draft.describe(plan)
             if plan.removal.revisions:
                 # First the copies: after a kill in between, no record would name them.
                 unpublish()
@@ -280,6 +303,9 @@ def forget(
             waiting[layer] = "no lesson for it is left"
         except PersonalPeftError as error:
             waiting[layer] = error.message
+    signed = None
+    if draft is not None:
+        signed = draft.finish(plan, erased, rebuilt, waiting, progress)
     return report(
         plan,
         reports=erased.reports,
@@ -288,6 +314,7 @@ def forget(
         rebuilt=tuple(rebuilt),
         waiting=waiting,
         complete=erased.complete,
+        certificate=signed,
     )
 
 

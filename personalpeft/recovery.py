@@ -22,6 +22,8 @@ from personalpeft.errors import Damaged, Forgotten, InvalidInput, NotFound
 from personalpeft.runtime import Runtime
 from personalpeft.settings import Settings
 from personalpeft.store.backup import COPY_NAME
+from personalpeft.store.blobs import replace_file
+from personalpeft.store.certificate_keys import CERTIFICATE_KEYS
 from personalpeft.store.erasure_log import (
     LOG,
     LoggedErasure,
@@ -94,6 +96,9 @@ def restore(
         if part.exists():
             shutil.rmtree(part)
         _copy(backup, part, progress)
+        if (home / CERTIFICATE_KEYS).is_file():
+            # The backup may be older than the keys.
+            replace_file(part / CERTIFICATE_KEYS, (home / CERTIFICATE_KEYS).read_bytes())
         erasures = merge_logs((backup, backup.parent, home, *others), part)
         erasures = (*erasures, *read_tombstones(home / DATABASE))
     progress("Forgetting", 0.0)

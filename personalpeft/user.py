@@ -693,6 +693,7 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
         conversation: bool = False,
         rebuild: bool = True,
         dry_run: bool = False,
+        certificate: bool = False,
         progress: Progress = no_progress,
         cancelled: Callable[[], bool] = not_cancelled,
     ) -> ForgetReport:
@@ -710,6 +711,9 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
                 ``item`` may be the id of the conversation.
             rebuild: Rebuild now. Otherwise the next learn does.
             dry_run: Only report what would be erased.
+            certificate: Make a signed certificate, ``report.certificate``. It measures how far the
+                model knew the items, before and after, which takes a minute or more. After a kill
+                there is none.
             progress: Called with a stage and the share of it that is done, 0 to 1.
             cancelled: Return True to cancel. After the erasure it only stops the rebuilding.
 
@@ -724,6 +728,7 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
             InvalidInput: ``item`` is no reply, turn, id or layer, or the turn is in no
                 conversation.
             HomeError: The home cannot be written.
+            MissingPackage: A certificate needs the package cryptography.
         """
         item_id = item if isinstance(item, str) and item != "last" else self.turn(item).id
         return erasure.forget(
@@ -733,6 +738,7 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
             conversation=conversation,
             rebuild=rebuild,
             dry_run=dry_run,
+            certificate=certificate,
             progress=progress,
             cancelled=cancelled,
         )

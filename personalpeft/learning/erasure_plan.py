@@ -39,10 +39,15 @@ class RemainingMention:
 
 @dataclass(frozen=True, slots=True)
 class ErasurePlan:
-    """What is erased, and which mentions remain."""
+    """What is erased, and which mentions remain.
+
+    ``items`` are the erased turns and signals. ``elsewhere`` are the remaining texts.
+    """
 
     removal: Erasure
     remaining: tuple[RemainingMention, ...]
+    items: tuple[Turn | Signal, ...] = ()
+    elsewhere: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +168,7 @@ class _ErasurePlanner:
             self._erased |= {
                 signal.id
                 for signal in self._signals
-                if signal.turn in self._redacted and revealing.is_in(_texts_of(signal))
+                if signal.turn in self._redacted and revealing.is_in(texts_of(signal))
             }
         revealing, erased = self._revealing_text(), self._erased
         removal = Erasure(
@@ -174,7 +179,12 @@ class _ErasurePlanner:
             frozenset({self._target.layer} if self._target.layer else ()),
             lambda body: _redact(body, erased, revealing),
         )
-        return ErasurePlan(removal, tuple(self._find_mentions()))
+        items: tuple[Turn | Signal, ...] = (
+            *(turn for turn in self._turns if turn.id in self._erased_turns),
+            *(signal for signal in self._signals if signal.id in erased),
+        )
+        elsewhere = tuple(self._texts()[1])
+        return ErasurePlan(removal, tuple(self._find_mentions()), items, elsewhere)
 
     def _erase_predecessors(self) -> None:
         erased = {each.id for each in self._signals if each.turn in self._erased_turns}
@@ -256,12 +266,16 @@ class _ErasurePlanner:
         return (layer == "style" and bool(revision.below)) or bool(turn and turn.used)
 
     def _revealing_text(self) -> RevealingText:
+        return RevealingText(*self._texts())
+
+    def _texts(self) -> tuple[list[str], list[str]]:
+        """Return the texts that are erased, and those that remain."""
         erased, elsewhere = list[str](), list[str]()
         for signal in self._signals:
             if signal.id in self._erased:
-                erased += _texts_of(signal)
+                erased += texts_of(signal)
             elif signal.turn not in self._redacted:
-                elsewhere += _texts_of(signal)
+                elsewhere += texts_of(signal)
         for turn in self._turns:
             if turn.id in self._erased_turns:
                 erased.append(turn.messages[-1].content)
@@ -270,7 +284,7 @@ class _ErasurePlanner:
             elsewhere += [each.content for each in messages if each.role != "assistant"]
             if turn.id not in self._redacted and not self._is_from_erased(turn):
                 elsewhere.append(turn.reply)
-        return RevealingText(erased, elsewhere)
+        return erased, elsewhere
 
     def _is_from_erased(self, turn: Turn) -> bool:
         return any(entry.revision in self._erased_revisions for entry in turn.stack.entries)
@@ -287,14 +301,14 @@ class _ErasurePlanner:
         texts = [t.messages[-1].content for t in self._turns if t.id in target.turns]
         for signal in self._signals:
             if signal.id in target.signals:
-                texts += _texts_of(signal)
+                texts += texts_of(signal)
         wanted = list({comparable(text) for text in texts if has_words(text)})
         for turn in self._turns:
             kept = self._redacted.get(turn.id, turn.messages)
             if turn.id not in self._erased_turns and _contains(wanted, [m.content for m in kept]):
                 yield RemainingMention(turn.id, "its messages say the same words")
         for signal in self._signals:
-            if signal.id not in self._erased and _contains(wanted, _texts_of(signal)):
+            if signal.id not in self._erased and _contains(wanted, texts_of(signal)):
                 yield RemainingMention(signal.id, f"this {signal.kind} says the same words")
 
 
@@ -331,7 +345,7 @@ def _layer_of(signal: Signal) -> str:
     return f"skill.{skill}" if skill else compared if compared.startswith("skill.") else "style"
 
 
-def _texts_of(signal: Signal) -> list[str]:
+def texts_of(signal: Signal) -> list[str]:
     """Return all words that a signal contains."""
     payload = signal.payload
     texts = [payload.get(key) for key in ("text", "prompt", "answer")]

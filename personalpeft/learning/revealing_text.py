@@ -72,6 +72,28 @@ def comparable(text: str) -> str:
     return str(regex.sub(rf"(?<={_UNSPACED}\p{{M}}*) (?={_UNSPACED})", "", joined))
 
 
+def pieces(text: str) -> list[tuple[int, int]]:
+    """Return where the words of a text stand; in a script without spaces, the pairs of characters.
+
+    Pairs do not overlap.
+    """
+    found = [match.span() for match in _WORD.finditer(text)]
+    for match in _RUN.finditer(text):
+        starts = range(match.start(), match.end(), _MIN_RUN)
+        found += [(start, min(start + _MIN_RUN, match.end())) for start in starts]
+    return sorted(found)
+
+
+def letters_only(letters: str, *, like: str) -> str:
+    """Return the letters of the same scripts as those of another text, in lower case."""
+    scripts = {_script(letter) for letter in like}
+    return "".join(letter for letter in letters.lower() if _script(letter) in scripts)
+
+
+def _script(letter: str) -> str:
+    return unicodedata.name(letter, "").partition(" ")[0]
+
+
 @dataclass(frozen=True, slots=True)
 class _Split:
     """The words of texts that can reveal anything, the runs without spaces, and all letters."""

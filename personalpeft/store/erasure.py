@@ -174,6 +174,7 @@ def _erase_rows(db: sqlite3.Connection, user: str, erasure: Erasure, at: datetim
     db.execute("pragma defer_foreign_keys = on")
     eraser = _RowEraser(db, user)
     revisions = eraser.select_where("revision", "id", erasure.revisions)
+    vectors = len(eraser.select_where("vector", "signal", erasure.signals))
     _erase_signals(eraser, erasure.signals)
     _erase_turns(eraser, erasure)
     _erase_revisions(eraser, erasure.revisions)
@@ -194,6 +195,7 @@ def _erase_rows(db: sqlite3.Connection, user: str, erasure: Erasure, at: datetim
         signals=kinds.count("signal"),
         revisions=kinds.count("revision"),
         reports=kinds.count("report"),
+        vectors=vectors,
         files=len(blobs),
         emptied=len(erasure.emptied),
         heads=heads,

@@ -63,7 +63,7 @@ class ErasureLog:
         """
         with map_home_errors(self._home):
             _append(self._home / LOG, erasures)
-        for folder in self._folders():
+        for folder in self.folders():
             with suppress(OSError):
                 if folder.is_dir():
                     _append(folder / LOG, erasures)
@@ -77,12 +77,13 @@ class ErasureLog:
         folder = folder.absolute()
         with map_home_errors(folder):
             _append(folder / LOG, self.read())
-            folders = self._folders()
+            folders = self.folders()
             if folder not in folders:
                 text = json.dumps([str(each) for each in (*folders, folder)])
                 replace_file(self._home / _FOLDERS, text.encode())
 
-    def _folders(self) -> tuple[Path, ...]:
+    def folders(self) -> tuple[Path, ...]:
+        """Return the folders that backups of this home were written to."""
         try:
             return tuple(map(Path, json.loads((self._home / _FOLDERS).read_bytes())))
         except (OSError, ValueError, TypeError):

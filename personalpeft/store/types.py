@@ -99,6 +99,7 @@ class ErasureMark:
 class ErasureResult:
     """What an erasure erased, counted.
 
+    - ``vectors``: embeddings of erased signals.
     - ``files``: adapter files that no other revision names.
     - ``heads``: the new head of each layer whose head was erased.
     - ``complete``: False if a reader kept the database's journal from being cleared. The next
@@ -109,6 +110,7 @@ class ErasureResult:
     signals: int = 0
     revisions: int = 0
     reports: int = 0
+    vectors: int = 0
     files: int = 0
     emptied: int = 0
     heads: Mapping[str, str | None] = field(default_factory=dict)

@@ -222,6 +222,7 @@ class ForgetBody(RequestModel):
     conversation: bool = False
     rebuild: bool = True
     dry_run: bool = False
+    certificate: bool = False
 
 
 class CompareBody(RequestModel):
