@@ -105,10 +105,11 @@ def _revisions(statement: Mapping[str, Any]) -> Iterator[str]:
             yield f"| {when} | {each['layer']} | {digests} |"
     if not revisions["after"]:
         yield "| after | none: the bare base answers | | | |"
+    yield ""
     for each in statement["rebuilt"]:
-        yield f"\n- {each['layer']} was built again: {each['outcome']}"
+        yield f"- {each['layer']} was built again: {each['outcome']}"
     for layer in statement["not_rebuilt"]:
-        yield f"\n- {layer} was not built again"
+        yield f"- {layer} was not built again"
 
 
 def _equality(equality: Mapping[str, Any]) -> Iterator[str]:

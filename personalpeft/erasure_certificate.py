@@ -22,7 +22,7 @@ from personalpeft.certificate import (
     require_signing,
     sign_statement,
 )
-from personalpeft.errors import Cancelled, PersonalPeftError
+from personalpeft.errors import Cancelled, Forgotten, NotFound, PersonalPeftError
 from personalpeft.ids import new_id
 from personalpeft.learning.erasure_plan import ErasurePlan, texts_of
 from personalpeft.learning.evaluate.exposure import (
@@ -63,7 +63,6 @@ ErasureKind: TypeAlias = Literal["item", "conversation", "layer", "user"]
 MAX_SECRETS = 4
 """How many answers are measured, since each takes some hundred passes of the model."""
 _PACKAGES = ("personalpeft", "torch", "transformers", "tokenizers", "numpy")
-_LATER = "the next learn builds it"
 
 
 class CertificateDraft:
@@ -243,11 +242,11 @@ class CertificateDraft:
             if layer.head is None:
                 continue
             head = store.catalog.revision(user, layer.head)
-            lineage = _all_inputs(store, head)
+            lineage, is_whole = _all_inputs(store, head)
             imported = any(each.inputs == imported_inputs(each.digest) for each in lineage)
             signals = {signal for each in lineage for signal in each.signals}
             ids = {each.id for each in lineage}
-            holds = not signals & removal.signals and not ids & removal.revisions
+            holds = is_whole and not signals & removal.signals and not ids & removal.revisions
             # What an imported adapter was built from is not known here.
             checked.append(
                 {"digest": head.digest, "inputs": head.inputs, "holds": holds and not imported}
@@ -400,18 +399,24 @@ def _texts(item: Turn | Signal) -> list[str]:
     return [item.messages[-1].content, item.reply] if isinstance(item, Turn) else texts_of(item)
 
 
-def _all_inputs(store: Store, revision: Revision) -> list[Revision]:
-    """Return a revision with its ancestors, and those that they were built on."""
+def _all_inputs(store: Store, revision: Revision) -> tuple[list[Revision], bool]:
+    """Return a revision with its ancestors and those that they were built on, and whether the home
+    has them all.
+    """
     found: dict[str, Revision] = {}
-    waiting = [revision]
+    waiting, is_whole = [revision], True
     while waiting:
         each = waiting.pop()
         if each.id in found:
             continue
         found[each.id] = each
-        names = [each.parent, *(entry.revision for entry in each.below)]
-        waiting += [store.catalog.revision(each.user, name) for name in names if name]
-    return list(found.values())
+        for name in (each.parent, *(entry.revision for entry in each.below)):
+            try:
+                waiting += [store.catalog.revision(each.user, name)] if name else []
+            except (Forgotten, NotFound):
+                # An imported one may stand on what was erased since.
+                is_whole = False
+    return list(found.values()), is_whole
 
 
 def _counts(erased: ErasureResult) -> Json:
