@@ -123,10 +123,10 @@ def verify_certificate(file: str | Path, *, key: str | None = None) -> Certifica
         Damaged: The signature is wrong, or another key signed it.
         MissingPackage: The package cryptography is not installed.
     """
-    certificate = _parse(_read(Path(file).expanduser()))
     with extra_required():
         from cryptography.exceptions import InvalidSignature
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+    certificate = _parse(_read(Path(file).expanduser()))
     wanted = certificate.public_key if key is None else key.strip().lower()
     if _unhex(wanted, _KEY_BYTES) is None:
         raise InvalidInput(

@@ -377,7 +377,7 @@ def verify_certificate(
             items = runtime.items_with_text(certificate, text)
     found = {} if items is None else {"items": items}
     data = {"valid": True, "public_key": certificate.public_key, **found}
-    emit(common, {**data, "statement": certificate.statement}, certificate.to_markdown())
+    emit(common, {**data, "statement": certificate.statement}, certificate.to_markdown().rstrip())
     info(common, f"The signature is right. Signed by {certificate.public_key}.")
     if items is not None:
         info(common, f"Items with this text: {', '.join(items) or 'none'}.")
