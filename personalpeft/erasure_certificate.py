@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
+from itertools import islice
 from typing import Any, Literal, TypeAlias
 
 from personalpeft.backends.processor import instruction_sets
@@ -56,12 +57,15 @@ from personalpeft.types import (
     Stack,
     Turn,
     canonical_digest,
+    canonical_json,
 )
 
 ErasureKind: TypeAlias = Literal["item", "conversation", "layer", "user"]
 
 MAX_SECRETS = 4
 """How many answers are measured, since each takes some hundred passes of the model."""
+# Each is compared with all remaining texts.
+_MAX_TRIED = 4 * MAX_SECRETS
 _PACKAGES = ("personalpeft", "torch", "transformers", "tokenizers", "numpy")
 
 
@@ -209,11 +213,12 @@ class CertificateDraft:
     def _remains(self, mentions: Sequence[str]) -> Json:
         """Return what the home knows of that may hold the items still."""
         store = self._services.store
-        backends = {
-            turn.backend
-            for turn in store.ledger.turns(self._user)
-            if turn.id in self._statement["closure"]["turns"]
-        }
+        closure = self._statement["closure"]
+        concerned = {*closure["turns"], *closure["emptied"]}
+        signals = store.ledger.signals(self._user, current=False)
+        concerned |= {each.turn for each in signals if each.id in closure["signals"]}
+        turns = store.ledger.turns(self._user)
+        backends = {turn.backend for turn in turns if turn.id in concerned}
         former = store.home.parent.glob(f"{store.home.name}.replaced-*")
         return {
             "backups": [
@@ -264,18 +269,15 @@ class CertificateDraft:
             for signal, role in revision.signals.items()
             if role == SignalRole.TRAINED
         }
-        found: list[Secret] = []
-        # What the revision was trained on first.
+        # What the revision was trained on first. A turn and its feedback may have the same answer.
+        answers: dict[str, tuple[str, tuple[Message, ...], str]] = {}
         for item in sorted(plan.items, key=lambda each: each.id not in trained):
             for messages, answer in self._answers(item):
-                if len(found) == MAX_SECRETS:
-                    return found
-                secret = find_secret(item.id, messages, answer, plan.elsewhere)
-                if secret and (secret.messages, answer) not in [
-                    (s.messages, s.answer) for s in found
-                ]:
-                    found.append(secret)
-        return found
+                key = canonical_json([answer, *(each.to_list() for each in messages)])
+                answers.setdefault(key, (item.id, messages, answer))
+        tried = islice(answers.values(), _MAX_TRIED)
+        found = (find_secret(*each, plan.elsewhere) for each in tried)
+        return list(islice(filter(None, found), MAX_SECRETS))
 
     def _answers(self, item: Turn | Signal) -> Iterable[tuple[tuple[Message, ...], str]]:
         """Yield the answers of an item, each after its prompt."""
@@ -288,7 +290,7 @@ class CertificateDraft:
             for question in payload.get("questions") or ():
                 yield (Message("user", question),), answer
         elif item.kind is SignalKind.DEMONSTRATION:
-            before = tuple(Message(each[0], each[1]) for each in payload.get("before", ()))
+            before = tuple(Message.from_list(each) for each in payload.get("before", ()))
             yield (*before, Message("user", payload["prompt"])), payload["answer"]
         elif item.turn is not None and item.kind is not SignalKind.COMMENT:
             turn = self._services.store.ledger.turn(self._user, item.turn)

@@ -32,7 +32,7 @@ def scripts(draw: st.DrawFn) -> tuple[st.SearchStrategy[str], st.SearchStrategy[
     return names, st.lists(names, max_size=6).map(space.join), space
 
 
-@examples(200)
+@examples(100)
 @given(st.data())
 def test_name_that_no_remaining_text_has_is_found_in_any_context(data: st.DataObject) -> None:
     names, texts, space = data.draw(scripts())
@@ -45,7 +45,7 @@ def test_name_that_no_remaining_text_has_is_found_in_any_context(data: st.DataOb
     assert RevealingText([item], remaining).is_in([reply])
 
 
-@examples(200)
+@examples(100)
 @given(st.data())
 def test_text_of_which_every_part_remains_elsewhere_is_not_found(data: st.DataObject) -> None:
     _, texts, space = data.draw(scripts())
