@@ -20,14 +20,12 @@ from personalpeft_app.commands.compare import compare
 from personalpeft_app.commands.daemon import daemon
 from personalpeft_app.commands.feedback_cmds import (
     feedback,
-    forget,
-    forget_user,
     remember,
     retract,
     set_training,
     teach,
-    verify_certificate,
 )
+from personalpeft_app.commands.forget import forget, forget_user, verify_certificate
 from personalpeft_app.commands.import_export import (
     export,
     export_gguf,

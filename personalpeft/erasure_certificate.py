@@ -7,12 +7,10 @@ by HMACs with a key that only the home has. It claims only what was checked here
 from __future__ import annotations
 
 import platform
-import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
-from itertools import islice
 from typing import Any, Literal, TypeAlias
 
 from personalpeft.backends.processor import instruction_sets
@@ -23,24 +21,13 @@ from personalpeft.certificate import (
     require_signing,
     sign_statement,
 )
-from personalpeft.errors import Cancelled, Forgotten, NotFound, PersonalPeftError
+from personalpeft.erasure_exposure import ExposureMeasure, not_measured
+from personalpeft.errors import Forgotten, NotFound
 from personalpeft.ids import new_id
 from personalpeft.learning.erasure_plan import ErasurePlan, texts_of
-from personalpeft.learning.evaluate.exposure import (
-    UNSEEN,
-    Exposure,
-    MatchedSecret,
-    Secret,
-    find_secret,
-    match_secret,
-    measure_exposure,
-    words_of,
-)
-from personalpeft.learning.layers import ancestors
 from personalpeft.learning.publish import imported_inputs
 from personalpeft.learning.report import LearnReport
 from personalpeft.services import Services
-from personalpeft.stacks import live_stack
 from personalpeft.store.backup import COPY_NAME
 from personalpeft.store.certificate_keys import CertificateKeys, load_certificate_keys
 from personalpeft.store.hash_chain import read_chain_head
@@ -48,24 +35,15 @@ from personalpeft.store.store import Store
 from personalpeft.store.types import ErasureResult
 from personalpeft.types import (
     Json,
-    Message,
     Progress,
     Revision,
     Signal,
-    SignalKind,
-    SignalRole,
-    Stack,
     Turn,
     canonical_digest,
-    canonical_json,
 )
 
 ErasureKind: TypeAlias = Literal["item", "conversation", "layer", "user"]
 
-MAX_SECRETS = 4
-"""How many answers are measured, since each takes some hundred passes of the model."""
-# Each is compared with all remaining texts.
-_MAX_TRIED = 4 * MAX_SECRETS
 _PACKAGES = ("personalpeft", "torch", "transformers", "tokenizers", "numpy")
 
 
@@ -78,7 +56,7 @@ class CertificateDraft:
         """Read the keys of the home. Raises ``MissingPackage``, ``HomeError``, ``Damaged``."""
         require_signing()
         store = services.store
-        self._services, self._user, self._cancelled = services, user, cancelled
+        self._services, self._user = services, user
         self._keys = load_certificate_keys(store.home, store.database, store.entropy)
         at = services.clock.now()
         self._statement: dict[str, Any] = {
@@ -91,28 +69,11 @@ class CertificateDraft:
                 "user": self._keys.name("user", user),
             },
         }
-        self._secrets: list[Secret] = []
-        self._matched: list[MatchedSecret] = []
-        self._before: list[Exposure] = []
-        self._not_measured = ""
+        self._exposure = ExposureMeasure(services, user, cancelled)
 
     def measure_before(self, plan: ErasurePlan, progress: Progress) -> None:
         """Measure how far the live stack has memorized the items. Raises ``Cancelled``."""
-        try:
-            stack = live_stack(self._services, self._user)
-            if not {entry.revision for entry in stack.entries} & plan.removal.revisions:
-                self._not_measured = "no live revision was built from it"
-                return
-            self._secrets = self._find_secrets(plan, stack)
-            if not self._secrets:
-                self._not_measured = "no answer of it has a word that occurs nowhere else"
-                return
-            self._match(plan.elsewhere, stack.base, progress)
-            self._before = self._measure(stack, "Measuring before", progress)
-        except Cancelled:
-            raise
-        except PersonalPeftError as error:
-            self._not_measured = f"{type(error).__name__} before the erasure"
+        self._exposure.measure_before(plan, progress)
 
     def describe(self, plan: ErasurePlan) -> None:
         """Describe what is about to be erased. Call it under the write lock."""
@@ -138,7 +99,7 @@ class CertificateDraft:
     ) -> Certificate:
         """Describe the outcome, measure again, and sign."""
         statement, store = self._statement, self._services.store
-        after = self._measure_after(progress)
+        statement["exposure"] = self._exposure.measure_after(progress)
         statement["closure"] |= _counts(erased)
         statement["revisions"]["after"] = self._heads()
         statement["rebuilt"] = [
@@ -148,7 +109,6 @@ class CertificateDraft:
         ]
         statement["not_rebuilt"] = [self._layer(layer) for layer in sorted(waiting)]
         statement["equality"] = self._check_inputs(plan)
-        statement["exposure"] = self._exposure(after)
         with store.database.read_transaction() as db:
             entries, head = read_chain_head(db, self._user)
         statement["chain"] = {"entries": entries, "head": head}
@@ -175,7 +135,7 @@ class CertificateDraft:
             "rebuilt": [],
             "not_rebuilt": [],
             "equality": {"check": "none", "holds": None, "revisions": []},
-            "exposure": _not_measured("no revision of the user is left"),
+            "exposure": not_measured("no revision of the user is left"),
             "chain": None,
         }
         return self._sign()
@@ -259,104 +219,6 @@ class CertificateDraft:
         holds_all = all(each["holds"] for each in checked) if checked else None
         return {"check": "inputs", "holds": holds_all, "revisions": checked}
 
-    def _find_secrets(self, plan: ErasurePlan, stack: Stack) -> list[Secret]:
-        store, user = self._services.store, self._user
-        live = {entry.revision for entry in stack.entries} & plan.removal.revisions
-        trained = {
-            signal
-            for each in live
-            for revision in ancestors(store, store.catalog.revision(user, each))
-            for signal, role in revision.signals.items()
-            if role == SignalRole.TRAINED
-        }
-        # What the revision was trained on first. A turn and its feedback may have the same answer.
-        answers: dict[str, tuple[str, tuple[Message, ...], str]] = {}
-        for item in sorted(plan.items, key=lambda each: each.id not in trained):
-            for messages, answer in self._answers(item):
-                key = canonical_json([answer, *(each.to_list() for each in messages)])
-                answers.setdefault(key, (item.id, messages, answer))
-        tried = islice(answers.values(), _MAX_TRIED)
-        found = (find_secret(*each, plan.elsewhere) for each in tried)
-        return list(islice(filter(None, found), MAX_SECRETS))
-
-    def _answers(self, item: Turn | Signal) -> Iterable[tuple[tuple[Message, ...], str]]:
-        """Yield the answers of an item, each after its prompt."""
-        if isinstance(item, Turn):
-            yield item.messages, item.reply
-            return
-        payload = item.payload
-        if item.kind is SignalKind.FACT:
-            answer = payload.get("answer") or payload["text"]
-            for question in payload.get("questions") or ():
-                yield (Message("user", question),), answer
-        elif item.kind is SignalKind.DEMONSTRATION:
-            before = tuple(Message.from_list(each) for each in payload.get("before", ()))
-            yield (*before, Message("user", payload["prompt"])), payload["answer"]
-        elif item.turn is not None and item.kind is not SignalKind.COMMENT:
-            turn = self._services.store.ledger.turn(self._user, item.turn)
-            yield turn.messages, str(payload.get("text", turn.reply))
-
-    # Exposure
-
-    def _match(self, elsewhere: Sequence[str], base: str, progress: Progress) -> None:
-        rng = random.Random(self._services.clock.entropy(16))
-        words = words_of(elsewhere)
-        with self._services.model.learning():
-            for number, secret in enumerate(self._secrets):
-                progress("Matching", number / len(self._secrets))
-                self._check_not_cancelled()
-                engine = self._services.learning_engine
-                matched = match_secret(engine, secret, words, base, rng)
-                self._matched += [matched] if matched else []
-        if not self._matched:
-            self._not_measured = "there are too few other texts of its form"
-
-    def _measure(self, stack: Stack, stage: str, progress: Progress) -> list[Exposure]:
-        found = []
-        with self._services.model.learning():
-            for number, matched in enumerate(self._matched):
-                progress(stage, number / len(self._matched))
-                self._check_not_cancelled()
-                engine = self._services.learning_engine
-                found.append(measure_exposure(engine, self._user, matched, stack, self._cancelled))
-        self._check_not_cancelled()
-        return found
-
-    def _check_not_cancelled(self) -> None:
-        if self._cancelled():
-            raise Cancelled("Cancelled while it was measured.", hint="Give the command again.")
-
-    def _measure_after(self, progress: Progress) -> list[Exposure]:
-        if not self._before:
-            return []
-        try:
-            stack = live_stack(self._services, self._user)
-            return self._measure(stack, "Measuring after", progress)
-        except PersonalPeftError as error:
-            self._not_measured = f"{type(error).__name__} after the erasure"
-            return []
-        finally:
-            # The stacks of this user were attached for it.
-            self._services.drop_user_caches(self._user)
-
-    def _exposure(self, after: Sequence[Exposure]) -> Json:
-        if not after:
-            return _not_measured(self._not_measured)
-        results = zip(self._matched, self._before, after, strict=True)
-        statement = {
-            **_not_measured(""),
-            "results": [
-                {
-                    "item": matched.secret.item,
-                    "before": _describe_exposure(before),
-                    "after": _describe_exposure(now),
-                }
-                for matched, before, now in results
-            ],
-        }
-        self._matched, self._secrets = [], []
-        return statement
-
     def _sign(self) -> Certificate:
         environment = self._environment()
         self._statement |= {
@@ -427,19 +289,6 @@ def _counts(erased: ErasureResult) -> Json:
         "vectors": erased.vectors,
         "files": erased.files,
         "complete": erased.complete,
-    }
-
-
-def _not_measured(reason: str) -> Json:
-    return {"unseen": UNSEEN, "results": [], "not_measured": reason}
-
-
-def _describe_exposure(exposure: Exposure) -> Json:
-    return {
-        "rank": exposure.rank,
-        "bits": exposure.bits,
-        "auc": exposure.auc,
-        "extracted": exposure.is_extracted,
     }
 
 

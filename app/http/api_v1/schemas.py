@@ -292,6 +292,12 @@ class DryRunQuery(RequestModel):
     dry_run: bool = False
 
 
+class ForgetUserQuery(DryRunQuery):
+    """``certificate=true`` makes a signed certificate; see ``Runtime.forget_user``."""
+
+    certificate: bool = False
+
+
 class LayerQuery(PageQuery):
     """A page of one layer or of all."""
 
