@@ -16,7 +16,7 @@ from typing import Any
 from personalpeft.certificate_page import render
 from personalpeft.errors import Damaged, HomeError, InvalidInput, NotFound
 from personalpeft.extras import extra_required
-from personalpeft.types import Json, canonical_json
+from personalpeft.types import Json, canonical_json, parse_strict_json
 
 FORMAT = "personalpeft.certificate"
 VERSION = 1
@@ -127,6 +127,10 @@ def verify_certificate(file: str | Path, *, key: str | None = None) -> Certifica
         from cryptography.exceptions import InvalidSignature
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
     certificate = _parse(_read(Path(file).expanduser()))
+    try:
+        signed = _PREFIX + canonical_json(certificate.statement).encode()
+    except (ValueError, RecursionError) as error:
+        raise _no_certificate(Path(file)) from error
     wanted = certificate.public_key if key is None else key.strip().lower()
     if _unhex(wanted, _KEY_BYTES) is None:
         raise InvalidInput(
@@ -139,15 +143,26 @@ def verify_certificate(file: str | Path, *, key: str | None = None) -> Certifica
         )
     try:
         Ed25519PublicKey.from_public_bytes(bytes.fromhex(wanted)).verify(
-            bytes.fromhex(certificate.signature),
-            _PREFIX + canonical_json(certificate.statement).encode(),
+            bytes.fromhex(certificate.signature), signed
         )
     except (InvalidSignature, ValueError) as error:
         raise Damaged(
             "The signature does not fit: the certificate was changed.",
             hint="Get it again from whoever gave it to you.",
         ) from error
+    _check_statement(certificate, Path(file))
     return certificate
+
+
+def _check_statement(certificate: Certificate, path: Path) -> None:
+    """Raise ``InvalidInput`` for a statement that is signed but has not the keys of one."""
+    try:
+        certificate.to_markdown()
+        names = [(item["id"], *item["names"]) for item in certificate.statement["items"]]
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        raise _no_certificate(path) from error
+    if not all(isinstance(text, str) for each in names for text in each):
+        raise _no_certificate(path)
 
 
 def _read(path: Path) -> Any:
@@ -156,7 +171,7 @@ def _read(path: Path) -> Any:
             data = file.read(_MAX_BYTES + 1)
         if len(data) > _MAX_BYTES:
             raise _no_certificate(path)
-        return json.loads(data, object_pairs_hook=_without_duplicates, parse_constant=_refuse)
+        return parse_strict_json(data.decode("utf-8"), pairs_hook=_without_duplicates)
     except FileNotFoundError as error:
         raise NotFound(f"There is no file {path}.", hint="Check the path.") from error
     except (ValueError, RecursionError) as error:
@@ -179,10 +194,6 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) != len(pairs):
         raise ValueError("a key is there twice")
     return found
-
-
-def _refuse(constant: str) -> Any:
-    raise ValueError(f"{constant} is no JSON")
 
 
 def _parse(data: Any) -> Certificate:

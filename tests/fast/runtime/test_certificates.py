@@ -20,6 +20,7 @@ from personalpeft import (
     User,
     verify_certificate,
 )
+from personalpeft.certificate import sign_statement
 from personalpeft.store.certificate_keys import CERTIFICATE_KEYS
 
 SECRETS = ("Zorblax", "Quuxwell", "ビスケット", "4711-0815", "zorb-user", "divorce")
@@ -228,6 +229,32 @@ def test_other_files_are_no_certificates(tmp_path: Path, content: str) -> None:
     (tmp_path / "file.json").write_text(content)
     with pytest.raises(InvalidInput):
         verify_certificate(tmp_path / "file.json")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"items": 1},
+        {"items": [{"id": 1, "names": []}]},
+        {"closure": {}},
+        {"exposure": {"results": [{}], "unseen": "many"}},
+        {"request": None},
+        {"remains": {"backups": [1]}},
+        {"revisions": {"before": [{"layer": 1}], "after": []}},
+        {"chain": "\ud800"},
+    ],
+)
+def test_signed_statement_without_the_keys_of_one_is_no_certificate(
+    written: Path, tmp_path: Path, change: dict[str, object]
+) -> None:
+    statement = {**verify_certificate(written).statement, **change}
+    forged = tmp_path / "forged.json"
+    try:
+        forged.write_text(sign_statement(statement, b"k" * 32).to_json())
+    except UnicodeEncodeError:
+        forged.write_text(json.dumps({**json.loads(written.read_text()), "statement": statement}))
+    with pytest.raises(InvalidInput):
+        verify_certificate(forged)
 
 
 def test_existing_file_is_not_overwritten(written: Path) -> None:
