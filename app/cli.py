@@ -20,13 +20,12 @@ from personalpeft_app.commands.compare import compare
 from personalpeft_app.commands.daemon import daemon
 from personalpeft_app.commands.feedback_cmds import (
     feedback,
-    forget,
-    forget_user,
     remember,
     retract,
     set_training,
     teach,
 )
+from personalpeft_app.commands.forget import forget, forget_user, verify_certificate
 from personalpeft_app.commands.import_export import (
     export,
     export_gguf,
@@ -179,7 +178,18 @@ cli.add_section(
 cli.add_section("Serve", (serve, token, publish))
 cli.add_section(
     "Maintain",
-    (doctor, verify, rebuild, backup, restore, gc, path, *_checkout_commands(), completion),
+    (
+        doctor,
+        verify,
+        verify_certificate,
+        rebuild,
+        backup,
+        restore,
+        gc,
+        path,
+        *_checkout_commands(),
+        completion,
+    ),
 )
 
 

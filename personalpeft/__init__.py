@@ -43,6 +43,7 @@ from personalpeft.errors import (
 )
 
 if TYPE_CHECKING:
+    from personalpeft.certificate import Certificate, verify_certificate
     from personalpeft.chat.compare import Comparison
     from personalpeft.chat.conversation import Conversation, ConversationSummary
     from personalpeft.chat.reply import Reply, Stream
@@ -69,6 +70,7 @@ __all__ = [
     "Busy",
     "Cancelled",
     "CardError",
+    "Certificate",
     "Comparison",
     "Conversation",
     "ConversationSummary",
@@ -104,11 +106,13 @@ __all__ = [
     "WeightsError",
     "open",
     "restore",
+    "verify_certificate",
 ]
 
 # Loaded on first use: these modules need numpy, SQLite or torch.
 _LAZY = {
     "ActivitySummary": "personalpeft.learning.activity_summary",
+    "Certificate": "personalpeft.certificate",
     "Comparison": "personalpeft.chat.compare",
     "Conversation": "personalpeft.chat.conversation",
     "ConversationSummary": "personalpeft.chat.conversation",
@@ -125,6 +129,7 @@ _LAZY = {
     "TrainingStatus": "personalpeft.learning.status",
     "User": "personalpeft.user",
     "Verdict": "personalpeft.types",
+    "verify_certificate": "personalpeft.certificate",
     "VllmServer": "personalpeft.settings",
 }
 _RENAMED = {"Digest": "ActivitySummary", "Learning": "TrainingStatus", "Why": "Provenance"}

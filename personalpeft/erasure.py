@@ -16,17 +16,21 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from personalpeft.certificate import Certificate
+from personalpeft.chat.conversation import turns_of_conversation
+from personalpeft.erasure_certificate import CertificateDraft, ErasureKind
 from personalpeft.errors import Busy, Cancelled, HomeError, NothingToLearn, PersonalPeftError
 from personalpeft.formatting import pluralize
 from personalpeft.learning.erasure_plan import (
     ErasurePlan,
+    ErasureTarget,
     RemainingMention,
-    find_item,
+    find_target,
     plan_erasure,
 )
 from personalpeft.learning.layers import layer_order
 from personalpeft.learning.learner import Learner
-from personalpeft.learning.options import LearnOptions
+from personalpeft.learning.options import LearnOptions, not_cancelled
 from personalpeft.learning.report import LearnReport
 from personalpeft.publishing import unpublishing
 from personalpeft.services import Services
@@ -34,6 +38,7 @@ from personalpeft.store.api_keys import ApiKeys
 from personalpeft.store.erasure import delete_pending_files, erase, erase_user
 from personalpeft.store.erasure_log import LoggedErasure, oldest_item
 from personalpeft.store.locks import learn_lease
+from personalpeft.store.store import Store
 from personalpeft.store.types import UserSummary
 from personalpeft.types import Progress
 
@@ -50,7 +55,7 @@ class ForgetReport:
 
     Attributes:
         user: Id of the user.
-        item: The full id of the item.
+        item: The full id of the item or conversation, or the layer.
         at: When it began.
         seconds: How long it took, rebuilding included.
         turns: Ids of the erased turns.
@@ -66,6 +71,7 @@ class ForgetReport:
         complete: False while another program reads an older snapshot of the home. The next program
             that opens the home completes the erasure.
         dry_run: Whether nothing was done.
+        certificate: The signed certificate, if asked for.
     """
 
     user: str
@@ -84,6 +90,7 @@ class ForgetReport:
     stands: tuple[RemainingMention, ...] = ()
     complete: bool = True
     dry_run: bool = False
+    certificate: Certificate | None = None
 
     def __str__(self) -> str:
         would = "would be " if self.dry_run else ""
@@ -131,6 +138,7 @@ class ForgetUserReport:
         api_keys: How many API keys were revoked.
         complete: As in ``ForgetReport``.
         dry_run: Whether nothing was done.
+        certificate: The signed certificate, if asked for.
     """
 
     user: str
@@ -141,6 +149,7 @@ class ForgetUserReport:
     api_keys: int
     complete: bool = True
     dry_run: bool = False
+    certificate: Certificate | None = None
 
     def __str__(self) -> str:
         counts = ", ".join(
@@ -161,7 +170,7 @@ class ForgetUserReport:
 
 
 def forget_user(
-    services: Services, api_keys: ApiKeys, user: str, *, dry_run: bool
+    services: Services, api_keys: ApiKeys, user: str, *, dry_run: bool, certificate: bool = False
 ) -> ForgetUserReport:
     """Implement ``Runtime.forget_user``, which documents the arguments.
 
@@ -170,7 +179,9 @@ def forget_user(
     store, at = services.store, services.clock.now()
     owned = sum(key.user == user for key in api_keys.list_keys())
 
-    def report(summary: UserSummary, *, complete: bool) -> ForgetUserReport:
+    def report(
+        summary: UserSummary, *, complete: bool, certificate: Certificate | None = None
+    ) -> ForgetUserReport:
         return ForgetUserReport(
             user=user,
             at=at,
@@ -180,10 +191,12 @@ def forget_user(
             api_keys=owned,
             complete=complete,
             dry_run=dry_run,
+            certificate=certificate,
         )
 
     if dry_run:
         return report(store.catalog.user(user), complete=True)
+    draft = CertificateDraft(services, user, "user", not_cancelled) if certificate else None
     with store.leases.acquire(learn_lease(user)), unpublishing(services, user) as unpublish:
         with store.database.write_lock():
             summary = store.catalog.user(user)
@@ -195,6 +208,8 @@ def forget_user(
                     hint="Connect its drive or make it writable. If it is gone for good, create an "
                     "empty folder there. Then forget the user again; nothing has been erased yet.",
                 )
+            if draft is not None:
+                draft.describe_user()
             api_keys.revoke_all(user)
             with store.database.read_transaction() as db:
                 oldest = oldest_item(db, user)
@@ -206,7 +221,8 @@ def forget_user(
     complete = False
     with suppress(Busy, HomeError):
         complete = delete_pending_files(store, user)
-    return report(summary, complete=complete)
+    signed = draft.finish_user(complete) if draft is not None else None
+    return report(summary, complete=complete, certificate=signed)
 
 
 def forget(
@@ -214,8 +230,10 @@ def forget(
     user: str,
     item: str,
     *,
+    conversation: bool,
     rebuild: bool,
     dry_run: bool,
+    certificate: bool,
     progress: Progress,
     cancelled: Callable[[], bool],
 ) -> ForgetReport:
@@ -223,13 +241,13 @@ def forget(
     store, clock = services.store, services.clock
     began, at = clock.timer(), clock.now()
     progress("Reading", 0.0)
-    full_id = find_item(store, user, item).id
+    target = _find_target(store, user, item, conversation)
 
     def report(plan: ErasurePlan, **outcome: Any) -> ForgetReport:
         removal = plan.removal
         return ForgetReport(
             user=user,
-            item=full_id,
+            item=target.name,
             at=at,
             seconds=round(clock.timer() - began, 3),
             turns=tuple(sorted(removal.turns)),
@@ -241,27 +259,38 @@ def forget(
         )
 
     if dry_run:
-        return report(plan_erasure(store, user, full_id), dry_run=True)
+        return report(plan_erasure(store, user, target), dry_run=True)
     # Under the lease, since a running learn would write again what is being erased. Under the write
     # lock, so that nothing is added between the decision and the erasure.
     with store.leases.acquire(learn_lease(user)), unpublishing(services, user) as unpublish:
+        draft: CertificateDraft | None = None
+        if certificate:
+            kind: ErasureKind = (
+                "conversation" if conversation else "layer" if target.layer else "item"
+            )
+            draft = CertificateDraft(services, user, kind, cancelled)
+            draft.measure_before(plan_erasure(store, user, target), progress)
         with store.database.write_lock():
-            plan = plan_erasure(store, user, full_id)
+            # Found again, since more may have been said meanwhile.
+            target = _find_target(store, user, item, conversation)
+            plan = plan_erasure(store, user, target)
             if cancelled():
                 raise Cancelled(
                     "Cancelled before anything was erased.", hint="Nothing has changed."
                 )
             progress("Erasing", 0.0)
+            if draft is not None:
+                draft.describe(plan)
             if plan.removal.revisions:
                 # First the copies: after a kill in between, no record would name them.
                 unpublish()
-            store.erasures.append(LoggedErasure("item", full_id))
+            store.erasures.append(*_to_log(store, user, target))
             erased = erase(store, user, plan.removal)
         services.drop_user_caches(user)
     progress("Erasing", 1.0)
     rebuilt: list[LearnReport] = []
     waiting: dict[str, str] = {}
-    for layer in sorted(erased.heads, key=layer_order):
+    for layer in sorted(erased.heads.keys() - plan.removal.layers, key=layer_order):
         if not rebuild or cancelled():
             waiting[layer] = (
                 f"{'cancelled' if rebuild else 'not requested'}; the next learn does it"
@@ -274,6 +303,9 @@ def forget(
             waiting[layer] = "no lesson for it is left"
         except PersonalPeftError as error:
             waiting[layer] = error.message
+    signed = None
+    if draft is not None:
+        signed = draft.finish(plan, erased, rebuilt, waiting, progress)
     return report(
         plan,
         reports=erased.reports,
@@ -282,4 +314,26 @@ def forget(
         rebuilt=tuple(rebuilt),
         waiting=waiting,
         complete=erased.complete,
+        certificate=signed,
     )
+
+
+def _find_target(store: Store, user: str, item: str, conversation: bool) -> ErasureTarget:
+    """Return what to forget. Raises as ``find_target``."""
+    if not conversation:
+        return find_target(store, user, item)
+    name, turns = turns_of_conversation(store, user, item)
+    return ErasureTarget(name, turns=frozenset(turns))
+
+
+def _to_log(store: Store, user: str, target: ErasureTarget) -> list[LoggedErasure]:
+    """Return the lines of the log by which a restore forgets a target again."""
+    lines = [LoggedErasure("item", item) for item in sorted(target.items)]
+    if target.layer is not None:
+        with store.database.read_transaction() as db:
+            oldest = oldest_item(db, user)
+        revisions = store.catalog.revisions(user, layer=target.layer)
+        if oldest is not None and revisions:
+            # By the time of its first revision: the log holds no name of a skill.
+            lines.insert(0, LoggedErasure("layer", f"{oldest}/{revisions[0].at.isoformat()}"))
+    return lines

@@ -12,6 +12,7 @@ _EXTRAS: Mapping[str, str] = {
     "llama_cpp": "llamacpp",
     "llama-cpp-python": "llamacpp",  # Named so where its version is read before it is imported.
     "httpx2": "vllm",
+    "cryptography": "certificates",
     "flask": "serve",
     "cheroot": "serve",
     "prometheus_client": "serve",

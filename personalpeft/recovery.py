@@ -22,6 +22,8 @@ from personalpeft.errors import Damaged, Forgotten, InvalidInput, NotFound
 from personalpeft.runtime import Runtime
 from personalpeft.settings import Settings
 from personalpeft.store.backup import COPY_NAME
+from personalpeft.store.blobs import replace_file
+from personalpeft.store.certificate_keys import CERTIFICATE_KEYS
 from personalpeft.store.erasure_log import (
     LOG,
     LoggedErasure,
@@ -34,6 +36,7 @@ from personalpeft.store.home import DATABASE, open_store
 from personalpeft.store.integrity import verify
 from personalpeft.store.locks import Lock
 from personalpeft.types import Progress
+from personalpeft.user import User
 
 # Of another process, or made again.
 _LEFT_OUT = frozenset({"locks", "write.lock", "write.holder", "sessions"})
@@ -93,6 +96,9 @@ def restore(
         if part.exists():
             shutil.rmtree(part)
         _copy(backup, part, progress)
+        if (home / CERTIFICATE_KEYS).is_file():
+            # The backup may be older than the keys.
+            replace_file(part / CERTIFICATE_KEYS, (home / CERTIFICATE_KEYS).read_bytes())
         erasures = merge_logs((backup, backup.parent, home, *others), part)
         erasures = (*erasures, *read_tombstones(home / DATABASE))
     progress("Forgetting", 0.0)
@@ -183,21 +189,32 @@ def _forget_again(
         open_store(part, now=clock.now, entropy=clock.entropy) as store,
         store.database.read_transaction() as db,
     ):
-        owners = find_owners(db, [each.item for each in erasures])
+        owners = find_owners(db, [each.owned for each in erasures])
     count = 0
     with Runtime(dataclasses.replace(settings, home=part), base, "auto", clock=clock) as runtime:
         for each in erasures:
-            if each.item not in owners:
+            if each.owned not in owners:
                 continue
             # An earlier one may have erased it as well.
             with suppress(Forgotten, NotFound):
                 if each.kind == "user":
-                    runtime.forget_user(owners[each.item])
+                    runtime.forget_user(owners[each.owned])
                 else:
-                    user = runtime.user(owners[each.item], create=False)
-                    user.forget(each.item, rebuild=False)
+                    user = runtime.user(owners[each.owned], create=False)
+                    user.forget(_name_of(each, user), rebuild=False)
                 count += 1
     return count
+
+
+def _name_of(erasure: LoggedErasure, user: User) -> str:
+    """Return what to forget of a user. Raises ``NotFound`` for a layer that is not there."""
+    if erasure.kind == "item":
+        return erasure.item
+    time = erasure.item.partition("/")[2]
+    layers = [each.layer for each in user.revisions() if each.at.isoformat() == time]
+    if not layers:
+        raise NotFound("The copy has no such layer.", hint="Nothing is to be done.")
+    return layers[0]
 
 
 def _check(part: Path, clock: Clock) -> None:

@@ -21,6 +21,7 @@ from personalpeft.backends.choice import TORCH, BackendChoice, check_backend, ch
 from personalpeft.base_models.registry import all_cards, find_card
 from personalpeft.base_models.resolve import find_changed_files, resolve_base
 from personalpeft.base_models.types import Base, ModelCard
+from personalpeft.certificate import Certificate
 from personalpeft.chat.routing import AdapterRouter
 from personalpeft.chat.validation import check_text
 from personalpeft.clock import SYSTEM, Clock
@@ -28,6 +29,7 @@ from personalpeft.deprecation import RenamedAttributes, accept_renamed_arguments
 from personalpeft.engine.completion_cache import CompletionCache
 from personalpeft.engine.engine import Engine
 from personalpeft.erasure import ForgetUserReport, forget_user
+from personalpeft.erasure_certificate import items_with_text
 from personalpeft.errors import InvalidInput
 from personalpeft.ids import check_layer_name, check_user_id
 from personalpeft.learning.evaluate.probes import general_prompts, open_completion_cache
@@ -157,7 +159,9 @@ class Runtime(
         """
         return import_user(self._services.store, self._services.model.base, Path(file), as_user)
 
-    def forget_user(self, user_id: str, *, dry_run: bool = False) -> ForgetUserReport:
+    def forget_user(
+        self, user_id: str, *, dry_run: bool = False, certificate: bool = False
+    ) -> ForgetUserReport:
         """Erase a user for good: the whole ledger, all layers, published copies and API keys.
 
         No file of the home holds the id or a text of the user afterwards. Replies that are being
@@ -168,6 +172,7 @@ class Runtime(
         Args:
             user_id: The exact id.
             dry_run: Only report what would be erased.
+            certificate: Make a signed certificate, ``report.certificate``.
 
         Returns:
             How much was erased.
@@ -177,9 +182,20 @@ class Runtime(
             InvalidId: The id is invalid.
             Busy: A learn of this user runs, or another program writes.
             HomeError: The home or a folder with published stacks cannot be written.
+            MissingPackage: A certificate needs the package cryptography.
         """
         check_user_id(user_id)
-        return forget_user(self._services, self._api_keys, user_id, dry_run=dry_run)
+        return forget_user(
+            self._services, self._api_keys, user_id, dry_run=dry_run, certificate=certificate
+        )
+
+    def items_with_text(self, certificate: Certificate, text: str) -> tuple[str, ...]:
+        """Return the ids of the items in a certificate of this home that had exactly a text.
+
+        Only this home can tell, since it has the key that names them. Raises ``HomeError``,
+        ``Damaged``.
+        """
+        return items_with_text(self._services.store, certificate, text)
 
     @accept_renamed_arguments(memory="max_memory_mb")
     def learn_many(

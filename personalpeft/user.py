@@ -723,12 +723,14 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
         self,
         item: Reply | Turn | str,
         *,
+        conversation: bool = False,
         rebuild: bool = True,
         dry_run: bool = False,
+        certificate: bool = False,
         progress: Progress = no_progress,
         cancelled: Callable[[], bool] = not_cancelled,
     ) -> ForgetReport:
-        """Erase a turn or signal and everything derived from it, and rebuild the layers it was in.
+        """Erase an item and everything derived from it, and rebuild the layers it was in.
 
         Erased are its text, the revisions that saw it, reports about it, and replies that had it in
         the prompt. Layers that lose their head return to the head before the item. They are rebuilt
@@ -736,9 +738,15 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
         effects of an erasure.
 
         Args:
-            item: A reply, a turn, or the id of a turn or signal.
+            item: A reply, a turn, or the id of a turn or signal. Or a layer, which is erased with all
+                that it was taught.
+            conversation: Erase the whole conversation that the turn is in, regenerated replies too.
+                ``item`` may be the id of the conversation.
             rebuild: Rebuild now. Otherwise the next learn does.
             dry_run: Only report what would be erased.
+            certificate: Make a signed certificate, ``report.certificate``. It measures how far the
+                model knew the items, before and after, which takes a minute or more. After a kill
+                there is none.
             progress: Called with a stage and the share of it that is done, 0 to 1.
             cancelled: Return True to cancel. After the erasure it only stops the rebuilding.
 
@@ -746,20 +754,24 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
             What was erased and rebuilt.
 
         Raises:
-            NotFound: No turn or signal has this id.
+            NotFound: No turn or signal has this id, or there is no such layer.
             Forgotten: It was forgotten before.
             Busy: A learn of this user runs.
             Cancelled: ``cancelled`` returned True before anything was erased.
-            InvalidInput: ``item`` is no reply, turn or id.
+            InvalidInput: ``item`` is no reply, turn, id or layer, or the turn is in no
+                conversation.
             HomeError: The home cannot be written.
+            MissingPackage: A certificate needs the package cryptography.
         """
         item_id = item if isinstance(item, str) and item != "last" else self.turn(item).id
         return erasure.forget(
             self._services,
             self.id,
             item_id,
+            conversation=conversation,
             rebuild=rebuild,
             dry_run=dry_run,
+            certificate=certificate,
             progress=progress,
             cancelled=cancelled,
         )

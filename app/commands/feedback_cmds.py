@@ -1,8 +1,7 @@
-"""Commands that record feedback and facts, and retract or erase them."""
+"""Commands that record feedback and facts, and retract them."""
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 import click
@@ -10,10 +9,8 @@ import click
 from personalpeft.errors import InvalidInput
 from personalpeft.learning.report import excerpt, signal_text
 from personalpeft_app import session
-from personalpeft_app.interrupts import interruptible
 from personalpeft_app.options import GlobalOptions, command, no_train_option, train_of
 from personalpeft_app.output import emit, info
-from personalpeft_app.progress import Display
 from personalpeft_app.text_input import open_editor, read_argument
 
 if TYPE_CHECKING:
@@ -242,62 +239,3 @@ def note_rebuild(common: GlobalOptions, layers: list[str]) -> None:
     """Print which layers the next learn builds without the retracted signals."""
     if layers:
         info(common, f"The next learn removes it from {' and '.join(layers)}.")
-
-
-@command(
-    "forget", examples=("forget s_01k2 --dry-run", "forget last", "forget s_01k2 --yes --json")
-)
-@click.argument("item")
-@click.option("--dry-run", is_flag=True, help="Only list what would be erased.")
-@click.option("--later", is_flag=True, help="Erase now, and rebuild with the next learn.")
-@click.option("--yes", is_flag=True, help="Do not ask first.")
-def forget(common: GlobalOptions, item: str, dry_run: bool, later: bool, yes: bool) -> None:
-    """Erase a turn, a fact, a rule or other feedback, for good.
-
-    ITEM is an id that turns, lessons or memory lists, its beginning, or "last" for the newest turn.
-    Its text is deleted from every file of the home, with each revision trained on it. Live layers
-    are rebuilt without it. This cannot be undone. Backups and exported files are not changed.
-
-    On a terminal it lists what would be erased and asks. Ctrl-C stops only the rebuilding.
-    """
-    display = Display(common)
-    with session.open_user(common, "read" if dry_run else "change", display) as user:
-        if not (dry_run or yes):
-            _check_can_ask(common)
-            click.echo(str(user.forget(item, dry_run=True)), err=True)
-            click.confirm("Forget this for good?", abort=True, err=True)
-
-        def notify() -> None:
-            display.print("It is erased; rebuilding stops after this step.")
-
-        with interruptible(notify) as cancelled, display:
-            report = user.forget(
-                item, rebuild=not later, dry_run=dry_run, progress=display, cancelled=cancelled
-            )
-    emit(common, report, str(report))
-
-
-@command("forget-user", examples=("forget-user ada --dry-run", "forget-user ada --yes --json"))
-@click.argument("name", metavar="USER")
-@click.option("--dry-run", is_flag=True, help="Only list what would be erased.")
-@click.option("--yes", is_flag=True, help="Do not ask first.")
-def forget_user(common: GlobalOptions, name: str, dry_run: bool, yes: bool) -> None:
-    """Erase a user for good, with all data.
-
-    That is all turns, feedback, layers, published copies and tokens. This cannot be undone. Backups
-    and exported files are not changed; to keep a copy, export the user first. On a terminal it
-    lists what would be erased and asks.
-    """
-    with session.open_runtime(common, "read" if dry_run else "change") as runtime:
-        if not (dry_run or yes):
-            _check_can_ask(common)
-            click.echo(str(runtime.forget_user(name, dry_run=True)), err=True)
-            click.confirm(f"Forget {name} for good?", abort=True, err=True)
-        report = runtime.forget_user(name, dry_run=dry_run)
-    emit(common, report, str(report))
-
-
-def _check_can_ask(common: GlobalOptions) -> None:
-    """Raise a usage error unless the person at a terminal can be asked."""
-    if common.json or not sys.stdin.isatty():
-        raise click.UsageError("This cannot be undone. Give --yes, or --dry-run to look.")

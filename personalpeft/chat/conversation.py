@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from personalpeft.base_models.tool_calls import assistant_message
-from personalpeft.errors import InvalidInput, NotFound, suggest_nearest
+from personalpeft.errors import Forgotten, InvalidInput, NotFound, suggest_nearest
 from personalpeft.store.store import Store
 from personalpeft.store.types import ConversationLink
 from personalpeft.types import Message, Signal, SignalKind, Turn
@@ -145,6 +145,36 @@ def conversation_of(store: Store, user: str, turn_id: str) -> str | None:
         turn_id: The full id of the turn.
     """
     return next(link for link in _links(store, user) if link.turn == turn_id).conversation or None
+
+
+def turns_of_conversation(store: Store, user: str, name: str) -> tuple[str, tuple[str, ...]]:
+    """Return the id of a conversation and all its turns, regenerated ones too, oldest first.
+
+    Args:
+        store: The open home.
+        user: The user.
+        name: The id of the conversation or of one of its turns, or a unique prefix.
+
+    Raises:
+        NotFound: There is neither.
+        Forgotten: The turn was erased.
+        InvalidInput: The turn is in no conversation, or the prefix is ambiguous.
+    """
+    links = _links(store, user)
+    wanted = name if any(link.conversation == name for link in links) else None
+    if wanted is None:
+        try:
+            turn = store.ledger.turn(user, name).id
+        except (NotFound, Forgotten):
+            # A conversation is named after its first turn, which may have been erased.
+            if not any((link.conversation or "").startswith(name or " ") for link in links):
+                raise
+            wanted = _resolve({link.conversation or "" for link in links}, user, name)
+        else:
+            wanted = next(link.conversation for link in links if link.turn == turn) or None
+    if wanted is None:
+        raise InvalidInput(f"{name} is in no conversation.", hint="Forget the turn alone.")
+    return wanted, tuple(link.turn for link in links if link.conversation == wanted)
 
 
 def find_previous(store: Store, user: str, messages: Sequence[Message]) -> Turn | None:

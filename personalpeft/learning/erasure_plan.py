@@ -1,15 +1,14 @@
-"""Plan an erasure: what is erased with an item, and which mentions remain. Reads the ledger only.
+"""Plan an erasure: what is erased with some items, and which mentions remain. Reads the ledger only.
 
 - With an item its predecessors are erased: earlier wordings of a fact, earlier feedback on the same
-  reply. With a turn, all feedback on it is erased.
+  reply. With a turn, all feedback on it is erased. With a layer, all that it was taught is erased,
+  and all its revisions.
 - A reply is redacted if its prompt had an erased fact, or its conversation an erased turn. The
   question stays. The conversation before it loses what is erased or redacted.
-- Other replies are redacted if they contain one of the item's *unique words*. This applies to
-  replies of an erased revision or under an erased rule. Feedback on a redacted reply is erased if
-  it contains one.
-- Unique words are those that the user uses nowhere else and that the model did not use before. What
-  the user said elsewhere in the same words remains, and is reported. A longer word is also found
-  inside another, since many languages attach articles, prepositions and endings to it.
+- Other replies are redacted if they have something that they can only have from the item. This
+  applies to replies of an erased revision or under an erased rule. Feedback on a redacted reply is
+  erased if it has something of the item. ``revealing_text`` decides it, for every language.
+- What the user said elsewhere in the same words remains, and is reported.
 - A revision is erased if it was built from any of this. So is one with an erased revision as its
   parent or below it, and one whose plan read the item. So no remaining layer saw the item.
 """
@@ -19,19 +18,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from unicodedata import east_asian_width
 
 from personalpeft.base_models.tool_calls import read_calls
-from personalpeft.errors import InvalidInput
+from personalpeft.errors import InvalidInput, NotFound, suggest_nearest
+from personalpeft.ids import LAYER_NAME
 from personalpeft.learning.publish import imported_inputs
-from personalpeft.memory.words import split_words
+from personalpeft.learning.revealing_text import RevealingText, comparable, has_words
 from personalpeft.store.store import Store
 from personalpeft.store.types import Erasure
 from personalpeft.types import Json, Message, Revision, Signal, SignalKind, ToolCall, Turn
-
-_MAX_FUNCTION_WORD = 2
-# A shorter word is inside others by accident.
-_MIN_STEM = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +39,15 @@ class RemainingMention:
 
 @dataclass(frozen=True, slots=True)
 class ErasurePlan:
-    """What is erased, and which mentions remain."""
+    """What is erased, and which mentions remain.
+
+    ``items`` are the erased turns and signals. ``elsewhere`` are the remaining texts.
+    """
 
     removal: Erasure
     remaining: tuple[RemainingMention, ...]
+    items: tuple[Turn | Signal, ...] = ()
+    elsewhere: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +76,48 @@ class _Exchange:
         return is_answer or tuple(messages[: index + 1]) == self.messages
 
 
+@dataclass(frozen=True, slots=True)
+class ErasureTarget:
+    """What to forget: turns and signals by their full ids, or a whole layer. ``name`` is shown."""
+
+    name: str
+    turns: frozenset[str] = frozenset()
+    signals: frozenset[str] = frozenset()
+    layer: str | None = None
+
+    @property
+    def items(self) -> frozenset[str]:
+        """The ids of the turns and signals."""
+        return self.turns | self.signals
+
+
+def find_target(store: Store, user: str, item: str) -> ErasureTarget:
+    """Return the turn, signal or layer with a name, or an unambiguous beginning of an id.
+
+    Raises:
+        NotFound: There is none.
+        Forgotten: It was erased.
+        InvalidInput: It is no such id, or ambiguous.
+    """
+    if isinstance(item, str) and LAYER_NAME.fullmatch(item):
+        taught = {
+            signal.id
+            for signal in store.ledger.signals(user, current=False)
+            if _layer_of(signal) == item
+        }
+        known = [layer.name for layer in store.catalog.layers(user)]
+        if item not in known and not taught:
+            raise NotFound(
+                f"{user} has no layer {item}.", hint=suggest_nearest(item, known, what="layer")
+            )
+        return ErasureTarget(item, signals=frozenset(taught), layer=item)
+    found = find_item(store, user, item)
+    ids = frozenset({found.id})
+    if isinstance(found, Turn):
+        return ErasureTarget(found.id, turns=ids)
+    return ErasureTarget(found.id, signals=ids)
+
+
 def find_item(store: Store, user: str, item: str) -> Turn | Signal:
     """Return the turn or signal with an id, or an unambiguous beginning of one.
 
@@ -86,29 +128,29 @@ def find_item(store: Store, user: str, item: str) -> Turn | Signal:
     """
     if not isinstance(item, str) or item[:2] not in ("t_", "s_"):
         raise InvalidInput(
-            f"An item must be the id of a turn or a signal, got {ascii(item)[:80]}.",
+            f"An item must be the id of a turn or a signal, or a layer, got {ascii(item)[:80]}.",
             hint="Ids of turns begin with t_, those of feedback, facts and rules with s_; lessons"
-            " and turns list them.",
+            " and turns list them. A layer is style, memory or skill.<name>.",
         )
     return store.ledger.turn(user, item) if item[0] == "t" else store.ledger.signal(user, item)
 
 
-def plan_erasure(store: Store, user: str, item: str) -> ErasurePlan:
-    """Return what is erased with an item. Raises as ``find_item``."""
-    return _ErasurePlanner(store, user, find_item(store, user, item)).plan()
+def plan_erasure(store: Store, user: str, target: ErasureTarget) -> ErasurePlan:
+    """Return what is erased with a target."""
+    return _ErasurePlanner(store, user, target).plan()
 
 
 class _ErasurePlanner:
-    """One item, the rest of the ledger, and the erasures found so far."""
+    """One target, the rest of the ledger, and the erasures found so far."""
 
-    def __init__(self, store: Store, user: str, item: Turn | Signal) -> None:
+    def __init__(self, store: Store, user: str, target: ErasureTarget) -> None:
         self._signals = store.ledger.signals(user, current=False)
         self._turns = tuple(reversed(store.ledger.turns(user)))
         self._by_turn = {turn.id: turn for turn in self._turns}
         self._revisions = store.catalog.revisions(user)
-        self._item = item
-        self._erased_turns = frozenset({item.id} if isinstance(item, Turn) else ())
-        self._erased = frozenset({item.id} if isinstance(item, Signal) else ())
+        self._target = target
+        self._erased_turns = target.turns
+        self._erased = target.signals
         self._redacted: dict[str, tuple[Message, ...]] = {}
         self._erased_revisions: frozenset[str] = frozenset()
 
@@ -119,24 +161,30 @@ class _ErasurePlanner:
             self._erase_predecessors()
             self._redacted = self._redact_contexts() | self._redacted
             self._erased_revisions = frozenset(self._find_revisions())
-            unique = self._unique_words()
+            revealing = self._revealing_text()
             self._redacted |= {
-                turn.id: turn.messages for turn in self._turns if self._reveals(turn, unique)
+                turn.id: turn.messages for turn in self._turns if self._reveals(turn, revealing)
             }
             self._erased |= {
                 signal.id
                 for signal in self._signals
-                if signal.turn in self._redacted and _mentioned(unique, _texts_of(signal))
+                if signal.turn in self._redacted and revealing.is_in(texts_of(signal))
             }
-        unique, erased = self._unique_words(), self._erased
+        revealing, erased = self._revealing_text(), self._erased
         removal = Erasure(
             self._erased_turns,
             erased,
             self._erased_revisions,
             dict(self._redacted),
-            lambda body: _redact(body, erased, unique),
+            frozenset({self._target.layer} if self._target.layer else ()),
+            lambda body: _redact(body, erased, revealing),
         )
-        return ErasurePlan(removal, tuple(self._find_mentions()))
+        items: tuple[Turn | Signal, ...] = (
+            *(turn for turn in self._turns if turn.id in self._erased_turns),
+            *(signal for signal in self._signals if signal.id in erased),
+        )
+        elsewhere = tuple(self._texts()[1])
+        return ErasurePlan(removal, tuple(self._find_mentions()), items, elsewhere)
 
     def _erase_predecessors(self) -> None:
         erased = {each.id for each in self._signals if each.turn in self._erased_turns}
@@ -183,6 +231,10 @@ class _ErasurePlanner:
         seen = self._erased | used | {each.id for each in self._signals if each.turn in touched}
         erased: set[str] = set()
         for revision in self._revisions:
+            if revision.layer == self._target.layer:
+                erased.add(revision.id)
+                yield revision.id
+                continue
             # Nothing of this home is in an imported one.
             if revision.inputs == imported_inputs(revision.digest):
                 continue
@@ -213,13 +265,17 @@ class _ErasurePlanner:
         turn = self._by_turn.get(signal.turn or "")
         return (layer == "style" and bool(revision.below)) or bool(turn and turn.used)
 
-    def _unique_words(self) -> set[str]:
+    def _revealing_text(self) -> RevealingText:
+        return RevealingText(*self._texts())
+
+    def _texts(self) -> tuple[list[str], list[str]]:
+        """Return the texts that are erased, and those that remain."""
         erased, elsewhere = list[str](), list[str]()
         for signal in self._signals:
             if signal.id in self._erased:
-                erased += _texts_of(signal)
+                erased += texts_of(signal)
             elif signal.turn not in self._redacted:
-                elsewhere += _texts_of(signal)
+                elsewhere += texts_of(signal)
         for turn in self._turns:
             if turn.id in self._erased_turns:
                 erased.append(turn.messages[-1].content)
@@ -228,29 +284,31 @@ class _ErasurePlanner:
             elsewhere += [each.content for each in messages if each.role != "assistant"]
             if turn.id not in self._redacted and not self._is_from_erased(turn):
                 elsewhere.append(turn.reply)
-        words = _words(*erased)
-        return words - _mentioned(words, elsewhere)
+        return erased, elsewhere
 
     def _is_from_erased(self, turn: Turn) -> bool:
         return any(entry.revision in self._erased_revisions for entry in turn.stack.entries)
 
-    def _reveals(self, turn: Turn, unique: Collection[str]) -> bool:
+    def _reveals(self, turn: Turn, revealing: RevealingText) -> bool:
         if turn.id in self._erased_turns or turn.id in self._redacted:
             return False
         may_know = self._is_from_erased(turn) or bool(self._erased & set(turn.used))
-        return may_know and bool(_mentioned(unique, [turn.reply]))
+        return may_know and revealing.is_in([turn.reply])
 
     def _find_mentions(self) -> Iterator[RemainingMention]:
-        """Yield the remaining turns and signals that contain the item's text."""
-        item = self._item
-        texts = [item.messages[-1].content] if isinstance(item, Turn) else _texts_of(item)
-        wanted = [text for text in map(_normalize, texts) if _words(text)]
+        """Yield the remaining turns and signals that contain the text of one of the items."""
+        target = self._target
+        texts = [t.messages[-1].content for t in self._turns if t.id in target.turns]
+        for signal in self._signals:
+            if signal.id in target.signals:
+                texts += texts_of(signal)
+        wanted = list({comparable(text) for text in texts if has_words(text)})
         for turn in self._turns:
             kept = self._redacted.get(turn.id, turn.messages)
             if turn.id not in self._erased_turns and _contains(wanted, [m.content for m in kept]):
                 yield RemainingMention(turn.id, "its messages say the same words")
         for signal in self._signals:
-            if signal.id not in self._erased and _contains(wanted, _texts_of(signal)):
+            if signal.id not in self._erased and _contains(wanted, texts_of(signal)):
                 yield RemainingMention(signal.id, f"this {signal.kind} says the same words")
 
 
@@ -287,7 +345,7 @@ def _layer_of(signal: Signal) -> str:
     return f"skill.{skill}" if skill else compared if compared.startswith("skill.") else "style"
 
 
-def _texts_of(signal: Signal) -> list[str]:
+def texts_of(signal: Signal) -> list[str]:
     """Return all words that a signal contains."""
     payload = signal.payload
     texts = [payload.get(key) for key in ("text", "prompt", "answer")]
@@ -295,37 +353,12 @@ def _texts_of(signal: Signal) -> list[str]:
     return [text for text in (*texts, *(payload.get("questions") or ())) if isinstance(text, str)]
 
 
-def _words(*texts: str) -> set[str]:
-    """Return the words that can reveal something.
-
-    They have three letters, a digit, or two of the characters that are as wide as two.
-    """
-    return {
-        word
-        for text in texts
-        for word in split_words(text.casefold())
-        if sum(1 + (east_asian_width(letter) == "W") for letter in word) > _MAX_FUNCTION_WORD
-        or any(map(str.isdigit, word))
-    }
-
-
-def _mentioned(words: Collection[str], texts: Iterable[str]) -> set[str]:
-    """Return which words are in texts, longer ones also inside another word."""
-    found = _words(*texts)
-    joined = " ".join(found)
-    return {word for word in words if word in found or (len(word) >= _MIN_STEM and word in joined)}
-
-
-def _normalize(text: str) -> str:
-    return " ".join(text.casefold().split())
-
-
 def _contains(wanted: Sequence[str], texts: Iterable[str]) -> bool:
-    return any(each in text for text in map(_normalize, texts) for each in wanted)
+    return any(each in text for text in map(comparable, texts) for each in wanted)
 
 
-def _redact(body: Json, erased: Collection[str], unique: Collection[str]) -> Json:
-    """Return a report or scores without erased signals, and without examples of unique words."""
+def _redact(body: Json, erased: Collection[str], revealing: RevealingText) -> Json:
+    """Return a report or scores without erased signals, and without examples that reveal them."""
 
     def is_erased(each: object) -> bool:
         name = each.get("signal") if isinstance(each, Mapping) else each
@@ -333,7 +366,7 @@ def _redact(body: Json, erased: Collection[str], unique: Collection[str]) -> Jso
 
     def reveals(example: object) -> bool:
         texts = map(str, example.values()) if isinstance(example, Mapping) else ()
-        return bool(_mentioned(unique, texts))
+        return revealing.is_in(texts)
 
     def redact(value: Any) -> Any:
         if isinstance(value, Mapping):

@@ -14,7 +14,7 @@ from itertools import groupby
 
 # By the first word of the names of a script's characters. In Korean, particles are attached.
 _NGRAM_SIZES = {
-    **dict.fromkeys(("CJK", "HIRAGANA", "KATAKANA", "BOPOMOFO", "HANGUL"), 2),
+    **dict.fromkeys(("CJK", "IDEOGRAPHIC", "HIRAGANA", "KATAKANA", "BOPOMOFO", "HANGUL"), 2),
     **dict.fromkeys(("THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN"), 3),
 }
 

@@ -27,6 +27,7 @@ from pathlib import Path
 from personalpeft import host
 from personalpeft.errors import Damaged, InvalidInput
 from personalpeft.store.blobs import Blobs, replace_file
+from personalpeft.store.certificate_keys import CERTIFICATE_KEYS
 from personalpeft.store.database import Database, has_table
 from personalpeft.store.error_mapping import map_home_errors, sqlite3
 
@@ -66,7 +67,7 @@ def back_up(database: Database, blobs: Blobs, folder: Path, *, now: datetime, ke
         part.mkdir(mode=0o700)
         digests = _copy_database(database, part / database.path.name)
         missing = [each for each in digests if not _copy_blob(blobs, each, part, previous)]
-        for name in ("config.toml", "models"):
+        for name in ("config.toml", "models", CERTIFICATE_KEYS):
             with suppress(FileNotFoundError, NotADirectoryError):
                 _copy_settings(home / name, part / name)
         for each in (part / "blobs", *sorted((part / "blobs").glob("*")), part):

@@ -176,11 +176,13 @@ def _erase_rows(db: sqlite3.Connection, user: str, erasure: Erasure, at: datetim
     db.execute("pragma defer_foreign_keys = on")
     eraser = _RowEraser(db, user)
     revisions = eraser.select_where("revision", "id", erasure.revisions)
+    vectors = len(eraser.select_where("vector", "signal", erasure.signals))
     _erase_signals(eraser, erasure.signals)
     _erase_turns(eraser, erasure)
     bases = {row["id"]: row["base"] for row in fetch_all(db, _BASES, user)}
     _erase_revisions(eraser, erasure.revisions)
     heads = _erase_moves(eraser, erasure.revisions, bases)
+    _erase_layers(eraser, erasure.layers)
     _redact(eraser, "report", "body", erasure.redact_json)
     _redact(eraser, "judgement", "scores", erasure.redact_json)
     tombstones = [
@@ -196,6 +198,7 @@ def _erase_rows(db: sqlite3.Connection, user: str, erasure: Erasure, at: datetim
         signals=kinds.count("signal"),
         revisions=kinds.count("revision"),
         reports=kinds.count("report"),
+        vectors=vectors,
         files=len(blobs),
         emptied=len(erasure.emptied),
         heads=heads,
@@ -274,6 +277,17 @@ def _erase_moves(
             sql = "update layer set head = ? where user = ? and name = ?"
             db.execute(sql, [heads[name], user, name])
     return heads
+
+
+def _erase_layers(eraser: _RowEraser, layers: frozenset[str]) -> None:
+    sql = (
+        "select seq from report where user = ? and json_extract(body, '$.layer')"
+        " in (select value from json_each(?))"
+    )
+    found = fetch_all(eraser.db, sql, eraser.user, json.dumps(sorted(layers)))
+    eraser.delete_where("report", "seq", [row["seq"] for row in found])
+    eraser.delete_where("move", "layer", layers)
+    eraser.delete_where("layer", "name", layers)
 
 
 def _redact(

@@ -1,8 +1,8 @@
 """The log of what was forgotten: a backup from before still holds it, and a restore forgets it again.
 
-A line names an item by its id, or a user by the id of the user's oldest item. So the log has no
-words and no user's id. It lies in the home and beside its backups, so that one of them outlives the
-loss of the other.
+A line names an item by its id, a user by the id of the user's oldest item, and a layer by that and
+the time of its first revision. So the log has no words and no user's id. It lies in the home and
+beside its backups, so that one of them outlives the loss of the other.
 
 Invariants: a line is durable before the erasure begins, since a kill in between would leave an
 erased item that no restore forgets. A torn last line counts as none.
@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from personalpeft import host
 from personalpeft.store.blobs import replace_file
@@ -27,15 +27,23 @@ from personalpeft.store.rows import TOMBSTONE
 LOG = "forgotten.jsonl"
 _FOLDERS = "backup-folders.json"
 
-ErasedKind: TypeAlias = Literal["item", "user"]
+ErasedKind: TypeAlias = Literal["item", "user", "layer"]
 
 
 @dataclass(frozen=True, slots=True)
 class LoggedErasure:
-    """An erased turn or signal, or all of the user whose oldest one it is."""
+    """An erased turn or signal, or all of the user whose oldest one it is.
+
+    Of a layer ``item`` is "<oldest item of the user>/<time of the layer's first revision>".
+    """
 
     kind: ErasedKind
     item: str
+
+    @property
+    def owned(self) -> str:
+        """The turn or signal that shows whose it is."""
+        return self.item.partition("/")[0]
 
     def to_line(self) -> bytes:
         """Return the line of the log."""
@@ -48,17 +56,17 @@ class ErasureLog:
     def __init__(self, home: Path) -> None:
         self._home = home
 
-    def append(self, erasure: LoggedErasure) -> None:
-        """Record an erasure durably, also beside the backups that can be reached.
+    def append(self, *erasures: LoggedErasure) -> None:
+        """Record erasures durably, also beside the backups that can be reached.
 
         The next backup brings the others up to date. Raises ``HomeError``.
         """
         with map_home_errors(self._home):
-            _append(self._home / LOG, [erasure])
-        for folder in self._folders():
+            _append(self._home / LOG, erasures)
+        for folder in self.folders():
             with suppress(OSError):
                 if folder.is_dir():
-                    _append(folder / LOG, [erasure])
+                    _append(folder / LOG, erasures)
 
     def read(self) -> tuple[LoggedErasure, ...]:
         """Return all erasures, oldest first. Raises ``OSError``."""
@@ -69,12 +77,13 @@ class ErasureLog:
         folder = folder.absolute()
         with map_home_errors(folder):
             _append(folder / LOG, self.read())
-            folders = self._folders()
+            folders = self.folders()
             if folder not in folders:
                 text = json.dumps([str(each) for each in (*folders, folder)])
                 replace_file(self._home / _FOLDERS, text.encode())
 
-    def _folders(self) -> tuple[Path, ...]:
+    def folders(self) -> tuple[Path, ...]:
+        """Return the folders that backups of this home were written to."""
         try:
             return tuple(map(Path, json.loads((self._home / _FOLDERS).read_bytes())))
         except (OSError, ValueError, TypeError):
@@ -94,7 +103,7 @@ def read_log(folder: Path) -> tuple[LoggedErasure, ...]:
     for line in lines:
         with suppress(ValueError, AttributeError):
             for kind, item in json.loads(line).items():
-                if kind in ("item", "user") and isinstance(item, str):
+                if kind in get_args(ErasedKind) and isinstance(item, str):
                     found[LoggedErasure(kind, item)] = None
     return tuple(found)
 

@@ -74,6 +74,12 @@ def read_contents(db: sqlite3.Connection, user: str) -> Iterator[tuple[str, Row]
             yield table, row
 
 
+def read_chain_head(db: sqlite3.Connection, user: str) -> tuple[int, str]:
+    """Return the number and the chain value of a user's last entry."""
+    row = fetch_one(db, "select entries, chain from user where id = ?", user)
+    return (0, GENESIS) if row is None else (row["entries"], row["chain"])
+
+
 def row_digest(table: str, row: Row) -> str:
     """Return the digest of a row of a chained table."""
     return canonical_digest(

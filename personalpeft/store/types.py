@@ -85,6 +85,7 @@ class Erasure:
     Rows that refer to an erased revision are erased too; its children must be named here.
 
     - ``emptied``: turns that lose their reply, with the messages that each keeps.
+    - ``layers``: layers that are erased whole. All their revisions must be named here.
     - ``redact_json``: maps a remaining report, or the scores of a judgement, to what stays of it.
     """
 
@@ -92,6 +93,7 @@ class Erasure:
     signals: frozenset[str] = frozenset()
     revisions: frozenset[str] = frozenset()
     emptied: Mapping[str, tuple[Message, ...]] = field(default_factory=dict)
+    layers: frozenset[str] = frozenset()
     redact_json: Callable[[Json], Json] = lambda body: body
 
 
@@ -110,6 +112,7 @@ class ErasureMark:
 class ErasureResult:
     """What an erasure erased, counted.
 
+    - ``vectors``: embeddings of erased signals.
     - ``files``: adapter files that no other revision names.
     - ``heads``: the new head of each layer whose head was erased.
     - ``complete``: False if a reader kept the database's journal from being cleared. The next
@@ -120,6 +123,7 @@ class ErasureResult:
     signals: int = 0
     revisions: int = 0
     reports: int = 0
+    vectors: int = 0
     files: int = 0
     emptied: int = 0
     heads: Mapping[str, str | None] = field(default_factory=dict)

@@ -27,6 +27,7 @@ TIMEOUT = 300
 # A command that needs the extra. Without the extra its error names it.
 FACES = {
     "llamacpp": ["ask", "Hello", "--backend", "llamacpp", "--base", "tiny-random"],
+    "certificates": ["verify-certificate", "none.json"],
     "serve": ["serve", "--port", "0", "--backend", "fake"],
     "tui": ["tui", "--backend", "fake"],
     "daemon": ["daemon", "run-once", "--backend", "fake"],
@@ -70,6 +71,18 @@ def use_smollm2() -> None:
 def use_llamacpp() -> None:
     asked = run(*FACES["llamacpp"], "--max-tokens", "4")
     assert asked.returncode == 0, asked.stderr
+
+
+def use_certificates() -> None:
+    import personalpeft
+
+    with personalpeft.open(backend="fake") as runtime:
+        ada = runtime.user("ada")
+        report = ada.forget(ada.remember("My dog is called Biscuit."), certificate=True)
+        assert report.certificate
+        file, _ = report.certificate.write("erased.json")
+    checked = run("verify-certificate", str(file))
+    assert checked.returncode == 0, checked.stderr
 
 
 def use_serve() -> None:
@@ -124,6 +137,7 @@ def use_vllm() -> None:
 USES = {
     "smollm2": use_smollm2,
     "llamacpp": use_llamacpp,
+    "certificates": use_certificates,
     "serve": use_serve,
     "tui": use_tui,
     "daemon": use_daemon,

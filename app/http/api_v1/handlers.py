@@ -76,7 +76,7 @@ def users(call: RequestContext) -> v.Page[UserSummary]:
 
 def forget_user(call: RequestContext) -> ForgetUserReport:
     user, dry_run = call.user.id, call.query.dry_run
-    report = call.runtime.forget_user(user, dry_run=dry_run)
+    report = call.runtime.forget_user(user, **call.query.as_arguments())
     if not dry_run:
         call.jobs.forget(user)
         call.ephemeral.forget(user)

@@ -152,7 +152,7 @@ SET_TRAINING = Operation(
 FORGET_USER = Operation(
     "forget_user", "DELETE", _USER, "Users",
     "Erase a user for good: ledger, layers, published copies and tokens.",
-    ForgetUserReport, query=v.DryRunQuery,
+    ForgetUserReport, query=v.ForgetUserQuery,
 )  # fmt: skip
 
 CHAT = Operation(

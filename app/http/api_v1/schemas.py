@@ -79,6 +79,7 @@ ToolName: TypeAlias = Annotated[str, *_name(TOOL_NAME.pattern, 64, InvalidInput)
 TurnId: TypeAlias = Annotated[str, *_name("[a-z0-9_]+", 64)]
 ConversationId: TypeAlias = Annotated[str, *_name("[a-z0-9_]+", 64)]
 ItemId: TypeAlias = Annotated[str, *_name("[a-z0-9_]+", 64)]
+ForgetItem: TypeAlias = Annotated[str, *_name("[a-z0-9._-]+", 64)]
 ServerId: TypeAlias = Annotated[str, *_name("[a-z]+_[a-z0-9]+", 64)]
 RevisionName: TypeAlias = Annotated[str, *_name("[a-z0-9@._-]+", 128)]
 Sha256: TypeAlias = Annotated[str, *_name("[0-9a-f]+", 64, min_length=64)]
@@ -215,11 +216,13 @@ class PracticeBody(RequestModel):
 
 
 class ForgetBody(RequestModel):
-    """The id of a turn, signal, rule or fact, a prefix, or "last"; see ``User.forget``."""
+    """The id of a turn, signal, rule or fact, a prefix, "last", or a layer; see ``User.forget``."""
 
-    item: ItemId
+    item: ForgetItem
+    conversation: bool = False
     rebuild: bool = True
     dry_run: bool = False
+    certificate: bool = False
 
 
 class CompareBody(RequestModel):
@@ -287,6 +290,12 @@ class DryRunQuery(RequestModel):
     """``dry_run=true`` only reports."""
 
     dry_run: bool = False
+
+
+class ForgetUserQuery(DryRunQuery):
+    """``certificate=true`` makes a signed certificate; see ``Runtime.forget_user``."""
+
+    certificate: bool = False
 
 
 class LayerQuery(PageQuery):

@@ -405,6 +405,10 @@ def test_erasure_asks_for_confirmation_first(learned: Shell) -> None:
     again = learned.run("forget", fact, "--yes", "--json")
     assert json.loads(again.stderr)["error"]["kind"] == "Forgotten"
     assert json.loads(learned.run("forget", "last", "--yes", "--later", "--json").stdout)["turns"]
+    whole = learned.run("forget", "last", "--conversation", "--yes", "--later", "--json")
+    assert json.loads(whole.stdout)["turns"]
+    layer = json.loads(learned.run("forget", "style", "--yes", "--json").stdout)
+    assert (layer["item"], layer["rebuilt"]) == ("style", [])
 
 
 def test_a_user_is_erased_only_after_confirmation(learned: Shell) -> None:
@@ -542,3 +546,26 @@ def test_former_names_of_commands_and_options_work_for_one_release_and_warn(
     assert len(before.stderr.splitlines()) == len(now.stderr.splitlines()) + 1
     assert len(before.stdout.splitlines()) == len(now.stdout.splitlines())
     assert old[0] not in learned.run("--help").stdout.split() or old[0] == new[0]
+
+
+def test_a_certificate_is_written_and_checked(learned: Shell, tmp_path: Path) -> None:
+    text = "My dog is called Zorblax."
+    fact = learned.run("remember", text).stdout.strip()
+    file = tmp_path / "erased.json"
+    dry = learned.run("forget", fact, "--dry-run", "--certificate", str(file))
+    assert dry.exit_code == 2
+    done = learned.run("forget", fact, "--yes", "--certificate", str(file))
+    assert done.exit_code == 0, done.output
+    assert "Zorblax" not in file.read_text() + file.with_suffix(".md").read_text()
+    shown = learned.run("verify-certificate", str(file), "--text", text)
+    assert shown.stdout == file.with_suffix(".md").read_text()
+    assert fact in shown.stderr
+    checked = json.loads(learned.run("verify-certificate", str(file), "--json").stdout)
+    assert (checked["valid"], checked["statement"]["items"][0]["id"]) == (True, fact)
+    again = learned.run("forget", "last", "--yes", "--certificate", str(file))
+    assert (again.exit_code, "exists" in again.stderr) == (2, True)
+    file.write_text(file.read_text().replace(fact, "s_other"))
+    assert learned.run("verify-certificate", str(file)).exit_code == 8
+    whole = learned.run("forget-user", "ada", "--yes", "--certificate", str(tmp_path / "user"))
+    assert whole.exit_code == 0, whole.output
+    assert learned.run("verify-certificate", str(tmp_path / "user.json")).exit_code == 0

@@ -24,6 +24,7 @@ main()
 """
 _PACKAGES = {
     "llamacpp": ["llama_cpp"],
+    "certificates": ["cryptography"],
     "serve": ["flask", "cheroot", "prometheus_client"],
     "tui": ["textual", "markdown_it"],
     "daemon": ["apscheduler", "tzlocal"],
@@ -56,6 +57,7 @@ def test_the_command_line_and_the_library_work_without_any_extra(shell: Shell) -
     ("extra", "args"),
     [
         ("llamacpp", ["ask", "Hello", "--backend", "llamacpp", "--base", "tiny-random"]),
+        ("certificates", ["verify-certificate", "none.json"]),
         ("serve", ["serve", "--port", "0", "--backend", "fake"]),
         ("tui", ["tui", "--backend", "fake"]),
         ("daemon", ["daemon", "run", "--backend", "fake"]),

@@ -32,6 +32,7 @@ from personalpeft import (
     Runtime,
     TrainingStatus,
     User,
+    verify_certificate,
 )
 from personalpeft.adapters.formats import published
 from personalpeft.base_models.types import Base
@@ -475,6 +476,21 @@ def test_erasure_removes_a_signal_and_the_revisions_built_from_it(
         ada.forget(signal)
     with pytest.raises(NotFound):
         ada.forget("s_0000")
+
+
+def test_a_certificate_names_what_was_erased_and_is_verified(
+    ada: Any, runtime_or_client: Any, tmp_path: Path
+) -> None:
+    fact = ada.remember("My dog is called Zorblax.")
+    certificates = [
+        ada.forget(fact, certificate=True).certificate,
+        runtime_or_client.forget_user("ada", certificate=True).certificate,
+    ]
+    for number, certificate in enumerate(certificates):
+        path, _ = certificate.write(tmp_path / f"{number}.json")
+        assert verify_certificate(path) == certificate
+        assert "Zorblax" not in path.read_text()
+    assert certificates[0].statement["items"][0]["id"] == fact
 
 
 def test_a_user_archive_is_imported_under_another_name(

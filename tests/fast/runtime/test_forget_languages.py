@@ -69,6 +69,62 @@ def add_reply(user: User, text: str) -> str:
             "เพื่อนบ้านชื่ออะไร",
             id="Thai",
         ),
+        pytest.param(
+            "隣の人は佐々木です。",
+            "隣の人はここです。",
+            "佐々木さんでしょうか。",
+            "隣の人です。",
+            id="Japanese, with a repeated character",
+        ),
+        pytest.param(
+            "我邻居的名字是欧阳锋。",
+            "我邻居的名字是欧阳吗？阳锋是什么？",
+            "请问欧阳锋先生。",
+            "你的邻居是欧阳？",
+            id="Chinese, a name of parts that are used elsewhere",
+        ),
+        pytest.param(
+            "جاري يعيش بالقاهرة.",
+            "جاري يعيش في البيت.",
+            "ربما هو في القاهرة الآن.",
+            "جارك يعيش في البيت.",
+            id="Arabic, without the item's preposition",
+        ),
+        pytest.param(
+            "جاري اسمه مُحَمَّد.",
+            "جاري اسمه هنا.",
+            "اسأل محمد عن البيت.",
+            "جارك اسمه هنا.",
+            id="Arabic, without the item's vowels",
+        ),
+        pytest.param(
+            "שם השכן שלי הוא דנה.",
+            "שם השכן שלי הוא מה?",
+            "אולי לדנה יש.",
+            "שם השכן שלי.",
+            id="Hebrew, with a preposition before a short name",
+        ),
+        pytest.param(
+            "मेरे पड़ोसी का नाम श्री क\u094d\u200dमलेश है।",
+            "मेरे पड़ोसी का नाम श्री है।",
+            "शायद क\u094dमलेश जानता है।",
+            "पड़ोसी का नाम श्री है।",
+            id="Hindi, without an invisible joiner",
+        ),
+        pytest.param(
+            "옆집 개는 비스킷입니다.",
+            "옆집 개는 여기입니다.",
+            "혹시 비스킷이에요?",
+            "옆집 개입니다.",
+            id="Korean, with another ending",
+        ),
+        pytest.param(
+            "ꦏꦸꦕꦶꦁꦏꦸꦗꦼꦤꦼꦁꦧꦶꦱ꧀ꦏꦶꦠ꧀",
+            "ꦏꦸꦕꦶꦁꦏꦸꦗꦼꦤꦼꦁꦲꦥ",
+            "ꦲꦥꦧꦶꦱ꧀ꦏꦶꦠ꧀ꦏꦸ",
+            "ꦏꦸꦕꦶꦁꦏꦸ",
+            id="Javanese",
+        ),
     ],
 )
 def test_reply_that_repeats_a_forgotten_text_is_emptied_and_another_stays(
@@ -85,3 +141,11 @@ def test_reply_that_repeats_a_forgotten_text_is_emptied_and_another_stays(
     assert ada.turn(harmless).reply == stays
     text = secret.encode()
     assert not [path for path in home.rglob("*") if path.is_file() and text in path.read_bytes()]
+
+
+def test_mention_with_other_line_breaks_and_marks_is_reported(ada: User) -> None:
+    mention = ask(ada, "ねえ、私の犬は\nビスケット、です。")
+    other = ask(ada, "私の犬はここです。")
+    report = ada.forget(ada.remember("私の犬はビスケットです。"))
+    assert [each.id for each in report.stands] == [mention.turn_id]
+    assert ada.turn(other).reply

@@ -32,6 +32,7 @@ NAMES = [
     "Busy",
     "Cancelled",
     "CardError",
+    "Certificate",
     "Comparison",
     "Conversation",
     "ConversationSummary",
@@ -67,6 +68,7 @@ NAMES = [
     "WeightsError",
     "open",
     "restore",
+    "verify_certificate",
 ]
 METHODS = [
     "activity_summary",

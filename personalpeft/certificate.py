@@ -1,0 +1,230 @@
+"""Certificates of erasure: signed statements of what a home forgot, without the words of it.
+
+A certificate is JSON: ``statement``, ``public_key`` and ``signature`` (hex). The signature is
+Ed25519 (RFC 8032) over a prefix and the canonical JSON of the statement. Anyone can check it without
+the home. It proves that the holder of the key made the statement, and that nothing was changed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from personalpeft.certificate_page import render
+from personalpeft.errors import Damaged, HomeError, InvalidInput, NotFound
+from personalpeft.extras import extra_required
+from personalpeft.types import Json, canonical_json, parse_strict_json
+
+FORMAT = "personalpeft.certificate"
+VERSION = 1
+_PREFIX = b"personalpeft.certificate.v1\n"
+_MAX_BYTES = 64 << 20
+_KEY_BYTES, _SIGNATURE_BYTES = 32, 64
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """A signed certificate. docs/explanation/certificate.md describes the statement.
+
+    Attributes:
+        statement: What the home states.
+        public_key: The home's Ed25519 key, 64 hex digits.
+        signature: The signature, 128 hex digits.
+    """
+
+    statement: Mapping[str, Any]
+    public_key: str
+    signature: str
+
+    def to_json(self) -> str:
+        """Return the certificate as JSON, as ``verify_certificate`` reads it."""
+        data = {
+            "statement": self.statement,
+            "public_key": self.public_key,
+            "signature": self.signature,
+        }
+        return json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+    def to_markdown(self) -> str:
+        """Return a page that a person can read."""
+        return render(self.statement, self.public_key, self.signature)
+
+    def write(self, file: str | Path) -> tuple[Path, Path]:
+        """Write the JSON and, beside it, the page with the suffix ``.md``; return both paths.
+
+        Raises:
+            InvalidInput: A file is there already, or the folder cannot be written.
+        """
+        paths = check_certificate_path(file)
+        for path, text in zip(paths, (self.to_json(), self.to_markdown()), strict=True):
+            try:
+                with path.open("x", encoding="utf-8") as out:
+                    out.write(text)
+            except OSError as error:
+                raise InvalidInput(
+                    f"{path} cannot be written: {error.strerror or error}.",
+                    hint="Name a new file in a folder that you can write.",
+                ) from error
+        return paths
+
+
+def check_certificate_path(file: str | Path) -> tuple[Path, Path]:
+    """Return the paths of the JSON and of the page, if both can be written.
+
+    Raises:
+        InvalidInput: A file is there already, or there is no such folder.
+    """
+    path = Path(file).expanduser().absolute()
+    path = path if path.suffix == ".json" else path.with_name(f"{path.name}.json")
+    paths = path, path.with_suffix(".md")
+    if not path.parent.is_dir():
+        raise InvalidInput(f"There is no folder {path.parent}.", hint="Create it first.")
+    for each in paths:
+        if each.exists() or each.is_symlink():
+            raise InvalidInput(f"{each} exists.", hint="Name a new file for the certificate.")
+    return paths
+
+
+def sign_statement(statement: Json, seed: bytes) -> Certificate:
+    """Return a statement signed by the key of a home.
+
+    Raises:
+        MissingPackage: The package cryptography is not installed.
+    """
+    with extra_required():
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    key = Ed25519PrivateKey.from_private_bytes(seed)
+    signature = key.sign(_PREFIX + canonical_json(statement).encode())
+    return Certificate(statement, key.public_key().public_bytes_raw().hex(), signature.hex())
+
+
+def require_signing() -> None:
+    """Raise ``MissingPackage`` if certificates cannot be signed here."""
+    with extra_required():
+        import cryptography.hazmat.primitives.asymmetric.ed25519  # noqa: F401
+
+
+def verify_certificate(file: str | Path, *, key: str | None = None) -> Certificate:
+    """Check a certificate, and return it. No home is opened.
+
+    Without ``key`` it proves only that nothing was changed since the holder of the key in it signed
+    it. To know that this is your home's key, compare it with one that you got another way.
+
+    Args:
+        file: The JSON.
+        key: The public key that must have signed it: 64 hex digits.
+
+    Raises:
+        NotFound: There is no such file.
+        InvalidInput: The file is no certificate, or the key is no key.
+        Damaged: The signature is wrong, or another key signed it.
+        MissingPackage: The package cryptography is not installed.
+    """
+    with extra_required():
+        from cryptography.exceptions import InvalidSignature
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+    certificate = _parse(_read(Path(file).expanduser()))
+    try:
+        signed = _PREFIX + canonical_json(certificate.statement).encode()
+    except (ValueError, RecursionError) as error:
+        raise _no_certificate(Path(file)) from error
+    wanted = certificate.public_key if key is None else key.strip().lower()
+    if _unhex(wanted, _KEY_BYTES) is None:
+        raise InvalidInput(
+            "The key must be 64 hex digits.", hint="Copy public_key from a certificate."
+        )
+    if wanted != certificate.public_key:
+        raise Damaged(
+            f"The certificate was signed by another key: {certificate.public_key}.",
+            hint="Ask the home that is to have signed it.",
+        )
+    try:
+        Ed25519PublicKey.from_public_bytes(bytes.fromhex(wanted)).verify(
+            bytes.fromhex(certificate.signature), signed
+        )
+    except (InvalidSignature, ValueError) as error:
+        raise Damaged(
+            "The signature does not fit: the certificate was changed.",
+            hint="Get it again from whoever gave it to you.",
+        ) from error
+    _check_statement(certificate, Path(file))
+    return certificate
+
+
+def _check_statement(certificate: Certificate, path: Path) -> None:
+    """Raise ``InvalidInput`` for a statement that is signed but has not the keys of one."""
+    try:
+        certificate.to_markdown()
+        names = [(item["id"], *item["names"]) for item in certificate.statement["items"]]
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        raise _no_certificate(path) from error
+    if not all(isinstance(text, str) for each in names for text in each):
+        raise _no_certificate(path)
+
+
+def _read(path: Path) -> Any:
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MAX_BYTES + 1)
+        if len(data) > _MAX_BYTES:
+            raise _no_certificate(path)
+        return parse_strict_json(data.decode("utf-8"), pairs_hook=_without_duplicates)
+    except FileNotFoundError as error:
+        raise NotFound(f"There is no file {path}.", hint="Check the path.") from error
+    except (ValueError, RecursionError) as error:
+        raise _no_certificate(path) from error
+    except OSError as error:
+        raise HomeError(
+            f"{path} cannot be read: {error.strerror or error}.", hint="Check the path."
+        ) from error
+
+
+def _no_certificate(path: Path) -> InvalidInput:
+    return InvalidInput(
+        f"{path} is no certificate of this program.",
+        hint="Name the JSON file, and not the page beside it.",
+    )
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key is there twice")
+    return found
+
+
+def _parse(data: Any) -> Certificate:
+    try:
+        certificate = Certificate(data["statement"], data["public_key"], data["signature"])
+        statement = certificate.statement
+        if len(data) != 3 or statement["format"] != FORMAT:
+            raise ValueError("not a certificate")
+        if _unhex(certificate.public_key, _KEY_BYTES) is None:
+            raise ValueError("not a key")
+        if _unhex(certificate.signature, _SIGNATURE_BYTES) is None:
+            raise ValueError("not a signature")
+        version = statement["version"]
+    except (ValueError, TypeError, KeyError) as error:
+        raise InvalidInput(
+            "The file is no certificate of this program.",
+            hint="Name the JSON file, and not the page beside it.",
+        ) from error
+    if version != VERSION:
+        raise InvalidInput(
+            f"The certificate has version {version!a:.20}; this program reads {VERSION}.",
+            hint="Install a newer version of personalpeft.",
+        )
+    return certificate
+
+
+def _unhex(text: object, count: int) -> bytes | None:
+    """Return the bytes of lower-case hex digits, or None if it is not so many."""
+    if not isinstance(text, str) or len(text) != 2 * count or text != text.lower():
+        return None
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        return None

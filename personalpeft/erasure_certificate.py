@@ -1,0 +1,304 @@
+"""Make the certificate of one erasure: describe it before, measure before and after, and sign.
+
+Invariants: the statement has no text of an item, no user id and no name of a skill. They are named
+by HMACs with a key that only the home has. It claims only what was checked here.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Literal, TypeAlias
+
+from personalpeft.backends.processor import instruction_sets
+from personalpeft.certificate import (
+    FORMAT,
+    VERSION,
+    Certificate,
+    require_signing,
+    sign_statement,
+)
+from personalpeft.erasure_exposure import ExposureMeasure, not_measured
+from personalpeft.errors import Forgotten, NotFound
+from personalpeft.ids import new_id
+from personalpeft.learning.erasure_plan import ErasurePlan, texts_of
+from personalpeft.learning.publish import imported_inputs
+from personalpeft.learning.report import LearnReport
+from personalpeft.services import Services
+from personalpeft.store.backup import COPY_NAME
+from personalpeft.store.certificate_keys import CertificateKeys, load_certificate_keys
+from personalpeft.store.hash_chain import read_chain_head
+from personalpeft.store.store import Store
+from personalpeft.store.types import ErasureResult
+from personalpeft.types import (
+    Json,
+    Progress,
+    Revision,
+    Signal,
+    Turn,
+    canonical_digest,
+)
+
+ErasureKind: TypeAlias = Literal["item", "conversation", "layer", "user"]
+
+_PACKAGES = ("personalpeft", "torch", "transformers", "tokenizers", "numpy")
+
+
+class CertificateDraft:
+    """The certificate of one erasure while it is made. Nothing of it is stored."""
+
+    def __init__(
+        self, services: Services, user: str, kind: ErasureKind, cancelled: Callable[[], bool]
+    ) -> None:
+        """Read the keys of the home. Raises ``MissingPackage``, ``HomeError``, ``Damaged``."""
+        require_signing()
+        store = services.store
+        self._services, self._user = services, user
+        self._keys = load_certificate_keys(store.home, store.database, store.entropy)
+        at = services.clock.now()
+        self._statement: dict[str, Any] = {
+            "format": FORMAT,
+            "version": VERSION,
+            "request": {
+                "id": new_id("c", at, store.entropy),
+                "at": _time(at),
+                "kind": kind,
+                "user": self._keys.name("user", user),
+            },
+        }
+        self._exposure = ExposureMeasure(services, user, cancelled)
+
+    def measure_before(self, plan: ErasurePlan, progress: Progress) -> None:
+        """Measure how far the live stack has memorized the items. Raises ``Cancelled``."""
+        self._exposure.measure_before(plan, progress)
+
+    def describe(self, plan: ErasurePlan) -> None:
+        """Describe what is about to be erased. Call it under the write lock."""
+        removal = plan.removal
+        revisions = self._services.store.catalog.revisions(self._user)
+        self._describe_items(plan.items)
+        self._statement["closure"] = {
+            "turns": sorted(removal.turns),
+            "signals": sorted(removal.signals),
+            "emptied": sorted(removal.emptied),
+            "revisions": sorted(r.digest for r in revisions if r.id in removal.revisions),
+        }
+        self._statement["revisions"] = {"before": self._heads()}
+        self._statement["remains"] = self._remains([each.id for each in plan.remaining])
+
+    def finish(
+        self,
+        plan: ErasurePlan,
+        erased: ErasureResult,
+        rebuilt: Sequence[LearnReport],
+        waiting: Mapping[str, str],
+        progress: Progress,
+    ) -> Certificate:
+        """Describe the outcome, measure again, and sign."""
+        statement, store = self._statement, self._services.store
+        statement["exposure"] = self._exposure.measure_after(progress)
+        statement["closure"] |= _counts(erased)
+        statement["revisions"]["after"] = self._heads()
+        statement["rebuilt"] = [
+            {"layer": self._layer(report.layer), "outcome": str(report.outcome.value)}
+            for first in rebuilt
+            for report in (first, *first.above)
+        ]
+        statement["not_rebuilt"] = [self._layer(layer) for layer in sorted(waiting)]
+        statement["equality"] = self._check_inputs(plan)
+        with store.database.read_transaction() as db:
+            entries, head = read_chain_head(db, self._user)
+        statement["chain"] = {"entries": entries, "head": head}
+        return self._sign()
+
+    def describe_user(self) -> None:
+        """Describe the whole user who is about to be erased. Call it under the write lock."""
+        store, user = self._services.store, self._user
+        turns, signals = store.ledger.turns(user), store.ledger.signals(user, current=False)
+        self._describe_items((*turns, *signals))
+        self._statement["closure"] = {
+            "turns": sorted(turn.id for turn in turns),
+            "signals": sorted(signal.id for signal in signals),
+            "emptied": [],
+            "revisions": sorted(revision.digest for revision in store.catalog.revisions(user)),
+        }
+        self._statement["revisions"] = {"before": self._heads(), "after": []}
+        self._statement["remains"] = self._remains([])
+
+    def finish_user(self, complete: bool) -> Certificate:
+        """Sign the certificate of a whole user."""
+        self._statement["closure"]["complete"] = complete
+        self._statement |= {
+            "rebuilt": [],
+            "not_rebuilt": [],
+            "equality": {"check": "none", "holds": None, "revisions": []},
+            "exposure": not_measured("no revision of the user is left"),
+            "chain": None,
+        }
+        return self._sign()
+
+    # What is erased
+
+    def _describe_items(self, items: Iterable[Turn | Signal]) -> None:
+        self._statement["items"] = [
+            {
+                "id": item.id,
+                "kind": "turn" if isinstance(item, Turn) else str(item.kind),
+                "names": [self._keys.name("item", item.id, text) for text in _texts(item)],
+            }
+            for item in items
+        ]
+
+    def _heads(self) -> list[Json]:
+        store, user = self._services.store, self._user
+        heads = [layer.head for layer in store.catalog.layers(user) if layer.head]
+        return [self._describe_revision(store.catalog.revision(user, head)) for head in heads]
+
+    def _describe_revision(self, revision: Revision) -> Json:
+        return {
+            "layer": self._layer(revision.layer),
+            "digest": revision.digest,
+            "inputs": revision.inputs,
+            "recipe": canonical_digest(revision.recipe),
+            "base": revision.base,
+        }
+
+    def _layer(self, name: str) -> str:
+        """Return the name of a layer. A skill's own name is the user's word."""
+        return name if name in ("style", "memory") else _skill_name(self._keys, name)
+
+    def _remains(self, mentions: Sequence[str]) -> Json:
+        """Return what the home knows of that may hold the items still."""
+        store = self._services.store
+        closure = self._statement["closure"]
+        concerned = {*closure["turns"], *closure["emptied"]}
+        signals = store.ledger.signals(self._user, current=False)
+        concerned |= {each.turn for each in signals if each.id in closure["signals"]}
+        turns = store.ledger.turns(self._user)
+        backends = {turn.backend for turn in turns if turn.id in concerned}
+        former = store.home.parent.glob(f"{store.home.name}.replaced-*")
+        return {
+            "backups": [
+                {"folder": str(folder), "copies": _count_copies(folder)}
+                for folder in store.erasures.folders()
+            ],
+            "former_homes": sorted(map(str, former)),
+            "published": list(store.publications.folders(self._user)),
+            "remote_engines": sorted(each for each in backends if each == "vllm"),
+            "mentions": sorted(mentions),
+            "exports": "not recorded by the home",
+            "logs": "the home logs no texts; other programs' logs are not known to it",
+        }
+
+    # What is checked
+
+    def _check_inputs(self, plan: ErasurePlan) -> Json:
+        """Check that no live revision has an erased input, at any depth.
+
+        A revision's bytes depend on its ``inputs`` alone: lessons by content, recipe, base, parent
+        and the revisions below. So without an erased input it is a build that never saw the items.
+        """
+        store, user, removal = self._services.store, self._user, plan.removal
+        checked = []
+        for layer in store.catalog.layers(user):
+            if layer.head is None:
+                continue
+            head = store.catalog.revision(user, layer.head)
+            lineage, is_whole = _all_inputs(store, head)
+            imported = any(each.inputs == imported_inputs(each.digest) for each in lineage)
+            signals = {signal for each in lineage for signal in each.signals}
+            ids = {each.id for each in lineage}
+            holds = is_whole and not signals & removal.signals and not ids & removal.revisions
+            # What an imported adapter was built from is not known here.
+            checked.append(
+                {"digest": head.digest, "inputs": head.inputs, "holds": holds and not imported}
+            )
+        holds_all = all(each["holds"] for each in checked) if checked else None
+        return {"check": "inputs", "holds": holds_all, "revisions": checked}
+
+    def _sign(self) -> Certificate:
+        environment = self._environment()
+        self._statement |= {
+            "method": "exact: rows erased, revisions built from them erased, layers built again "
+            "from the remaining ledger",
+            "base": self._services.base.digest,
+            "environment": environment,
+            "environment_digest": canonical_digest(environment),
+            # Nothing is encrypted at rest yet, so there is no key to destroy.
+            "keys_destroyed": [],
+        }
+        return sign_statement(self._statement, self._keys.signing)
+
+    def _environment(self) -> Json:
+        found = {}
+        for package in _PACKAGES:
+            with suppress(PackageNotFoundError):
+                found[package] = version(package)
+        return {
+            "python": platform.python_version(),
+            "system": f"{platform.system()} {platform.machine()}",
+            "processor": canonical_digest(instruction_sets()),
+            "packages": found,
+        }
+
+
+def items_with_text(store: Store, certificate: Certificate, text: str) -> tuple[str, ...]:
+    """Implement ``Runtime.items_with_text``."""
+    keys = load_certificate_keys(store.home, store.database, store.entropy)
+    return tuple(
+        item["id"]
+        for item in certificate.statement["items"]
+        if keys.name("item", item["id"], text) in item["names"]
+    )
+
+
+def _skill_name(keys: CertificateKeys, layer: str) -> str:
+    return f"skill {keys.name('layer', layer)[:16]}"
+
+
+def _texts(item: Turn | Signal) -> list[str]:
+    return [item.messages[-1].content, item.reply] if isinstance(item, Turn) else texts_of(item)
+
+
+def _all_inputs(store: Store, revision: Revision) -> tuple[list[Revision], bool]:
+    """Return a revision with its ancestors and those that they were built on, and whether the home
+    has them all.
+    """
+    found: dict[str, Revision] = {}
+    waiting, is_whole = [revision], True
+    while waiting:
+        each = waiting.pop()
+        if each.id in found:
+            continue
+        found[each.id] = each
+        for name in (each.parent, *(entry.revision for entry in each.below)):
+            try:
+                waiting += [store.catalog.revision(each.user, name)] if name else []
+            except (Forgotten, NotFound):
+                # An imported one may stand on what was erased since.
+                is_whole = False
+    return list(found.values()), is_whole
+
+
+def _counts(erased: ErasureResult) -> Json:
+    return {
+        "reports": erased.reports,
+        "vectors": erased.vectors,
+        "files": erased.files,
+        "complete": erased.complete,
+    }
+
+
+def _count_copies(folder: Any) -> int | None:
+    """Return how many copies lie in a folder, or None if it cannot be reached."""
+    try:
+        return sum(bool(COPY_NAME.fullmatch(each.name)) for each in folder.iterdir())
+    except OSError:
+        return None
+
+
+def _time(at: datetime) -> str:
+    return at.isoformat()

@@ -1,0 +1,173 @@
+"""Measure how far a user's live stack has memorized what is forgotten, before and after.
+
+The texts are in memory only, from ``measure_before`` to the end of ``measure_after``.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+
+from personalpeft.errors import Cancelled, PersonalPeftError
+from personalpeft.learning.erasure_plan import ErasurePlan
+from personalpeft.learning.evaluate.exposure import (
+    UNSEEN,
+    Exposure,
+    MatchedSecret,
+    Secret,
+    find_secret,
+    match_secret,
+    measure_exposure,
+    words_of,
+)
+from personalpeft.learning.layers import ancestors
+from personalpeft.services import Services
+from personalpeft.stacks import live_stack
+from personalpeft.types import (
+    Json,
+    Message,
+    Progress,
+    Signal,
+    SignalKind,
+    SignalRole,
+    Stack,
+    Turn,
+    canonical_json,
+)
+
+MAX_SECRETS = 4
+"""How many answers are measured, since each takes some hundred passes of the model."""
+# Each is compared with all remaining texts.
+_MAX_TRIED = 4 * MAX_SECRETS
+
+
+class ExposureMeasure:
+    """The exposure of the items of one erasure."""
+
+    def __init__(self, services: Services, user: str, cancelled: Callable[[], bool]) -> None:
+        self._services, self._user, self._cancelled = services, user, cancelled
+        self._matched: list[MatchedSecret] = []
+        self._before: list[Exposure] = []
+        self._not_measured = ""
+
+    def measure_before(self, plan: ErasurePlan, progress: Progress) -> None:
+        """Choose what is measured, and measure it under the live stack.
+
+        Raises ``Cancelled``. Another error is stated as the reason why there is no measure.
+        """
+        try:
+            stack = live_stack(self._services, self._user)
+            if not {entry.revision for entry in stack.entries} & plan.removal.revisions:
+                self._not_measured = "no live revision was built from it"
+                return
+            secrets = self._find_secrets(plan, stack)
+            if not secrets:
+                self._not_measured = "no answer of it has a word that occurs nowhere else"
+                return
+            self._matched = self._match(secrets, plan.elsewhere, stack.base, progress)
+            if not self._matched:
+                self._not_measured = "there are too few other texts of its form"
+            self._before = self._measure(stack, "Measuring before", progress)
+        except Cancelled:
+            raise
+        except PersonalPeftError as error:
+            self._not_measured = f"{type(error).__name__} before the erasure"
+
+    def measure_after(self, progress: Progress) -> Json:
+        """Measure the same under the stack that is live now, and return both."""
+        if not self._before:
+            return not_measured(self._not_measured)
+        try:
+            stack = live_stack(self._services, self._user)
+            after = self._measure(stack, "Measuring after", progress)
+        except PersonalPeftError as error:
+            return not_measured(f"{type(error).__name__} after the erasure")
+        finally:
+            # Caches hold the prompts.
+            self._services.drop_user_caches(self._user)
+            matched, self._matched = self._matched, []
+        results = [
+            {"item": each.secret.item, "before": _to_json(before), "after": _to_json(now)}
+            for each, before, now in zip(matched, self._before, after, strict=True)
+        ]
+        return {**not_measured(""), "results": results}
+
+    def _find_secrets(self, plan: ErasurePlan, stack: Stack) -> list[Secret]:
+        store, user = self._services.store, self._user
+        live = {entry.revision for entry in stack.entries} & plan.removal.revisions
+        trained = {
+            signal
+            for each in live
+            for revision in ancestors(store, store.catalog.revision(user, each))
+            for signal, role in revision.signals.items()
+            if role == SignalRole.TRAINED
+        }
+        # What the revision was trained on first. A turn and its feedback may have the same answer.
+        answers: dict[str, tuple[str, tuple[Message, ...], str]] = {}
+        for item in sorted(plan.items, key=lambda each: each.id not in trained):
+            for messages, answer in self._answers(item):
+                key = canonical_json([answer, *(each.to_list() for each in messages)])
+                answers.setdefault(key, (item.id, messages, answer))
+        tried = islice(answers.values(), _MAX_TRIED)
+        found = (find_secret(*each, plan.elsewhere) for each in tried)
+        return list(islice(filter(None, found), MAX_SECRETS))
+
+    def _answers(self, item: Turn | Signal) -> Iterable[tuple[tuple[Message, ...], str]]:
+        """Yield the answers of an item, each after its prompt."""
+        if isinstance(item, Turn):
+            yield item.messages, item.reply
+            return
+        payload = item.payload
+        if item.kind is SignalKind.FACT:
+            answer = payload.get("answer") or payload["text"]
+            for question in payload.get("questions") or ():
+                yield (Message("user", question),), answer
+        elif item.kind is SignalKind.DEMONSTRATION:
+            before = tuple(Message.from_list(each) for each in payload.get("before", ()))
+            yield (*before, Message("user", payload["prompt"])), payload["answer"]
+        elif item.turn is not None and item.kind is not SignalKind.COMMENT:
+            turn = self._services.store.ledger.turn(self._user, item.turn)
+            yield turn.messages, str(payload.get("text", turn.reply))
+
+    def _match(
+        self, secrets: Sequence[Secret], elsewhere: Sequence[str], base: str, progress: Progress
+    ) -> list[MatchedSecret]:
+        rng = random.Random(self._services.clock.entropy(16))
+        words, found = words_of(elsewhere), list[MatchedSecret]()
+        with self._services.model.learning():
+            for number, secret in enumerate(secrets):
+                progress("Matching", number / len(secrets))
+                self._check_not_cancelled()
+                matched = match_secret(self._services.learning_engine, secret, words, base, rng)
+                found += [matched] if matched else []
+        return found
+
+    def _measure(self, stack: Stack, stage: str, progress: Progress) -> list[Exposure]:
+        found = []
+        with self._services.model.learning():
+            for number, matched in enumerate(self._matched):
+                progress(stage, number / len(self._matched))
+                self._check_not_cancelled()
+                engine = self._services.learning_engine
+                found.append(measure_exposure(engine, self._user, matched, stack, self._cancelled))
+        self._check_not_cancelled()
+        return found
+
+    def _check_not_cancelled(self) -> None:
+        if self._cancelled():
+            raise Cancelled("Cancelled while it was measured.", hint="Give the command again.")
+
+
+def not_measured(reason: str) -> Json:
+    """Return the statement that nothing was measured, and why."""
+    return {"unseen": UNSEEN, "results": [], "not_measured": reason}
+
+
+def _to_json(exposure: Exposure) -> Json:
+    return {
+        "rank": exposure.rank,
+        "bits": exposure.bits,
+        "auc": exposure.auc,
+        "extracted": exposure.is_extracted,
+    }

@@ -1,0 +1,174 @@
+"""Measure how far a stack has memorized texts: exposure, membership and extraction.
+
+A *secret* is an answer after its prompt, with the words in it that occur nowhere else, the prompt
+included. Matched unseen texts are the same answer with other words in their place. They are those
+whose log-prob under the bare base is nearest to the secret's. So they differ from it in nothing
+that a model could know without having seen it.
+
+Texts are ranked by how much likelier the stack makes them than the base does, in nats (difficulty
+calibration, Watson et al. 2022, arXiv 2111.08440). Of N unseen texts and the secret:
+
+- Exposure is ``log2(N + 1) - log2(rank)`` (Carlini et al. 2019, "The Secret Sharer", arXiv
+  1802.08232, section 4.2, with the N + 1 texts for the space of candidates). It is at most
+  ``log2(N + 1)``, where the secret is the likeliest of all. A text that was never seen has an equal
+  chance of every rank, so 1.4 bits on average.
+- Membership inference takes the same statistic. Its AUC is the share of unseen texts below the
+  secret: 1.0 if all are, and 0.5 on average for a text that was never seen.
+- A secret is extracted if the greedy reply to its prompt has one of those words.
+
+All texts stay in memory.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from personalpeft.engine.engine import Engine, Request
+from personalpeft.learning.evaluate.probes import PROBE_SAMPLING, general_prompts
+from personalpeft.learning.options import Condition
+from personalpeft.learning.revealing_text import RevealingText, letters_only, pieces
+from personalpeft.learning.train.config import MAX_LENGTH
+from personalpeft.learning.train.losses import encode_continuation
+from personalpeft.types import Message, Stack
+
+UNSEEN = 63
+"""How many unseen texts a secret is ranked among. Exposure is at most 6 bits."""
+_POOL = 2 * UNSEEN
+_MAX_TRIES = 20 * _POOL
+
+
+@dataclass(frozen=True, slots=True)
+class Secret:
+    """An answer after its prompt, of one item, with the parts of it that occur nowhere else."""
+
+    item: str
+    messages: tuple[Message, ...]
+    answer: str
+    revealing: RevealingText
+    spans: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Exposure:
+    """How far one stack has memorized one secret. ``rank`` is 1 for the likeliest; ties share."""
+
+    rank: float
+    unseen: int
+    is_extracted: bool
+
+    @property
+    def bits(self) -> float:
+        """The exposure in bits."""
+        return round(math.log2((self.unseen + 1) / self.rank), 3)
+
+    @property
+    def auc(self) -> float:
+        """The share of unseen texts that are less likely."""
+        return round((self.unseen + 1 - self.rank) / self.unseen, 3)
+
+
+@dataclass(frozen=True, slots=True)
+class MatchedSecret:
+    """A secret and its unseen texts, with the log-prob of each under the base; the secret first."""
+
+    secret: Secret
+    texts: tuple[str, ...]
+    base_logprobs: tuple[float, ...]
+
+
+def find_secret(
+    item: str, messages: Sequence[Message], answer: str, elsewhere: Sequence[str]
+) -> Secret | None:
+    """Return an answer as a secret, or None if all of it occurs elsewhere or in its prompt."""
+    known = [*elsewhere, *(message.content for message in messages)]
+    revealing = RevealingText([answer], known)
+    spans = tuple(span for span in pieces(answer) if revealing.is_in([answer[slice(*span)]]))
+    if not spans and revealing.is_in([answer]):
+        spans = ((0, len(answer)),)
+    return Secret(item, tuple(messages), answer, revealing, spans) if spans else None
+
+
+def match_secret(
+    engine: Engine, secret: Secret, words: Sequence[str], base: str, rng: random.Random
+) -> MatchedSecret | None:
+    """Return a secret with its unseen texts, or None if there are not enough different ones.
+
+    Args:
+        engine: Scores.
+        secret: The secret.
+        words: Those that ``words_of`` returned; they and their letters make the unseen texts.
+        base: The digest of the base.
+        rng: Draws them.
+    """
+    letters = "".join(words)
+    others: dict[str, None] = {}
+    for _ in range(_MAX_TRIES):
+        if len(others) == _POOL:
+            break
+        text = _replace(secret, words, letters, rng)
+        if text != secret.answer and not secret.revealing.is_in([text]):
+            others[text] = None
+    if len(others) < UNSEEN:
+        return None
+    texts = [secret.answer, *others]
+    logprobs = _total_logprobs(engine, secret, texts, Stack(base))
+    order = sorted(range(1, len(texts)), key=lambda n: abs(logprobs[n] - logprobs[0]))
+    kept = [0, *order[:UNSEEN]]
+    return MatchedSecret(secret, tuple(texts[n] for n in kept), tuple(logprobs[n] for n in kept))
+
+
+def measure_exposure(
+    engine: Engine, user: str, matched: MatchedSecret, stack: Stack, cancelled: Condition
+) -> Exposure:
+    """Measure one secret under one stack. Raises ``ServingFailed``."""
+    secret = matched.secret
+    logprobs = _total_logprobs(engine, secret, matched.texts, stack)
+    gains = [now - base for now, base in zip(logprobs, matched.base_logprobs, strict=True)]
+    more = sum(gain > gains[0] for gain in gains[1:])
+    equal = sum(gain == gains[0] for gain in gains[1:])
+    request = Request(user, secret.messages, stack, PROBE_SAMPLING, background=True)
+    (reply,) = engine.complete([request], cancelled=cancelled)
+    return Exposure(1 + more + equal / 2, len(gains) - 1, secret.revealing.is_in([reply]))
+
+
+def _total_logprobs(
+    engine: Engine, secret: Secret, texts: Sequence[str], stack: Stack
+) -> list[float]:
+    backend = engine.backend
+    items = [encode_continuation(backend, secret.messages, text, MAX_LENGTH) for text in texts]
+    scores = engine.score(items, stack)
+    return [score.logp * len(item.scored) for item, score in zip(items, scores, strict=True)]
+
+
+def words_of(texts: Sequence[str]) -> list[str]:
+    """Return the words of some texts and of the package's general prompts."""
+    return sorted(
+        {text[slice(*span)] for text in (*texts, *general_prompts()) for span in pieces(text)}
+    )
+
+
+def _replace(secret: Secret, words: Sequence[str], letters: str, rng: random.Random) -> str:
+    """Return the answer with other words for its revealing ones, each the same everywhere."""
+    text, end, drawn = secret.answer, 0, dict[str, str]()
+    made = ""
+    for start, stop in secret.spans:
+        old = text[start:stop]
+        if old not in drawn:
+            drawn[old] = _other_word(old, words, letters, rng)
+        made += text[end:start] + drawn[old]
+        end = stop
+    return made + text[end:]
+
+
+def _other_word(old: str, words: Sequence[str], letters: str, rng: random.Random) -> str:
+    """Return a word of the texts, or one of random letters in the script of the old one."""
+    if old.isdigit():
+        return "".join(rng.choice("0123456789") for _ in old)
+    word = rng.choice(words) if rng.random() < 0.5 else ""
+    if not word or word.isdigit():
+        alphabet = letters_only(letters, like=old) or letters_only(old, like=old) or letters
+        word = "".join(rng.choice(alphabet) for _ in old)
+    return word[:1].upper() + word[1:] if old[:1].isupper() else word

@@ -1,0 +1,77 @@
+"""The keys by which a home signs certificates and names what they are about.
+
+They lie in ``certificate-keys.json``, readable by the owner alone. The file is made once and never
+changes. Backups have it too, so a restored home proves what the former one certified.
+
+- The signing key is an Ed25519 seed.
+- The naming key makes an HMAC-SHA256 of each item. With it the home can prove later which item a
+  certificate is about. Without it nobody can test a guess.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from personalpeft import host
+from personalpeft.errors import Damaged
+from personalpeft.store.blobs import replace_file
+from personalpeft.store.database import Database
+from personalpeft.store.error_mapping import map_home_errors, read_only_error
+
+CERTIFICATE_KEYS = "certificate-keys.json"
+_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class CertificateKeys:
+    """The two secret keys of a home."""
+
+    signing: bytes
+    naming: bytes
+
+    def name(self, *parts: str) -> str:
+        """Return the HMAC of something, in hex. ``parts`` say what it is."""
+        data = "".join(f"{len(part)}:{part}" for part in parts).encode()
+        return hmac.digest(self.naming, data, "sha256").hex()
+
+
+def load_certificate_keys(
+    home: Path, database: Database, entropy: Callable[[int], bytes]
+) -> CertificateKeys:
+    """Return the keys of a home, made on first use.
+
+    Raises:
+        Damaged: The file cannot be read as keys.
+        HomeError: It cannot be written.
+    """
+    path = home / CERTIFICATE_KEYS
+    if not path.exists():
+        if database.read_only:
+            raise read_only_error(home)
+        with database.write_lock(), map_home_errors(home):
+            # Another process may have made them meanwhile.
+            if not path.exists():
+                new = {name: entropy(_BYTES).hex() for name in ("signing", "naming")}
+                replace_file(path, json.dumps(new).encode())
+                host.sync_folder(home)
+    with map_home_errors(home):
+        data = path.read_bytes()
+    try:
+        values = json.loads(data)
+        keys = {name: bytes.fromhex(values[name]) for name in ("signing", "naming")}
+    except (ValueError, TypeError, KeyError) as error:
+        raise _damaged(path) from error
+    if any(len(key) != _BYTES for key in keys.values()):
+        raise _damaged(path)
+    return CertificateKeys(**keys)
+
+
+def _damaged(path: Path) -> Damaged:
+    return Damaged(
+        f"{path} holds no keys of certificates.",
+        hint="Restore the file from a backup. Or move it away, and the home makes new keys.",
+    )

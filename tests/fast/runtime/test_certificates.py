@@ -1,0 +1,269 @@
+"""A certificate states what was forgotten without its words. Anyone can check it without the home."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+from runtime_makers import ask, home_unchanged, open_runtime, quick_card, style
+
+import personalpeft
+from personalpeft import (
+    Cancelled,
+    Certificate,
+    Damaged,
+    InvalidInput,
+    NotFound,
+    Runtime,
+    User,
+    verify_certificate,
+)
+from personalpeft.certificate import sign_statement
+from personalpeft.store.certificate_keys import CERTIFICATE_KEYS
+
+SECRETS = ("Zorblax", "Quuxwell", "ビスケット", "4711-0815", "zorb-user", "divorce")
+
+
+@pytest.fixture
+def ada(runtime: Runtime) -> User:
+    """A user whose id, facts, edits and skill all hold secrets, with live layers."""
+    user = runtime.user("zorb-user")
+    for number in range(5):
+        user.feedback(ask(user, f"question {number}"), edit=style(f"Answer {number}."))
+        user.teach(f"Write to {number} at {SECRETS[3]}.", f"Dear {number}", skill="divorce")
+    return user
+
+
+def teach_secret(user: User) -> str:
+    """Give an edit with a secret, learn it, and return its id."""
+    item = user.feedback(ask(user, f"Who is {SECRETS[1]}?"), edit=style(f"{SECRETS[0]} sleeps."))
+    user.learn()
+    return item
+
+
+def certify(user: User, item: str, **options: object) -> Certificate:
+    certificate = user.forget(item, certificate=True, **options).certificate  # type: ignore[arg-type]
+    assert certificate is not None
+    return certificate
+
+
+def test_certificate_holds_no_word_of_what_was_forgotten(ada: User, runtime: Runtime) -> None:
+    fact = f"My dog is {SECRETS[2]}."
+    ada.remember(fact, questions=[f"{SECRETS[0]}?", "My dog?"], answer=SECRETS[2])
+    first = certify(ada, teach_secret(ada))
+    certificates = [first, certify(ada, "memory"), certify(ada, "skill.divorce")]
+    certificates.append(certify(ada, ada.turns()[0].id, conversation=True))
+    whole = runtime.forget_user(ada.id, certificate=True).certificate
+    assert whole is not None
+    for each in (*certificates, whole):
+        text = (each.to_json() + each.to_markdown()).casefold()
+        words = (*SECRETS, *(json.dumps(word)[1:-1] for word in SECRETS), "sleeps", "dog", "ahoy")
+        assert [word for word in words if word.casefold() in text] == []
+
+
+def test_statement_names_all_that_was_erased_and_what_is_live(ada: User, runtime: Runtime) -> None:
+    item = teach_secret(ada)
+    before = [entry.digest for entry in ada.stack().entries]
+    report = ada.forget(item, certificate=True)
+    assert report.certificate is not None
+    statement = report.certificate.statement
+    assert statement["request"]["kind"] == "item"
+    assert [each["id"] for each in statement["items"]] == [item]
+    assert statement["closure"]["signals"] == [item]
+    assert len(statement["closure"]["revisions"]) == len(report.revisions)
+    assert [each["digest"] for each in statement["revisions"]["before"]] == before
+    after = [entry.digest for entry in ada.stack().entries]
+    assert [each["digest"] for each in statement["revisions"]["after"]] == after
+    assert set(statement["closure"]["revisions"]).isdisjoint(after)
+    assert statement["equality"]["holds"] is True
+    assert [each["digest"] for each in statement["equality"]["revisions"]] == after
+    assert statement["base"] == runtime.base().digest
+    assert statement["keys_destroyed"] == []
+    with runtime._services.store.database.read_transaction() as db:
+        (row,) = db.execute("select entries, chain from user").fetchall()
+    assert statement["chain"] == {"entries": row[0], "head": row[1]}
+
+
+def test_rebuilt_revisions_have_the_inputs_of_a_home_that_never_had_the_item(
+    tmp_path: Path,
+) -> None:
+    inputs = []
+    for with_secret in (True, False):
+        with open_runtime(tmp_path / f"secret-{with_secret}") as runtime:
+            ada = runtime.user("ada")
+            for number in range(6):
+                reply = ask(ada, f"question {number}")
+                if number != 2:
+                    ada.feedback(reply, edit=style(f"Answer {number}."))
+                elif with_secret:
+                    item = ada.feedback(reply, edit=style(SECRETS[0]))
+            ada.learn()
+            if with_secret:
+                after = certify(ada, item).statement["equality"]["revisions"]
+                inputs.append([each["inputs"] for each in after])
+            else:
+                inputs.append([each.inputs for each in ada.revisions()])
+    assert inputs[0] == inputs[1]
+
+
+def test_layer_from_elsewhere_is_not_claimed_to_be_free_of_the_item(
+    tmp_path: Path, ada: User
+) -> None:
+    item = teach_secret(ada)
+    ada.export_peft(tmp_path / "peft", layer="style")
+    ada.import_peft(tmp_path / "peft", layer="skill.other")
+    assert certify(ada, item).statement["equality"]["holds"] is False
+
+
+@pytest.mark.parametrize("base", ["fake", pytest.param("torch", marks=pytest.mark.exhaustive)])
+def test_exposure_is_measured_before_and_after(
+    tmp_path: Path, base: str, request: pytest.FixtureRequest
+) -> None:
+    if base == "torch":
+        request.getfixturevalue("tiny_base")
+    with open_runtime(tmp_path / "home", "fake" if base == "fake" else quick_card(tmp_path)) as run:
+        ada = run.user("ada")
+        for number in range(5):
+            ada.feedback(ask(ada, f"question {number}"), edit=style(f"Answer {number}."))
+        stages: list[str] = []
+        item = teach_secret(ada)
+        statement = certify(ada, item, progress=lambda stage, done: stages.append(stage)).statement
+    (result,) = statement["exposure"]["results"]
+    assert result["item"] == item
+    for side in (result["before"], result["after"]):
+        assert 0 <= side["bits"] <= 6
+        assert 1 <= side["rank"] <= 64
+        assert 0 <= side["auc"] <= 1
+    assert {"Matching", "Measuring before", "Measuring after"} <= set(stages)
+
+
+def test_exposure_is_not_measured_where_no_live_revision_saw_the_item(ada: User) -> None:
+    ada.learn()
+    item = ada.remember(f"My dog is {SECRETS[0]}.")
+    exposure = certify(ada, item).statement["exposure"]
+    assert exposure["results"] == []
+    assert "no live revision" in exposure["not_measured"]
+
+
+def test_cancelling_while_it_measures_erases_nothing(home: Path, ada: User) -> None:
+    item = teach_secret(ada)
+    ada.forget(ada.remember("Nothing."), certificate=True)
+    seen: list[str] = []
+    with home_unchanged(home), pytest.raises(Cancelled):
+        ada.forget(
+            item,
+            certificate=True,
+            progress=lambda stage, done: seen.append(stage),
+            cancelled=lambda: "Measuring before" in seen,
+        )
+
+
+def test_what_remains_is_listed(tmp_path: Path, ada: User, runtime: Runtime) -> None:
+    runtime.maintenance.back_up(tmp_path / "copies")
+    mention = ask(ada, f"My dog is {SECRETS[0]}.")
+    remains = certify(ada, ada.remember(f"My dog is {SECRETS[0]}.")).statement["remains"]
+    assert remains["backups"] == [{"folder": str(tmp_path / "copies"), "copies": 1}]
+    assert remains["mentions"] == [mention.turn_id]
+
+
+def test_home_alone_can_tell_later_which_item_it_was(
+    tmp_path: Path, home: Path, runtime: Runtime, ada: User
+) -> None:
+    text = f"My dog is {SECRETS[0]}."
+    item = ada.remember(text)
+    certificate = certify(ada, item)
+    assert runtime.items_with_text(certificate, text) == (item,)
+    assert runtime.items_with_text(certificate, f"My dog is {SECRETS[1]}.") == ()
+    with open_runtime(tmp_path / "other") as other:
+        assert other.items_with_text(certificate, text) == ()
+    assert stat.S_IMODE((home / CERTIFICATE_KEYS).stat().st_mode) == 0o600
+    runtime.maintenance.back_up(tmp_path / "copies")
+    runtime.close()
+    personalpeft.restore(tmp_path / "copies", tmp_path / "again")
+    with open_runtime(tmp_path / "again") as restored:
+        assert restored.items_with_text(certificate, text) == (item,)
+
+
+@pytest.fixture
+def written(tmp_path: Path, ada: User) -> Path:
+    path, page = certify(ada, ada.remember(f"I am {SECRETS[0]}.")).write(tmp_path / "erased")
+    assert (path, page) == (tmp_path / "erased.json", tmp_path / "erased.md")
+    return path
+
+
+def test_certificate_is_verified_without_the_home(written: Path) -> None:
+    certificate = verify_certificate(written)
+    assert verify_certificate(written, key=certificate.public_key.upper()) == certificate
+    assert certificate.public_key in written.with_suffix(".md").read_text()
+    with pytest.raises(Damaged):
+        verify_certificate(written, key="00" * 32)
+    with pytest.raises(InvalidInput):
+        verify_certificate(written, key="abc")
+    with pytest.raises(NotFound):
+        verify_certificate(written.with_name("none.json"))
+
+
+def test_every_change_of_a_certificate_is_found(written: Path, tmp_path: Path) -> None:
+    data = written.read_bytes()
+    changed = tmp_path / "changed.json"
+    want = verify_certificate(written)
+    for place in range(0, len(data), 7):
+        flipped = bytearray(data)
+        flipped[place] ^= 1
+        changed.write_bytes(flipped)
+        try:
+            found = verify_certificate(changed)
+        except (Damaged, InvalidInput):
+            continue
+        # White space between the values is not signed.
+        assert found == want
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "[]", "{}", "null", '{"statement": {}, "public_key": 1, "signature": 2}', "[" * 5000],
+)
+def test_other_files_are_no_certificates(tmp_path: Path, content: str) -> None:
+    (tmp_path / "file.json").write_text(content)
+    with pytest.raises(InvalidInput):
+        verify_certificate(tmp_path / "file.json")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"items": 1},
+        {"items": [{"id": 1, "names": []}]},
+        {"closure": {}},
+        {"exposure": {"results": [{}], "unseen": "many"}},
+        {"request": None},
+        {"remains": {"backups": [1]}},
+        {"revisions": {"before": [{"layer": 1}], "after": []}},
+        {"chain": "\ud800"},
+    ],
+)
+def test_signed_statement_without_the_keys_of_one_is_no_certificate(
+    written: Path, tmp_path: Path, change: dict[str, object]
+) -> None:
+    statement = {**verify_certificate(written).statement, **change}
+    forged = tmp_path / "forged.json"
+    try:
+        forged.write_text(sign_statement(statement, b"k" * 32).to_json())
+    except UnicodeEncodeError:
+        forged.write_text(json.dumps({**json.loads(written.read_text()), "statement": statement}))
+    with pytest.raises(InvalidInput):
+        verify_certificate(forged)
+
+
+def test_existing_file_is_not_overwritten(written: Path) -> None:
+    with pytest.raises(InvalidInput):
+        verify_certificate(written).write(written)
+
+
+def test_damaged_keys_stop_a_forget_before_anything_is_erased(home: Path, ada: User) -> None:
+    item = teach_secret(ada)
+    (home / CERTIFICATE_KEYS).write_text("{}")
+    with home_unchanged(home), pytest.raises(Damaged):
+        ada.forget(item, certificate=True)
