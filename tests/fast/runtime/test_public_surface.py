@@ -29,6 +29,7 @@ NAMES = [
     "ActivitySummary",
     "AdapterError",
     "BaseMismatch",
+    "BuildMismatch",
     "Busy",
     "Cancelled",
     "CardError",
@@ -42,6 +43,7 @@ NAMES = [
     "InvalidId",
     "InvalidInput",
     "LearnReport",
+    "LedgerMoved",
     "MissingPackage",
     "NotFound",
     "NothingToLearn",
@@ -67,6 +69,8 @@ NAMES = [
 ]
 METHODS = [
     "activity_summary",
+    "apply_learn",
+    "bundle_learn",
     "chat",
     "compare",
     "conversation",
