@@ -22,7 +22,7 @@ EDITS = 4
 class Nodes:
     """The nodes of a cluster that learn. Each has one CPU and shares no folder with another.
 
-    ``prepared`` is a cache that is copied to each new node, as an installation would be.
+    ``kernels`` are compiled kernels that each new node gets a copy of, so that it compiles none.
     """
 
     def __init__(self, cluster: Any, folder: Path) -> None:
@@ -32,7 +32,7 @@ class Nodes:
         self._num_made = 0
         # The folder of each node that was ever started, by id.
         self.folders: dict[str, Path] = {}
-        self.prepared: Path | None = None
+        self.kernels: Path | None = None
 
     @property
     def ids(self) -> list[str]:
@@ -43,8 +43,8 @@ class Nodes:
         self._num_made += 1
         folder = self._folder / f"node-{self._num_made}"
         folder.mkdir()
-        if self.prepared is not None:
-            shutil.copytree(self.prepared, folder / "cache")
+        if self.kernels is not None:
+            shutil.copytree(self.kernels, folder / "cache" / "kernels")
         node = self._cluster.add_node(
             num_cpus=1,
             object_store_memory=100 << 20,
