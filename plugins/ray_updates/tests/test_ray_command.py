@@ -100,7 +100,9 @@ def test_help_works_without_starting_ray() -> None:
         assert word in result.stdout
 
 
-def test_ctrl_c_keeps_what_was_published_and_the_next_run_learns_the_rest(world: World, alone: dict[str, object]) -> None:
+def test_ctrl_c_keeps_what_was_published_and_the_next_run_learns_the_rest(
+    world: World, alone: dict[str, object]
+) -> None:
     world.correct()
     words = ("--home", str(world.home), *ON_THE_FAKE, "--workers", "1", "--at-once", "1", *USERS)
     child = subprocess.Popen(
