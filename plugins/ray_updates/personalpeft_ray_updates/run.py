@@ -27,6 +27,7 @@ from personalpeft import (
     PersonalPeftError,
     Runtime,
 )
+from personalpeft.base_models.model_card import read_card
 from personalpeft.errors import get_error_type
 from personalpeft.ids import check_user_id
 from personalpeft.learning.outcomes import LearnOutcome, text_reason
@@ -151,7 +152,7 @@ def learn_on_cluster(
             return ()
         resources = TaskResources(cpus, gpus, retries)
         with connect_ray(**local_ray_options(min(workers, len(users)), resources)):
-            cluster = Cluster(_base_for_nodes(base), backend, resources)
+            cluster = Cluster(_base_for_nodes(runtime, base), backend, resources)
             run = _Run(runtime, cluster, users, workers, at_once, max_bundle_mb, progress)
             try:
                 return run.run(cancelled)
@@ -292,9 +293,17 @@ def _groups(users: Sequence[str], at_once: int, max_tasks: int) -> list[tuple[st
     return [tuple(users[first : first + size]) for first in range(0, len(users), size)]
 
 
-def _base_for_nodes(base: str | Path) -> str:
-    """Return a name as it is, and a path as an absolute one, since nodes have other folders."""
-    return str(base.expanduser().absolute()) if isinstance(base, Path) else base
+def _base_for_nodes(runtime: Runtime, base: str | Path) -> str:
+    """Return the name of a shipped card as it is, and the place of anything else as a full path.
+
+    Nodes have another working folder, and their homes have no cards.
+    """
+    name, path = str(base), Path(base).expanduser()
+    for card in (runtime.settings.home / "models").glob("*.toml"):
+        if read_card(card).name == name:
+            return str(card.absolute())
+    is_known = name in {card.name for card in runtime.models()}
+    return name if is_known or not path.exists() else str(path.absolute())
 
 
 def _failed(user: str, error: Exception) -> LearnReport:

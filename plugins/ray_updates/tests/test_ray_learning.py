@@ -238,6 +238,23 @@ def test_a_missing_home_or_base_is_an_error_before_a_task_starts(
     assert world.statuses == []
 
 
+def test_a_base_of_the_home_or_of_a_path_is_named_by_its_full_path(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from personalpeft_ray_updates.run import _base_for_nodes
+
+    world.correct(["user-0"])
+    (world.home / "models").mkdir()
+    card = world.home / "models" / "own.toml"
+    card.write_text(_tiny_card().replace('name = "tiny-random"', 'name = "of-the-home"'))
+    monkeypatch.chdir(world.home)
+    with world.open_runtime() as runtime:
+        assert _base_for_nodes(runtime, "of-the-home") == str(card)
+        assert _base_for_nodes(runtime, Path("models/own.toml")) == str(card)
+        assert _base_for_nodes(runtime, "tiny-random") == "tiny-random"
+        assert _base_for_nodes(runtime, "nowhere") == "nowhere"
+
+
 def test_no_named_user_means_no_learn(world: World) -> None:
     world.correct(["user-0"])
     assert world.learn([]) == ()
