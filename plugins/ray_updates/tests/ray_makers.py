@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from personalpeft_ray_updates import RunStatus, learn_on_cluster
 USERS = tuple(f"user-{number}" for number in range(4))
 # A first learn needs this many edits.
 EDITS = 4
+_MAX_STARTS = 4
 
 
 class Nodes:
@@ -45,19 +46,29 @@ class Nodes:
         folder.mkdir()
         if self.kernels is not None:
             shutil.copytree(self.kernels, folder / "cache" / "kernels")
-        node = self._cluster.add_node(
-            num_cpus=1,
-            object_store_memory=100 << 20,
-            env_vars={
+        node = self._start(
+            {
                 "PERSONALPEFT_HOME": str(folder / "home"),
                 "PERSONALPEFT_CACHE": str(folder / "cache"),
                 "PERSONALPEFT_RAY_FOLDER": str(folder / "work"),
                 **environment,
-            },
+            }
         )
         self._nodes[node.node_id] = node
         self.folders[node.node_id] = folder
         return str(node.node_id)
+
+    def _start(self, environment: dict[str, str]) -> Any:
+        """Start a node. On a busy machine Ray gives up after 30 seconds, so it is tried again."""
+        for _ in range(_MAX_STARTS - 1):
+            with suppress(Exception):
+                return self._add_node(environment)
+        return self._add_node(environment)
+
+    def _add_node(self, environment: dict[str, str]) -> Any:
+        return self._cluster.add_node(
+            num_cpus=1, object_store_memory=100 << 20, env_vars=environment
+        )
 
     def kill(self, node_id: str) -> None:
         """End the processes of a node at once."""
