@@ -52,7 +52,10 @@ class AdapterError(InvalidInput):
 
 
 class PersonalFileError(InvalidInput):
-    """A ``.personal`` file is damaged, hostile or too new; nothing was imported."""
+    """A ``.personal`` file, a learn bundle or its result is damaged, hostile or too new.
+
+    Nothing was imported.
+    """
 
 
 class NotFound(PersonalPeftError, LookupError):
@@ -94,6 +97,17 @@ class NothingToLearn(PersonalPeftError, LookupError):
 
 class BaseMismatch(PersonalPeftError, ValueError):
     """A revision was built on another base than the open one."""
+
+
+class BuildMismatch(PersonalPeftError, ValueError):
+    """A learn bundle is for another build format, recipe or retrieval model than this machine's."""
+
+
+class LedgerMoved(PersonalPeftError, RuntimeError):
+    """A learn's result does not fit: a head moved, or something was forgotten or retracted.
+
+    The result is to be dropped. Also raised for a result that was published before.
+    """
 
 
 class Busy(PersonalPeftError, TimeoutError):
@@ -169,6 +183,8 @@ ERROR_CODES: dict[type[PersonalPeftError], ErrorCodes] = {
     Forgotten: ErrorCodes(3, 410),
     NothingToLearn: ErrorCodes(4, 409),
     BaseMismatch: ErrorCodes(5, 409),
+    BuildMismatch: ErrorCodes(15, 409),
+    LedgerMoved: ErrorCodes(14, 409),
     Busy: ErrorCodes(6, 423),
     QueueFull: ErrorCodes(6, 429),
     HomeError: ErrorCodes(7, 507),

@@ -32,6 +32,7 @@ from personalpeft.erasure import ForgetUserReport, forget_user
 from personalpeft.erasure_certificate import items_with_text
 from personalpeft.errors import InvalidInput
 from personalpeft.ids import check_layer_name, check_user_id
+from personalpeft.learn_bundles import learn_bundles
 from personalpeft.learning.evaluate.probes import general_prompts, open_completion_cache
 from personalpeft.learning.learner import Learner
 from personalpeft.learning.options import LearnOptions, no_progress, not_cancelled
@@ -323,6 +324,41 @@ class Runtime(
             )
         self._services.drop_user_caches(user_id)
         return report
+
+    def learn_bundles(
+        self,
+        bundles: Sequence[bytes],
+        *,
+        max_memory_mb: float | None = None,
+        progress: Progress = no_progress,
+        cancelled: Callable[[], bool] = not_cancelled,
+        paused: Callable[[], bool] = not_cancelled,
+    ) -> tuple[bytes, ...]:
+        """Learn for users of other homes, and return what each home publishes by ``apply_learn``.
+
+        The users are copied into this home, learn together as in ``learn_many``, and are erased
+        again, whatever happens. So open an own home for it, which serves nobody.
+
+        Args:
+            bundles: What ``User.bundle_learn`` returned, one for each user.
+            max_memory_mb, progress, cancelled, paused: As for ``learn_many``.
+
+        Returns:
+            One result for each bundle, in the same order. The error of one user is in the user's
+            result.
+
+        Raises:
+            BaseMismatch: A bundle is for another base. Nothing was learned.
+            BuildMismatch: A bundle is for another build format, recipe or retrieval model.
+            PersonalFileError: A bundle is damaged, hostile or too new.
+            InvalidInput: A user is in two bundles, or is a user of this home.
+            WeightsError, CardError: The base cannot be used.
+            HomeError: The home cannot be written.
+        """
+        options = LearnOptions(
+            max_memory_mb=max_memory_mb, progress=progress, cancelled=cancelled, paused=paused
+        )
+        return learn_bundles(self._services, bundles, options)
 
     def models(self) -> tuple[ModelCard, ...]:
         """Return the cards of the package and of the home's ``models/``. Raises ``CardError``."""

@@ -14,7 +14,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Any, Literal, ParamSpec, TypeVar
 
-from personalpeft import archive, erasure, feedback, stacks
+from personalpeft import archive, erasure, feedback, learn_bundles, stacks
 from personalpeft.adapter_io import (
     MergedForm,
     export_gguf,
@@ -870,6 +870,60 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
     def summary(self) -> UserSummary:
         """Return when the user was created, and the numbers of turns, signals and revisions."""
         return self._services.store.catalog.user(self.id)
+
+    # Learning in another home
+
+    def bundle_learn(
+        self,
+        layer: str | None = None,
+        *,
+        start: Start = "auto",
+        accept: bool = False,
+        recipe: Mapping[str, Any] | None = None,
+    ) -> bytes:
+        """Return what a learn of this user needs, for ``Runtime.learn_bundles`` on any machine.
+
+        It holds all that the user wrote and the adapters that were ever live, not encrypted. Loads
+        no model. Nothing is locked: ``apply_learn`` decides later whether the result still fits.
+
+        Args:
+            layer, start, accept, recipe: As for ``learn``.
+
+        Raises:
+            InvalidInput: An argument has a wrong value.
+            WeightsError, CardError: The base cannot be used.
+        """
+        if layer is not None:
+            check_layer_name(layer)
+        elif recipe is not None:
+            raise InvalidInput("A recipe needs a layer.", hint="Name the layer that it is for.")
+        # Checked here, and again where it is learned.
+        checked = LearnOptions(start=start, accept=accept, recipe=recipe)
+        options = {"start": checked.start, "accept": checked.accept, "recipe": checked.recipe}
+        return learn_bundles.make_bundle(self._services, self.id, layer, options)
+
+    def apply_learn(self, result: bytes) -> LearnReport:
+        """Publish a result of ``Runtime.learn_bundles``, all of it in one transaction.
+
+        Turns and signals that came meanwhile stay for the next learn. Every digest is recomputed
+        and every adapter validated first. Loads no model.
+
+        Args:
+            result: The result of a bundle that ``bundle_learn`` made of this user.
+
+        Returns:
+            The report, as ``learn`` returns it. A learn that failed has an ``error`` in it.
+
+        Raises:
+            LedgerMoved: Since the bundle was made a head moved, a signal was retracted or something
+                was forgotten. Also if this result was published before. Drop the result.
+            BaseMismatch, BuildMismatch: It was learned on another base or by another recipe.
+            PersonalFileError: It is damaged or hostile.
+            InvalidInput: It is of another user.
+            Busy: A learn of this user runs.
+            HomeError: The home cannot be written.
+        """
+        return learn_bundles.apply_result(self._services, self.id, result)
 
     # Import and export
 

@@ -66,11 +66,12 @@ def append_entries(db: sqlite3.Connection, user: str, entries: Iterable[NewEntry
     db.execute("update user set entries = ?, chain = ? where id = ?", [seq, chain, user])
 
 
-def read_contents(db: sqlite3.Connection, user: str) -> Iterator[tuple[str, Row]]:
-    """Yield every chained row of a user, with its table."""
+def read_contents(db: sqlite3.Connection, user: str, after: int = 0) -> Iterator[tuple[str, Row]]:
+    """Yield the chained rows of a user after an entry's number, each with its table."""
     # A home of an earlier version that is open for reading may have no tombstones.
     for table in (name for name in COLUMNS if has_table(db, name)):
-        for row in fetch_all(db, f"select * from {table} where user = ?", user):
+        sql = f"select * from {table} where user = ? and seq > ?"
+        for row in fetch_all(db, sql, user, after):
             yield table, row
 
 

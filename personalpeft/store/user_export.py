@@ -9,7 +9,7 @@ rest.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
@@ -80,25 +80,37 @@ def read_user(store: Store, user: str) -> UserExport:
     with store.database.read_transaction() as db:
         resolve_user(db, user)
         (about,) = fetch_all(db, "select * from user where id = ?", user)
-        contents: dict[int, tuple[str, Row]] = {}
-        for table, row in read_contents(db, user):
-            del row["user"]
-            contents[row.pop("seq")] = table, row
-        sql = "select seq, kind, digest, chain from entry where user = ? order by seq"
-        entries = []
-        for row in fetch_all(db, sql, user):
-            if row["seq"] not in contents:
-                raise Damaged(
-                    f"Entry {row['seq']} of {user} has lost its content.",
-                    hint="Run verify for details; restore the home from a backup.",
-                )
-            table, content = contents[row["seq"]]
-            entries.append(Entry(**row, forgotten=table == TOMBSTONE, content=content))
+        entries = read_entries(db, user)
         layers = fetch_all(db, "select * from layer where user = ? order by born", user)
     # A home of an earlier version that is open for reading has no scopes.
     exported = tuple({name: row.get(name) for name in _LAYER_COLUMNS} for row in layers)
     trains = bool(about.get("trains", True))
     return UserExport(user, about["since"], about["chain"], tuple(entries), exported, trains)
+
+
+def read_entries(db: sqlite3.Connection, user: str, after: int = 0) -> list[Entry]:
+    """Return the entries of a user after a number, in order. Raises ``Damaged``.
+
+    Args:
+        db: A connection in a transaction.
+        user: An existing user.
+        after: The number of the last entry that is left out.
+    """
+    contents: dict[int, tuple[str, Row]] = {}
+    for table, row in read_contents(db, user, after):
+        del row["user"]
+        contents[row.pop("seq")] = table, row
+    sql = "select seq, kind, digest, chain from entry where user = ? and seq > ? order by seq"
+    entries = []
+    for row in fetch_all(db, sql, user, after):
+        if row["seq"] not in contents:
+            raise Damaged(
+                f"Entry {row['seq']} of {user} has lost its content.",
+                hint="Run verify for details; restore the home from a backup.",
+            )
+        table, content = contents[row["seq"]]
+        entries.append(Entry(**row, forgotten=table == TOMBSTONE, content=content))
+    return entries
 
 
 def check_export(export: UserExport) -> tuple[Revision, ...]:
@@ -108,22 +120,36 @@ def check_export(export: UserExport) -> tuple[Revision, ...]:
     """
     if not _is_time(export.since):
         raise PersonalFileError("It does not say when its user was created.", hint=_HINT)
-    chain = GENESIS
-    for number, entry in enumerate(export.entries, 1):
-        if entry.seq != number or entry.kind not in KINDS:
-            raise PersonalFileError(f"Entry {number} is missing or of unknown kind.", hint=_HINT)
-        _check_columns(entry)
-        row = {"user": export.user, "seq": entry.seq, **entry.content}
-        digest = row_digest(entry.table, row)
-        chain = chain_digest(chain, entry.seq, entry.kind, digest)
-        if (digest, chain) != (entry.digest, entry.chain):
-            raise PersonalFileError(f"Entry {number} does not match its digest.", hint=_HINT)
-    if chain != export.chain:
+    if check_chain(export.user, export.entries, 0, GENESIS) != export.chain:
         raise PersonalFileError("The last entries are missing.", hint=_HINT)
     try:
         return _decode_all(export)
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise PersonalFileError("The content of an entry cannot be read.", hint=_HINT) from error
+
+
+def check_chain(user: str, entries: Iterable[Entry], seq: int, chain: str) -> str:
+    """Check numbers, columns and digests of entries, and return the chain value of the last.
+
+    Args:
+        user: The owner.
+        entries: The entries in order.
+        seq: The number of the entry before them.
+        chain: The chain value of that entry.
+
+    Raises:
+        PersonalFileError: An entry is invalid.
+    """
+    for number, entry in enumerate(entries, seq + 1):
+        if entry.seq != number or entry.kind not in KINDS:
+            raise PersonalFileError(f"Entry {number} is missing or of unknown kind.", hint=_HINT)
+        _check_columns(entry)
+        row = {"user": user, "seq": entry.seq, **entry.content}
+        digest = row_digest(entry.table, row)
+        chain = chain_digest(chain, entry.seq, entry.kind, digest)
+        if (digest, chain) != (entry.digest, entry.chain):
+            raise PersonalFileError(f"Entry {number} does not match its digest.", hint=_HINT)
+    return chain
 
 
 def insert_user(
@@ -132,7 +158,7 @@ def insert_user(
     user: str,
     files: Mapping[str, bytes],
     *,
-    reason_prefix: str,
+    reason_prefix: str | None,
 ) -> None:
     """Add a checked export as a new user, with the files that its revisions name.
 
@@ -142,6 +168,7 @@ def insert_user(
         user: The id of the new user.
         files: The packed adapters by digest.
         reason_prefix: Each revision gets its last judgement again, with this before its reason.
+            None: nothing is added, so that the same user id gives the same chain.
 
     Raises:
         InvalidId: The user id is invalid.
@@ -164,7 +191,7 @@ def insert_user(
 
 
 def _insert_rows(
-    db: sqlite3.Connection, export: UserExport, user: str, at: str, reason_prefix: str
+    db: sqlite3.Connection, export: UserExport, user: str, at: str, reason_prefix: str | None
 ) -> None:
     existing = fetch_one(db, "select entries from user where id = ?", user)
     has_layers = fetch_one(db, "select 1 from layer where user = ? limit 1", user)
@@ -186,6 +213,8 @@ def _insert_rows(
     insert_rows(db, "provenance", ("user", "revision", "signal", "layer", "role"), provenance)
     heads = [(row["head"], user, row["name"]) for row in export.layers]
     db.executemany("update layer set head = ? where user = ? and name = ?", heads)
+    if reason_prefix is None:
+        return
     judgements = (
         {**row, "reason": f"{reason_prefix}: {row['reason']}", "at": at}
         for row in _newest_judgements(export).values()
@@ -195,6 +224,32 @@ def _insert_rows(
 
 def _newest_judgements(export: UserExport) -> dict[str, Row]:
     return {row["revision"]: row for row in export.contents("judgement")}
+
+
+def decode_revisions(
+    user: str, revisions: Iterable[Row], judgements: Sequence[Row]
+) -> tuple[Revision, ...]:
+    """Return revisions with their last judgement and first roles, after checking nested values.
+
+    Args:
+        user: The owner.
+        revisions: The rows of the revisions.
+        judgements: The rows of all their judgements, in order.
+
+    Raises:
+        KeyError: A revision has no judgement.
+        ValueError: A value is invalid.
+    """
+    newest = {row["revision"]: row for row in judgements}
+    roles = first_roles(judgements)
+    decoded = []
+    for row in revisions:
+        signals = {"signals": json.dumps(roles.get(row["id"], {}))}
+        revision = rows.decode_revision({**newest[row["id"]], **signals, **row, "user": user})
+        if not _are_entries(revision.below):
+            raise ValueError(revision.id)
+        decoded.append(revision)
+    return tuple(decoded)
 
 
 def _decode_all(export: UserExport) -> tuple[Revision, ...]:
@@ -215,15 +270,7 @@ def _decode_all(export: UserExport) -> tuple[Revision, ...]:
             raise ValueError(turn.id)
     for row in export.contents("signal"):
         rows.decode_signal(row | user)
-    judgements, roles = _newest_judgements(export), first_roles(export.contents("judgement"))
-    revisions = []
-    for row in export.contents("revision"):
-        signals = {"signals": json.dumps(roles.get(row["id"], {}))}
-        revision = rows.decode_revision({**judgements[row["id"]], **signals, **row, **user})
-        if not _are_entries(revision.below):
-            raise ValueError(revision.id)
-        revisions.append(revision)
-    return tuple(revisions)
+    return decode_revisions(export.user, export.contents("revision"), export.contents("judgement"))
 
 
 def _check_columns(entry: Entry) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 
 from benchmarks.cli_engines import bench_engines
+from benchmarks.cli_fleet_cost import bench_fleet_cost
 from benchmarks.cli_learning import (
     bench_edits,
     bench_gate,
@@ -553,6 +554,7 @@ bench.add_section(
             bench_weights,
             bench_wave,
             bench_engines,
+            bench_fleet_cost,
             bench_server,
             bench_streams,
             bench_page,

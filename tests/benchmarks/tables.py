@@ -141,6 +141,39 @@ def _catalog(result: Result) -> Iterator[tuple[str, Table]]:
     yield "catalog", make_table(("figure", f"{users:,} users", f"{users // 100:,} users"), rows)
 
 
+def _fleet_cost(result: Result) -> Iterator[tuple[str, Table]]:
+    load, machine, mint = result["load"], result["machine"], result["mint_gpus"]
+    learns = machine["learn_seconds"]
+    rows = (
+        ("active users of all", f"{load['active']:,} of {load['users']:,}"),
+        (
+            "tokens/s of a machine, one row and all",
+            f"{machine['one_row']:g}, {machine['all_rows']:g}",
+        ),
+        ("a learn, s", f"{min(learns):g} to {max(learns):g}"),
+        ("machines that serve", f"{result['serving_machines']:,}"),
+        ("active users a machine", f"{result['users_a_machine']:,}"),
+        (
+            "a reply begins and ends, p95, s",
+            f"{result['wait_p95_seconds']:g}, {result['reply_p95_seconds']:g}",
+        ),
+        ("machines that learn", f"{result['learning_machines']:,}"),
+        (
+            "learns a day, of them lost and repeated",
+            f"{result['learns_a_day']:,}, {result['learns_lost_a_day']:,}",
+        ),
+        (
+            "from a session's end to the publication, p95, minutes",
+            f"{result['learn_p95_minutes']:g}",
+        ),
+        ("publications a second, homes", f"{result['publications_a_second']:g}, {result['homes']}"),
+        ("sent between machines, MB/s", f"{result['moved_mb_a_second']:g}"),
+        ("adapters and home, GB", f"{result['adapters_gb']:,}, {result['home_gb']:g}"),
+        ("GPUs of MinT, for larger bases", f"{mint[0]} + {mint[1]}"),
+    )
+    yield "fleet", make_table(("figure", "simulated"), rows)
+
+
 def _serve(result: Result) -> Iterator[tuple[str, Table]]:
     yield "rates", _spread_table(result, result["tokens_per_second"], "tokens/s")
     yield "ratios", _spread_table(result, result["ratios"])
@@ -476,6 +509,7 @@ def _world(result: Result) -> Iterator[tuple[str, Table]]:
 _TABLES: Mapping[str, Callable[[Result], Iterable[tuple[str, Table]]]] = {
     "style": _style,
     "catalog": _catalog,
+    "fleet-cost": _fleet_cost,
     "serve": _serve,
     "attach": _attach,
     "start": _start,

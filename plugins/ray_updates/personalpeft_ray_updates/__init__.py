@@ -1,4 +1,4 @@
-"""Learn on a cluster: for many users of one home, spread over Ray workers.
+"""Learn on a cluster: for many users of one home, on the nodes of Ray.
 
     from personalpeft_ray_updates import learn_on_cluster
 
@@ -10,19 +10,15 @@ Importing this loads neither Ray nor a model.
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from personalpeft_ray_updates.run import RunStatus, learn_on_cluster
+    from personalpeft_ray_updates.run import RunStatus, WorkerStatus, learn_on_cluster
 
-__all__ = ["RunStatus", "learn_on_cluster"]
+__all__ = ["RunStatus", "WorkerStatus", "learn_on_cluster"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "Standing":
-        warnings.warn("Standing is now RunStatus", DeprecationWarning, stacklevel=2)
-        name = "RunStatus"
     if name in __all__:
         from personalpeft_ray_updates import run
 

@@ -1,7 +1,7 @@
 """The command ``personalpeft-ray-updates``: data goes to stdout, progress and errors to stderr.
 
 Invariant: the first Ctrl-C asks the workers to stop after their step, the second ends them at once.
-Neither loses saved steps.
+What was published stays.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from personalpeft_app.interrupts import interruptible
 from personalpeft_app.output import format_json, printable
 
 if TYPE_CHECKING:
-    from personalpeft_ray_updates import RunStatus
+    from personalpeft_ray_updates import RunStatus, WorkerStatus
 
 
 @click.command("personalpeft-ray-updates", context_settings={"help_option_names": ["-h", "--help"]})
@@ -55,44 +55,58 @@ if TYPE_CHECKING:
     metavar="N",
     default=2,
     show_default=True,
-    help="The most worker processes. Each loads the base.",
+    help="The most learns at once. Each has a process that loads the base.",
 )
 @click.option(
     "--at-once",
     metavar="N",
-    default=8,
+    default=1,
     show_default=True,
-    help="The most users that learn in one pass of a worker.",
+    help="The most users that learn in one pass. 1 gives the bytes of learning alone.",
 )
 @click.option(
     "--cpus",
     metavar="N",
     default=1,
     show_default=True,
-    help="CPUs of this machine for each worker.",
+    help="CPUs of a node for each worker.",
 )
 @click.option(
     "--gpus",
     metavar="N",
     default=0.0,
-    help="GPUs of this machine for each worker, such as 0.5.  [default: 0]",
+    help="GPUs of a node for each worker, such as 0.5.  [default: 0]",
 )
-@click.option("--seconds", type=float, help="Stop after this many seconds; the next run continues.")
+@click.option(
+    "--retries",
+    metavar="N",
+    default=3,
+    show_default=True,
+    help="How often a learn starts again after its process or node died.",
+)
+@click.option(
+    "--max-bundle-mb",
+    metavar="MB",
+    default=1024.0,
+    show_default=True,
+    help="The most MB of a user's ledger and adapters.",
+)
+@click.option("--seconds", type=float, help="Stop after this many seconds.")
 @click.option(
     "--address",
     envvar="RAY_ADDRESS",
-    help="A Ray cluster that this machine is part of, or 'auto'.  "
+    help="The Ray cluster that this machine is part of, or 'auto'.  "
     "[default: RAY_ADDRESS, else a Ray of its own]",
 )
 @click.option("--json", "as_data", is_flag=True, help="Print reports and errors as JSON.")
 @click.option("--quiet", "-q", is_flag=True, help="No progress.")
 def command(users: tuple[str, ...], all_users: bool, as_data: bool, **options: Any) -> None:
-    """Learn for users of a home on Ray workers of this machine.
+    """Learn for users of a home on the nodes of a Ray cluster.
 
-    As `personalpeft learn` for each of them, several workers at once. A worker that dies costs a
-    step: its users continue with another one. Published layers are not learned again. Prints a
-    report for each user, in this order. Ctrl-C stops after the running step. The next run continues
-    from there.
+    As `personalpeft learn` for each of them, on many machines. The nodes share no disk with the
+    home. Each needs the same base. A node that dies costs the learns that ran on it, and they start
+    again elsewhere. Prints a report for each user, in this order. Ctrl-C stops after the running
+    step; what is published stays.
     """
     if all_users == bool(users):
         raise click.UsageError("Name users, or give --all.")
@@ -110,12 +124,12 @@ def command(users: tuple[str, ...], all_users: bool, as_data: bool, **options: A
         if any(report.error == "Cancelled" for report in reports):
             raise Cancelled(
                 "Stopped; the reported revisions stay.",
-                hint="The next run continues from there.",
+                hint="The next run learns for the others.",
             )
     except PersonalPeftError as error:
         code = report_error(error, as_data=as_data)
     except KeyboardInterrupt:
-        stopped = Cancelled("Stopped.", hint="The next run continues from the saved steps.")
+        stopped = Cancelled("Stopped.", hint="What is published stays; run it again.")
         code = report_error(stopped, as_data=as_data)
     sys.exit(code)
 
@@ -173,7 +187,7 @@ class _Display:
     def __init__(self, *, hidden: bool) -> None:
         self._console = Console(stderr=True, quiet=hidden)
         self._status = self._console.status("Starting")
-        self._num_shown = 0
+        self._num_shown = self._num_refusals = 0
 
     def __enter__(self) -> _Display:
         self._status.start()
@@ -188,12 +202,11 @@ class _Display:
             self._print(
                 f"{self._num_shown} of {status.users}  {report.user}: {_format_report(report)}"
             )
-        active = "; ".join(
-            f"{pid}: {', '.join(f'{user}{_format_progress(each)}' for user, each in users.items())}"
-            for pid, users in status.workers.items()
-            if users
-        )
+        active = "; ".join(map(_format_worker, status.workers))
         lost = f"  ({status.lost} lost)" if status.lost else ""
+        for node, why in list(status.refusals.items())[self._num_refusals :]:
+            self._num_refusals += 1
+            self._print(f"Node {node[:8]} is left out: {why}")
         # A Text, so that brackets in it are no markup.
         self._status.update(Text(f"{active or 'Waiting for workers'}{lost}"))
 
@@ -215,10 +228,9 @@ def _format_report(report: LearnReport) -> str:
     )
 
 
-def _format_progress(learning: personalpeft.TrainingStatus | None) -> str:
-    if learning is None or not learning.stage:
-        return ""
-    return f" {learning.step}/{learning.steps}" if learning.steps else f" {learning.stage.lower()}"
+def _format_worker(worker: WorkerStatus) -> str:
+    done = f" {worker.done:.0%}" if worker.done else ""
+    return f"{worker.node[:8]}: {', '.join(worker.users)} {worker.stage.lower()}{done}"
 
 
 if __name__ == "__main__":

@@ -1,52 +1,62 @@
-"""One run: give users to free workers, collect reports, and retry where a worker was lost.
+"""One run: send users' bundles to nodes, publish the results at home, and report.
 
 Invariants:
 
-- A user learns once from each signal, however many workers are lost. A learn holds the user's lease
-  and publishes in one transaction. Afterwards it has nothing to learn.
-- The publications of a lost worker are read from the ledger. They are the reports of its users.
+- A user learns once from each signal, however many nodes die. A result is published in one
+  transaction, and only if the head has not moved since the bundle was made.
 - Every user has one report. An error of one user stops no other; an error of all is raised.
+- The home is open in this process alone. No node reads or writes it.
 """
 
 from __future__ import annotations
 
+import itertools
+import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+import personalpeft
 from personalpeft import (
     DEFAULT_BASE,
+    HomeError,
     InvalidInput,
     LearnReport,
-    NotFound,
     PersonalPeftError,
     Runtime,
-    ServingFailed,
-    TrainingStatus,
-    User,
 )
+from personalpeft.base_models.model_card import read_card
+from personalpeft.errors import get_error_type
+from personalpeft.ids import check_user_id
 from personalpeft.learning.outcomes import LearnOutcome, text_reason
 from personalpeft_ray_updates.cluster import (
-    WorkerHandle,
-    WorkerLost,
-    WorkerResources,
+    Cluster,
+    NodeRefusal,
+    Task,
+    TaskLost,
+    TaskResources,
+    TaskStopped,
     connect_ray,
     local_ray_options,
-    max_workers,
-    shutdown,
-    wait_for_results,
+    wait_for_tasks,
 )
-from personalpeft_ray_updates.work_queue import MAX_LOSSES, WorkQueue
-from personalpeft_ray_updates.worker import OpenOptions
 
 _POLL_SECONDS = 0.5
-# Seconds to wait for a lease after a worker was lost: the system may still be freeing it.
-_LEASE_SECONDS = 10.0
-# Workers in a row that may be lost before they start.
-_MAX_FAILED_STARTS = 3
-_MIN_TIME = datetime.min.replace(tzinfo=UTC)
-_MAX_TIME = datetime.max.replace(tzinfo=UTC)
+# Seconds that running learns get to end after their step, once the caller stops.
+_STOP_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """What a process on a node does now: for which users, the stage, and its share that is done."""
+
+    node: str
+    pid: int
+    users: tuple[str, ...]
+    stage: str
+    done: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +66,16 @@ class RunStatus:
     Attributes:
         users: How many users it has in all.
         reports: The reports so far, in the order in which they came.
-        workers: By process id, the worker's users and their running learns.
-        lost: How many workers were lost.
+        workers: The processes that learn now.
+        lost: How many processes or nodes died during a learn.
+        refusals: By id, why a node cannot learn for this home.
     """
 
     users: int
     reports: tuple[LearnReport, ...]
-    workers: Mapping[int, Mapping[str, TrainingStatus | None]]
+    workers: tuple[WorkerStatus, ...]
     lost: int
+    refusals: Mapping[str, str]
 
 
 def learn_on_cluster(
@@ -73,42 +85,50 @@ def learn_on_cluster(
     base: str | Path = DEFAULT_BASE,
     backend: str = "torch",
     workers: int = 2,
-    at_once: int = 8,
+    at_once: int = 1,
     cpus: int = 1,
     gpus: float = 0.0,
+    retries: int = 3,
+    max_bundle_mb: float = 1024.0,
     progress: Callable[[RunStatus], None] = lambda status: None,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> tuple[LearnReport, ...]:
-    """Learn for users of one home in several processes, as ``Runtime.learn_many`` does in one.
+    """Learn for users of one home on the nodes of a Ray cluster.
 
-    The processes are workers of the Ray that this program is connected to. Without one, a new Ray
-    is started on this machine and ended afterwards. A learn may end early by ``cancelled``, an
-    exception or a kill. It loses no saved step: the next learn of the user continues from there.
+    The nodes are those of the Ray that this program is connected to. Without one, a new Ray is
+    started on this machine and ended afterwards. A node gets a user's ledger and adapters as bytes,
+    learns with the base that it has, and returns what this process publishes in the home.
 
     Args:
         users: Ids of users, each once.
         home: As for ``personalpeft.open``; it must exist.
-        base: As for ``personalpeft.open``.
-        backend: As for ``personalpeft.open``.
-        workers: The most processes; each loads the base. Fewer are used if fewer fit.
-        at_once: Users that learn in one pass of a worker.
-        cpus: CPUs of this machine for a worker.
-        gpus: GPUs of this machine for a worker; a share is allowed.
+        base: As for ``personalpeft.open``. The nodes need the same base, by its digest.
+        backend: As for ``personalpeft.open``, on the nodes too.
+        workers: The most learns at once, each in a process that loads the base.
+        at_once: Users that learn in one pass of a process. 1 gives the bytes of learning alone.
+        cpus: CPUs of a node for a process.
+        gpus: GPUs of a node for a process; a share is allowed.
+        retries: How often a learn starts again after its process or node died.
+        max_bundle_mb: The most MB of a user's ledger and adapters. Larger users are not sent.
         progress: Called about twice a second in the caller's thread.
-        cancelled: Whether to stop. Running learns end after their step then.
+        cancelled: Whether to stop. Running learns end after their step then, and are dropped.
 
     Returns:
         One report per user, in their order. ``error`` is as in ``learn_many``; "ServingFailed"
-        after three workers were lost over the user, "Cancelled" for users without a turn.
+        where all retries died, "LedgerMoved" where the result did not fit any more, "Cancelled" for
+        users without a turn.
 
     Raises:
         InvalidId: An id is not valid.
-        InvalidInput: A user is named twice, a number is out of range, or no worker fits.
-        ServingFailed: No worker starts.
-        PersonalPeftError: A worker cannot open the home or the base.
+        InvalidInput: A user is named twice, a number is out of range, or no worker fits on a node.
+        BaseMismatch: No node has the base.
+        BuildMismatch: No node has the same version, card and extras.
+        PersonalPeftError: The home or the base cannot be opened, here or on any node.
     """
     if isinstance(users, str):
         raise InvalidInput("Users must be a list of ids, got one text.", hint="Use a list.")
+    for user in users:
+        check_user_id(user)
     if len(set(users)) != len(users):
         raise InvalidInput("Each user must be named once.", hint="Remove the repeated id.")
     for number, name, least in (
@@ -116,176 +136,188 @@ def learn_on_cluster(
         (at_once, "users at once", 1),
         (cpus, "CPUs", 1),
         (gpus, "GPUs", 0),
+        (retries, "retries", 0),
+        (max_bundle_mb, "MB of a bundle", 1),
     ):
         if not number >= least:
             raise InvalidInput(
                 f"The number of {name} must be at least {least}, got {number:g}.",
                 hint=f"Use {least} or more.",
             )
-    options = OpenOptions.from_process(home, base, backend)
-    with options.open_read_only() as runtime:
-        for user in users:
-            _find_user(runtime, user)
+    # A home that is missing is an error and is not created.
+    personalpeft.open(home, base, backend, read_only=True).close()
+    with personalpeft.open(home, base, backend) as runtime:
+        runtime.base()
         if not users:
             return ()
-        resources = WorkerResources(cpus, gpus)
+        resources = TaskResources(cpus, gpus, retries)
         with connect_ray(**local_ray_options(min(workers, len(users)), resources)):
-            limit = min(workers, max_workers(resources))
-            run = _Run(runtime, options, resources, users, limit, at_once, progress)
-            return run.run(cancelled)
+            cluster = Cluster(_base_for_nodes(runtime, base), backend, resources)
+            run = _Run(runtime, cluster, users, workers, at_once, max_bundle_mb, progress)
+            try:
+                return run.run(cancelled)
+            finally:
+                cluster.close()
 
 
 class _Run:
     def __init__(
         self,
         runtime: Runtime,
-        options: OpenOptions,
-        resources: WorkerResources,
+        cluster: Cluster,
         users: Sequence[str],
-        max_workers: int,
+        max_tasks: int,
         at_once: int,
+        max_bundle_mb: float,
         progress: Callable[[RunStatus], None],
     ) -> None:
-        self._runtime = runtime
-        self._options = options
-        self._resources = resources
-        self._users = users
-        self._max_workers = max_workers
-        self._queue = WorkQueue(users, at_once)
+        self._runtime, self._cluster, self._users = runtime, cluster, users
+        self._max_tasks, self._at_once = max_tasks, at_once
+        self._max_bundle_bytes = int(max_bundle_mb * 1e6)
         self._progress = progress
-        self._workers: list[WorkerHandle] = []
+        # Groups of users that learn in one pass.
+        self._waiting = deque(_groups(users, at_once, max_tasks))
+        self._running: dict[Task, tuple[str, ...]] = {}
+        self._names = map(str, itertools.count(1))
         self._reports: dict[str, LearnReport] = {}
-        # The reports in the ledger before a user's first turn.
-        self._previous: dict[str, frozenset[tuple[str, str]]] = {}
-        self._num_lost = 0
-        self._num_failed_starts = 0
+        # By task, how many processes died.
+        self._lost: dict[str, int] = {}
 
     def run(self, cancelled: Callable[[], bool]) -> tuple[LearnReport, ...]:
         """Return the reports, in the order of the users."""
-        stopping = False
+        deadline: float | None = None
         try:
             while len(self._reports) < len(self._users):
-                if not stopping and cancelled():
-                    stopping = True
-                    for worker in self._workers:
-                        worker.stop()
-                if stopping:
-                    for user in self._queue.clear():
-                        report = _failed(user, "Cancelled", "Stopped before it was their turn.")
-                        self._add_report(user, report)
-                else:
-                    self._assign()
+                if deadline is None and cancelled():
+                    deadline = time.monotonic() + _STOP_SECONDS
+                    self._cluster.stop()
+                    while self._waiting:
+                        self._report_stopped(self._waiting.popleft())
+                if deadline is None:
+                    self._submit()
+                elif time.monotonic() > deadline:
+                    self._cancel_all()
                 self._publish_progress()
-                if len(self._reports) < len(self._users):
-                    for worker in wait_for_results(self._workers, _POLL_SECONDS):
-                        self._collect(worker)
+                if self._running:
+                    for task in wait_for_tasks(list(self._running), _POLL_SECONDS):
+                        self._collect(task)
             self._publish_progress()
-            shutdown([worker for worker in self._workers if worker.is_idle])
         finally:
-            for worker in self._workers:
-                worker.kill()
+            self._cancel_all()
         return tuple(self._reports[user] for user in self._users)
 
-    def _assign(self) -> None:
-        num_busy = sum(bool(worker.users) for worker in self._workers)
-        wanted = min(self._max_workers, self._queue.num_waiting + num_busy)
-        while len(self._workers) < wanted:
-            self._workers.append(WorkerHandle(self._options, self._resources))
-        for worker in self._workers:
-            if worker.is_idle and (users := self._queue.take(len(self._workers))):
-                for user in users:
-                    self._previous.setdefault(user, _recorded_reports(self._runtime, user))
-                retried = any(map(self._queue.num_losses, users))
-                worker.start_learn(users, _LEASE_SECONDS if retried else 0.0)
+    def _submit(self) -> None:
+        while self._waiting and len(self._running) < self._max_tasks:
+            bundles: dict[str, bytes] = {}
+            for user in self._waiting.popleft():
+                try:
+                    bundles[user] = self._make_bundle(user)
+                except HomeError:
+                    raise
+                except PersonalPeftError as error:
+                    self._reports[user] = _failed(user, error)
+            if bundles:
+                task = self._cluster.submit(next(self._names), list(bundles.values()))
+                self._running[task] = tuple(bundles)
 
-    def _collect(self, worker: WorkerHandle) -> None:
+    def _make_bundle(self, user: str) -> bytes:
+        bundle = self._runtime.user(user, create=False).bundle_learn()
+        if len(bundle) > self._max_bundle_bytes:
+            raise InvalidInput(
+                f"The ledger and adapters of {user} are {len(bundle) / 1e6:.1f} MB, and "
+                f"{self._max_bundle_bytes / 1e6:g} MB are allowed.",
+                hint="Allow more MB for a bundle, or learn for this user at home.",
+            )
+        return bundle
+
+    def _collect(self, task: Task) -> None:
+        users = self._running.pop(task)
         try:
-            result = worker.get_result()
-        except WorkerLost as reason:
-            self._handle_loss(worker, str(reason))
-            return
-        self._num_failed_starts = 0
-        if isinstance(result, PersonalPeftError):
-            raise result
-        users, worker.users = worker.users, ()
-        for user, report in zip(users, result, strict=True):
-            self._add_report(user, report)
+            results = task.get_results()
+            if len(results) != len(users):
+                raise TaskLost("its answer has another number of results")
+        except NodeRefusal as refusal:
+            self._cluster.refuse(refusal)
+            self._waiting.appendleft(users)
+        except TaskStopped:
+            self._report_stopped(users)
+        except (TaskLost, PersonalPeftError) as error:
+            if len(users) > 1:
+                # It may be the fault of one of them.
+                self._waiting.extend((user,) for user in users)
+            else:
+                self._reports[users[0]] = _failed(users[0], error)
+        else:
+            for user, result in zip(users, results, strict=True):
+                self._reports[user] = self._publish(user, result)
 
-    def _handle_loss(self, worker: WorkerHandle, reason: str) -> None:
-        worker.kill()
-        self._workers.remove(worker)
-        self._num_lost += 1
-        if worker.pid is None:
-            self._num_failed_starts += 1
-            if self._num_failed_starts == _MAX_FAILED_STARTS:
-                raise ServingFailed(
-                    f"No worker starts: {reason}.",
-                    hint="See the logs of Ray in /tmp/ray/session_latest/logs.",
-                )
-        for user in self._queue.retry(worker.users):
-            text = f"{MAX_LOSSES} workers were lost over it: {reason}. What was done is kept."
-            self._add_report(user, _failed(user, "ServingFailed", text))
+    def _publish(self, user: str, result: bytes) -> LearnReport:
+        """Publish a result, or drop it and report why."""
+        try:
+            return self._runtime.user(user, create=False).apply_learn(result)
+        except HomeError:
+            raise
+        except PersonalPeftError as error:
+            return _failed(user, error)
 
-    def _add_report(self, user: str, report: LearnReport) -> None:
-        if self._queue.num_losses(user):
-            report = self._merge_recorded(user, report)
-        self._reports[user] = report
+    def _report_stopped(self, users: Sequence[str]) -> None:
+        stopped = personalpeft.Cancelled(
+            "Stopped before it was learned.", hint="The next run learns it."
+        )
+        for user in users:
+            self._reports[user] = _failed(user, stopped)
 
-    def _merge_recorded(self, user: str, last: LearnReport) -> LearnReport:
-        """Add what lost workers recorded of a user in this run to the last worker's report."""
-        found = _find_user(self._runtime, user)
-        reports = found.activity_summary(_MIN_TIME, _MAX_TIME).reports if found else ()
-        recorded = [
-            report
-            for report in reports
-            if report.event == "learn" and _key(report) not in self._previous[user]
-        ]
-        known = set(map(_key, recorded))
-        others = [r for r in (replace(last, above=()), *last.above) if _key(r) not in known]
-        if recorded:
-            others = [report for report in others if report.error != "NothingToLearn"]
-        first, *above = [*recorded, *others]
-        return replace(first, above=tuple(above))
+    def _cancel_all(self) -> None:
+        for task, users in self._running.items():
+            task.cancel()
+            self._report_stopped(users)
+        self._running.clear()
 
     def _publish_progress(self) -> None:
-        workers = {
-            worker.pid: {user: self._training_status(user) for user in worker.users}
-            for worker in self._workers
-            if worker.pid is not None
-        }
+        attempts = self._cluster.attempts()
+        self._lost |= {name: attempt.number - 1 for name, attempt in attempts.items()}
+        workers = tuple(
+            WorkerStatus(attempt.node, attempt.pid, users, attempt.stage, attempt.done)
+            for task, users in self._running.items()
+            if (attempt := attempts.get(task.name)) is not None
+        )
+        refusals = {id_: error.message for id_, error in self._cluster.refusals.items()}
         reports = tuple(self._reports.values())
-        self._progress(RunStatus(len(self._users), reports, workers, self._num_lost))
-
-    def _training_status(self, user: str) -> TrainingStatus | None:
-        found = _find_user(self._runtime, user)
-        return found.training_status() if found else None
+        lost = sum(self._lost.values())
+        self._progress(RunStatus(len(self._users), reports, workers, lost, refusals))
 
 
-def _find_user(runtime: Runtime, user: str) -> User | None:
-    """Return the user, or None; the user's report has the error then. Raises ``InvalidId``."""
-    try:
-        return runtime.user(user, create=False)
-    except NotFound:
-        return None
+def _groups(users: Sequence[str], at_once: int, max_tasks: int) -> list[tuple[str, ...]]:
+    """Return groups of at most ``at_once``, and smaller ones where tasks would be idle."""
+    size = max(1, min(at_once, -(-len(users) // max_tasks)))
+    return [tuple(users[first : first + size]) for first in range(0, len(users), size)]
 
 
-def _recorded_reports(runtime: Runtime, user: str) -> frozenset[tuple[str, str]]:
-    found = _find_user(runtime, user)
-    reports = found.reports() if found else ()
-    return frozenset((report["layer"], report["at"]) for report in reports)
+def _base_for_nodes(runtime: Runtime, base: str | Path) -> str:
+    """Return the name of a shipped card as it is, and the place of anything else as a full path.
+
+    Nodes have another working folder, and their homes have no cards.
+    """
+    name, path = str(base), Path(base).expanduser()
+    for card in (runtime.settings.home / "models").glob("*.toml"):
+        if read_card(card).name == name:
+            return str(card.absolute())
+    is_known = name in {card.name for card in runtime.models()}
+    return name if is_known or not path.exists() else str(path.absolute())
 
 
-def _key(report: LearnReport) -> tuple[str, str]:
-    return report.layer, report.at.isoformat()
-
-
-def _failed(user: str, error: str, reason: str) -> LearnReport:
+def _failed(user: str, error: Exception) -> LearnReport:
+    if isinstance(error, PersonalPeftError):
+        kind, text = get_error_type(error).__name__, f"{error.message} {error.hint}".strip()
+    else:
+        kind = "ServingFailed"
+        text = f"Its learn was lost on every try: {error}. The next run tries again."
     return LearnReport(
         user=user,
         layer="",
         outcome=LearnOutcome.FAILED,
-        reasons=(text_reason(reason),),
+        reasons=(text_reason(text),),
         at=datetime.now(UTC),
         seconds=0.0,
-        error=error,
+        error=kind,
     )

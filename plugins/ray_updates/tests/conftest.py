@@ -1,4 +1,4 @@
-"""A Ray cluster of two nodes on this machine; a file sets how long its workers' steps take."""
+"""A Ray cluster of three nodes that share no folder; a file sets how long their steps take."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from ray_makers import World
+from ray_makers import Nodes, World
 
 # Read when Ray is imported. By default Ray's workers yield to all other processes and are killed
 # when memory is short. That would disturb the tests' timing.
@@ -32,23 +32,31 @@ def pace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def ray_here(own_folders: None, pace: Path) -> Iterator[None]:
-    """This process on the first of two nodes, which has two CPUs."""
+def cluster(
+    own_folders: None, pace: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Nodes]:
+    """This process on a node without CPUs, beside the nodes that learn."""
     import ray
     from ray.cluster_utils import Cluster
 
     small = {"include_dashboard": False, "object_store_memory": 100 << 20}
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, **small})
-    cluster.add_node(num_cpus=4, object_store_memory=100 << 20)
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **small})
     ray.init(
-        address=cluster.address,
+        address=made.address,
         log_to_driver=False,
         logging_level=40,
         runtime_env={"worker_process_setup_hook": _paced_by(str(pace))},
     )
-    yield
+    yield Nodes(made, tmp_path_factory.mktemp("nodes"))
     ray.shutdown()
-    cluster.shutdown()
+    made.shutdown()
+
+
+@pytest.fixture
+def nodes(cluster: Nodes) -> Nodes:
+    """Three living nodes of one CPU, each with folders of its own."""
+    cluster.restore(3)
+    return cluster
 
 
 @pytest.fixture

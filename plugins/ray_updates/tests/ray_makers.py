@@ -1,12 +1,11 @@
-"""Homes with users who have something to learn, cluster runs on them, and a worker killer."""
+"""Nodes with folders of their own, homes with users who have something to learn, and node killers."""
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
+import shutil
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,76 @@ from personalpeft_ray_updates import RunStatus, learn_on_cluster
 USERS = tuple(f"user-{number}" for number in range(4))
 # A first learn needs this many edits.
 EDITS = 4
+_MAX_STARTS = 4
+
+
+class Nodes:
+    """The nodes of a cluster that learn. Each has one CPU and shares no folder with another.
+
+    ``kernels`` are compiled kernels that each new node gets a copy of, so that it compiles none.
+    """
+
+    def __init__(self, cluster: Any, folder: Path) -> None:
+        self._cluster = cluster
+        self._folder = folder
+        self._nodes: dict[str, Any] = {}
+        self._num_made = 0
+        # The folder of each node that was ever started, by id.
+        self.folders: dict[str, Path] = {}
+        self.kernels: Path | None = None
+
+    @property
+    def ids(self) -> list[str]:
+        return list(self._nodes)
+
+    def add(self, **environment: str) -> str:
+        """Start a node and return its id."""
+        self._num_made += 1
+        folder = self._folder / f"node-{self._num_made}"
+        folder.mkdir()
+        if self.kernels is not None:
+            shutil.copytree(self.kernels, folder / "cache" / "kernels")
+        node = self._start(
+            {
+                "PERSONALPEFT_HOME": str(folder / "home"),
+                "PERSONALPEFT_CACHE": str(folder / "cache"),
+                "PERSONALPEFT_RAY_FOLDER": str(folder / "work"),
+                **environment,
+            }
+        )
+        self._nodes[node.node_id] = node
+        self.folders[node.node_id] = folder
+        return str(node.node_id)
+
+    def _start(self, environment: dict[str, str]) -> Any:
+        """Start a node. On a busy machine Ray gives up after 30 seconds, so it is tried again."""
+        for _ in range(_MAX_STARTS - 1):
+            with suppress(Exception):
+                return self._add_node(environment)
+        return self._add_node(environment)
+
+    def _add_node(self, environment: dict[str, str]) -> Any:
+        return self._cluster.add_node(
+            num_cpus=1, object_store_memory=100 << 20, env_vars=environment
+        )
+
+    def kill(self, node_id: str) -> None:
+        """End the processes of a node at once."""
+        self._cluster.remove_node(self._nodes.pop(node_id), allow_graceful=False)
+
+    def restore(self, count: int) -> None:
+        """Have so many plain nodes, living ones and new ones."""
+        while len(self._nodes) < count:
+            self.add()
+
+    @contextmanager
+    def replaced(self, count: int, **environment: str) -> Iterator[list[str]]:
+        """Have other nodes than before inside the block, with more in their environment."""
+        for node_id in self.ids:
+            self.kill(node_id)
+        yield [self.add(**environment) for _ in range(count)]
+        for node_id in self.ids:
+            self.kill(node_id)
 
 
 @dataclass
@@ -86,37 +155,27 @@ class World:
             self.statuses.append(status)
             progress(status)
 
-        return learn_on_cluster(users, home=self.home, **self.how, progress=record, **more)
+        how = {"workers": 3, **self.how, **more}
+        return learn_on_cluster(users, home=self.home, progress=record, **how)
 
     @property
-    def users_by_process(self) -> dict[int, set[str]]:
-        """The users that each process was seen with."""
-        seen: dict[int, set[str]] = {}
+    def users_by_node(self) -> dict[str, set[str]]:
+        """The users that each node was seen with."""
+        seen: dict[str, set[str]] = {}
         for status in self.statuses:
-            for pid, users in status.workers.items():
-                seen.setdefault(pid, set()).update(users)
-        return {pid: users for pid, users in seen.items() if users}
+            for worker in status.workers:
+                seen.setdefault(worker.node, set()).update(worker.users)
+        return seen
 
-    def holder(self, user: str) -> int | None:
-        """Return the process that last reported the user, or None."""
-        workers = self.statuses[-1].workers if self.statuses else {}
-        return next((pid for pid, users in workers.items() if user in users), None)
-
-    def steps(self, user: str, pid: int) -> list[int]:
-        """Return the steps of the user's style layer that a process reported."""
-        seen = [status.workers.get(pid, {}).get(user) for status in self.statuses]
-        return [
-            each.step
-            for each in seen
-            if each and each.stage == "Learning" and each.layer == "style"
-        ]
-
-    def has_saved_step(self, user: str, layer: str = "style") -> bool:
-        """Return whether a step of the user's learn has been saved."""
-        return (self.home / "sessions" / user / f"{layer}.session").exists()
+    def node_of(self, user: str) -> str | None:
+        """Return the node that last reported the user as training, or None."""
+        workers = self.statuses[-1].workers if self.statuses else ()
+        return next(
+            (each.node for each in workers if user in each.users and each.stage != "Opening"), None
+        )
 
     def published_once(self, users: Sequence[str] = USERS, layers: int = 1) -> None:
-        """Check that each user has one revision a layer, nothing pending and no sessions left."""
+        """Check that each user has one revision a layer, and nothing pending."""
         with self.open_runtime() as runtime:
             assert runtime.verify() == ()
             for user in users:
@@ -125,26 +184,36 @@ class World:
                     layer.name for layer in handle.layers()
                 ]
                 assert len(handle.revisions()) == len(handle.layers()) == layers
+                assert len(handle.reports()) == layers
                 assert not handle.pending().news
         assert not list(self.home.glob("sessions/*/*.session"))
 
 
-@contextmanager
-def killing_worker(happened: Callable[[], int | None]) -> Iterator[list[int]]:
-    """Poll for a process to kill, kill the first one, and yield the list of killed ones."""
-    killed: list[int] = []
-    over = threading.Event()
+class NodeKiller:
+    """A progress callback that kills a node now and then, and starts another in its place.
 
-    def poll() -> None:
-        while not killed and not over.wait(0.005):
-            if (pid := happened()) is not None:
-                os.kill(pid, signal.SIGKILL)
-                killed.append(pid)
+    Ray starts nodes in the main thread only, and callbacks run in the caller's.
+    """
 
-    thread = threading.Thread(target=poll)
-    thread.start()
-    try:
-        yield killed
-    finally:
-        over.set()
-        thread.join()
+    def __init__(
+        self,
+        nodes: Nodes,
+        choose: Callable[[RunStatus], str | None],
+        *,
+        at_most: int = 1,
+        every: float = 0.0,
+    ) -> None:
+        self._nodes, self._choose = nodes, choose
+        self._at_most, self._every = at_most, every
+        self._last = time.monotonic()
+        self.killed: list[str] = []
+
+    def __call__(self, status: RunStatus) -> None:
+        if len(self.killed) == self._at_most or time.monotonic() - self._last < self._every:
+            return
+        node_id = self._choose(status)
+        if node_id in self._nodes.ids:
+            self._last = time.monotonic()
+            self._nodes.kill(node_id)
+            self.killed.append(node_id)
+            self._nodes.add()

@@ -24,7 +24,7 @@ def run(world: World, *words: str) -> Result:
     return CliRunner().invoke(command, ["--home", str(world.home), *ON_THE_FAKE, *words])
 
 
-@pytest.mark.usefixtures("ray_here")
+@pytest.mark.usefixtures("nodes")
 def test_all_users_with_new_signals_learn_with_a_text_or_json_report(
     world: World,
 ) -> None:
@@ -43,8 +43,8 @@ def test_all_users_with_new_signals_learn_with_a_text_or_json_report(
     assert [each["error"] for each in json.loads(named.stdout)] == ["NothingToLearn", "NotFound"]
 
 
-@pytest.mark.usefixtures("ray_here")
-def test_a_time_limit_stops_the_run_and_says_how_to_resume(world: World) -> None:
+@pytest.mark.usefixtures("nodes")
+def test_a_time_limit_stops_the_run(world: World) -> None:
     world.correct(USERS[:1])
     result = run(world, "user-0", "--seconds", "0.001")
     assert result.exit_code == 130
@@ -96,11 +96,13 @@ def test_an_address_without_a_ray_is_an_error_at_once(world: World, address: str
 def test_help_works_without_starting_ray() -> None:
     result = CliRunner().invoke(command, ["--help"])
     assert result.exit_code == 0
-    for word in ("--workers", "--at-once", "--address", "Ctrl-C"):
+    for word in ("--workers", "--at-once", "--address", "--retries", "Ctrl-C"):
         assert word in result.stdout
 
 
-def test_ctrl_c_leaves_saved_sessions_to_resume(world: World, alone: dict[str, object]) -> None:
+def test_ctrl_c_keeps_what_was_published_and_the_next_run_learns_the_rest(
+    world: World, alone: dict[str, object]
+) -> None:
     world.correct()
     words = ("--home", str(world.home), *ON_THE_FAKE, "--workers", "1", "--at-once", "1", *USERS)
     child = subprocess.Popen(

@@ -152,6 +152,38 @@ def test_a_stack_published_into_object_storage_is_pulled_by_name(
     assert len(set(replies)) == PEOPLE
 
 
+@pytest.mark.timeout(900)
+def test_users_who_learned_on_another_machine_are_served_by_name(
+    fleet: Fleet,
+    base: Base,
+    place: Path,
+    tmp_path: Path,
+    storage: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PERSONALPEFT_CACHE", str(place / "personalpeft-cache"))
+    card, users = card_for_vllm(place), [f"learner-{number}" for number in range(PEOPLE // 2)]
+    with (
+        personalpeft.open(tmp_path / "home", card, "torch") as home,
+        personalpeft.open(tmp_path / "node", card, "torch") as node,
+    ):
+        for user in users:
+            for number in range(4):
+                home.user(user).teach(f"question {number}", f"Ahoy! {number} of {user}")
+            # A base of random weights answers nothing right, so the gate has nothing to go by.
+            (result,) = node.learn_bundles([home.user(user).bundle_learn(accept=True)])
+            assert home.user(user).apply_learn(result).live
+        done = home.publish(to=tmp_path / "published")
+    names = [each.name for each in done.stacks if each.name]
+    assert len(names) == len(users)
+    copy_to(storage, "fleet", done.folder)
+
+    def ask_all() -> list[str]:
+        return [completed(fleet.url, name) for name in names]
+
+    reply_in_rounds(fleet, {path.name for path in done.folder.iterdir()}, ask_all)
+
+
 def completed(url: str, model: str) -> str:
     """Send a completion as any client of OpenAI's API does."""
     body = {"model": model, "prompt": "How do I boil an egg?", "max_tokens": 8, "temperature": 0}

@@ -29,6 +29,7 @@ NAMES = [
     "ActivitySummary",
     "AdapterError",
     "BaseMismatch",
+    "BuildMismatch",
     "Busy",
     "Cancelled",
     "CardError",
@@ -43,6 +44,7 @@ NAMES = [
     "InvalidId",
     "InvalidInput",
     "LearnReport",
+    "LedgerMoved",
     "MissingPackage",
     "NotFound",
     "NothingToLearn",
@@ -72,6 +74,8 @@ NAMES = [
 ]
 METHODS = [
     "activity_summary",
+    "apply_learn",
+    "bundle_learn",
     "chat",
     "check_rebuild",
     "compare",

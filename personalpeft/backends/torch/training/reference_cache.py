@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 # Raise this when the same weights would give other bits: stale values would silently enter
 # revisions.
-_FORMAT = 2
+_FORMAT = 3
 # Several times the number of general prompts.
 _MAX_STORED = 512
 _DIGEST = hashlib.sha256().digest_size

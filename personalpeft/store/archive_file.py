@@ -1,0 +1,217 @@
+"""Write and read the zip archives that carry a user's entries and adapters between homes.
+
+An index names the format, and the size and SHA-256 of every other member. ``ledger.jsonl`` holds
+entries in order, one JSON object a line. ``blobs/<digest>`` are packed adapters.
+
+Invariants: the same content gives the same bytes. Reading recomputes all digests. It gives all
+members or raises ``PersonalFileError``. No member is unpacked to a path, and no more is read than
+declared and allowed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import IO, Any
+
+from personalpeft.adapters.safe_io import parse_json
+from personalpeft.errors import AdapterError, PersonalFileError, PersonalPeftError
+from personalpeft.formatting import to_json
+from personalpeft.store.user_export import Entry
+from personalpeft.types import canonical_json
+
+LEDGER, BLOBS = "ledger.jsonl", "blobs/"
+_MAX_INDEX_BYTES = 16 << 20
+_MAX_LEDGER_BYTES = 4 << 30
+_MAX_BLOB_BYTES = 1 << 30
+_MAX_TOTAL_BYTES = 16 << 30
+_MAX_LINE_BYTES = 64 << 20
+# The same for every member, so that the same content gives the same bytes.
+_TIMESTAMP = (1980, 1, 1, 0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveFormat:
+    """A kind of archive.
+
+    Attributes:
+        name: What the index says under "format".
+        version: What it says under "version".
+        index: The name of the index.
+        keys: The further keys of the index with their types, without "files".
+        hint: What to do about a damaged archive.
+        defaults: Values of keys that archives of earlier versions do not have.
+    """
+
+    name: str
+    version: int
+    index: str
+    keys: Mapping[str, type]
+    hint: str
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+    def invalid(self, message: str) -> PersonalFileError:
+        """Return the error of a damaged archive."""
+        return PersonalFileError(message, hint=self.hint)
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveContent:
+    """What an archive holds: the index, the entries, and the packed adapters by digest."""
+
+    index: Mapping[str, Any]
+    entries: tuple[Entry, ...]
+    blobs: Mapping[str, bytes]
+
+
+def write_archive(
+    file: IO[bytes],
+    kind: ArchiveFormat,
+    index: Mapping[str, Any],
+    entries: Iterable[Entry],
+    blobs: Mapping[str, Callable[[], bytes]],
+) -> None:
+    """Write an archive.
+
+    Args:
+        file: Where to.
+        kind: The kind of archive.
+        index: The values of its keys.
+        entries: The entries in order.
+        blobs: Functions that read the packed adapters, by digest.
+    """
+    ledger = "".join(canonical_json(to_json(entry)) + "\n" for entry in entries).encode()
+    members = {LEDGER: lambda: ledger, **{BLOBS + digest: read for digest, read in blobs.items()}}
+    full_index = {
+        "format": kind.name,
+        "version": kind.version,
+        **index,
+        "files": {name: _size_and_digest(read()) for name, read in members.items()},
+    }
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, read in {
+            kind.index: lambda: canonical_json(full_index).encode(),
+            **members,
+        }.items():
+            member = zipfile.ZipInfo(name, _TIMESTAMP)
+            member.external_attr = 0o600 << 16
+            # Weights do not compress.
+            is_blob = name.startswith(BLOBS)
+            member.compress_type = zipfile.ZIP_STORED if is_blob else zipfile.ZIP_DEFLATED
+            archive.writestr(member, read())
+
+
+def read_archive(file: IO[bytes], kind: ArchiveFormat) -> ArchiveContent:
+    """Read an archive. Call it inside ``map_archive_errors``. Raises ``PersonalFileError``."""
+    with zipfile.ZipFile(file) as archive:
+        _check_members(archive, kind)
+        index = _read_index(archive, kind)
+        blobs = {}
+        for name, declared in index["files"].items():
+            if name != LEDGER:
+                data = _read_member(archive, kind, name, declared, _MAX_BLOB_BYTES)
+                digest = hashlib.sha256(data).hexdigest()
+                if name != BLOBS + digest:
+                    raise kind.invalid(f"{name[:80]!a} is not a valid member name.")
+                blobs[digest] = data
+        declared = index["files"][LEDGER]
+        ledger = _read_member(archive, kind, LEDGER, declared, _MAX_LEDGER_BYTES)
+        return ArchiveContent(index, _decode_entries(ledger, kind), blobs)
+
+
+@contextmanager
+def map_archive_errors(name: str, kind: ArchiveFormat) -> Iterator[None]:
+    """Turn whatever untrusted bytes do to a reader into ``PersonalFileError``.
+
+    Errors of the operating system and of this package's other kinds pass. ``name`` is the archive's
+    name in messages.
+    """
+    try:
+        yield
+    except PersonalFileError as error:
+        raise PersonalFileError(f"{name}: {error.message}", hint=error.hint) from error
+    except AdapterError as error:
+        hint = error.hint or kind.hint
+        raise PersonalFileError(f"{name}: {error.message}", hint=hint) from error
+    except (PersonalPeftError, OSError):
+        raise
+    except MemoryError as error:
+        raise kind.invalid(f"{name} does not fit into memory.") from error
+    except Exception as error:
+        raise kind.invalid(f"{name} is not readable.") from error
+
+
+def _size_and_digest(data: bytes) -> dict[str, Any]:
+    return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def _check_members(archive: zipfile.ZipFile, kind: ArchiveFormat) -> None:
+    members = archive.infolist()
+    if len({member.filename for member in members}) < len(members):
+        raise kind.invalid("Two members have the same name.")
+    if sum(member.file_size for member in members) > _MAX_TOTAL_BYTES:
+        raise kind.invalid(f"It has more than {_MAX_TOTAL_BYTES} bytes.")
+    for member in members:
+        is_encrypted = member.flag_bits & 0x41
+        if is_encrypted or member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise kind.invalid("It is encrypted, or compressed in an unsupported way.")
+
+
+def _read_index(archive: zipfile.ZipFile, kind: ArchiveFormat) -> dict[str, Any]:
+    if kind.index not in archive.namelist():
+        raise kind.invalid(f"It has no {kind.index}.")
+    data = _read_member(archive, kind, kind.index, None, _MAX_INDEX_BYTES)
+    index = parse_json(data, source=kind.index, what="index")
+    # The version first: a newer file may have other keys, and must be called newer, not damaged.
+    if not isinstance(index, dict) or index.get("format") != kind.name:
+        raise kind.invalid(f"Its index does not name the format {kind.name}.")
+    version = index.get("version")
+    if version != kind.version or isinstance(version, bool):
+        raise PersonalFileError(
+            f"Its version must be {kind.version}, got {str(version)[:20]!a}.",
+            hint="Update personalpeft.",
+        )
+    types = {"format": str, "version": int, **kind.keys, "files": dict}
+    index = {**kind.defaults, **index}
+    if index.keys() != types.keys() or any(
+        not isinstance(index[key], each) for key, each in types.items()
+    ):
+        raise kind.invalid("Its index has wrong keys or values.")
+    names = {kind.index, *index["files"]}
+    if names != set(archive.namelist()) or LEDGER not in names:
+        raise kind.invalid("Its members are not those of its index.")
+    return index
+
+
+def _read_member(
+    archive: zipfile.ZipFile, kind: ArchiveFormat, name: str, declared: Any, limit: int
+) -> bytes:
+    """Return a member's bytes, reading no more than declared and allowed."""
+    size = archive.getinfo(name).file_size
+    with archive.open(name) as file:
+        data = file.read(min(limit, size) + 1)
+    if len(data) != size:
+        raise kind.invalid(f"{name[:80]!a} is too large, or not of the size it declares.")
+    if declared is not None and _size_and_digest(data) != declared:
+        raise kind.invalid(f"{name[:80]!a} does not match its digest.")
+    return data
+
+
+def _decode_entries(ledger: bytes, kind: ArchiveFormat) -> tuple[Entry, ...]:
+    entries = []
+    for line in ledger.splitlines():
+        if len(line) > _MAX_LINE_BYTES:
+            raise kind.invalid("A line of its ledger is too long.")
+        entry = parse_json(line, source=LEDGER, what="a line")
+        if (
+            not isinstance(entry, dict)
+            or entry.keys() != Entry.__dataclass_fields__.keys()
+            or not isinstance(entry["content"], dict)
+            or not isinstance(entry["forgotten"], bool)
+        ):
+            raise kind.invalid("A line of its ledger is not an entry.")
+        entries.append(Entry(**entry))
+    return tuple(entries)
