@@ -102,7 +102,7 @@ tinker-env: ## Pythons with the clients of Tinker's API in .venv-tinker, for the
 	@for client in $(TINKER_CLIENTS); do \
 	  [ -e .venv-tinker/$$client/.installed ] && continue; \
 	  echo "== installing $$client into .venv-tinker"; \
-	  case $$client in tinker-cookbook*) more="tinker==0.22.0 sympy setuptools";; *) more=;; esac; \
+	  case $$client in tinker-cookbook*) more="tinker==0.22.0 sympy pylatexenc math-verify setuptools";; *) more=;; esac; \
 	  $(PYTHON) -m venv .venv-tinker/$$client; \
 	  .venv-tinker/$$client/bin/pip install --progress-bar off -q -c constraints.txt $$client $$more; \
 	  touch .venv-tinker/$$client/.installed; \

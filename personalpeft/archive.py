@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -119,17 +117,8 @@ def new_file(target: Path) -> Iterator[IO[bytes]]:
         raise InvalidInput(
             f"{target} already exists.", hint="Choose another name, or move it away."
         )
-    with write_errors(target):
-        # The mode of a file made by mkstemp is 0600 from the start.
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=".personal-", suffix=".part")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                yield file
-                file.flush()
-                host.sync_file(file.fileno())
-            host.replace(Path(name), target)
-        finally:
-            Path(name).unlink(missing_ok=True)
+    with write_errors(target), host.create_file(target) as file:
+        yield file
 
 
 @contextmanager

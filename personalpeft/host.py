@@ -14,11 +14,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 # Windows has no SIGBUS. There a crash ends with one of the statuses instead of a signal.
 _CRASHES = ("SIGSEGV", "SIGBUS", "SIGILL", "SIGABRT")
@@ -223,6 +223,36 @@ def replace(source: Path, target: Path) -> None:
                 raise
         time.sleep(_RENAME_PAUSE)
     source.replace(target)
+
+
+@contextmanager
+def create_file(target: Path) -> Iterator[IO[bytes]]:
+    """Open a new file that gets its name when it is whole and on the disk. Mode 0600.
+
+    On Linux a killed process leaves nothing of it. Elsewhere it leaves a file ``.*.part``. Raises
+    ``OSError``.
+    """
+    folder, part = target.parent, None
+    try:
+        # The mode of a file made by mkstemp is 0600 from the start too.
+        handle = os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o600)
+    except (AttributeError, OSError):
+        handle, name = tempfile.mkstemp(dir=folder, prefix=".new-", suffix=".part")
+        part = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            yield file
+            file.flush()
+            sync_file(file.fileno())
+            if part is None:
+                # With a folder given, the link is followed to the file that has no name yet.
+                source = f"/proc/self/fd/{file.fileno()}"
+                os.link(source, target, src_dir_fd=file.fileno(), follow_symlinks=True)
+        if part is not None:
+            replace(part, target)
+    finally:
+        if part is not None:
+            part.unlink(missing_ok=True)
 
 
 def write_file_atomically(path: Path, data: bytes) -> None:

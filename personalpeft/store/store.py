@@ -82,9 +82,14 @@ class Store:
         return None
 
     def delete_session(self, user: str, layer: str) -> None:
-        """Delete the saved state, if any."""
+        """Delete the saved state, if any, and what killed learns left of a save.
+
+        The caller has the user's learn lease, so nobody else saves one.
+        """
+        path = self._session_path(user, layer)
         with map_home_errors(self.home):
-            self._session_path(user, layer).unlink(missing_ok=True)
+            for file in (path, *path.parent.glob(".*.part")):
+                file.unlink(missing_ok=True)
 
     def _session_path(self, user: str, layer: str) -> Path:
         folder = self.home / "sessions" / check_user_id(user)

@@ -177,7 +177,7 @@ def test_export_never_overwrites_a_file(
         with pytest.raises(InvalidInput):
             learned.export(place)
     assert personal_file.read_bytes() == before
-    assert not list(tmp_path.glob(".personal-*"))
+    assert not list(tmp_path.glob(".*.part"))
 
 
 def test_unknown_user_has_nothing_to_export(runtime: Runtime, tmp_path: Path) -> None:
