@@ -238,7 +238,7 @@ def create_file(target: Path) -> Iterator[IO[bytes]]:
         handle = os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o600)
     except (AttributeError, OSError):
         handle, name = tempfile.mkstemp(dir=folder, prefix=".new-", suffix=".part")
-        part = Path(name)
+        part = folder / name
     try:
         with os.fdopen(handle, "wb") as file:
             yield file
@@ -260,7 +260,7 @@ def write_file_atomically(path: Path, data: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     # The temporary folder is removed even where a full disk cuts the file short.
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        part = Path(folder, path.name)
+        part = path.parent / folder / path.name
         part.write_bytes(data)
         replace(part, path)
 

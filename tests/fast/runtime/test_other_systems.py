@@ -35,6 +35,7 @@ def other_system(
     monkeypatch.setattr(host, "Path", lambda path: Path(f"{tmp_path}/absent{path}"))
     monkeypatch.setattr(torch.ops, "mkldnn", SimpleNamespace())
     monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.delattr(os, "O_TMPFILE")
     if name == "win32":
         for missing in ("getuid", "geteuid", "nice", "O_DIRECTORY"):
             monkeypatch.delattr(os, missing)
