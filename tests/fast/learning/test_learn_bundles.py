@@ -104,6 +104,7 @@ def test_a_learn_elsewhere_leaves_what_a_learn_at_home_leaves(
     assert not ada.pending().news
 
 
+@pytest.mark.exhaustive
 def test_a_model_learns_the_same_bytes_elsewhere(tmp_path: Path) -> None:
     card = quick_card(tmp_path)
     revisions = []
