@@ -67,6 +67,9 @@ def collect_garbage(
                 parts=report.parts + parts,
                 bytes=report.bytes + sum(size for _, size in deleted),
             )
+        before = (now - BLOB_AGE).timestamp()
+        for size in _collect_parts(store.home, before, dry_run):
+            report = replace(report, parts=report.parts + 1, bytes=report.bytes + size)
         before = (now - SESSION_AGE).timestamp()
         for size in _collect_sessions(store.home / "sessions", before, dry_run):
             report = replace(report, sessions=report.sessions + 1, bytes=report.bytes + size)
@@ -111,6 +114,18 @@ def _collect_files(
         for path in (*parts, *blobs):
             with suppress(FileNotFoundError):
                 yield path.name, _delete(path, dry_run)
+
+
+def _collect_parts(home: Path, before: float, dry_run: bool) -> Iterator[int]:
+    """Delete what a killed program left of a note or a list; yield the size of each file.
+
+    These are written without the lock, so a new one may have a living writer.
+    """
+    for folder in (home, home / "notes"):
+        for path in folder.glob(f".*{_PART}"):
+            if _is_old(path, before):
+                with suppress(FileNotFoundError):
+                    yield _delete(path, dry_run)
 
 
 def _collect_sessions(root: Path, before: float, dry_run: bool) -> Iterator[int]:

@@ -83,6 +83,8 @@ def _do_again(operation: str, folder: Path) -> None:
         assert_erased(folder / "home")
     with open_home(folder) as runtime:
         check_heads(runtime)
+        for path in folder.rglob(".*.part"):
+            os.utime(path, (0, 0))  # What is a day old has no living writer.
         runtime.collect_garbage()
         assert find_problems(runtime) == []
     left = [path for path in folder.rglob("*") if path.name.endswith((".part", ".tmp"))]

@@ -175,3 +175,17 @@ for number in range(40):
             assert len(store.catalog.revisions(user)) == 20
             assert store.catalog.stack(user, BASE).entries
         assert [problem for problem in verify(store) if "Harmless" not in problem.remedy] == []
+
+
+def test_partial_notes_are_collected_a_day_after_a_kill(home: Path) -> None:
+    with opened(home) as store:
+        (home / "notes").mkdir(exist_ok=True)
+        old, fresh = home / "notes" / ".published.js-1.part", home / ".backup-folde-2.part"
+        for path in (old, fresh):
+            path.write_bytes(b"half")
+        os.utime(old, (0, 0))
+        os.utime(fresh, (2**31, 2**31))
+        report = collect_garbage(store)
+        assert (report.parts, report.bytes) == (1, 4)
+        assert not old.exists()
+        assert fresh.exists()
