@@ -126,11 +126,12 @@ def verify_certificate(file: str | Path, *, key: str | None = None) -> Certifica
     with extra_required():
         from cryptography.exceptions import InvalidSignature
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-    certificate = _parse(_read(Path(file).expanduser()))
+    path = Path(file).expanduser()
+    certificate = _parse(_read(path), path)
     try:
         signed = _PREFIX + canonical_json(certificate.statement).encode()
     except (ValueError, RecursionError) as error:
-        raise _no_certificate(Path(file)) from error
+        raise _no_certificate(path) from error
     wanted = certificate.public_key if key is None else key.strip().lower()
     if _unhex(wanted, _KEY_BYTES) is None:
         raise InvalidInput(
@@ -148,9 +149,9 @@ def verify_certificate(file: str | Path, *, key: str | None = None) -> Certifica
     except (InvalidSignature, ValueError) as error:
         raise Damaged(
             "The signature does not fit: the certificate was changed.",
-            hint="Get it again from whoever gave it to you.",
+            hint="Get the file again from its source.",
         ) from error
-    _check_statement(certificate, Path(file))
+    _check_statement(certificate, path)
     return certificate
 
 
@@ -171,7 +172,7 @@ def _read(path: Path) -> Any:
             data = file.read(_MAX_BYTES + 1)
         if len(data) > _MAX_BYTES:
             raise _no_certificate(path)
-        return parse_strict_json(data.decode("utf-8"), pairs_hook=_without_duplicates)
+        return parse_strict_json(data.decode("utf-8"), unique_keys=True)
     except FileNotFoundError as error:
         raise NotFound(f"There is no file {path}.", hint="Check the path.") from error
     except (ValueError, RecursionError) as error:
@@ -189,14 +190,7 @@ def _no_certificate(path: Path) -> InvalidInput:
     )
 
 
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a key is there twice")
-    return found
-
-
-def _parse(data: Any) -> Certificate:
+def _parse(data: Any, path: Path) -> Certificate:
     try:
         certificate = Certificate(data["statement"], data["public_key"], data["signature"])
         statement = certificate.statement
@@ -208,10 +202,7 @@ def _parse(data: Any) -> Certificate:
             raise ValueError("not a signature")
         version = statement["version"]
     except (ValueError, TypeError, KeyError) as error:
-        raise InvalidInput(
-            "The file is no certificate of this program.",
-            hint="Name the JSON file, and not the page beside it.",
-        ) from error
+        raise _no_certificate(path) from error
     if version != VERSION:
         raise InvalidInput(
             f"The certificate has version {version!a:.20}; this program reads {VERSION}.",

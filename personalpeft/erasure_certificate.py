@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from datetime import datetime
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal, TypeAlias
 
-from personalpeft.backends.processor import instruction_sets
 from personalpeft.certificate import (
     FORMAT,
     VERSION,
@@ -24,6 +21,7 @@ from personalpeft.certificate import (
 from personalpeft.erasure_exposure import ExposureMeasure, not_measured
 from personalpeft.errors import Forgotten, NotFound
 from personalpeft.ids import new_id
+from personalpeft.learning.environment import describe_installation
 from personalpeft.learning.erasure_plan import ErasurePlan, texts_of
 from personalpeft.learning.publish import imported_inputs
 from personalpeft.learning.report import LearnReport
@@ -43,8 +41,6 @@ from personalpeft.types import (
 )
 
 ErasureKind: TypeAlias = Literal["item", "conversation", "layer", "user"]
-
-_PACKAGES = ("personalpeft", "torch", "transformers", "tokenizers", "numpy")
 
 
 class CertificateDraft:
@@ -220,7 +216,8 @@ class CertificateDraft:
         return {"check": "inputs", "holds": holds_all, "revisions": checked}
 
     def _sign(self) -> Certificate:
-        environment = self._environment()
+        system = f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"
+        environment = {"system": system, **describe_installation()}
         self._statement |= {
             "method": "exact: rows erased, revisions built from them erased, layers built again "
             "from the remaining ledger",
@@ -231,18 +228,6 @@ class CertificateDraft:
             "keys_destroyed": [],
         }
         return sign_statement(self._statement, self._keys.signing)
-
-    def _environment(self) -> Json:
-        found = {}
-        for package in _PACKAGES:
-            with suppress(PackageNotFoundError):
-                found[package] = version(package)
-        return {
-            "python": platform.python_version(),
-            "system": f"{platform.system()} {platform.machine()}",
-            "processor": canonical_digest(instruction_sets()),
-            "packages": found,
-        }
 
 
 def items_with_text(store: Store, certificate: Certificate, text: str) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """Learn for a user in another home, on another machine: the learn's inputs and its result as bytes.
 
 ``make_bundle`` packs a user's ledger, the adapters that a learn reads, and the options of the learn.
-``learn_bundles`` copies users into a home that serves nobody, runs the same learn there, and packs
+``learn_bundles`` copies users into a home of its own, runs the same learn there, and packs
 what it appended to the ledgers. ``apply_result`` appends that in the user's own home. Both archives
 are zip files (``store.archive_file``).
 
@@ -267,7 +267,7 @@ def _check_absent(services: Services, user: str) -> None:
         return
     raise InvalidInput(
         f"This home has a user {user}, who would be mixed up with the bundle's.",
-        hint="Open an own home for bundles, which serves nobody.",
+        hint="Open an empty home for bundles.",
     )
 
 

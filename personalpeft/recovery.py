@@ -189,18 +189,18 @@ def _forget_again(
         open_store(part, now=clock.now, entropy=clock.entropy) as store,
         store.database.read_transaction() as db,
     ):
-        owners = find_owners(db, [each.owned for each in erasures])
+        owners = find_owners(db, [each.owner_key for each in erasures])
     count = 0
     with Runtime(dataclasses.replace(settings, home=part), base, "auto", clock=clock) as runtime:
         for each in erasures:
-            if each.owned not in owners:
+            if each.owner_key not in owners:
                 continue
             # An earlier one may have erased it as well.
             with suppress(Forgotten, NotFound):
                 if each.kind == "user":
-                    runtime.forget_user(owners[each.owned])
+                    runtime.forget_user(owners[each.owner_key])
                 else:
-                    user = runtime.user(owners[each.owned], create=False)
+                    user = runtime.user(owners[each.owner_key], create=False)
                     user.forget(_name_of(each, user), rebuild=False)
                 count += 1
     return count

@@ -337,7 +337,7 @@ class Runtime(
         """Learn for users of other homes, and return what each home publishes by ``apply_learn``.
 
         The users are copied into this home, learn together as in ``learn_many``, and are erased
-        again, whatever happens. So open an own home for it, which serves nobody.
+        again, also after an error. So open a home that has no users.
 
         Args:
             bundles: What ``User.bundle_learn`` returned, one for each user.

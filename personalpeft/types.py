@@ -372,13 +372,10 @@ def canonical_json(value: Any) -> str:
     )
 
 
-def parse_strict_json(
-    text: str, *, pairs_hook: Callable[[list[tuple[str, Any]]], Any] | None = None
-) -> Any:
+def parse_strict_json(text: str, *, unique_keys: bool = False) -> Any:
     """Parse JSON that has no NaN, no infinity and no number too large for a float.
 
-    ``pairs_hook`` makes an object of its pairs, as in ``json.loads``. Raises ``ValueError``,
-    ``RecursionError``.
+    With ``unique_keys`` no object may have a key twice. Raises ``ValueError``, ``RecursionError``.
     """
 
     def finite(number: str) -> float:
@@ -387,7 +384,16 @@ def parse_strict_json(
             raise ValueError(f"{number:.20} is not a finite number")
         return value
 
-    return json.loads(text, parse_constant=finite, parse_float=finite, object_pairs_hook=pairs_hook)
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            names = [name for name, _ in pairs]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ValueError(f"the key {twice!a:.40} occurs twice")
+        return found
+
+    hook = unique if unique_keys else None
+    return json.loads(text, parse_constant=finite, parse_float=finite, object_pairs_hook=hook)
 
 
 def canonical_digest(value: Any) -> str:

@@ -73,7 +73,7 @@ def parse_json(data: bytes | str, *, source: str, what: str, depth: int = DEPTH_
     """
     try:
         text = data.decode("utf-8") if isinstance(data, bytes) else data
-        value = parse_strict_json(text, pairs_hook=_unique_keys)
+        value = parse_strict_json(text, unique_keys=True)
         _check_plain(value, depth)
     except UnicodeError as error:
         raise format_error(source, f"{what} is not UTF-8.") from error
@@ -92,15 +92,6 @@ def parse_object(
     if not isinstance(value, dict):
         raise format_error(source, f"{what} is not a JSON object.")
     return value
-
-
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    unique: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in unique:
-            raise ValueError(f"the key {safe_repr(key)} occurs twice")
-        unique[key] = value
-    return unique
 
 
 def _check_plain(value: Any, depth: int) -> None:

@@ -17,15 +17,19 @@ from personalpeft.learning.train.config import BUILD_FORMAT
 ENVIRONMENT = "environment"
 """Key in a revision's scores."""
 
-_PACKAGES = ("personalpeft", "numpy", "torch", "transformers")
+_PACKAGES = ("personalpeft", "numpy", "tokenizers", "torch", "transformers")
 
 
 def describe_environment(backend: Backend) -> dict[str, str]:
     """Return the environment of builds on a backend, as a revision's scores record it."""
+    return {"backend": f"{backend.name}: {backend.description}", **describe_installation()}
+
+
+def describe_installation() -> dict[str, str]:
+    """Return the part of the environment that is known without a model."""
     instructions = hashlib.sha256(instruction_sets().encode()).hexdigest()[:12]
     return {
         "build format": str(BUILD_FORMAT),
-        "backend": f"{backend.name}: {backend.description}",
         "instruction sets": instructions,
         **{name: _version(name) for name in _PACKAGES},
     }

@@ -41,8 +41,8 @@ class LoggedErasure:
     item: str
 
     @property
-    def owned(self) -> str:
-        """The turn or signal that shows whose it is."""
+    def owner_key(self) -> str:
+        """The id by which the home finds its user."""
         return self.item.partition("/")[0]
 
     def to_line(self) -> bytes:

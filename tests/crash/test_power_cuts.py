@@ -23,17 +23,18 @@ import pytest
 from crash_makers import check_heads, find_problems, points
 from crash_operations import contents, open_home
 from interruption import can_interrupt, read_promises
+from mounts import mounted
 
 from personalpeft.errors import PersonalPeftError
 
 _IMAGE_MB = 96
 # Neither the file system nor the kernel writes by itself before the cut.
-_MOUNT = "loop,commit=600,noatime"
+_MOUNT = ("-o", "loop,commit=600,noatime")
 
 
 def _can_mount(folder: Path) -> bool:
     try:
-        with _mounted(_make_image(folder / "probe.img"), folder / "probe"):
+        with mounted(_make_image(folder / "probe.img"), folder / "probe", *_MOUNT):
             return True
     except (OSError, subprocess.CalledProcessError):
         return False
@@ -44,18 +45,6 @@ def _make_image(path: Path) -> Path:
         file.truncate(_IMAGE_MB << 20)
     subprocess.run(["mkfs.ext4", "-q", "-F", path], check=True, capture_output=True)
     return path
-
-
-@contextmanager
-def _mounted(image: Path, folder: Path) -> Iterator[Path]:
-    folder.mkdir(exist_ok=True)
-    subprocess.run(["mount", "-o", _MOUNT, image, folder], check=True, capture_output=True)
-    try:
-        yield folder
-    finally:
-        # A killed process holds its files a moment longer than its parent.
-        while subprocess.run(["umount", folder], capture_output=True).returncode:
-            time.sleep(0.05)
 
 
 @contextmanager
@@ -81,7 +70,7 @@ def _cut(folder: Path, image: Path, count: int, *, durable: bool) -> Iterator[Se
     """Cut the power ``count`` times, and yield each time what is wrong with the home."""
     chance, received, copy = random.Random(count), b"", folder / "after.img"
     with (
-        _mounted(image, folder / "disk") as disk,
+        mounted(image, folder / "disk", *_MOUNT) as disk,
         _living(disk, durable=durable) as (group, promises),
     ):
         while b"revision" not in received:
@@ -94,7 +83,7 @@ def _cut(folder: Path, image: Path, count: int, *, durable: bool) -> Iterator[Se
                 received += promises.recv(1 << 20)
             shutil.copyfile(image, copy)
             os.killpg(group, signal.SIGCONT)
-            with _mounted(copy, folder / "after") as after:
+            with mounted(copy, folder / "after", *_MOUNT) as after:
                 yield _find_losses(after, received)
 
 

@@ -263,14 +263,14 @@ def _learn_on_node(
     node_id = ray.get_runtime_context().get_node_id()
     board.start.remote(name, node_id, os.getpid())
 
-    def tick(stage: str, done: float) -> bool:
+    def heartbeat(stage: str, done: float) -> bool:
         try:
             return bool(ray.get(board.update.remote(name, stage, done), timeout=_BOARD_SECONDS))
         except ray.exceptions.RayError:
             # The board is lost or late. The learn goes on without it.
             return False
 
-    return {**node.learn(bundles, base, backend, tick), "node": node_id}
+    return {**node.learn(bundles, base, backend, heartbeat), "node": node_id}
 
 
 def _make_error(fields: Mapping[str, Any], node_id: str) -> NodeRefusal | PersonalPeftError:

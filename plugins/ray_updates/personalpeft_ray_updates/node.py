@@ -28,34 +28,36 @@ FOLDER_VARIABLE = "PERSONALPEFT_RAY_FOLDER"
 BASE_VARIABLE = "PERSONALPEFT_RAY_BASE"
 """On a node: the base, where it has another name or path than on the home's machine."""
 
-Tick = Callable[[str, float], bool]
+Heartbeat = Callable[[str, float], bool]
 """Receives a stage and its share that is done; returns whether to stop."""
 
-_TICK_SECONDS = 0.5
+_HEARTBEAT_SECONDS = 0.5
 # By the base and the backend: a process keeps the base in memory for its next learn.
 _runtimes: dict[tuple[str, str], Runtime] = {}
 # Held as long as the process lives.
 _locks: list[FileLock] = []
 
 
-def learn(bundles: Sequence[bytes], base: str, backend: str, tick: Tick) -> dict[str, Any]:
+def learn(
+    bundles: Sequence[bytes], base: str, backend: str, heartbeat: Heartbeat
+) -> dict[str, Any]:
     """Learn bundles with the base of this node.
 
     Args:
         bundles: What ``User.bundle_learn`` returned.
         base: The base, unless this node names its own.
         backend: As for ``personalpeft.open``.
-        tick: Called about twice a second.
+        heartbeat: Called about twice a second.
 
     Returns:
         "results" with what ``Runtime.learn_bundles`` returned. Or an "error" with its "kind",
         "message" and "hint", and whether it is "of_bundle" and not of this node.
     """
     key = os.environ.get(BASE_VARIABLE, base), backend
-    pulse = _Pulse(tick)
+    throttle = _Throttle(heartbeat)
     try:
         results = _open(*key).learn_bundles(
-            bundles, progress=pulse.show, cancelled=pulse.is_stopped
+            bundles, progress=throttle.show, cancelled=throttle.is_stopped
         )
     except PersonalPeftError as error:
         kind = get_error_type(error)
@@ -76,11 +78,11 @@ def learn(bundles: Sequence[bytes], base: str, backend: str, tick: Tick) -> dict
     return {"results": list(results)}
 
 
-class _Pulse:
+class _Throttle:
     """Passes progress on, but not at every step."""
 
-    def __init__(self, tick: Tick) -> None:
-        self._tick = tick
+    def __init__(self, heartbeat: Heartbeat) -> None:
+        self._heartbeat = heartbeat
         self._stage, self._done, self._stopped = "Opening", 0.0, False
         self._next = 0.0
 
@@ -91,8 +93,8 @@ class _Pulse:
     def is_stopped(self) -> bool:
         now = time.monotonic()
         if now >= self._next:
-            self._next = now + _TICK_SECONDS
-            self._stopped = self._tick(self._stage, self._done)
+            self._next = now + _HEARTBEAT_SECONDS
+            self._stopped = self._heartbeat(self._stage, self._done)
         return self._stopped
 
 

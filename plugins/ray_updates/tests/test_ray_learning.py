@@ -37,14 +37,14 @@ def test_learns_are_spread_over_nodes_and_equal_learns_alone(
     opened: set[str] = set()
     groups: set[tuple[str, ...]] = set()
 
-    def look(status: RunStatus) -> None:
+    def observe(status: RunStatus) -> None:
         for worker in status.workers:
             groups.add(worker.users)
             if psutil.pid_exists(worker.pid):
                 opened.update(each.path for each in psutil.Process(worker.pid).open_files())
 
     order = USERS[::-1]
-    reports = world.learn(order, look)
+    reports = world.learn(order, observe)
     assert [report.user for report in reports] == list(order)
     assert all(report.live for report in reports)
     assert world.live_revisions() == alone
