@@ -273,7 +273,7 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
             reward: A graded rating, from -1 to 1.
             source: Who gives the feedback, if not the user. It is kept apart and not trained on.
             train: Whether layers may be trained on it. Otherwise a comment acts in the prompt, and
-                everything else is only kept. Defaults to ``set_training`` and the setting of
+                everything else is only recorded. Defaults to ``set_training`` and the setting of
                 ``personalpeft.open``.
 
         Returns:

@@ -57,7 +57,7 @@ def run(common: GlobalOptions) -> None:
     """Look after the home until stopped.
 
     Prints a line for each action. Ctrl-C or SIGTERM ends it between two steps and keeps the work
-    done. It waits while another daemon looks after the same home.
+    done. It waits while another daemon runs on the same home.
     """
     from personalpeft_app.daemon.machine import lower_priority
     from personalpeft_app.daemon.poll_loop import PollLoop
@@ -95,7 +95,7 @@ def run(common: GlobalOptions) -> None:
                         reported = error.message
                         report_error(error, as_data=False)
 
-            info(common, f"Looking after {runtime.settings.home}; Ctrl-C ends it.")
+            info(common, f"Running on {runtime.settings.home}; Ctrl-C ends it.")
             PollLoop(work, settings.poll_seconds).run(stopping)
     info(common, "Stopped.")
 

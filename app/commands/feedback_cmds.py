@@ -148,7 +148,7 @@ def teach(
     "--question", "questions", multiple=True, help="A question that it answers; can be repeated."
 )
 @click.option("--answer", help="The short answer to those questions.")
-@no_train_option("Only look it up: no layer is trained on it.")
+@no_train_option("Only retrieve it: no layer is trained on it.")
 def remember(
     common: GlobalOptions,
     text: str,
@@ -158,7 +158,7 @@ def remember(
 ) -> None:
     """Store a fact and print its id.
 
-    It is looked up from the next question on. To change or remove it: personalpeft memory
+    It is retrieved from the next question on. To change or remove it: personalpeft memory
 
     TEXT may be '-', which reads it from stdin.
     """
@@ -182,7 +182,7 @@ def remember(
 def set_training(common: GlobalOptions, state: str) -> None:
     """Set whether layers may be trained on new feedback.
 
-    With 'off' a rule or fact acts in the prompt alone, and other feedback is only kept. Earlier
+    With 'off' a rule or fact applies in the prompt only, and other feedback is only recorded. Earlier
     feedback is unchanged; to withdraw it: personalpeft retract ID --training-only
     """
     with session.open_user(common, "make") as user:

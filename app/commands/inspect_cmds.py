@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 _BASE = "(the base)"
 _UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 _STALE = {
-    "below": "is trained on a layer that changed; the next learn judges it again",
-    "taken back": "is trained on retracted feedback; the next learn builds it without that",
+    "stack below changed": "is trained on a layer that changed; the next learn judges it again",
+    "lessons retracted": "is trained on retracted feedback; the next learn builds it without that",
 }
 
 

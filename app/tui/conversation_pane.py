@@ -378,7 +378,7 @@ class ConversationPane(Vertical):
             else:
                 await self._session.call(self._session.user.remember, sent.text)
                 self.post_message(self.Recorded())
-                note = "Remembered; it is looked up from the next question on."
+                note = "Remembered; it is retrieved from the next question on."
         except PersonalPeftError as error:
             show_error(self, error)
             if sent.key == self.key and not self._composer.text.strip():

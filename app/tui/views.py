@@ -220,7 +220,7 @@ def why(provenance: Provenance | None) -> list[Row]:
 def memory(items: Sequence[Item]) -> list[Row]:
     """Return the rules and facts in effect, newest first."""
     rows: list[Row] = []
-    titles = {"rule": "Rules, in every prompt", "fact": "Facts, looked up when they are near"}
+    titles = {"rule": "Rules, in every prompt", "fact": "Facts, retrieved for similar prompts"}
     for kind, title in titles.items():
         own = [each for each in reversed(items) if each.kind == kind]
         if own:

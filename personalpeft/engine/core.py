@@ -267,7 +267,7 @@ class EngineCore:
         self._put_last(request, error)
 
     def _put_last(self, request: RequestState, error: Exception | None) -> None:
-        """Hand out the text that was still held back, and how the request ended."""
+        """Hand out the text that was still buffered, and how the request ended."""
         last = replace(request.finish("cancelled"), index=request.index)
         if error is None:
             self._metrics.count("cancellations_total")

@@ -392,17 +392,17 @@ class _UserLearn:
         causes = [move.cause for move in moves if move.before == built]
         rollback = f"personalpeft rollback {layer} --to"
         if built == plan.head:
-            cause, end = NothingCause.SAME_AS_LIVE, "came out as what is live"
-            hint = "Teach it something else."
+            cause, end = NothingCause.SAME_AS_LIVE, "equals the live revision"
+            hint = "Give it other lessons."
         elif causes and causes[-1] != MoveCause.WITHDRAWN:
-            cause, end = NothingCause.ROLLED_BACK, "is not live: you went back"
-            hint = f"{rollback} {built} makes it live again; or teach it more."
+            cause, end = NothingCause.ROLLED_BACK, "is not live, since you rolled back"
+            hint = f"{rollback} {built} makes it live again; or give it more lessons."
         else:
             cause, end = NothingCause.NOT_LIVE, "was withdrawn" if causes else "did not go live"
-            hint = f"Go back to the base ({rollback} base), or teach it more."
+            hint = f"Go back to the base ({rollback} base), or give it more lessons."
         retracted = render_reasons(plan.build_reasons)
         return NothingToLearn(
-            f"Nothing new for {layer}: {retracted}, and what was built of the others {end}.",
+            f"Nothing new for {layer}: {retracted}, and the build from the others {end}.",
             hint=hint,
             cause=cause,
         )

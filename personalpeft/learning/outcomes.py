@@ -117,19 +117,19 @@ class SignalUse(_CodeWithText):
     Stored reports of earlier versions hold the texts.
     """
 
-    IN_PROMPT = auto(), "acts now"
-    PENDING = auto(), "to be learned"
-    LEARNED = auto(), "learned"
-    LEARNED_NOT_LIVE = auto(), "learned, not live"
-    LEARNED_EARLIER = auto(), "learned earlier"
-    HELD_OUT = auto(), "held back to judge by"
-    HELD_OUT_EARLIER = auto(), "held back earlier"
-    TO_BE_HELD_OUT = auto(), "to be held back, to judge by"
+    IN_PROMPT = auto(), "applies in the prompt"
+    PENDING = auto(), "waits for the next learn"
+    LEARNED = auto(), "trained on"
+    LEARNED_NOT_LIVE = auto(), "trained on, not live"
+    LEARNED_EARLIER = auto(), "trained on earlier"
+    HELD_OUT = auto(), "held out to judge"
+    HELD_OUT_EARLIER = auto(), "held out earlier"
+    TO_BE_HELD_OUT = auto(), "to be held out"
     NO_CAPACITY = auto(), "left out: the layer is full"
     OTHER_LAYER = auto(), "for another layer"
-    UNUSED = auto(), "only kept"
+    UNUSED = auto(), "recorded only"
     SUPERSEDED = auto(), "superseded"
-    RETRACTED = auto(), "taken back"
+    RETRACTED = auto(), "retracted"
 
 
 TRAINED_USES = frozenset({SignalUse.LEARNED, SignalUse.LEARNED_NOT_LIVE, SignalUse.LEARNED_EARLIER})
@@ -145,177 +145,157 @@ class ReasonCode(_CodeWithText):
     TEXT = auto(), "{text}"
 
     # Why a signal is assigned as it is.
-    COMMENT_IS_RULE = auto(), "a comment is a rule that acts on the next turn"
-    NOT_USER_ACT = auto(), "only a person's own acts are trained on"
+    COMMENT_IS_RULE = auto(), "a comment is a rule; it applies from the next turn on"
+    NOT_USER_ACT = auto(), "layers are trained on acts of the user only"
     TRAINING_FORBIDDEN = auto(), "training on it is not allowed"
     REPLY_TRAINING_FORBIDDEN = (
         auto(),
-        "the reply was given with a fact in the prompt that training is not allowed on",
+        "the prompt of the reply had a fact that must not be trained on",
     )
-    DEMONSTRATION = auto(), "a demonstration shows the answer that is wanted"
-    EDIT = auto(), "an edit shows the answer that is wanted, and the one that was not"
-    PREFERENCE = auto(), "of two answers the preferred one is wanted"
-    MEMORY_COMPARISON = auto(), "a choice between two memories says nothing about how to answer"
+    DEMONSTRATION = auto(), "a demonstration shows the wanted reply"
+    EDIT = auto(), "an edit shows the wanted reply and the rejected one"
+    PREFERENCE = auto(), "the preferred of two replies is the wanted one"
+    MEMORY_COMPARISON = auto(), "a comparison of memory revisions does not show how to answer"
     NO_TURN = auto(), "it names no turn"
     EMPTY_REPLY = auto(), "the reply was empty"
-    LIKED = auto(), "a reply that was liked is an answer to give again"
-    DISLIKED = auto(), "a reply that was not liked grows less likely"
-    OBSERVED = auto(), "what an app saw counts as a weak rating"
-    UNCLEAR_REWARD = (
-        auto(),
-        "a reward between -{limit} and {limit} says neither that a reply is wanted nor that it is "
-        "not",
-    )
-    STRONGER_SIGNAL = auto(), "the {kind} of the same turn says more"
-    MORE_SPECIFIC = auto(), "the {kind} of the same request says more"
-    REPEATED = auto(), "the {kind} before says the same"
-    CONTRADICTED = auto(), "a later {kind} of the same request says otherwise"
-    RATED_BY_USER = auto(), "a person said something of the same reply"
-    NEWER_FACT = auto(), "a later fact answers the same question otherwise"
-    USER_FACT = auto(), "a person's fact answers the same question otherwise"
-    FACT_LOOKED_UP = auto(), "a fact is looked up when a question is near it"
+    LIKED = auto(), "a liked reply becomes likelier"
+    DISLIKED = auto(), "a disliked reply becomes less likely"
+    OBSERVED = auto(), "implicit feedback counts as a weak rating"
+    UNCLEAR_REWARD = auto(), "a reward between -{limit} and {limit} is too close to 0"
+    STRONGER_SIGNAL = auto(), "the {kind} of the same turn takes precedence"
+    MORE_SPECIFIC = auto(), "the {kind} of the same prompt takes precedence"
+    REPEATED = auto(), "it repeats an earlier {kind}"
+    CONTRADICTED = auto(), "a later {kind} of the same prompt contradicts it"
+    RATED_BY_USER = auto(), "the user's own feedback on this reply takes precedence"
+    NEWER_FACT = auto(), "a later fact has another answer to the same question"
+    USER_FACT = auto(), "the user's own fact has another answer to the same question"
+    FACT_LOOKED_UP = auto(), "a fact is retrieved for similar prompts"
     FACT_NOT_USERS = (
         auto(),
-        "a fact is looked up when a question is near it; only a person's own are learned too",
+        "a fact is retrieved for similar prompts; only the user's own facts are trained on",
     )
     FACT_WITH_ANSWER = (
         auto(),
-        "a fact is looked up when a question is near it; what it answers is known, so it is "
-        "learned too",
+        "a fact is retrieved for similar prompts; its questions and answer are trained on as well",
     )
     FACT_HELPED = (
         auto(),
-        "a fact is looked up when a question is near it; that helped {count} times, so it is "
-        "learned too",
+        "a fact is retrieved for similar prompts; it helped {count} times, so it is trained on "
+        "as well",
     )
     STYLE_CHANGED_SINCE = (
         auto(),
-        "the way of answering has changed since: {since} and later lessons say otherwise",
+        "the style has changed since: {since} and later lessons are in another style",
     )
     STYLE_CHANGED_BEFORE = (
         auto(),
-        "the way of answering had changed before: {since} and later lessons say otherwise",
+        "the style had changed before: {since} and later lessons are in another style",
     )
     TOO_FEW_THUMBS = (
         auto(),
-        "a {kind} below 0 says what is wrong, not what is right; an edit would (learned from "
-        "{needed} thumbs up and {needed} down on: {up} and {down} now)",
+        "a disliked reply does not show the wanted one; dislikes are trained on once there are "
+        "{needed} likes and {needed} dislikes ({up} and {down} now)",
     )
-    REPLACED = auto(), "{signal} came in its place"
-    RETRACTED = auto(), "it was taken back"
+    REPLACED = auto(), "{signal} replaced it"
+    RETRACTED = auto(), "it was retracted"
 
     # Why a layer is built though no lesson is new. They come before the gate's reasons.
-    LESSONS_RETRACTED = auto(), "{count} lesson{s} that it learned {were} taken back"
-    STACK_BELOW_CHANGED = auto(), "what lies below has changed"
+    LESSONS_RETRACTED = auto(), "{count} of its lessons {were} retracted"
+    STACK_BELOW_CHANGED = auto(), "a layer below has changed"
     STACK_BELOW_CHECKED = (
         auto(),
-        "what lies below has changed; {valid} of {asked} answers still hold",
+        "a layer below has changed; {valid} of {asked} held-out answers still hold",
     )
-    OVERRIDDEN = auto(), "accepted by name against"
+    OVERRIDDEN = auto(), "accepted by the user against the gate"
 
-    NEW_LESSONS = auto(), "of what is new"
+    NEW_LESSONS = auto(), "of the new lessons"
 
     # The gate's reasons.
-    PROBES_LOST = auto(), "{lost} of {asked} general answers that were right are wrong now"
+    PROBES_LOST = auto(), "{lost} of {asked} general questions are no longer answered right"
     BASE_PROBES_LOST = (
         auto(),
-        "{lost} of {asked} general answers that the base has right are wrong by now",
+        "{lost} of {asked} general questions that the base answers right are no longer "
+        "answered right",
     )
-    PROBES_DEGENERATE = (
-        auto(),
-        "{broken} of {asked} general answers are empty or go round in circles",
-    )
-    RETENTION_REGRESSED = auto(), "{lost} of {asked} older answers got worse"
+    PROBES_DEGENERATE = auto(), "{broken} of {asked} general answers are empty or repeat themselves"
+    RETENTION_REGRESSED = auto(), "{lost} of {asked} older held-out answers regressed"
     RETENTION_FORGOTTEN = (
         auto(),
-        "{lost} of {asked} older answers have lost more than half of what was learned",
+        "{lost} of {asked} older held-out answers lost more than half of their gain",
     )
     KL_TOO_LARGE = (
         auto(),
-        "it is too far from the base on general questions (KL {kl} nats a token, at most "
-        "{limit:g})",
+        "the KL from the base on general questions is {kl} nats a token; the limit is {limit:g}",
     )
     UNRELATED_ANSWERS = (
         auto(),
-        "the new answers have nothing to do with what was asked: each is as likely after "
-        "another's question",
+        "the new answers do not fit their prompts: each is as likely after another prompt",
     )
     SHUFFLED_ANSWERS = (
         auto(),
-        "the new answers say nothing: their words are as likely in any other order",
+        "the new answers have no meaning: their words are as likely in any other order",
     )
-    REPEATED_QUESTIONS = (
-        auto(),
-        "the new answers say nothing: most of them only say over what was asked",
-    )
+    REPEATED_QUESTIONS = auto(), "most of the new answers only repeat their prompts"
     UNSAFE_LESSONS = auto(), "{detail}"
     MIXED_STYLES = auto(), "{detail}"
-    NO_DIFFERENCE = auto(), "no difference could be measured on what was held back"
-    IMPROVED = auto(), "{improved} of {asked} answers {examples} got better"
+    NO_DIFFERENCE = auto(), "no difference could be measured on the held-out lessons"
+    IMPROVED = auto(), "{improved} of {asked} {examples} answers improved"
     IMPROVED_AND_REGRESSED = (
         auto(),
-        "{improved} of {asked} answers {examples} got better, {regressed} got worse",
+        "{improved} of {asked} {examples} answers improved, {regressed} regressed",
     )
     LOSS_EXCEEDS_GAIN = (
         auto(),
-        "{improved} of {asked} answers {examples} got better, {regressed} got worse, by more than "
+        "{improved} of {asked} {examples} answers improved, {regressed} regressed by more than "
         "the others gained",
     )
-    TOO_LITTLE_EVIDENCE = auto(), "that is too little to go by"
-    EFFECT_TOO_SMALL = auto(), "the mean gain of {effect} nats a token is too small to go by"
-    GENERATED = auto(), "{count} of {asked} unseen prompts were answered as you want"
-    PROBES_KEPT = auto(), "{kept} of {asked} general answers stayed right"
-    RETENTION_KEPT = auto(), "{kept} of {asked} older answers are still known"
-    NOTHING_HELD_OUT = auto(), "nothing that is left of it was held back to judge by"
-    ON_PROBATION = auto(), "on probation, since that is still thin evidence"
+    TOO_LITTLE_EVIDENCE = auto(), "this is too little evidence"
+    EFFECT_TOO_SMALL = auto(), "the mean gain of {effect} nats a token is too small"
+    GENERATED = auto(), "{count} of {asked} replies to held-out prompts are in the wanted style"
+    PROBES_KEPT = auto(), "{kept} of {asked} general questions are still answered right"
+    RETENTION_KEPT = auto(), "{kept} of {asked} older held-out answers are still known"
+    NOTHING_HELD_OUT = auto(), "no remaining lesson was held out to judge it"
+    ON_PROBATION = auto(), "on probation, since this is little evidence"
     NOT_MEASURABLE = auto(), "not accepted, since it could not be measured"
-    WITHDRAWN_BEFORE = (
-        auto(),
-        "it is the revision that was withdrawn, and nothing new has come since",
-    )
-    PRACTICE_NOT_INCLUDED = auto(), "what was practised is not in it: practise it again"
+    WITHDRAWN_BEFORE = auto(), "this revision was withdrawn before, and there is no new lesson"
+    PRACTICE_NOT_INCLUDED = auto(), "the practice is not part of it; practise again"
 
     # How a learn ended otherwise.
-    MEMORY_BUDGET = auto(), "to train it takes about {needed:,.0f} MB, and {allowed:,g} are allowed"
+    MEMORY_BUDGET = auto(), "training takes about {needed:,.0f} MB; {allowed:,g} MB are allowed"
     TOO_FEW_LESSONS = (
         auto(),
-        "{count} of the {needed} lessons that a first learn takes: three to learn, one to judge by",
+        "{count} of the {needed} lessons that a first learn needs: three to train on, one to judge",
     )
     WOULD_TRAIN = auto(), "would train {steps} steps from {parent}, rank {rank}"
-    WOULD_REVALIDATE = auto(), "what lies below has changed; would judge it again"
+    WOULD_REVALIDATE = auto(), "a layer below has changed; would judge it again"
     TIME_BUDGET = (
         auto(),
-        "the time was up after step {step} of {steps}; the next learn goes on from there",
+        "the time budget ended at step {step} of {steps}; the next learn continues",
     )
     STEP_BUDGET = (
         auto(),
-        "it was to stop after step {step} of {steps}; the next learn goes on from there",
+        "the step budget ended at step {step} of {steps}; the next learn continues",
     )
-    SAME_AS_LIVE = auto(), "it came out as the revision that is live already"
-    NO_HOLDOUT = (
-        auto(),
-        "what lies below has changed; it stays, since no lesson is there to ask it by",
-    )
-    PRACTICE_NEEDED = auto(), "practise it again, which a build from lessons would undo"
+    SAME_AS_LIVE = auto(), "the build equals the live revision"
+    NO_HOLDOUT = auto(), "a layer below has changed; it stays, since no lesson can check it"
+    PRACTICE_NEEDED = auto(), "practise again, since a build from lessons would undo the practice"
     # In reports of earlier versions only.
-    BUILT_BEFORE = auto(), "it stays, since what was built in its place did not go live"
-    REPLACEMENT_NOT_LIVE = auto(), "it stays: {revision}, built in its place, did not go live"
+    BUILT_BEFORE = auto(), "it stays, since its replacement did not go live"
+    REPLACEMENT_NOT_LIVE = auto(), "it stays, since its replacement {revision} did not go live"
     HEAD_MOVED = (
         auto(),
-        "meanwhile {live} was made live, so nothing has changed; the next learn goes by that",
+        "another program made {live} live meanwhile, so nothing was changed; the next learn "
+        "starts from there",
     )
-    ALL_RETRACTED = auto(), "all that it had learned was taken back; {live} answers again"
-    WOULD_RETRACT = auto(), "all that it had learned was taken back: {live} would answer"
+    ALL_RETRACTED = auto(), "all of its lessons were retracted; {live} answers again"
+    WOULD_RETRACT = auto(), "all of its lessons were retracted; {live} would answer"
     NO_REPLY_PASSED = (
         auto(),
         "none of {replies} replies passed, so there is no reward to follow; teach some "
         "demonstrations and learn first",
     )
     ALL_TASKS_SOLVED = auto(), "all tasks are solved already: {tasks}, in {replies} replies"
-    NO_REWARD_CONTRAST = (
-        auto(),
-        "in {replies} replies no task was answered well once and badly another time",
-    )
+    NO_REWARD_CONTRAST = auto(), "in {replies} replies no task was both passed and failed"
     WITHDRAWN = auto(), "withdrawn: {bad} of {replies} replies were {kind}{earlier}"
     CONFIRMED = auto(), "confirmed: {liked} of {replies} replies were liked"
 
@@ -343,9 +323,8 @@ class Reason:
     data: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        is_one = self.data.get("count") == 1
-        number = {"s": "" if is_one else "s", "were": "was" if is_one else "were"}
-        return self.code.text.format(**{**number, **self.data})
+        were = "was" if self.data.get("count") == 1 else "were"
+        return self.code.text.format(**{"were": were, **self.data})
 
 
 Reasons = tuple[Reason, ...]

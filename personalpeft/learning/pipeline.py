@@ -270,9 +270,9 @@ class TrainingPipeline:
             rule_lessons=rule_lessons,
             lessons_by_rule=self._add_rules(plan, rule_lessons),
             history=history,
-            examples=()
-            if plan.layer == "memory" or plan.answer_verifier
-            else (*plan.replay, *plan.new_examples),
+            examples=(*plan.replay, *plan.new_examples)
+            if plan.layer != "memory" and not plan.answer_verifier and self.margins.min_generated
+            else (),
         )
         held_out = (lesson.signal for lesson in plan.holdout)
         signals = {*plan.signal_roles, *held_out, *trained_on(store, plan.parent)}

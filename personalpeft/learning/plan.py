@@ -303,7 +303,7 @@ def build_plan(
     ]
     if not training and not rejected:
         raise NothingToLearn(
-            f"Nothing to learn for {layer}: all of its lessons are held back to judge by.",
+            f"Nothing to learn for {layer}: all of its lessons are held out to judge.",
             hint="Give it more lessons, or roll it back to the base.",
             cause=NothingCause.ALL_HELD_OUT,
         )
@@ -395,18 +395,18 @@ def _nothing_to_learn(
     hint = {
         "memory": "Remember facts with the questions that they answer and the answer.",
         "style": "Edit, prefer or like some replies first.",
-    }.get(layer, f"Show it some: teach with the skill {layer.partition('.')[2]}.")
+    }.get(layer, f"Give it demonstrations: teach with the skill {layer.partition('.')[2]}.")
     if excluded and not is_learned:
         return NothingToLearn(
-            f"Nothing to learn for {layer}: it has no room for any of its {excluded} signals.",
-            hint="A larger rank or tokens_per_parameter in the base's card makes room; facts are"
-            " looked up all the same.",
+            f"Nothing to learn for {layer}: it has no capacity for any of its {excluded} signals.",
+            hint="A larger rank or tokens_per_parameter in the base's card adds capacity; facts are"
+            " retrieved in any case.",
             cause=NothingCause.NO_CAPACITY,
         )
     if is_learned:
         again = "or build from nothing to learn the same lessons again."
         return NothingToLearn(
-            f"Nothing new for {layer}: no lesson has come since the last learn.",
+            f"Nothing new for {layer}: there is no lesson since the last learn.",
             hint=f"{hint.removesuffix('.')}, {again}",
         )
     what, cause = "there is no feedback", NothingCause.NO_FEEDBACK
@@ -415,13 +415,13 @@ def _nothing_to_learn(
         uses = Counter(
             f"for {each.layer}"
             if each.layer
-            else "only kept"
+            else "recorded only"
             if each.place is Placement.UNUSED
-            else "acting at once"
+            else "in the prompt only"
             for each in assignments
         )
         counts = ", ".join(f"{count} {use}" for use, count in uses.items())
-        what = f"of {pluralize(len(assignments), 'signal')} none is for it ({counts})"
+        what = f"of {pluralize(len(assignments), 'signal')} none is for this layer ({counts})"
     return NothingToLearn(f"Nothing to learn for {layer} yet: {what}.", hint=hint, cause=cause)
 
 

@@ -203,7 +203,18 @@ def _outcome(data: Mapping[str, Any]) -> LearnOutcome:
 
 
 _EARLIER_USES: Mapping[str, SignalUse] = {
-    **{use.text: use for use in SignalUse},
+    "acts now": SignalUse.IN_PROMPT,
+    "to be learned": SignalUse.PENDING,
+    "learned": SignalUse.LEARNED,
+    "learned, not live": SignalUse.LEARNED_NOT_LIVE,
+    "learned earlier": SignalUse.LEARNED_EARLIER,
+    "held back to judge by": SignalUse.HELD_OUT,
+    "held back earlier": SignalUse.HELD_OUT_EARLIER,
+    "to be held back, to judge by": SignalUse.TO_BE_HELD_OUT,
+    "left out: the layer is full": SignalUse.NO_CAPACITY,
+    "only kept": SignalUse.UNUSED,
+    "superseded": SignalUse.SUPERSEDED,
+    "taken back": SignalUse.RETRACTED,
     "acts at once (profile)": SignalUse.IN_PROMPT,
     "acts at once (memory)": SignalUse.IN_PROMPT,
 }
@@ -284,8 +295,8 @@ def format_briefly(report: LearnReport) -> list[str]:
     trained = [source for source in report.sources if source.use_code in uses]
     held_out = sum(source.use_code is SignalUse.HELD_OUT for source in report.sources)
     if trained:
-        what = "learned from" if trained[0].use_code is SignalUse.LEARNED else "tried with"
-        also = f", held back {held_out}" if held_out else ""
+        what = "trained on" if trained[0].use_code is SignalUse.LEARNED else "tried with"
+        also = f", held out {held_out}" if held_out else ""
         lines += [f"    {what} {len(trained)}{also}:", *_list_sources(trained, 3)]
     for example in report.examples[:1]:
         lines += [
@@ -310,7 +321,7 @@ def undo_hint(report: LearnReport) -> list[str]:
     if report.outcome is LearnOutcome.RETRACTED:
         return [f"  undo: {to_revision}"]
     if report.revision and report.verdict is Verdict.REFUSED:
-        return [f"  make it live all the same: {to_revision}"]
+        return [f"  make it live anyway: {to_revision}"]
     return []
 
 
@@ -335,13 +346,13 @@ def _format_capacity(report: LearnReport) -> list[str]:
     line = f"{room['tokens']:,} of {room['most']:,} tokens in {room['parameters']:,} parameters"
     if room["tokens"] > room["advised"]:
         line += f"; recall is best up to {room['advised']:,}"
-    return ["", f"  room: {line}"]
+    return ["", f"  capacity: {line}"]
 
 
 def _format_scores(scores: Mapping[str, Any]) -> list[str]:
     lines: list[tuple[str, str]] = []
     # Only reports of earlier versions were judged by lessons that were trained on.
-    names = {"target": "held back", "retention": "older", "trained": "just learned"}
+    names = {"target": "held out", "retention": "older", "trained": "trained on"}
     for key, name in names.items():
         part = scores.get(key, {})
         if part.get("asked"):
@@ -350,13 +361,13 @@ def _format_scores(scores: Mapping[str, Any]) -> list[str]:
             lines.append((name, f"log-prob a token {change}, {counts}"))
     questions = scores.get("questions", {})
     if questions.get("asked"):
-        asked = pluralize(questions["asked"], "pinned question")
+        asked = pluralize(questions["asked"], "evaluation question")
         lines.append(("judged by", f"{asked}, version {questions['version']}"))
     if tasks := scores.get("tasks"):
         passed = f"passed {tasks['passed_before']} -> {tasks['passed_after']} of {tasks['asked']}"
-        line = f"{passed} held back"
+        line = f"{passed} held out"
         if "length_before" in tasks:
-            length = f"{tasks['length_before']:.0%} -> {tasks['length_after']:.0%} of the longest"
+            length = f"{tasks['length_before']:.0%} -> {tasks['length_after']:.0%} of the limit"
             line += f", length {length}"
         lines.append(("tasks", line))
     if practice := scores.get("practice"):
@@ -373,8 +384,8 @@ def _format_scores(scores: Mapping[str, Any]) -> list[str]:
             kept = f"{len(probes['kept_of_base'])} of {probes['base_right']}"
             lines.append(("", f"{kept} that the base has right are right in all"))
     if spent := len(scores.get("spent", scores.get("counted", ()))):
-        stake = f"a stake of {scores['bet']:.1f} from {pluralize(spent, 'answer')}"
-        lines.append(("evidence", f"{stake}; {CONFIRMATION_E_VALUE:g} is enough"))
+        value = f"e-value {scores['bet']:.1f} from {pluralize(spent, 'answer')}"
+        lines.append(("evidence", f"{value}; {CONFIRMATION_E_VALUE:g} confirms"))
     return [f"{name:<13} {line}" for name, line in lines]
 
 

@@ -87,14 +87,14 @@ def training_status(store: Store, user: str) -> TrainingStatus | None:
 
 
 class TriggerKind(StrEnum):
-    """Why a layer should learn. The values are stored by daemons and shown."""
+    """Why a layer should learn. The values are shown."""
 
     LESSON = "lesson"
     """No learn has considered a lesson yet."""
-    UNFINISHED = "begun"
+    UNFINISHED = "unfinished"
     """A budget ended the last training."""
-    STACK_BELOW_CHANGED = "below"
-    RETRACTED = "taken back"
+    STACK_BELOW_CHANGED = "stack below changed"
+    RETRACTED = "lessons retracted"
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,5 +87,5 @@ function summary(layer, points, head) {
   const live = points.find((point) => point.revision.id === head);
   const now = live ? ` Live is ${shortId(live.revision.id)}, with ${percent(likely(live.after))}.`
     : head ? ` Live is ${shortId(head)}, which was not measured.` : " The bare base is live.";
-  return `${layerName(layer)}: how likely the answers held back were, before and after each of ${points.length} revisions.${now} The list below says the same in words.`;
+  return `${layerName(layer)}: how likely the held-out answers were, before and after each of ${points.length} revisions.${now} The list below says the same in words.`;
 }

@@ -168,8 +168,8 @@ function trainingText({ layer, stage, step, steps }) {
 export function waiting(pending) {
   const lessons = pending.news.filter((news) => news.kind === "lesson").length;
   if (lessons) return `${count(lessons, "lesson")} to learn from`;
-  if (pending.news.some((news) => news.kind === "begun")) return "An unfinished learn can continue";
-  if (pending.news.some((news) => news.kind === "taken back")) return "Retracted feedback is to be unlearned";
+  if (pending.news.some((news) => news.kind === "unfinished")) return "An unfinished learn can continue";
+  if (pending.news.some((news) => news.kind === "lessons retracted")) return "Retracted feedback is to be unlearned";
   if (pending.news.length) return "A layer below changed";
   const few = Object.values(pending.too_few).reduce((sum, number) => sum + number, 0);
   if (few) return `${count(few, "lesson")} so far; the first learn needs a few more`;

@@ -70,7 +70,7 @@ export function figures(scores) {
     lines.push(`${name} ${how}: ${same ? percent(after) : `${percent(before)} → ${percent(after)}`} a token. ${part.won} of ${part.asked} better, ${part.lost} worse.`);
   }
   const { canaries, tasks } = scores;
-  if (tasks) lines.push(`Tasks passed: ${tasks.passed_before} → ${tasks.passed_after} of ${tasks.asked} held back.`);
+  if (tasks) lines.push(`Tasks passed: ${tasks.passed_before} → ${tasks.passed_after} of ${tasks.asked} held-out tasks.`);
   if (canaries?.right_before) lines.push(`General knowledge: ${canaries.still_right} of ${canaries.right_before} right answers stayed right.`);
   return lines;
 }

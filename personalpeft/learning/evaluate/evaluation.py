@@ -1,6 +1,6 @@
 """Measure a candidate against the live stack and the bare base, on the engine that serves users.
 
-Invariant: generation is greedy throughout, so the same stacks give the same evidence.
+Invariant: replies are greedy or have fixed seeds, so the same stacks give the same evidence.
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ from personalpeft.types import Message, PromptResponse, Sampling, SignalKind, St
 
 EXAMPLE_SAMPLING = Sampling(max_tokens=40)
 MAX_EXAMPLES, _MAX_GENERATED = 3, 6
+# A dozen edits leave three held-out prompts. One reply to each is too little to judge by.
+_SEEDS = (1, 2)
 _MAX_QUALITY_TOKENS = 32
 # A fact's answer is a word or two, and a liked reply is the model's own.
 _UNWRITTEN_KINDS = (SignalKind.FACT, SignalKind.RATING)
@@ -156,9 +158,27 @@ class EvalJob:
         lessons = (*self.eval_set.target, *self.eval_set.retention)
         return tuple({lesson.key: lesson for lesson in lessons}.values())[:_MAX_GENERATED]
 
-    def requests(self) -> list[Request]:
-        """Return what both stacks generate: replies to the probes, then to displayed lessons."""
-        return [request for side in (self.live, self.candidate) for request in self._requests(side)]
+    def requests(self, sampling: Sampling) -> list[Request]:
+        """Return what is generated.
+
+        Both stacks reply to the probes, then to displayed lessons. Then the candidate replies to
+        the deciding lessons again, with the base's own ``sampling``.
+        """
+        both = [request for side in (self.live, self.candidate) for request in self._requests(side)]
+        return [*both, *self._sampled_requests(sampling)]
+
+    @property
+    def judged_lessons(self) -> tuple[Lesson, ...]:
+        """The lessons whose generated replies are judged; none where no lessons show the style."""
+        deciding = {lesson.key for lesson in self.eval_set.deciding if self.eval_set.examples}
+        return tuple(each for each in self.generated_lessons if each.key in deciding)
+
+    def _sampled_requests(self, sampling: Sampling) -> Iterator[Request]:
+        for seed in _SEEDS if sampling.temperature else ():
+            for lesson in self.judged_lessons:
+                stack = self.candidate.for_layer(lesson)
+                own = replace(sampling, max_tokens=EXAMPLE_SAMPLING.max_tokens, seed=seed)
+                yield Request(self.user, lesson.messages, stack, own, background=True)
 
     def _requests(self, side: EffectiveStack) -> Iterator[Request]:
         for probe in load_general_prompts().probes:
@@ -256,7 +276,8 @@ def evaluate(
     Raises:
         Cancelled: ``cancelled`` returned True.
     """
-    requests = {user: job.requests() for user, job in jobs.items()}
+    sampling = engine.backend.base.card.sampling
+    requests = {user: job.requests(sampling) for user, job in jobs.items()}
     replies = completions.complete_for_users(requests, cancelled=cancelled, paused=paused)
     scorer = ThrottledScorer(engine, paused, cancelled)
     results: dict[str, EvalResult | PersonalPeftError] = {}
@@ -312,7 +333,8 @@ def _measure(engine: Scorer, job: EvalJob, replies: Sequence[str]) -> EvalResult
     """Measure one candidate. ``replies`` are those to ``EvalJob.requests``."""
     eval_set, history = job.eval_set, job.eval_set.history
     count = len(load_general_prompts().probes)
-    before, after = replies[: len(replies) // 2], replies[len(replies) // 2 :]
+    each = count + len(job.generated_lessons)
+    before, after, sampled = replies[:each], replies[each : 2 * each], replies[2 * each :]
     held_out = {each.key: each for each in (*eval_set.target, *eval_set.retention)}
     items = {item.signal: item for item in _score_items(engine, job, tuple(held_out.values()))}
     kl = list(_kl_from_base(engine, job))
@@ -327,7 +349,7 @@ def _measure(engine: Scorer, job: EvalJob, replies: Sequence[str]) -> EvalResult
         kl=sum(kl) / max(1, len(kl)),
         text_quality=_measure_new_examples(engine, job),
         rule_gains=_measure_rules(engine, job),
-        generation=_measure_generation(engine, job, before[count:], after[count:]),
+        generation=_measure_generation(engine, job, after[count:], sampled),
         prior_e_value=history.prior_e_value,
         spent_items=history.spent_items,
         decided_items=history.decided_items,
@@ -395,12 +417,13 @@ def _measure_new_examples(engine: Scorer, job: EvalJob) -> TextQuality:
 
 
 def _measure_generation(
-    engine: Scorer, job: EvalJob, before: Sequence[str], after: Sequence[str]
+    engine: Scorer, job: EvalJob, greedy: Sequence[str], sampled: Sequence[str]
 ) -> GenerationResults:
-    """Count the generated replies to held-out prompts that are written as the user wants."""
+    """Count the candidate's replies to held-out prompts that are written as the user wants."""
     backend, limit = engine.backend, EXAMPLE_SAMPLING.max_tokens
-    deciding = {lesson.key for lesson in job.eval_set.deciding}
-    held_out = [n for n, each in enumerate(job.generated_lessons) if each.key in deciding]
+    judged = {lesson.key for lesson in job.judged_lessons}
+    pairs = zip(job.generated_lessons, greedy, strict=True)
+    replies = [*(reply for lesson, reply in pairs if lesson.key in judged), *sampled]
 
     def logprobs(pairs: Sequence[tuple[Sequence[Message], str]]) -> list[float]:
         items = [encode_continuation(backend, *pair, limit) for pair in pairs]
@@ -409,15 +432,13 @@ def _measure_generation(
     def fits(messages: Sequence[Message]) -> bool:
         return len(backend.render(messages)) + limit <= backend.max_length
 
-    prompts = [job.generated_lessons[n].messages[-1].content for n in held_out]
+    prompts = [lesson.messages[-1].content for lesson in job.judged_lessons]
     with_examples = [few_shot_messages(job.eval_set.examples, each, fits) for each in prompts]
-    if not held_out or not all(map(has_examples, with_examples)):
+    if not judged or not all(map(has_examples, with_examples)):
         return NOTHING_GENERATED
-
-    def count(replies: Sequence[str]) -> int:
-        return count_wanted(with_examples, [replies[n] for n in held_out], logprobs)
-
-    return GenerationResults(len(held_out), count(before), count(after))
+    # Greedy replies come first, then those of each seed, in the same order of prompts.
+    asked = with_examples * (len(replies) // len(with_examples))
+    return GenerationResults(len(replies), count_wanted(asked, replies, logprobs))
 
 
 def _measure_rules(engine: Scorer, job: EvalJob) -> dict[str, RuleGain]:

@@ -135,14 +135,12 @@ class ProbeResults:
 
 @dataclass(frozen=True, slots=True)
 class GenerationResults:
-    """Generated replies to held-out prompts. The field names are stored.
+    """Replies of the candidate to held-out prompts. The field names are stored.
 
-    ``before`` and ``after`` count the replies of the live stack and of the candidate that are as
-    the user wants.
+    ``after`` counts those that are as the user wants.
     """
 
     asked: int = 0
-    before: int = 0
     after: int = 0
 
 

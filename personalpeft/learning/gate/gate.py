@@ -70,7 +70,7 @@ class Margins(CardConfig):
     min_pmi: Number = 0.1  # see ``TextQuality``; 0 switches the check off
     min_word_order_gap: Number = 0.75  # see ``TextQuality``; 0 switches the check off
     min_effect: Number = 0.1  # least mean gain of held-out items, in nats a token
-    min_generated: Fraction = 0.4  # least share of held-out prompts answered as wanted
+    min_generated: Fraction = 0.4  # least share of replies to held-out prompts that are as wanted
     tie_margin: Number = TIE_MARGIN  # changes up to this are ties: the spread between seeds
 
 
@@ -140,7 +140,7 @@ def judge(
         "improved": improved,
         "regressed": regressed,
         "asked": len(items),
-        "examples": "held back" if is_new else "held back earlier",
+        "examples": "held-out" if is_new else "older held-out",
     }
     code = ReasonCode.IMPROVED_AND_REGRESSED if regressed else ReasonCode.IMPROVED
     if improved < regressed or not gain > 0:
@@ -155,7 +155,7 @@ def judge(
         too_small = reason(ReasonCode.EFFECT_TOO_SMALL, effect=f"{gain / len(items):.2f}")
         return Judgement(Verdict.ABSTAINED, (Reason(code, counts), too_small))
     generated = evidence.generation
-    if not (generated.asked and margins.min_generated):
+    if not generated.asked:
         return _promote(evidence, Reason(code, counts))
     written = reason(ReasonCode.GENERATED, count=generated.after, asked=generated.asked)
     if generated.after < margins.min_generated * generated.asked:
@@ -294,7 +294,7 @@ def find_leak(
         _added([text for text in secrets if text in each.chosen], each) for each in lessons
     ]
     if count := _count_latest(secret_texts, lessons, new, accepted):
-        return f"{count} lessons give away what was remembered, without being asked for it"
+        return f"{count} lessons repeat remembered facts that were not asked for"
     return ""
 
 

@@ -119,7 +119,7 @@ def learn(
 ) -> None:
     """Teach the layer skill.world.NAME the trajectories of FILES, and learn them.
 
-    Prints a report. The gate compares predictions of whole games that are held back. What a file
+    Prints a report. The gate compares predictions of whole held-out games. What a file
     repeats is taught once, so an interrupted learn goes on with the same command.
     """
     trajectories = [each for file in files for each in read_jsonl(file)]

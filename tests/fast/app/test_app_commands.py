@@ -187,7 +187,7 @@ def test_removing_a_learned_fact_reports_when_it_is_gone(shell: Shell) -> None:
     removed = json.loads(shell.run("memory", "remove", facts["dog"], "--json").stdout)
     assert removed["layers_to_rebuild"] == ["memory"]
     (news,) = json.loads(shell.run("stack", "--json").stdout)["pending"]
-    assert (news["kind"], news["layer"]) == ("taken back", "memory")
+    assert (news["kind"], news["layer"]) == ("lessons retracted", "memory")
     report = json.loads(shell.run("learn", "--json").stdout)
     assert report["reasons"][0]["code"] == "lessons_retracted"
     output = {

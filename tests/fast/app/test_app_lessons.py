@@ -16,13 +16,13 @@ def test_lessons_show_where_each_signal_went_and_its_source(shell: Shell) -> Non
     rule = shell.run("feedback", "--comment", "Be brief.").stdout.strip()
     shown = shell.run("lessons").stdout
     assert [line.split()[0] for line in shown.splitlines()[1:]] == [edit, rule]
-    assert "to be learned" in shown
-    assert "a comment is a rule that acts on the next turn" in shown
+    assert "waits for the next learn" in shown
+    assert "a comment is a rule; it applies from the next turn on" in shown
     everything = json.loads(shell.run("lessons", "--all", "--json").stdout)
     assert [each["use"] for each in everything["lessons"]] == [
         "superseded",
-        "to be learned",
-        "acts now",
+        "waits for the next learn",
+        "applies in the prompt",
     ]
     assert {each["signal"]["source"] for each in everything["lessons"]} == {"person"}
 

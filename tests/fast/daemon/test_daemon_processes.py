@@ -194,7 +194,7 @@ def test_of_two_daemons_one_runs_and_the_other_waits_and_names_it(home: Home) ->
     wait_for(lambda: bool(home.revisions()), "a revision")
     first.kill()
     wait_for_exit(first)
-    assert "Looking after" in second.stderr.readline()
+    assert "Running on" in second.stderr.readline()
     second.send_signal(signal.SIGTERM)
     wait_for_exit(second)
     assert second.returncode == 0

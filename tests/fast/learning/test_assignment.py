@@ -237,7 +237,8 @@ def test_edit_outranks_a_rating_in_either_order() -> None:
     for signals in ([edit(1), rating(2, 1)], [rating(1, 1), edit(2)]):
         kept, learned = sorted(assign(signals, turn), key=lambda r: r.place == "layer")
         assert learned.signal.kind is SignalKind.EDIT
-        assert (kept.place, kept.why) == ("kept", "the edit of the same turn says more")
+        assert kept.place == "kept"
+        assert kept.reason == reason(ReasonCode.STRONGER_SIGNAL, kind="edit")
 
 
 def test_edit_outranks_a_preference_and_a_preference_outranks_a_rating() -> None:
@@ -290,11 +291,8 @@ def test_app_demonstration_is_kept_and_supersedes_nothing() -> None:
     by_user, theirs = assign(
         [demonstration(1), demonstration(2, answer="Yo Bo", source="judge")], turn
     )
-    assert (by_user.place, theirs.place, theirs.why) == (
-        "layer",
-        "kept",
-        "only a person's own acts are trained on",
-    )
+    assert (by_user.place, theirs.place) == ("layer", "kept")
+    assert theirs.reason.code is ReasonCode.NOT_USER_ACT
     assert only(assign([demonstration(3, "email", source="judge")], turn)).place == "kept"
 
 
@@ -352,7 +350,7 @@ def test_small_reward_is_kept(value: float) -> None:
 
 def test_negative_reward_needs_as_many_signals_as_a_dislike() -> None:
     alone = only(assign([reward(1, -1.0)], turn))
-    assert (alone.place, alone.why.partition(" says")[0]) == ("kept", "a reward below 0")
+    assert (alone.place, alone.reason.code) == ("kept", ReasonCode.TOO_FEW_THUMBS)
     thumbs, of_many = _thumbs(MIN_THUMBS, MIN_THUMBS)
     rewards = [replace(thumb, kind=SignalKind.REWARD) for thumb in thumbs]
     assert {r.place for r in assign(rewards, of_many)} == {"layer"}

@@ -183,7 +183,7 @@ ON_PROBATION = reason(ReasonCode.ON_PROBATION)
 
 
 def changed(
-    code: ReasonCode, improved: int, regressed: int, asked: int, *, examples: str = "held back"
+    code: ReasonCode, improved: int, regressed: int, asked: int, *, examples: str = "held-out"
 ) -> Reason:
     return reason(code, improved=improved, regressed=regressed, asked=asked, examples=examples)
 
@@ -199,7 +199,7 @@ PROMOTED_ON_PROBATION = (changed(ReasonCode.IMPROVED, 3, 0, 3), PROBES_KEPT, ON_
             {"target": (), "earlier_target": items(improved=2)},
             Verdict.PROMOTED,
             (
-                changed(ReasonCode.IMPROVED, 2, 0, 2, examples="held back earlier"),
+                changed(ReasonCode.IMPROVED, 2, 0, 2, examples="older held-out"),
                 PROBES_KEPT,
                 ON_PROBATION,
             ),
@@ -287,7 +287,7 @@ PROMOTED_ON_PROBATION = (changed(ReasonCode.IMPROVED, 3, 0, 3), PROBES_KEPT, ON_
             {"target": items(tied=1), "earlier_target": items(improved=2)},
             Verdict.PROMOTED,
             (
-                changed(ReasonCode.IMPROVED, 2, 0, 2, examples="held back earlier"),
+                changed(ReasonCode.IMPROVED, 2, 0, 2, examples="older held-out"),
                 PROBES_KEPT,
                 ON_PROBATION,
             ),
@@ -504,10 +504,8 @@ def test_answers_that_only_repeat_the_question_are_refused() -> None:
     said = judge(
         evidence(text_quality=TextQuality(pmi=3.0, word_order_gap=5.0, novelty=0.4)), Margins()
     )
-    assert (said.verdict, said.reason) == (
-        Verdict.REFUSED,
-        "the new answers say nothing: most of them only say over what was asked",
-    )
+    assert said.verdict is Verdict.REFUSED
+    assert [each.code for each in said.reasons] == [ReasonCode.REPEATED_QUESTIONS]
     assert judge(
         evidence(text_quality=TextQuality(pmi=3.0, word_order_gap=5.0, novelty=0.5)), Margins()
     ).live
@@ -525,13 +523,13 @@ def test_likelier_answers_go_live_only_if_the_model_writes_them(
         earlier_target=(),
         probes=ProbeResults(),
         kl=0.0,
-        generation=GenerationResults(asked, 0, after),
+        generation=GenerationResults(asked, after),
     )
     judgement = judge(evidence, MARGINS)
     assert judgement.live is is_live
     assert (judgement.verdict is Verdict.ABSTAINED) is not is_live
     assert ReasonCode.GENERATED in [each.code for each in judgement.reasons]
-    assert evidence.as_json()["generated"] == {"asked": asked, "before": 0, "after": after}
+    assert evidence.as_json()["generated"] == {"asked": asked, "after": after}
 
 
 def test_base_without_language_judges_no_replies() -> None:
@@ -541,6 +539,6 @@ def test_base_without_language_judges_no_replies() -> None:
         earlier_target=(),
         probes=ProbeResults(),
         kl=0.0,
-        generation=GenerationResults(3, 0, 0),
+        generation=GenerationResults(3, 0),
     )
     assert judge(evidence, load_margins("card", {}, random=True)).live

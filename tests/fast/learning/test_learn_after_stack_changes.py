@@ -128,7 +128,9 @@ def test_memory_is_built_over_the_layers_that_answer_with_it(ada: User) -> None:
     assert [entry.layer for entry in built["memory"].below] == ["style"]
 
     ada.scope("skill.email", "always")
-    assert [(news.kind, news.layer) for news in ada.pending().news] == [("below", "memory")]
+    assert [(news.kind, news.layer) for news in ada.pending().news] == [
+        ("stack below changed", "memory")
+    ]
     ada.scope("skill.email", "near")
     assert ada.pending().news == ()
 
@@ -143,7 +145,9 @@ def test_disabled_style_is_not_learned_again_through_the_memory(ada: User) -> No
     built = ada.revisions("memory")[-1]
     assert built.below == ()
     ada.scope("style", "always")
-    assert [(news.kind, news.layer) for news in ada.pending().news] == [("below", "memory")]
+    assert [(news.kind, news.layer) for news in ada.pending().news] == [
+        ("stack below changed", "memory")
+    ]
 
 
 def test_truncated_reply_is_a_lesson_without_an_end(ada: User) -> None:

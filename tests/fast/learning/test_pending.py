@@ -67,7 +67,7 @@ def test_learn_ended_by_its_budget_is_pending_until_done(ada: User) -> None:
     seen = set()
     for _ in range(3):
         ada.learn(steps=2)
-        (key,) = keys(ada, "begun")
+        (key,) = keys(ada, "unfinished")
         seen.add(key)
         assert keys(ada) == []
     assert len(seen) == 3
@@ -89,7 +89,7 @@ def test_layer_above_a_rollback_is_pending_until_revalidated(
     assert ada.pending().news == ()
     ada.rollback("style", None)
     (below,) = ada.pending().news
-    assert (below.kind, below.layer) == ("below", "memory")
+    assert (below.kind, below.layer) == ("stack below changed", "memory")
     ada.learn()
     assert ada.pending().news == ()
 
@@ -104,7 +104,7 @@ def test_learn_ended_by_its_budget_stays_pending_after_later_lessons(
     ada.learn(steps=2)
     correct(ada, 6, first=20)
     ada.learn("style")
-    assert "begun" in {news.kind for news in ada.pending().news if news.layer == "memory"}
+    assert "unfinished" in {news.kind for news in ada.pending().news if news.layer == "memory"}
     ada.learn()
     assert ada.pending().news == ()
 
@@ -160,7 +160,9 @@ def test_refusal_before_the_head_was_built_does_not_affect_the_head(
     tell(ada, "horse", "Bella")
     ada.learn(accept=True)
     ada.rollback("style", first)
-    assert [(news.kind, news.layer) for news in ada.pending().news] == [("below", "memory")]
+    assert [(news.kind, news.layer) for news in ada.pending().news] == [
+        ("stack below changed", "memory")
+    ]
     ada.learn()
     assert ada.pending().news == ()
 

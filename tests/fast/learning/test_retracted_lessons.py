@@ -56,7 +56,7 @@ def test_removed_fact_is_not_in_the_layer_after_the_next_learn(ada: User) -> Non
     ada.learn()
     ada.retract_item(dog)
     (news,) = ada.pending().news
-    assert (news.kind, news.layer) == ("taken back", "memory")
+    assert (news.kind, news.layer) == ("lessons retracted", "memory")
 
     report = ada.learn()
     assert (report.live, report.probation) == (True, True)
@@ -174,7 +174,7 @@ def test_dislike_as_reward_or_on_an_equal_turn_cancels_a_like(
     )
     assert about.text == on_the_turn.text
     ada.feedback(about, **said)  # type: ignore[arg-type]
-    assert [news.kind for news in ada.pending().news] == ["taken back"]
+    assert [news.kind for news in ada.pending().news] == ["lessons retracted"]
     ada.learn()
     assert turned not in signals_of(ada, "style")
     assert ada.pending().news == ()
@@ -208,7 +208,7 @@ def test_rolled_back_layer_is_revalidated_when_the_stack_below_changes(
     ada.rollback("memory")
     assert ada.pending().news == ()
     ada.rollback("style", None)
-    assert [news.kind for news in ada.pending().news] == ["below"]
+    assert [news.kind for news in ada.pending().news] == ["stack below changed"]
     ada.learn()
     assert ada.pending().news == ()
 
@@ -253,7 +253,7 @@ def test_fact_recorded_and_retracted_again_is_removed_again(ada: User, others: l
         assert dog in {signal for each in ada.revisions("memory") for signal in each.signals}
         before = live(ada, "memory")
         ada.retract_item(dog)
-        assert [news.kind for news in ada.pending().news] == ["taken back"]
+        assert [news.kind for news in ada.pending().news] == ["lessons retracted"]
         ada.learn()
         assert live(ada, "memory") != before
         assert ada.pending().news == ()
@@ -323,7 +323,7 @@ def test_refusal_of_another_build_does_not_settle_a_retraction(
         ada.learn()
     assert ada.pending().news == ()
     ada.retract_item(bad)
-    assert [news.kind for news in ada.pending().news] == ["taken back"]
+    assert [news.kind for news in ada.pending().news] == ["lessons retracted"]
     assert ada.learn().live
     assert ada.pending().news == ()
 
@@ -349,7 +349,9 @@ def test_fact_whose_replies_are_no_longer_liked_is_removed(ada: User) -> None:
     assert fact in signals_of(ada, "memory")
     for turn_id in said:
         ada.feedback(turn_id, rating=-1)
-    assert [news.kind for news in ada.pending().news if news.layer == "memory"] == ["taken back"]
+    assert [news.kind for news in ada.pending().news if news.layer == "memory"] == [
+        "lessons retracted"
+    ]
     ada.learn("memory")
     assert fact not in signals_of(ada, "memory")
 

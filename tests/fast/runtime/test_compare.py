@@ -74,7 +74,7 @@ def test_choice_never_supersedes_an_edit_by_the_user(ada: User) -> None:
     assert statuses[own.signal.id] == own
     assert (statuses[choice.signal].place, statuses[choice.signal].why) == (
         "kept",
-        "the edit of the same request says more",
+        "the edit of the same prompt takes precedence",
     )
     # The later of two choices counts, and an edit outranks both.
     first, second = (ada.compare(PROMPT).choose(number).signal for number in (1, 2))

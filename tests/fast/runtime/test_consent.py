@@ -76,7 +76,7 @@ def test_withdrawn_consent_is_unlearned_by_the_next_learn(ada: User, kind: Signa
     # The signal stays in the ledger and in the prompt.
     assert [each.id for each in ada.signals()] == [each.id for each in before]
     assert ada.items() == items
-    assert [news.kind for news in ada.pending().news] == ["taken back"]
+    assert [news.kind for news in ada.pending().news] == ["lessons retracted"]
     assert ada.learn().reasons[0].code is ReasonCode.LESSONS_RETRACTED
     (head,) = (entry.revision for entry in ada.stack().entries)
     live = next(revision for revision in ada.revisions() if revision.id == head)
@@ -212,7 +212,7 @@ def test_superseding_without_consent_unlearns_the_earlier_signal(
     ada.learn()
     turn = next(s.turn for s in ada.signals() if s.id in trained_on(ada) - pinned(ada))
     ada.feedback(str(turn), edit="Not so.", train=False)
-    assert [news.kind for news in ada.pending().news] == ["taken back"]
+    assert [news.kind for news in ada.pending().news] == ["lessons retracted"]
 
 
 def test_signal_without_consent_settles_no_conflict_of_lessons(ada: User) -> None:
@@ -258,7 +258,7 @@ def test_likes_are_unlearned_where_consent_is_withdrawn_from_their_fact(
     assert all(fact in turn.used for turn in ada.turns())
     ada.learn()
     ada.retract(fact, training_only=True)
-    assert [news.kind for news in ada.pending().news] == ["taken back"]
+    assert [news.kind for news in ada.pending().news] == ["lessons retracted"]
     ada.learn()
     assert ada.stack().entries == ()
     assert [item.id for item in ada.items()] == [fact]

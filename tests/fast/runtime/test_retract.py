@@ -44,7 +44,7 @@ def test_each_kind_of_feedback_can_be_retracted_and_stays_in_the_history(
     assert [signal.id for signal in ada.signals()] == [kept]
     assert {a.signal.id: a.use for a in ada.signal_statuses(current=False)}[
         retracted_id
-    ] == "taken back"
+    ] == "retracted"
     assert ada.signals(current=False)[-1] == retracted
     assert verify(ada._services.store) == ()
 
@@ -57,7 +57,7 @@ def test_retracted_lesson_is_unlearned_by_the_next_learn(ada: User, kind: Signal
     retracted_id = min(trained_on(ada) - pinned(ada))
     assert ada.pending().news == ()
     ada.retract(retracted_id)
-    assert [news.kind for news in ada.pending().news] == ["taken back"]
+    assert [news.kind for news in ada.pending().news] == ["lessons retracted"]
     report = ada.learn()
     assert report.reasons[0] == reason(ReasonCode.LESSONS_RETRACTED, count=1)
     (head,) = (entry.revision for entry in ada.stack().entries)
@@ -97,7 +97,7 @@ def test_signal_superseded_by_a_retracted_one_stays_off(ada: User) -> None:
     # The older edit counts after it is recorded again.
     again = ada.feedback(reply, edit="Six minutes.")
     assert [signal.id for signal in ada.signals()] == [again]
-    assert [status.use for status in ada.signal_statuses()] == ["to be learned"]
+    assert [status.use for status in ada.signal_statuses()] == ["waits for the next learn"]
 
 
 def test_signal_that_only_yielded_to_a_retracted_one_counts_again(ada: User) -> None:
@@ -134,7 +134,7 @@ def test_signal_retracted_by_the_user_is_unlearned_though_an_app_repeats_it(ada:
     )
     assert ada.pending().news == ()
     ada.retract(by_user)
-    assert [news.kind for news in ada.pending().news] == ["taken back"]
+    assert [news.kind for news in ada.pending().news] == ["lessons retracted"]
     ada.learn()
     assert ada.stack().entries == ()
     assert [item.id for item in ada.items()] == [theirs]

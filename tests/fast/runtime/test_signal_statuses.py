@@ -31,7 +31,11 @@ def test_status_names_the_use_of_a_signal_and_the_revision_that_learned_it(
     rule = ada.feedback("last", comment="Be brief.")
     fact = ada.remember("My dog is called Biscuit.")
     down = ada.feedback(ask(ada, "something else"), rating=-1)
-    assert set(uses(ada).values()) == {"to be learned", "acts now", "only kept"}
+    assert set(uses(ada).values()) == {
+        "waits for the next learn",
+        "applies in the prompt",
+        "recorded only",
+    }
     report = ada.learn()
     later = correct(ada, 1, first=50)
     statuses = {status.signal.id: status for status in ada.signal_statuses()}
@@ -71,8 +75,8 @@ def test_lesson_keeps_its_first_live_revision_and_loses_it_with_a_rollback(
     assert {status.revision for status in learned} == {first.revision}
     ada.rollback("style", None)
     assert {use for signal, use in uses(ada).items() if signal in edits} == {
-        "learned, not live",
-        "held back to judge by",
+        "trained on, not live",
+        "held out to judge",
     }
 
 
@@ -82,11 +86,11 @@ def test_superseded_and_retracted_signals_are_listed_on_request(ada: User) -> No
     second = ada.feedback(reply, edit="Eight minutes.")
     fact = ada.remember("My dog is called Biscuit.")
     ada.retract_item(fact)
-    assert uses(ada) == {second: "to be learned"}
+    assert uses(ada) == {second: "waits for the next learn"}
     assert uses(ada, current=False) == {
         first: "superseded",
-        second: "to be learned",
-        fact: "taken back",
+        second: "waits for the next learn",
+        fact: "retracted",
     }
     assert second in next(a.why for a in ada.signal_statuses(current=False) if a.signal.id == first)
 
@@ -144,7 +148,7 @@ def test_implicit_feedback_is_kept_with_its_action_and_not_trained_by_default(
         statuses = {status.signal.id: status for status in ada.signal_statuses()}
         for signal in kept:
             assert signal is not None
-            assert (statuses[signal].place, statuses[signal].use) == ("kept", "only kept")
+            assert (statuses[signal].place, statuses[signal].use) == ("kept", "recorded only")
             assert statuses[signal].signal.source == "app"
             assert statuses[signal].signal.payload == {"value": IMPLICIT_RATINGS[seen], "how": seen}
         assert not trained_on(ada) & set(kept)
@@ -169,7 +173,7 @@ def test_each_process_on_a_home_reports_the_same_use_of_implicit_feedback(home: 
     with open_runtime(home) as runtime:
         ada = runtime.user("ada")
         assert ada.signal_statuses() == statuses
-        assert {status.use for status in statuses} == {"learned", "held back to judge by"}
+        assert {status.use for status in statuses} == {"trained on", "held out to judge"}
         assert ada.pending().news == ()
         with pytest.raises(NothingToLearn):
             ada.learn()
@@ -186,7 +190,10 @@ def test_feedback_of_another_source_keeps_its_name_and_is_not_trained(
     by_user = ada.feedback(reply, rating=1)
     by_other = ada.feedback(reply, edit="Nine minutes.", source="judge")
     statuses = {status.signal.id: status for status in ada.signal_statuses()}
-    assert (statuses[by_user].use, statuses[by_other].use) == ("to be learned", "only kept")
+    assert (statuses[by_user].use, statuses[by_other].use) == (
+        "waits for the next learn",
+        "recorded only",
+    )
     assert statuses[by_other].signal.source == "judge"
     with home_unchanged(home), pytest.raises(InvalidId):
         ada.feedback(reply, rating=1, source="A Judge")
@@ -206,7 +213,7 @@ def test_demonstrations_and_facts_of_another_source_keep_its_name_and_are_not_tr
     ada.learn()
     assert trained_on(ada) | pinned(ada) == set(by_user)
     assert [layer.name for layer in ada.layers()] == ["style"]
-    assert (uses(ada)[shown], uses(ada)[statuses]) == ("only kept", "acts now")
+    assert (uses(ada)[shown], uses(ada)[statuses]) == ("recorded only", "applies in the prompt")
     with home_unchanged(home):
         for act in (ada.teach, ada.remember):
             words = ("x", "y") if act == ada.teach else ("x",)
@@ -284,9 +291,9 @@ def test_each_signal_has_one_status_and_no_held_out_signal_is_trained(
         for status in statuses:
             assert len(status.why) > 10
             assert (status.place == "layer") == (status.layer is not None)
-            assert status.use != "learned" or status.signal.id in trained_on(ada)
+            assert status.use != "trained on" or status.signal.id in trained_on(ada)
             if observing == "kept":
                 assert status.signal.source == "person" or status.use in (
-                    "only kept",
+                    "recorded only",
                     "superseded",
                 )

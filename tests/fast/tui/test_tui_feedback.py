@@ -246,7 +246,7 @@ def test_the_side_panel_lists_revisions_with_their_gain(learned: Runtime) -> Non
         await ui.wait_for_text(revision.id.rpartition("@")[2])
         assert "━" in str(ui.app.query_one(RevisionList).get_option_at_index(0).prompt)
         ui.app.action_open("report")
-        await ui.wait_for_text("held back to judge by")
+        await ui.wait_for_text("held out to judge")
         assert ui.app.query_one(ModelPane).tab == "report"
 
     run_tui(learned, scenario, size=(120, 40))

@@ -122,6 +122,12 @@ def test_report_names_sources_revision_and_rollback(learned: LearnedStyle) -> No
     assert "personalpeft rollback style" in said
 
 
+def test_gate_judges_three_replies_to_each_held_out_prompt(learned: LearnedStyle) -> None:
+    generated = learned.report.scores["generated"]
+    assert generated["asked"] == 9
+    assert generated["after"] >= 6
+
+
 def test_base_is_unchanged(learned: LearnedStyle) -> None:
     assert learned.runtime.training_backend().fingerprint() == learned.fingerprint
 
