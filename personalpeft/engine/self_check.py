@@ -76,7 +76,6 @@ class SelfCheck:
             log.error("self-check: a reply could not be scored: %s", format_origin(error))
             self._metrics.count("self_checks_skipped_total")
             return
-        self._metrics.count("self_checks_total")
         # A NaN compares false with everything, so the test is for agreement.
         if not (math.isfinite(difference) and difference <= self._backend.logprob_tolerance):
             log.warning(
@@ -88,3 +87,5 @@ class SelfCheck:
                 self._backend.logprob_tolerance,
             )
             self._metrics.count("self_check_mismatches_total")
+        # Last: a reader who sees the check sees its mismatch too.
+        self._metrics.count("self_checks_total")
