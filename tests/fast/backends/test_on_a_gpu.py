@@ -1,0 +1,251 @@
+"""What must hold on a GPU, tried without one: nothing waits that need not.
+
+Torch's fake tensors have a device and a shape, and no numbers. So code that reads a number from the
+device, and waits for it, raises an error here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from backend_makers import attach, random_stack, row, session_spec
+from torch import Tensor
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from personalpeft.backends.base import TrainingBackend
+from personalpeft.backends.torch import backend as torch_backend
+from personalpeft.backends.torch import model_runner
+from personalpeft.backends.torch.device import DeviceChoice, choose_learning_device, to_device
+from personalpeft.backends.torch.llama import LlamaConfig, LlamaForCausalLM
+from personalpeft.backends.torch.ops import Ops
+from personalpeft.base_models.types import Base
+from personalpeft.errors import InvalidInput
+
+GPU = torch.device("cuda")
+GIB = 2**30
+
+
+class ShapeOps(Ops):
+    """Operations that give results of the right shape and device, and wait for nothing."""
+
+    def apply_lora(self, x: Tensor, y: Tensor, *rest: Any) -> None:
+        assert x.device.type == y.device.type == "cuda"
+
+    def write_kv(self, k: Tensor, v: Tensor, *rest: Any) -> None: ...
+
+    def paged_attention(self, q: Tensor, *rest: Any) -> Tensor:
+        return torch.empty_like(q)
+
+    def prefill_attention(self, q: Tensor, *rest: Any) -> Tensor:
+        return torch.empty_like(q)
+
+
+class Recorder(TorchDispatchMode):
+    """Records each operation with its tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[str, list[Tensor], Any]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        tensors = [t for t in torch.utils._pytree.tree_leaves(args) if isinstance(t, Tensor)]
+        self.calls.append((str(func), tensors, result))
+        return result
+
+    @property
+    def transfers(self) -> int:
+        """How many copies went from the processor to the GPU."""
+        return sum(
+            isinstance(result, Tensor)
+            and result.device.type == "cuda"
+            and any(t.device.type == "cpu" and t.dim() for t in tensors)
+            for _, tensors, result in self.calls
+        )
+
+
+def fake_gpu(patch: pytest.MonkeyPatch, free: int = 100 * GIB) -> None:
+    """Have torch report a GPU with so many free bytes."""
+    patch.setattr(torch.cuda, "is_available", lambda: True)
+    patch.setattr(torch.cuda, "get_device_capability", lambda *device: (9, 0))
+    patch.setattr(torch.cuda, "get_device_name", lambda *device: "a GPU")
+    patch.setattr(torch.cuda, "mem_get_info", lambda *device: (free, 2 * free))
+
+
+def load_on_gpu(folder: Path, dtype: torch.dtype) -> LlamaForCausalLM:
+    config = LlamaConfig.from_json(json.loads((folder / "config.json").read_text("utf-8")))
+    assert config is not None
+    with torch.device(GPU):
+        usual = torch.get_default_dtype()
+        torch.set_default_dtype(dtype)
+        try:
+            model = LlamaForCausalLM(config)
+        finally:
+            torch.set_default_dtype(usual)
+        model.model.rotary_emb.compute_frequencies(config)
+    return model
+
+
+@contextmanager
+def on_fake_gpu(base: Base, patch: pytest.MonkeyPatch, free: int = GIB) -> Iterator[Any]:
+    where = DeviceChoice(GPU, torch.bfloat16, "for tests")
+    patch.setattr(torch.cuda, "mem_get_info", lambda *device: (free, 2 * free))
+    patch.setattr(model_runner, "load_llama", load_on_gpu)
+    patch.setattr(
+        torch_backend, "choose_ops", lambda device, dtype, cache: (ShapeOps(device, dtype), "")
+    )
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        yield torch_backend.TorchBackend(base, slots=4, rows=64, where=where)
+
+
+def test_a_step_reads_the_device_once_and_copies_its_inputs_once(
+    tiny_base: Base, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[Tensor] = []
+
+    def tolist(tensor: Tensor) -> Any:
+        reads.append(tensor)
+        return np.full(tuple(tensor.shape), 65).tolist()
+
+    monkeypatch.setattr(FakeTensor, "tolist", tolist)
+    with on_fake_gpu(tiny_base, monkeypatch) as backend:
+        attach(backend, "one", random_stack(backend, 1))
+        backend.admit(row(backend, "a greedy one", "one"))
+        backend.admit(row(backend, "drawn", temperature=0.8, top_p=0.9, top_k=40, seed=3))
+        for _ in range(3):
+            reads.clear()
+            with Recorder() as recorder:
+                assert len(backend.step()) == 2
+            assert len(reads) == 1
+            # The pass; which rows draw; their draws.
+            assert recorder.transfers == 3
+
+
+def test_a_resumed_session_has_all_that_the_fused_step_reads_on_the_device(
+    tiny_base: Base, torch_tiny: TrainingBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = torch_tiny.session(session_spec(torch_tiny))
+    state = session.state()
+    session.close()
+    with on_fake_gpu(tiny_base, monkeypatch) as backend:
+        resumed = backend.session(session_spec(backend))
+        resumed.restore(state)
+        gradients = {
+            name: torch.zeros(array.shape, device=GPU)
+            for name, array in state.items()
+            if name.endswith((".A", ".B"))
+        }
+        resumed.add_gradients(SimpleNamespace(gradients=lambda: gradients))
+        with Recorder() as recorder, suppress(DataDependentOutputException):
+            resumed.optim_step(resumed.default_params(1e-3))
+    (read,) = [tensors for name, tensors, _ in recorder.calls if "fused_adamw" in name]
+    assert {tensor.device.type for tensor in read} == {"cuda"}
+
+
+def test_an_adapter_is_copied_on_a_stream_of_its_own_and_used_once_it_is_there(
+    tiny_base: Base, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+
+    class Stream:
+        def __init__(self, device: torch.device) -> None:
+            assert device == GPU
+
+        def wait_stream(self, other: str) -> None:
+            events.append(f"waits for {other}")
+
+        def synchronize(self) -> None:
+            with suppress(KeyError):
+                backend._bank.slot_of("one")
+                events.append("already used")
+            events.append("synchronized")
+
+    @contextmanager
+    def stream(own: Stream) -> Iterator[None]:
+        events.append("begins")
+        yield
+        events.append("ends")
+
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", stream)
+    monkeypatch.setattr(torch.cuda, "default_stream", lambda device: "steps")
+    with monkeypatch.context() as patch:
+        fake_gpu(patch)
+        opened = on_fake_gpu(tiny_base, monkeypatch)
+        backend = opened.__enter__()
+    try:
+        attach(backend, "one", random_stack(backend, 1))
+    finally:
+        opened.__exit__(None, None, None)
+    assert events == ["waits for steps", "begins", "ends", "synchronized"]
+    assert backend._bank.slot_of("one")
+
+
+def test_a_gpu_holds_as_many_tokens_as_its_free_memory_allows(
+    tiny_base: Base, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = {}
+    for free in (2**20, 2**22, 2**40):
+        with on_fake_gpu(tiny_base, monkeypatch, free) as backend:
+            tokens[free] = backend.occupancy().capacity
+    assert 3.9 < tokens[2**22] / tokens[2**20] < 4.1
+    # Not more than all rows can use.
+    assert tokens[2**40] == 64 * tiny_base.card.context
+
+
+@pytest.mark.parametrize(
+    ("mode", "weights", "free", "device"),
+    [
+        ("auto", "auto", 40 * GIB, "cuda"),
+        ("auto", "auto", GIB, "cpu"),
+        ("auto", "mapped", 40 * GIB, "cpu"),
+        ("cpu", "auto", 40 * GIB, "cpu"),
+        ("cuda", "auto", GIB, "cuda"),
+    ],
+)
+def test_learning_beside_another_backend_takes_a_gpu_that_has_the_memory(
+    tiny_base: Base,
+    monkeypatch: pytest.MonkeyPatch,
+    mode: Any,
+    weights: Any,
+    free: int,
+    device: str,
+) -> None:
+    fake_gpu(monkeypatch, free)
+    assert choose_learning_device(tiny_base, mode, weights).device.type == device
+
+
+def test_a_gpu_that_is_not_there_is_refused_by_name(tiny_base: Base) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(InvalidInput) as caught:
+        choose_learning_device(tiny_base, "cuda")
+    assert "LEARNING_DEVICE" in (caught.value.hint or "")
+    assert choose_learning_device(tiny_base).device.type == "cpu"
+
+
+def test_one_transfer_carries_arrays_of_any_kind_and_shape() -> None:
+    arrays = [
+        np.arange(5, dtype=np.int64),
+        np.arange(6, dtype=np.int32).reshape(2, 3)[:, ::2],
+        np.zeros((0, 4), np.int32),
+        np.array(0.5),
+    ]
+    # A device whose tensors can be read here, unlike a GPU's.
+    there = torch.device("cpu", 0)
+    for device in (torch.device("cpu"), there):
+        for array, tensor in zip(arrays, to_device(arrays, device), strict=True):
+            assert np.array_equal(tensor.numpy(), array)
+            assert tensor.numpy().dtype == array.dtype
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        for array, tensor in zip(arrays, to_device(arrays, GPU), strict=True):
+            assert (tuple(tensor.shape), tensor.device.type) == (array.shape, "cuda")
