@@ -59,13 +59,9 @@ def load_backend(
     if name == "torch":
         with _collection_paused():
             from personalpeft.backends.torch.backend import TorchBackend
-            from personalpeft.backends.torch.device import choose_device, choose_learning_device
+            from personalpeft.backends.torch.device import choose_learning_device
 
-            where = (
-                choose_device()
-                if serves
-                else choose_learning_device(base, learning_device, weights)
-            )
+            where = None if serves else choose_learning_device(base, learning_device, weights)
             return TorchBackend(
                 base, slots=slots, rows=rows, where=where, cache=cache, weights=weights
             )

@@ -115,7 +115,9 @@ def to_device(arrays: Sequence[npt.NDArray[Any]], device: torch.device) -> list[
     # Torch keeps the pinned memory until the copy is done.
     moved = (host.pin_memory() if can_pin(device) else host).to(device, non_blocking=True)
     return [
-        part[: array.nbytes].view(torch.from_numpy(array[:0]).dtype).view(array.shape)
+        part[: array.nbytes]
+        .view(torch.from_numpy(np.empty(0, array.dtype)).dtype)
+        .view(array.shape)
         for array, part in zip(arrays, moved.split(sizes), strict=True)
     ]
 
