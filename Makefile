@@ -62,7 +62,7 @@ gpu: $(STAMP) ## On an NVIDIA GPU: run the whole suite there, and the benches be
 	echo "== pytest, without the real base"; $(SIDE_BY_SIDE) -m "not (slow or vllm)" || failed="$$failed fast"; \
 	echo "== pytest, on the real base"; $(ON_THE_REAL_BASE) -m "slow and not vllm" --timeout 3600 || failed="$$failed slow"; \
 	echo "== pytest, on vLLM"; $(BIN)/pytest tests plugins -q -m vllm || failed="$$failed vllm"; \
-	for bench in serve engines busy learn attach; do \
+	for bench in serve engines server busy learn; do \
 	  echo "== bench $$bench"; \
 	  $(BIN)/personalpeft bench $$bench --json > build/gpu/$$bench.json || failed="$$failed bench-$$bench"; \
 	done; \
