@@ -57,13 +57,13 @@ def draw_tokens(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     temperature, top_p, top_k, number = numbers[:, :, None].unbind(1)
     weights = ((logits - logits.amax(-1, keepdim=True)) / temperature.float()).exp()
     if any(0 < draw.top_k < size for draw in draws):
-        order = logits.sort(-1, descending=True, stable=True).indices
+        order = logits.sort(dim=-1, descending=True, stable=True).indices
         ranks = torch.arange(size, device=logits.device)
         kept = ranks < top_k.where(top_k > 0, size)
         weights = weights * torch.zeros_like(kept).scatter(1, order, kept)
     tokens = torch.arange(size, device=logits.device).expand(logits.shape)
     if any(draw.top_p < 1 for draw in draws):
-        ordered, order = weights.sort(-1, descending=True, stable=True)
+        ordered, order = weights.sort(dim=-1, descending=True, stable=True)
         weights, tokens = ordered.where(top_p < 1, weights), order.where(top_p < 1, tokens)
     cumulative = weights.cumsum(-1, dtype=torch.float64)
     # The last token of the top-p set; without one, the last token of any weight.
