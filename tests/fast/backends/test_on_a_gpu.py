@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from backend_makers import attach, random_stack, row, session_spec
@@ -59,7 +60,7 @@ class Recorder(TorchDispatchMode):
     """Records each operation with its tensors."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[tuple[str, list[Tensor], Any]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -229,7 +230,7 @@ def test_a_gpu_that_is_not_there_is_refused_by_name(tiny_base: Base) -> None:
 
 
 def test_one_transfer_carries_arrays_of_any_kind_and_shape(monkeypatch: pytest.MonkeyPatch) -> None:
-    arrays = [
+    arrays: list[npt.NDArray[Any]] = [
         np.arange(5, dtype=np.int64),
         np.arange(6, dtype=np.int32).reshape(2, 3)[:, ::2],
         np.zeros((0, 4), np.int32),
