@@ -33,6 +33,7 @@ from personalpeft.backends.torch.ops.base import KV_BLOCK_SIZE
 from personalpeft.backends.torch.training.session import TorchSession
 from personalpeft.base_models.types import Base
 from personalpeft.errors import InvalidInput
+from personalpeft.settings import LEARNING_DEVICE, resolve
 
 DEVICE = torch.device("meta")
 GIB = 2**30
@@ -227,6 +228,13 @@ def test_a_gpu_that_is_not_there_is_refused_by_name(tiny_base: Base) -> None:
         choose_learning_device(tiny_base, "cuda")
     assert "LEARNING_DEVICE" in (caught.value.hint or "")
     assert choose_learning_device(tiny_base).device.type == "cpu"
+
+
+def test_the_learning_device_comes_from_the_environment() -> None:
+    assert resolve("home", {}).learning_device == "auto"
+    assert resolve("home", {LEARNING_DEVICE: "cpu"}).learning_device == "cpu"
+    with pytest.raises(InvalidInput, match=LEARNING_DEVICE):
+        resolve("home", {LEARNING_DEVICE: "gpu"})
 
 
 def test_one_transfer_carries_arrays_of_any_kind_and_shape(monkeypatch: pytest.MonkeyPatch) -> None:
