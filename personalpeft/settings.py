@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 from urllib.parse import urlsplit
 
 import platformdirs
@@ -19,8 +19,9 @@ CACHE = "PERSONALPEFT_CACHE"
 PLUGINS = "PERSONALPEFT_PLUGINS"
 VLLM = "PERSONALPEFT_VLLM_"
 WEIGHTS = "PERSONALPEFT_WEIGHTS"
+LEARNING_DEVICE = "PERSONALPEFT_LEARNING_DEVICE"
 DEFAULT_BATCH = 16
-"""Replies that torch generates at once, unless a setting says otherwise."""
+"""Replies that torch generates at once on a processor, unless a setting says otherwise."""
 _APP = "personalpeft"
 
 Observing: TypeAlias = Literal["off", "kept", "learned"]
@@ -34,6 +35,12 @@ WeightsMode: TypeAlias = Literal["auto", "mapped", "loaded"]
 
 ``mapped`` leaves them in the base's file, quantised as they are. ``loaded`` keeps them in memory,
 which is faster. ``auto`` loads them if they fit into the free memory.
+"""
+
+LearningDevice: TypeAlias = Literal["auto", "cpu", "cuda"]
+"""Where torch learns for a base that vLLM or llama.cpp serves.
+
+``auto`` is the GPU if enough of its memory is free. Where torch serves, it learns on that device.
 """
 
 
@@ -89,13 +96,16 @@ class VllmServer:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Absolute paths of home and cache, allowed plugins (None: all), the vLLM server, weights."""
+    """Absolute paths of home and cache, allowed plugins (None: all), the vLLM server, weights, and
+    the device of learning.
+    """
 
     home: Path
     cache: Path
     plugins: tuple[str, ...] | None = None
     vllm: VllmServer | None = None
     weights: WeightsMode = "auto"
+    learning_device: LearningDevice = "auto"
 
 
 @accept_renamed_arguments(
@@ -168,7 +178,8 @@ def resolve(home: str | Path | None, environ: Mapping[str, str]) -> Settings:
         ),
         cache=_absolute(environ.get(CACHE) or platformdirs.user_cache_dir(_APP, appauthor=False)),
         plugins=named or None,
-        weights=_weights(environ.get(WEIGHTS) or "auto"),
+        weights=_one_of(WeightsMode, WEIGHTS, environ),
+        learning_device=_one_of(LearningDevice, LEARNING_DEVICE, environ),
         vllm=_vllm(
             {
                 name.removeprefix(VLLM): value
@@ -200,14 +211,13 @@ def _vllm(values: Mapping[str, str]) -> VllmServer | None:
     )
 
 
-def _weights(value: str) -> WeightsMode:
-    for mode in get_args(WeightsMode):
-        if value == mode:
-            known: WeightsMode = mode
-            return known
+def _one_of(choices: Any, name: str, environ: Mapping[str, str]) -> Any:
+    """Return the value of a variable with a fixed set of values; the default is ``auto``."""
+    value, names = environ.get(name) or "auto", get_args(choices)
+    if value in names:
+        return value
     raise InvalidInput(
-        f"{WEIGHTS} cannot be {value!a}.",
-        hint=f"Set it to {', '.join(get_args(WeightsMode)[:-1])} or {get_args(WeightsMode)[-1]}.",
+        f"{name} cannot be {value!a}.", hint=f"Set it to {', '.join(names[:-1])} or {names[-1]}."
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,15 +26,17 @@ from personalpeft.types import FinishReason, Message, Sampling
 
 
 def torch_backend(base: Base, **more: Any) -> Backend:
-    """Use float32, where batching changes results so little that greedy tokens are equal."""
+    """Use float32, where batching changes results so little that greedy tokens are equal.
+
+    ``PERSONALPEFT_TEST_DEVICE=cuda`` runs it on a GPU.
+    """
     import torch
 
     from personalpeft.backends.torch.backend import TorchBackend
     from personalpeft.backends.torch.device import DeviceChoice
 
-    return TorchBackend(
-        base, where=DeviceChoice(torch.device("cpu"), torch.float32, "for tests"), **more
-    )
+    device = torch.device(os.environ.get("PERSONALPEFT_TEST_DEVICE", "cpu"))
+    return TorchBackend(base, where=DeviceChoice(device, torch.float32, "for tests"), **more)
 
 
 def llamacpp_backend(base: Base, cache: Path, **more: Any) -> Backend:

@@ -55,7 +55,11 @@ _EVERYWHERE = "0.0.0.0"
     metavar="HOST",
     help="A host name of this server; can be repeated.",
 )
-@option("--max-batch", type=click.IntRange(1, 256), default=16, help="Replies in one batch.")
+@option(
+    "--max-batch",
+    type=click.IntRange(1, 256),
+    help="Replies in one batch. Default: 16, and 128 on a GPU.",
+)
 @option("--max-queue", type=click.IntRange(1, 512), default=48, help="Requests in the queue.")
 @option(
     "--implicit-feedback",
@@ -79,7 +83,7 @@ def serve(
     host: str | None,
     public: bool,
     names: tuple[str, ...],
-    max_batch: int,
+    max_batch: int | None,
     max_queue: int,
     implicit_feedback: Observing,
     no_train: bool,
@@ -118,7 +122,9 @@ def serve(
             "Other machines cannot be served: there is no token yet.",
             hint="Run: personalpeft token first",
         )
-    serving = Serving(max_batch=max_batch, max_queue=max_queue)
+    from personalpeft.backends.choice import default_batch
+
+    serving = Serving(max_batch=max_batch or default_batch(), max_queue=max_queue)
     display = Display(common)
     with session.open_runtime(
         common, "make", display, serving, implicit_feedback, train=not no_train

@@ -21,7 +21,16 @@ from personalpeft.base_models.registry import all_cards
 from personalpeft.engine.metrics import COUNTERS, GAUGES, HISTOGRAMS
 from personalpeft.errors import ERROR_CODES, PersonalPeftError
 from personalpeft.runtime import Runtime
-from personalpeft.settings import CACHE, HOME, PLUGINS, VLLM, WEIGHTS, Serving, VllmServer
+from personalpeft.settings import (
+    CACHE,
+    HOME,
+    LEARNING_DEVICE,
+    PLUGINS,
+    VLLM,
+    WEIGHTS,
+    Serving,
+    VllmServer,
+)
 from personalpeft.user import User
 from personalpeft_app.cli import PLUGIN_COMMANDS_TITLE, PROGRAM, cli
 from personalpeft_app.client.transport import NotAllowed, Unreachable
@@ -65,6 +74,8 @@ _VARIABLES = {
     "Default: the best that this processor has.",
     WEIGHTS: "Where torch keeps the base's weights on a processor: `loaded` unpacks them into memory, `mapped` "
     "leaves them in the base's file. Default: `auto`, which loads them if they fit into the free memory.",
+    LEARNING_DEVICE: "Where torch learns for a base that vLLM or llama.cpp serves: `cpu` or `cuda`. Default: `auto`, "
+    "the GPU if the weights and 3 GB fit into its free memory. Where torch serves, it learns on the same device.",
     "NO_COLOR": "Any value turns colours off.",
 }
 

@@ -14,7 +14,7 @@ from personalpeft.extras import extra_required
 if TYPE_CHECKING:
     from personalpeft.backends.base import Backend
     from personalpeft.base_models.types import Base
-    from personalpeft.settings import VllmServer, WeightsMode
+    from personalpeft.settings import LearningDevice, VllmServer, WeightsMode
 
 __all__ = ["BACKENDS", "load_backend"]
 
@@ -31,6 +31,8 @@ def load_backend(
     vllm: VllmServer | None,
     entropy: Callable[[int], bytes],
     weights: WeightsMode = "auto",
+    learning_device: LearningDevice = "auto",
+    serves: bool = True,
 ) -> Backend:
     """Load a base into a backend, and import the backend's libraries.
 
@@ -43,6 +45,8 @@ def load_backend(
         vllm: The server of the backend ``vllm``.
         entropy: Returns that many random bytes.
         weights: Where torch keeps the base's weights.
+        learning_device: Where torch learns for a base that another backend serves.
+        serves: Whether the backend serves. Otherwise it learns beside the one that does.
 
     Returns:
         The backend. Close it when it is not needed any more.
@@ -55,8 +59,12 @@ def load_backend(
     if name == "torch":
         with _collection_paused():
             from personalpeft.backends.torch.backend import TorchBackend
+            from personalpeft.backends.torch.device import choose_learning_device
 
-            return TorchBackend(base, slots=slots, rows=rows, cache=cache, weights=weights)
+            where = None if serves else choose_learning_device(base, learning_device, weights)
+            return TorchBackend(
+                base, slots=slots, rows=rows, where=where, cache=cache, weights=weights
+            )
     if name == "llamacpp":
         with extra_required():
             from personalpeft.backends.llamacpp.backend import LlamaCppBackend
@@ -79,6 +87,7 @@ def load_backend(
             server=vllm,
             entropy=entropy,
             weights=weights,
+            learning_device=learning_device,
         )
     if name == "fake":
         from personalpeft.backends.fake import FakeBackend

@@ -20,6 +20,7 @@ from personalpeft.settings import DEFAULT_BATCH
 
 AUTO = "auto"
 
+_GPU_BATCH = 128
 # llama.cpp reads each row in a call of its own. From three rows on torch is faster together
 # (docs/benchmarks/index.md).
 _FEW_ROWS = 2
@@ -91,13 +92,22 @@ def choose_backend(
         base: The base; None where it is not prepared yet. Then its architecture is not checked.
     """
     if name != AUTO:
-        return BackendChoice(name, ChoiceReason.REQUESTED, max_batch or DEFAULT_BATCH)
+        many = default_batch() if name in ("torch", "vllm") else DEFAULT_BATCH
+        return BackendChoice(name, ChoiceReason.REQUESTED, max_batch or many)
     if max_batch is not None and max_batch > _FEW_ROWS:
         return BackendChoice("torch", ChoiceReason.MANY_ROWS, max_batch)
     problem = _why_not_llamacpp(card, base)
     if problem is not None:
-        return BackendChoice("torch", problem, max_batch or DEFAULT_BATCH)
+        return BackendChoice("torch", problem, max_batch or default_batch())
     return BackendChoice("llamacpp", ChoiceReason.FEW_ROWS, max_batch or _FEW_ROWS)
+
+
+def default_batch() -> int:
+    """Return how many replies torch generates at once by default.
+
+    On a GPU the free memory limits them first: rows wait while the cache has no block for them.
+    """
+    return _GPU_BATCH if host.has_gpu() else DEFAULT_BATCH
 
 
 def _why_not_llamacpp(card: ModelCard, base: Base | None) -> ChoiceReason | None:

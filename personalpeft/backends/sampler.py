@@ -6,7 +6,7 @@ Invariant: a sampler has its own random stream, so other rows of a batch do not 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,18 @@ class TokenLogprobs:
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+
+
+class Draw(NamedTuple):
+    """One draw, for a device that samples as ``Sampler.sample`` does.
+
+    ``number`` is uniform in [0, 1). A ``top_k`` of 0 keeps all tokens.
+    """
+
+    temperature: float
+    top_p: float
+    top_k: int
+    number: float
 
 
 class Sampler:
@@ -52,6 +64,12 @@ class Sampler:
             kept = _likeliest(logits, self._top_k)
             return int(kept[self._sample_from(logits[kept])])
         return self._sample_from(logits)
+
+    def draw(self) -> Draw:
+        """Return the next draw of a sequence that is not greedy, instead of sampling here."""
+        return Draw(
+            float(self._temperature), self._top_p, self._top_k, float(self._generator.random())
+        )
 
     def _sample_from(self, logits: Logits) -> int:
         """Return the index of a draw from these logits."""

@@ -7,7 +7,6 @@ process, which stops after one token. A first run prepares the base and does not
 from __future__ import annotations
 
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -86,5 +85,7 @@ def _ask(base_name: str, home: Path) -> tuple[float, float]:
 
 
 def _cpu_seconds() -> float:
+    import resource  # Windows has none.
+
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -30,6 +31,8 @@ from personalpeft.backends.base import Tokens
 from personalpeft.errors import InvalidInput, MissingPackage, ServingFailed
 
 VARIABLE = "PERSONALPEFT_BENCH_VLLM"
+# More options of the server, such as its share of a GPU's memory.
+OPTIONS = "PERSONALPEFT_BENCH_VLLM_OPTIONS"
 _START_SECONDS, _REPLY_SECONDS, _END_SECONDS = 600, 600, 15
 _WITHOUT = "Leave it out: --without-vllm."
 # Where a proxy is configured, the loopback interface must be reached directly.
@@ -178,6 +181,7 @@ def run_server(
             else ()
         ),
         *options,
+        *shlex.split(os.environ.get(OPTIONS, "")),
     ]
     # By default vLLM leaves one processor idle: of two, half the machine.
     roomy = {"VLLM_CPU_NUM_OF_RESERVED_CPU": "0", "VLLM_CPU_KVCACHE_SPACE": "2"}

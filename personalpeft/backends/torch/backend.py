@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import psutil
 import torch
 
 from personalpeft.adapters.types import AdapterStack
@@ -25,7 +24,7 @@ from personalpeft.backends.batch_backend import BatchBackend
 from personalpeft.backends.batch_invariance import BatchInvariance
 from personalpeft.backends.sampler import top_logprobs
 from personalpeft.backends.torch.batch import Batch
-from personalpeft.backends.torch.device import DeviceChoice, choose_device
+from personalpeft.backends.torch.device import DeviceChoice, choose_device, memory_to_plan
 from personalpeft.backends.torch.kv_cache import PagedKVCache, bytes_per_token
 from personalpeft.backends.torch.lora_bank import LoRABank, StagedWeights
 from personalpeft.backends.torch.model_runner import ModelRunner
@@ -203,12 +202,15 @@ class TorchBackend(BatchBackend):
 
 
 def _num_blocks(model: ModelRunner, rows: int) -> int:
-    """Return the number of cache blocks: for the longest row and a part for each other."""
-    config, where = model.module.config, model.where
-    if where.device.type == "cuda":
-        memory, _ = torch.cuda.mem_get_info(where.device)
-    else:
-        memory = psutil.virtual_memory().total
-    share = _MEMORY_SHARE.get(where.device.type, _MEMORY_SHARE["cpu"])
-    fits = int(memory * share) // bytes_per_token(config, where.dtype)
-    return max(1, min(model.base.card.context + rows * _TOKENS_A_ROW, fits) // KV_BLOCK_SIZE)
+    """Return the number of cache blocks, as far as the memory allows.
+
+    On a GPU each row may have the base's context. On a CPU one row may, and the others a part.
+    """
+    where, context = model.where, model.base.card.context
+    on_gpu = where.device.type == "cuda"
+    share = _MEMORY_SHARE["cuda" if on_gpu else "cpu"]
+    fits = int(memory_to_plan(where.device) * share) // bytes_per_token(
+        model.module.config, where.dtype
+    )
+    wanted = rows * context if on_gpu else context + rows * _TOKENS_A_ROW
+    return max(1, min(wanted, fits) // KV_BLOCK_SIZE)

@@ -14,6 +14,8 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from personalpeft.backends.base import Occupancy, OutOfBlocks, OutputChunk, SequenceState
@@ -22,6 +24,7 @@ from personalpeft.backends.sampler import Sampler
 from personalpeft.backends.tokenizer import ChatTokenizer
 from personalpeft.backends.torch.batch_sampling import compute_logprobs, sample_tokens
 from personalpeft.backends.torch.block_manager import BlockManager, block_hash, prefix_hashes
+from personalpeft.backends.torch.device import to_device
 from personalpeft.backends.torch.kv_cache import ForwardContext, PagedKVCache
 from personalpeft.backends.torch.lora_bank import LoRABank
 from personalpeft.backends.torch.model_runner import ModelRunner
@@ -40,7 +43,7 @@ class _RunningSequence:
 
     Attributes:
         tokens: The sequence's own list, of which the model has read the first ``num_read``.
-        table: ``blocks`` as a tensor.
+        table: ``blocks`` as an array.
         hash_: The hash of the last of the first ``num_hashed`` blocks, which are full.
     """
 
@@ -50,7 +53,7 @@ class _RunningSequence:
     output: SequenceOutput
     slot: int
     blocks: list[int]
-    table: torch.Tensor
+    table: npt.NDArray[np.int32]
     num_read: int
     num_hashed: int
     hash_: bytes
@@ -109,7 +112,7 @@ class Batch:
             output=SequenceOutput.of(number, sequence, self._tokenizer),
             slot=slot,
             blocks=blocks,
-            table=self._table(blocks),
+            table=np.array(blocks, np.int32),
             num_read=found * KV_BLOCK_SIZE,
             num_hashed=found,
             hash_=hashes[found],
@@ -123,7 +126,7 @@ class Batch:
             if len(row.tokens) > len(row.blocks) * KV_BLOCK_SIZE:
                 if not self._blocks.append(row.blocks):
                     raise OutOfBlocks
-                row.table = self._table(row.blocks)
+                row.table = np.array(row.blocks, np.int32)
         reading = self._choose_prompts(beside_decoding=bool(decoding))
         if not decoding and not reading:
             return ()
@@ -190,9 +193,6 @@ class Batch:
                 chosen.append((row, count))
         return chosen
 
-    def _table(self, blocks: Sequence[int]) -> torch.Tensor:
-        return torch.tensor(blocks, dtype=torch.int32, device=self._model.where.device)
-
     def _forward(
         self, decoding: Sequence[_RunningSequence], reading: Sequence[tuple[_RunningSequence, int]]
     ) -> torch.Tensor:
@@ -204,7 +204,8 @@ class Batch:
         positions: list[int] = []
         kv_indices: list[int] = []
         slots: list[int] = []
-        chunks, reads = [], list(range(len(decoding)))
+        parts: list[tuple[int, int, int]] = []
+        reads = list(range(len(decoding)))
         for row, count in (*((row, 1) for row in decoding), *reading):
             begin, read = len(tokens), range(row.num_read, row.num_read + count)
             tokens += row.tokens[read.start : read.stop]
@@ -214,21 +215,32 @@ class Batch:
             )
             slots += [row.slot] * count
             if begin >= len(decoding):
-                chunks.append(PrefillChunk(begin, len(tokens), read.stop, row.table))
+                parts.append((begin, len(tokens), read.stop))
                 if count == row.pending:
                     reads.append(len(tokens) - 1)
-        device = self._model.where.device
         longest = max((len(row.table) for row in decoding), default=0)
-        table = torch.zeros((len(decoding), longest), dtype=torch.int32, device=device)
+        block_table = np.zeros((len(decoding), longest), np.int32)
         for index, row in enumerate(decoding):
-            table[index, : len(row.table)] = row.table
-        lengths = torch.tensor([row.num_read + 1 for row in decoding], dtype=torch.int32)
-        metadata = AttentionMetadata(torch.tensor(kv_indices).to(device), table, lengths.to(device))
-        active = None
-        if any(slots):
-            active = self._bank.batched_lora(torch.tensor(slots, dtype=torch.int32).to(device))
+            block_table[index, : len(row.table)] = row.table
+        input_ids, position_ids, read_ids, written, slot_ids, lengths, table, *tables = to_device(
+            [
+                *(np.array(each, np.int64) for each in (tokens, positions, reads, kv_indices)),
+                np.array(slots, np.int32),
+                np.array([row.num_read + 1 for row in decoding], np.int32),
+                block_table,
+                *(row.table for row, _ in reading),
+            ],
+            self._model.where.device,
+        )
+        chunks = [PrefillChunk(*part, table) for part, table in zip(parts, tables, strict=True)]
+        metadata = AttentionMetadata(written, table, lengths)
         return self._model.step(
-            tokens, positions, reads, ForwardContext(self._kv_cache, metadata, chunks), active
+            input_ids,
+            position_ids,
+            read_ids,
+            ForwardContext(self._kv_cache, metadata, chunks),
+            self._bank.batched_lora(slot_ids) if any(slots) else None,
+            length=max(positions) + 1,
         )
 
     def _advance(self, row: _RunningSequence, count: int) -> None:

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+import psutil
 import torch
+from torch import Tensor
 
 from personalpeft.backends.torch.batch_invariant_matmul import (
     ProductKind,
     ProductShape,
     is_usable,
 )
+from personalpeft.base_models.types import Base
+from personalpeft.errors import InvalidInput
+from personalpeft.settings import LearningDevice, WeightsMode
+
+# Where each array of a transfer begins. Triton compiles a kernel again for other alignments.
+_ALIGNMENT = 16
+# For activations, adapters and everything else that learning needs beside the weights.
+_LEARNING_BYTES = 3 * 2**30
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +37,13 @@ class DeviceChoice:
     reason: str
 
 
-def choose_device() -> DeviceChoice:
-    """Return a GPU if there is one, else the CPU, with bfloat16 if the hardware multiplies it."""
-    if torch.cuda.is_available():
+def choose_device(*, gpu: bool = True) -> DeviceChoice:
+    """Return a GPU if there is one, else the CPU, with bfloat16 if the hardware multiplies it.
+
+    Args:
+        gpu: Whether a GPU may be chosen.
+    """
+    if gpu and torch.cuda.is_available():
         # Older GPUs emulate bfloat16. float16 is fast there, but activations can overflow it.
         if torch.cuda.get_device_capability() >= (8, 0):
             dtype, name = torch.bfloat16, "bfloat16"
@@ -38,6 +57,96 @@ def choose_device() -> DeviceChoice:
         return DeviceChoice(torch.device("cpu"), torch.bfloat16, reason)
     reason = f"float32 on the processor, {threads} threads (it does not multiply bfloat16)"
     return DeviceChoice(torch.device("cpu"), torch.float32, reason)
+
+
+def choose_learning_device(
+    base: Base, mode: LearningDevice = "auto", weights: WeightsMode = "auto"
+) -> DeviceChoice:
+    """Return the device that learns beside another backend, which serves the base.
+
+    ``auto`` is a GPU if that backend left enough of its memory free, else the CPU. Weights that
+    stay in their file are a CPU's.
+
+    Args:
+        base: The base.
+        mode: The user's choice.
+        weights: Where the base's weights are kept.
+
+    Raises:
+        InvalidInput: The user chose a GPU, and there is none.
+    """
+    if mode == "cuda" and not torch.cuda.is_available():
+        raise InvalidInput(
+            "The learning device is cuda, and torch finds no GPU.",
+            hint="Set PERSONALPEFT_LEARNING_DEVICE=auto, or install a CUDA build of torch.",
+        )
+    if mode == "auto" and weights != "mapped" and torch.cuda.is_available():
+        needed = sum(file.stat().st_size for file in base.folder.glob("model*.safetensors"))
+        fits = memory_to_plan(torch.device("cuda")) >= needed + _LEARNING_BYTES
+        return choose_device(gpu=fits)
+    return choose_device(gpu=mode == "cuda")
+
+
+def memory_to_plan(device: torch.device) -> int:
+    """Return the bytes that plans may divide: a GPU's free memory, or all memory of a CPU."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return int(psutil.virtual_memory().total)
+
+
+def release_memory() -> None:
+    """Return a GPU's memory that nothing uses to the other programs on it."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def to_device(arrays: Sequence[npt.NDArray[Any]], device: torch.device) -> list[Tensor]:
+    """Copy arrays to the device in one transfer, from pinned memory, so nothing waits for it.
+
+    On a CPU the tensors share the arrays' memory.
+    """
+    if device.type == "cpu":
+        return [torch.from_numpy(array) for array in arrays]
+    sizes = [-(-array.nbytes // _ALIGNMENT) * _ALIGNMENT for array in arrays]
+    packed = np.zeros(sum(sizes), np.uint8)
+    for array, part in zip(arrays, np.split(packed, np.cumsum(sizes)[:-1]), strict=True):
+        part[: array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    host = torch.from_numpy(packed)
+    # Torch keeps the pinned memory until the copy is done.
+    moved = (host.pin_memory() if can_pin(device) else host).to(device, non_blocking=True)
+    return [
+        part[: array.nbytes]
+        .view(torch.from_numpy(np.empty(0, array.dtype)).dtype)
+        .view(array.shape)
+        for array, part in zip(arrays, moved.split(sizes), strict=True)
+    ]
+
+
+def can_pin(device: torch.device) -> bool:
+    """Return whether copies from pinned memory to the device need no wait."""
+    return device.type == "cuda" and torch.cuda.is_available()
+
+
+class CopyStream:
+    """Copies to a GPU beside the steps that run there. On a CPU they are plain copies."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device) if can_pin(device) else None
+
+    @contextmanager
+    def after_queued(self) -> Iterator[None]:
+        """Queue what the body copies after the steps queued so far, and wait for it at the end.
+
+        Steps that are queued meanwhile do not wait.
+        """
+        if self._stream is None:
+            yield
+            return
+        self._stream.wait_stream(torch.cuda.default_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            yield
+        self._stream.synchronize()
 
 
 def _multiplies_bfloat16() -> bool:

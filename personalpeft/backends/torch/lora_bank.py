@@ -17,6 +17,7 @@ from torch.nn.functional import linear
 
 from personalpeft.adapters.compose import overflow_error
 from personalpeft.adapters.types import AdapterStack
+from personalpeft.backends.torch.device import CopyStream, can_pin
 from personalpeft.backends.torch.lora_layers import ActiveLoRA, FrozenLinear, group_projections
 from personalpeft.backends.torch.ops.base import LoRAMapping, Ops, StackedLoRAWeights
 from personalpeft.backends.torch.training.lora_autograd import FusedLoRAWeights
@@ -28,7 +29,7 @@ _RANK_MULTIPLE = 8
 
 @dataclass(frozen=True, slots=True)
 class StagedWeights:
-    """A stack in the slots' layout, in host memory.
+    """A stack in the slots' layout, in host memory, which is pinned if the slots are on a GPU.
 
     Attributes:
         rank: The stack's rank.
@@ -91,6 +92,7 @@ class LoRABank:
         self._architecture = architecture
         self._groups = group_projections(architecture)
         self._ops = ops
+        self._copies = CopyStream(ops.device)
         self._slots = slots
         self._lock = threading.Lock()
         self._fill_lock = threading.Lock()
@@ -116,8 +118,13 @@ class LoRABank:
                 for name in group.names
             )
             allocate = torch.empty if filled else torch.zeros
-            a_out = allocate((layers, len(group.names), rank, group.inputs), dtype=self._ops.dtype)
-            b_out = allocate((layers, rank, group.outputs), dtype=self._ops.dtype)
+            a_out, b_out = (
+                allocate(shape, dtype=self._ops.dtype, pin_memory=can_pin(self._ops.device))
+                for shape in (
+                    (layers, len(group.names), rank, group.inputs),
+                    (layers, rank, group.outputs),
+                )
+            )
             for section, (name, (begin, end)) in enumerate(
                 zip(group.names, group.sections, strict=True)
             ):
@@ -151,13 +158,14 @@ class LoRABank:
             self._grow_rank(staged.rank)
             # Without the lock that each step takes: no row points to this slot yet.
             before = self._rank_of[slot]
-            for weights, a, b in zip(self._weights, staged.a, staged.b, strict=True):
-                a_slot, b_slot = weights.slot(slot, max(staged.rank, before))
-                _copy(a_slot[:, :, : staged.rank], a)
-                _copy(b_slot[:, : staged.rank], b)
-                a_slot[:, :, staged.rank :] = 0
-                b_slot[:, staged.rank :] = 0
-            self._ranks[slot] = self._rank_of[slot] = staged.rank
+            with self._copies.after_queued():
+                for weights, a, b in zip(self._weights, staged.a, staged.b, strict=True):
+                    a_slot, b_slot = weights.slot(slot, max(staged.rank, before))
+                    _copy(a_slot[:, :, : staged.rank], a)
+                    _copy(b_slot[:, : staged.rank], b)
+                    a_slot[:, :, staged.rank :] = 0
+                    b_slot[:, staged.rank :] = 0
+                self._ranks[slot] = self._rank_of[slot] = staged.rank
             with self._lock:
                 self._slot_of[key] = slot
 
@@ -222,12 +230,13 @@ class LoRABank:
         grown = self._allocate(-(-rank // _RANK_MULTIPLE) * _RANK_MULTIPLE)
         with self._lock:
             filled = tuple(self._slot_of.values())
-        for new, old in zip(grown, self._weights, strict=True):
-            for slot in filled:
-                for target, source in zip(
-                    new.slot(slot, old_rank), old.slot(slot, old_rank), strict=True
-                ):
-                    _copy(target, source)
+        with self._copies.after_queued():
+            for new, old in zip(grown, self._weights, strict=True):
+                for slot in filled:
+                    for target, source in zip(
+                        new.slot(slot, old_rank), old.slot(slot, old_rank), strict=True
+                    ):
+                        _copy(target, source)
         with self._lock:
             self._weights = grown
 
@@ -246,7 +255,7 @@ class LoRABank:
 
 def _copy(target: Tensor, source: Tensor) -> None:
     if target.device.type != "cpu":
-        target.copy_(source)
+        target.copy_(source, non_blocking=True)
     else:
         # Not torch's copy: it would start a second thread team beside the decoding one.
         np.copyto(target.view(torch.uint8).numpy(), source.view(torch.uint8).numpy())

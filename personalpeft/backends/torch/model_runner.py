@@ -8,7 +8,7 @@ go first between two blocks of the model, which changes no bit of either.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ from personalpeft.backends.torch.mapped_model import (
 from personalpeft.backends.torch.openmp import limit_threads, release_threads
 from personalpeft.backends.torch.ops import Ops
 from personalpeft.backends.torch.training.activation_checkpoints import BlockCheckpoints
-from personalpeft.backends.torch.training.fused_modules import install_fused_modules
+from personalpeft.backends.torch.training.fused_modules import RotaryTable, install_fused_modules
 from personalpeft.backends.torch.training.packing import PackedSequence
 from personalpeft.base_models.mapped_weights import MappedWeights
 from personalpeft.base_models.types import Base
@@ -89,6 +89,9 @@ class ModelRunner:
         else:
             self._build(mapped)
         self._fused_attention = install_fused_modules(self.module, ops)
+        self._rotary_tables = [
+            part for part in self.module.modules() if isinstance(part, RotaryTable)
+        ]
         self._governor = (
             None
             if self._chooser is None
@@ -184,6 +187,7 @@ class ModelRunner:
             if self._fused_attention
             else {"attention_mask": self._mask(packed.visible, packed.positions)}
         )
+        self._reserve_positions(int(packed.positions.max()) + 1)
         # They change no bits, so their use may depend on the size of a pass.
         self._checkpoints.active = len(packed.tokens) > self._most_tokens
         # torch's fused attention is slow on CPUs with a mask and a gradient.
@@ -265,38 +269,45 @@ class ModelRunner:
 
     def step(
         self,
-        tokens: Sequence[int],
-        positions: Sequence[int],
-        reads: Sequence[int],
+        tokens: Tensor,
+        positions: Tensor,
+        reads: Tensor,
         batch: ForwardContext,
         active: ActiveLoRA | None,
+        *,
+        length: int,
     ) -> Tensor:
-        """Run one pass over tokens of many rows.
+        """Queue one pass over tokens of many rows. On a GPU nothing waits for it.
 
         Args:
-            tokens: The tokens of all rows.
+            tokens: The tokens of all rows, int64 on the device, as the next two.
             positions: The position of each token in its row.
             reads: The tokens after which logits are needed.
             batch: Where keys and values are.
             active: The rows' adapters.
+            length: Larger than every position.
 
         Returns:
             Logits ``[reads, vocabulary]``.
         """
-        device = self.where.device
         kwargs: dict[str, Any] = {
-            "input_ids": torch.tensor(tokens, device=device)[None],
-            "position_ids": torch.tensor(positions, device=device)[None],
+            "input_ids": tokens[None],
+            "position_ids": positions[None],
             "use_cache": False,
             "batch": batch,
         }
         with torch.inference_mode(), self._lock.for_step(), self._activated(active):
-            if not reads:
+            self._reserve_positions(length)
+            if not len(reads):
                 self.module.base_model(**kwargs)
-                return torch.empty((0, 0), device=device)
-            output = self.module(**kwargs, logits_to_keep=torch.tensor(reads, device=device))
+                return torch.empty((0, 0), device=self.where.device)
+            output = self.module(**kwargs, logits_to_keep=reads)
         logits: Tensor = output.logits[0]
         return logits
+
+    def _reserve_positions(self, length: int) -> None:
+        for table in self._rotary_tables:
+            table.reserve(length)
 
     def fingerprint(self) -> str:
         """Return the SHA-256 over names, shapes and bytes of all base parameters in memory."""

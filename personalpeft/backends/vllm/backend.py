@@ -36,7 +36,7 @@ from personalpeft.backends.vllm.on_demand_torch import OnDemandTorch
 from personalpeft.backends.vllm.transport import Transport
 from personalpeft.base_models.types import Base
 from personalpeft.errors import InvalidInput, ServingFailed
-from personalpeft.settings import VllmServer, WeightsMode
+from personalpeft.settings import LearningDevice, VllmServer, WeightsMode
 
 # Mean nats per token: other sequences in the server's batch change its rounding.
 _LOGPROB_TOLERANCE = 0.1
@@ -69,6 +69,7 @@ class VllmBackend(BatchBackend):
         server: VllmServer,
         entropy: Callable[[int], bytes],
         weights: WeightsMode = "auto",
+        learning_device: LearningDevice = "auto",
     ) -> None:
         super().__init__(base)
         self.rows = rows
@@ -81,7 +82,9 @@ class VllmBackend(BatchBackend):
             # Decided once, since a revision records it; torch is loaded again and again.
             self.maps_weights = weights == "mapped"
             weights = "mapped" if self.maps_weights else "loaded"
-            self._training = OnDemandTorch(base, cache=cache, weights=weights)
+            self._training = OnDemandTorch(
+                base, cache=cache, weights=weights, learning_device=learning_device
+            )
             cleanup.callback(self._training.close)
             folders = _open_folders(server.folder or cache / "served", entropy(8).hex())
             cleanup.callback(folders.close)

@@ -26,7 +26,7 @@ from personalpeft.backends.base import (
     SessionSpec,
 )
 from personalpeft.base_models.types import Base
-from personalpeft.settings import WeightsMode
+from personalpeft.settings import LearningDevice, WeightsMode
 
 if TYPE_CHECKING:
     from personalpeft.backends.torch.backend import TorchBackend
@@ -47,8 +47,10 @@ class OnDemandTorch:
         cache: Path | None,
         linger: float = _LINGER_SECONDS,
         weights: WeightsMode = "auto",
+        learning_device: LearningDevice = "auto",
     ) -> None:
         self._base, self._cache, self._linger, self._weights = base, cache, linger, weights
+        self._learning_device = learning_device
         self._lock = threading.Lock()
         self._backend: TorchBackend | None = None
         # Open sessions by the key of the stack below.
@@ -146,9 +148,16 @@ class OnDemandTorch:
             raise RuntimeError("the backend is closed")
         if self._backend is None:
             from personalpeft.backends.torch.backend import TorchBackend
+            from personalpeft.backends.torch.device import choose_learning_device
 
+            where = choose_learning_device(self._base, self._learning_device, self._weights)
             self._backend = TorchBackend(
-                self._base, slots=_SLOTS, rows=1, cache=self._cache, weights=self._weights
+                self._base,
+                slots=_SLOTS,
+                rows=1,
+                where=where,
+                cache=self._cache,
+                weights=self._weights,
             )
         return self._backend
 
@@ -174,6 +183,9 @@ class OnDemandTorch:
             backend.close()
             # The model's modules reference each other in cycles.
             gc.collect()
+            from personalpeft.backends.torch.device import release_memory
+
+            release_memory()
 
     def _on_timer(self) -> None:
         with self._lock:

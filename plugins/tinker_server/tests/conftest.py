@@ -23,12 +23,13 @@ def float32() -> Iterator[None]:
     """Compute in float32 on one thread, where equal means equal."""
     import torch
 
-    from personalpeft.backends.torch import backend
+    from personalpeft.backends.torch import backend, device
     from personalpeft.backends.torch.device import DeviceChoice
 
     where = DeviceChoice(torch.device("cpu"), torch.float32, "for tests")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(backend, "choose_device", lambda: where)
+        for module in (backend, device):
+            patch.setattr(module, "choose_device", lambda **options: where)
         torch.set_num_threads(1)
         yield
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -445,6 +446,24 @@ def test_without_a_gpu_the_reference_operations_serve_with_a_reason(
     kernels, why = choose_ops(torch.device("cuda"), torch.bfloat16, None)
     assert kernels.name == "plain"
     assert "NVIDIA" in why or "Triton" in why
+
+
+def test_a_gpu_kernel_that_gives_wrong_results_is_named_and_not_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    triton = pytest.importorskip("triton", reason="Triton is not installed")
+    from personalpeft.backends.torch.ops import triton_kernels
+    from personalpeft.backends.torch.ops.triton_ops import NoTriton, try_triton_ops
+
+    class WritesNothing:
+        def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+            return lambda *args, **options: None
+
+    device = torch.device("cpu" if triton.knobs.runtime.interpret else "cuda")
+    try_triton_ops(device, torch.float32)
+    monkeypatch.setattr(triton_kernels, "write_kv", WritesNothing())
+    with pytest.raises(NoTriton, match="write_kv"):
+        try_triton_ops(device, torch.float32)
 
 
 @pytest.mark.exhaustive

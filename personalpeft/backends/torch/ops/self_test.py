@@ -35,7 +35,10 @@ _TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 0.02}
 
 
 def find_wrong_kernel(ops: Ops) -> str | None:
-    """Return the first operation that differs by more than rounding; None if there is none."""
+    """Return the first operation that differs by more than rounding; None if there is none.
+
+    It runs on the device of the operations.
+    """
     training = () if ops.training is None else _check_training(ops.training, ops.dtype)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -50,10 +53,10 @@ def find_wrong_kernel(ops: Ops) -> str | None:
 
 
 def _check_serving(ops: Ops) -> Iterator[tuple[str, Tensor, Tensor]]:
-    dtype = ops.dtype
-    reference = Ops(ops.device, dtype)
-    x = torch.randn(5, 48, dtype=dtype)
-    weight = torch.randn(48, dtype=dtype)
+    dtype, device = ops.dtype, ops.device
+    reference = Ops(device, dtype)
+    x = torch.randn(5, 48, dtype=dtype).to(device)
+    weight = torch.randn(48, dtype=dtype).to(device)
     yield "rms_norm", ops.rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5)
     yield "argmax", ops.argmax(x), reference.argmax(x)
 
@@ -64,14 +67,15 @@ def _check_serving(ops: Ops) -> Iterator[tuple[str, Tensor, Tensor]]:
     yield "pack_weights", packed[0], packed[1]
 
     weights = StackedLoRAWeights(
-        torch.randn(3, 1, 16, 48, dtype=dtype) / 7,
-        torch.randn(3, 1, 8, 40, dtype=dtype) / 7,
+        torch.randn(3, 1, 16, 48, dtype=dtype).to(device) / 7,
+        torch.randn(3, 1, 8, 40, dtype=dtype).to(device) / 7,
         (24, 40),
     )
     mapping = LoRAMapping(
-        torch.tensor([0, 1, 2, 1, 0], dtype=torch.int32), torch.tensor([0, 8, 8], dtype=torch.int32)
+        torch.tensor([0, 1, 2, 1, 0], dtype=torch.int32, device=device),
+        torch.tensor([0, 8, 8], dtype=torch.int32, device=device),
     )
-    outputs = [torch.zeros(5, 40, dtype=dtype) for _ in range(2)]
+    outputs = [torch.zeros(5, 40, dtype=dtype, device=device) for _ in range(2)]
     for each, y in zip((ops, reference), outputs, strict=True):
         each.apply_lora(x, y, mapping, weights, 0)
     # Slot 0 is zero in a bank. Here it is not, and only the reference adds it.
@@ -79,11 +83,15 @@ def _check_serving(ops: Ops) -> Iterator[tuple[str, Tensor, Tensor]]:
     yield "apply_lora", outputs[0][adapted], outputs[1][adapted]
 
     count, heads, kv_heads, dim = KV_BLOCK_SIZE + 9, 4, 2, 16
-    q, k, v = (torch.randn(count, n, dim, dtype=dtype) for n in (heads, kv_heads, kv_heads))
+    q, k, v = (
+        torch.randn(count, n, dim, dtype=dtype).to(device) for n in (heads, kv_heads, kv_heads)
+    )
     # The row's first block is block 2 of the cache, its second one block 1.
-    blocks = torch.tensor([2, 1], dtype=torch.int32)
-    kv_indices = torch.arange(3 * KV_BLOCK_SIZE).view(3, -1)[blocks].flatten()[:count]
-    metadata = AttentionMetadata(kv_indices, blocks[None], torch.tensor([count], dtype=torch.int32))
+    blocks = torch.tensor([2, 1], dtype=torch.int32, device=device)
+    places = torch.arange(3 * KV_BLOCK_SIZE, device=device).view(3, -1)
+    kv_indices = places[blocks].flatten()[:count]
+    lengths = torch.tensor([count], dtype=torch.int32, device=device)
+    metadata = AttentionMetadata(kv_indices, blocks[None], lengths)
     caches = []
     for each in (ops, reference):
         keys = ops.zeros(3, kv_heads, dim, KV_BLOCK_SIZE)

@@ -59,7 +59,7 @@ def install_fused_modules(module: nn.Module, ops: Ops) -> bool:
         elif training is not None and fused_attention and kind in _ATTENTION:
             replacement = _FusedAttention(part, training)
         elif kind.endswith("RotaryEmbedding") and _is_fixed(part):
-            replacement = _RotaryTable(part)
+            replacement = RotaryTable(part)
         if replacement is not None:
             parent, _, name = path.rpartition(".")
             setattr(module.get_submodule(parent), name, replacement)
@@ -89,7 +89,7 @@ class _FusedRMSNorm(nn.Module):
         )
 
 
-class _RotaryTable(nn.Module):
+class RotaryTable(nn.Module):
     """Read the cosines and sines of positions from tables (RoFormer, Su et al. 2021).
 
     Torch computes them in pieces. The pieces' borders depend on the numbers of tokens and threads,
@@ -101,13 +101,20 @@ class _RotaryTable(nn.Module):
         super().__init__()
         self.inner = inner
         self._tables: dict[tuple[object, ...], tuple[Tensor, Tensor]] = {}
+        self._length = 0
+
+    def reserve(self, length: int) -> None:
+        """Promise that the next pass has no position beyond these many.
+
+        Reading the largest one from a GPU would wait for all that is queued there.
+        """
+        self._length = max(self._length, length)
 
     def forward(self, x: Tensor, position_ids: Tensor, *layer_type: str) -> tuple[Tensor, Tensor]:
         key = (x.dtype, x.device, *layer_type)
         table = self._tables.get(key)
         # It grows on demand: a table of all positions may be large.
-        last = int(position_ids.max())
-        while table is None or len(table[0]) <= last:
+        while table is None or len(table[0]) < self._length:
             table = self._tables[key] = self._extend(table, x, layer_type)
         cos, sin = table
         return cos[position_ids], sin[position_ids]

@@ -191,7 +191,8 @@ class TorchSession:
             for name, half in self._halves.items():
                 half.copy_(_tensor(state[name]))
                 self._optimizer.state[half] = {
-                    "step": _tensor(state[f"{name}.step"]).reshape(()),
+                    # The fused step reads it on the device.
+                    "step": _tensor(state[f"{name}.step"]).reshape(()).to(half.device),
                     "exp_avg": _tensor(state[f"{name}.exp_avg"]).to(half.device),
                     "exp_avg_sq": _tensor(state[f"{name}.exp_avg_sq"]).to(half.device),
                 }
