@@ -43,7 +43,7 @@ def other_system(
         monkeypatch.delattr(signal, "SIGBUS")
         monkeypatch.setitem(sys.modules, "fcntl", None)
         monkeypatch.setattr(host, "ctypes", SimpleNamespace(CDLL=_no_global_names))
-    cached = (host.cpu_flags, host.loaded_function)
+    cached = (host.cpu_flags, host.has_gpu, host.loaded_function)
     for function in cached:
         function.cache_clear()
     yield name
@@ -52,7 +52,9 @@ def other_system(
 
 
 def _no_global_names(name: str | None) -> ctypes.CDLL:
-    raise TypeError(f"expected a path, got {name}")
+    if name is None:
+        raise TypeError("expected a path")
+    raise OSError(f"could not find {name}")
 
 
 # Windows lacks all that macOS lacks.
