@@ -235,6 +235,11 @@ class ReasonCode(_CodeWithText):
         "it is too far from the base on general questions (KL {kl} nats a token, at most "
         "{limit:g})",
     )
+    LEAKAGE_TOO_LARGE = (
+        auto(),
+        "what it was trained on can be told from what was held back (AUC of membership inference "
+        "{auc}, at most {limit:g})",
+    )
     UNRELATED_ANSWERS = (
         auto(),
         "the new answers have nothing to do with what was asked: each is as likely after "

@@ -273,6 +273,7 @@ class TrainingPipeline:
             examples=()
             if plan.layer == "memory" or plan.answer_verifier
             else (*plan.replay, *plan.new_examples),
+            trained=(*plan.replay, *plan.new_examples),
         )
         held_out = (lesson.signal for lesson in plan.holdout)
         signals = {*plan.signal_roles, *held_out, *trained_on(store, plan.parent)}

@@ -13,7 +13,8 @@ from datetime import datetime
 from typing import Any
 
 from personalpeft.formatting import pluralize, to_json
-from personalpeft.learning.gate.evidence import CONFIRMATION_E_VALUE
+from personalpeft.learning.data.scrubber import LessonPart, PersonalDataKind, RemovedText
+from personalpeft.learning.gate.evidence import CONFIRMATION_E_VALUE, Leakage
 from personalpeft.learning.outcomes import (
     LearnOutcome,
     Reason,
@@ -71,7 +72,8 @@ class LearnReport:
 
     ``before`` is the head that the candidate was judged against. For an event it is the revision
     that is live afterwards. ``revision`` is None where none was built. ``accepted``: live by the
-    user's decision, whatever the gate said. ``room`` is the capacity of a layer that has one.
+    user's decision, whatever the gate said. ``removed`` is the personal data that was replaced in
+    the lessons of the build. ``room`` is the capacity of a layer that has one.
     ``error`` is the kind of the error of a FAILED learn. ``layer`` is empty where it reached none.
     ``above`` are the reports of the layers above this one, lowest first, each recorded by itself.
     """
@@ -98,6 +100,7 @@ class LearnReport:
     sources: tuple[Source, ...] = ()
     examples: tuple[Example, ...] = ()
     scores: Mapping[str, Any] = field(default_factory=dict)
+    removed: tuple[RemovedText, ...] = ()
     room: Mapping[str, int] = field(default_factory=dict)
     accepted: bool = False
     error: str = ""
@@ -167,9 +170,16 @@ def from_json(data: Mapping[str, Any]) -> LearnReport:
             "at": datetime.fromisoformat(data["at"]),
             "sources": tuple(map(_source, data.get("sources", ()))),
             "examples": tuple(Example(**example) for example in data.get("examples", ())),
+            "removed": tuple(map(removed_text, data.get("removed", ()))),
             "above": tuple(from_json(report) for report in data.get("above", ())),
         }
     )
+
+
+def removed_text(data: Mapping[str, Any]) -> RemovedText:
+    """Return stored personal data that was replaced in a lesson."""
+    part, kind = LessonPart(data["part"]), PersonalDataKind(data["kind"])
+    return RemovedText(**{**data, "part": part, "kind": kind})
 
 
 def outcome_reports(reports: Iterable[Json]) -> list[Json]:
@@ -253,9 +263,9 @@ def format_report(report: LearnReport) -> list[str]:
         return [f"{title}: NOT LEARNED", *_wrap(report.reason, "  ")]
     if report.dry_run:
         lines = [f"{title}: a dry run, nothing was trained", f"  {report.reason}"]
-        return [*lines, *_format_sources(report), *_format_capacity(report)]
+        return [*lines, *_format_inputs(report)]
     lines = [f"{title}: {_format_outcome(report)}", *_wrap(report.reason, "  ")]
-    lines += [*_format_sources(report), *_format_capacity(report)]
+    lines += _format_inputs(report)
     if report.scores:
         lines += ["", "  scores"] + [f"    {line}" for line in _format_scores(report.scores)]
     for example in report.examples:
@@ -312,6 +322,19 @@ def undo_hint(report: LearnReport) -> list[str]:
     if report.revision and report.verdict is Verdict.REFUSED:
         return [f"  make it live all the same: {to_revision}"]
     return []
+
+
+def _format_inputs(report: LearnReport) -> list[str]:
+    return [*_format_sources(report), *_format_removed(report), *_format_capacity(report)]
+
+
+def _format_removed(report: LearnReport) -> list[str]:
+    lines = [
+        f"      {each.signal[-6:]}  {each.kind:<15} {each.part} {each.start}-{each.end}"
+        f"  {excerpt(each.text)}"
+        for each in report.removed
+    ]
+    return ["", f"  replaced before the training: {len(lines)}", *lines] if lines else []
 
 
 def _format_sources(report: LearnReport) -> list[str]:
@@ -372,6 +395,12 @@ def _format_scores(scores: Mapping[str, Any]) -> list[str]:
         if probes.get("base_right"):
             kept = f"{len(probes['kept_of_base'])} of {probes['base_right']}"
             lines.append(("", f"{kept} that the base has right are right in all"))
+    leakage = Leakage(**scores.get("leakage", {}))
+    if leakage.auc is not None:
+        seen = f"{leakage.trained} lessons against {leakage.unseen} held back"
+        lines.append(("leakage", f"AUC of membership inference {leakage.auc:.2f} (chance: 0.50)"))
+        bits = f"exposure {leakage.exposure:.2f} bits (chance: {leakage.chance_exposure:.2f})"
+        lines.append(("", f"{bits}; {seen}"))
     if spent := len(scores.get("spent", scores.get("counted", ()))):
         stake = f"a stake of {scores['bet']:.1f} from {pluralize(spent, 'answer')}"
         lines.append(("evidence", f"{stake}; {CONFIRMATION_E_VALUE:g} is enough"))
