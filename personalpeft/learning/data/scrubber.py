@@ -31,6 +31,7 @@ _VERSION = 1
 _LETTER = rf"(?!{UNSPACED})[\p{{L}}\p{{M}}\p{{N}}_-]"
 _MAIL = regex.compile(rf"(?:{_LETTER}|[.+])+@(?:{_LETTER})+(?:\.(?:{_LETTER})+)+")
 _GROUP = regex.compile(r"[A-Za-z0-9]+(?:[./-][A-Za-z0-9]+)*")
+_IN_FRACTION = regex.compile(r"\d[.,]$")
 _DASHES = dict.fromkeys(map(ord, "‐‑‒–—−"), "-")
 # An IBAN has up to 34 characters, in groups of four.
 _MAX_GROUPS = 9
@@ -137,7 +138,8 @@ def _find_phones(text: str, countries: Sequence[str]) -> Iterator[PersonalData]:
                 hint=suggest_nearest(country, SUPPORTED_REGIONS, what="country"),
             )
         for match in PhoneNumberMatcher(text, country):
-            yield PersonalData(PersonalDataKind.PHONE, match.start, match.end)
+            if not _IN_FRACTION.search(text[: match.start]):
+                yield PersonalData(PersonalDataKind.PHONE, match.start, match.end)
 
 
 def _find_numbers(text: str, countries: Sequence[str]) -> Iterator[PersonalData]:
@@ -180,7 +182,9 @@ def _national_checks(country: str) -> tuple[Callable[[str], bool], ...]:
     # The packages of India and Iceland are called in_ and is_.
     packages = (f"stdnum.{code}.", f"stdnum.{code}_.")
     return tuple(
-        module.is_valid for module in get_number_modules() if module.__name__.startswith(packages)
+        module.is_valid
+        for module in get_number_modules()
+        if getattr(module, "__name__", "").startswith(packages)
     )
 
 

@@ -137,8 +137,8 @@ def test_a_build_depends_on_the_scrubber_and_can_be_repeated(tmp_path: Path) -> 
 def test_a_forgotten_turn_leaves_no_text_that_was_replaced_in_later_ones(
     ada: User, home: Path
 ) -> None:
-    reply = ask(ada, f"My number is {PHONE}.", conversation="c")
-    later = ada.chat("And now?", conversation="c", temperature=0)
+    reply = ask(ada, f"My number is {PHONE}.")
+    later = ask(ada, "And now?", conversation_id=reply.conversation_id)
     ada.feedback(later, edit="Ahoy! Now.")
     correct(ada, 6)
     report = ada.learn("style", recipe=ON, accept=True)
