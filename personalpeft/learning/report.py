@@ -395,16 +395,22 @@ def _format_scores(scores: Mapping[str, Any]) -> list[str]:
         if probes.get("base_right"):
             kept = f"{len(probes['kept_of_base'])} of {probes['base_right']}"
             lines.append(("", f"{kept} that the base has right are right in all"))
-    leakage = Leakage(**scores.get("leakage", {}))
-    if leakage.auc is not None:
-        seen = f"{leakage.trained} lessons against {leakage.unseen} held back"
-        lines.append(("leakage", f"AUC of membership inference {leakage.auc:.2f} (chance: 0.50)"))
-        bits = f"exposure {leakage.exposure:.2f} bits (chance: {leakage.chance_exposure:.2f})"
-        lines.append(("", f"{bits}; {seen}"))
+    lines += zip(("leakage", ""), format_leakage(scores), strict=False)
     if spent := len(scores.get("spent", scores.get("counted", ()))):
         stake = f"a stake of {scores['bet']:.1f} from {pluralize(spent, 'answer')}"
         lines.append(("evidence", f"{stake}; {CONFIRMATION_E_VALUE:g} is enough"))
     return [f"{name:<13} {line}" for name, line in lines]
+
+
+def format_leakage(scores: Mapping[str, Any]) -> list[str]:
+    """Return the lines on the leakage score of a revision, none where it was not measured."""
+    leakage = Leakage(**scores.get("leakage", {}))
+    if leakage.auc is None:
+        return []
+    seen = f"{leakage.trained} lessons against {leakage.unseen} held back"
+    bits = f"exposure {leakage.exposure:.2f} bits (chance: {leakage.chance_exposure:.2f})"
+    auc = f"AUC of membership inference {leakage.auc:.2f} (chance: 0.50)"
+    return [auc, f"{bits}; {seen}"]
 
 
 def _format_figure(value: float | None) -> str:

@@ -9,7 +9,7 @@ from statistics import fmean
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from runtime_makers import correct
+from runtime_makers import ask, correct
 
 from personalpeft import User
 from personalpeft.errors import CardError
@@ -77,6 +77,8 @@ def test_report_and_revision_have_the_score(ada: User) -> None:
     (revision,) = ada.revisions()
     assert revision.scores["leakage"] == leakage
     assert f"{leakage['auc']:.2f}" in str(report)
+    why = ada.why(ask(ada))
+    assert [part["leakage"] for part in why.as_json()["parts"]] == [leakage]
     # Of a second learn all that is held out counts, also what was held out before.
     correct(ada, 8, first=12)
     assert ada.learn().scores["leakage"]["unseen"] == 5
