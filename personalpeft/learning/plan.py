@@ -172,7 +172,8 @@ class Plan:
     def removed(self) -> tuple[RemovedText, ...]:
         """The personal data that was replaced in its lessons."""
         lessons = (*self.replay, *self.new_examples, *self.undesirable_examples, *self.holdout)
-        return tuple(each for lesson in lessons for each in lesson.removed)
+        # The lessons of a fact have the same answer.
+        return tuple(dict.fromkeys(each for lesson in lessons for each in lesson.removed))
 
     @property
     def figures(self) -> Json:

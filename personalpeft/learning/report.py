@@ -334,7 +334,8 @@ def _format_removed(report: LearnReport) -> list[str]:
         f"  {excerpt(each.text)}"
         for each in report.removed
     ]
-    return ["", f"  replaced before the training: {len(lines)}", *lines] if lines else []
+    title = f"  replaced before the training: {len(lines)}"
+    return ["", title, *_cut(lines, _MAX_SOURCES)] if lines else []
 
 
 def _format_sources(report: LearnReport) -> list[str]:
@@ -346,9 +347,12 @@ def _format_sources(report: LearnReport) -> list[str]:
 
 
 def _list_sources(sources: Sequence[Source], limit: int) -> list[str]:
-    lines = [f"      {_format_source(source)}" for source in sources[:limit]]
-    more = len(sources) - limit
-    return [*lines, f"      … and {more} more"] if more > 0 else lines
+    return _cut([f"      {_format_source(source)}" for source in sources], limit)
+
+
+def _cut(lines: Sequence[str], limit: int) -> list[str]:
+    more = len(lines) - limit
+    return [*lines[:limit], *([f"      … and {more} more"] if more > 0 else [])]
 
 
 def _format_capacity(report: LearnReport) -> list[str]:
