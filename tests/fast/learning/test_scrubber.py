@@ -110,6 +110,14 @@ def test_what_was_replaced_is_listed_and_the_ledger_keeps_it(ada: User) -> None:
     assert listed[signals[0]] == (first,)
 
 
+def test_the_fact_that_a_reply_is_distilled_from_is_scrubbed(ada: User) -> None:
+    ada.remember(f"My dog is called at {PHONE}.")
+    for number in range(3):
+        ada.feedback(ask(ada, f"What is my dog called, number {number}?"), rating=1)
+    report = ada.learn("memory", recipe=ON, accept=True)
+    assert {each.text for each in report.removed if each.part is LessonPart.TEACHER} == {PHONE}
+
+
 def test_nothing_is_replaced_unless_it_is_switched_on(ada: User) -> None:
     call(ada)
     report = ada.learn()
