@@ -85,13 +85,13 @@ def test_report_and_revision_have_the_score(ada: User) -> None:
 
 
 def test_a_memory_is_to_reproduce_its_facts_and_has_no_score(ada: User) -> None:
-    for number in range(6):
+    for number in range(2):
         ada.remember(
             f"Dog {number} is called Rex{number}.",
             questions=[f"What is dog {number} called?", f"Name of dog {number}?"],
             answer=f"Rex{number}",
         )
-    assert ada.learn("memory").scores["leakage"]["auc"] is None
+    assert ada.learn("memory", recipe={"min_steps": 8}).scores["leakage"]["auc"] is None
 
 
 def test_the_gate_refuses_above_the_bound_of_the_card_only() -> None:

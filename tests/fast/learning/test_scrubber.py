@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from runtime_makers import ask, correct, home_contents, home_unchanged, open_runtime
 
 from personalpeft import InvalidInput, MissingPackage, User
+from personalpeft.adapters.formats.packed import unpack
 from personalpeft.learning.data.scrubber import (
     LessonPart,
     PersonalDataKind,
@@ -84,16 +85,17 @@ def test_any_text_is_read_and_what_was_replaced_is_not_found_again(text: str) ->
 
 
 def test_a_scrubbed_lesson_teaches_what_one_without_the_number_teaches(tmp_path: Path) -> None:
-    files = []
+    weights = []
     for name, number, recipe in (("with", PHONE, ON), ("without", "[phone]", None)):
         with open_runtime(tmp_path / name) as runtime:
             ada = runtime.user("ada")
             call(ada, number)
-            ada.learn("style", recipe=recipe, accept=True)
-            ada.export_peft(tmp_path / f"{name}.peft")
-            (file,) = (tmp_path / f"{name}.peft").rglob("*.safetensors")
-            files.append(file.read_bytes())
-    assert files[0] == files[1]
+            ada.learn("style", recipe=recipe)
+            (revision,) = ada.revisions()
+            blob = tmp_path / name / "blobs" / revision.digest[:2] / revision.digest
+            pairs = unpack(blob.read_bytes(), source=name).pairs
+            weights.append({key: (each.a.tolist(), each.b.tolist()) for key, each in pairs.items()})
+    assert weights[0] == weights[1]
 
 
 def test_what_was_replaced_is_listed_and_the_ledger_keeps_it(ada: User) -> None:
@@ -111,11 +113,24 @@ def test_what_was_replaced_is_listed_and_the_ledger_keeps_it(ada: User) -> None:
 
 
 def test_the_fact_that_a_reply_is_distilled_from_is_scrubbed(ada: User) -> None:
-    ada.remember(f"My dog is called at {PHONE}.")
-    for number in range(3):
-        ada.feedback(ask(ada, f"What is my dog called, number {number}?"), rating=1)
+    fact = ada.remember(f"My dog sitter has the number {PHONE}.")
+    for question in ("What is the number of my dog sitter?", "Which number has my dog sitter?"):
+        turn = ada.turn(ask(ada, question))
+        # The fake backend writes noise, so the ledger gets a reply that contains the fact.
+        helped = ada._services.store.ledger.add_turn(
+            ada.id,
+            messages=turn.messages,
+            reply=f"It is {PHONE}.",
+            stack=turn.stack,
+            sampling=turn.sampling,
+            usage=turn.usage,
+            finish_reason="stop",
+            used=[fact],
+        )
+        ada.feedback(helped.id, rating=1)
     report = ada.learn("memory", recipe=ON, accept=True)
-    assert {each.text for each in report.removed if each.part is LessonPart.TEACHER} == {PHONE}
+    assert {each.part for each in report.removed} == {LessonPart.ANSWER, LessonPart.TEACHER}
+    assert {each.text for each in report.removed} == {PHONE}
 
 
 def test_nothing_is_replaced_unless_it_is_switched_on(ada: User) -> None:
