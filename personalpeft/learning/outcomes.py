@@ -237,8 +237,8 @@ class ReasonCode(_CodeWithText):
     )
     LEAKAGE_TOO_LARGE = (
         auto(),
-        "what it was trained on can be told from what was held back (AUC of membership inference "
-        "{auc}, at most {limit:g})",
+        "lessons that it was trained on can be told from held-out ones (AUC of membership "
+        "inference {auc}, at most {limit:g})",
     )
     UNRELATED_ANSWERS = (
         auto(),

@@ -268,12 +268,12 @@ class TrainingPipeline:
             # Where a verifier judges answers, their likelihood as text says nothing.
             new_examples=plan.new_lessons if plan.answer_verifier is None else (),
             rule_lessons=rule_lessons,
+            trained=(*plan.replay, *plan.new_examples),
             lessons_by_rule=self._add_rules(plan, rule_lessons),
             history=history,
             examples=()
             if plan.layer == "memory" or plan.answer_verifier
             else (*plan.replay, *plan.new_examples),
-            trained=(*plan.replay, *plan.new_examples),
         )
         held_out = (lesson.signal for lesson in plan.holdout)
         signals = {*plan.signal_roles, *held_out, *trained_on(store, plan.parent)}

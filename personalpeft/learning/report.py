@@ -411,7 +411,7 @@ def format_leakage(scores: Mapping[str, Any]) -> list[str]:
     leakage = Leakage(**scores.get("leakage", {}))
     if leakage.auc is None:
         return []
-    seen = f"{leakage.trained} lessons against {leakage.unseen} held back"
+    seen = f"{leakage.trained} lessons against {leakage.unseen} held-out ones"
     bits = f"exposure {leakage.exposure:.2f} bits (chance: {leakage.chance_exposure:.2f})"
     auc = f"AUC of membership inference {leakage.auc:.2f} (chance: 0.50)"
     return [auc, f"{bits}; {seen}"]

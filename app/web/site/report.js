@@ -69,10 +69,10 @@ export function figures(scores) {
     const how = same ? "stayed as likely" : after > before ? "became likelier" : "became less likely";
     lines.push(`${name} ${how}: ${same ? percent(after) : `${percent(before)} → ${percent(after)}`} a token. ${part.won} of ${part.asked} better, ${part.lost} worse.`);
   }
-  const { canaries, leakage, tasks } = scores;
+  const { canaries, tasks } = scores;
   if (tasks) lines.push(`Tasks passed: ${tasks.passed_before} → ${tasks.passed_after} of ${tasks.asked} held back.`);
   if (canaries?.right_before) lines.push(`General knowledge: ${canaries.still_right} of ${canaries.right_before} right answers stayed right.`);
-  if (leakage?.auc != null) lines.push(`Leakage: its own lessons are told from unseen ones with an AUC of ${leakage.auc.toFixed(2)}; 0.50 is chance.`);
+  if (scores.leakage?.auc != null) lines.push(`Leakage: its own lessons are told from held-out ones with an AUC of ${scores.leakage.auc.toFixed(2)}; 0.50 is chance.`);
   return lines;
 }
 

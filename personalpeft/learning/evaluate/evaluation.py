@@ -334,12 +334,12 @@ def _measure(engine: Scorer, job: EvalJob, replies: Sequence[str]) -> EvalResult
         earlier_target=tuple(items[lesson.key] for lesson in eval_set.earlier_target),
         probes=_probe_results(job, before[:count], after[:count]),
         kl=sum(kl) / max(1, len(kl)),
-        text_quality=_measure_new_examples(engine, job),
-        rule_gains=_measure_rules(engine, job),
-        generation=_measure_generation(engine, job, before[count:], after[count:]),
         leakage=_measure_leakage(
             engine, job, [(each, items[key]) for key, each in held_out.items()]
         ),
+        text_quality=_measure_new_examples(engine, job),
+        rule_gains=_measure_rules(engine, job),
+        generation=_measure_generation(engine, job, before[count:], after[count:]),
         prior_e_value=history.prior_e_value,
         spent_items=history.spent_items,
         decided_items=history.decided_items,

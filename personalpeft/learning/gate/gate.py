@@ -67,11 +67,11 @@ class Margins(CardConfig):
     max_regressed: Fraction = 0.1  # share of older items that may regress
     max_probes_lost: Fraction = 0.2  # share of right answers to probes that may be lost
     max_kl: Number = 2.0  # mean KL from the base on the probes, in nats a token
+    max_membership_auc: Fraction = 1  # see ``Leakage``; 1 switches the check off
     min_pmi: Number = 0.1  # see ``TextQuality``; 0 switches the check off
     min_word_order_gap: Number = 0.75  # see ``TextQuality``; 0 switches the check off
     min_effect: Number = 0.1  # least mean gain of held-out items, in nats a token
     min_generated: Fraction = 0.4  # least share of held-out prompts answered as wanted
-    max_membership_auc: Fraction = 1  # see ``Leakage``; 1 switches the check off
     tie_margin: Number = TIE_MARGIN  # changes up to this are ties: the spread between seeds
 
 
