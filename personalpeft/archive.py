@@ -24,7 +24,7 @@ from personalpeft.base_models.types import Base
 from personalpeft.errors import InvalidInput, PersonalFileError, PersonalPeftError
 from personalpeft.ids import check_layer_name, check_user_id
 from personalpeft.learning.gate.evidence import eval_history
-from personalpeft.learning.report import from_json
+from personalpeft.learning.report import format_leakage, from_json
 from personalpeft.learning.train.config import TrainingConfig
 from personalpeft.store.archive_file import (
     BLOBS,
@@ -307,6 +307,8 @@ def check_revisions(revisions: Iterable[Revision], kind: ArchiveFormat) -> None:
     """Check the evidence and recipes of revisions. Raises as ``check_reports``."""
     for revision in revisions:
         eval_history([revision], revision.layer)
+        format_leakage(revision.scores)
+        TrainingConfig(scrub=revision.recipe.get("scrub", ()))
         config = TrainingConfig().with_shape_of(revision.recipe)
         if not (
             isinstance(config.rank, int)

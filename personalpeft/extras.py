@@ -20,6 +20,8 @@ _EXTRAS: Mapping[str, str] = {
     "markdown_it": "tui",
     "apscheduler": "daemon",
     "tzlocal": "daemon",
+    "phonenumbers": "scrub",
+    "stdnum": "scrub",
 }
 
 

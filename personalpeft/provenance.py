@@ -8,7 +8,7 @@ from typing import Any
 
 from personalpeft.errors import Forgotten
 from personalpeft.learning.layers import trained_on
-from personalpeft.learning.report import excerpt, signal_text
+from personalpeft.learning.report import excerpt, format_leakage, signal_text
 from personalpeft.store.store import Store
 from personalpeft.types import Revision, Signal, Turn
 
@@ -52,6 +52,7 @@ class Provenance:
                     "weight": part.weight,
                     "verdict": str(part.revision.verdict),
                     "reason": part.revision.reason,
+                    "leakage": part.revision.scores.get("leakage", {}),
                     "signals": [_signal(signal) for signal in part.signals],
                 }
                 for part in self.parts
@@ -71,6 +72,8 @@ class Provenance:
             lines.append(
                 f"  {revision.id} (weight {part.weight:g}): {revision.verdict}, {revision.reason}"
             )
+            if leakage := format_leakage(revision.scores):
+                lines.append(f"    leakage: {'; '.join(leakage)}")
             lines += _lines(part.signals)
         lines += [f"  {revision}: it was forgotten" for revision in self.forgotten]
         if self.items:

@@ -17,6 +17,7 @@ from personalpeft_app.options import GlobalOptions, Group, command, global_optio
 from personalpeft_app.output import emit, format_table, format_time, info
 
 if TYPE_CHECKING:
+    from personalpeft.learning.status import SignalStatus
     from personalpeft.types import Revision, Signal
 
 _BASE = "(the base)"
@@ -121,7 +122,8 @@ def turns(common: GlobalOptions, limit: int) -> None:
 def lessons(common: GlobalOptions, everything: bool) -> None:
     """Show the use of each signal and why, the oldest first.
 
-    Each with its source, its kind, where it is placed, its use so far, and its revision.
+    Each with its source, its kind, where it is placed, its use so far, and its revision. The use
+    names personal data that was replaced in it.
     """
     with session.open_user(common, "read") as user:
         statuses = user.signal_statuses(current=not everything)
@@ -133,7 +135,7 @@ def lessons(common: GlobalOptions, everything: bool) -> None:
             _format_source(each.signal),
             str(each.signal.kind),
             each.layer or each.place,
-            each.use,
+            ", ".join([each.use, *(f"{kind} replaced" for kind in _removed_kinds(each))]),
             each.revision or "",
             each.why,
             signal_text(each.signal),
@@ -147,6 +149,10 @@ def lessons(common: GlobalOptions, everything: bool) -> None:
         info(common, f"{user.id} has given no feedback yet.")
     if not training:
         info(common, "New feedback is not trained on. To change that: personalpeft set-training on")
+
+
+def _removed_kinds(status: SignalStatus) -> list[str]:
+    return list(dict.fromkeys(each.kind for each in status.removed))
 
 
 @command("why", examples=("why", "why t_01m7yhn42w --json"))

@@ -358,7 +358,7 @@ def _contains(wanted: Sequence[str], texts: Iterable[str]) -> bool:
 
 
 def _redact(body: Json, erased: Collection[str], revealing: RevealingText) -> Json:
-    """Return a report or scores without erased signals, and without examples that reveal them."""
+    """Return a report or scores without erased signals, and without texts that reveal them."""
 
     def is_erased(each: object) -> bool:
         name = each.get("signal") if isinstance(each, Mapping) else each
@@ -372,7 +372,7 @@ def _redact(body: Json, erased: Collection[str], revealing: RevealingText) -> Js
         if isinstance(value, Mapping):
             return {
                 key: [redact(each) for each in inner if not reveals(each)]
-                if key == "examples"
+                if key in ("examples", "removed")
                 else redact(inner)
                 for key, inner in value.items()
                 if not is_erased(key)

@@ -227,6 +227,11 @@ class ReasonCode(_CodeWithText):
         auto(),
         "the KL from the base on general questions is {kl} nats a token; the limit is {limit:g}",
     )
+    LEAKAGE_TOO_LARGE = (
+        auto(),
+        "lessons that it was trained on can be told from held-out ones (AUC of membership "
+        "inference {auc}, at most {limit:g})",
+    )
     UNRELATED_ANSWERS = (
         auto(),
         "the new answers do not fit their prompts: each is as likely after another prompt",

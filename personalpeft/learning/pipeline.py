@@ -268,6 +268,7 @@ class TrainingPipeline:
             # Where a verifier judges answers, their likelihood as text says nothing.
             new_examples=plan.new_lessons if plan.answer_verifier is None else (),
             rule_lessons=rule_lessons,
+            trained=(*plan.replay, *plan.new_examples),
             lessons_by_rule=self._add_rules(plan, rule_lessons),
             history=history,
             examples=(*plan.replay, *plan.new_examples)

@@ -14,11 +14,14 @@ from personalpeft.errors import NothingCause, NothingToLearn
 from personalpeft.formatting import pluralize
 from personalpeft.learning.data.capacity import LayerCapacity, fit_lessons
 from personalpeft.learning.data.facts import paraphrases_digest
+from personalpeft.learning.data.scrubber import RemovedText, scrubber_version
 from personalpeft.learning.data.training_examples import (
     Assignment,
     Lesson,
     lessons_for,
     load_assignments,
+    scrub_assignments,
+    scrub_lesson,
     undesirable_lessons_for,
 )
 from personalpeft.learning.evaluate.probes import load_general_prompts
@@ -152,12 +155,25 @@ class Plan:
     def stored_recipe(self) -> Json:
         """How the layer is built, as a revision stores it."""
         overrides = {"overrides": dict(self.overrides)} if self.overrides else {}
-        return {**self.recipe.to_stored(), "steps": self.steps, **overrides, **self.weights_form}
+        return {**self.recipe.to_stored(), "steps": self.steps, **overrides, **self.forms}
+
+    @property
+    def forms(self) -> Json:
+        """How the base's weights and the lessons' texts are read, where that is not the usual."""
+        scrubber = {"scrubber": scrubber_version()} if self.recipe.scrub else {}
+        return {**self.weights_form, **scrubber}
 
     @property
     def weights_form(self) -> Json:
         """The form of the base's weights, where it is not the usual one: the bytes may differ."""
         return {"weights": "mapped"} if self.maps_weights else {}
+
+    @property
+    def removed(self) -> tuple[RemovedText, ...]:
+        """The personal data that was replaced in its lessons."""
+        lessons = (*self.replay, *self.new_examples, *self.undesirable_examples, *self.holdout)
+        # The lessons of a fact have the same answer.
+        return tuple(dict.fromkeys(each for lesson in lessons for each in lesson.removed))
 
     @property
     def figures(self) -> Json:
@@ -197,7 +213,7 @@ class Plan:
                 "below": self.below.digest,
                 "embedder": self.embedder,
                 **self._fact_texts,
-                **self.weights_form,
+                **self.forms,
             }
         )
 
@@ -262,9 +278,12 @@ def build_plan(
 
     Raises:
         NothingToLearn: No signal has arrived since the layer's last learn.
+        InvalidInput: ``recipe.scrub`` names an unknown country.
+        MissingPackage: ``recipe.scrub`` needs an extra that is not installed.
     """
     store, backend = services.store, services.learning_engine.backend
-    user, layer, assignments = state.user, state.layer, state.assignments
+    user, layer = state.user, state.layer
+    assignments = scrub_assignments(state.assignments, layer, recipe.scrub)
     considered = store.catalog.used_signals(user, layer)
     held_out = set(store.catalog.holdout(user, layer))
     held_out = inherited_holdout(store, user, assignments, held_out)
@@ -297,7 +316,7 @@ def build_plan(
     new_holdout = _select_holdout(unprobed, new_unprobed, held_out, recipe.eval_fraction)
     held_out |= set(new_holdout)
     training = [
-        add_teacher(services, user, lesson)
+        add_teacher(services, user, lesson, recipe.scrub)
         for lesson in lessons
         if not lesson.is_probe and lesson.signal not in held_out
     ]
@@ -335,16 +354,20 @@ def build_plan(
 def holdout_of(store: Store, state: LayerState, layer: str) -> tuple[Lesson, ...]:
     """Return a layer's held-out lessons, and the probes of the facts that its head learned.
 
+    They are scrubbed as the head's lessons were.
+
     Args:
         store: The open home.
         state: Of any layer of the user.
         layer: The layer.
     """
     held_out = set(store.catalog.holdout(state.user, layer))
-    learned = trained_on(store, live_revision(store, state.user, layer, state.live))
+    head = live_revision(store, state.user, layer, state.live)
+    learned = trained_on(store, head)
+    countries = head.recipe.get("scrub", ()) if head else ()
     return tuple(
         lesson
-        for lesson in lessons_for(state.assignments, layer)
+        for lesson in lessons_for(scrub_assignments(state.assignments, layer, countries), layer)
         if lesson.signal in held_out or (lesson.is_probe and lesson.signal in learned)
     )
 
@@ -375,14 +398,16 @@ def inherited_holdout(
     return found
 
 
-def add_teacher(services: Services, user: str, lesson: Lesson) -> Lesson:
-    """Return the lesson, with its fact in the teacher's prompt where the reply is the model's."""
+def add_teacher(services: Services, user: str, lesson: Lesson, countries: Sequence[str]) -> Lesson:
+    """Return the lesson, with its fact in the teacher's prompt where the reply is the model's.
+
+    ``countries``: as for ``scrub_assignments``.
+    """
     if lesson.kind is not SignalKind.FACT or lesson.is_users or lesson.is_probe:
         return lesson
     fact, system = services.store.ledger.signal(user, lesson.signal), services.base.card.system
-    return replace(
-        lesson, teacher_messages=render_with_signal(fact, lesson.messages, system=system)
-    )
+    messages = render_with_signal(fact, lesson.messages, system=system)
+    return scrub_lesson(replace(lesson, teacher_messages=messages), countries)
 
 
 def _signals(lessons: Iterable[Lesson]) -> set[str]:

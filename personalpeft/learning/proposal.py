@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from personalpeft.adapters.formats.packed import pack
 from personalpeft.adapters.types import Adapter
-from personalpeft.learning.data.training_examples import lessons_for
+from personalpeft.learning.data.training_examples import lessons_for, scrub_assignments
 from personalpeft.learning.layers import LayerState
 from personalpeft.learning.outcomes import MoveCause
 from personalpeft.learning.plan import (
@@ -76,13 +76,12 @@ def propose(
     store, user, layer = services.store, state.user, state.layer
     blob = pack(adapter)
     digest = store.blobs.put(blob)
-    held_out = inherited_holdout(
-        store, user, state.assignments, set(store.catalog.holdout(user, layer))
-    )
+    assignments = scrub_assignments(state.assignments, layer, recipe.scrub)
+    held_out = inherited_holdout(store, user, assignments, set(store.catalog.holdout(user, layer)))
     considered = store.catalog.used_signals(user, layer)
     unseen = [
         lesson
-        for lesson in lessons_for(state.assignments, layer)
+        for lesson in lessons_for(assignments, layer)
         if lesson.signal in held_out or lesson.signal not in considered
     ][-MAX_HOLDOUT:]
     signals = {lesson.signal for lesson in unseen}
@@ -100,7 +99,7 @@ def propose(
         new_holdout=tuple(lesson.signal for lesson in unseen if lesson.signal not in held_out),
         # Other lessons of the layer play no part.
         assignments=tuple(
-            each for each in state.assignments if each.layer != layer or each.signal.id in signals
+            each for each in assignments if each.layer != layer or each.signal.id in signals
         ),
         embedder=services.memory.embedder.name,
         digest=digest,

@@ -222,6 +222,7 @@ def report_of(
         at=services.clock.now(),
         seconds=round(services.clock.timer() - plan.began, 3),
         before=plan.head,
+        removed=plan.removed,
         room={
             "parameters": capacity.parameters,
             "tokens": capacity.tokens,

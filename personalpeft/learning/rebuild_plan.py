@@ -17,6 +17,7 @@ from personalpeft.learning.data.training_examples import (
     Lesson,
     lessons_for,
     load_assignments,
+    scrub_assignments,
     undesirable_lessons_for,
 )
 from personalpeft.learning.layers import trained_on
@@ -127,12 +128,15 @@ def _plan_at(
         recipe.get("overrides", {}),
         services.base.architecture.projections,
     )
-    assignments = load_assignments(store, user, until=moment)
+    training_config = TrainingConfig.from_stored(recipe, config)
+    assignments = scrub_assignments(
+        load_assignments(store, user, until=moment), layer, training_config.scrub
+    )
     learned = trained_on(store, parent)
     trained = {signal for signal, role in roles.items() if role == SignalRole.TRAINED}
     known = lessons_for(assignments, layer)
     training = [
-        add_teacher(services, user, lesson)
+        add_teacher(services, user, lesson, training_config.scrub)
         for lesson in known
         if lesson.signal in trained and not lesson.is_probe
     ]
@@ -140,7 +144,7 @@ def _plan_at(
     return RebuildPlan(
         user=user,
         layer=layer,
-        recipe=TrainingConfig.from_stored(recipe, config),
+        recipe=training_config,
         live=below,
         below=below,
         parent=parent,

@@ -13,7 +13,8 @@ from datetime import datetime
 from typing import Any
 
 from personalpeft.formatting import pluralize, to_json
-from personalpeft.learning.gate.evidence import CONFIRMATION_E_VALUE
+from personalpeft.learning.data.scrubber import LessonPart, PersonalDataKind, RemovedText
+from personalpeft.learning.gate.evidence import CONFIRMATION_E_VALUE, Leakage
 from personalpeft.learning.outcomes import (
     LearnOutcome,
     Reason,
@@ -71,7 +72,8 @@ class LearnReport:
 
     ``before`` is the head that the candidate was judged against. For an event it is the revision
     that is live afterwards. ``revision`` is None where none was built. ``accepted``: live by the
-    user's decision, whatever the gate said. ``room`` is the capacity of a layer that has one.
+    user's decision, whatever the gate said. ``removed`` is the personal data that was replaced in
+    the lessons of the build. ``room`` is the capacity of a layer that has one.
     ``error`` is the kind of the error of a FAILED learn. ``layer`` is empty where it reached none.
     ``above`` are the reports of the layers above this one, lowest first, each recorded by itself.
     """
@@ -98,6 +100,7 @@ class LearnReport:
     sources: tuple[Source, ...] = ()
     examples: tuple[Example, ...] = ()
     scores: Mapping[str, Any] = field(default_factory=dict)
+    removed: tuple[RemovedText, ...] = ()
     room: Mapping[str, int] = field(default_factory=dict)
     accepted: bool = False
     error: str = ""
@@ -167,9 +170,16 @@ def from_json(data: Mapping[str, Any]) -> LearnReport:
             "at": datetime.fromisoformat(data["at"]),
             "sources": tuple(map(_source, data.get("sources", ()))),
             "examples": tuple(Example(**example) for example in data.get("examples", ())),
+            "removed": tuple(map(removed_text, data.get("removed", ()))),
             "above": tuple(from_json(report) for report in data.get("above", ())),
         }
     )
+
+
+def removed_text(data: Mapping[str, Any]) -> RemovedText:
+    """Return stored personal data that was replaced in a lesson."""
+    part, kind = LessonPart(data["part"]), PersonalDataKind(data["kind"])
+    return RemovedText(**{**data, "part": part, "kind": kind})
 
 
 def outcome_reports(reports: Iterable[Json]) -> list[Json]:
@@ -264,9 +274,9 @@ def format_report(report: LearnReport) -> list[str]:
         return [f"{title}: NOT LEARNED", *_wrap(report.reason, "  ")]
     if report.dry_run:
         lines = [f"{title}: a dry run, nothing was trained", f"  {report.reason}"]
-        return [*lines, *_format_sources(report), *_format_capacity(report)]
+        return [*lines, *_format_inputs(report)]
     lines = [f"{title}: {_format_outcome(report)}", *_wrap(report.reason, "  ")]
-    lines += [*_format_sources(report), *_format_capacity(report)]
+    lines += _format_inputs(report)
     if report.scores:
         lines += ["", "  scores"] + [f"    {line}" for line in _format_scores(report.scores)]
     for example in report.examples:
@@ -325,6 +335,20 @@ def undo_hint(report: LearnReport) -> list[str]:
     return []
 
 
+def _format_inputs(report: LearnReport) -> list[str]:
+    return [*_format_sources(report), *_format_removed(report), *_format_capacity(report)]
+
+
+def _format_removed(report: LearnReport) -> list[str]:
+    lines = [
+        f"      {each.signal[-6:]}  {each.kind:<15} {each.part} {each.start}-{each.end}"
+        f"  {excerpt(each.text)}"
+        for each in report.removed
+    ]
+    title = f"  replaced before the training: {len(lines)}"
+    return ["", title, *_cut(lines, _MAX_SOURCES)] if lines else []
+
+
 def _format_sources(report: LearnReport) -> list[str]:
     lines = ["", "  signals"] if report.sources else []
     for use in dict.fromkeys(source.use for source in report.sources):
@@ -334,9 +358,12 @@ def _format_sources(report: LearnReport) -> list[str]:
 
 
 def _list_sources(sources: Sequence[Source], limit: int) -> list[str]:
-    lines = [f"      {_format_source(source)}" for source in sources[:limit]]
-    more = len(sources) - limit
-    return [*lines, f"      … and {more} more"] if more > 0 else lines
+    return _cut([f"      {_format_source(source)}" for source in sources], limit)
+
+
+def _cut(lines: Sequence[str], limit: int) -> list[str]:
+    more = len(lines) - limit
+    return [*lines[:limit], *([f"      … and {more} more"] if more > 0 else [])]
 
 
 def _format_capacity(report: LearnReport) -> list[str]:
@@ -383,10 +410,22 @@ def _format_scores(scores: Mapping[str, Any]) -> list[str]:
         if probes.get("base_right"):
             kept = f"{len(probes['kept_of_base'])} of {probes['base_right']}"
             lines.append(("", f"{kept} that the base has right are right in all"))
+    lines += zip(("leakage", ""), format_leakage(scores), strict=False)
     if spent := len(scores.get("spent", scores.get("counted", ()))):
         value = f"e-value {scores['bet']:.1f} from {pluralize(spent, 'answer')}"
         lines.append(("evidence", f"{value}; {CONFIRMATION_E_VALUE:g} confirms"))
     return [f"{name:<13} {line}" for name, line in lines]
+
+
+def format_leakage(scores: Mapping[str, Any]) -> list[str]:
+    """Return the lines on the leakage score of a revision, none where it was not measured."""
+    leakage = Leakage(**scores.get("leakage", {}))
+    if leakage.auc is None:
+        return []
+    seen = f"{leakage.trained} lessons against {leakage.unseen} held-out ones"
+    bits = f"exposure {leakage.exposure:.2f} bits (chance: {leakage.chance_exposure:.2f})"
+    auc = f"AUC of membership inference {leakage.auc:.2f} (chance: 0.50)"
+    return [auc, f"{bits}; {seen}"]
 
 
 def _format_figure(value: float | None) -> str:

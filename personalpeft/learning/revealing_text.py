@@ -27,10 +27,11 @@ from dataclasses import dataclass, field
 import regex
 
 # The classes of UAX 14 for ideographs, kana, Hangul, and the scripts of South-East Asia.
-_UNSPACED = r"[\p{LB=ID}\p{LB=CJ}\p{LB=NS}\p{LB=H2}\p{LB=H3}\p{LB=SA}\p{LB=AK}\p{LB=AS}\p{LB=AP}]"
+UNSPACED = r"[\p{LB=ID}\p{LB=CJ}\p{LB=NS}\p{LB=H2}\p{LB=H3}\p{LB=SA}\p{LB=AK}\p{LB=AS}\p{LB=AP}]"
+"""A character of a script without spaces between words, as a regular expression."""
 _LETTER = r"[\p{L}\p{N}]"
-_RUN = regex.compile(rf"(?:(?={_UNSPACED}){_LETTER}\p{{M}}*)+")
-_WORD = regex.compile(rf"(?:(?!{_UNSPACED}){_LETTER}\p{{M}}*)+")
+_RUN = regex.compile(rf"(?:(?={UNSPACED}){_LETTER}\p{{M}}*)+")
+_WORD = regex.compile(rf"(?:(?!{UNSPACED}){_LETTER}\p{{M}}*)+")
 _ASCII_WORD = re.compile("[a-z0-9]+")
 _INVISIBLE = regex.compile(r"\p{Cf}+")
 _MARKS = regex.compile(r"\p{Mn}+")
@@ -69,7 +70,7 @@ def comparable(text: str) -> str:
     text = _without_marks(text)
     pieces = regex.findall(rf"{_RUN.pattern}|{_WORD.pattern}", text)
     joined = " ".join(pieces)
-    return str(regex.sub(rf"(?<={_UNSPACED}\p{{M}}*) (?={_UNSPACED})", "", joined))
+    return str(regex.sub(rf"(?<={UNSPACED}\p{{M}}*) (?={UNSPACED})", "", joined))
 
 
 def pieces(text: str) -> list[tuple[int, int]]:

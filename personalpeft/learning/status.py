@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 
+from personalpeft.learning.data.scrubber import RemovedText
 from personalpeft.learning.data.training_examples import (
     Assignment,
     lessons_for,
@@ -32,7 +33,13 @@ from personalpeft.learning.outcomes import (
     reason,
 )
 from personalpeft.learning.plan import MIN_LESSONS, inherited_holdout
-from personalpeft.learning.report import LearnReport, from_json, learn_reports, outcome_reports
+from personalpeft.learning.report import (
+    LearnReport,
+    from_json,
+    learn_reports,
+    outcome_reports,
+    removed_text,
+)
 from personalpeft.store.locks import learn_lease
 from personalpeft.store.store import Store
 from personalpeft.types import Layer, Signal, SignalRole, Stack, StackEntry, canonical_digest
@@ -210,7 +217,8 @@ class SignalStatus:
 
     ``layer`` is set where a layer may learn from it. ``revision`` is the live one that first
     learned it, else the last that was trained on it. For a held-out signal it is the revision that
-    held it out. For a successor of a held-out signal it is None.
+    held it out. For a successor of a held-out signal it is None. ``removed`` is the personal data
+    that ``revision`` had replaced in its lessons.
     """
 
     json_properties = ("use", "why", "is_held_out", "pinned")
@@ -221,6 +229,7 @@ class SignalStatus:
     reason: Reason
     use_code: SignalUse
     revision: str | None = None
+    removed: tuple[RemovedText, ...] = ()
 
     @property
     def use(self) -> str:
@@ -253,6 +262,10 @@ def list_signal_status(store: Store, user: str, *, current: bool) -> tuple[Signa
         )
         for each in assignments
     }
+    status = {
+        signal: replace(each, removed=builds.removed.get((each.revision, signal), ()))
+        for signal, each in status.items()
+    }
     if current:
         return tuple(status.values())
     signals = store.ledger.signals(user, current=False)
@@ -284,11 +297,15 @@ class _Builds:
             for revision in ancestors(store, head):
                 trained = (s for s, role in revision.signals.items() if role == SignalRole.TRAINED)
                 self.live |= dict.fromkeys(trained, revision.id)
-        reports = [
-            data for data in outcome_reports(store.catalog.reports(user)) if data.get("room")
-        ]
+        self.removed: dict[tuple[str | None, str], tuple[RemovedText, ...]] = {}
+        reports = outcome_reports(store.catalog.reports(user))
+        for data in reports:
+            removed = tuple(map(removed_text, data.get("removed", ())))
+            for signal in {each.signal for each in removed}:
+                of_signal = tuple(each for each in removed if each.signal == signal)
+                self.removed[data.get("revision"), signal] = of_signal
         # The last report of a layer with a capacity decides; only one layer has one.
-        for report in map(from_json, reports[-1:]):
+        for report in map(from_json, [data for data in reports if data.get("room")][-1:]):
             self.excluded = frozenset(
                 each.signal for each in report.sources if each.use_code is SignalUse.NO_CAPACITY
             )

@@ -85,6 +85,16 @@ def use_certificates() -> None:
     assert checked.returncode == 0, checked.stderr
 
 
+def use_scrub() -> None:
+    import personalpeft
+
+    with personalpeft.open(backend="fake") as runtime:
+        ada = runtime.user("ada")
+        for number in range(5):
+            ada.teach(f"question {number}", f"Call +49 151 23456789 for {number}.")
+        assert len(ada.learn("style", recipe={"scrub": ["DE"]}, dry_run=True).removed) == 5
+
+
 def use_serve() -> None:
     process = subprocess.Popen([COMMAND, *FACES["serve"]], stdout=subprocess.PIPE, text=True)
     try:
@@ -138,6 +148,7 @@ USES = {
     "smollm2": use_smollm2,
     "llamacpp": use_llamacpp,
     "certificates": use_certificates,
+    "scrub": use_scrub,
     "serve": use_serve,
     "tui": use_tui,
     "daemon": use_daemon,

@@ -17,6 +17,11 @@ from personalpeft.engine.engine import Engine, Request
 from personalpeft.errors import PersonalPeftError
 from personalpeft.learning.data.general_replies import few_shot_messages, has_examples
 from personalpeft.learning.data.training_examples import Lesson
+from personalpeft.learning.evaluate.exposure import (
+    MAX_TRAINED,
+    MIN_LESSONS_EACH,
+    measure_leakage,
+)
 from personalpeft.learning.evaluate.measures import (
     RuleGain,
     TextQuality,
@@ -32,6 +37,7 @@ from personalpeft.learning.evaluate.probes import (
     load_general_prompts,
 )
 from personalpeft.learning.gate.evidence import (
+    NO_LEAKAGE_MEASURED,
     NOTHING_GENERATED,
     TIE_MARGIN,
     BaseProbeResults,
@@ -39,6 +45,7 @@ from personalpeft.learning.gate.evidence import (
     EvalItem,
     Evidence,
     GenerationResults,
+    Leakage,
     ProbeResults,
 )
 from personalpeft.learning.options import Condition, not_cancelled, wait_while
@@ -74,6 +81,7 @@ class EvalSet:
     max_length: int = MAX_LENGTH  # tokens at which a reply is cut
     tie_margin: float = TIE_MARGIN  # nats a token within which a lesson is tied
     examples: tuple[Lesson, ...] = ()  # trained on; show how the user wants to be answered
+    trained: tuple[Lesson, ...] = ()  # trained on; measure leakage
 
     @property
     def earlier_target(self) -> tuple[Lesson, ...]:
@@ -212,6 +220,7 @@ def make_eval_job(
         *eval_set.retention,
         *eval_set.other_layers,
         *eval_set.rule_lessons,
+        *eval_set.trained,
     )
     prompts = [probe.question for probe in load_general_prompts().probes]
     prompts += [lesson.messages[-1].content for lesson in lessons]
@@ -347,6 +356,9 @@ def _measure(engine: Scorer, job: EvalJob, replies: Sequence[str]) -> EvalResult
         earlier_target=tuple(items[lesson.key] for lesson in eval_set.earlier_target),
         probes=_probe_results(job, before[:count], after[:count]),
         kl=sum(kl) / max(1, len(kl)),
+        leakage=_measure_leakage(
+            engine, job, [(each, items[key]) for key, each in held_out.items()]
+        ),
         text_quality=_measure_new_examples(engine, job),
         rule_gains=_measure_rules(engine, job),
         generation=_measure_generation(engine, job, after[count:], sampled),
@@ -456,6 +468,24 @@ def _measure_rules(engine: Scorer, job: EvalJob) -> dict[str, RuleGain]:
 
     base, layer = gains(constant_stack(Stack(job.live.stack.base))), gains(job.candidate.for_layer)
     return {rule: RuleGain(base[rule], layer[rule], len(lessons)) for rule in by_rule}
+
+
+def _measure_leakage(
+    engine: Scorer, job: EvalJob, held_out: Sequence[tuple[Lesson, EvalItem]]
+) -> Leakage:
+    """Rank lessons that were trained on among held-out ones, whose scores are known."""
+    unseen = [
+        item.after - item.base
+        for lesson, item in held_out
+        if lesson.kind not in _UNWRITTEN_KINDS and item.base is not None
+    ]
+    written = [each for each in job.eval_set.trained if each.kind not in _UNWRITTEN_KINDS]
+    if len(unseen) < MIN_LESSONS_EACH:
+        return NO_LEAKAGE_MEASURED
+    sample, length = written[-MAX_TRAINED:], job.eval_set.max_length
+    after = answer_logprobs(engine, sample, job.candidate.for_layer, length)
+    base = answer_logprobs(engine, sample, constant_stack(Stack(job.live.stack.base)), length)
+    return measure_leakage([after[key] - base[key] for key in after], unseen)
 
 
 def _score_items(

@@ -16,6 +16,11 @@ calibration, Watson et al. 2022, arXiv 2111.08440). Of N unseen texts and the se
   secret: 1.0 if all are, and 0.5 on average for a text that was never seen.
 - A secret is extracted if the greedy reply to its prompt has one of those words.
 
+That takes some hundred passes for one secret. So the leakage of every revision is measured by what
+its evaluation has anyway: each lesson that it was trained on is a secret, and the held-out lessons
+of its layer are the unseen texts. They have other lengths, so the statistic is nats a token. Only
+lessons that the user wrote count. Facts do not: a memory is to reproduce them.
+
 All texts stay in memory.
 """
 
@@ -24,10 +29,12 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import fmean
 
 from personalpeft.engine.engine import Engine, Request
 from personalpeft.learning.evaluate.probes import PROBE_SAMPLING, general_prompts
+from personalpeft.learning.gate.evidence import Leakage
 from personalpeft.learning.options import Condition
 from personalpeft.learning.revealing_text import RevealingText, letters_only, pieces
 from personalpeft.learning.train.config import MAX_LENGTH
@@ -38,6 +45,10 @@ UNSEEN = 63
 """How many unseen texts a secret is ranked among. Exposure is at most 6 bits."""
 _POOL = 2 * UNSEEN
 _MAX_TRIES = 20 * _POOL
+MIN_LESSONS_EACH = 3
+"""Leakage is measured from so many lessons on, of those that were trained on and of unseen ones."""
+MAX_TRAINED = 16
+"""How many lessons that were trained on are scored for it, the newest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +64,14 @@ class Secret:
 
 @dataclass(frozen=True, slots=True)
 class Exposure:
-    """How far one stack has memorized one secret. ``rank`` is 1 for the likeliest; ties share."""
+    """How far one stack has memorized one text. ``rank`` is 1 for the likeliest; ties share.
+
+    ``is_extracted`` is None where no reply was generated.
+    """
 
     rank: float
     unseen: int
-    is_extracted: bool
+    is_extracted: bool | None = None
 
     @property
     def bits(self) -> float:
@@ -126,12 +140,31 @@ def measure_exposure(
     """Measure one secret under one stack. Raises ``ServingFailed``."""
     secret = matched.secret
     logprobs = _total_logprobs(engine, secret, matched.texts, stack)
-    gains = [now - base for now, base in zip(logprobs, matched.base_logprobs, strict=True)]
-    more = sum(gain > gains[0] for gain in gains[1:])
-    equal = sum(gain == gains[0] for gain in gains[1:])
+    gain, *unseen = [now - base for now, base in zip(logprobs, matched.base_logprobs, strict=True)]
     request = Request(user, secret.messages, stack, PROBE_SAMPLING, background=True)
     (reply,) = engine.complete([request], cancelled=cancelled)
-    return Exposure(1 + more + equal / 2, len(gains) - 1, secret.revealing.is_in([reply]))
+    return replace(rank_gain(gain, unseen), is_extracted=secret.revealing.is_in([reply]))
+
+
+def rank_gain(gain: float, unseen: Sequence[float]) -> Exposure:
+    """Return the exposure of a text by its gain in log-prob over the base, and that of others."""
+    more, equal = sum(other > gain for other in unseen), unseen.count(gain)
+    return Exposure(1 + more + equal / 2, len(unseen))
+
+
+def measure_leakage(trained: Sequence[float], unseen: Sequence[float]) -> Leakage:
+    """Return how far lessons that were trained on are told from unseen ones of the same layer.
+
+    Args:
+        trained: The gain of each lesson that was trained on, over the base in nats a token.
+        unseen: That of each unseen one.
+    """
+    counts = len(trained), len(unseen)
+    if min(counts) < MIN_LESSONS_EACH or not all(map(math.isfinite, (*trained, *unseen))):
+        return Leakage(*counts)
+    ranked = [rank_gain(gain, unseen) for gain in trained]
+    bits, auc = fmean(each.bits for each in ranked), fmean(each.auc for each in ranked)
+    return Leakage(*counts, exposure=round(bits, 3), auc=round(auc, 3))
 
 
 def _total_logprobs(

@@ -148,6 +148,32 @@ NOTHING_GENERATED = GenerationResults()
 
 
 @dataclass(frozen=True, slots=True)
+class Leakage:
+    """How far lessons that were trained on are told from held-out ones. The field names are stored.
+
+    Attributes:
+        trained: How many lessons that were trained on were scored.
+        unseen: How many held-out ones they were ranked among.
+        exposure: Mean exposure in bits; None where there are too few lessons.
+        auc: The AUC of membership inference; None where there are too few lessons.
+    """
+
+    trained: int = 0
+    unseen: int = 0
+    exposure: float | None = None
+    auc: float | None = None
+
+    @property
+    def chance_exposure(self) -> float:
+        """The mean exposure, in bits, of a lesson that was never trained on."""
+        count = self.unseen + 1
+        return math.log2(count) - math.lgamma(count + 1) / math.log(2) / count
+
+
+NO_LEAKAGE_MEASURED = Leakage()
+
+
+@dataclass(frozen=True, slots=True)
 class Evidence:
     """Everything that was measured of a candidate."""
 
@@ -162,6 +188,7 @@ class Evidence:
     text_quality: TextQuality = NOT_MEASURED
     rule_gains: Mapping[str, RuleGain] = field(default_factory=dict)
     generation: GenerationResults = NOTHING_GENERATED
+    leakage: Leakage = NO_LEAKAGE_MEASURED
     tasks: Mapping[str, Any] = field(default_factory=dict)  # figures, where ``target`` are tasks
 
     @property
@@ -200,6 +227,7 @@ class Evidence:
             "counted": sorted(self.decided_items | decided),
             "sense": self.text_quality.as_json(),
             "generated": asdict(self.generation),
+            "leakage": asdict(self.leakage),
             "rules": {rule: asdict(gain) for rule, gain in self.rule_gains.items()},
             # Revisions that were judged by the same version can be compared by their figures.
             "questions": {"asked": len(pins), "version": canonical_digest(sorted(pins))[:12]},
@@ -207,7 +235,9 @@ class Evidence:
         }
 
     def _unspent(self) -> list[EvalItem]:
-        return [item for item in self.target if item.signal not in self.spent_items]
+        # A lesson has another key where its text was scrubbed since, and counts once all the same.
+        spent = {key.partition("/")[0] for key in self.spent_items}
+        return [item for item in self.target if item.signal.partition("/")[0] not in spent]
 
 
 @dataclass(frozen=True, slots=True)

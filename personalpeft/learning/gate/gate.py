@@ -67,6 +67,7 @@ class Margins(CardConfig):
     max_regressed: Fraction = 0.1  # share of older items that may regress
     max_probes_lost: Fraction = 0.2  # share of right answers to probes that may be lost
     max_kl: Number = 2.0  # mean KL from the base on the probes, in nats a token
+    max_membership_auc: Fraction = 1  # see ``Leakage``; 1 switches the check off
     min_pmi: Number = 0.1  # see ``TextQuality``; 0 switches the check off
     min_word_order_gap: Number = 0.75  # see ``TextQuality``; 0 switches the check off
     min_effect: Number = 0.1  # least mean gain of held-out items, in nats a token
@@ -214,6 +215,9 @@ def find_harm(evidence: Evidence, margins: Margins, *, check_regressions: bool) 
         return reason(ReasonCode.RETENTION_FORGOTTEN, lost=lost, asked=len(retention))
     if not evidence.kl <= margins.max_kl:
         return reason(ReasonCode.KL_TOO_LARGE, kl=f"{evidence.kl:.2f}", limit=margins.max_kl)
+    auc, limit = evidence.leakage.auc, margins.max_membership_auc
+    if auc is not None and auc > limit:
+        return reason(ReasonCode.LEAKAGE_TOO_LARGE, auc=f"{auc:.2f}", limit=limit)
     return None
 
 

@@ -35,6 +35,7 @@ Count: TypeAlias = Annotated[int, Field(ge=1, le=_MAX_INT)]
 Size: TypeAlias = Annotated[int, Field(ge=0, le=_MAX_INT)]
 # An int from a card stays an int: 8 and 8.0 differ in the bytes of files and in digests.
 Number: TypeAlias = Size | Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Country: TypeAlias = Annotated[str, Field(pattern=r"^[A-Z]{2}$")]
 Fraction: TypeAlias = Annotated[int, Field(ge=0, le=1)] | Annotated[float, Field(ge=0, le=1)]
 
 
@@ -143,6 +144,13 @@ class TrainingConfig(CardConfig):
     )
     tokens_per_parameter: Number = 1e-2  # most tokens of facts a trained parameter, see capacity.py
     seed: Size = 0  # of A and of the order of lessons
+    # Countries whose personal numbers are replaced in lessons; none: nothing is (data/scrubber.py).
+    scrub: Annotated[tuple[Country, ...], Field(strict=False)] = ()
+
+    def to_stored(self) -> dict[str, Any]:
+        """Return the fields under their stored keys. ``scrub`` is stored where it is used."""
+        stored = super().to_stored()
+        return stored if self.scrub else {k: v for k, v in stored.items() if k != "scrub"}
 
     @classmethod
     def from_stored(cls, recipe: Json, current: Self) -> Self:
@@ -158,6 +166,7 @@ class TrainingConfig(CardConfig):
         names.pop(cls.STORED_NAMES["min_steps"])
         values = {names[key]: value for key, value in recipe.items() if key in names}
         values["target_modules"] = tuple(values["target_modules"])
+        values["scrub"] = tuple(recipe.get("scrub", ()))
         return current.model_copy(update=values)
 
     @property

@@ -25,6 +25,7 @@ main()
 _PACKAGES = {
     "llamacpp": ["llama_cpp"],
     "certificates": ["cryptography"],
+    "scrub": ["phonenumbers", "stdnum"],
     "serve": ["flask", "cheroot", "prometheus_client"],
     "tui": ["textual", "markdown_it"],
     "daemon": ["apscheduler", "tzlocal"],
