@@ -111,10 +111,15 @@ class _RevealingParts:
         }
         self._long_words = [word for word in self._words if not self._is_likely(word)]
         self._parts = _unique_parts(erased.runs, remaining.runs)
+        self._sizes = {len(part) for part in self._parts}
 
     def are_in(self, text: _Split) -> bool:
         runs = "\n".join(text.runs)
-        if self._words & text.words or any(part in runs for part in self._parts):
+        if self._words & text.words or any(
+            runs[start : start + size] in self._parts
+            for size in self._sizes
+            for start in range(len(runs))
+        ):
             return True
         joined = " ".join(text.words)
         return any(word in joined for word in self._long_words) or any(
@@ -132,23 +137,29 @@ class _RevealingParts:
 
 
 def _unique_parts(erased: Iterable[str], remaining: Iterable[str]) -> frozenset[str]:
-    """Return the shortest parts of erased runs that can reveal and that no remaining run has.
+    """Return the parts of erased runs that can reveal and that no remaining run has.
 
-    Whatever contains such a part is as unique. So the end of the part never moves back while its
-    start moves on.
+    From each start the shortest one. Starts whose part remains are read again with one character
+    more, beside the places of the remaining runs that still agree with one of them.
     """
-    kept = "\n".join(remaining)
-    parts = set()
-    for run in erased:
-        end = 0
-        for start in range(len(run)):
-            while end <= len(run) and (
-                _count_letters(run[start:end]) < _MIN_RUN or run[start:end] in kept
-            ):
-                end += 1
-            if end > len(run):
-                break
-            parts.add(run[start:end])
+    text, kept = "\n".join(erased), "\n".join(remaining)
+    parts: set[str] = set()
+    starts = [start for start, character in enumerate(text) if character != "\n"]
+    places: Sequence[int] = range(len(kept))
+    size = 1
+    while starts:
+        found = {text[start : start + size] for start in starts}
+        shared = found & {kept[place : place + size] for place in places}
+        new = {part for part in found - shared if _count_letters(part) >= _MIN_RUN}
+        parts |= new
+        starts = [
+            start
+            for start in starts
+            if text[start : start + size] not in new
+            and text[start + size : start + size + 1].strip()
+        ]
+        places = [place for place in places if kept[place : place + size] in shared]
+        size += 1
     return frozenset(parts)
 
 
