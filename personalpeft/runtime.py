@@ -510,7 +510,7 @@ class Runtime(
     def learning_engine(self) -> Engine:
         """Return the engine that learns, with the base loaded. It stays until the runtime closes.
 
-        It is the engine that serves, except with llama.cpp, which does not train.
+        It is the engine that serves, except with llama.cpp and vLLM, which do not train.
         """
         self._services.model.keep_learning_engine()
         return self._services.learning_engine

@@ -87,7 +87,6 @@ def load_backend(
             server=vllm,
             entropy=entropy,
             weights=weights,
-            learning_device=learning_device,
         )
     if name == "fake":
         from personalpeft.backends.fake import FakeBackend

@@ -60,7 +60,7 @@ class BackendChoice:
     @property
     def trains(self) -> bool:
         """Whether the backend also trains. Otherwise torch does, beside it."""
-        return self.name != "llamacpp"
+        return self.name not in ("llamacpp", "vllm")
 
     def __str__(self) -> str:
         return f"{self.name}, since {_TEXTS[self.reason]}"

@@ -6,16 +6,14 @@ how they are made.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 from personalpeft.base_models.files import SINGLE, joined
 from personalpeft.base_models.gguf.config import correct_config
-from personalpeft.base_models.gguf.to_safetensors import can_unpack, unpack_weights
+from personalpeft.base_models.gguf.to_safetensors import unpack_weights
 from personalpeft.base_models.gguf.writer import SPLITTING_PATTERNS
 from personalpeft.base_models.types import RandomShape
 
@@ -34,19 +32,20 @@ def convert_gguf(parts: Sequence[Path], into: Path, report: Callable[[str, float
 
     Returns:
         The folder.
+
+    Raises:
+        WeightsError: The architecture is not supported, or a weight does not fit it.
     """
     import torch
     from gguf import GGUFReader
     from transformers import (
         MODEL_FOR_CAUSAL_LM_MAPPING,
         AutoConfig,
-        AutoModelForCausalLM,
         AutoTokenizer,
         GenerationConfig,
-        GgufConfig,
     )
 
-    with joined(parts, into) as file, _bars_to(report):
+    with joined(parts, into) as file:
         folder, name = str(file.parent), file.name
         reader = GGUFReader(file)
         report("Reading the tokenizer", 0.0)
@@ -54,30 +53,15 @@ def convert_gguf(parts: Sequence[Path], into: Path, report: Callable[[str, float
         splitting = reader.fields.get("tokenizer.ggml.pre")
         _set_pre_tokenizer(tokenizer.backend_tokenizer, splitting.contents() if splitting else None)
         tokenizer.save_pretrained(str(into))
-        report("Unpacking the weights", 0.0)
         config = AutoConfig.from_pretrained(folder, gguf_file=name, local_files_only=True)
         correct_config(config, reader)
-        if can_unpack(config):
-            weights = into / SINGLE
-            unpack_weights(config, reader, weights, partial(report, "Unpacking the weights"))
-            model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-            config.architectures = [model_class.__name__]
-            config.dtype = torch.bfloat16
-            config.save_pretrained(str(into))
-            GenerationConfig.from_model_config(config).save_pretrained(str(into))
-            del reader  # Windows deletes no mapped file.
-            return into
-        del reader
-        model = AutoModelForCausalLM.from_pretrained(
-            folder,
-            gguf_file=name,
-            config=config,
-            quantization_config=GgufConfig(dequantize=True),
-            dtype=torch.bfloat16,
-            local_files_only=True,
-        )
-        report("Saving the weights", 0.0)
-        model.save_pretrained(str(into), max_shard_size="1TB")
+        unpack_weights(config, reader, into / SINGLE, partial(report, "Unpacking the weights"))
+        model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+        config.architectures = [model_class.__name__]
+        config.dtype = torch.bfloat16
+        config.save_pretrained(str(into))
+        GenerationConfig.from_model_config(config).save_pretrained(str(into))
+        del reader  # Windows deletes no mapped file.
     return into
 
 
@@ -100,34 +84,6 @@ def _set_pre_tokenizer(tokenizer: Any, splitting: str | None) -> None:
                 pre_tokenizers.ByteLevel(add_prefix_space=False),
             ]
         )
-
-
-@contextmanager
-def _bars_to(report: Callable[[str, float], None]) -> Iterator[None]:
-    """Report what transformers would draw as progress bars."""
-    from huggingface_hub.utils.tqdm import tqdm
-    from transformers import modeling_gguf_pytorch_utils
-    from transformers.utils import logging
-
-    reader: Any = modeling_gguf_pytorch_utils
-
-    class Bar(tqdm):
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **{**kwargs, "file": StringIO()})  # type: ignore[no-untyped-call]
-
-        def display(self, *_: object, **__: object) -> None:
-            done = self.n / self.total if self.total else 0.0
-            report((self.desc or "Working").rstrip(".: "), done)
-
-    # The GGUF reader uses tqdm itself and has no switch.
-    original_tqdm = reader.tqdm
-    before = logging.set_tqdm_hook(lambda factory, args, kwargs: Bar(*args, **kwargs))
-    reader.tqdm = Bar
-    try:
-        yield
-    finally:
-        logging.set_tqdm_hook(before)
-        reader.tqdm = original_tqdm
 
 
 def make_random_model(seed: int, shape: RandomShape, context: int, into: Path) -> Path:

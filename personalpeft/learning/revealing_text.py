@@ -10,9 +10,6 @@ reveals an erased one if it has a *revealing part*, which no remaining text has:
   would not put into all these texts once, with letters as frequent as they are there.
 - Two characters or more in a row, in scripts without spaces between words. The scripts are those
   whose lines may break inside words (Unicode Standard Annex 14).
-
-A suffix automaton finds the runs of any length in linear time (Blumer et al. 1985, "The smallest
-automaton recognizing the subwords of a text").
 """
 
 from __future__ import annotations
@@ -21,7 +18,7 @@ import math
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import regex
@@ -114,10 +111,16 @@ class _RevealingParts:
             word for word in erased.words - remaining.words if not self._is_remaining(word)
         }
         self._long_words = [word for word in self._words if not self._is_likely(word)]
-        self._runs = _SharedRuns(erased.runs, remaining.runs)
+        self._parts = _unique_parts(erased.runs, remaining.runs)
+        self._sizes = {len(part) for part in self._parts}
 
     def are_in(self, text: _Split) -> bool:
-        if self._words & text.words or any(map(self._runs.is_unique_in, text.runs)):
+        runs = "\n".join(text.runs)
+        if self._words & text.words or any(
+            runs[start : start + size] in self._parts
+            for size in self._sizes
+            for start in range(len(runs))
+        ):
             return True
         joined = " ".join(text.words)
         return any(word in joined for word in self._long_words) or any(
@@ -134,91 +137,31 @@ class _RevealingParts:
         return math.log(self._total) + chance >= 0
 
 
-@dataclass(slots=True)
-class _State:
-    """All runs with the same ends in the erased texts. ``length`` is that of the longest.
+def _unique_parts(erased: Iterable[str], remaining: Iterable[str]) -> frozenset[str]:
+    """Return the parts of erased runs that can reveal and that no remaining run has.
 
-    ``remaining`` is the length of the longest of them that a remaining text has.
+    From each start the shortest one. Starts whose part remains are read again with one character
+    more, beside the places of the remaining runs that still agree with one of them.
     """
-
-    length: int
-    link: int = -1
-    following: dict[str, int] = field(default_factory=dict)
-    remaining: int = 0
-
-
-class _SharedRuns:
-    """A suffix automaton of the erased runs."""
-
-    def __init__(self, erased: Iterable[str], remaining: Iterable[str]) -> None:
-        self._states = [_State(0)]
-        for run in sorted(erased):
-            self._add(run)
-        if len(self._states) == 1:
-            return
-        for run in remaining:
-            for state, length in self._matches(run):
-                state.remaining = max(state.remaining, length)
-        # A text that has a run has all its ends.
-        for state in sorted(self._states[1:], key=lambda state: -state.length):
-            if state.remaining and state.link > 0:
-                shorter = self._states[state.link]
-                shorter.remaining = shorter.length
-
-    def is_unique_in(self, run: str) -> bool:
-        """Return whether a run has a part that is in the erased texts and no remaining one."""
-        return any(
-            length > state.remaining and _count_letters(run[end - length : end]) >= _MIN_RUN
-            for end, (state, length) in enumerate(self._matches(run), start=1)
-        )
-
-    def _matches(self, run: str) -> Iterator[tuple[_State, int]]:
-        """Yield, for each place, the longest part that ends there and is in the erased texts."""
-        at, length = 0, 0
-        for character in run:
-            while at and character not in self._states[at].following:
-                at = self._states[at].link
-                length = self._states[at].length
-            at = self._states[at].following.get(character, 0)
-            length = length + 1 if at else 0
-            yield self._states[at], length
-
-    def _add(self, run: str) -> None:
-        states, last = self._states, 0
-        for character in run:
-            last = self._extend(states, last, character)
-
-    def _extend(self, states: list[_State], last: int, character: str) -> int:
-        """Add a character after a state, and return the state of the longer run."""
-        known = states[last].following.get(character)
-        if known is not None and states[known].length == states[last].length + 1:
-            return known
-        new = len(states) if known is None else -1
-        if known is None:
-            states.append(_State(states[last].length + 1))
-        at = last
-        while at >= 0 and character not in states[at].following:
-            states[at].following[character] = new
-            at = states[at].link
-        link = 0 if at < 0 else self._split_state(states, at, character)
-        if known is not None:
-            return link
-        states[new].link = link
-        return new
-
-    def _split_state(self, states: list[_State], at: int, character: str) -> int:
-        """Return the state after ``at`` whose longest run is one longer, split off if need be."""
-        after = states[at].following[character]
-        if states[after].length == states[at].length + 1:
-            return after
-        copy = len(states)
-        other = states[after]
-        states.append(_State(states[at].length + 1, other.link, dict(other.following)))
-        other.link = copy
-        while at >= 0 and states[at].following.get(character) == after:
-            states[at].following[character] = copy
-            at = states[at].link
-        return copy
+    text, kept = "\n".join(erased), "\n".join(remaining)
+    parts: set[str] = set()
+    starts = [start for start, character in enumerate(text) if character != "\n"]
+    places: Sequence[int] = range(len(kept))
+    size = 1
+    while starts:
+        found = {text[start : start + size] for start in starts}
+        shared = found & {kept[place : place + size] for place in places}
+        new = {part for part in found - shared if _count_letters(part) >= _MIN_RUN}
+        parts |= new
+        starts = [
+            start
+            for start in starts
+            if text[start : start + size] not in new
+            and text[start + size : start + size + 1].strip()
+        ]
+        places = [place for place in places if kept[place : place + size] in shared]
+        size += 1
+    return frozenset(parts)
 
 
 def _with_marks(text: str) -> str:

@@ -155,9 +155,8 @@ class TorchBackend(BatchBackend):
                 ]
         return tuple(scores)
 
-    def session(self, spec: SessionSpec, *, on_close: Callable[[], None] = lambda: None) -> Session:
-        """See ``Backend.session``. ``on_close`` is called once, when the session was closed."""
-        return TorchSession(self._model, self._bank, self._references, spec, on_close)
+    def session(self, spec: SessionSpec) -> Session:
+        return TorchSession(self._model, self._bank, self._references, spec)
 
     def advance(
         self, sessions: Sequence[Session], terms: Sequence[Sequence[Loss]], rates: Sequence[float]

@@ -1,7 +1,8 @@
-"""The vLLM backend: a remote OpenAI-compatible server serves, torch learns."""
+"""The vLLM backend: a remote OpenAI-compatible server serves. It does not train."""
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import os
 import platform
@@ -17,33 +18,24 @@ from personalpeft.adapters.formats.published import (
 )
 from personalpeft.adapters.types import AdapterStack
 from personalpeft.backends.attached_stacks import AttachedStacks
-from personalpeft.backends.base import (
-    Continuation,
-    ForwardResult,
-    Loss,
-    Score,
-    Session,
-    SessionSpec,
-    StagedStack,
-)
+from personalpeft.backends.base import Continuation, Score, StagedStack
 from personalpeft.backends.batch_backend import BatchBackend
 from personalpeft.backends.batch_invariance import BatchInvariance
 from personalpeft.backends.vllm.adapter_registry import AdapterRegistry, Registration
 from personalpeft.backends.vllm.batch import Batch
 from personalpeft.backends.vllm.client import ServedModel, VllmClient
 from personalpeft.backends.vllm.model_check import LogprobTrace, ModelCheck
-from personalpeft.backends.vllm.on_demand_torch import OnDemandTorch
 from personalpeft.backends.vllm.transport import Transport
 from personalpeft.base_models.types import Base
 from personalpeft.errors import InvalidInput, ServingFailed
-from personalpeft.settings import LearningDevice, VllmServer, WeightsMode
+from personalpeft.settings import VllmServer, WeightsMode
 
 # Mean nats per token: other sequences in the server's batch change its rounding.
 _LOGPROB_TOLERANCE = 0.1
 
 
 class VllmBackend(BatchBackend):
-    """See ``personalpeft.backends.base.TrainingBackend``.
+    """See ``personalpeft.backends.base.Backend``.
 
     ``cache`` keeps what is known of the base, and the stacks' folders unless the server's settings
     name another folder.
@@ -69,23 +61,16 @@ class VllmBackend(BatchBackend):
         server: VllmServer,
         entropy: Callable[[int], bytes],
         weights: WeightsMode = "auto",
-        learning_device: LearningDevice = "auto",
     ) -> None:
         super().__init__(base)
         self.rows = rows
+        self._cache, self._weights = cache, weights
         self._entropy = entropy
         self._process = os.getpid()
         self._salt_key = entropy(16)
         with ExitStack() as cleanup:
             self._transport = Transport(server)
             cleanup.callback(self._transport.close)
-            # Decided once, since a revision records it; torch is loaded again and again.
-            self.maps_weights = weights == "mapped"
-            weights = "mapped" if self.maps_weights else "loaded"
-            self._training = OnDemandTorch(
-                base, cache=cache, weights=weights, learning_device=learning_device
-            )
-            cleanup.callback(self._training.close)
             folders = _open_folders(server.folder or cache / "served", entropy(8).hex())
             cleanup.callback(folders.close)
             client = self._client = VllmClient(self._transport)
@@ -159,29 +144,22 @@ class VllmBackend(BatchBackend):
     def score(
         self, items: Sequence[Continuation], stack: str | None, *, kl: bool = False, top: int = 0
     ) -> tuple[Score, ...]:
-        """See ``Backend.score``. Scored by torch, since the server's prompt log-probs crash it."""
-        return self._training.score(items, self._stack(stack), kl=kl, top=top)
+        """See ``Backend.score``. Scored by torch, since the server's prompt log-probs crash it.
 
-    def session(self, spec: SessionSpec) -> Session:
-        return self._training.session(spec, self._stack(spec.base_key))
+        Each call loads torch. A learn scores on the engine that learns.
+        """
+        from personalpeft.backends.torch.backend import TorchBackend
 
-    def advance(
-        self, sessions: Sequence[Session], terms: Sequence[Sequence[Loss]], rates: Sequence[float]
-    ) -> tuple[float, ...]:
-        return self._training.advance(sessions, terms, rates)
-
-    def forward_backward(
-        self,
-        sessions: Sequence[Session],
-        terms: Sequence[Sequence[Loss]],
-        *,
-        backward: bool = True,
-        logprobs: bool = False,
-        between: Callable[[], None] = lambda: None,
-    ) -> tuple[tuple[ForwardResult, ...], ...]:
-        return self._training.forward_backward(
-            sessions, terms, backward=backward, logprobs=logprobs, between=between
-        )
+        torch = TorchBackend(self.base, slots=1, rows=1, cache=self._cache, weights=self._weights)
+        try:
+            if stack is not None:
+                torch.attach(stack, torch.stage(self._attached.get(stack).stack))
+            return torch.score(items, stack, kl=kl, top=top)
+        finally:
+            torch.close()
+            # The model's modules reference each other in cycles.
+            del torch
+            gc.collect()
 
     def close(self) -> None:
         """Unregister all stacks and delete their folders. Closing twice is allowed.
@@ -190,9 +168,6 @@ class VllmBackend(BatchBackend):
         """
         if os.getpid() == self._process:
             self._cleanup.close()
-
-    def _stack(self, key: str | None) -> AdapterStack | None:
-        return None if key is None else self._attached.get(key).stack
 
     def _register(self, key: str, staged: Registration) -> Registration:
         loading = self._loading[key] = self._transport.start(self._registry.register(staged))
@@ -206,7 +181,7 @@ class VllmBackend(BatchBackend):
             del self._loading[key]
 
     def _reference_logprobs(self, item: Continuation) -> LogprobTrace:
-        (score,) = self._training.score([item], None)
+        (score,) = self.score([item], None)
         return tuple(zip(item.completion, score.token_logprobs, strict=True))
 
     def _salt(self, owner: str) -> str:

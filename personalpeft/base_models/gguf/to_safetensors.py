@@ -24,11 +24,6 @@ _NUMBERS = 1 << 22
 _BFLOAT16_BYTES = 2
 
 
-def can_unpack(config: Any) -> bool:
-    """Return whether models of a configuration are unpacked here."""
-    return config.model_type in ARCHITECTURES
-
-
 def unpack_weights(
     config: Any, reader: GGUFReader, file: Path, report: Callable[[float], None]
 ) -> None:
@@ -41,8 +36,14 @@ def unpack_weights(
         report: Called with the share that is done, 0 to 1.
 
     Raises:
-        WeightsError: A weight is missing or has another shape.
+        WeightsError: The architecture is not supported, or a weight is missing or has another shape.
     """
+    if config.model_type not in ARCHITECTURES:
+        raise WeightsError(
+            f"A GGUF file must be of {', '.join(ARCHITECTURES)} to be a base; this one is of "
+            f"{config.model_type}.",
+            hint="Give a folder in Hugging Face format instead.",
+        )
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     sources = _sources(config, tensors)
     sizes = {name: shape for name, (_, shape) in sources.items()}

@@ -64,10 +64,7 @@ def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
     yield from _with_stacks(request.getfixturevalue(request.param))
 
 
-@pytest.fixture(
-    params=["fake", "torch_tiny", pytest.param("vllm_tiny", marks=pytest.mark.vllm)],
-    ids=["fake", "torch", "vllm"],
-)
+@pytest.fixture(params=["fake", "torch_tiny"], ids=["fake", "torch"])
 def training_backend(request: pytest.FixtureRequest) -> Iterator[TrainingBackend]:
     """Each backend that trains in turn, with the same stacks."""
     yield from _with_stacks(request.getfixturevalue(request.param))

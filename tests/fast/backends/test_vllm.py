@@ -681,7 +681,7 @@ def test_a_certificate_is_trusted_only_where_configured(
         open_on(secure, certificate=tmp_path / "no.pem")
 
 
-# Learning
+# Scores
 
 
 def test_scores_are_torchs(double: VllmDouble, open_on: Open, torch_tiny: Backend) -> None:

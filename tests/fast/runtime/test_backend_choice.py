@@ -46,6 +46,7 @@ def test_requested_backend_is_never_replaced(tmp_path: Path) -> None:
     for name in ("torch", "llamacpp", "vllm"):
         choice = choose_backend(name, RANDOM, 3)
         assert (choice.name, choice.reason, choice.max_batch) == (name, ChoiceReason.REQUESTED, 3)
+        assert choice.trains == (name == "torch")
     with pytest.raises(NotFound):
         personalpeft.open(tmp_path, backend="lama")
 

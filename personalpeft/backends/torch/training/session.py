@@ -55,7 +55,6 @@ class TorchSession:
         bank: Has the frozen stack below, of which the session takes a copy.
         references: Computes reference outputs.
         spec: The adapter and the optimizer's options.
-        on_close: Called once, when the session was closed.
 
     Raises:
         KeyError: The stack below is not attached.
@@ -68,7 +67,6 @@ class TorchSession:
         bank: LoRABank,
         references: ReferenceCache,
         spec: SessionSpec,
-        on_close: Callable[[], None],
     ) -> None:
         unknown = set(spec.target_modules) - set(model.base.architecture.projections)
         if unknown:
@@ -89,7 +87,6 @@ class TorchSession:
         )
         self._reference_cache = references
         self._references: dict[Continuation, ReferenceOutputs] = {}
-        self._on_close = on_close
         self._open = True
         model.open_session()
 
@@ -204,7 +201,6 @@ class TorchSession:
         if self._open:
             self._open = False
             self._model.close_session()
-            self._on_close()
 
 
 @dataclass(frozen=True, slots=True)
