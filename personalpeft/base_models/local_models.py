@@ -35,7 +35,7 @@ _NO_TEMPLATE = (
     "It was not trained to chat, or the template was left out. Give one: "
     "--chat-template FILE, with the Jinja text of a model of the same family."
 )
-_CHILD_MEMORY, _CHILD_SECONDS = 2 << 30, 60
+_CHILD_MEMORY, _CHILD_SECONDS = 2 << 30, 30
 _HALF = 2  # Bytes of a number in bfloat16.
 _USUAL_LENGTH = 8192
 _TOKEN = 5500  # Bytes that making a tokenizer takes for each token, as measured.
