@@ -93,7 +93,7 @@ class _Server:
         threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         kept = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
         self._process = process = subprocess.Popen(
-            [sys.executable, "-P", "-c", f"from {__name__} import serve; serve()"],
+            [sys.executable, "-P", "-B", "-c", f"from {__name__} import serve; serve()"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -154,7 +154,10 @@ def _ask(request: bytes, seconds: float) -> Any:
                 return answer
             # It was idle for a minute and has ended.
             _close()
-        _server = _Server()
+        try:
+            _server = _Server()
+        except OSError:
+            return None  # The system allows no further process.
         if (answer := _server.ask(request, seconds)) is None:
             _close()
         return answer
