@@ -175,7 +175,7 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
     "one byte": lambda data: data[:1],
     "first half": lambda data: data[: len(data) // 2],
     "second half": lambda data: data[len(data) // 2 :],
-    "without its end": lambda data: data[:-3],
+    "without its end": lambda data: data[:-40],
     "reversed": lambda data: data[::-1],
     "zeros": lambda data: bytes(len(data)),
     "ones": lambda data: b"\xff" * len(data),
@@ -189,8 +189,6 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
     "zip bomb": zip_bomb,
     "program": lambda data: b"\x7fELF\x02\x01\x01" + bytes(200),
 }
-# Comments end these texts.
-HARMLESS = {("card", "without its end")}
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
@@ -198,8 +196,6 @@ HARMLESS = {("card", "without its end")}
 def test_damaged_file_of_a_stranger_is_refused(
     kind: str, damage: str, foreign: dict[str, Foreign], homes: Homes, tmp_path: Path
 ) -> None:
-    if (kind, damage) in HARMLESS:
-        return
     file = tmp_path / foreign[kind].name
     file.write_bytes(DAMAGE[damage](foreign[kind].good))
     before = homes.ada.stack(), homes.elsewhere.users()

@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,19 @@ from runtime_makers import correct, open_runtime
 
 from personalpeft import PersonalPeftError, Runtime
 from personalpeft_app.cli import cli
+from personalpeft_app.http.api_v1.routes import ApiV1
+from personalpeft_app.http.server import make_app
 
 WORDS = "Biscuit-the-dog-9172"
 ENVIRONMENT_KEY = "sk-planted-51d0"
+
+
+@pytest.fixture
+def app(runtime: Runtime) -> Iterator[Flask]:
+    """All faces."""
+    api = ApiV1(runtime)
+    yield make_app(runtime, more=[api.blueprint])
+    api.close()
 
 
 @pytest.fixture(autouse=True)
@@ -113,7 +124,7 @@ def test_secrets_of_a_session_stay_in_the_ledger(
     assert len(names) == 1, names
 
 
-@pytest.mark.parametrize("command", ["status", "doctor", "models", "stack", "revisions"])
+@pytest.mark.parametrize("command", ["doctor", "models", "stack", "revisions"])
 def test_json_about_the_program_holds_no_secret(command: str, tmp_path: Path) -> None:
     home = tmp_path / "home"
     with open_runtime(home) as runtime:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeAlias
 
@@ -11,6 +11,8 @@ from flask import Flask
 from http_makers import Caller, user_caller
 
 from personalpeft import Runtime
+from personalpeft_app.http.api_v1.routes import ApiV1
+from personalpeft_app.http.server import make_app
 
 USERS = ("ada", "bo", "cy", "di")
 ROUNDS = 4
@@ -50,6 +52,14 @@ FACES: dict[str, Ask] = {
     "messages": _message,
     "management": _management,
 }
+
+
+@pytest.fixture
+def app(runtime: Runtime) -> Iterator[Flask]:
+    """All faces."""
+    api = ApiV1(runtime)
+    yield make_app(runtime, more=[api.blueprint])
+    api.close()
 
 
 @pytest.fixture
