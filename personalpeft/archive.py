@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any, get_args
 
@@ -222,7 +223,7 @@ def _reading(source: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _open(source: Path) -> Iterator[IO[bytes]]:
+def _open(source: Path) -> Iterator[BufferedReader]:
     if not source.is_file():
         raise FileNotFoundError(errno.ENOENT, "it is not a file")
     with source.open("rb") as file:

@@ -312,8 +312,10 @@ def test_every_changed_byte_of_a_personal_file_gives_the_same_user_or_none(
         file.write_bytes(data)
         homes.elsewhere.import_user(file, as_user="copy")
         copy = homes.elsewhere.user("copy")
-        found = [(turn.messages, turn.reply, turn.at) for turn in copy.turns()]
-        found += [(each.digest, each.recipe) for each in copy.revisions()]
+        found: list[tuple[object, ...]] = [
+            *((turn.messages, turn.reply, turn.at) for turn in copy.turns()),
+            *((each.digest, each.recipe) for each in copy.revisions()),
+        ]
         homes.elsewhere.forget_user("copy")
         return found
 
@@ -322,7 +324,7 @@ def test_every_changed_byte_of_a_personal_file_gives_the_same_user_or_none(
         changed = bytearray(good)
         changed[position] ^= 0xFF
         try:
-            found = imported(changed)
+            found = imported(bytes(changed))
         except (PersonalFileError, InvalidId):
             assert homes.elsewhere.users() == ()
         else:
