@@ -10,11 +10,13 @@ It gives a whole user or raises ``PersonalFileError``.
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any, get_args
 
@@ -26,6 +28,7 @@ from personalpeft.ids import check_layer_name, check_user_id
 from personalpeft.learning.gate.evidence import eval_history
 from personalpeft.learning.report import format_leakage, from_json
 from personalpeft.learning.train.config import TrainingConfig
+from personalpeft.sandbox import Limits, certify
 from personalpeft.store.archive_file import (
     BLOBS,
     ArchiveContent,
@@ -59,6 +62,9 @@ _PERSONAL = ArchiveFormat(
     defaults={"trains": True},
 )
 _IMPORTED = "imported"
+_CHILD_MEMORY = 1 << 30  # of an interpreter with numpy, and some room
+_UNPACKED = 64  # Objects of a ledger take so many times the bytes of the compressed text.
+_CHILD_SECONDS, _BYTES_A_SECOND = 30, 1 << 20
 _LAYER_KEYS = {"name", "born", "head", "weight", "scope"}
 
 
@@ -142,10 +148,11 @@ def import_user(
     ``base`` returns the open base. It is called only if the file has revisions.
     """
     source = path.expanduser().absolute()
+    certificate = _certify(source)
     with _reading(source), _open(source) as file:
-        content = read_archive(file, _PERSONAL)
-        portable, blobs = user_of(content, _PERSONAL), content.blobs
-        revisions = check_user(portable, _PERSONAL)
+        if hashlib.file_digest(file, "sha256").hexdigest() != certificate.get(str(source)):
+            raise _PERSONAL.invalid("It changed while it was read.")
+        portable, blobs, revisions = _read(file)
         why = _why_without_revisions(portable, blobs, base)
         if revisions and not why:
             check_adapters(revisions, blobs, base(), _PERSONAL)
@@ -168,6 +175,39 @@ def import_user(
     )
 
 
+def _certify(source: Path) -> Mapping[str, str]:
+    """Have a child with limits read a file first. Raises ``PersonalFileError``."""
+    with suppress(OSError):
+        size = source.stat().st_size
+        limits = Limits(_CHILD_MEMORY + _UNPACKED * size, _CHILD_SECONDS + size // _BYTES_A_SECOND)
+        return certify(
+            f"{__name__}:certify_personal_file",
+            {"path": str(source)},
+            limits,
+            source=source.name,
+            error=PersonalFileError,
+        )
+    return {}  # The file cannot be opened. Reading it says why.
+
+
+def certify_personal_file(path: str) -> Mapping[str, str]:
+    """Read a ``.personal`` file in a child of ``sandbox``, and return its digest."""
+    source = Path(path)
+    with _reading(source), _open(source) as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        _, blobs, revisions = _read(file)
+        for name in blobs.keys() & {revision.digest for revision in revisions}:
+            unpack(blobs[name], source=f"{BLOBS}{name}")
+    return {path: digest}
+
+
+def _read(file: IO[bytes]) -> tuple[UserExport, Mapping[str, bytes], tuple[Revision, ...]]:
+    """Return the user of a file, the packed adapters by digest, and the checked revisions."""
+    content = read_archive(file, _PERSONAL)
+    portable = user_of(content, _PERSONAL)
+    return portable, content.blobs, check_user(portable, _PERSONAL)
+
+
 @contextmanager
 def _reading(source: Path) -> Iterator[None]:
     try:
@@ -183,7 +223,7 @@ def _reading(source: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _open(source: Path) -> Iterator[IO[bytes]]:
+def _open(source: Path) -> Iterator[BufferedReader]:
     if not source.is_file():
         raise FileNotFoundError(errno.ENOENT, "it is not a file")
     with source.open("rb") as file:

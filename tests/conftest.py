@@ -20,6 +20,16 @@ from personalpeft.settings import CACHE, HOME, VllmServer
 # with TRITON_INTERPRET=0 on a GPU.
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--schema-cases",
+        type=int,
+        default=None,
+        help="how many requests test_schema_fuzzing.py generates over all operations together",
+    )
+
+
 # Registered before pytest reads --hypothesis-profile.
 example_counts.register()
 

@@ -5,19 +5,23 @@ Invariant: for any bytes, a reader returns plain finite values or raises ``Adapt
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from personalpeft.errors import AdapterError, InvalidInput, PersonalPeftError
+from personalpeft.sandbox import Limits, certify
 from personalpeft.types import parse_strict_json
 
 FILE_LIMIT = 8 * 2**30
 DEPTH_LIMIT = 32
+_CHILD_MEMORY = 1 << 30  # of an interpreter with numpy, and some room
+_CHILD_SECONDS, _BYTES_A_SECOND = 30, 1 << 22
 DAMAGED = "The file is damaged or does not follow the format; get it again from its source."
 
 
@@ -57,6 +61,49 @@ def read_file(path: Path, *, limit: int = FILE_LIMIT) -> bytes:
         raise format_error(
             source, f"cannot be read: {reason}.", hint="Check the path and who may read it."
         ) from error
+
+
+class CertifiedFiles:
+    """Reads files and keeps their digests, or checks them against those of a certificate.
+
+    Args:
+        certificate: What ``sandbox.certify`` returned; None in the child, which makes one.
+    """
+
+    def __init__(self, certificate: Mapping[str, str] | None = None) -> None:
+        self._certificate = certificate
+        self.digests: dict[str, str] = {}
+
+    def read(self, path: Path, *, limit: int = FILE_LIMIT) -> bytes:
+        """Read as ``read_file`` does. Raises ``AdapterError`` also for bytes that changed."""
+        data = read_file(path, limit=limit)
+        digest = self.digests[str(path)] = hashlib.sha256(data).hexdigest()
+        if self._certificate is not None and self._certificate.get(str(path)) != digest:
+            raise format_error(str(path), "changed while it was read.", hint="Import it again.")
+        return data
+
+
+def certify_adapter(reader: str, path: Path) -> CertifiedFiles:
+    """Have a child with limits parse an adapter first.
+
+    Args:
+        reader: A function of the path, as ``module:name``.
+        path: A file, or a folder with files.
+
+    Returns:
+        A reader of the same bytes.
+
+    Raises:
+        AdapterError: The reader refused the adapter, or ended without a result.
+    """
+    try:
+        files = path.iterdir() if path.is_dir() else [path]
+        size = min(sum(file.stat().st_size for file in files), FILE_LIMIT)
+    except OSError:
+        size = 0  # The reader says what is wrong with it.
+    limits = Limits(_CHILD_MEMORY + 8 * size, _CHILD_SECONDS + size // _BYTES_A_SECOND)
+    arguments = {"path": str(path)}
+    return CertifiedFiles(certify(reader, arguments, limits, source=str(path), error=AdapterError))
 
 
 def parse_json(data: bytes | str, *, source: str, what: str, depth: int = DEPTH_LIMIT) -> Any:

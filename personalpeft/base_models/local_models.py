@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -21,6 +22,7 @@ from personalpeft.base_models.inspect import inspect_model
 from personalpeft.base_models.registry import all_cards, find_card
 from personalpeft.base_models.types import Base, ModelCard, Source
 from personalpeft.errors import CardError, InvalidInput, NotFound, WeightsError
+from personalpeft.sandbox import Limits, certify
 from personalpeft.types import Architecture, Progress, Sampling
 
 _TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -33,6 +35,7 @@ _NO_TEMPLATE = (
     "It was not trained to chat, or the template was left out. Give one: "
     "--chat-template FILE, with the Jinja text of a model of the same family."
 )
+_CHILD_MEMORY, _CHILD_SECONDS = 2 << 30, 30
 _HALF = 2  # Bytes of a number in bfloat16.
 _USUAL_LENGTH = 8192
 _TOKEN = 5500  # Bytes that making a tokenizer takes for each token, as measured.
@@ -140,8 +143,37 @@ def _file_of(path: Path) -> Path | None:
     return models[0]
 
 
+def certify_gguf_base(path: str, template: str | None) -> Mapping[str, str]:
+    """Describe a GGUF file in a child of ``sandbox``, and return the digest of its header.
+
+    The child also runs the chat template, which may never end.
+    """
+    facts = describe_gguf(Path(path))
+    # A template that only fails is replaced by that of a known card, or is refused outside.
+    with suppress(CardError):
+        _propose_card(Path(path), facts, template, ())
+    return {path: facts.header}
+
+
 def _from_gguf(file: Path, template: str | None, cards: Sequence[ModelCard]) -> LocalModel:
+    size = file.stat().st_size
+    certificate = certify(
+        f"{__name__}:certify_gguf_base",
+        {"path": str(file), "template": template},
+        # The file is mapped.
+        Limits(_CHILD_MEMORY + size, _CHILD_SECONDS),
+        source=str(file),
+        error=WeightsError,
+    )
     facts = describe_gguf(file)
+    if certificate.get(str(file)) != facts.header:
+        raise WeightsError(f"{file}: changed while it was read.", hint="Add it again.")
+    return _propose_card(file, facts, template, cards)
+
+
+def _propose_card(
+    file: Path, facts: GgufFacts, template: str | None, cards: Sequence[ModelCard]
+) -> LocalModel:
     like = _same_model(facts, cards)
     text = template or (like.template if like else None) or facts.template
     if text is None:

@@ -39,6 +39,7 @@ _TABLES: Mapping[tuple[str, ...], type] = {
     ("source", "shape"): RandomShape,
     ("sampling",): Sampling,
 }
+_LIMIT = 1 << 20  # bytes of a card
 _UNKNOWN = "unexpected_keyword_argument"
 _CARD = TypeAdapter(ModelCard)
 
@@ -46,8 +47,17 @@ _CARD = TypeAdapter(ModelCard)
 def read_card(path: Path) -> ModelCard:
     """Return the card in a file. A relative ``source.path`` starts at the card's folder."""
     try:
-        text = path.read_text("utf-8-sig")
-    except (FileNotFoundError, IsADirectoryError) as error:
+        # Checked before opening: opening a named pipe without a writer blocks.
+        if not path.is_file():
+            raise FileNotFoundError
+        with path.open("rb") as file:
+            data = file.read(_LIMIT + 1)
+        if len(data) > _LIMIT:
+            raise CardError(
+                f"{path} has more than {_LIMIT} bytes.", hint="Give the path of a card (.toml)."
+            )
+        text = data.decode("utf-8-sig")
+    except FileNotFoundError as error:
         raise NotFound(
             f"There is neither a card nor a model at {path}.",
             hint="Give a base that `personalpeft models` lists, the folder of a model, or a card "

@@ -10,7 +10,6 @@ memory. Tensors lie behind the header, one after the other, within the file.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -22,7 +21,13 @@ import numpy.typing as npt
 
 from personalpeft.adapters.compose import as_single_lora, in_half
 from personalpeft.adapters.formats.safetensors_reader import to_array
-from personalpeft.adapters.safe_io import DAMAGED, format_error, read_file, safe_repr
+from personalpeft.adapters.safe_io import (
+    DAMAGED,
+    CertifiedFiles,
+    certify_adapter,
+    format_error,
+    safe_repr,
+)
 from personalpeft.adapters.types import Adapter, AdapterStack, LoRAWeights, Manifest, Matrix
 from personalpeft.adapters.validate import check_adapter, stack_blocks
 from personalpeft.base_models.gguf.header import MAGIC, Cursor
@@ -92,9 +97,9 @@ def import_gguf_lora(
     """
     check_layer_name(layer)
     source = str(path)
-    data = read_file(path)
-    digest = canonical_digest(["gguf", hashlib.sha256(data).hexdigest()])
-    metadata, tensors = read_gguf(data, source=source)
+    files = certify_adapter(f"{__name__}:certify_gguf_lora", path)
+    metadata, tensors = read_gguf(files.read(path), source=source)
+    digest = canonical_digest(["gguf", files.digests[str(path)]])
     alpha = _alpha(metadata, names, source)
     unpadded = _stack_tensors(tensors, architecture, names, source)
     for name, pair in unpadded.items():
@@ -113,6 +118,13 @@ def import_gguf_lora(
     adapter = Adapter(manifest, pairs)
     check_adapter(adapter, source=source, architecture=architecture, base=base)
     return adapter
+
+
+def certify_gguf_lora(path: str) -> Mapping[str, str]:
+    """Parse a GGUF file in a child of ``sandbox``, and return its digest."""
+    files = CertifiedFiles()
+    read_gguf(files.read(Path(path)), source=path)
+    return files.digests
 
 
 def _alpha(metadata: Mapping[str, object], names: GgufNames, source: str) -> float:

@@ -31,9 +31,10 @@ from personalpeft.adapters.manifest import (
     manifest_from_json,
 )
 from personalpeft.adapters.safe_io import (
+    CertifiedFiles,
+    certify_adapter,
     format_error,
     parse_object,
-    read_file,
     safe_repr,
     write_folder_atomically,
 )
@@ -138,8 +139,31 @@ def import_peft(folder: Path, architecture: Architecture, *, layer: str, base: s
         AdapterError: The folder is damaged, hostile, unsupported or not for this base.
     """
     check_layer_name(layer)
+    config, arrays, digest, about = _read_folder(
+        folder, certify_adapter(f"{__name__}:certify_folder", folder)
+    )
+    source = str(folder / TENSOR_FILE)
+    pairs = _join(arrays, config, architecture, source)
+    manifest = _provenance(
+        about, folder / PROVENANCE_FILE, digest, config, pairs, layer=layer, base=base
+    )
+    adapter = Adapter(manifest, pairs)
+    check_adapter(adapter, source=source, architecture=architecture, base=base)
+    return adapter
+
+
+def certify_folder(path: str) -> Mapping[str, str]:
+    """Parse a PEFT folder in a child of ``sandbox``, and return the digests of its files."""
+    files = CertifiedFiles()
+    _read_folder(Path(path), files)
+    return files.digests
+
+
+def _read_folder(
+    folder: Path, files: CertifiedFiles
+) -> tuple[AdapterConfig, Mapping[str, Matrix], str, dict[str, Any] | None]:
+    """Return the config, the tensors, their file's SHA-256 and the provenance, if there is any."""
     path = folder / TENSOR_FILE
-    source = str(path)
     if not path.exists() and (folder / PICKLE_FILE).exists():
         raise format_error(
             str(folder / PICKLE_FILE),
@@ -147,15 +171,15 @@ def import_peft(folder: Path, architecture: Architecture, *, layer: str, base: s
             hint="Load it with PEFT where you trust it, and save it as safetensors.",
         )
     config = read_config(
-        read_file(folder / CONFIG_FILE, limit=_CONFIG_LIMIT), source=str(folder / CONFIG_FILE)
+        files.read(folder / CONFIG_FILE, limit=_CONFIG_LIMIT), source=str(folder / CONFIG_FILE)
     )
-    data = read_file(path)
-    pairs = _join(read_tensors(data, source=source).arrays, config, architecture, source)
-    digest = hashlib.sha256(data).hexdigest()
-    manifest = _provenance(folder / PROVENANCE_FILE, digest, config, pairs, layer=layer, base=base)
-    adapter = Adapter(manifest, pairs)
-    check_adapter(adapter, source=source, architecture=architecture, base=base)
-    return adapter
+    arrays = read_tensors(files.read(path), source=str(path)).arrays
+    provenance = folder / PROVENANCE_FILE
+    about = None
+    if provenance.exists():
+        data = files.read(provenance, limit=_PROVENANCE_LIMIT)
+        about = parse_object(data, source=str(provenance), what="the provenance")
+    return config, arrays, files.digests[str(path)], about
 
 
 def peft_tensors(
@@ -250,6 +274,7 @@ def _describe_unpaired_tensor(name: str, architecture: Architecture, source: str
 
 
 def _provenance(
+    about: dict[str, Any] | None,
     path: Path,
     digest: str,
     config: AdapterConfig,
@@ -258,7 +283,7 @@ def _provenance(
     layer: str,
     base: str,
 ) -> Manifest:
-    """Return the manifest in ``personalpeft.json``, or a new one where there is no such file."""
+    """Return the manifest in ``personalpeft.json``, or a new one if ``about`` is None."""
     origin = {
         "imported": "peft",
         "tensors": digest,
@@ -266,12 +291,9 @@ def _provenance(
     }
     rank = next(iter(pairs.values())).a.shape[1] if pairs else config.r
     new = Manifest(base, layer, rank, config.scaling, tuple(pairs), origin, canonical_digest([]))
-    if not path.exists():
+    if about is None:
         return new
     source = str(path)
-    about = parse_object(
-        read_file(path, limit=_PROVENANCE_LIMIT), source=source, what="the provenance"
-    )
     check_format(about.get("format"), source=source, what="the provenance")
     if about.get("tensors") != digest:
         hint = f"Delete {PROVENANCE_FILE} to import the folder as one of unknown origin."

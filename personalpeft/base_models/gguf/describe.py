@@ -73,6 +73,7 @@ class GgufFacts:
     eos: str
     sampling: Mapping[str, float | int]  # settings of the makers, if the file has them
     kv_bytes: int  # of a token's keys and values in bfloat16
+    header: str  # SHA-256 of the header
 
 
 def describe_gguf(path: Path) -> GgufFacts:
@@ -116,6 +117,7 @@ def describe_gguf(path: Path) -> GgufFacts:
         eos=eos,
         sampling=_sampling(header.metadata),
         kv_bytes=2 * 2 * blocks * kv_heads * head_dim,
+        header=header.digest,
     )
 
 

@@ -9,6 +9,7 @@ The format is GGUF version 3; version 2 has the same layout.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import mmap
 import stat
@@ -53,6 +54,7 @@ class GgufHeader:
     tensors: Mapping[str, TensorInfo]
     size: int  # of the file, in bytes
     begin: int  # of the tensors' data
+    digest: str  # SHA-256 of the header's bytes
 
 
 def read_header(path: Path) -> GgufHeader:
@@ -80,6 +82,7 @@ def read_header(path: Path) -> GgufHeader:
                 with closing(cursor):
                     metadata, tensors = _read(cursor, fail)
                     begin = _check_tensors(cursor.at, len(whole), metadata, tensors, fail)
+                    digest = hashlib.sha256(whole[: cursor.at]).hexdigest()
     except (OSError, ValueError) as error:
         if isinstance(error, PersonalPeftError):
             raise
@@ -87,7 +90,7 @@ def read_header(path: Path) -> GgufHeader:
         raise fail(
             f"cannot be read: {reason}.", "Check the path and the file's permissions."
         ) from error
-    return GgufHeader(metadata, tensors, status.st_size, begin)
+    return GgufHeader(metadata, tensors, status.st_size, begin, digest)
 
 
 Fail: TypeAlias = Callable[..., PersonalPeftError]

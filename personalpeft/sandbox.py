@@ -1,0 +1,251 @@
+"""Run a reader of untrusted files in a child process with limits.
+
+A reader is a function of this package. It parses files, and returns the digests of the bytes that it
+parsed. The caller parses the same bytes afterwards. So a file that crashes a parser, or takes too
+much memory or time, ends a child and not this process.
+
+A server process imports the readers once and forks a child for each call, since imports take a
+hundred times as long as a fork. The server reads no file itself. It ends after a minute without a
+call, and with this process. Without ``fork`` (Windows) there is a new server for each call.
+
+The child inherits no descriptor and no environment variable but the search paths. It cannot write
+files. It keeps this account's right to read files: docs/explanation/privacy.md says what is not
+covered.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import IO, Any, cast
+
+from personalpeft.errors import ERROR_CODES, PersonalPeftError, get_error_type
+
+_IDLE_SECONDS = 60
+_ANSWER_LIMIT = 1 << 20
+# A busy machine gives a child a small part of a processor.
+_WALL_PER_CPU_SECOND = 20
+_ENVIRONMENT = ("PATH", "SYSTEMROOT", "LD_LIBRARY_PATH", "LC_ALL", "LANG")
+_HINT = "The file is damaged or was made to do harm; get it again from its source."
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a child may use: bytes of address space, and seconds of processor time."""
+
+    memory: int
+    seconds: int
+
+
+def certify(
+    reader: str,
+    arguments: Mapping[str, Any],
+    limits: Limits,
+    *,
+    source: str,
+    error: type[PersonalPeftError],
+) -> Mapping[str, str]:
+    """Run a reader in a child.
+
+    Args:
+        reader: The function, as ``module:name``.
+        arguments: Its arguments, which JSON can hold.
+        limits: What the child may use.
+        source: What messages call the file.
+        error: What to raise if the child ends without an answer.
+
+    Returns:
+        The SHA-256 of what the reader parsed, by name.
+
+    Raises:
+        PersonalPeftError: What the reader raised, or ``error``.
+    """
+    request = {"reader": reader, "arguments": arguments, "limits": asdict(limits)}
+    answer = _ask(json.dumps(request).encode() + b"\n", limits.seconds * _WALL_PER_CPU_SECOND)
+    match answer:
+        case {"digests": dict(digests)}:
+            return {str(name): str(digest) for name, digest in digests.items()}
+        case {"error": str(name), "message": str(message), "hint": str(hint)}:
+            kinds = {each.__name__: each for each in ERROR_CODES}
+            raise kinds.get(name, error)(message, hint=hint)
+    raise error(
+        f"{source}: the process that read it ended without a result, or reached a limit.",
+        hint=_HINT,
+    )
+
+
+class _Server:
+    """A process that answers one request at a time."""
+
+    def __init__(self) -> None:
+        self.owner = os.getpid()
+        # The readers may be on a path that the program added.
+        paths = os.pathsep.join(str(Path(each).absolute()) for each in sys.path)
+        threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        kept = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+        self._process = process = subprocess.Popen(
+            [sys.executable, "-P", "-B", "-c", f"from {__name__} import serve; serve()"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**kept, **threads, "PYTHONPATH": paths},
+            cwd=Path(sys.executable).anchor,
+            start_new_session=True,
+        )
+        self._requests = cast(IO[bytes], process.stdin)
+        self._answers = cast(IO[bytes], process.stdout)
+
+    def ask(self, request: bytes, seconds: float) -> Any:
+        """Return the answer, or None if the server ended. Kill it after ``seconds``."""
+        timer = threading.Timer(seconds, self._kill)
+        timer.daemon = True
+        timer.start()
+        try:
+            self._requests.write(request)
+            self._requests.flush()
+            line = self._answers.readline(2 * _ANSWER_LIMIT)
+            return json.loads(line) if line.endswith(b"\n") else None
+        except (OSError, ValueError):
+            return None
+        finally:
+            timer.cancel()
+
+    def close(self) -> None:
+        """End the server, unless it belongs to the process that this one was forked from."""
+        if self.owner != os.getpid():
+            return
+        for pipe in (self._requests, self._answers):
+            with suppress(OSError):
+                pipe.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(1)
+        self._kill()
+        self._process.wait()
+
+    def _kill(self) -> None:
+        if self._process.poll() is not None:
+            return
+        with suppress(OSError):
+            if hasattr(os, "killpg"):
+                os.killpg(self._process.pid, 9)
+            else:
+                self._process.kill()
+
+
+_lock = threading.Lock()
+_server: _Server | None = None
+
+
+def _ask(request: bytes, seconds: float) -> Any:
+    """Return the answer to a request, or None."""
+    global _server
+    with _lock:
+        if _server is not None and _server.owner == os.getpid():
+            if (answer := _server.ask(request, seconds)) is not None:
+                return answer
+            # It was idle for a minute and has ended.
+            _close()
+        try:
+            _server = _Server()
+        except OSError:
+            return None  # The system allows no further process.
+        if (answer := _server.ask(request, seconds)) is None:
+            _close()
+        return answer
+
+
+@atexit.register
+def _close() -> None:
+    global _server
+    if _server is not None:
+        _server.close()
+        _server = None
+
+
+def serve() -> None:
+    """Answer requests from the standard input until it ends. This is the server's program."""
+    requests, answers = sys.stdin.buffer, sys.stdout.buffer
+    while _arrives(requests.fileno()) and (line := requests.readline()):
+        request = json.loads(line)
+        module, _, name = request["reader"].partition(":")
+        reader = getattr(import_module(module), name)
+        run = _run_forked if hasattr(os, "fork") else _run
+        answers.write(run(reader, request["arguments"], Limits(**request["limits"])) + b"\n")
+        answers.flush()
+        if run is _run:
+            return
+
+
+def _arrives(handle: int) -> bool:
+    """Wait for input. Return whether there was any in a minute."""
+    if not hasattr(os, "fork"):
+        return True
+    from select import select
+
+    return bool(select([handle], [], [], _IDLE_SECONDS)[0])
+
+
+def _run_forked(reader: Callable[..., Any], arguments: dict[str, Any], limits: Limits) -> bytes:
+    """Run a reader in a child, and return its answer."""
+    receiving, sending = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            _confine(sending, limits)
+            with os.fdopen(sending, "wb") as pipe:
+                pipe.write(_run(reader, arguments, limits))
+        finally:
+            os._exit(0)
+    os.close(sending)
+    with os.fdopen(receiving, "rb") as pipe:
+        answer = pipe.read(_ANSWER_LIMIT)
+    os.kill(child, 9)
+    os.waitpid(child, 0)
+    # The child is not trusted to write one line of JSON.
+    with suppress(ValueError):
+        return json.dumps(json.loads(answer)).encode()
+    return b"{}"
+
+
+def _confine(sending: int, limits: Limits) -> None:
+    """Take from this process all descriptors but one, and all but its share of the machine."""
+    import resource
+
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for standard in range(3):
+        os.dup2(nothing, standard)
+    os.closerange(3, sending)
+    os.closerange(sending + 1, 1 << 16)
+    for name, limit in (
+        (resource.RLIMIT_AS, limits.memory),
+        (resource.RLIMIT_CPU, limits.seconds),
+        (resource.RLIMIT_FSIZE, 0),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_NPROC, 0),
+    ):
+        # A system may allow less than that already.
+        with suppress(OSError, ValueError):
+            resource.setrlimit(name, (limit, limit))
+
+
+def _run(reader: Callable[..., Any], arguments: dict[str, Any], limits: Limits) -> bytes:
+    """Return the answer of a reader as JSON. Any other error of a reader ends its process."""
+    del limits
+    try:
+        answer: dict[str, Any] = {"digests": reader(**arguments)}
+    except PersonalPeftError as error:
+        answer = {
+            "error": get_error_type(error).__name__,
+            "message": error.message,
+            "hint": error.hint,
+        }
+    return json.dumps(answer).encode()

@@ -1,0 +1,90 @@
+"""A reader of untrusted files that crashes, never ends or takes too much ends a child only."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from personalpeft.errors import AdapterError, PersonalFileError
+from personalpeft.sandbox import Limits, certify
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limits")
+
+GIB = 1 << 30
+
+
+def run(reader: str, *, seconds: int = 20, **arguments: Any) -> dict[str, str]:
+    limits = Limits(memory=GIB, seconds=seconds)
+    found = certify(
+        f"sandbox_readers:{reader}", arguments, limits, source="file", error=PersonalFileError
+    )
+    return dict(found)
+
+
+@pytest.mark.parametrize("reader", ["crash", "fail", "answer_nonsense", "no_such_reader"])
+def test_child_without_an_answer_is_an_error_and_the_next_call_works(reader: str) -> None:
+    with pytest.raises(PersonalFileError) as caught:
+        run(reader)
+    assert caught.value.message.startswith("file: ")
+    assert caught.value.hint
+    # What the reader had read is not repeated.
+    assert "Biscuit" not in str(caught.value)
+    assert run("take_memory", count=1) == {"taken": "1"}
+
+
+def test_endless_reader_is_stopped_by_its_processor_time() -> None:
+    with pytest.raises(PersonalFileError):
+        run("never_end", seconds=1)
+
+
+def test_reader_gets_no_more_memory_than_its_limit() -> None:
+    with pytest.raises(PersonalFileError):
+        run("take_memory", count=2 * GIB)
+
+
+def test_refusal_of_a_reader_is_raised_as_it_is() -> None:
+    with pytest.raises(AdapterError) as caught:
+        run("refuse")
+    assert (caught.value.message, caught.value.hint) == ("x: is refused.", "Get another.")
+
+
+def test_child_inherits_no_secret_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLANTED_API_KEY", "sk-planted")
+    assert "sk-planted" not in run("list_environment").values()
+    assert "PLANTED_API_KEY" not in run("list_environment")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="lists /proc")
+def test_child_inherits_no_descriptor(tmp_path: Path) -> None:
+    with (tmp_path / "private").open("w") as file:
+        import os
+
+        os.set_inheritable(file.fileno(), True)
+        found = run("list_descriptors")
+    others = {each for each in found.values() if each != "/dev/null"}
+    # The pipe of the answer, and the folder that is being listed.
+    assert all(each.startswith(("pipe:", "/proc/")) for each in others), others
+    assert len(found) <= 5
+
+
+def test_child_writes_no_bytes_to_files(tmp_path: Path) -> None:
+    with pytest.raises(PersonalFileError):
+        run("write", path=str(tmp_path / "evil"))
+    assert not (tmp_path / "evil").exists() or (tmp_path / "evil").read_bytes() == b""
+
+
+def test_calls_of_threads_get_their_own_answers() -> None:
+    found: dict[int, dict[str, str]] = {}
+    threads = [
+        threading.Thread(target=lambda n=n: found.update({n: run("take_memory", count=n)}))
+        for n in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {n: {"taken": str(n)} for n in range(8)}
