@@ -6,7 +6,8 @@ much memory or time, ends a child and not this process.
 
 A server process imports the readers once and forks a child for each call, since imports take a
 hundred times as long as a fork. The server reads no file itself. It ends after a minute without a
-call, and with this process. Without ``fork`` (Windows) there is a new server for each call.
+call, and with this process. Without ``fork`` (Windows) there is a new server for each call. A frozen
+program has no Python to start, so it reads files itself.
 
 The child inherits no descriptor and no environment variable but the search paths. It cannot write
 files. It keeps this account's right to read files: docs/explanation/privacy.md says what is not
@@ -69,6 +70,8 @@ def certify(
     Raises:
         PersonalPeftError: What the reader raised, or ``error``.
     """
+    if getattr(sys, "frozen", False) or not sys.executable:
+        return cast(Mapping[str, str], _find(reader)(**arguments))
     request = {"reader": reader, "arguments": arguments, "limits": asdict(limits)}
     answer = _ask(json.dumps(request).encode() + b"\n", limits.seconds * _WALL_PER_CPU_SECOND)
     match answer:
@@ -176,13 +179,17 @@ def serve() -> None:
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
     while _arrives(requests.fileno()) and (line := requests.readline()):
         request = json.loads(line)
-        module, _, name = request["reader"].partition(":")
-        reader = getattr(import_module(module), name)
+        reader = _find(request["reader"])
         run = _run_forked if hasattr(os, "fork") else _run
         answers.write(run(reader, request["arguments"], Limits(**request["limits"])) + b"\n")
         answers.flush()
         if run is _run:
             return
+
+
+def _find(reader: str) -> Callable[..., Any]:
+    module, _, name = reader.partition(":")
+    return cast(Callable[..., Any], getattr(import_module(module), name))
 
 
 def _arrives(handle: int) -> bool:

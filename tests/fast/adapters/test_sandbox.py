@@ -88,3 +88,11 @@ def test_calls_of_threads_get_their_own_answers() -> None:
     for thread in threads:
         thread.join()
     assert found == {n: {"taken": str(n)} for n in range(8)}
+
+
+def test_frozen_program_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    monkeypatch.setattr(sys, "executable", "/the/program")
+    assert run("take_memory", count=1) == {"taken": "1"}
+    with pytest.raises(AdapterError):
+        run("refuse")
