@@ -19,6 +19,8 @@ CACHE = "PERSONALPEFT_CACHE"
 PLUGINS = "PERSONALPEFT_PLUGINS"
 VLLM = "PERSONALPEFT_VLLM_"
 WEIGHTS = "PERSONALPEFT_WEIGHTS"
+KEYS = "PERSONALPEFT_KEYS"
+PASSPHRASE = "PERSONALPEFT_PASSPHRASE"
 DEFAULT_BATCH = 16
 """Replies that torch generates at once, unless a setting says otherwise."""
 _APP = "personalpeft"
@@ -87,15 +89,35 @@ class VllmServer:
                 )
 
 
+def _key_folder() -> Path:
+    return Path(platformdirs.user_config_dir(_APP, appauthor=False)) / "keys"
+
+
+@dataclass(frozen=True, slots=True)
+class KeySettings:
+    """Where the keys of encrypted homes come from.
+
+    Args:
+        folder: The folder of key files. It must not be in a home.
+        passphrase: The passphrase of homes that have one.
+    """
+
+    folder: Path = field(default_factory=_key_folder)
+    passphrase: str | None = field(default=None, repr=False)
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Absolute paths of home and cache, allowed plugins (None: all), the vLLM server, weights."""
+    """Absolute paths of home and cache, allowed plugins (None: all), the vLLM server, weights and
+    the keys of encrypted homes.
+    """
 
     home: Path
     cache: Path
     plugins: tuple[str, ...] | None = None
     vllm: VllmServer | None = None
     weights: WeightsMode = "auto"
+    keys: KeySettings = field(default_factory=KeySettings)
 
 
 @accept_renamed_arguments(
@@ -169,6 +191,9 @@ def resolve(home: str | Path | None, environ: Mapping[str, str]) -> Settings:
         cache=_absolute(environ.get(CACHE) or platformdirs.user_cache_dir(_APP, appauthor=False)),
         plugins=named or None,
         weights=_weights(environ.get(WEIGHTS) or "auto"),
+        keys=KeySettings(
+            _absolute(environ.get(KEYS) or _key_folder()), environ.get(PASSPHRASE) or None
+        ),
         vllm=_vllm(
             {
                 name.removeprefix(VLLM): value

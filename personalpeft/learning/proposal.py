@@ -75,7 +75,7 @@ def propose(
     """
     store, user, layer = services.store, state.user, state.layer
     blob = pack(adapter)
-    digest = store.blobs.put(blob)
+    digest = store.blobs.put(user, blob)
     held_out = inherited_holdout(
         store, user, state.assignments, set(store.catalog.holdout(user, layer))
     )
