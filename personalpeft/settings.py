@@ -90,7 +90,8 @@ class VllmServer:
 
 
 def _key_folder() -> Path:
-    return Path(platformdirs.user_config_dir(_APP, appauthor=False)) / "keys"
+    # On some platforms the folder of this program's settings is the home.
+    return Path(platformdirs.user_config_dir(f"{_APP}-keys", appauthor=False))
 
 
 @dataclass(frozen=True, slots=True)

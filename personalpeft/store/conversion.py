@@ -76,6 +76,11 @@ def convert(
     return files
 
 
+def is_decided(home: Path) -> bool:
+    """Return whether the next opening of a home finishes a conversion."""
+    return (home / _DECIDED).exists() or (home / _MOVING).exists()
+
+
 def finish_conversion(home: Path) -> None:
     """Finish what a killed conversion left, under the write lock. Raises ``OSError``."""
     if (home / _COPY).is_dir():

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import hmac
 import json
-import os
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass
@@ -196,8 +195,9 @@ def describe_key(info: EncryptionInfo, settings: KeySettings) -> str:
 def require_encryption() -> None:
     """Raise ``MissingPackage`` if the extra ``encryption`` is not installed."""
     with extra_required():
-        import cryptography.hazmat.primitives.ciphers.aead
         import sqlcipher3  # noqa: F401
+    with extra_required():
+        import cryptography.hazmat.primitives.ciphers.aead  # noqa: F401
 
 
 class FileCipher:

@@ -310,7 +310,7 @@ def test_lease_has_one_holder_with_a_name(home: Path) -> None:
 
 def test_blob_is_visible_whole_or_not_at_all(home: Path) -> None:
     process = beside(
-        "store = opened(home)\nfor number in range(40): print(store.blobs.put("ada", str(number).encode() * 500_000))",
+        "store = opened(home)\nfor number in range(40): print(store.blobs.put('ada', str(number).encode() * 500_000))",
         home,
     )
     seen = 0
