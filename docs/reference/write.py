@@ -21,7 +21,17 @@ from personalpeft.base_models.registry import all_cards
 from personalpeft.engine.metrics import COUNTERS, GAUGES, HISTOGRAMS
 from personalpeft.errors import ERROR_CODES, PersonalPeftError
 from personalpeft.runtime import Runtime
-from personalpeft.settings import CACHE, HOME, PLUGINS, VLLM, WEIGHTS, Serving, VllmServer
+from personalpeft.settings import (
+    CACHE,
+    HOME,
+    KEYS,
+    PASSPHRASE,
+    PLUGINS,
+    VLLM,
+    WEIGHTS,
+    Serving,
+    VllmServer,
+)
 from personalpeft.user import User
 from personalpeft_app.cli import PLUGIN_COMMANDS_TITLE, PROGRAM, cli
 from personalpeft_app.client.transport import NotAllowed, Unreachable
@@ -65,6 +75,9 @@ _VARIABLES = {
     "Default: the best that this processor has.",
     WEIGHTS: "Where torch keeps the base's weights on a processor: `loaded` unpacks them into memory, `mapped` "
     "leaves them in the base's file. Default: `auto`, which loads them if they fit into the free memory.",
+    KEYS: "The folder of the key files of [encrypted homes](../how-to/encrypt.md). Default: a folder beside "
+    "the platform's settings.",
+    PASSPHRASE: "The passphrase of a home that is encrypted with one.",
     "NO_COLOR": "Any value turns colours off.",
 }
 
@@ -79,6 +92,8 @@ _HOME_FILES = {
     "backups/": "The daemon's backups.",
     "forgotten.jsonl": "Ids of what was forgotten, for restored backups.",
     "backup-folders.json": "Where backups lie.",
+    "certificate-keys.json": "The keys that sign certificates.",
+    "encryption.json": "Of an encrypted home: which key opens it. No secret.",
 }
 
 

@@ -35,6 +35,7 @@ PENDING = frozenset({_COPY, _DECIDED, _MOVING})
 _REPLACED = ("blobs", "sessions", "notes", CERTIFICATE_KEYS, ENCRYPTION)
 _JOURNALS = ("-wal", "-shm", "-journal")
 _TIMEOUT = 10.0
+_ALONE_TIMEOUT = 1.0  # A program that is open does not close its connections meanwhile.
 _BATCH_SIZE = 100
 
 
@@ -59,7 +60,7 @@ def convert(
     with store.database.write_lock(), map_home_errors(home):
         store.close()
         copy, key = home / _COPY, store.cipher.database_key
-        db = open_connection(path, "mode=rw", timeout=_TIMEOUT, key=key, exclusive=True)
+        db = open_connection(path, "mode=rw", timeout=_ALONE_TIMEOUT, key=key, exclusive=True)
         with ExitStack() as on_error, closing(db):
             # Fails if there is another connection, and keeps others out until this one is closed.
             db.execute("begin exclusive")
