@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from personalpeft.errors import InvalidInput
 from personalpeft.settings import KeySettings, Settings
 from personalpeft.store.conversion import convert, is_decided
 from personalpeft.store.encryption import (
+    ENCRYPTION,
     EncryptionInfo,
     KeySource,
     delete_key,
@@ -34,6 +36,7 @@ class EncryptionReport:
         key: Where the key is, for a person.
         former_key: Where the former key is. Older backups need it.
         files: How many adapter files were written anew.
+        plain_copies: Backups and former homes that are not encrypted.
     """
 
     home: Path
@@ -41,6 +44,7 @@ class EncryptionReport:
     key: str | None
     former_key: str | None
     files: int
+    plain_copies: tuple[Path, ...] = ()
 
     def __str__(self) -> str:
         lines = [f"{self.home}: {'encrypted' if self.key else 'not encrypted any more'}"]
@@ -49,7 +53,9 @@ class EncryptionReport:
             lines.append("  keep a copy of the key elsewhere: without it all is lost")
         if self.former_key:
             lines.append(f"  the former key, which older backups need: {self.former_key}")
-        lines.append("  backups and exports from before are as they were; a disk may keep old data")
+        if self.key and self.plain_copies:
+            lines.append("  not encrypted, so delete them when you have a new backup:")
+            lines += [f"    {path}" for path in self.plain_copies]
         return "\n".join(lines)
 
 
@@ -87,8 +93,14 @@ def encrypt(
             on_error.callback(_drop_unused_key, home, new.info, keys)
             files = convert(store, new, lambda done: progress("Encrypting", done))
             on_error.pop_all()
-    former = before and describe_key(before, keys)
-    return EncryptionReport(home, new.info.source, describe_key(new.info, keys), former, files)
+    return EncryptionReport(
+        home,
+        new.info.source,
+        describe_key(new.info, keys),
+        before and describe_key(before, keys),
+        files,
+        tuple(_plain_copies(store)),
+    )
 
 
 def decrypt(settings: Settings, *, clock: Clock, progress: Progress) -> EncryptionReport:
@@ -106,6 +118,14 @@ def decrypt(settings: Settings, *, clock: Clock, progress: Progress) -> Encrypti
 
 def _open(settings: Settings, clock: Clock) -> Store:
     return open_store(settings.home, now=clock.now, entropy=clock.entropy, keys=settings.keys)
+
+
+def _plain_copies(store: Store) -> Iterator[Path]:
+    """Yield the known copies of a home that are not encrypted."""
+    backups = [each for folder in store.erasures.folders() for each in folder.glob("copy-*")]
+    for path in (*backups, *store.home.parent.glob(f"{store.home.name}.replaced-*")):
+        if path.is_dir() and not (path / ENCRYPTION).exists():
+            yield path
 
 
 def _drop_unused_key(home: Path, info: EncryptionInfo, keys: KeySettings) -> None:
