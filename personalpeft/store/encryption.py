@@ -247,7 +247,7 @@ class FileCipher:
                     raise Damaged(f"The data key of {user} is damaged.", hint=_RESTORE)
                 return known
             new = DataKey(self._entropy(_ID), self._entropy(_KEY))
-            wrapped = self._wrap(self._keys.home, new.key, new.id)
+            wrapped = self._wrap(self._keys.home.key, new.key, new.id)
             insert_rows(
                 writer, "data_key", ("id", "user", "wrapped"), [(new.id.hex(), user, wrapped)]
             )
@@ -267,9 +267,10 @@ class FileCipher:
             return data
         keys = [owner for owner in owners if owner is not None]
         file_key = self._entropy(_KEY)
-        heads = [each.id + self._wrap(each, file_key, each.id) for each in keys]
-        body = self._wrap(DataKey(b"", file_key), data, name.encode())
-        return _MAGIC + bytes([len(heads)]) + b"".join(heads) + body
+        heads = [each.id + self._wrap(each.key, file_key, each.id) for each in keys]
+        return b"".join(
+            [_MAGIC, bytes([len(heads)]), *heads, *self._encrypt(file_key, data, name.encode())]
+        )
 
     def decrypt(self, stored: bytes, name: str, db: sqlite3.Connection | None = None) -> bytes:
         """Return the content of a file. Raises ``Damaged``, also if its key was destroyed.
@@ -309,31 +310,35 @@ class FileCipher:
         key = row and _unwrap(self._keys.home.key, row["wrapped"], key_id)
         return DataKey(key_id, key) if key else None
 
-    def _wrap(self, key: DataKey, data: bytes, name: bytes) -> bytes:
+    def _wrap(self, key: bytes, data: bytes, name: bytes) -> bytes:
+        return b"".join(self._encrypt(key, data, name))
+
+    def _encrypt(self, key: bytes, data: bytes, name: bytes) -> tuple[bytes, bytes]:
+        """Return a nonce and the encrypted bytes, apart: joining them copies a whole adapter."""
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
         nonce = self._entropy(_NONCE)
-        return nonce + AESGCM(key.key).encrypt(nonce, data, name)
+        return nonce, AESGCM(key).encrypt(nonce, data, name)
 
 
-def _unwrap(key: bytes, wrapped: bytes, name: bytes) -> bytes | None:
+def _unwrap(key: bytes, wrapped: bytes | memoryview, name: bytes) -> bytes | None:
     from cryptography.exceptions import InvalidTag
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
     try:
-        return AESGCM(key).decrypt(wrapped[:_NONCE], wrapped[_NONCE:], name)
+        return AESGCM(key).decrypt(bytes(wrapped[:_NONCE]), wrapped[_NONCE:], name)
     except (InvalidTag, ValueError):
         return None
 
 
-def _split(stored: bytes) -> tuple[list[tuple[bytes, bytes]], bytes]:
+def _split(stored: bytes) -> tuple[list[tuple[bytes, bytes]], memoryview]:
     """Return the owners of a file with the wrapped key of each, and the rest."""
     if not stored.startswith(_MAGIC) or len(stored) == len(_MAGIC):
-        return [], b""
+        return [], memoryview(b"")
     size, first = _ID + _WRAPPED, len(_MAGIC) + 1
     end = first + size * stored[first - 1]
     heads = [stored[at : at + size] for at in range(first, end, size)]
-    return [(head[:_ID], head[_ID:]) for head in heads], stored[end:]
+    return [(head[:_ID], head[_ID:]) for head in heads], memoryview(stored)[end:]
 
 
 def _derive(key: bytes, purpose: str) -> bytes:
