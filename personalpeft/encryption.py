@@ -86,7 +86,7 @@ def encrypt(
                 f"The home {home} is {'' if before else 'not '}encrypted.",
                 hint="To give it a new key: --rotate" if before else "Leave --rotate out.",
             )
-        wanted = KeySource(source) if source else before and before.source
+        wanted = KeySource(source) if source else before.source if before else None
         target = dataclasses.replace(keys, passphrase=new_passphrase or keys.passphrase)
         new = make_keys(wanted, target, clock.entropy)
         with ExitStack() as on_error:
@@ -97,7 +97,7 @@ def encrypt(
         home,
         new.info.source,
         describe_key(new.info, keys),
-        before and describe_key(before, keys),
+        describe_key(before, keys) if before else None,
         files,
         tuple(_plain_copies(store)),
     )

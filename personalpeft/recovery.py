@@ -111,7 +111,7 @@ def restore(
         _copy(backup, part, progress)
         erasures = merge_logs((backup, backup.parent, home, *others), part)
         keys = _home_keys(home, settings)
-        erasures = (*erasures, *read_tombstones(home / DATABASE, keys and keys.database))
+        erasures = (*erasures, *read_tombstones(home / DATABASE, keys.database if keys else None))
     progress("Forgetting", 0.0)
     with _open(part, settings, clock) as store:
         _keep_certificate_keys(home, keys, store)

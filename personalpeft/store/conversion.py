@@ -131,7 +131,7 @@ def _copy_files(
     home, name = store.home, store.database.path.name
     lock = Lock(copy / "write.lock", home=copy, what=f"The copy {copy}", now=store.now)
     database = Database(
-        copy / name, lock, timeout=_TIMEOUT, read_only=False, key=new and new.database
+        copy / name, lock, timeout=_TIMEOUT, read_only=False, key=new.database if new else None
     )
     with Store(copy, database, now=store.now, entropy=store.entropy, keys=new) as target:
         database.set_journal_mode()

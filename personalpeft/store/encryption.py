@@ -213,7 +213,7 @@ class FileCipher:
     @property
     def database_key(self) -> str | None:
         """The key of the database, in hex."""
-        return self._keys and self._keys.database
+        return self._keys.database if self._keys else None
 
     def with_database(self, database: Database) -> FileCipher:
         """Return a cipher with the same keys that finds data keys in a copy of the database."""
@@ -222,7 +222,7 @@ class FileCipher:
     @property
     def home_key(self) -> DataKey | None:
         """The owner of files that belong to no user."""
-        return self._keys and self._keys.home
+        return self._keys.home if self._keys else None
 
     def user_key(self, user: str, db: sqlite3.Connection | None = None) -> DataKey | None:
         """Return the data key of a user, made on first use; None in a plain home.
@@ -326,9 +326,10 @@ def _unwrap(key: bytes, wrapped: bytes | memoryview, name: bytes) -> bytes | Non
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
     try:
-        return AESGCM(key).decrypt(bytes(wrapped[:_NONCE]), wrapped[_NONCE:], name)
+        data: bytes = AESGCM(key).decrypt(bytes(wrapped[:_NONCE]), wrapped[_NONCE:], name)
     except (InvalidTag, ValueError):
         return None
+    return data
 
 
 def _split(stored: bytes) -> tuple[list[tuple[bytes, bytes]], memoryview]:
@@ -399,9 +400,10 @@ def _read_keyring(name: str) -> str | None:
     with extra_required():
         import keyring
         from keyring.errors import KeyringError
+    text: str | None = None
     with suppress(KeyringError):
-        return keyring.get_password(_SERVICE, name)
-    return None
+        text = keyring.get_password(_SERVICE, name)
+    return text
 
 
 def _write_keyring(name: str, text: str) -> None:

@@ -90,7 +90,7 @@ def open_store(
         writer,
         timeout=timeout,
         read_only=read_only,
-        key=home_keys and home_keys.database,
+        key=home_keys.database if home_keys else None,
     )
     with ExitStack() as on_error:
         on_error.callback(database.close)
