@@ -87,6 +87,8 @@ def _copy_database(database: Database, path: Path) -> list[str]:
     """Copy the database at one moment, and return the digests that its revisions name."""
     os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
     with closing(database.open_other(path)) as copy:
+        # No other connection has the file, and no empty journal is to stay beside it.
+        copy.execute("pragma journal_mode=delete").fetchall()
         with database.read_transaction() as db:
             db.backup(copy)
         if copy.execute("pragma quick_check").fetchone()[0] != "ok":
