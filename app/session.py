@@ -5,9 +5,14 @@ Invariant: only a command that stores something creates a home or a user, after 
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import click
 
 from personalpeft_app.options import GlobalOptions
 from personalpeft_app.output import info
@@ -50,8 +55,23 @@ def open_runtime(
         serving=serving,
         observing=observing,
         train=train,
+        passphrase=ask_passphrase(home),
     ) as runtime:
         yield runtime
+
+
+def ask_passphrase(home: Path) -> str | None:
+    """Ask for the passphrase of a home that needs one, on a terminal; else return None."""
+    from personalpeft.settings import PASSPHRASE
+    from personalpeft.store.encryption import ENCRYPTION, KeySource, read_info
+
+    if os.environ.get(PASSPHRASE) or not sys.stdin.isatty() or not (home / ENCRYPTION).exists():
+        return None
+    info = read_info(home)
+    if info is None or info.source is not KeySource.PASSPHRASE:
+        return None
+    answer: str = click.prompt("Passphrase", hide_input=True, err=True)
+    return answer
 
 
 @contextmanager

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from personalpeft.chat.conversation import Conversation, ConversationSummary
     from personalpeft.chat.reply import Reply, Stream
     from personalpeft.clock import Clock
+    from personalpeft.encryption import EncryptionReport
     from personalpeft.learning.activity_summary import ActivitySummary
     from personalpeft.learning.report import LearnReport
     from personalpeft.learning.status import TrainingStatus
@@ -58,7 +59,7 @@ if TYPE_CHECKING:
     from personalpeft.rebuild import RebuildReport, RepairReport
     from personalpeft.recovery import RestoreReport
     from personalpeft.runtime import Runtime
-    from personalpeft.settings import Observing, Serving, VllmServer
+    from personalpeft.settings import Observing, Serving, Settings, VllmServer
     from personalpeft.types import Verdict
     from personalpeft.user import User
 
@@ -79,6 +80,7 @@ __all__ = [
     "ConversationSummary",
     "Damaged",
     "DeadlineExceeded",
+    "EncryptionReport",
     "Forgotten",
     "HomeError",
     "InvalidId",
@@ -108,6 +110,8 @@ __all__ = [
     "Verdict",
     "VllmServer",
     "WeightsError",
+    "decrypt",
+    "encrypt",
     "open",
     "restore",
     "verify_certificate",
@@ -120,6 +124,7 @@ _LAZY = {
     "Comparison": "personalpeft.chat.compare",
     "Conversation": "personalpeft.chat.conversation",
     "ConversationSummary": "personalpeft.chat.conversation",
+    "EncryptionReport": "personalpeft.encryption",
     "LearnReport": "personalpeft.learning.report",
     "Provenance": "personalpeft.provenance",
     "RebaseReport": "personalpeft.rebase",
@@ -151,6 +156,7 @@ def open(
     observing: Observing = "off",
     train: bool = True,
     vllm: VllmServer | None = None,
+    passphrase: str | None = None,
 ) -> Runtime:
     """Open a home folder on one base. A missing folder is created.
 
@@ -172,24 +178,25 @@ def open(
         train: Whether layers may be trained on signals that this runtime records. Each signal can
             say otherwise (``User.feedback``).
         vllm: The server of the "vllm" backend. Defaults to ``PERSONALPEFT_VLLM_URL``.
+        passphrase: The passphrase of a home that is encrypted with one. Defaults to
+            ``PERSONALPEFT_PASSPHRASE``.
 
     Returns:
         The open runtime. Close it, or use it as a context manager.
 
     Raises:
-        HomeError: The home cannot be read, created or migrated.
+        HomeError: The home cannot be read, created or migrated, or its key is missing or wrong.
         NotFound: The base or backend is unknown.
         CardError: The model card is invalid.
         InvalidInput: An argument has a wrong value.
     """
-    import os
     from dataclasses import replace
 
     from personalpeft.clock import SYSTEM
     from personalpeft.runtime import Runtime
-    from personalpeft.settings import Serving, resolve
+    from personalpeft.settings import Serving
 
-    settings = resolve(home, os.environ)
+    settings = _resolve(home, passphrase)
     return Runtime(
         replace(settings, vllm=vllm) if vllm else settings,
         base,
@@ -210,6 +217,7 @@ def restore(
     *,
     replace: bool = False,
     forgotten_in: Sequence[str | Path] = (),
+    passphrase: str | None = None,
     clock: Clock | None = None,
     progress: Callable[[str, float], None] = lambda stage, done: None,
 ) -> RestoreReport:
@@ -225,6 +233,7 @@ def restore(
         base: The base, as for ``open``.
         replace: Whether a home that is there may be replaced. It is kept beside the new one.
         forgotten_in: More folders with a ``forgotten.jsonl``.
+        passphrase: The passphrase of the backup, as for ``open``.
         clock: Source of time and randomness. Defaults to the system's.
         progress: Called with a stage and the share of it that is done, 0 to 1.
 
@@ -238,21 +247,104 @@ def restore(
         Busy: Another program writes to the home.
         HomeError: The home cannot be written.
     """
-    import os
-
     from personalpeft.clock import SYSTEM
     from personalpeft.recovery import restore as restore_backup
-    from personalpeft.settings import resolve
 
     return restore_backup(
         Path(backup),
-        resolve(home, os.environ),
+        _resolve(home, passphrase),
         base,
         replace=replace,
         forgotten_in=tuple(map(Path, forgotten_in)),
         clock=clock or SYSTEM,
         progress=progress,
     )
+
+
+def encrypt(
+    home: str | Path | None = None,
+    key: str | None = None,
+    *,
+    rotate: bool = False,
+    passphrase: str | None = None,
+    new_passphrase: str | None = None,
+    clock: Clock | None = None,
+    progress: Callable[[str, float], None] = lambda stage, done: None,
+) -> EncryptionReport:
+    """Encrypt a home, or give an encrypted one new keys. A missing folder is created.
+
+    The home is copied with the new keys. The copy is verified and then replaces the home. A kill at
+    any moment loses nothing. No other program may have the home open. Checkpoints of unfinished
+    learns are dropped.
+
+    Args:
+        home: The folder, as for ``open``.
+        key: Where the home's key comes from. "keyring" is that of the operating system. "file" is a
+            file in ``PERSONALPEFT_KEYS``, else in the platform's folder for settings. "passphrase"
+            derives it. None: as before; else a passphrase if one is given, else the keyring if the
+            system has one, else a file.
+        rotate: Whether the home is encrypted already and gets new keys.
+        passphrase: The passphrase, as for ``open``.
+        new_passphrase: Another passphrase from now on.
+        clock: Source of time and randomness. Defaults to the system's.
+        progress: Called with a stage and the share of it that is done, 0 to 1.
+
+    Raises:
+        InvalidInput: The home is encrypted already, or is not; there is no keyring or passphrase.
+        Busy: Another program has the home open.
+        Damaged: The home is not whole; see ``Runtime.verify``.
+        HomeError: The present key is missing or wrong, or the home cannot be written.
+        MissingPackage: The extra ``encryption`` is not installed.
+    """
+    from personalpeft import encryption
+    from personalpeft.clock import SYSTEM
+
+    return encryption.encrypt(
+        _resolve(home, passphrase),
+        key,
+        rotate=rotate,
+        new_passphrase=new_passphrase,
+        clock=clock or SYSTEM,
+        progress=progress,
+    )
+
+
+def decrypt(
+    home: str | Path | None = None,
+    *,
+    passphrase: str | None = None,
+    clock: Clock | None = None,
+    progress: Callable[[str, float], None] = lambda stage, done: None,
+) -> EncryptionReport:
+    """Store an encrypted home without encryption again. Its key stays, for older backups.
+
+    Args:
+        home: The folder, as for ``open``.
+        passphrase: The passphrase, as for ``open``.
+        clock: Source of time and randomness. Defaults to the system's.
+        progress: Called with a stage and the share of it that is done, 0 to 1.
+
+    Raises:
+        InvalidInput: The home is not encrypted.
+        PersonalPeftError: As ``encrypt``.
+    """
+    from personalpeft import encryption
+    from personalpeft.clock import SYSTEM
+
+    return encryption.decrypt(_resolve(home, passphrase), clock=clock or SYSTEM, progress=progress)
+
+
+def _resolve(home: str | Path | None, passphrase: str | None) -> Settings:
+    """Return the settings of the environment, with a passphrase if one is given."""
+    import os
+    from dataclasses import replace
+
+    from personalpeft.settings import resolve
+
+    settings = resolve(home, os.environ)
+    if passphrase is None:
+        return settings
+    return replace(settings, keys=replace(settings.keys, passphrase=passphrase))
 
 
 def __getattr__(name: str) -> Any:

@@ -126,7 +126,7 @@ def _record(services: Services, user: str, adapter: Adapter, started: float) -> 
     store, clock, manifest = services.store, services.clock, adapter.manifest
     live = stacks.live_stack(services, user)
     blob = pack(adapter)
-    digest = store.blobs.put(blob)
+    digest = store.blobs.put(user, blob)
     revision = imported_revision(
         user,
         manifest.layer,

@@ -37,7 +37,7 @@ def render(statement: Mapping[str, Any], public_key: str, signature: str) -> str
                 ("method", statement["method"]),
                 ("base", statement["base"]),
                 ("environment", statement["environment_digest"]),
-                ("keys destroyed", ", ".join(statement["keys_destroyed"]) or "none: not encrypted"),
+                ("keys destroyed", ", ".join(statement["keys_destroyed"]) or "none"),
                 ("hash chain", _chain(statement["chain"])),
             ]
         ),

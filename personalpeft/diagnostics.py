@@ -173,6 +173,7 @@ class _Checks:
         return f"llama.cpp has {probed.reason}"
 
     def _check_home(self) -> str:
+        from personalpeft.store.encryption import ENCRYPTION
         from personalpeft.store.home import DATABASE
 
         home = self._settings.home
@@ -191,7 +192,8 @@ class _Checks:
                 f"The first: {problems[0].where}: {problems[0].fault}",
                 hint="Run: personalpeft verify",
             )
-        return f"{home}, users: {users}, turns: {turns}, every digest is right"
+        encrypted = ", encrypted" if (home / ENCRYPTION).exists() else ""
+        return f"{home}{encrypted}, users: {users}, turns: {turns}, every digest is right"
 
     def _check_cache(self) -> str:
         cache = self._settings.cache

@@ -53,7 +53,7 @@ class CertificateDraft:
         require_signing()
         store = services.store
         self._services, self._user = services, user
-        self._keys = load_certificate_keys(store.home, store.database, store.entropy)
+        self._keys = load_certificate_keys(store.home, store.database, store.cipher, store.entropy)
         at = services.clock.now()
         self._statement: dict[str, Any] = {
             "format": FORMAT,
@@ -66,6 +66,7 @@ class CertificateDraft:
             },
         }
         self._exposure = ExposureMeasure(services, user, cancelled)
+        self._keys_destroyed: list[str] = []
 
     def measure_before(self, plan: ErasurePlan, progress: Progress) -> None:
         """Measure how far the live stack has memorized the items. Raises ``Cancelled``."""
@@ -123,6 +124,8 @@ class CertificateDraft:
         }
         self._statement["revisions"] = {"before": self._heads(), "after": []}
         self._statement["remains"] = self._remains([])
+        # Of an encrypted home: the key of the user's files goes with the user's rows.
+        self._keys_destroyed = store.cipher.user_key_ids(user)
 
     def finish_user(self, complete: bool) -> Certificate:
         """Sign the certificate of a whole user."""
@@ -224,15 +227,14 @@ class CertificateDraft:
             "base": self._services.base.digest,
             "environment": environment,
             "environment_digest": canonical_digest(environment),
-            # Nothing is encrypted at rest yet, so there is no key to destroy.
-            "keys_destroyed": [],
+            "keys_destroyed": self._keys_destroyed,
         }
         return sign_statement(self._statement, self._keys.signing)
 
 
 def items_with_text(store: Store, certificate: Certificate, text: str) -> tuple[str, ...]:
     """Implement ``Runtime.items_with_text``."""
-    keys = load_certificate_keys(store.home, store.database, store.entropy)
+    keys = load_certificate_keys(store.home, store.database, store.cipher, store.entropy)
     return tuple(
         item["id"]
         for item in certificate.statement["items"]

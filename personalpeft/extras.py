@@ -13,6 +13,8 @@ _EXTRAS: Mapping[str, str] = {
     "llama-cpp-python": "llamacpp",  # Named so where its version is read before it is imported.
     "httpx2": "vllm",
     "cryptography": "certificates",
+    "keyring": "encryption",
+    "sqlcipher3": "encryption",
     "flask": "serve",
     "cheroot": "serve",
     "prometheus_client": "serve",

@@ -171,7 +171,7 @@ def apply_result(services: Services, user: str, result: bytes) -> LearnReport:
         if not entries:
             return report
         # Durable and pinned before the head moves, so that the first reply does not load it.
-        store.blobs.put_many(content.blobs.values())
+        store.blobs.put_many((user, data) for data in content.blobs.values())
         with services.model.preloaded(_next_stack(services, user, content, revisions)):
             append_continuation(store, user, position, entries, content.blobs)
         for revision in revisions:

@@ -265,7 +265,7 @@ def _repair_blob(
                 continue
             report, data = _rebuild(services, revision, progress, cancelled)
             if report.equal:
-                store.blobs.put(data)
+                store.blobs.put(user, data)
                 return report
     return report
 

@@ -18,12 +18,20 @@ from pathlib import Path
 
 from personalpeft import host
 from personalpeft.clock import Clock
-from personalpeft.errors import Damaged, Forgotten, InvalidInput, NotFound
+from personalpeft.errors import (
+    Damaged,
+    Forgotten,
+    HomeError,
+    InvalidInput,
+    MissingPackage,
+    NotFound,
+)
 from personalpeft.runtime import Runtime
 from personalpeft.settings import Settings
 from personalpeft.store.backup import COPY_NAME
 from personalpeft.store.blobs import replace_file
 from personalpeft.store.certificate_keys import CERTIFICATE_KEYS
+from personalpeft.store.encryption import ENCRYPTION, FileCipher, HomeKeys, load_keys
 from personalpeft.store.erasure_log import (
     LOG,
     LoggedErasure,
@@ -35,6 +43,7 @@ from personalpeft.store.error_mapping import map_home_errors
 from personalpeft.store.home import DATABASE, open_store
 from personalpeft.store.integrity import verify
 from personalpeft.store.locks import Lock
+from personalpeft.store.store import Store
 from personalpeft.types import Progress
 from personalpeft.user import User
 
@@ -51,12 +60,14 @@ class RestoreReport:
         backup: The copy that it was made of.
         forgotten: How many items and users were forgotten again.
         replaced: Where the former home lies now; None if there was none.
+        lost_encryption: Whether the home was encrypted and the backup is not.
     """
 
     home: Path
     backup: Path
     forgotten: int
     replaced: Path | None
+    lost_encryption: bool = False
 
     def __str__(self) -> str:
         lines = [f"{self.home}: restored from {self.backup}"]
@@ -64,6 +75,8 @@ class RestoreReport:
             lines.append(f"  forgotten again: {self.forgotten}, since the backup still had them")
         if self.replaced:
             lines.append(f"  the former home is {self.replaced}; delete it when nothing is missing")
+        if self.lost_encryption:
+            lines.append("  the backup is from before the home was encrypted: personalpeft encrypt")
         return "\n".join(lines)
 
 
@@ -96,14 +109,14 @@ def restore(
         if part.exists():
             shutil.rmtree(part)
         _copy(backup, part, progress)
-        if (home / CERTIFICATE_KEYS).is_file():
-            # The backup may be older than the keys.
-            replace_file(part / CERTIFICATE_KEYS, (home / CERTIFICATE_KEYS).read_bytes())
         erasures = merge_logs((backup, backup.parent, home, *others), part)
-        erasures = (*erasures, *read_tombstones(home / DATABASE))
+        keys = _home_keys(home, settings)
+        erasures = (*erasures, *read_tombstones(home / DATABASE, keys.database if keys else None))
     progress("Forgetting", 0.0)
+    with _open(part, settings, clock) as store:
+        _keep_certificate_keys(home, keys, store)
     count = _forget_again(part, settings, base, erasures, clock)
-    _check(part, clock)
+    _check(part, settings, clock)
     replaced = _free_name(home) if exists else None
     with map_home_errors(home):
         if replaced is not None:
@@ -114,7 +127,8 @@ def restore(
         _swap(part, home, replaced)
     if replaced is not None and home in backup.parents:
         backup = replaced / backup.relative_to(home)
-    return RestoreReport(home, backup, count, replaced)
+    lost = (replaced or home).joinpath(ENCRYPTION).exists() and not (home / ENCRYPTION).exists()
+    return RestoreReport(home, backup, count, replaced, lost)
 
 
 def _swap(part: Path, home: Path, replaced: Path | None) -> None:
@@ -186,7 +200,7 @@ def _forget_again(
 ) -> int:
     """Forget in a copy what was forgotten since, and return how much it was."""
     with (
-        open_store(part, now=clock.now, entropy=clock.entropy) as store,
+        _open(part, settings, clock) as store,
         store.database.read_transaction() as db,
     ):
         owners = find_owners(db, [each.owner_key for each in erasures])
@@ -217,9 +231,9 @@ def _name_of(erasure: LoggedErasure, user: User) -> str:
     return layers[0]
 
 
-def _check(part: Path, clock: Clock) -> None:
+def _check(part: Path, settings: Settings, clock: Clock) -> None:
     """Raise ``Damaged`` if a copy is not whole."""
-    with open_store(part, now=clock.now, entropy=clock.entropy) as store:
+    with _open(part, settings, clock) as store:
         problems = verify(store)
     if problems:
         raise Damaged(
@@ -227,6 +241,28 @@ def _check(part: Path, clock: Clock) -> None:
             f"{problems[0].where}: {problems[0].fault}",
             hint="Restore an older copy.",
         )
+
+
+def _open(part: Path, settings: Settings, clock: Clock) -> Store:
+    return open_store(part, now=clock.now, entropy=clock.entropy, keys=settings.keys)
+
+
+def _home_keys(home: Path, settings: Settings) -> HomeKeys | None:
+    """Return the keys of the home that is replaced, if it is encrypted and they can be had."""
+    with suppress(HomeError, MissingPackage):
+        return load_keys(home, settings.keys)
+    return None
+
+
+def _keep_certificate_keys(home: Path, keys: HomeKeys | None, store: Store) -> None:
+    """Copy the keys of certificates of a home into a restored one. The backup may be older."""
+    if keys is None and (home / ENCRYPTION).exists():
+        return
+    with map_home_errors(store.home), suppress(FileNotFoundError, NotADirectoryError, Damaged):
+        former = FileCipher(store.database, keys, store.entropy)
+        data = former.decrypt((home / CERTIFICATE_KEYS).read_bytes(), CERTIFICATE_KEYS)
+        stored = store.cipher.encrypt(data, CERTIFICATE_KEYS, store.cipher.home_key)
+        replace_file(store.home / CERTIFICATE_KEYS, stored)
 
 
 def _free_name(home: Path) -> Path:

@@ -98,7 +98,13 @@ class Runtime(
         self.serving = serving
         self._clock = clock
         self._progress = progress
-        store = open_store(settings.home, now=clock.now, entropy=clock.entropy, read_only=read_only)
+        store = open_store(
+            settings.home,
+            now=clock.now,
+            entropy=clock.entropy,
+            read_only=read_only,
+            keys=settings.keys,
+        )
         embedder: Embedder = HashEmbedder() if backend == "fake" else MiniLM()
         memory = Memory(store.ledger, store.catalog, embedder)
         self._api_keys = ApiKeys(store)

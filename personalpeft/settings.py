@@ -20,6 +20,8 @@ PLUGINS = "PERSONALPEFT_PLUGINS"
 VLLM = "PERSONALPEFT_VLLM_"
 WEIGHTS = "PERSONALPEFT_WEIGHTS"
 LEARNING_DEVICE = "PERSONALPEFT_LEARNING_DEVICE"
+KEYS = "PERSONALPEFT_KEYS"
+PASSPHRASE = "PERSONALPEFT_PASSPHRASE"
 DEFAULT_BATCH = 16
 """Replies that torch generates at once on a processor, unless a setting says otherwise."""
 _APP = "personalpeft"
@@ -94,10 +96,28 @@ class VllmServer:
                 )
 
 
+def _key_folder() -> Path:
+    # On some platforms the folder of this program's settings is the home.
+    return Path(platformdirs.user_config_dir(f"{_APP}-keys", appauthor=False))
+
+
+@dataclass(frozen=True, slots=True)
+class KeySettings:
+    """Where the keys of encrypted homes come from.
+
+    Args:
+        folder: The folder of key files. It must not be in a home.
+        passphrase: The passphrase of homes that have one.
+    """
+
+    folder: Path = field(default_factory=_key_folder)
+    passphrase: str | None = field(default=None, repr=False)
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Absolute paths of home and cache, allowed plugins (None: all), the vLLM server, weights, and
-    the device of learning.
+    """Absolute paths of home and cache, allowed plugins (None: all), the vLLM server, weights, the
+    device of learning, and the keys of encrypted homes.
     """
 
     home: Path
@@ -106,6 +126,7 @@ class Settings:
     vllm: VllmServer | None = None
     weights: WeightsMode = "auto"
     learning_device: LearningDevice = "auto"
+    keys: KeySettings = field(default_factory=KeySettings)
 
 
 @accept_renamed_arguments(
@@ -180,6 +201,9 @@ def resolve(home: str | Path | None, environ: Mapping[str, str]) -> Settings:
         plugins=named or None,
         weights=_one_of(WeightsMode, WEIGHTS, environ),
         learning_device=_one_of(LearningDevice, LEARNING_DEVICE, environ),
+        keys=KeySettings(
+            _absolute(environ.get(KEYS) or _key_folder()), environ.get(PASSPHRASE) or None
+        ),
         vllm=_vllm(
             {
                 name.removeprefix(VLLM): value

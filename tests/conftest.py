@@ -14,7 +14,7 @@ from vllm_maker import running, tiny_base_for_vllm, vllm_backend
 
 from personalpeft.backends.base import Backend
 from personalpeft.base_models.types import Base
-from personalpeft.settings import CACHE, HOME, VllmServer
+from personalpeft.settings import CACHE, HOME, KEYS, VllmServer
 
 # Triton reads this when it is imported. By default GPU kernels are tested on the processor, and
 # with TRITON_INTERPRET=0 on a GPU.
@@ -47,6 +47,7 @@ def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         folder = Path(os.environ.get(CACHE) or own)
         patch.setenv(CACHE, str(folder))
         patch.setenv(HOME, str(tmp_path_factory.mktemp("no-home") / "never-used"))
+        patch.setenv(KEYS, str(tmp_path_factory.mktemp("no-keys") / "never-used"))
         patch.setenv("HF_HUB_OFFLINE", "1")
         yield folder
 

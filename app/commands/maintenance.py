@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import click
@@ -162,8 +163,52 @@ def restore(
             common.base_name(),
             replace=replace,
             forgotten_in=forgotten_in,
+            passphrase=session.ask_passphrase(home),
             progress=display,
         )
+    emit(common, report, str(report))
+
+
+@command(
+    "encrypt", examples=("encrypt", "encrypt --key passphrase", "encrypt --rotate", "encrypt --off")
+)
+@click.option(
+    "--key",
+    type=click.Choice(["keyring", "file", "passphrase"]),
+    help="Where the key comes from.  [default: the keyring if there is one, else a file]",
+)
+@click.option("--rotate", is_flag=True, help="Give an encrypted home a new key.")
+@click.option("--off", is_flag=True, help="Store the home without encryption again.")
+def encrypt(common: GlobalOptions, key: str | None, rotate: bool, off: bool) -> None:
+    """Encrypt the home: its database and adapters.
+
+    The key lies in the system's keyring or in a file outside of the home, or is made from a
+    passphrase. Keep a copy of it: without the key all is lost. A passphrase is read from
+    PERSONALPEFT_PASSPHRASE, or asked for.
+
+    Writes the home anew, verifies it, and then replaces the former files. Stop other programs that
+    use the home.
+    """
+    import personalpeft
+
+    if off and (key or rotate):
+        raise click.UsageError("--off excludes --key and --rotate.")
+    home, _ = common.paths()
+    passphrase, new = session.ask_passphrase(home), None
+    if key == "passphrase" and sys.stdin.isatty():
+        new = click.prompt("New passphrase", hide_input=True, confirmation_prompt=True, err=True)
+    with Display(common) as display:
+        if off:
+            report = personalpeft.decrypt(home, passphrase=passphrase, progress=display)
+        else:
+            report = personalpeft.encrypt(
+                home,
+                key,
+                rotate=rotate,
+                passphrase=passphrase,
+                new_passphrase=new,
+                progress=display,
+            )
     emit(common, report, str(report))
 
 

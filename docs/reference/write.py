@@ -25,6 +25,8 @@ from personalpeft.settings import (
     CACHE,
     HOME,
     LEARNING_DEVICE,
+    KEYS,
+    PASSPHRASE,
     PLUGINS,
     VLLM,
     WEIGHTS,
@@ -76,6 +78,9 @@ _VARIABLES = {
     "leaves them in the base's file. Default: `auto`, which loads them if they fit into the free memory.",
     LEARNING_DEVICE: "Where torch learns for a base that vLLM or llama.cpp serves: `cpu` or `cuda`. Default: `auto`, "
     "the GPU if the weights and 3 GB fit into its free memory. Where torch serves, it learns on the same device.",
+    KEYS: "The folder of the key files of [encrypted homes](../how-to/encrypt.md). Default: a folder beside "
+    "the platform's settings.",
+    PASSPHRASE: "The passphrase of a home that is encrypted with one.",
     "NO_COLOR": "Any value turns colours off.",
 }
 
@@ -90,6 +95,8 @@ _HOME_FILES = {
     "backups/": "The daemon's backups.",
     "forgotten.jsonl": "Ids of what was forgotten, for restored backups.",
     "backup-folders.json": "Where backups lie.",
+    "certificate-keys.json": "The keys that sign certificates.",
+    "encryption.json": "Of an encrypted home: which key opens it. No secret.",
 }
 
 

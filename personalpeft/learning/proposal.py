@@ -75,7 +75,7 @@ def propose(
     """
     store, user, layer = services.store, state.user, state.layer
     blob = pack(adapter)
-    digest = store.blobs.put(blob)
+    digest = store.blobs.put(user, blob)
     assignments = scrub_assignments(state.assignments, layer, recipe.scrub)
     held_out = inherited_holdout(store, user, assignments, set(store.catalog.holdout(user, layer)))
     considered = store.catalog.used_signals(user, layer)

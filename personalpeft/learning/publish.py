@@ -79,7 +79,7 @@ def build_adapter(plan: Plan, weights: Mapping[str, LoRAWeights], recipe: Json) 
 def store_candidate(store: Store, plan: Plan, weights: Mapping[str, LoRAWeights]) -> Candidate:
     """Make the file of a trained layer durable. The entry has the weight that the layer has."""
     blob = pack(build_adapter(plan, weights, plan.stored_recipe))
-    digest = store.blobs.put(blob)
+    digest = store.blobs.put(plan.user, blob)
     layer_weights = {each.name: each.weight for each in store.catalog.layers(plan.user)}
     revision, weight = f"{plan.layer}@{digest[:12]}", layer_weights.get(plan.layer, 1.0)
     return Candidate(plan, StackEntry(plan.layer, revision, digest, weight), blob)

@@ -7,6 +7,7 @@ No other package touches the folder. Its mode is 0700. Layout of a home:
 - ``sessions/<user>/<layer>.session``: training state, disposable.
 - ``notes/``: notes of maintenance tasks.
 - ``models/``: the user's own cards.
+- ``encryption.json``: in an encrypted home, which key opens it. See ``encryption``.
 - ``write.lock``, ``write.holder``, ``locks/``.
 
 Invariants:

@@ -12,6 +12,7 @@ Invariants:
 - Numbers grow whatever the clock says, and the copies with the lowest numbers are deleted first.
 - A copy shares files with the one before where the file system can, since files never change. It
   never shares them with the home, so damage to a file of the home does not reach the copies.
+- A copy of an encrypted home is encrypted with the same keys.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from personalpeft.errors import Damaged, InvalidInput
 from personalpeft.store.blobs import Blobs, replace_file
 from personalpeft.store.certificate_keys import CERTIFICATE_KEYS
 from personalpeft.store.database import Database, has_table
-from personalpeft.store.error_mapping import map_home_errors, sqlite3
+from personalpeft.store.encryption import ENCRYPTION
+from personalpeft.store.error_mapping import map_home_errors
 
 COPY_NAME = re.compile(r"copy-(\d{6})-\d{8}")
 _PART = ".part"
@@ -67,7 +69,7 @@ def back_up(database: Database, blobs: Blobs, folder: Path, *, now: datetime, ke
         part.mkdir(mode=0o700)
         digests = _copy_database(database, part / database.path.name)
         missing = [each for each in digests if not _copy_blob(blobs, each, part, previous)]
-        for name in ("config.toml", "models", CERTIFICATE_KEYS):
+        for name in ("config.toml", "models", CERTIFICATE_KEYS, ENCRYPTION):
             with suppress(FileNotFoundError, NotADirectoryError):
                 _copy_settings(home / name, part / name)
         for each in (part / "blobs", *sorted((part / "blobs").glob("*")), part):
@@ -84,7 +86,9 @@ def back_up(database: Database, blobs: Blobs, folder: Path, *, now: datetime, ke
 def _copy_database(database: Database, path: Path) -> list[str]:
     """Copy the database at one moment, and return the digests that its revisions name."""
     os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
-    with closing(sqlite3.connect(str(path), isolation_level=None)) as copy:
+    with closing(database.open_other(path)) as copy:
+        # No other connection has the file, and no empty journal is to stay beside it.
+        copy.execute("pragma journal_mode=delete").fetchall()
         with database.read_transaction() as db:
             db.backup(copy)
         if copy.execute("pragma quick_check").fetchone()[0] != "ok":
@@ -108,10 +112,12 @@ def _copy_blob(blobs: Blobs, digest: str, copy: Path, previous: Path | None) -> 
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if previous is not None:
         with suppress(OSError):
-            os.link(previous / name, path)
-            return True
+            # The home may have had another key, or none, when the one before was made.
+            if blobs.can_open(previous / name):
+                os.link(previous / name, path)
+                return True
     try:
-        replace_file(path, blobs.read(digest))
+        replace_file(path, blobs.read_stored(digest))
     except Damaged:
         return False
     return True

@@ -1,8 +1,10 @@
 """Immutable files named by the SHA-256 of their bytes: ``blobs/<2 hex>/<64 hex>``.
 
-Invariants: a file gets its name only when it is whole and on the disk. It never changes, except
-that right bytes replace damaged ones. Files are written and deleted under the write lock, so a
-leftover can be told from a new blob.
+In an encrypted home the name is the SHA-256 of the bytes before they were encrypted.
+
+Invariants: a file gets its name only when it is whole and on the disk. Its content never changes,
+except that right bytes replace damaged ones. Files are written and deleted under the write lock, so
+a leftover can be told from a new blob.
 """
 
 from __future__ import annotations
@@ -12,54 +14,72 @@ import os
 import re
 import tempfile
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from personalpeft import host
 from personalpeft.errors import Damaged
 from personalpeft.host import sync_folder
 from personalpeft.store.database import Database
-from personalpeft.store.error_mapping import map_home_errors
+from personalpeft.store.encryption import FileCipher
+from personalpeft.store.error_mapping import map_home_errors, sqlite3
 
 DIGEST = re.compile(r"[0-9a-f]{64}")
 _SHARD = re.compile(r"[0-9a-f]{2}")
 _BATCH_SIZE = 500
+_HEAD_BYTES = 1 << 15
 _HINT = "Run verify for details; roll back to another revision, or restore the file from a backup."
 
 
 class Blobs:
     """The adapter files of a home."""
 
-    def __init__(self, home: Path, database: Database) -> None:
+    def __init__(self, home: Path, database: Database, cipher: FileCipher) -> None:
         self._home = home
         self._root = home / "blobs"
         self._database = database
+        self._cipher = cipher
 
-    def put(self, data: bytes) -> str:
-        """Store bytes durably and return their digest. Raises ``HomeError``."""
-        return self.put_many([data])[0]
+    def put(self, user: str, data: bytes, *, db: sqlite3.Connection | None = None) -> str:
+        """Store bytes of a user durably and return their digest.
 
-    def put_many(self, blobs: Iterable[bytes]) -> list[str]:
-        """Store many blobs as ``put`` does. Each folder is synced once, after all writes to it."""
+        Args:
+            user: Whose key can decrypt them. The blob may be another user's as well.
+            data: The bytes.
+            db: A connection in a write transaction, where one is open.
+
+        Raises:
+            HomeError: They cannot be written.
+        """
+        return self.put_many([(user, data)], db=db)[0]
+
+    def put_many(
+        self, blobs: Iterable[tuple[str, bytes]], *, db: sqlite3.Connection | None = None
+    ) -> list[str]:
+        """Store blobs of users as ``put`` does. Each folder is synced once, after all writes."""
         with self._database.write_lock(), map_home_errors(self._home):
-            digests = [self._write(data) for data in blobs]
+            digests = [self._write(user, data, db) for user, data in blobs]
             # Also for blobs that existed: their writer may have been killed between rename and
             # sync.
             for folder in sorted({self.expected_path(digest).parent for digest in digests}):
                 sync_folder(folder)
         return digests
 
-    def _write(self, data: bytes) -> str:
+    def _write(self, user: str, data: bytes, db: sqlite3.Connection | None) -> str:
         digest = hashlib.sha256(data).hexdigest()
         path = self.expected_path(digest)
         for folder in (self._root, path.parent):
             if not folder.is_dir():
                 folder.mkdir(mode=0o700)
                 sync_folder(folder.parent)
-        if _has_digest(path, digest):
+        key = self._cipher.user_key(user, db)
+        intact = self.is_intact(path, db)
+        owners = self._cipher.owners(path.read_bytes(), db) if intact and key else []
+        if intact and (key is None or key in owners):
             # Its age starts again, so that it is not collected before a row names it.
             os.utime(path)
         else:
-            replace_file(path, data)
+            replace_file(path, self._cipher.encrypt(data, digest, key, *owners))
         return digest
 
     def path(self, digest: str) -> Path:
@@ -77,14 +97,23 @@ class Blobs:
 
         Raises ``Damaged`` if they do not match the digest.
         """
+        return self._read(digest)[1]
+
+    def read_stored(self, digest: str) -> bytes:
+        """Return the bytes of the file, encrypted in an encrypted home. Raises as ``read``."""
+        return self._read(digest)[0]
+
+    def _read(self, digest: str, db: sqlite3.Connection | None = None) -> tuple[bytes, bytes]:
+        """Return the bytes as they are in the file, and decrypted."""
         path = self.path(digest)
         with map_home_errors(self._home):
-            data = path.read_bytes()
+            stored = path.read_bytes()
+            data = self._cipher.decrypt(stored, digest, db)
         if hashlib.sha256(data).hexdigest() != digest:
             raise Damaged(
                 f"The blob {digest} in {self._home} does not match its digest.", hint=_HINT
             )
-        return data
+        return stored, data
 
     def batches(self) -> Iterator[tuple[float, list[Path]]]:
         """Yield every file under ``blobs/`` in order of name, a few hundred of one folder at a
@@ -101,24 +130,25 @@ class Blobs:
                 for first in range(0, len(names), _BATCH_SIZE):
                     yield done, [Path(folder, name) for name in names[first : first + _BATCH_SIZE]]
 
-    def is_intact(self, path: Path) -> bool:
-        """Return whether a file is a blob at its own path with the right bytes."""
-        return (
-            DIGEST.fullmatch(path.name) is not None
-            and path == self.expected_path(path.name)
-            and _has_digest(path, path.name)
-        )
+    def is_intact(self, path: Path, db: sqlite3.Connection | None = None) -> bool:
+        """Return whether a file is a blob at its own path with the right bytes.
+
+        ``db`` is a connection in a transaction, where one is open.
+        """
+        if DIGEST.fullmatch(path.name) is None or path != self.expected_path(path.name):
+            return False
+        with suppress(Damaged):
+            return bool(self._read(path.name, db))
+        return False
+
+    def can_open(self, path: Path) -> bool:
+        """Return whether this home has a key for a copy of one of its blobs. Reads its beginning."""
+        with path.open("rb") as file:
+            return self._cipher.is_current(file.read(_HEAD_BYTES))
 
     def expected_path(self, digest: str) -> Path:
         """Return the path of a blob, whether it exists or not."""
         return self._root / digest[:2] / digest
-
-
-def _has_digest(path: Path, digest: str) -> bool:
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest() == digest
 
 
 def replace_file(path: Path, data: bytes) -> None:

@@ -223,7 +223,7 @@ class Catalog:
             if promote and expected_head not in (ANY_HEAD, head):
                 return False
             record_revision(db, new, self._now())
-            self._blobs.put(blob)
+            self._blobs.put(revision.user, blob, db=db)
             return True
 
     def add_revisions(
@@ -255,14 +255,14 @@ class Catalog:
             for each in batch:
                 check_revision(each)
             with self._database.write_transaction() as db:
-                at, files = self._now(), dict[str, bytes]()
+                at, files = self._now(), dict[tuple[str, str], bytes]()
                 for each in batch:
                     create_user(db, each.revision.user, at)
                     if not is_recorded(db, each.revision):
                         record_revision(db, each, at)
-                        files[each.revision.digest] = each.blob
+                        files[each.revision.user, each.revision.digest] = each.blob
                         added += 1
-                self._blobs.put_many(files.values())
+                self._blobs.put_many(((user, blob) for (user, _), blob in files.items()), db=db)
             done += len(batch)
             progress(done)
         return added

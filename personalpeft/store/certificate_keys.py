@@ -20,6 +20,7 @@ from personalpeft import host
 from personalpeft.errors import Damaged
 from personalpeft.store.blobs import replace_file
 from personalpeft.store.database import Database
+from personalpeft.store.encryption import FileCipher
 from personalpeft.store.error_mapping import map_home_errors, read_only_error
 
 CERTIFICATE_KEYS = "certificate-keys.json"
@@ -40,7 +41,7 @@ class CertificateKeys:
 
 
 def load_certificate_keys(
-    home: Path, database: Database, entropy: Callable[[int], bytes]
+    home: Path, database: Database, cipher: FileCipher, entropy: Callable[[int], bytes]
 ) -> CertificateKeys:
     """Return the keys of a home, made on first use.
 
@@ -56,14 +57,15 @@ def load_certificate_keys(
             # Another process may have made them meanwhile.
             if not path.exists():
                 new = {name: entropy(_BYTES).hex() for name in ("signing", "naming")}
-                replace_file(path, json.dumps(new).encode())
+                text = json.dumps(new).encode()
+                replace_file(path, cipher.encrypt(text, path.name, cipher.home_key))
                 host.sync_folder(home)
     with map_home_errors(home):
-        data = path.read_bytes()
+        stored = path.read_bytes()
     try:
-        values = json.loads(data)
+        values = json.loads(cipher.decrypt(stored, path.name))
         keys = {name: bytes.fromhex(values[name]) for name in ("signing", "naming")}
-    except (ValueError, TypeError, KeyError) as error:
+    except (Damaged, ValueError, TypeError, KeyError) as error:
         raise _damaged(path) from error
     if any(len(key) != _BYTES for key in keys.values()):
         raise _damaged(path)

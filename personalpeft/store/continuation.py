@@ -94,7 +94,8 @@ def append_continuation(
             resolve_user(db, user)
             check_unmoved(db, user, position)
             _append(db, user, entries)
-            for digest, written in zip(files, store.blobs.put_many(files.values()), strict=True):
+            written_files = store.blobs.put_many(((user, data) for data in files.values()), db=db)
+            for digest, written in zip(files, written_files, strict=True):
                 if digest != written:
                     raise PersonalFileError(f"{digest} does not match its digest.", hint=_HINT)
     except sqlite3.IntegrityError as error:

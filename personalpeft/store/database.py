@@ -44,8 +44,11 @@ JOURNAL_MODE = "wal" if is_wal_safe(sqlite3.sqlite_version_info) else "truncate"
 class Database:
     """A pool of connections to one file. Safe to use from several threads."""
 
-    def __init__(self, path: Path, writer: Lock, *, timeout: float, read_only: bool) -> None:
+    def __init__(
+        self, path: Path, writer: Lock, *, timeout: float, read_only: bool, key: str | None = None
+    ) -> None:
         self.path = path
+        self._key = key
         self.read_only = read_only
         self._home = path.parent
         self._writer = writer
@@ -166,9 +169,9 @@ class Database:
 
     def _connect(self) -> sqlite3.Connection:
         if not self.read_only:
-            return _open_connection(self.path, "mode=rw", self._timeout)
+            return self.open_other(self.path, "mode=rw")
         try:
-            return _open_connection(self.path, "mode=ro", self._timeout)
+            return self.open_other(self.path, "mode=ro")
         except sqlite3.OperationalError:
             # In WAL mode even a reader writes (its shared memory). Read-only media refuse that.
             # With no change in a journal the file alone is complete, and SQLite may treat it as
@@ -177,7 +180,11 @@ class Database:
                 _has_content(self.path, suffix) for suffix in ("-wal", "-journal")
             ):
                 raise
-            return _open_connection(self.path, "immutable=1", self._timeout)
+            return self.open_other(self.path, "immutable=1")
+
+    def open_other(self, path: Path, mode: str = "mode=rw") -> sqlite3.Connection:
+        """Open a connection to an existing file, such as a copy, with the key of this database."""
+        return open_connection(path, mode, timeout=self._timeout, key=self._key)
 
 
 def create_file(path: Path) -> None:
@@ -226,7 +233,18 @@ def insert_rows(
     db.executemany(f"insert into {table} ({', '.join(columns)}) values ({marks})", values)
 
 
-def _open_connection(path: Path, mode: str, timeout: float) -> sqlite3.Connection:
+def open_connection(
+    path: Path, mode: str, *, timeout: float, key: str | None, exclusive: bool = False
+) -> sqlite3.Connection:
+    """Open a connection to an existing file. All connections of the store are opened here.
+
+    Args:
+        path: The file.
+        mode: The parameters of SQLite's URI, such as "mode=ro".
+        timeout: Seconds to wait for a lock.
+        key: The key of SQLCipher, 64 hex digits; None for a plain database.
+        exclusive: Whether the first transaction excludes all other connections until this closes.
+    """
     db = sqlite3.connect(
         f"{path.as_uri()}?{mode}",
         uri=True,
@@ -235,6 +253,12 @@ def _open_connection(path: Path, mode: str, timeout: float) -> sqlite3.Connectio
         check_same_thread=False,
     )
     try:
+        if key is not None:
+            # A wrong key or page becomes an error, and no lines on the error output.
+            db.execute("pragma cipher_log_level=none").fetchall()
+            db.execute(f"pragma key = \"x'{key}'\"").fetchall()
+        if exclusive:
+            db.execute("pragma locking_mode=exclusive").fetchall()
         db.execute("pragma foreign_keys=on")
         db.execute("pragma secure_delete=on")
         db.execute("pragma synchronous=full")

@@ -20,11 +20,12 @@ from typing import Literal, TypeAlias, get_args
 
 from personalpeft import host
 from personalpeft.store.blobs import replace_file
-from personalpeft.store.database import fetch_all, fetch_one
+from personalpeft.store.database import fetch_all, fetch_one, open_connection
 from personalpeft.store.error_mapping import map_home_errors, sqlite3
 from personalpeft.store.rows import TOMBSTONE
 
 LOG = "forgotten.jsonl"
+_TIMEOUT = 5.0
 _FOLDERS = "backup-folders.json"
 
 ErasedKind: TypeAlias = Literal["item", "user", "layer"]
@@ -118,16 +119,19 @@ def merge_logs(folders: Iterable[Path], into: Path) -> tuple[LoggedErasure, ...]
     return merged
 
 
-def read_tombstones(database: Path) -> tuple[LoggedErasure, ...]:
-    """Return the erased turns and signals that a database names, as far as it can be read."""
+def read_tombstones(database: Path, key: str | None) -> tuple[LoggedErasure, ...]:
+    """Return the erased turns and signals that a database names, as far as it can be read.
+
+    ``key`` is the key of the database, if it has one.
+    """
     sql = f"select id from {TOMBSTONE} where id is not null and kind in ('turn', 'signal')"
-    with suppress(sqlite3.Error), closing(_open_to_read(database)) as db:
+    with suppress(sqlite3.Error), closing(_open_to_read(database, key)) as db:
         return tuple(LoggedErasure("item", str(item)) for (item,) in db.execute(sql))
     return ()
 
 
-def _open_to_read(database: Path) -> sqlite3.Connection:
-    return sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)
+def _open_to_read(database: Path, key: str | None) -> sqlite3.Connection:
+    return open_connection(database.absolute(), "mode=ro", timeout=_TIMEOUT, key=key)
 
 
 def find_owners(db: sqlite3.Connection, items: Sequence[str]) -> dict[str, str]:

@@ -18,12 +18,15 @@ from personalpeft.errors import Busy, Damaged, HomeError, PersonalPeftError
 if TYPE_CHECKING:
     import sqlite3
 else:
-    # sqlite-utils takes pysqlite3 where it is installed. Errors of one module are not errors of the
-    # other, so the store uses the same one everywhere.
+    # Errors of one module are not errors of another, so the store uses the same one everywhere.
+    # sqlcipher3 opens plain databases as well.
     try:
-        import pysqlite3 as sqlite3
+        import sqlcipher3.dbapi2 as sqlite3
     except ImportError:
-        import sqlite3
+        try:
+            import pysqlite3 as sqlite3
+        except ImportError:
+            import sqlite3
 
 __all__ = ["map_home_errors", "read_only_error", "sqlite3"]
 

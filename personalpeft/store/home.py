@@ -15,7 +15,10 @@ from pathlib import Path
 
 from personalpeft import host
 from personalpeft.errors import Busy, Damaged, HomeError
+from personalpeft.settings import KeySettings
+from personalpeft.store.conversion import PENDING, finish_conversion
 from personalpeft.store.database import Database, create_file
+from personalpeft.store.encryption import ENCRYPTION, HomeKeys, load_keys, read_info
 from personalpeft.store.erasure import delete_pending_files
 from personalpeft.store.error_mapping import map_home_errors
 from personalpeft.store.locks import Lock
@@ -27,6 +30,7 @@ DATABASE = "personalpeft.db"
 _JOURNALS = frozenset(DATABASE + suffix for suffix in ("-wal", "-shm", "-journal"))
 # What may exist before the database: locks of a process that is creating the home, and cards.
 _BEFORE_DATABASE = frozenset({"write.lock", "write.holder", "locks", "models", "config.toml"})
+_IN_HOME = frozenset({"blobs", "sessions", ENCRYPTION})
 
 
 def open_store(
@@ -36,6 +40,7 @@ def open_store(
     entropy: Callable[[int], bytes],
     timeout: float = 10.0,
     read_only: bool = False,
+    keys: KeySettings | None = None,
 ) -> Store:
     """Open a home, and create it if it does not exist.
 
@@ -47,10 +52,14 @@ def open_store(
         entropy: Returns n random bytes.
         timeout: Seconds that a second writer waits before ``Busy`` names the first.
         read_only: Open for reading, and create no home.
+        keys: Where the key of an encrypted home is. None: in the platform's folder.
 
     Raises:
         HomeError: The folder is no home, or belongs to another account. The database is damaged or
-            from a newer version. The disk is full. Nothing was changed.
+            from a newer version. The key of an encrypted home is missing or wrong. The disk is
+            full. Nothing was changed.
+        Busy: Another program has just encrypted or decrypted the home.
+        MissingPackage: The home is encrypted, and the extra ``encryption`` is not installed.
     """
     home = home.absolute()
     with map_home_errors(home):
@@ -67,17 +76,37 @@ def open_store(
         if not read_only and stat.S_IMODE(home.stat().st_mode) != 0o700:
             home.chmod(0o700)
     writer = Lock(home / "write.lock", home=home, what=f"The home {home}", now=now)
-    database = Database(home / DATABASE, writer, timeout=timeout, read_only=read_only)
+    if names & PENDING:
+        if read_only:
+            raise HomeError(
+                f"The encryption of {home} was being changed when the program ended.",
+                hint="Open the home for writing once, which finishes it.",
+            )
+        with writer.acquire(timeout), map_home_errors(home):
+            finish_conversion(home)
+    home_keys = load_keys(home, keys or KeySettings())
+    database = Database(
+        home / DATABASE,
+        writer,
+        timeout=timeout,
+        read_only=read_only,
+        key=home_keys.database if home_keys else None,
+    )
     with ExitStack() as on_error:
         on_error.callback(database.close)
         try:
             _prepare_database(home, database)
         except Damaged as error:
+            _check_not_converted(home, home_keys)
             raise HomeError(
                 error.message,
                 hint="Copy the folder, then restore it from a backup or choose another home.",
             ) from error
-        store = Store(home, database, now=now, entropy=entropy)
+        except HomeError:
+            _check_not_converted(home, home_keys)
+            raise
+        _check_not_converted(home, home_keys)
+        store = Store(home, database, now=now, entropy=entropy, keys=home_keys)
         on_error.pop_all()
     if not read_only:
         # Left by an erasure that was killed. If it cannot be done beside a writer, the next opening
@@ -110,7 +139,7 @@ def _check_is_home(home: Path, names: Iterable[str]) -> None:
     if DATABASE in names:
         return
     others = sorted(set(names) - _BEFORE_DATABASE)
-    if any(name in {"blobs", "sessions"} or name in _JOURNALS for name in others):
+    if any(name in _IN_HOME or name in _JOURNALS for name in others):
         raise HomeError(
             f"The home {home} has lost its database {DATABASE}.",
             hint="Restore that file from a backup, or choose another home.",
@@ -119,6 +148,16 @@ def _check_is_home(home: Path, names: Iterable[str]) -> None:
         raise HomeError(
             f"The folder {home} is not a home: it holds {others[0]!a} and no {DATABASE}.",
             hint="Choose an empty folder or one that does not exist yet.",
+        )
+
+
+def _check_not_converted(home: Path, keys: HomeKeys | None) -> None:
+    """Raise ``Busy`` if the database that was opened is no longer that of the home."""
+    with map_home_errors(home):
+        info = read_info(home)
+    if info != (keys and keys.info) or any((home / name).exists() for name in PENDING):
+        raise Busy(
+            f"Another program has just changed the encryption of {home}.", hint="Open it again."
         )
 
 

@@ -17,6 +17,7 @@ from personalpeft.deprecation import RenamedAttributes
 from personalpeft.store.backup import Backup, back_up
 from personalpeft.store.blobs import Blobs, replace_file
 from personalpeft.store.database import Database
+from personalpeft.store.encryption import FileCipher
 from personalpeft.store.erasure_log import ErasureLog
 from personalpeft.store.error_mapping import map_home_errors, read_only_error
 from personalpeft.store.locks import Leases
@@ -41,6 +42,7 @@ class Maintenance(
         home: Path,
         database: Database,
         blobs: Blobs,
+        cipher: FileCipher,
         leases: Leases,
         erasures: ErasureLog,
         *,
@@ -49,6 +51,7 @@ class Maintenance(
         self._home = home
         self._database = database
         self._blobs = blobs
+        self._cipher = cipher
         self._leases = leases
         self._erasures = erasures
         self._now = now
@@ -93,13 +96,15 @@ class Maintenance(
         path = self._note_path(task)
         with map_home_errors(self._home):
             path.parent.mkdir(mode=0o700, exist_ok=True)
-            replace_file(path, text.encode())
+            data = self._cipher.encrypt(text.encode(), path.name, self._cipher.home_key)
+            replace_file(path, data)
 
     def read_note(self, task: str) -> str | None:
         """Return a task's last note, or None if none can be read."""
+        path = self._note_path(task)
         try:
-            with self._note_path(task).open("rb") as file:
-                return file.read(_MAX_NOTE_BYTES).decode()
+            with path.open("rb") as file:
+                return self._cipher.decrypt(file.read(_MAX_NOTE_BYTES), path.name).decode()
         except (OSError, UnicodeDecodeError):
             return None
 

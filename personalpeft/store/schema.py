@@ -22,6 +22,7 @@ from personalpeft.store.error_mapping import sqlite3
 from personalpeft.store.publications import move_notes
 
 APPLICATION_ID = 0x50504654  # "PPFT"
+REPLACED_ID = 0x50504658  # "PPFX": another file has taken the place of this one.
 
 _FOLDER = files("personalpeft.store") / "migrations"
 _NAMES = sorted(f.name.removesuffix(".sql") for f in _FOLDER.iterdir() if f.name.endswith(".sql"))

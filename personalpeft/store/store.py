@@ -8,10 +8,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Self
 
+from personalpeft.errors import Damaged
 from personalpeft.ids import check_layer_name, check_user_id
 from personalpeft.store.blobs import Blobs, replace_file
 from personalpeft.store.catalog import Catalog
 from personalpeft.store.database import Database
+from personalpeft.store.encryption import FileCipher, HomeKeys
 from personalpeft.store.erasure_log import ErasureLog
 from personalpeft.store.error_mapping import map_home_errors, read_only_error
 from personalpeft.store.ledger import Ledger
@@ -33,19 +35,21 @@ class Store:
         *,
         now: Callable[[], datetime],
         entropy: Callable[[int], bytes],
+        keys: HomeKeys | None = None,
     ) -> None:
         self.home = home
         self.database = database
         self.now = now
         self.entropy = entropy
         self.leases = Leases(home, now=now, read_only=database.read_only)
-        self.blobs = Blobs(home, database)
+        self.cipher = FileCipher(database, keys, entropy)
+        self.blobs = Blobs(home, database, self.cipher)
         self.ledger = Ledger(database, now=now, entropy=entropy)
         self.catalog = Catalog(database, self.blobs, now=now)
         self.publications = Publications(database)
         self.erasures = ErasureLog(home)
         self.maintenance = Maintenance(
-            home, database, self.blobs, self.leases, self.erasures, now=now
+            home, database, self.blobs, self.cipher, self.leases, self.erasures, now=now
         )
 
     @property
@@ -68,6 +72,7 @@ class Store:
         path = self._session_path(user, layer)
         if self.read_only:
             raise read_only_error(self.home)
+        data = self.cipher.encrypt(data, path.name, self.cipher.user_key(user))
         with map_home_errors(self.home):
             try:
                 replace_file(path, data)
@@ -77,8 +82,9 @@ class Store:
 
     def load_session(self, user: str, layer: str) -> bytes | None:
         """Return the last saved state, or None."""
-        with map_home_errors(self.home), suppress(FileNotFoundError):
-            return self._session_path(user, layer).read_bytes()
+        path = self._session_path(user, layer)
+        with map_home_errors(self.home), suppress(FileNotFoundError, Damaged):
+            return self.cipher.decrypt(path.read_bytes(), path.name)
         return None
 
     def delete_session(self, user: str, layer: str) -> None:

@@ -181,7 +181,8 @@ def insert_user(
     try:
         with store.database.write_transaction() as db:
             _insert_rows(db, export, user, rows.format_time(store.now()), reason_prefix)
-            for digest, written in zip(files, store.blobs.put_many(files.values()), strict=True):
+            written_files = store.blobs.put_many(((user, data) for data in files.values()), db=db)
+            for digest, written in zip(files, written_files, strict=True):
                 if digest != written:
                     raise PersonalFileError(f"{digest} does not match its digest.", hint=_HINT)
     except sqlite3.IntegrityError as error:

@@ -217,7 +217,7 @@ def _collect(home: Path) -> tuple[int, float]:
     """Return how many leftovers were collected and the seconds, two days in the future."""
     with _opened(home, ahead=timedelta(days=2)) as store:
         for number in range(_LOOSE):
-            store.blobs.put(f"nobody names me {number}".encode())
+            store.blobs.put("ada", f"nobody names me {number}".encode())
         began = time.perf_counter()
         found = collect_garbage(store)
         return found.blobs, round(time.perf_counter() - began, 3)

@@ -194,6 +194,24 @@ def bench_start(common: GlobalOptions, repeat: int) -> None:
     emit_result(common, found)
 
 
+@command(
+    "encryption",
+    examples=("personalpeft bench encryption", "personalpeft bench encryption --repeat 9 --json"),
+)
+@_repeat(5)
+def bench_encryption(common: GlobalOptions, repeat: int) -> None:
+    """What an encrypted home costs: first token, learn, commit, opening.
+
+    A plain home and an encrypted one take turns. Takes some minutes.
+    """
+    from benchmarks import encryption
+
+    found = encryption.bench_encryption(
+        common.base_name(), common.backend or "torch", repetitions=repeat, echo=_printer(common)
+    )
+    emit_result(common, found)
+
+
 @command("busy", examples=("personalpeft bench busy", "personalpeft bench busy --repeat 5 --json"))
 @_repeat(3)
 @_tokens(64)
@@ -548,6 +566,7 @@ bench.add_section(
             bench_serve,
             bench_attach,
             bench_start,
+            bench_encryption,
             bench_busy,
             bench_soak,
             bench_publish,

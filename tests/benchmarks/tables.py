@@ -195,6 +195,14 @@ def _streams(result: Result) -> Iterator[tuple[str, Table]]:
     yield "streams", _spread_table(result, result["seconds"], "s")
 
 
+def _encryption(result: Result) -> Iterator[tuple[str, Table]]:
+    rows = [
+        *_spread_rows(result, result["ratios"], "times the plain home"),
+        *_spread_rows(result, result["milliseconds"], "ms"),
+    ]
+    yield "encryption", make_table(_SPREAD_HEADS, rows)
+
+
 def _busy(result: Result) -> Iterator[tuple[str, Table]]:
     rows = [
         *_spread_rows(result, result["rates"], "a second"),
@@ -513,6 +521,7 @@ _TABLES: Mapping[str, Callable[[Result], Iterable[tuple[str, Table]]]] = {
     "serve": _serve,
     "attach": _attach,
     "start": _start,
+    "encryption": _encryption,
     "busy": _busy,
     "soak": _soak,
     "publish": _publish,

@@ -22,7 +22,10 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/reference/install.md"
 START, END = "<!-- make test-extras writes this table -->\n", "<!-- end of the table -->"
 # Installed alone, in this order. "" is the library without any extra.
-EXTRAS = ("", "smollm2", "llamacpp", "certificates", "scrub", "serve", "tui", "daemon", "vllm")
+EXTRAS = (
+    *("", "smollm2", "llamacpp", "certificates", "encryption", "scrub"),
+    *("serve", "tui", "daemon", "vllm"),
+)
 # The size of this one is the baseline of the others.
 BESIDE = ("torch", "transformers")
 

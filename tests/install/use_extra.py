@@ -28,6 +28,7 @@ TIMEOUT = 300
 FACES = {
     "llamacpp": ["ask", "Hello", "--backend", "llamacpp", "--base", "tiny-random"],
     "certificates": ["verify-certificate", "none.json"],
+    "encryption": ["encrypt", "--key", "file"],
     "serve": ["serve", "--port", "0", "--backend", "fake"],
     "tui": ["tui", "--backend", "fake"],
     "daemon": ["daemon", "run-once", "--backend", "fake"],
@@ -95,6 +96,13 @@ def use_scrub() -> None:
         assert len(ada.learn("style", recipe={"scrub": ["DE"]}, dry_run=True).removed) == 5
 
 
+def use_encryption() -> None:
+    ended = run("encrypt", "--key", "file")
+    assert ended.returncode == 0, ended.stderr
+    ended = run("remember", "My dog is called Biscuit.", "--backend", "fake")
+    assert ended.returncode == 0, ended.stderr
+
+
 def use_serve() -> None:
     process = subprocess.Popen([COMMAND, *FACES["serve"]], stdout=subprocess.PIPE, text=True)
     try:
@@ -149,6 +157,7 @@ USES = {
     "llamacpp": use_llamacpp,
     "certificates": use_certificates,
     "scrub": use_scrub,
+    "encryption": use_encryption,
     "serve": use_serve,
     "tui": use_tui,
     "daemon": use_daemon,

@@ -26,6 +26,7 @@ _PACKAGES = {
     "llamacpp": ["llama_cpp"],
     "certificates": ["cryptography"],
     "scrub": ["phonenumbers", "stdnum"],
+    "encryption": ["sqlcipher3", "keyring"],
     "serve": ["flask", "cheroot", "prometheus_client"],
     "tui": ["textual", "markdown_it"],
     "daemon": ["apscheduler", "tzlocal"],
@@ -59,6 +60,7 @@ def test_the_command_line_and_the_library_work_without_any_extra(shell: Shell) -
     [
         ("llamacpp", ["ask", "Hello", "--backend", "llamacpp", "--base", "tiny-random"]),
         ("certificates", ["verify-certificate", "none.json"]),
+        ("encryption", ["encrypt", "--key", "file"]),
         ("serve", ["serve", "--port", "0", "--backend", "fake"]),
         ("tui", ["tui", "--backend", "fake"]),
         ("daemon", ["daemon", "run", "--backend", "fake"]),

@@ -75,7 +75,7 @@ def test_garbage_is_collected(world: World) -> None:
     world.correct(9)
     world.run_for(hours=1)
     with world.open_runtime() as runtime:
-        stray = runtime._services.store.blobs.put(b"an adapter that no revision names")
+        stray = runtime._services.store.blobs.put("ada", b"an adapter that no revision names")
         path = runtime._services.store.blobs.path(stray)
     os.utime(path, (0, 0))
     world.run_for(hours=26)

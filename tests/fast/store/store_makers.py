@@ -29,7 +29,7 @@ from personalpeft.types import (
 )
 
 BASE = "base-one"
-HIDE_PYSQLITE = 'sys.modules["pysqlite3"] = None; '
+HIDE_PYSQLITE = 'sys.modules["sqlcipher3"] = sys.modules["pysqlite3"] = None; '
 
 
 class Clock:

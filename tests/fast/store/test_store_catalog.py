@@ -352,8 +352,8 @@ def test_vectors_are_stored_per_embedder_and_replaced(ada: Store) -> None:
 
 
 def test_blob_is_found_by_its_digest_alone(store: Store) -> None:
-    digest = store.blobs.put(b"bytes")
-    assert store.blobs.put(b"bytes") == digest
+    digest = store.blobs.put("ada", b"bytes")
+    assert store.blobs.put("ada", b"bytes") == digest
     assert store.blobs.read(digest) == b"bytes"
     assert store.blobs.path(digest).read_bytes() == b"bytes"
     for nothing in ("0" * 64, digest[:-1], digest.upper(), "../personalpeft.db", "", "\ud800"):

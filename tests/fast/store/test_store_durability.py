@@ -211,7 +211,7 @@ def test_second_writer_gets_the_name_of_the_first_and_readers_continue(home: Pat
     assert process.stdout.readline() == "writing\n"
     with opened(home, timeout=0.2) as store:
         assert [signal.payload["text"] for signal in store.ledger.signals("ada")] == ["first"]
-        for write in (lambda: add_fact(store), lambda: store.blobs.put(b"x")):
+        for write in (lambda: add_fact(store), lambda: store.blobs.put("ada", b"x")):
             begun = time.monotonic()
             with pytest.raises(Busy) as error:
                 write()
@@ -310,7 +310,7 @@ def test_lease_has_one_holder_with_a_name(home: Path) -> None:
 
 def test_blob_is_visible_whole_or_not_at_all(home: Path) -> None:
     process = beside(
-        "store = opened(home)\nfor number in range(40): print(store.blobs.put(str(number).encode() * 500_000))",
+        "store = opened(home)\nfor number in range(40): print(store.blobs.put('ada', str(number).encode() * 500_000))",
         home,
     )
     seen = 0

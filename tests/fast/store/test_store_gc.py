@@ -40,7 +40,7 @@ def cluttered(home: Path) -> Path:
         fact = add_fact(store)
         revision = add_revision(store, signals={fact.id: "train"})
         refused = add_revision(store, b"refused", promote=False)
-        loose = store.blobs.path(store.blobs.put(b"nobody names me"))
+        loose = store.blobs.path(store.blobs.put("ada", b"nobody names me"))
         store.save_session("ada", "style", b"x" * 10)
         for digest in (revision.digest, refused.digest):
             make_old(store.blobs.path(digest))
@@ -75,7 +75,7 @@ def test_unreferenced_files_are_deleted_and_referenced_ones_stay(cluttered: Path
 
 
 def test_young_files_stay(store: Store) -> None:
-    candidate = store.blobs.put(b"the gate still judges me")
+    candidate = store.blobs.put("ada", b"the gate still judges me")
     store.save_session("ada", "style", b"in use")
     assert collect_garbage(store) == GarbageReport()
     assert store.blobs.read(candidate)
@@ -83,15 +83,15 @@ def test_young_files_stay(store: Store) -> None:
 
 
 def test_blob_that_is_written_again_is_young_again(store: Store) -> None:
-    place = make_old(store.blobs.path(store.blobs.put(b"back again")))
-    store.blobs.put(b"back again")
+    place = make_old(store.blobs.path(store.blobs.put("ada", b"back again")))
+    store.blobs.put("ada", b"back again")
     assert collect_garbage(store) == GarbageReport()
     assert place.is_file()
 
 
 def test_deleted_candidate_is_written_again_with_its_row(store: Store) -> None:
     store.catalog.ensure_user("ada")
-    make_old(store.blobs.path(store.blobs.put(packed()[1])))
+    make_old(store.blobs.path(store.blobs.put("ada", packed()[1])))
     assert collect_garbage(store).blobs == 1
     revision = add_revision(store)
     assert store.blobs.read(revision.digest)
@@ -161,7 +161,7 @@ store.catalog.ensure_user(sys.argv[2])
 for number in range(40):
     revision = add_revision(store, f"{sys.argv[2]} {number % 20}".encode(), user=sys.argv[2])
     assert store.blobs.read(store.catalog.stack(sys.argv[2], BASE).entries[0].digest)
-    store.blobs.put(f"loose {sys.argv[2]} {number}".encode())
+    store.blobs.put("ada", f"loose {sys.argv[2]} {number}".encode())
 """
     try:
         for writer in [beside(script, home, user) for user in ("ada", "bob")]:

@@ -107,7 +107,7 @@ def _below_a_file(home: Path) -> None:
 
 def _database_lost(home: Path) -> None:
     with opened(home) as store:
-        store.blobs.put(b"x")
+        store.blobs.put("ada", b"x")
     (home / "personalpeft.db").unlink()
 
 
@@ -199,7 +199,7 @@ WRITES: list[Callable[[object], object]] = [
     lambda store: store.catalog.ensure_user("bob"),  # type: ignore[attr-defined]
     lambda store: store.catalog.move_head("ada", "style", None, base=BASE, cause=""),  # type: ignore[attr-defined]
     lambda store: add_revision(store, b"two"),  # type: ignore[arg-type]
-    lambda store: store.blobs.put(b"x"),  # type: ignore[attr-defined]
+    lambda store: store.blobs.put("ada", b"x"),  # type: ignore[attr-defined]
     lambda store: store.leases.acquire("learn-ada").__enter__(),  # type: ignore[attr-defined]
     lambda store: store.save_session("ada", "style", b"x"),  # type: ignore[attr-defined]
 ]

@@ -128,7 +128,7 @@ def test_damaged_blob_is_found(full: Path, hurt: Callable[[Path], object], fault
 
 def test_leftover_files_are_harmless(full: Path) -> None:
     with opened(full) as store:
-        store.blobs.put(b"nobody names me")
+        store.blobs.put("ada", b"nobody names me")
     folder = min((full / "blobs").iterdir())
     (folder / ".0123-xyz.part").write_bytes(b"half")
     found = problems(full)

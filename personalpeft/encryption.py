@@ -1,0 +1,134 @@
+"""Implement ``personalpeft.encrypt`` and ``personalpeft.decrypt``."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from personalpeft.clock import Clock
+from personalpeft.errors import InvalidInput
+from personalpeft.settings import KeySettings, Settings
+from personalpeft.store.conversion import convert, is_decided
+from personalpeft.store.encryption import (
+    ENCRYPTION,
+    EncryptionInfo,
+    KeySource,
+    delete_key,
+    describe_key,
+    make_keys,
+    read_info,
+)
+from personalpeft.store.home import open_store
+from personalpeft.store.store import Store
+from personalpeft.types import Progress
+
+
+@dataclass(frozen=True, slots=True)
+class EncryptionReport:
+    """How a home is encrypted after a change.
+
+    Attributes:
+        home: The folder.
+        source: Where its key comes from: "keyring", "file" or "passphrase". None: not encrypted.
+        key: Where the key is, for a person.
+        former_key: Where the former key is. Older backups need it.
+        files: How many adapter files were written anew.
+        plain_copies: Backups and former homes that are not encrypted.
+    """
+
+    home: Path
+    source: KeySource | None
+    key: str | None
+    former_key: str | None
+    files: int
+    plain_copies: tuple[Path, ...] = ()
+
+    def __str__(self) -> str:
+        lines = [f"{self.home}: {'encrypted' if self.key else 'not encrypted any more'}"]
+        if self.key:
+            lines.append(f"  its key: {self.key}")
+            lines.append("  keep a copy of the key elsewhere: without it all is lost")
+        if self.former_key:
+            lines.append(f"  the former key, which older backups need: {self.former_key}")
+        if self.key and self.plain_copies:
+            lines.append("  not encrypted, so delete them when you have a new backup:")
+            lines += [f"    {path}" for path in self.plain_copies]
+        return "\n".join(lines)
+
+
+def encrypt(
+    settings: Settings,
+    source: str | None,
+    *,
+    rotate: bool,
+    new_passphrase: str | None,
+    clock: Clock,
+    progress: Progress,
+) -> EncryptionReport:
+    """Implement ``personalpeft.encrypt``, which documents the arguments."""
+    home, keys = settings.home, settings.keys
+    if source is not None and source not in list(KeySource):
+        raise InvalidInput(
+            f"key must be {', '.join(KeySource)}, got {source!a}.", hint="See personalpeft.encrypt."
+        )
+    if home in (keys.folder, *keys.folder.parents):
+        raise InvalidInput(
+            f"The folder of keys {keys.folder} is in the home.",
+            hint="Set PERSONALPEFT_KEYS to a folder elsewhere.",
+        )
+    with _open(settings, clock) as store:
+        before = read_info(home)
+        if bool(before) is not rotate:
+            raise InvalidInput(
+                f"The home {home} is {'' if before else 'not '}encrypted.",
+                hint="To give it a new key: --rotate" if before else "Leave --rotate out.",
+            )
+        wanted = KeySource(source) if source else before.source if before else None
+        target = dataclasses.replace(keys, passphrase=new_passphrase or keys.passphrase)
+        new = make_keys(wanted, target, clock.entropy)
+        with ExitStack() as on_error:
+            on_error.callback(_drop_unused_key, home, new.info, keys)
+            files = convert(store, new, lambda done: progress("Encrypting", done))
+            on_error.pop_all()
+    return EncryptionReport(
+        home,
+        new.info.source,
+        describe_key(new.info, keys),
+        describe_key(before, keys) if before else None,
+        files,
+        tuple(_plain_copies(store)),
+    )
+
+
+def decrypt(settings: Settings, *, clock: Clock, progress: Progress) -> EncryptionReport:
+    """Implement ``personalpeft.decrypt``, which documents the arguments."""
+    with _open(settings, clock) as store:
+        before = read_info(settings.home)
+        if before is None:
+            raise InvalidInput(
+                f"The home {settings.home} is not encrypted.", hint="There is nothing to do."
+            )
+        files = convert(store, None, lambda done: progress("Decrypting", done))
+    former = describe_key(before, settings.keys)
+    return EncryptionReport(settings.home, None, None, former, files)
+
+
+def _open(settings: Settings, clock: Clock) -> Store:
+    return open_store(settings.home, now=clock.now, entropy=clock.entropy, keys=settings.keys)
+
+
+def _plain_copies(store: Store) -> Iterator[Path]:
+    """Yield the known copies of a home that are not encrypted."""
+    backups = [each for folder in store.erasures.folders() for each in folder.glob("copy-*")]
+    for path in (*backups, *store.home.parent.glob(f"{store.home.name}.replaced-*")):
+        if path.is_dir() and not (path / ENCRYPTION).exists():
+            yield path
+
+
+def _drop_unused_key(home: Path, info: EncryptionInfo, keys: KeySettings) -> None:
+    """Delete the key of a conversion that failed, unless the home has it or will have it."""
+    if not is_decided(home) and read_info(home) != info:
+        delete_key(info, keys)

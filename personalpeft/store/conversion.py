@@ -1,0 +1,167 @@
+"""Turns the encryption of a home on or off, or gives it new keys.
+
+The home is copied with the new keys into ``.converting``, and the copy is verified. Renaming it to
+``.converted`` decides: from then on the copy replaces the home's files. If a kill interrupts that,
+the next opening finishes it. A kill before the rename leaves the home as it was.
+
+Invariants: nothing of the home is deleted before the copy is whole, verified and on the disk. No
+other connection to the database is open meanwhile, and none can be opened. A program that waited
+for the former database is refused.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from contextlib import ExitStack, closing, suppress
+from pathlib import Path
+
+from personalpeft import host
+from personalpeft.errors import Damaged
+from personalpeft.store.blobs import Blobs, replace_file
+from personalpeft.store.certificate_keys import CERTIFICATE_KEYS
+from personalpeft.store.database import Database, create_file, fetch_all, open_connection
+from personalpeft.store.encryption import ENCRYPTION, HomeKeys
+from personalpeft.store.error_mapping import map_home_errors, sqlite3
+from personalpeft.store.integrity import verify
+from personalpeft.store.locks import Lock
+from personalpeft.store.schema import REPLACED_ID
+from personalpeft.store.store import Store
+
+_COPY, _DECIDED, _MOVING = ".converting", ".converted", ".converted-moving"
+PENDING = frozenset({_COPY, _DECIDED, _MOVING})
+"""The folders in a home that a conversion leaves when it is killed."""
+
+_REPLACED = ("blobs", "sessions", "notes", CERTIFICATE_KEYS, ENCRYPTION)
+_JOURNALS = ("-wal", "-shm", "-journal")
+_TIMEOUT = 10.0
+_ALONE_TIMEOUT = 1.0  # A program that is open does not close its connections meanwhile.
+_BATCH_SIZE = 100
+
+
+def convert(
+    store: Store, new: HomeKeys | None, progress: Callable[[float], None] = lambda done: None
+) -> int:
+    """Encrypt a home with new keys, or decrypt it, and return how many adapter files it has.
+
+    Checkpoints of unfinished learns are dropped.
+
+    Args:
+        store: The open home. It is closed.
+        new: The new keys; None for a plain home.
+        progress: Called with the share that is done, 0 to 1.
+
+    Raises:
+        Busy: Another program has the home open.
+        Damaged: The home is not whole; see ``verify``.
+        HomeError: The home cannot be written. Nothing was changed.
+    """
+    home, path = store.home, store.database.path
+    with store.database.write_lock(), map_home_errors(home):
+        store.close()
+        copy, key = home / _COPY, store.cipher.database_key
+        db = open_connection(path, "mode=rw", timeout=_ALONE_TIMEOUT, key=key, exclusive=True)
+        with ExitStack() as on_error, closing(db):
+            # Fails if there is another connection, and keeps others out until this one is closed.
+            db.execute("begin exclusive")
+            db.execute("commit")
+            on_error.callback(shutil.rmtree, copy, ignore_errors=True)
+            copy.mkdir(mode=0o700)
+            _copy_database(db, copy / path.name, new)
+            files = _copy_files(store, copy, new, progress)
+            copy.rename(home / _DECIDED)
+            on_error.pop_all()
+            host.sync_folder(home)
+            db.execute(f"pragma application_id={REPLACED_ID}")
+        finish_conversion(home)
+    return files
+
+
+def is_decided(home: Path) -> bool:
+    """Return whether the next opening of a home finishes a conversion."""
+    return (home / _DECIDED).exists() or (home / _MOVING).exists()
+
+
+def finish_conversion(home: Path) -> None:
+    """Finish what a killed conversion left, under the write lock. Raises ``OSError``."""
+    if (home / _COPY).is_dir():
+        shutil.rmtree(home / _COPY)
+    decided, moving = home / _DECIDED, home / _MOVING
+    if decided.is_dir():
+        journals = [each for suffix in _JOURNALS for each in home.glob(f"*.db{suffix}")]
+        for path in (*journals, *(home / name for name in _REPLACED)):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+        host.sync_folder(home)
+        decided.rename(moving)
+    if moving.is_dir():
+        for path in sorted(moving.iterdir()):
+            host.replace(path, home / path.name)
+        host.sync_folder(home)
+        moving.rmdir()
+    host.sync_folder(home)
+
+
+def _copy_database(db: sqlite3.Connection, path: Path, new: HomeKeys | None) -> None:
+    """Copy the database with another key. The data keys in the copy belong to no user."""
+    create_file(path)
+    key = f"x'{new.database}'" if new else ""
+    db.execute("attach ? as copy key ?", [f"{path.as_uri()}?mode=rw", key])
+    db.execute("begin")
+    db.execute("select sqlcipher_export('copy')").fetchall()
+    for mark in ("application_id", "user_version"):
+        (value,) = db.execute(f"pragma main.{mark}").fetchone()
+        db.execute(f"pragma copy.{mark}={value}")
+    db.execute("update copy.data_key set user = ''")
+    for table in fetch_all(db, "select name from main.sqlite_master where type = 'table'"):
+        name = table["name"]
+        counts = [f"(select count(*) from {each}.{name})" for each in ("main", "copy")]
+        if not db.execute(f"select {' = '.join(counts)}").fetchone()[0]:
+            raise Damaged(f"The table {name} was not copied whole.", hint="Try again.")
+    db.execute("commit")
+    db.execute("detach copy")
+
+
+def _copy_files(
+    store: Store, copy: Path, new: HomeKeys | None, progress: Callable[[float], None]
+) -> int:
+    """Copy the files of a home into a copy of its database, verify it, and return their number."""
+    home, name = store.home, store.database.path.name
+    lock = Lock(copy / "write.lock", home=copy, what=f"The copy {copy}", now=store.now)
+    database = Database(
+        copy / name, lock, timeout=_TIMEOUT, read_only=False, key=new.database if new else None
+    )
+    with Store(copy, database, now=store.now, entropy=store.entropy, keys=new) as target:
+        database.set_journal_mode()
+        former = store.cipher.with_database(database)
+        blobs = Blobs(home, database, former)
+        with database.read_transaction() as db:
+            sql = "select distinct user, digest from revision order by digest"
+            rows = fetch_all(db, sql)
+        for first in range(0, len(rows), _BATCH_SIZE):
+            progress(first / len(rows))
+            batch = rows[first : first + _BATCH_SIZE]
+            target.blobs.put_many((row["user"], blobs.read(row["digest"])) for row in batch)
+        for path in (*home.glob("notes/*.json"), home / CERTIFICATE_KEYS):
+            with suppress(FileNotFoundError):
+                data = former.decrypt(path.read_bytes(), path.name)
+                data = target.cipher.encrypt(data, path.name, target.cipher.home_key)
+                (target_path := copy / path.relative_to(home)).parent.mkdir(0o700, exist_ok=True)
+                replace_file(target_path, data)
+        with database.write_transaction() as db:
+            db.execute("delete from data_key where user = ''")
+        if new is not None:
+            replace_file(copy / ENCRYPTION, new.info.to_json())
+        if problems := verify(target):
+            raise Damaged(
+                f"The home has {len(problems)} problems and was not changed. The first: "
+                f"{problems[0].where}: {problems[0].fault}",
+                hint="Run verify --repair first.",
+            )
+    for name in ("write.lock", "write.holder"):
+        (copy / name).unlink(missing_ok=True)
+    for folder in (*copy.glob("notes"), copy):
+        host.sync_folder(folder)
+    return len({row["digest"] for row in rows})

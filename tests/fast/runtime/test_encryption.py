@@ -1,0 +1,373 @@
+"""An encrypted home behaves as a plain one, and shows nothing to those who lack its key."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runtime_makers import ask, correct, greedy, open_runtime
+
+import personalpeft
+from personalpeft import Busy, HomeError, InvalidInput
+from personalpeft.store.encryption import ENCRYPTION
+
+pytest.importorskip("sqlcipher3")
+pytest.importorskip("cryptography")
+
+WORD = "Quetzalcoatl"
+FACT = f"My parrot is called {WORD}."
+
+
+@pytest.fixture(autouse=True)
+def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of key files."""
+    monkeypatch.setenv("PERSONALPEFT_KEYS", str(tmp_path / "keys"))
+    monkeypatch.delenv("PERSONALPEFT_PASSPHRASE", raising=False)
+    return tmp_path / "keys"
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A plain home with a live layer, a fact, a note and keys of certificates."""
+    home = tmp_path_factory.mktemp("template") / "home"
+    with open_runtime(home) as runtime:
+        ada, bo = runtime.user("ada"), runtime.user("bo")
+        correct(ada, 6)
+        ada.feedback(ask(ada, f"Who is {WORD}?"), edit=f"{WORD} is a parrot.")
+        assert ada.learn().revision
+        ada.remember(FACT)
+        ask(bo, "I am Bo.")
+        runtime.maintenance.write_note("daemon", WORD)
+        ada.forget(ada.remember("My code is 4711."), certificate=True)
+    return home
+
+
+@pytest.fixture
+def plain(template: Path, tmp_path: Path) -> Path:
+    """A copy of the plain home."""
+    return shutil.copytree(template, tmp_path / "home")
+
+
+@pytest.fixture
+def home(plain: Path) -> Path:
+    """The same home, encrypted with a key in a file."""
+    personalpeft.encrypt(plain, "file")
+    return plain
+
+
+def files_with(folder: Path, words: str) -> list[str]:
+    return [
+        str(path.relative_to(folder))
+        for path in folder.rglob("*")
+        if path.is_file() and words.encode() in path.read_bytes()
+    ]
+
+
+def replies(home: Path) -> list[str]:
+    with open_runtime(home) as runtime:
+        return greedy(runtime.user("ada", create=False))
+
+
+def test_encrypting_changes_no_reply_and_leaves_no_words(plain: Path) -> None:
+    before = replies(plain)
+    with open_runtime(plain) as runtime:
+        copy = runtime.maintenance.back_up(plain / "backups").path
+    adapters = [path.read_bytes() for path in plain.glob("blobs/*/*")]
+    assert files_with(plain, WORD)
+    report = personalpeft.encrypt(plain, "file")
+    assert report.source == "file"
+    # Never deleted, but named.
+    assert report.plain_copies == (copy,)
+    shutil.rmtree(copy)
+    assert files_with(plain, WORD) == []
+    assert not any(path.read_bytes() in adapters for path in plain.rglob("*") if path.is_file())
+    assert replies(plain) == before
+    with open_runtime(plain) as runtime:
+        assert runtime.verify() == ()
+        assert runtime.maintenance.read_note("daemon") == WORD
+        assert any(signal.payload.get("text") == FACT for signal in runtime.user("ada").signals())
+
+
+def test_encrypted_home_learns_rolls_back_exports_and_imports(home: Path, tmp_path: Path) -> None:
+    file = tmp_path / "ada.personal"
+    with open_runtime(home) as runtime:
+        ada = runtime.user("ada")
+        first = ada.layers()[0].head
+        correct(ada, 4, first=10)
+        second = ada.learn().revision
+        assert second != first
+        ada.rollback(ada.layers()[0].name, to=first)
+        assert ada.layers()[0].head == first
+        ada.export(file)
+        runtime.import_user(file, as_user="cleo")
+        assert greedy(runtime.user("cleo")) == greedy(ada)
+        # They share adapters. What is left of one is whole when the other is gone.
+        runtime.forget_user("ada")
+        assert runtime.verify() == ()
+        assert greedy(runtime.user("cleo"))
+    assert files_with(home, WORD) == []
+
+
+def test_checkpoints_are_encrypted(home: Path) -> None:
+    with open_runtime(home) as runtime:
+        store = runtime._services.store
+        store.save_session("ada", "style", WORD.encode())
+        assert store.load_session("ada", "style") == WORD.encode()
+        assert files_with(home, WORD) == []
+
+
+def test_forgetting_a_user_destroys_the_users_key(home: Path, tmp_path: Path) -> None:
+    shutil.copytree(home / "blobs", tmp_path / "blobs")
+    with open_runtime(home) as runtime:
+        certificate = runtime.forget_user("ada", certificate=True).certificate
+        assert certificate is not None
+        (key,) = certificate.statement["keys_destroyed"]
+        assert len(key) == 32
+        cipher = runtime._services.store.cipher
+        blobs = [path for path in (tmp_path / "blobs").rglob("*") if path.is_file()]
+        assert blobs
+        # With the home's key and a copy of the files from before.
+        assert not any(cipher.is_current(path.read_bytes()) for path in blobs)
+
+
+def test_backup_is_encrypted_and_restores(home: Path, tmp_path: Path) -> None:
+    copies, before = tmp_path / "copies", replies(home)
+    with open_runtime(home) as runtime:
+        runtime.maintenance.back_up(copies)
+        runtime.maintenance.back_up(copies)
+        fact = next(s.id for s in runtime.user("ada").signals() if s.payload.get("text") == FACT)
+        runtime.user("ada").forget(fact, rebuild=False)
+    assert files_with(copies, WORD) == []
+    report = personalpeft.restore(copies, home, replace=True)
+    assert (report.forgotten, report.lost_encryption) == (1, False)
+    assert (home / ENCRYPTION).is_file()
+    assert replies(home) == before
+    shutil.rmtree(home)
+    assert personalpeft.restore(copies, home).forgotten == 1
+
+
+def test_rotation_makes_the_former_key_useless_for_the_home_and_keeps_backups(
+    home: Path, tmp_path: Path, keys: Path
+) -> None:
+    copies, before = tmp_path / "copies", replies(home)
+    with open_runtime(home) as runtime:
+        runtime.maintenance.back_up(copies)
+    (former,) = keys.iterdir()
+    report = personalpeft.encrypt(home, rotate=True)
+    assert report.former_key == str(former)
+    new = Path(report.key or "")
+    assert replies(home) == before
+    with open_runtime(home) as runtime:
+        assert runtime.maintenance.back_up(copies).missing == ()
+    assert personalpeft.restore(copies, tmp_path / "newest").forgotten == 0
+    new.rename(tmp_path / "elsewhere")
+    with pytest.raises(HomeError, match="key is not here"):
+        replies(home)
+    # The oldest backup needs the former key alone.
+    assert personalpeft.restore(min(copies.glob("copy-*")), tmp_path / "oldest").home.is_dir()
+
+
+def test_decrypting_gives_the_plain_home_back(home: Path) -> None:
+    before = replies(home)
+    report = personalpeft.decrypt(home)
+    assert report.source is None
+    assert not (home / ENCRYPTION).exists()
+    assert files_with(home, WORD)
+    assert replies(home) == before
+    with open_runtime(home) as runtime:
+        assert runtime.verify() == ()
+        assert runtime.maintenance.read_note("daemon") == WORD
+
+
+def test_copied_home_opens_nothing_without_its_key(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = shutil.copytree(home, tmp_path / "stolen")
+    monkeypatch.setenv("PERSONALPEFT_KEYS", str(tmp_path / "nothing"))
+    for open_it in (
+        lambda: personalpeft.open(copy, backend="fake"),
+        lambda: personalpeft.open(copy, backend="fake", read_only=True),
+        lambda: personalpeft.decrypt(copy),
+        lambda: personalpeft.encrypt(copy, "file", rotate=True),
+    ):
+        with pytest.raises(HomeError, match="its key is not here"):
+            open_it()
+    # Without the file that says so, it is no home either.
+    (copy / ENCRYPTION).unlink()
+    with pytest.raises(HomeError):
+        personalpeft.open(copy, backend="fake")
+
+
+def test_wrong_passphrase_is_refused_and_changes_nothing(plain: Path) -> None:
+    personalpeft.encrypt(plain, "passphrase", passphrase="correct horse")
+    with pytest.raises(HomeError, match="is encrypted with a passphrase"):
+        personalpeft.open(plain, backend="fake")
+    personalpeft.encrypt(plain, rotate=True, passphrase="correct horse", new_passphrase="new one")
+    files = {path: path.read_bytes() for path in plain.rglob("*") if path.is_file()}
+    with pytest.raises(HomeError, match="The passphrase does not open the home"):
+        personalpeft.open(plain, backend="fake", passphrase="correct horse")
+    assert {path: path.read_bytes() for path in plain.rglob("*") if path.is_file()} == files
+    with personalpeft.open(plain, backend="fake", passphrase="new one") as runtime:
+        assert runtime.verify() == ()
+
+
+def test_machine_without_a_keyring_uses_a_file_that_only_its_owner_reads(
+    tmp_path: Path, keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keyring = pytest.importorskip("keyring")
+    from keyring.backends import fail
+
+    present = keyring.get_keyring()
+    keyring.set_keyring(fail.Keyring())
+    try:
+        report = personalpeft.encrypt(tmp_path / "new")
+        assert report.source == "file"
+        with pytest.raises(InvalidInput, match="no keyring"):
+            personalpeft.encrypt(tmp_path / "other", "keyring")
+    finally:
+        keyring.set_keyring(present)
+    (file,) = keys.iterdir()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    with open_runtime(tmp_path / "new") as runtime:
+        runtime.user("ada").remember(FACT)
+    assert files_with(tmp_path, WORD) == []
+
+
+def test_key_in_the_keyring_opens_the_home_and_stands_in_no_file(
+    plain: Path, tmp_path: Path
+) -> None:
+    keyring = pytest.importorskip("keyring")
+    from keyring.backend import KeyringBackend
+
+    class InMemory(KeyringBackend):
+        priority = 5
+        kept: dict[tuple[str, str], str] = {}  # noqa: RUF012
+
+        def get_password(self, service: str, username: str) -> str | None:
+            return self.kept.get((service, username))
+
+        def set_password(self, service: str, username: str, password: str) -> None:
+            self.kept[service, username] = password
+
+    present = keyring.get_keyring()
+    keyring.set_keyring(InMemory())
+    try:
+        assert personalpeft.encrypt(plain).source == "keyring"
+        assert replies(plain)
+    finally:
+        keyring.set_keyring(present)
+    (key,) = InMemory.kept.values()
+    assert files_with(tmp_path, key) == []
+    with pytest.raises(HomeError, match="its key is not here"):
+        replies(plain)
+
+
+def test_home_in_use_is_not_encrypted(plain: Path, keys: Path) -> None:
+    with open_runtime(plain) as runtime:
+        before = runtime.user("ada").turns()
+        with pytest.raises(Busy):
+            personalpeft.encrypt(plain, "file")
+        assert runtime.user("ada").turns() == before
+    assert not (plain / ENCRYPTION).exists()
+    assert not any(keys.iterdir())
+
+
+def test_encrypting_twice_or_rotating_a_plain_home_is_refused(plain: Path) -> None:
+    with pytest.raises(InvalidInput, match="not encrypted"):
+        personalpeft.encrypt(plain, "file", rotate=True)
+    with pytest.raises(InvalidInput, match="not encrypted"):
+        personalpeft.decrypt(plain)
+    with pytest.raises(InvalidInput, match="key must be"):
+        personalpeft.encrypt(plain, "paper")
+    personalpeft.encrypt(plain, "file")
+    with pytest.raises(InvalidInput, match="is encrypted"):
+        personalpeft.encrypt(plain, "file")
+
+
+def test_damaged_or_exchanged_files_are_found(home: Path) -> None:
+    first, *_ = (path for path in sorted(home.glob("blobs/*/*")) if path.is_file())
+    stored = bytearray(first.read_bytes())
+    stored[-1] ^= 1
+    first.write_bytes(bytes(stored))
+    with open_runtime(home) as runtime:
+        (problem,) = runtime.verify()
+        assert "does not match its digest" in problem.fault
+
+
+def _encrypt_killed(home: Path, point: int, *, rotate: bool) -> bool:
+    """Encrypt in a child that ends at its n-th sync, rename or deletion; return whether it ended."""
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0
+    calls = itertools.count()
+
+    def dying(call: Callable[..., Any]) -> Callable[..., Any]:
+        def die_or_call(*args: Any, **more: Any) -> Any:
+            if next(calls) == point:
+                os._exit(9)
+            return call(*args, **more)
+
+        return die_or_call
+
+    for name in ("fsync", "rename", "replace", "unlink", "rmdir", "mkdir"):
+        setattr(os, name, dying(getattr(os, name)))
+    try:
+        personalpeft.encrypt(home, "file", rotate=rotate)
+    except BaseException:  # noqa: BLE001
+        os._exit(3)
+    os._exit(0)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="ends a forked process")
+@pytest.mark.parametrize(
+    ("rotate", "step"),
+    [
+        (False, 12),
+        pytest.param(False, 1, marks=pytest.mark.exhaustive),
+        pytest.param(True, 1, marks=pytest.mark.exhaustive),
+    ],
+)
+def test_kill_while_encrypting_loses_nothing(
+    plain: Path, tmp_path: Path, rotate: bool, step: int
+) -> None:
+    if rotate:
+        personalpeft.encrypt(plain, "file")
+    before = replies(plain)
+    seen = set()
+    for point in itertools.count(0, step):
+        copy = shutil.copytree(plain, tmp_path / f"killed-{point}")
+        was_killed = _encrypt_killed(copy, point, rotate=rotate)
+        is_decided = (copy / ".converted").exists() or (copy / ".converted-moving").exists()
+        if is_decided:
+            with pytest.raises(HomeError, match="was being changed"):
+                personalpeft.open(copy, backend="fake", read_only=True)
+        assert replies(copy) == before
+        with open_runtime(copy) as runtime:
+            assert runtime.verify() == ()
+        assert not list(copy.glob(".convert*"))
+        is_encrypted = (copy / ENCRYPTION).exists()
+        assert bool(files_with(copy, WORD)) is not is_encrypted
+        seen.add((is_encrypted, is_decided))
+        shutil.rmtree(copy)
+        if not was_killed:
+            break
+    # Before the decision, after it, and at the end.
+    assert {(rotate, False), (True, True), (True, False)} <= seen
+
+
+def test_json_of_the_home_names_no_secret(home: Path, keys: Path) -> None:
+    (file,) = keys.iterdir()
+    key = file.read_text().strip()
+    assert len(bytes.fromhex(key)) == 32
+    assert files_with(home, key) == []
+    assert bytes.fromhex(key) not in b"".join(
+        path.read_bytes() for path in home.rglob("*") if path.is_file()
+    )
+    assert json.loads((home / ENCRYPTION).read_bytes())["source"] == "file"
