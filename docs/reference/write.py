@@ -24,8 +24,8 @@ from personalpeft.runtime import Runtime
 from personalpeft.settings import (
     CACHE,
     HOME,
-    LEARNING_DEVICE,
     KEYS,
+    LEARNING_DEVICE,
     PASSPHRASE,
     PLUGINS,
     VLLM,
