@@ -46,6 +46,9 @@ from personalpeft_app.http.api_v1.routes import ApiV1
 from personalpeft_app.peft_archive import unzip_adapter
 
 
+BASE = personalpeft.DEFAULT_BASE
+
+
 @pytest.fixture
 def site(runtime: Runtime) -> Iterator[LocalServer]:
     api = ApiV1(runtime)
@@ -357,6 +360,40 @@ def test_a_learn_reports_changes_the_stack_and_can_be_rolled_back(
     digest = ada.activity_summary(timedelta(hours=1))
     assert [each.revision for each in digest.reports] == [report.revision]
     assert digest.live == {"style": None}
+
+
+def test_layers_are_rebased_compared_and_switched_by_name(
+    runtime_or_client: Any, ada: Any, library_user: User
+) -> None:
+    for _ in range(2):
+        correct(ada)
+        ada.learn()
+    progress: list[str] = []
+    report = runtime_or_client.rebase(
+        "ada", BASE, compare_only=True, progress=lambda stage, done: progress.append(stage)
+    )
+    (layer,) = report.layers
+    assert layer.before == library_user.layers()[0].head != layer.after
+    assert report.won + report.lost + report.tied == len(report.questions) > 0
+    assert report.examples
+    assert progress
+    assert not report.switched
+    switched = runtime_or_client.rebase("ada", BASE, accept=True)
+    assert switched.switched
+    assert library_user.layers()[0].head == layer.after
+    with pytest.raises(Cancelled):
+        runtime_or_client.rebase("ada", BASE, cancelled=lambda: True)
+
+
+def test_a_rebase_over_http_takes_names_of_bases_alone(client: Client, tmp_path: Path) -> None:
+    ada = client.user("ada")
+    correct(ada)
+    ada.learn()
+    (tmp_path / "card.toml").write_text("")
+    for wrong in ("no-such-base", str(tmp_path / "card.toml"), "card.toml", "../card", "~"):
+        with pytest.raises(NotFound):
+            client.rebase("ada", wrong)
+    assert BASE in [base.name for base in client.bases()]
 
 
 def test_a_dry_run_reports_the_planned_learn(ada: Any) -> None:
