@@ -87,9 +87,10 @@ def restore(
         )
     others = [each.expanduser() for each in forgotten_in]
     for folder in others:
-        if not (folder / LOG).is_file():
+        if not any((folder / name).is_file() for name in (LOG, DATABASE)):
             raise NotFound(
-                f"There is no {LOG} in {folder}.", hint="Name a home or a folder of backups."
+                f"There is neither {LOG} nor {DATABASE} in {folder}.",
+                hint="Name a home or a folder of backups.",
             )
     part = home.with_name(f"{home.name}.restoring")
     with map_home_errors(home):
@@ -100,7 +101,8 @@ def restore(
             # The backup may be older than the keys.
             replace_file(part / CERTIFICATE_KEYS, (home / CERTIFICATE_KEYS).read_bytes())
         erasures = merge_logs((backup, backup.parent, home, *others), part)
-        erasures = (*erasures, *read_tombstones(home / DATABASE))
+        for folder in (home, *others):
+            erasures = (*erasures, *read_tombstones(folder / DATABASE))
     progress("Forgetting", 0.0)
     count = _forget_again(part, settings, base, erasures, clock)
     _check(part, clock)

@@ -316,8 +316,9 @@ def test_a_user_whose_learn_runs_elsewhere_is_not_erased(
 
 
 def test_layers_built_anew_are_shown_beside_the_live_ones_and_switched_to(
-    runtime: Runtime, user: User
+    runtime: Runtime,
 ) -> None:
+    user = runtime.user("ada")
     for first in (0, 5):
         correct(user, 5, first=first)
         user.learn()
