@@ -367,6 +367,8 @@ def test_layers_are_rebased_compared_and_switched_by_name(
     for first in (0, 5):
         correct(ada, first=first)
         ada.learn()
+    with pytest.raises(Cancelled):
+        runtime_or_client.rebase("ada", BASE, cancelled=lambda: True)
     progress: list[str] = []
     report = runtime_or_client.rebase(
         "ada", BASE, compare_only=True, progress=lambda stage, done: progress.append(stage)
@@ -380,8 +382,6 @@ def test_layers_are_rebased_compared_and_switched_by_name(
     switched = runtime_or_client.rebase("ada", BASE, accept=True)
     assert switched.switched
     assert library_user.layers()[0].head == layer.after
-    with pytest.raises(Cancelled):
-        runtime_or_client.rebase("ada", BASE, cancelled=lambda: True)
 
 
 def test_a_rebase_over_http_takes_names_of_bases_alone(client: Client, tmp_path: Path) -> None:
