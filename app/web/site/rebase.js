@@ -18,11 +18,11 @@ import { count } from "./format.js";
  * @param {{ follow: (job: any) => Promise<import("./user.js").Job> }} learning
  */
 export function rebasePart(user, learning) {
-  const choice = h("select", { id: "rebase-to" });
+  const choice = h("select", { "aria-labelledby": "rebase" });
   const build = button("Build and compare", () => rebase(choice.value, false));
   const form = h("div", { class: "row" }, choice, build);
-  const result = h("div", { "aria-live": "polite" });
-  const element = h("section", { class: "part", "aria-labelledby": "rebase", hidden: true }, h("h2", { id: "rebase" }, h("label", { for: choice.id }, "Another base")),
+  const result = h("div", { class: "rebased", "aria-live": "polite" });
+  const element = h("section", { class: "part", "aria-labelledby": "rebase", hidden: true }, h("h2", { id: "rebase" }, "Another base"),
     h("p", { class: "lead" }, "Your layers are built anew from your feedback, and both answer the same held-out questions. Nothing changes until you switch."),
     form, result);
   /** @type {Base[]} */
@@ -36,7 +36,7 @@ export function rebasePart(user, learning) {
       bases = await user.bases();
       const before = choice.value;
       choice.replaceChildren(...bases.map((each) => h("option", { value: each.name, selected: each.name === before },
-        each.is_open ? `${each.title}, as it is now` : each.title)));
+        `${each.name}: ${each.title}${each.is_open ? ", as it is now" : ""}`)));
       await user.stack();
       form.hidden = false;
     } catch (error) {
@@ -50,7 +50,7 @@ export function rebasePart(user, learning) {
     const open = bases.find((each) => each.is_open);
     form.hidden = true;
     result.replaceChildren(h("p", {}, "Your layers are on another base than this server. Start it with that base, or go back:"),
-      h("div", { class: "row" }, open ? button(`Go back to ${open.title}`, () => rebase(open.name, true)) : null));
+      h("div", { class: "row" }, open ? button(`Go back to ${open.name}`, () => rebase(open.name, true)) : null));
   }
 
   /** @param {string} to @param {boolean} accept */
@@ -71,7 +71,7 @@ export function rebasePart(user, learning) {
     if (report.layers.every((each) => each.before === each.after)) {
       result.replaceChildren(h("p", {}, "The layers came out as they are. There is nothing to switch to."));
     } else if (!report.switched) {
-      result.replaceChildren(h("h3", {}, score(report)), h("p", { class: "dim" }, `The gate: ${report.verdict}. ${report.reason}.`), ...examples(report),
+      result.replaceChildren(h("h3", {}, score(report)), h("p", { class: "dim" }, `The gate: ${report.verdict} (${report.reason}).`), ...examples(report),
         h("div", { class: "row" }, button(`Switch to ${report.name}`, () => rebase(to, true), { class: "go" }), button("Keep what is live", () => result.replaceChildren(), { class: "quiet" })));
     } else if (report.base === report.to) {
       result.replaceChildren(h("p", {}, "The layers that were built anew are live."), h("div", { class: "row" }, button("Go back", () => goBack(report))));
