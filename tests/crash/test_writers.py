@@ -27,7 +27,7 @@ def disturbing(home: Path) -> Iterator[list[Exception]]:
 
     def read() -> None:
         last = 0
-        while not stop.wait(0.02):
+        while not stop.wait(0.2):
             with personalpeft.open(home, backend="fake", read_only=True) as runtime:
                 turns = sum(len(runtime.user(each).turns()) for each in USERS)
                 assert turns >= last

@@ -35,7 +35,10 @@ _VARIABLE = (
     (re.compile(r"\d+ steps? in (?:\d+ seconds?|under a second)"), "STEPS"),
     (re.compile(r"[\d.]+(?:e-\d+)? %"), "N %"),
     # The bases that this machine has.
-    (re.compile(r'(?<=combobox "Another base":\n)(?: +- option .*\n)+'), "      - option BASES\n"),
+    (
+        re.compile(r"(?<=combobox \"Another base\":\n)(?: +- '?option .*\n)+"),
+        "      - option BASES\n",
+    ),
 )
 
 
