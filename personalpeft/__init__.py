@@ -232,7 +232,7 @@ def restore(
             folder.
         base: The base, as for ``open``.
         replace: Whether a home that is there may be replaced. It is kept beside the new one.
-        forgotten_in: More folders with a ``forgotten.jsonl``.
+        forgotten_in: More folders with a ``forgotten.jsonl``, or with a newer database.
         passphrase: The passphrase of the backup, as for ``open``.
         clock: Source of time and randomness. Defaults to the system's.
         progress: Called with a stage and the share of it that is done, 0 to 1.

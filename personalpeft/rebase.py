@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
-from personalpeft.errors import BaseMismatch, NothingCause, NothingToLearn
+from personalpeft.errors import InvalidInput, NothingCause, NothingToLearn
 from personalpeft.formatting import pluralize, to_json
 from personalpeft.learning.data.training_examples import Lesson, load_assignments
 from personalpeft.learning.evaluate.across_bases import (
@@ -83,7 +83,9 @@ class RebaseReport:
         accepted: Whether the caller switched by name what the gate did not promote.
         switched: Whether the new stack is live.
         layers: Each layer before and after.
-        questions: The held-out questions. They are empty where the former base was not open.
+        against_bare_base: Whether the former base was not open, so that the questions and the
+            examples compare the new stack with its own bare base.
+        questions: The held-out questions.
         margin: The largest difference that is a tie, in nats per byte.
         examples: Some of the questions with the generated answers of both stacks.
         seconds: How long it took.
@@ -100,6 +102,7 @@ class RebaseReport:
     reason: str
     accepted: bool
     switched: bool
+    against_bare_base: bool = False
     layers: tuple[RebasedLayer, ...] = ()
     questions: tuple[RebaseQuestion, ...] = ()
     margin: float = 0.0
@@ -135,8 +138,9 @@ class RebaseReport:
                 sum(getattr(each, side) for each in self.questions) / len(self.questions)
                 for side in ("before", "after")
             )
+            asked = "asked it and its bare base" if self.against_bare_base else "asked both"
             lines.append(
-                f"  asked both: {pluralize(len(self.questions), 'held-out question')};"
+                f"  {asked}: {pluralize(len(self.questions), 'held-out question')};"
                 f" won {self.won}, lost {self.lost}, tied {self.tied}"
                 f" (nats a byte {before:.3f} -> {after:.3f}, up to {self.margin:.3f} is a tie)"
             )
@@ -158,6 +162,7 @@ def rebase(
     user: str,
     *,
     accept: bool,
+    compare_only: bool,
     progress: Progress,
     cancelled: Callable[[], bool],
 ) -> RebaseReport:
@@ -165,20 +170,16 @@ def rebase(
 
     ``old`` are the wired parts of the open base, ``new`` those of the other. They may be the same.
     """
+    if accept and compare_only:
+        raise InvalidInput("accept and compare_only exclude each other.", hint="Give one of them.")
     store, clock = new.store, new.clock
     began = clock.timer()
     with ExitStack() as held:
         held.enter_context(old.store.leases.acquire(learn_lease(user)))
         heads = {each.name: each.head for each in store.catalog.layers(user) if each.head}
         live_base = _base_of(new, user, heads)
-        is_open = live_base == old.base.digest
-        if not is_open and live_base != new.base.digest and not accept:
-            raise BaseMismatch(
-                f"The layers of {user} are on the base {live_base[:12]}, which is not open, so the"
-                " two cannot be compared.",
-                hint="Name their base with --base, or switch without a comparison: --accept",
-            )
         is_same = live_base == new.base.digest
+        is_open = is_same or live_base == old.base.digest
         former = last_stack(store, user, new.base.digest)
         held.enter_context(new.model.learning())
         built = build_layers(
@@ -193,11 +194,11 @@ def rebase(
         layers = _pair_layers(heads, built)
         is_moved = bool(stack.entries) and any(each.before != each.after for each in layers)
         comparison, general = None, None
-        if (is_open or is_same) and is_moved:
-            services = new if is_same else old
+        if is_moved:
+            services = old if is_open and not is_same else new
             held.enter_context(services.model.learning())
             progress("Comparing", 0.0)
-            live = store.catalog.stack(user, live_base)
+            live = store.catalog.stack(user, live_base) if is_open else Stack(services.base.digest)
             lessons = _held_out(new, user, (live, stack))
             side = _side(new, stack)
             comparison = compare_sides(
@@ -206,9 +207,10 @@ def rebase(
             general = measure_general(side, user, cancelled=cancelled)
             progress("Comparing", 1.0)
         verdict, reason = judge_rebase(
-            layers, comparison, general, Learner.from_services(new).margins
+            layers, comparison, general, Learner.from_services(new).margins, is_open=is_open
         )
-        is_live = is_moved and (accept or verdict is Verdict.PROMOTED)
+        is_agreed = accept or (verdict is Verdict.PROMOTED and not compare_only)
+        is_live = is_moved and is_agreed
         report = RebaseReport(
             user=user,
             at=clock.now(),
@@ -219,6 +221,7 @@ def rebase(
             reason=reason,
             accepted=is_live and verdict is not Verdict.PROMOTED,
             switched=is_live,
+            against_bare_base=not is_open,
             layers=layers,
             examples=comparison.examples if comparison else (),
             **_questions(comparison),
@@ -232,12 +235,14 @@ def judge_rebase(
     comparison: BaseComparison | None,
     general: Evidence | None,
     margins: Margins,
+    *,
+    is_open: bool = True,
 ) -> tuple[Verdict, str]:
     """Return the verdict on a stack on another base, and why.
 
     It is refused for harm to general answers, and if more wanted answers lost than the margin
-    allows, unless the others gained more. Without questions, and where a layer is left behind, the
-    gate abstains.
+    allows, unless the others gained more. The gate abstains without questions, where a layer is
+    left behind, and where the former base is not open, so that the bare new base was asked instead.
     """
     if all(each.before == each.after for each in layers):
         return Verdict.ABSTAINED, "the layers came out as they are"
@@ -245,7 +250,7 @@ def judge_rebase(
     if left:
         return Verdict.ABSTAINED, f"on this base nothing gives {', '.join(left)}"
     if comparison is None or general is None:
-        return Verdict.ABSTAINED, "the two could not be compared: the former base is not open"
+        return Verdict.ABSTAINED, "the two were not compared"
     if harm := find_harm(general, margins, check_regressions=False):
         return Verdict.REFUSED, str(harm)
     items = comparison.items
@@ -253,6 +258,9 @@ def judge_rebase(
         return Verdict.ABSTAINED, "nothing is held out to compare them by"
     won, lost = sum(item.improved for item in items), sum(item.regressed for item in items)
     counts = f"of {len(items)} wanted answers {won} are likelier and {lost} less likely"
+    if not is_open:
+        against = "the former base is not open; against the bare new base "
+        return Verdict.ABSTAINED, f"{against}{counts}"
     beyond = sum(item.regressed_beyond_margin for item in items)
     outweighed = (
         IMPROVED_FACTOR**won * REGRESSED_FACTOR**lost > PROBATION_E_VALUE

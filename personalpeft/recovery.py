@@ -100,9 +100,10 @@ def restore(
         )
     others = [each.expanduser() for each in forgotten_in]
     for folder in others:
-        if not (folder / LOG).is_file():
+        if not any((folder / name).is_file() for name in (LOG, DATABASE)):
             raise NotFound(
-                f"There is no {LOG} in {folder}.", hint="Name a home or a folder of backups."
+                f"There is neither {LOG} nor {DATABASE} in {folder}.",
+                hint="Name a home or a folder of backups.",
             )
     part = home.with_name(f"{home.name}.restoring")
     with map_home_errors(home):
@@ -111,7 +112,10 @@ def restore(
         _copy(backup, part, progress)
         erasures = merge_logs((backup, backup.parent, home, *others), part)
         keys = _home_keys(home, settings)
-        erasures = (*erasures, *read_tombstones(home / DATABASE, keys.database if keys else None))
+        for folder in (home, *others):
+            own = keys if folder == home else _home_keys(folder, settings)
+            key = own.database if own else None
+            erasures = (*erasures, *read_tombstones(folder / DATABASE, key))
     progress("Forgetting", 0.0)
     with _open(part, settings, clock) as store:
         _keep_certificate_keys(home, keys, store)

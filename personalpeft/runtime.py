@@ -274,6 +274,7 @@ class Runtime(
         to: str | Path,
         *,
         accept: bool = False,
+        compare_only: bool = False,
         progress: Progress = no_progress,
         cancelled: Callable[[], bool] = not_cancelled,
     ) -> RebaseReport:
@@ -290,8 +291,11 @@ class Runtime(
         Args:
             user_id: The user.
             to: The other base, as for ``personalpeft.open``.
-            accept: Switch whatever the gate says, and also where the base of the live layers is not
-                the open one, so that nothing can be compared.
+            accept: Switch whatever the gate says. It abstains where the base of the live layers is
+                not the open one, such as after an update of its weights: the new stack is then
+                compared with its bare base.
+            compare_only: Build and compare, and switch nothing. A rebase with ``accept`` switches
+                to it later, and trains nothing again.
             progress: Called with a stage and the share of it that is done, 0 to 1.
             cancelled: Called between steps; return True to cancel. What was built is found again.
 
@@ -301,7 +305,7 @@ class Runtime(
         Raises:
             NotFound: The user or the base is unknown.
             NothingToLearn: No layer is live.
-            BaseMismatch: The live layers are on a base that is not open, and ``accept`` is not set.
+            InvalidInput: ``accept`` and ``compare_only`` are both set.
             Busy: A learn of this user runs.
             Cancelled: ``cancelled`` returned True.
             ServingFailed: The model failed, perhaps for lack of memory.
@@ -325,6 +329,7 @@ class Runtime(
                 new,
                 user_id,
                 accept=accept,
+                compare_only=compare_only,
                 progress=progress,
                 cancelled=cancelled,
             )

@@ -80,7 +80,7 @@ def remote_method(
 ) -> Callable[Concatenate[Any, P], R]:
     """Return a method that does in the server what the library's ``method`` does here.
 
-    A learn, practice or forget is followed to its end; leaving the call early stops it.
+    A learn, practice, forget or rebase is followed to its end; leaving the call early stops it.
     """
     operation = _OPERATIONS[method.__name__]
     kind = operation.body or operation.query
@@ -119,7 +119,7 @@ def remote_method(
         match answer:
             case v.Job():
                 job = follow(self._transport, answer, **watching)
-                return job.report or job.forgotten or job.reports
+                return job.report or job.forgotten or job.rebased or job.reports
             case v.SignalCreated() | v.SignalRecorded():
                 return answer.signal
             case v.BlindComparison():

@@ -40,7 +40,7 @@ class Client(
 ):
     """A server, from ``connect``. Thread-safe. ``personalpeft.Runtime`` documents each method.
 
-    All but ``user``, ``forget_user`` and ``whoami`` need an admin token.
+    All but ``user``, ``forget_user``, ``rebase``, ``bases`` and ``whoami`` need an admin token.
     """
 
     def user(self, user_id: str, *, create: bool = True) -> RemoteUser:
@@ -51,6 +51,10 @@ class Client(
     def whoami(self) -> v.TokenInfo:
         """Return the user of the token, and the base that answers."""
         return self._transport.call(do.WHOAMI)
+
+    def bases(self) -> tuple[v.BaseInfo, ...]:
+        """Return the bases that ``rebase`` can name."""
+        return self._transport.call(do.BASES)
 
     def import_user(self, file: str | Path, *, as_user: str | None = None) -> ImportSummary:
         try:
@@ -63,6 +67,7 @@ class Client(
 
     users = remote_method(Runtime.users)
     forget_user = remote_method(Runtime.forget_user)
+    rebase = remote_method(Runtime.rebase)
     learn_many = accept_renamed_arguments(memory="max_memory_mb")(remote_method(Runtime.learn_many))
     read_published_file = remote_method(Runtime.read_published_file)
     verify = remote_method(Runtime.verify)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -213,15 +214,19 @@ def tui(common: GlobalOptions, no_train: bool) -> None:
         raise click.UsageError(
             "The terminal chat needs a terminal that can be drawn on. Elsewhere: personalpeft chat"
         )
-    loading = TaskHandle()
-
-    with session.open_runtime(common, "make", loading.progress, train=not no_train) as runtime:
-        user = runtime.user(common.user_id())
-        app = Tui(UserSession(runtime, user, lambda error: wrap_bug(error, common)), loading)
-        app.run()
+    while True:
+        loading = TaskHandle()
+        with session.open_runtime(common, "make", loading.progress, train=not no_train) as runtime:
+            user = runtime.user(common.user_id())
+            app = Tui(UserSession(runtime, user, partial(wrap_bug, common=common)), loading)
+            app.run()
+        for text in app.unsent:
+            click.echo(f"Not sent: {printable(text)}", err=True)
+        if app.base is None:
+            break
+        common = replace(common, base=app.base)
+        info(common, f"Your layers are on {app.base} now. From now on: --base {app.base}")
     if app.erased is not None:
         click.echo(str(app.erased))
-    for text in app.unsent:
-        click.echo(f"Not sent: {printable(text)}", err=True)
     if app.failure is not None:
         raise app.failure

@@ -206,7 +206,8 @@ def rollback(common: GlobalOptions, layer: str, to: str | None) -> None:
     "--to", "other", required=True, metavar="NAME|PATH", help="The other base, as for --base."
 )
 @click.option("--accept", is_flag=True, help="Switch whatever the gate says; that is recorded.")
-def rebase(common: GlobalOptions, other: str, accept: bool) -> None:
+@click.option("--compare-only", is_flag=True, help="Build and compare, and switch nothing.")
+def rebase(common: GlobalOptions, other: str, accept: bool, compare_only: bool) -> None:
     """Build all layers anew on another base, and switch if they answer as well there.
 
     Both bases are asked the same held-out questions, and the report shows the answers side by side.
@@ -215,8 +216,8 @@ def rebase(common: GlobalOptions, other: str, accept: bool) -> None:
 
     --base names the present base. After the switch name the other one with --base or
     PERSONALPEFT_BASE. With --to the present base, after a change of its recipe, the layers are
-    built from nothing. After an update of its weights the former ones cannot be asked: --accept
-    switches without a comparison.
+    built from nothing. After an update of its weights the former ones cannot be asked: the report
+    compares with the bare base, and --accept switches.
     """
     display = Display(common)
     with (
@@ -224,13 +225,18 @@ def rebase(common: GlobalOptions, other: str, accept: bool) -> None:
         stop_on_interrupt(display) as cancelled,
     ):
         report = runtime.rebase(
-            common.user_id(), other, accept=accept, progress=display, cancelled=cancelled
+            common.user_id(),
+            other,
+            accept=accept,
+            compare_only=compare_only,
+            progress=display,
+            cancelled=cancelled,
         )
     emit(common, report.as_json(), str(report))
     if report.switched:
         info(common, f"From now on: --base {other}, or set PERSONALPEFT_BASE.")
     elif any(layer.before != layer.after for layer in report.layers):
-        info(common, "To switch all the same: --accept")
+        info(common, "To switch: --accept")
 
 
 @command("set-weight", examples=("set-weight style 0.5", "set-weight style 1"))

@@ -143,7 +143,7 @@ def backup(common: GlobalOptions, folder: Path, keep: int) -> None:
     metavar="FOLDER",
     multiple=True,
     type=click.Path(path_type=Path),
-    help="A folder with another forgotten.jsonl; can be repeated.",
+    help="A folder with another forgotten.jsonl or a newer database; can be repeated.",
 )
 def restore(
     common: GlobalOptions, backup: Path, replace: bool, forgotten_in: tuple[Path, ...]

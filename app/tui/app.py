@@ -55,6 +55,7 @@ class Tui(OrderedKeyInput):
         unsent: After it ended, the texts that were typed and that the ledger lacks.
         failure: The bug that ended it, if one did.
         erased: The report, if the chat ended because the user was forgotten.
+        base: The base to open next, if the layers have moved to it.
     """
 
     CSS_PATH = "look.tcss"
@@ -87,6 +88,7 @@ class Tui(OrderedKeyInput):
         self.unsent: list[str] = []
         self.failure: Exception | None = None
         self.erased: ForgetUserReport | None = None
+        self.base: str | None = None
         self._user_id = session.user.id
         self._list = ConversationList(id="conversations")
         self._chat = ConversationPane(session)
@@ -148,6 +150,10 @@ class Tui(OrderedKeyInput):
         self.erased = event.report
         self._chat.stop_all()
         self.exit()
+
+    async def on_model_pane_rebased(self, event: ModelPane.Rebased) -> None:
+        self.base = event.base
+        await self.action_quit()
 
     def on_conversation_list_selected(self, event: ConversationList.Selected) -> None:
         self._go_to(event.key)
@@ -232,6 +238,7 @@ class Tui(OrderedKeyInput):
     action_compare = _forward("_model", ModelPane.compare)
     action_report = _forward("_model", ModelPane.read_report)
     action_training = _forward("_model", ModelPane.switch_training)
+    action_rebase = _forward("_model", ModelPane.rebase)
     action_forget_user = _forward("_model", ModelPane.forget_user)
 
     # The program

@@ -24,6 +24,7 @@ from personalpeft_app.tui.notifier import show_error, show_note
 if TYPE_CHECKING:
     from personalpeft.chat.compare import Comparison
     from personalpeft.erasure import ForgetUserReport
+    from personalpeft.rebase import RebaseReport
     from personalpeft_app.tui.user_session import UserSession
 
 
@@ -76,6 +77,31 @@ class LinkPicker(ModalScreen[str | None]):
         self.dismiss(self._addresses[event.option_index])
 
 
+class BasePicker(ModalScreen[str | None]):
+    """The bases of this machine, one of which the user may pick."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q", "dismiss", "Close")]
+
+    def __init__(self, names: Sequence[str], here: str) -> None:
+        super().__init__()
+        self._names, self._here = names, here
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="sheet") as sheet:
+            sheet.border_title = "Build your layers on which base?"
+            sheet.border_subtitle = "enter builds and compares, esc does not"
+            texts = (
+                f"{each}  (open: after a change of its recipe or weights)"
+                if each == self._here
+                else each
+                for each in self._names
+            )
+            yield OptionList(*(Option(Content(each)) for each in texts), compact=True, id="links")
+
+    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        self.dismiss(self._names[event.option_index])
+
+
 class ConfirmDialog(ModalScreen[bool]):
     """Ask before an act that cannot be undone."""
 
@@ -98,6 +124,37 @@ class ConfirmDialog(ModalScreen[bool]):
                 yield Button(f"y  {self._yes}", action="screen.dismiss(True)", compact=True)
                 yield Button(
                     f"n  {self._no}", id="no", action="screen.dismiss(False)", compact=True
+                )
+
+
+class RebaseDialog(ModalScreen[bool]):
+    """The answers of both stacks side by side. Returns whether to switch to the new one."""
+
+    AUTO_FOCUS = "#no"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("y", "dismiss(True)", "Switch"),
+        Binding("n,escape", "dismiss(False)", "Keep"),
+    ]
+
+    def __init__(self, report: RebaseReport) -> None:
+        super().__init__()
+        self._report = report
+
+    def compose(self) -> ComposeResult:
+        report = self._report
+        before = "its bare base" if report.against_bare_base else "now"
+        with Vertical(classes="sheet") as sheet:
+            sheet.border_title = f"Switch to {report.name}?"
+            yield Static(views.rebase(report), markup=False)
+            with Horizontal(id="answers"):
+                for title, after in ((before, False), (f"on {report.name}", True)):
+                    with VerticalScroll(classes="answer") as box:
+                        box.border_title = title
+                        yield Static(views.rebase_answers(report, after=after), markup=False)
+            with Horizontal(classes="choices"):
+                yield Button("y  switch", action="screen.dismiss(True)", compact=True)
+                yield Button(
+                    "n  keep what is live", id="no", action="screen.dismiss(False)", compact=True
                 )
 
 

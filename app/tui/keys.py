@@ -91,6 +91,7 @@ COMMANDS = (
     ("Roll back", "Undo the last change of the topmost layer", "roll_back"),
     ("Compare blind", "Answer the selected prompt with and without the last change", "compare"),
     ("Training on or off", "Whether layers may be trained on new feedback", "training"),
+    ("Another base", "Build your layers anew on it, compare, and switch or keep", "rebase"),
     ("Forget this user", "Erase all turns, feedback and layers; asks for the id", "forget_user"),
     ("Light or dark", "Switch the colours", "colours"),
     ("Keys", "Show all keys (F1)", "keys"),

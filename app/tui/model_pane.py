@@ -26,9 +26,11 @@ from personalpeft_app.tui import views
 from personalpeft_app.tui.controls import ForgettableList, RevisionList, WeightControl
 from personalpeft_app.tui.conversation import Exchange
 from personalpeft_app.tui.dialogs import (
+    BasePicker,
     BlindCompareDialog,
     ConfirmDialog,
     ForgetUserDialog,
+    RebaseDialog,
     TextDialog,
 )
 from personalpeft_app.tui.notifier import errors_shown, show_note
@@ -37,6 +39,7 @@ from personalpeft_app.tui.user_session import ModelState, TaskHandle, UserSessio
 if TYPE_CHECKING:
     from personalpeft import TrainingStatus
     from personalpeft.erasure import ForgetUserReport
+    from personalpeft.rebase import RebaseReport
 
 _WEIGHT_HINT = (
     "[$secondary][b $primary]← →[/] set a weight, [b $primary]1[/] as learned, "
@@ -68,6 +71,12 @@ class ModelPane(Vertical):
         """The user was forgotten: no act on them can succeed any more."""
 
         report: ForgetUserReport
+
+    @dataclass
+    class Rebased(Message):
+        """The layers answer on another base now."""
+
+        base: str
 
     def __init__(self, session: UserSession, loading: TaskHandle) -> None:
         super().__init__()
@@ -243,7 +252,7 @@ class ModelPane(Vertical):
         """Learn from all new feedback. While a learn runs, stop it."""
         if self.learn_task is not None:
             self.learn_task.stop()
-            show_note(self, "Learning stops after this step; the next learn resumes there.")
+            show_note(self, "It stops after this step; the next one resumes there.")
         else:
             self.learn_task = TaskHandle("Learning")
             self._learn(self.learn_task)
@@ -308,6 +317,42 @@ class ModelPane(Vertical):
         if self.compare_task is not None:
             self.compare_task.stop()
         return self.compare_task is not None
+
+    # Another base
+
+    @work
+    async def rebase(self) -> None:
+        """Build all layers on a base that the user picks, show both, and switch if asked to.
+
+        It takes the place of a learn, and is stopped as one.
+        """
+        if self.learn_task is not None:
+            show_note(self, "A learn is running; ^L stops it.")
+            return
+        with errors_shown(self):
+            here, *_ = names = await self._session.call(self._session.bases)
+            picked = await self.app.push_screen_wait(BasePicker(names, here))
+            if picked is None:
+                return
+            report = await self._rebase(picked, accept=False)
+            if all(each.before == each.after for each in report.layers):
+                show_note(self, f"{report.verdict}: {report.reason}")
+            elif await self.app.push_screen_wait(RebaseDialog(report)):
+                report = await self._rebase(picked, accept=True)
+                if not report.switched:
+                    show_note(self, report.reason)
+                elif picked != here:
+                    self.post_message(self.Rebased(picked))
+        await self._refresh()
+
+    async def _rebase(self, to: str, *, accept: bool) -> RebaseReport:
+        task = self.learn_task = TaskHandle("Loading the other base")
+        self.post_message(self.Changed())
+        try:
+            return await self._session.call(self._session.rebase, to, task, accept=accept)
+        finally:
+            self.learn_task = None
+            self.post_message(self.Changed())
 
     # Heads and weights
 

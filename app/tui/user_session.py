@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from personalpeft import Conversation, ConversationSummary, Reply, Runtime, User
     from personalpeft.erasure import ForgetUserReport
     from personalpeft.memory.types import Item
+    from personalpeft.rebase import RebaseReport
     from personalpeft.types import HeadMove, Layer, Revision, Signal
 
 P = ParamSpec("P")
@@ -149,6 +150,29 @@ class UserSession:
     def forget_user(self, *, dry_run: bool = False) -> ForgetUserReport:
         """Erase the user. Raises as ``Runtime.forget_user``."""
         return self._runtime.forget_user(self.user.id, dry_run=dry_run)
+
+    def bases(self) -> tuple[str, ...]:
+        """Return the names of the bases that this machine has, the open one first."""
+        from personalpeft.diagnostics import weights_status
+
+        here = self._runtime.base().card.name
+        cards = self._runtime.models()
+        others = (each for each in cards if weights_status(each) in ("here", "random"))
+        return (here, *(each.name for each in others if each.name != here))
+
+    def rebase(self, to: str, task: TaskHandle, *, accept: bool) -> RebaseReport:
+        """Build the layers on another base and compare; with ``accept`` switch.
+
+        Raises as ``Runtime.rebase``.
+        """
+        return self._runtime.rebase(
+            self.user.id,
+            to,
+            accept=accept,
+            compare_only=not accept,
+            progress=task.progress,
+            cancelled=task.cancelled,
+        )
 
     def read_chats(self, open_ids: set[str], known: object = None) -> ChatState | None:
         """Read the conversations, None if no program changed anything since the version ``known``.

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from personalpeft import LearnReport, Provenance
     from personalpeft.erasure import ForgetReport, ForgetUserReport
     from personalpeft.memory.types import Item
+    from personalpeft.rebase import RebaseReport
     from personalpeft.types import Layer, Revision
     from personalpeft_app.tui.conversation import ConversationRow, Exchange
     from personalpeft_app.tui.user_session import ModelState
@@ -245,6 +246,29 @@ def forget_preview(text: Content, report: ForgetReport) -> Content:
         places = pluralize(len(report.stands), "other place")
         parts.append(f"\nThe same words stay in {places}.")
     return Content.assemble(*parts)
+
+
+def rebase(report: RebaseReport) -> Content:
+    """Return how the new stack did against the live one, and what the gate says."""
+    mark, colour = _MARKS[report.verdict]
+    counts = f"  {report.won} won, {report.lost} lost, {report.tied} tied"
+    return Content.assemble(
+        (f"{mark} {report.verdict}", colour),
+        (f"{counts if report.questions else ''}\n", "bold"),
+        printable(report.reason),
+    )
+
+
+def rebase_answers(report: RebaseReport, *, after: bool) -> Content:
+    """Return the questions of a comparison, each with the answer of one side."""
+    parts: list[tuple[str, str]] = []
+    for each in report.examples:
+        answer = each.after if after else each.before
+        parts += [
+            (f"› {printable(excerpt(each.prompt, 80))}\n", "bold"),
+            (f"{printable(answer).strip() or '(nothing)'}\n\n", ""),
+        ]
+    return Content.assemble(*parts or [("Nothing is held out to ask.", DIM)])
 
 
 def forget_user_preview(report: ForgetUserReport) -> Content:

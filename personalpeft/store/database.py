@@ -126,16 +126,23 @@ class Database:
                     milliseconds = round(self._timeout * 1000)
                     db.execute(f"pragma busy_timeout={milliseconds}").fetchall()
 
-    def truncate_journal(self) -> bool:
+    def truncate_journal(self, *, wait: bool = True) -> bool:
         """Write all commits to the database file and empty the journal.
 
         The journal still holds overwritten data. Call this under the write lock, outside of
-        transactions. Return False if a reader still needs the journal.
+        transactions. Return False if a reader still needs the journal, with ``wait`` after the
+        timeout.
         """
         with map_home_errors(self._home), self._borrow() as db:
             if journal_mode(db) != "wal":
                 return True  # Other journals are emptied by each commit.
-            (blocked, _, _) = db.execute("pragma wal_checkpoint(truncate)").fetchone()
+            (timeout,) = db.execute("pragma busy_timeout").fetchone()
+            try:
+                if not wait:
+                    db.execute("pragma busy_timeout=0").fetchone()
+                (blocked, _, _) = db.execute("pragma wal_checkpoint(truncate)").fetchone()
+            finally:
+                db.execute(f"pragma busy_timeout={timeout}").fetchone()
             return not blocked
 
     def close(self) -> None:

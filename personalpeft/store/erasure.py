@@ -87,12 +87,12 @@ def erase_user(store: Store, user: str) -> None:
         _enqueue_deletions(db, user, unnamed_blobs(db, [row["digest"] for row in digests]))
 
 
-def delete_pending_files(store: Store, user: str | None = None) -> bool:
+def delete_pending_files(store: Store, user: str | None = None, *, wait: bool = True) -> bool:
     """Delete the files that erasures listed, of one user or of all, and clear the database's
     journal.
 
     Return whether nothing is left. A reader of an earlier moment keeps the journal from being
-    cleared.
+    cleared; ``wait`` says whether to wait for it.
     """
     if not _read_pending(store, user):
         return True
@@ -118,13 +118,13 @@ def delete_pending_files(store: Store, user: str | None = None) -> bool:
                     shutil.rmtree(store.home / "sessions" / row["user"])
             elif row["kind"] == "note":
                 (store.home / "notes" / row["name"]).unlink(missing_ok=True)
-        if not store.database.truncate_journal():
+        if not store.database.truncate_journal(wait=wait):
             return False
         with store.database.write_transaction() as db:
             ids = [(row["id"],) for row in pending]
             db.executemany("delete from pending_deletion where id = ?", ids)
         # These rows named the user and the files.
-        return store.database.truncate_journal()
+        return store.database.truncate_journal(wait=wait)
 
 
 def _read_pending(store: Store, user: str | None) -> list[Row]:

@@ -109,10 +109,10 @@ def open_store(
         store = Store(home, database, now=now, entropy=entropy, keys=home_keys)
         on_error.pop_all()
     if not read_only:
-        # Left by an erasure that was killed. If it cannot be done beside a writer, the next opening
-        # does it.
+        # Left by an erasure that was killed. If it cannot be done beside a writer or a reader, the
+        # next opening does it. A replication may read without end, so no opening waits for it.
         with suppress(Busy, HomeError, Damaged):
-            delete_pending_files(store)
+            delete_pending_files(store, wait=False)
     return store
 
 

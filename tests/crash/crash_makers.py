@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from crash_operations import OPERATIONS, SECRET, contents, open_home, users
+from crash_operations import EVERY_OPERATION, SECRET, contents, open_home, users
 
 import personalpeft
 from personalpeft import Runtime
@@ -34,8 +34,8 @@ class CrashFolder:
 def make_crash_folder(operation: str, path: Path) -> CrashFolder:
     """Prepare the folder of an operation."""
     path.mkdir()
-    OPERATIONS[operation].prepare(path)
-    if operation == "migrate":
+    EVERY_OPERATION[operation].prepare(path)
+    if operation.startswith("migrate"):
         copy = path.with_name(f"{path.name}-migrated")
         shutil.copytree(path, copy)
         return CrashFolder(path, contents(copy))
@@ -49,7 +49,7 @@ def check_home(
     promises: Sequence[tuple[str, str]],
 ) -> None:
     """Check the home that an interrupted operation left, and that the operation can be done again."""
-    erases = OPERATIONS[operation].erases
+    erases = EVERY_OPERATION[operation].erases
     _finish_restore(folder)
     kept = contents(folder)
     for key, ids in before.items():
@@ -78,8 +78,8 @@ def check_home(
 
 def _do_again(operation: str, folder: Path) -> None:
     """Perform the operation to its end, and check that nothing of the interruption is left."""
-    OPERATIONS[operation].act(folder, lambda kind, what: None)
-    if OPERATIONS[operation].erases:
+    EVERY_OPERATION[operation].act(folder, lambda kind, what: None)
+    if EVERY_OPERATION[operation].erases:
         assert_erased(folder / "home")
     with open_home(folder) as runtime:
         check_heads(runtime)

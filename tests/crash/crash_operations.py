@@ -14,13 +14,19 @@ import socket
 import sys
 import tarfile
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
 
 import personalpeft
 from personalpeft import NothingToLearn, Runtime, User
 from personalpeft.errors import Forgotten, NotFound, PersonalPeftError
+from personalpeft.store import schema
+from personalpeft.store.error_mapping import sqlite3
+from personalpeft.store.home import DATABASE
+from personalpeft.store.publications import move_notes
 
 Acknowledge = Callable[[str, object], None]
 """Called with the kind and the id of something that the caller was promised."""
@@ -28,6 +34,16 @@ Acknowledge = Callable[[str, object], None]
 REFUSED = 3
 SECRET = "Zanzibarquartz"
 _EARLIER_HOME = Path(__file__).parents[1] / "data" / "home_before_layout.tar.xz"
+_EARLIER_VERSION = 5
+_MIGRATIONS = Path(schema.__file__).with_name("migrations")
+_CHAINED_TABLES = "select m.name from sqlite_master m, pragma_table_info(m.name) c where m.type = 'table' and c.name = 'user'"
+# What each migration did, undone.
+_UNDO = {
+    5: "drop index turn_looked_up",
+    4: "drop table errand; drop table tombstone",
+    3: "alter table layer drop column scope",
+    2: "drop index layer_live; drop index revision_by_file",
+}
 
 
 def open_home(folder: Path) -> Runtime:
@@ -67,6 +83,35 @@ def _prepare_earlier_home(folder: Path) -> None:
         archive.extractall(folder / "archive", filter="data")
     (home,) = (path.parent for path in (folder / "archive").rglob("personalpeft.db"))
     shutil.move(home, folder / "home")
+
+
+def _prepare_home_of_version(version: int, folder: Path) -> None:
+    """Make a home of a schema version, with the rows that an earlier version wrote.
+
+    The rows are of version 5. Later versions are migrated from it. Earlier ones are made by undoing
+    migrations, without the users that have tombstones, which came with version 4.
+    """
+    _prepare_earlier_home(folder)
+    with closing(sqlite3.connect(folder / "home" / DATABASE, isolation_level=None)) as db:
+        if version < 4:
+            tables = [name for (name,) in db.execute(_CHAINED_TABLES)]
+            for (user,) in db.execute("select distinct user from tombstone").fetchall():
+                for table in tables:
+                    db.execute(f"delete from {table} where user = ?", [user])
+                db.execute("delete from user where id = ?", [user])
+        for undone in range(_EARLIER_VERSION, version, -1):
+            db.executescript(_UNDO[undone])
+            db.execute("delete from _sqlite_migrations where name like ?", [f"{undone:04}%"])
+        for script in sorted(_MIGRATIONS.glob("*.sql"))[_EARLIER_VERSION:version]:
+            db.executescript(script.read_text("utf-8"))
+            if script.stem == "0009_publications":
+                move_notes(db)
+            db.execute(
+                "insert into _sqlite_migrations (migration_set, name, applied_at)"
+                " select migration_set, ?, applied_at from _sqlite_migrations limit 1",
+                [script.stem],
+            )
+        db.execute(f"pragma user_version = {version}")
 
 
 def _feedback(folder: Path, acknowledge: Acknowledge) -> None:
@@ -203,6 +248,12 @@ OPERATIONS: Mapping[str, Operation] = {
     "import": Operation(_import),
 }
 """Operations that end."""
+MIGRATIONS: Mapping[str, Operation] = {
+    f"migrate-{version}": Operation(_migrate, partial(_prepare_home_of_version, version))
+    for version in range(1, len(list(_MIGRATIONS.glob("*.sql"))))
+}
+"""The migration of a home of each historical schema version."""
+EVERY_OPERATION: Mapping[str, Operation] = {**OPERATIONS, **MIGRATIONS}
 
 
 def contents(folder: Path) -> dict[str, list[str]]:
@@ -231,7 +282,7 @@ def main(operation: str, folder: str, descriptor: str) -> int:
             promises.sendall(json.dumps([kind, str(what)]).encode() + b"\n")
 
         try:
-            act = live if operation == "live" else OPERATIONS[operation].act
+            act = live if operation == "live" else EVERY_OPERATION[operation].act
             act(Path(folder), acknowledge)
         except PersonalPeftError as error:
             acknowledge("refused", error)

@@ -19,8 +19,9 @@ from personalpeft import Runtime
 from personalpeft.archive import ExportSummary, ImportSummary
 from personalpeft.chat.compare import LabeledComparison
 from personalpeft.chat.reply import Reply
+from personalpeft.diagnostics import weights_status
 from personalpeft.erasure import ForgetReport, ForgetUserReport
-from personalpeft.errors import InvalidInput, NotFound, PersonalFileError
+from personalpeft.errors import InvalidInput, NotFound, PersonalFileError, suggest_nearest
 from personalpeft.learning.activity_summary import ActivitySummary
 from personalpeft.learning.options import Condition
 from personalpeft.store.types import UserSummary
@@ -128,6 +129,27 @@ def forget(call: RequestContext) -> v.Job:
         return report
 
     return call.jobs.begin(user.id, "forget", work)
+
+
+def rebase(call: RequestContext) -> v.Job:
+    # A name alone: the library would also read a card from a path.
+    names = [card.name for card in call.runtime.models()]
+    if call.body.to not in names:
+        raise NotFound(
+            f"There is no base called {call.body.to}.",
+            hint=suggest_nearest(call.body.to, names, what="base"),
+        )
+    method = partial(call.runtime.rebase, call.user.id)
+    return call.jobs.begin(call.user.id, "rebase", partial(_work, method, call.body.as_arguments()))
+
+
+def bases(call: RequestContext) -> tuple[v.BaseInfo, ...]:
+    here = call.runtime.base().card.name
+    return tuple(
+        v.BaseInfo(card.name, card.title, card.name == here)
+        for card in call.runtime.models()
+        if card.name == here or weights_status(card) in ("here", "random")
+    )
 
 
 def jobs(call: RequestContext) -> v.Page[v.Job]:

@@ -1,8 +1,9 @@
-"""Learns, practices and forgets that the server runs, each in a thread, with any number of readers.
+"""Learns, practices, forgets and rebases that the server runs, each in a thread, with any number of readers.
 
 Invariants:
 
-- A user has at most one running job, alone or among several users. One job of several users runs.
+- A user has at most one running job, alone or among several users. One job of several users runs,
+  and one rebase, which holds a second base in memory.
 - An ended job never changes. The oldest ended jobs are dropped first.
 - A user sees no other user's jobs. The admin, the user None, sees all.
 
@@ -23,13 +24,14 @@ from personalpeft.errors import Busy, Cancelled, NotFound
 from personalpeft.ids import new_id
 from personalpeft.learning.options import Condition
 from personalpeft.learning.report import LearnReport
+from personalpeft.rebase import RebaseReport
 from personalpeft.types import Progress
 from personalpeft_app.http.api_v1.schemas import ErrorDetails, Job, JobKind
 
 MOST_KEPT = 256
 MOST_RUNNING = 8
 
-JobResult: TypeAlias = LearnReport | ForgetReport | tuple[LearnReport, ...]
+JobResult: TypeAlias = LearnReport | ForgetReport | RebaseReport | tuple[LearnReport, ...]
 Work: TypeAlias = Callable[[Progress, Condition], JobResult]
 
 
@@ -64,6 +66,12 @@ class Jobs:
                 raise Busy(
                     f"A job of {user or 'several users'} runs already.",
                     hint="Wait for it, or cancel it.",
+                )
+            if kind == "rebase" and any(job.kind == kind for job in running):
+                raise Busy(
+                    "A rebase of another user runs already.",
+                    hint="Start this one later.",
+                    retry_after=30,
                 )
             if len(running) >= MOST_RUNNING or self._closed:
                 raise Busy(
@@ -206,6 +214,8 @@ def _result_fields(result: JobResult | None) -> dict[str, Any]:
             return {"report": result}
         case ForgetReport():
             return {"forgotten": result}
+        case RebaseReport():
+            return {"rebased": result}
         case tuple():
             return {"reports": result}
     return {}

@@ -20,6 +20,7 @@ from personalpeft.errors import (
     BaseMismatch,
     Busy,
     Cancelled,
+    CardError,
     Damaged,
     DeadlineExceeded,
     Forgotten,
@@ -62,7 +63,7 @@ PARAMETERS: Mapping[str, tuple[Any, str]] = {
     "conversation": (v.ConversationId, "The id of a conversation, or the beginning of one."),
     "layer": (v.LayerName, "style, memory or skill.<name>."),
     "item": (v.ItemId, "The id of a rule or fact, or the beginning of one."),
-    "job": (v.ServerId, "The id of a learn, practice or forget."),
+    "job": (v.ServerId, "The id of a learn, practice, forget or rebase."),
     "stream": (v.ServerId, "The name in the first event of a streamed reply."),
     "comparison": (v.ServerId, "The id of a comparison."),
     "digest": (v.Sha256, "The digest of a stack."),
@@ -264,6 +265,16 @@ FORGET = Operation(
     "forget", "POST", f"{_USER}/forgets", "Learn",
     "Start to erase an item and everything derived from it, for good. Then layers that lost "
     "their revision are rebuilt.", v.Job, v.ForgetBody, status=202,
+)  # fmt: skip
+REBASE = Operation(
+    "rebase", "POST", f"{_USER}/rebases", "Learn",
+    "Start to build all layers anew on another base, as a job. Both bases answer the same "
+    "held-out questions. One rebase runs at a time.", v.Job, v.RebaseBody, status=202,
+)  # fmt: skip
+BASES = Operation(
+    "bases", "GET", "/bases", "Learn",
+    "The bases that a rebase can name: those whose weights this server has.",
+    tuple[v.BaseInfo, ...], errors=(*ANY, CardError),
 )  # fmt: skip
 JOBS = Operation(
     "jobs", "GET", f"{_USER}/jobs", "Learn", "The jobs of this server process, newest first.",

@@ -31,6 +31,7 @@ from personalpeft.ids import LAYER_NAME, SKILL_NAME, SOURCE, TOOL_NAME, USER_ID
 from personalpeft.learning.report import LearnReport
 from personalpeft.learning.train.config import Start
 from personalpeft.memory.items import MAX_ITEM_LENGTH
+from personalpeft.rebase import RebaseReport
 from personalpeft.types import MAX_TOP_LOGPROBS, Json, Message, Scope
 from personalpeft_app.http.api_v1.serialization import RequestModel
 
@@ -86,6 +87,7 @@ Sha256: TypeAlias = Annotated[str, *_name("[0-9a-f]+", 64, min_length=64)]
 PublishedFile: TypeAlias = Annotated[
     str, *_name("adapter_config[.]json|adapter_model[.]safetensors", 64)
 ]
+BaseName: TypeAlias = Annotated[str, *_name("[A-Za-z0-9][A-Za-z0-9._-]*", 64)]
 PluginName: TypeAlias = Annotated[str, *_name("[A-Za-z0-9._-]+", 64)]
 Cursor: TypeAlias = Annotated[str, *_name("[a-z0-9@._-]+", 128, InvalidInput)]
 
@@ -99,7 +101,7 @@ MemoryBudget: TypeAlias = Annotated[
     Megabytes | None, Field(validation_alias=AliasChoices("max_memory_mb", "memory"))
 ]
 Count: TypeAlias = Annotated[int, Ge(1), Le(1_000_000), _WHOLE]
-JobKind: TypeAlias = Literal["learn", "learn_many", "practice", "forget"]
+JobKind: TypeAlias = Literal["learn", "learn_many", "practice", "forget", "rebase"]
 PageSize: TypeAlias = Annotated[int, Ge(1), Le(1000), _WHOLE]
 
 
@@ -213,6 +215,14 @@ class PracticeBody(RequestModel):
     steps: Count | None = None
     max_memory_mb: MemoryBudget = None
     accept: bool = False
+
+
+class RebaseBody(RequestModel):
+    """The name of a base, and whether to switch; see ``Runtime.rebase``."""
+
+    to: BaseName
+    accept: bool = False
+    compare_only: bool = False
 
 
 class ForgetBody(RequestModel):
@@ -370,6 +380,15 @@ class TokenInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class BaseInfo:
+    """The name and the title of a base, and whether it is the one that answers."""
+
+    name: str
+    title: str
+    is_open: bool
+
+
+@dataclass(frozen=True, slots=True)
 class SignalCreated:
     """The id of the new signal."""
 
@@ -412,10 +431,10 @@ class BlindComparison:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A learn, practice or forget that the server runs.
+    """A learn, practice, forget or rebase that the server runs.
 
     ``progress`` is the share of ``stage`` that is done, 0 to 1. At the end there is a ``report``
-    (``forgotten`` for a forget) or an ``error``. A learn of several users has ``users`` and, in
+    (``forgotten`` for a forget, ``rebased`` for a rebase) or an ``error``. A learn of several users has ``users`` and, in
     the same order, ``reports``; its ``user`` is null.
     """
 
@@ -432,6 +451,7 @@ class Job:
     error: ErrorDetails | None = None
     users: tuple[str, ...] = ()
     reports: tuple[LearnReport, ...] = ()
+    rebased: RebaseReport | None = None
 
     @property
     def over(self) -> bool:

@@ -106,6 +106,7 @@ export function learningStrip(user, place) {
     if (!over.ended) notify.toast("The connection to the server was lost. The next learn continues from the last step.");
     else if (over.error && over.state !== "cancelled") notify.toast(`${over.error.message} ${over.error.hint}`.trim());
     else if (over.state === "cancelled") notify.toast("Stopped. The next learn continues from the last step.");
+    else if (over.rebased) notify.toast(over.rebased.switched ? `Your layers are on ${over.rebased.name} now.` : "Both bases have answered. Nothing is changed yet.");
     else if (over.report) notify.toast([over.report, ...over.report.above].map(headline).join(". ") + ".");
     user.changed(over.kind === "forget" ? "forget" : "learn");
   }

@@ -41,7 +41,7 @@ const views = {
     compare.choose(layer, revision);
   } }),
   memory: memoryView(user, learning, (note) => leave(() => dropUser(who.many, note))),
-  stack: stackView(user, who.base),
+  stack: stackView(user, who.base, learning),
   compare,
 };
 const names = Object.keys(views);

@@ -3,6 +3,7 @@
 import { button, h, downloadFile } from "./dom.js";
 import { coalesce } from "./coalesce.js";
 import * as notify from "./notify.js";
+import { rebasePart } from "./rebase.js";
 import { layerName, moment, shortId } from "./format.js";
 
 /** @typedef {import("./user.js").Layer} Layer */
@@ -16,13 +17,16 @@ const SCOPES = { always: "always", near: "for prompts similar to its lessons", n
 /**
  * @param {import("./user.js").User} user
  * @param {string} base
+ * @param {{ follow: (job: any) => Promise<import("./user.js").Job> }} learning
  */
-export function stackView(user, base) {
+export function stackView(user, base, learning) {
   const title = h("h1", { tabindex: "-1" }, "Stack");
   const peft = button("Download the layers for PEFT", () => take(() => user.exportPeft(null), `${user.id}.zip`), { hidden: true });
   const list = h("ol", { class: "stack", "aria-label": "The stack, topmost first" });
+  const another = rebasePart(user, learning);
   const element = h("div", { class: "view" }, title,
     h("p", { class: "lead" }, "One shared base and your own layers. A changed weight applies from the next reply on."), list,
+    another.element,
     h("section", { class: "part" }, h("h2", {}, "Take it with you"),
       h("p", { class: "lead" }, "All of your feedback and adapters in one file, for “personalpeft import” on another machine. The file contains everything, so store it safely."),
       h("div", { class: "row" }, button("Download everything", () => take(() => user.export(), `${user.id}.personal`)), peft)));
@@ -33,6 +37,7 @@ export function stackView(user, base) {
   const load = coalesce(async () => {
     try {
       const [layers, revisions] = await Promise.all([user.layers(), user.revisions()]);
+      another.load(layers);
       peft.hidden = !layers.some((layer) => layer.head);
       list.replaceChildren(...layers.toReversed().map((layer) => row(layer, revisions)), h("li", { class: "layer base" },
         h("h2", {}, base), h("p", { class: "dim" }, "The base, shared by all users and never changed."),

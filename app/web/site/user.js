@@ -16,7 +16,9 @@ import { ask, events, file, pages } from "./api.js";
  * @typedef {{ name: string, position: number, head: string | null, weight: number, scope: string }} Layer
  * @typedef {{ id: string, layer: string, parent: string | null, scores: Record<string, any>, verdict: string, reason: string, probation: boolean, at: string, signals: Record<string, string> }} Revision
  * @typedef {{ layer: string, before: string | null, after: string | null, cause: string, at: string }} Move
- * @typedef {{ id: string, kind: string, state: string, stage: string, progress: number, begun: string, ended: string | null, report: Report | null, forgotten: any, error: { message: string, hint: string, kind: string } | null }} Job
+ * @typedef {{ id: string, kind: string, state: string, stage: string, progress: number, begun: string, ended: string | null, report: Report | null, forgotten: any, rebased: Rebased | null, error: { message: string, hint: string, kind: string } | null }} Job
+ * @typedef {{ name: string, title: string, is_open: boolean }} Base
+ * @typedef {{ base: string, to: string, name: string, verdict: string, reason: string, switched: boolean, against_bare_base: boolean, layers: { layer: string, before: string, after: string | null }[], questions: object[], examples: { prompt: string, before: string, after: string }[], won: number, lost: number, tied: number }} Rebased
  * @typedef {{ layer: string | null, stage: string, step: number, steps: number, since: string }} Learning
  * @typedef {{ layer: string, outcome: string, verdict: string, reason: string, at: string, seconds: number, revision: string | null, before: string | null, probation: boolean, steps: number, sources: { signal: string, kind: string, text: string, use: string, use_code: string }[], examples: { prompt: string, before: string, after: string }[], scores: Record<string, any>, accepted: boolean, error: string, above: Report[] }} Report
  */
@@ -191,6 +193,26 @@ export class User extends EventTarget {
   /** @returns {Promise<Job>} */
   learn() {
     return ask("POST", this.at("learns"), { body: {} });
+  }
+
+  /** @returns {Promise<Stack>} a Problem of kind BaseMismatch if the layers are on another base than the server's */
+  stack() {
+    return ask("GET", this.at("stack"));
+  }
+
+  /** @returns {Promise<Base[]>} those that the layers can be built on */
+  bases() {
+    return ask("GET", "bases");
+  }
+
+  /**
+   * Builds all layers on a base and compares.
+   * @param {string} to its name
+   * @param {boolean} accept whether to switch to it then
+   * @returns {Promise<Job>}
+   */
+  rebase(to, accept) {
+    return ask("POST", this.at("rebases"), { body: { to, accept, compare_only: !accept } });
   }
 
   /** @param {string} item @param {boolean} dry @returns {Promise<Job>} */

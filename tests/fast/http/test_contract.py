@@ -45,6 +45,8 @@ from personalpeft_app.client import Client, NotAllowed, RemoteUser, Unreachable,
 from personalpeft_app.http.api_v1.routes import ApiV1
 from personalpeft_app.peft_archive import unzip_adapter
 
+BASE = personalpeft.DEFAULT_BASE
+
 
 @pytest.fixture
 def site(runtime: Runtime) -> Iterator[LocalServer]:
@@ -75,8 +77,8 @@ def library_user(runtime: Runtime) -> User:
     return runtime.user("ada")
 
 
-def correct(user: Any, count: int = 5) -> None:
-    for number in range(count):
+def correct(user: Any, count: int = 5, first: int = 0) -> None:
+    for number in range(first, first + count):
         user.feedback(
             user.chat(f"question {number}", temperature=0), edit=f"Ahoy! Answer {number}. Arrr!"
         )
@@ -357,6 +359,40 @@ def test_a_learn_reports_changes_the_stack_and_can_be_rolled_back(
     digest = ada.activity_summary(timedelta(hours=1))
     assert [each.revision for each in digest.reports] == [report.revision]
     assert digest.live == {"style": None}
+
+
+def test_layers_are_rebased_compared_and_switched_by_name(
+    runtime_or_client: Any, ada: Any, library_user: User
+) -> None:
+    for first in (0, 5):
+        correct(ada, first=first)
+        ada.learn()
+    with pytest.raises(Cancelled):
+        runtime_or_client.rebase("ada", BASE, cancelled=lambda: True)
+    progress: list[str] = []
+    report = runtime_or_client.rebase(
+        "ada", BASE, compare_only=True, progress=lambda stage, done: progress.append(stage)
+    )
+    (layer,) = report.layers
+    assert layer.before == library_user.layers()[0].head != layer.after
+    assert report.won + report.lost + report.tied == len(report.questions) > 0
+    assert report.examples
+    assert progress
+    assert not report.switched
+    switched = runtime_or_client.rebase("ada", BASE, accept=True)
+    assert switched.switched
+    assert library_user.layers()[0].head == layer.after
+
+
+def test_a_rebase_over_http_takes_names_of_bases_alone(client: Client, tmp_path: Path) -> None:
+    ada = client.user("ada")
+    correct(ada)
+    ada.learn()
+    (tmp_path / "card.toml").write_text("")
+    for wrong in ("no-such-base", str(tmp_path / "card.toml"), "card.toml", "../card", "~"):
+        with pytest.raises(NotFound):
+            client.rebase("ada", wrong)
+    assert BASE in [base.name for base in client.bases()]
 
 
 def test_a_dry_run_reports_the_planned_learn(ada: Any) -> None:

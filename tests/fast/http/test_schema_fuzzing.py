@@ -34,7 +34,7 @@ MODES = (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
 KNOWN = {"user": "ada", "turn": "last", "layer": "style"}
 # Skipped: event streams, which only a real server writes; jobs, which would train; and erasing Ada.
 ELSEWHERE = {
-    *("follow", "follow_any", "stream", "learn", "learn_many", "practice", "forget"),
+    *("follow", "follow_any", "stream", "learn", "learn_many", "practice", "forget", "rebase"),
     "forget_user",
 }
 FUZZED = [each for each in OPERATIONS if each.name not in ELSEWHERE]

@@ -14,6 +14,7 @@ from runtime_makers import QUICK_CARD, ask, correct, greedy, open_runtime
 from personalpeft import (
     BaseMismatch,
     Cancelled,
+    InvalidInput,
     NotFound,
     NothingToLearn,
     RebaseReport,
@@ -150,7 +151,7 @@ def test_without_agreement_nothing_changes_and_the_builds_are_kept(
     bases: Bases, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "personalpeft.rebase.judge_rebase", lambda *args: (Verdict.REFUSED, "it is worse")
+        "personalpeft.rebase.judge_rebase", lambda *args, **how: (Verdict.REFUSED, "it is worse")
     )
     with bases.open(bases.first) as (runtime, ada):
         stack, answers = ada.stack(), greedy(ada)
@@ -212,21 +213,64 @@ def ada_signals(user: User, revision: str) -> set[str]:
     return {s for each in user.revisions() if each.id == revision for s in each.signals}
 
 
-def test_base_that_is_not_open_cannot_be_compared_and_is_left_by_name_alone(bases: Bases) -> None:
-    third = other_card(bases.home.parent, "tiny-third", **{"seed = 8": "seed = 9"})
-    with bases.open(third) as (runtime, _):
-        with pytest.raises(BaseMismatch) as error:
-            runtime.rebase("ada", bases.second)
-        assert "--accept" in str(error.value.hint)
-        report = runtime.rebase("ada", bases.second, accept=True)
-        assert report.switched
-        assert report.questions == ()
+def test_updated_weights_are_compared_with_the_bare_base_and_accepted_by_name(
+    bases: Bases,
+) -> None:
+    bases.first.write_text(bases.first.read_text().replace("seed = 7", "seed = 9"))
+    with bases.open(bases.first) as (runtime, ada):
+        with pytest.raises(BaseMismatch):
+            ask(ada)
+        report = runtime.rebase("ada", bases.first)
+        assert report.against_bare_base
+        assert (report.verdict, report.switched) == (Verdict.ABSTAINED, False)
+        assert report.questions
+        assert report.examples
+        again = runtime.rebase("ada", bases.first, accept=True)
+        assert again.switched
+        assert not any(each.trained for each in again.layers)
+        ask(ada)
+        assert runtime.verify() == ()
 
 
 @pytest.mark.exhaustive
-def test_other_recipe_of_the_same_base_builds_from_nothing_and_is_compared(bases: Bases) -> None:
-    changed = bases.home.parent / "tiny-changed.toml"
-    text = bases.first.read_text().replace('"tiny-quick"', '"tiny-changed"')
+def test_updated_weights_are_compared_with_the_former_ones_where_both_are_here(
+    bases: Bases,
+) -> None:
+    updated = other_card(bases.home.parent, "tiny-updated", **{"hidden = 64": "hidden = 64"})
+    updated.write_text(updated.read_text().replace('"tiny-updated"', '"tiny-quick"'))
+    report = bases.rebase(bases.first, updated, accept=True)
+    assert report.switched
+    assert not report.against_bare_base
+    assert report.questions
+    back = bases.rebase(updated, bases.first, accept=True)
+    assert [each.after for each in back.layers] == [each.before for each in report.layers]
+
+
+def test_comparing_alone_switches_nothing_whatever_the_gate_says(
+    bases: Bases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "personalpeft.rebase.judge_rebase", lambda *args, **how: (Verdict.PROMOTED, "as good")
+    )
+    with bases.open(bases.first) as (runtime, ada):
+        stack = ada.stack()
+        with pytest.raises(InvalidInput):
+            runtime.rebase("ada", bases.second, accept=True, compare_only=True)
+        report = runtime.rebase("ada", bases.second, compare_only=True)
+        assert (report.verdict, report.switched) == (Verdict.PROMOTED, False)
+        assert report.questions
+        assert ada.stack() == stack
+        assert runtime.rebase("ada", bases.second).switched
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["tiny-quick", "tiny-changed"])
+def test_other_recipe_of_the_same_base_builds_from_nothing_and_is_compared(
+    bases: Bases, name: str
+) -> None:
+    changed = bases.home.parent / "changed" / "card.toml"
+    changed.parent.mkdir()
+    text = bases.first.read_text().replace('"tiny-quick"', f'"{name}"')
     changed.write_text(text.replace("rank = 2", "rank = 4"))
     report = bases.rebase(bases.first, changed, accept=True)
     assert report.base == report.to

@@ -81,6 +81,17 @@ def test_what_was_forgotten_is_found_in_the_log_of_another_folder(
     assert report.forgotten == 1
 
 
+def test_what_was_forgotten_is_found_in_a_newer_database(home: Path, tmp_path: Path) -> None:
+    with open_runtime(home) as runtime:
+        runtime.user("ada").forget(runtime.user("ada").signals()[-1].id)
+    (tmp_path / "kept").mkdir()
+    shutil.move(home / "personalpeft.db", tmp_path / "kept")
+    (tmp_path / "copies" / "forgotten.jsonl").unlink()
+    shutil.rmtree(home)
+    report = personalpeft.restore(tmp_path / "copies", home, forgotten_in=[tmp_path / "kept"])
+    assert report.forgotten == 1
+
+
 def test_log_of_forgotten_items_has_no_words_and_no_user_and_survives_a_torn_line(
     home: Path, tmp_path: Path
 ) -> None:

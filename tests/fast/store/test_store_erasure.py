@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sqlite3
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -274,6 +275,10 @@ with store.database.read_transaction() as db:
         reader.stdout.readline()
         try:
             complete = erase(store, "ada", erasure).complete
+            # Opening does not wait for it: a replication reads without end.
+            began = time.monotonic()
+            opened(home).close()
+            assert time.monotonic() - began < 8
         finally:
             output(reader)
         assert complete in (True, False)

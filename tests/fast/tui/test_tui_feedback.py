@@ -313,3 +313,27 @@ def test_a_user_whose_learn_runs_elsewhere_is_not_erased(
         assert len(runtime.user("ada").turns()) == 5
 
     assert run_tui(runtime, scenario).erased is None
+
+
+def test_layers_built_anew_are_shown_beside_the_live_ones_and_switched_to(
+    runtime: Runtime,
+) -> None:
+    user = runtime.user("ada")
+    for first in (0, 5):
+        correct(user, 5, first=first)
+        user.learn()
+    (before,) = user.layers()
+
+    async def scenario(ui: TuiDriver) -> None:
+        for answer in ("n", "y"):
+            await ui.app.run_action("rebase")
+            await ui.wait_for_text("on which base?")
+            await ui.press("enter")
+            await ui.wait_for_text("Switch to")
+            await ui.wait_for_text("lost")
+            assert user.layers() == (before,)
+            await ui.press(answer)
+        await ui.wait_until(lambda: user.layers()[0].head != before.head)
+        await ui.wait_until(lambda: not ui.app._model.tasks)
+
+    run_tui(runtime, scenario, size=(120, 40))

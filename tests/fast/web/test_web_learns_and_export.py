@@ -202,3 +202,42 @@ def test_a_user_archive_and_peft_layers_are_downloaded(
         with zipfile.ZipFile(tmp_path / suggested) as archive:
             assert "adapter_config.json" in archive.namelist()
     expect(page.locator(".note").last).to_contain_text("ada.zip is in your downloads.")
+
+
+def test_layers_are_built_anew_shown_beside_the_live_ones_kept_switched_and_taken_back(
+    site: Site, visit: Visit
+) -> None:
+    ada = site.runtime.user("ada")
+    for first in (0, 5):
+        correct(site.runtime, first=first)
+        ada.learn()
+    (before,) = ada.layers()
+    page = visit.open("Stack")
+    part = page.get_by_role("region", name="Another base")
+    build = part.get_by_role("button", name="Build and compare")
+    build.click()
+    expect(part).to_contain_text("The gate:")
+    expect(part.get_by_role("region", name="Live now").first).to_be_visible()
+    part.get_by_role("button", name="Keep what is live").click()
+    assert ada.layers() == (before,)
+    build.click()
+    part.get_by_role("button", name="Switch to").click()
+    expect(part).to_contain_text("are live.")
+    assert ada.layers()[0].head != before.head
+    part.get_by_role("button", name="Go back").click()
+    expect(part).to_contain_text("live again")
+    assert ada.layers() == (before,)
+
+
+def test_layers_on_a_base_that_the_server_does_not_have_open_are_taken_back_on_the_page(
+    site: Site, visit: Visit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    correct(site.runtime)
+    site.runtime.user("ada").learn()
+    page = visit.open()
+    refuse = {"error": {"kind": "BaseMismatch", "message": "Built on another base.", "hint": ""}}
+    page.route("**/users/ada/stack", lambda route: route.fulfill(status=409, json=refuse))
+    visit.open_view("Stack")
+    part = page.get_by_role("region", name="Another base")
+    expect(part).to_contain_text("Your layers are on another base than this server.")
+    expect(part.get_by_role("button", name="Build and compare")).to_be_hidden()

@@ -34,6 +34,11 @@ _VARIABLE = (
     (re.compile(r"\b\d{1,2} (?:[JFMASOND][a-z]{2,8})(?: \d{4})?(?:, \d\d:\d\d)?"), "TIME"),
     (re.compile(r"\d+ steps? in (?:\d+ seconds?|under a second)"), "STEPS"),
     (re.compile(r"[\d.]+(?:e-\d+)? %"), "N %"),
+    # The bases that this machine has.
+    (
+        re.compile(r"(?<=combobox \"Another base\":\n)(?: +- '?option .*\n)+"),
+        "      - option BASES\n",
+    ),
 )
 
 
