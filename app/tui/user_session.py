@@ -157,7 +157,7 @@ class UserSession:
 
         here = self._runtime.base().card.name
         cards = self._runtime.models()
-        others = (each for each in cards if weights_status(each) in ("here", "random"))
+        others = (each for each in cards if weights_status(each) == "here")
         return (here, *(each.name for each in others if each.name != here))
 
     def rebase(self, to: str, task: TaskHandle, *, accept: bool) -> RebaseReport:

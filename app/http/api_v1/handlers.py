@@ -148,7 +148,7 @@ def bases(call: RequestContext) -> tuple[v.BaseInfo, ...]:
     return tuple(
         v.BaseInfo(card.name, card.title, card.name == here)
         for card in call.runtime.models()
-        if card.name == here or weights_status(card) in ("here", "random")
+        if card.name == here or weights_status(card) == "here"
     )
 
 

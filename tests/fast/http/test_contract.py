@@ -384,6 +384,25 @@ def test_layers_are_rebased_compared_and_switched_by_name(
     assert library_user.layers()[0].head == layer.after
 
 
+def test_one_rebase_runs_at_a_time_in_a_server(
+    client: Client, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("ada", "bo"):
+        runtime.user(name)
+    caught: list[Exception] = []
+
+    def rebase(self: Runtime, user: str, *args: Any, progress: Any, **options: Any) -> None:
+        with pytest.raises(Busy) as refused:
+            client.rebase("bo", BASE)
+        caught.append(refused.value)
+        raise NothingToLearn("Nothing is live.", hint="Learn first.")
+
+    monkeypatch.setattr(Runtime, "rebase", rebase)
+    with pytest.raises(NothingToLearn):
+        client.rebase("ada", BASE)
+    assert caught
+
+
 def test_a_rebase_over_http_takes_names_of_bases_alone(client: Client, tmp_path: Path) -> None:
     ada = client.user("ada")
     correct(ada)
