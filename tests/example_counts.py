@@ -21,6 +21,11 @@ def register() -> None:
     settings.load_profile("usual")
 
 
+def scale(count: int) -> int:
+    """Return ``count`` in the usual profile, and ten times as many in the exhaustive one."""
+    return count * settings().max_examples // USUAL
+
+
 def examples(count: int, **more: Any) -> settings:
-    """Return settings that draw ``count`` examples in the usual profile, and ten times as many in the exhaustive one."""
-    return settings(max_examples=count * settings().max_examples // USUAL, **more)
+    """Return settings that draw as many examples as ``scale`` returns."""
+    return settings(max_examples=scale(count), **more)

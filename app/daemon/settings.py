@@ -106,6 +106,10 @@ class Settings:
         return tzlocal.reload_localzone()
 
 
+# The daemon reads its settings each minute.
+_ADAPTER = TypeAdapter(Settings)
+
+
 def read_settings(home: Path) -> Settings:
     """Return the settings of a home, the defaults without a file or table.
 
@@ -131,7 +135,7 @@ def read_settings(home: Path) -> Settings:
             log.warning("%s: %s is now called %s; the old name goes next release", FILE, old, new)
             table.setdefault(new, table.pop(old))
     try:
-        return TypeAdapter(Settings).validate_python(table)
+        return _ADAPTER.validate_python(table)
     except ValidationError as error:
         fault = error.errors()[0]
         key = str(fault["loc"][0])

@@ -225,9 +225,10 @@ class FakeBackend:
             likeliest = tuple(
                 _top_logprobs(token, logprob)[:top]
                 for token, logprob in zip(item.completion, logprobs, strict=True)
+                if top
             )
             mean = sum(logprobs) / max(1, len(logprobs))
-            scores.append(Score(mean, divergence, logprobs, likeliest if top else ()))
+            scores.append(Score(mean, divergence, logprobs, likeliest))
         return tuple(scores)
 
     def session(self, spec: SessionSpec) -> Session:

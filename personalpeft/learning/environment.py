@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
 from personalpeft.backends.base import Backend
@@ -41,6 +42,7 @@ def recorded_environment(scores: Mapping[str, object]) -> dict[str, str]:
     return {str(k): str(v) for k, v in recorded.items()} if isinstance(recorded, Mapping) else {}
 
 
+@cache
 def _version(package: str) -> str:
     try:
         return version(package)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -83,7 +84,7 @@ class HashEmbedder:
         rows = np.zeros((len(texts), self._size), dtype=np.float32)
         for row, text in zip(rows, texts, strict=True):
             for word in split_words(text.casefold()) or [""]:
-                row += self._direction(word)
+                row += _direction(word, self._size)
             row /= np.linalg.norm(row)
         return rows
 
@@ -91,10 +92,12 @@ class HashEmbedder:
         """Return the number of words."""
         return len(split_words(text))
 
-    def _direction(self, word: str) -> Vectors:
-        seed = int.from_bytes(hashlib.sha256(word.encode("utf-8", "replace")).digest()[:8])
-        direction = np.random.default_rng(seed).standard_normal(self._size)
-        return (direction / np.linalg.norm(direction)).astype(np.float32)
+
+@lru_cache(maxsize=4096)
+def _direction(word: str, size: int) -> Vectors:
+    seed = int.from_bytes(hashlib.sha256(word.encode("utf-8", "replace")).digest()[:8])
+    direction = np.random.default_rng(seed).standard_normal(size)
+    return (direction / np.linalg.norm(direction)).astype(np.float32)
 
 
 class _SentenceTransformerModel:

@@ -7,6 +7,7 @@ characters instead. Two texts with a common word then have common n-grams.
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Iterator
 from functools import lru_cache
@@ -18,6 +19,8 @@ _NGRAM_SIZES = {
     **dict.fromkeys(("THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN"), 3),
 }
 
+_ASCII_WORD = re.compile(r"[A-Za-z0-9]+")
+
 
 def split_words(text: str) -> list[str]:
     """Return the words of a text in their order.
@@ -25,6 +28,8 @@ def split_words(text: str) -> list[str]:
     A text in a script without spaces gives its overlapping n-grams. Forms of one character become
     the same one (NFKC). Case stays.
     """
+    if text.isascii():
+        return _ASCII_WORD.findall(text)
     normal = unicodedata.normalize("NFKC", text)
     return [
         word

@@ -10,7 +10,7 @@ and columns.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib.resources import files
 from pathlib import Path
 
@@ -37,9 +37,26 @@ _migrations = Migrations("personalpeft")
 def _register(name: str) -> None:
     @_migrations(name=name)
     def apply(db: sqlite_utils.Database) -> None:
-        db.executescript((_FOLDER / f"{name}.sql").read_text("utf-8"))
+        for statement in _statements((_FOLDER / f"{name}.sql").read_text("utf-8")):
+            db.conn.execute(statement)
         if name in _DATA_STEPS:
             _DATA_STEPS[name](db.conn)
+
+
+def _statements(script: str) -> Iterator[str]:
+    """Return the statements of a script, each of which ends at the end of a line.
+
+    ``sqlite_utils`` looks for an end after each character, which takes most of the time of a new
+    home.
+    """
+    statement = ""
+    for line in script.splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""
+    if statement.strip():
+        yield statement
 
 
 for _name in _NAMES:

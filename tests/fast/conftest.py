@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,8 +13,15 @@ from personalpeft import Runtime, User
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Path:
-    return tmp_path / "home"
+def home(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """Return the folder of a test's home, with a copy of ``learned_home`` where a test needs it.
+
+    Learning takes long, so the tests of a module copy one home that learned.
+    """
+    home = tmp_path / "home"
+    if "learned_home" in request.fixturenames:
+        shutil.copytree(request.getfixturevalue("learned_home"), home)
+    return home
 
 
 @pytest.fixture

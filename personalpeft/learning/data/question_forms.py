@@ -9,7 +9,6 @@ slot cannot be filled, there are no forms.
 from __future__ import annotations
 
 import hashlib
-import re
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -55,12 +54,12 @@ class Relation:
         The form with the most words counts. None if the question has none of the forms.
         """
         found = []
+        body = question[:-1] if question.endswith(("?", ".")) else question
         for form in self.forms:
             before, slot, after = form.rstrip("?.").partition(_SLOT)
-            pattern = f"{re.escape(before)}(.*?){re.escape(after)}[?.]?"
-            match = re.fullmatch(pattern, question, re.IGNORECASE)
-            if match and bool(match[1]) == bool(slot):
-                found.append((len((before + after).split()), match[1]))
+            subject = _text_between(before, after, body)
+            if subject is not None and bool(subject) == bool(slot):
+                found.append((len((before + after).split()), subject))
         return max(found, default=None)
 
 
@@ -146,6 +145,23 @@ class QuestionBank:
                 for each in load_relations()
             ]
         return self._vectors
+
+
+def _text_between(before: str, after: str, text: str) -> str | None:
+    """Return what a line has between its beginning and its end, or None if it has others.
+
+    Case does not count. The bank has a thousand forms, so each fact would compile as many regular
+    expressions.
+    """
+    end = len(text) - len(after)
+    if (
+        len(before) > end
+        or text[: len(before)].casefold() != before.casefold()
+        or text[end:].casefold() != after.casefold()
+    ):
+        return None
+    subject = text[len(before) : end]
+    return None if "\n" in subject else subject
 
 
 @cache

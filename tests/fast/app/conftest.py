@@ -10,8 +10,8 @@ from app_makers import Shell, correct_replies
 
 
 @pytest.fixture
-def shell(tmp_path: Path) -> Shell:
-    return Shell(tmp_path / "home", tmp_path / "cache")
+def shell(home: Path, tmp_path: Path) -> Shell:
+    return Shell(home, tmp_path / "cache")
 
 
 @pytest.fixture
@@ -21,9 +21,17 @@ def corrected(shell: Shell) -> Shell:
     return shell
 
 
-@pytest.fixture
-def learned(corrected: Shell) -> Shell:
-    """A home in which ada's style layer was learned."""
-    result = corrected.run("learn", "--json")
+@pytest.fixture(scope="session")
+def learned_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("learned")
+    shell = Shell(folder / "home", folder / "cache")
+    correct_replies(shell, 5)
+    result = shell.run("learn", "--json")
     assert json.loads(result.stdout)["verdict"] == "promoted", result.output
-    return corrected
+    return shell.home
+
+
+@pytest.fixture
+def learned(learned_home: Path, shell: Shell) -> Shell:
+    """A home in which ada's style layer was learned."""
+    return shell

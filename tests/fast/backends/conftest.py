@@ -105,12 +105,23 @@ def open_on(tiny_base: Base, tmp_path: Path) -> Iterator[Open]:
         yield opened
 
 
-@pytest.fixture(params=KINDS)
-def base(request: pytest.FixtureRequest, tiny_base: Base, tmp_path: Path) -> Base:
+@pytest.fixture(
+    scope="module",
+    params=[
+        "llama",
+        pytest.param("qwen2", marks=pytest.mark.exhaustive),
+        pytest.param("qwen3", marks=pytest.mark.exhaustive),
+        "gemma3_text",
+    ],
+)
+def base(
+    request: pytest.FixtureRequest, tiny_base: Base, tmp_path_factory: pytest.TempPathFactory
+) -> Base:
     """A model of this kind with random weights, and the tiny base's tokenizer."""
     from transformers import AutoConfig
 
-    folder = tmp_path / "weights"
+    own = tmp_path_factory.mktemp(request.param)
+    folder = own / "weights"
     config = AutoConfig.for_model(
         request.param, **{**SHAPE, "vocab_size": _vocabulary(tiny_base), **KINDS[request.param]}
     )
@@ -126,7 +137,7 @@ def base(request: pytest.FixtureRequest, tiny_base: Base, tmp_path: Path) -> Bas
         stop_tokens=tiny_base.stop_tokens,
         sampling=Sampling(),
     )
-    return resolve_base(card, cache=tmp_path / "cache")
+    return resolve_base(card, cache=own / "cache")
 
 
 def _vocabulary(base: Base) -> int:

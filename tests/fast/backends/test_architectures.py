@@ -13,6 +13,7 @@ from personalpeft.base_models.types import Base
 PROMPTS = ("hello", "what is this? " * 9, "x")
 
 
+@pytest.mark.parametrize("base", ["llama", "qwen2", "qwen3", "gemma3_text"], indirect=True)
 @pytest.mark.parametrize("native", [False, True], ids=["plain", "native"])
 def test_a_batch_matches_transformers(base: Base, native: bool, shared_cache: Path) -> None:
     from transformers import AutoModelForCausalLM

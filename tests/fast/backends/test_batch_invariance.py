@@ -92,7 +92,7 @@ def test_a_reply_has_the_same_bits_cold_cached_chunked_and_batched(backend: Back
 
 
 def test_a_preempted_row_resumes_with_the_same_bits(backend: Backend) -> None:
-    @examples(6)
+    @examples(3)
     @given(cases=st.lists(requests, min_size=1, max_size=4), data=st.data())
     def holds(cases: list[tuple[str, str | None, str, float, int]], data: st.DataObject) -> None:
         rows = [

@@ -25,7 +25,8 @@ from backend_makers import (
     row,
     torch_backend,
 )
-from hypothesis import HealthCheck, given, settings
+from example_counts import examples
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from personalpeft.backends.base import Backend, Continuation, SequenceState
@@ -40,7 +41,7 @@ from personalpeft.base_models.types import Base
 from personalpeft.errors import WeightsError
 from personalpeft.types import Message, Sampling
 
-few = settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+few = examples(6, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.mark.parametrize("stack", [None, "one"])

@@ -54,7 +54,7 @@ _FEW = st.lists(
 _MANY = st.lists(st.floats(-50, 50, width=32), min_size=1, max_size=60)
 
 
-@examples(400)
+@examples(150)
 @given(
     values=_FEW | _MANY,
     top_p=_TOP_P,

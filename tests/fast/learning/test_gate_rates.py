@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import pytest
+from example_counts import scale
 from test_eval_history import REVISION
 
 from personalpeft.learning.gate.evidence import EvalItem, Evidence, ProbeResults, eval_history
@@ -16,6 +17,7 @@ from personalpeft.learning.gate.gate import Margins, judge
 from personalpeft.types import Revision, Verdict
 
 RUNS = 200
+LAYERS = scale(40)
 LEARNS = 50
 MARGINS = Margins()
 
@@ -75,7 +77,7 @@ class Layer:
 
 def simulate_layers(effect: float, noise: float, num_held_out: int) -> list[Layer]:
     found = []
-    for run in range(RUNS):
+    for run in range(LAYERS):
         layer = Layer(random.Random(f"{effect} {noise} {num_held_out} {run}"), effect, noise)
         for _ in range(LEARNS):
             layer.learn(num_held_out)
@@ -97,7 +99,7 @@ def test_learns_without_effect_are_confirmed_in_at_most_one_layer_of_twenty(
     noise: float, num_held_out: int
 ) -> None:
     confirmed = sum(layer.confirmed for layer in simulate_layers(0.0, noise, num_held_out))
-    assert confirmed <= 0.05 * RUNS
+    assert confirmed <= 0.05 * LAYERS
 
 
 @pytest.mark.parametrize(
@@ -112,7 +114,7 @@ def test_harmful_learns_are_confirmed_in_at_most_one_layer_of_a_hundred(
     effect: float, noise: float
 ) -> None:
     confirmed = sum(layer.confirmed for layer in simulate_layers(effect, noise, 3))
-    assert confirmed <= 0.01 * RUNS
+    assert confirmed <= 0.01 * LAYERS
 
 
 @pytest.mark.parametrize("effect", [1.0, 2.0])

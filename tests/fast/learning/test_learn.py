@@ -44,7 +44,7 @@ from personalpeft.learning.options import LearnOptions
 from personalpeft.learning.outcomes import ReasonCode
 from personalpeft.types import Verdict
 
-many = examples(15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+many = examples(5, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def home(tmp_path: Path) -> Path:
     return tmp_path / "home"
 
 
-@pytest.fixture(params=["fake", "torch"])
+@pytest.fixture(params=["fake", pytest.param("torch", marks=pytest.mark.exhaustive)])
 def base(request: pytest.FixtureRequest, tmp_path: Path) -> str | Path:
     if request.param == "fake":
         return "fake"
@@ -88,6 +88,7 @@ def stopped_after(user: User, steps: int) -> None:
     user.learn(progress=progress, cancelled=lambda: len(seen) >= steps)
 
 
+@pytest.mark.parametrize("base", ["fake", "torch"], indirect=True)
 def test_learn_changes_the_answers_and_names_its_sources(ada: User) -> None:
     before = greedy(ada)
     signals = correct(ada, 6)

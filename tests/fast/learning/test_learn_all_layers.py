@@ -20,13 +20,21 @@ from personalpeft.learning.report import from_json
 from personalpeft.types import Stack, Verdict
 
 
+@pytest.fixture(scope="module")
+def learned_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("learned") / "home"
+    with open_runtime(home) as runtime:
+        ada = runtime.user("ada")
+        correct(ada, 6)
+        teach(ada, 6)
+        report = ada.learn()
+        assert [each.live for each in (report, *report.above)] == [True, True]
+    return home
+
+
 @pytest.fixture
-def layered(ada: User) -> User:
+def layered(learned_home: Path, ada: User) -> User:
     """Return a user whose style and skill are both live."""
-    correct(ada, 6)
-    teach(ada, 6)
-    report = ada.learn()
-    assert [each.live for each in (report, *report.above)] == [True, True]
     return ada
 
 

@@ -25,7 +25,7 @@ from personalpeft.store.error_mapping import sqlite3
 from personalpeft.types import Verdict
 
 PEOPLE = ("ada", "bo", "cy")
-few = examples(6, suppress_health_check=[HealthCheck.function_scoped_fixture])
+few = examples(3, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def give_feedback(

@@ -58,7 +58,6 @@ def test_fact_is_retrieved_at_once_and_its_status_says_whether_it_was_trained(ad
     assert ada.turns(1)[0].used == (after.signal.id,)
 
 
-@pytest.mark.parametrize("runtime", ["fake", "torch"], indirect=True)
 def test_later_facts_train_on_top_and_earlier_ones_are_evaluated_again(
     ada: User,
 ) -> None:
@@ -100,7 +99,6 @@ def test_fact_that_loses_its_answer_is_rebuilt_without_the_old_value(
     assert set(newest.signals) == {new.id, kept}
 
 
-@pytest.mark.parametrize("runtime", ["fake", "torch"], indirect=True)
 def test_retracted_fact_can_be_removed_from_the_layer(ada: User) -> None:
     retracted = tell(ada, "dog", "Biscuit")
     tell(ada, "cat", "Momo")

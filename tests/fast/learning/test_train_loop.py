@@ -31,7 +31,7 @@ from personalpeft.learning.train.loop import (
 
 STEPS = 13
 RECIPE = TrainingConfig(learning_rate=1e-2)
-few = examples(15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+few = examples(5, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 class Killed(Exception):

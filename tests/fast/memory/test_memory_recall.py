@@ -125,7 +125,7 @@ def test_hostile_item_stays_on_its_line_between_its_markers(home: Home, hostile:
     assert ITEM_LINE.fullmatch(rules[0])
 
 
-@examples(30, suppress_health_check=[HealthCheck.too_slow])
+@examples(12, suppress_health_check=[HealthCheck.too_slow])
 @given(
     rules=st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=60), max_size=5),
     facts=st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=60), max_size=5),

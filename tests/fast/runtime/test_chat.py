@@ -453,7 +453,7 @@ ACTS = st.lists(
 )
 
 
-@examples(15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(6, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(acts=ACTS)
 def test_act_of_one_user_changes_nothing_for_another(
     tmp_path_factory: pytest.TempPathFactory, acts: list[str]
@@ -543,10 +543,17 @@ def test_user_can_chat_and_give_feedback_during_their_learn(ada: User) -> None:
 # Files in and out
 
 
+@pytest.fixture(scope="module")
+def learned_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("learned") / "home"
+    with open_runtime(home) as runtime:
+        correct(runtime.user("ada"), 5)
+        runtime.user("ada").learn()
+    return home
+
+
 @pytest.fixture
-def learned(ada: User) -> User:
-    correct(ada, 5)
-    ada.learn()
+def learned(learned_home: Path, ada: User) -> User:
     return ada
 
 

@@ -94,9 +94,19 @@ def test_rebuild_starts_from_an_older_revision_without_the_item(tmp_path: Path) 
     assert stacks[0] == stacks[1]
 
 
+@pytest.fixture(scope="module")
+def learned_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("learned") / "home"
+    with open_runtime(home) as runtime:
+        use_app(runtime.user("ada"), with_secret=True)
+    return home
+
+
 @pytest.fixture
-def learned(ada: User) -> tuple[User, str]:
-    return ada, use_app(ada, with_secret=True)
+def learned(learned_home: Path, ada: User) -> tuple[User, str]:
+    """Return a user who learned, and the id of the edit with the secret."""
+    (item,) = [signal.id for signal in ada.signals() if SECRET in str(signal)]
+    return ada, item
 
 
 def test_report_names_what_was_erased_and_rebuilt(home: Path, learned: tuple[User, str]) -> None:

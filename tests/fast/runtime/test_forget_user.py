@@ -37,11 +37,17 @@ def everything_of(user: User) -> tuple[object, ...]:
     return user.turns(), user.signals(), user.revisions(), user.stack(), user.reports()
 
 
+@pytest.fixture(scope="module")
+def learned_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("learned") / "home"
+    with open_runtime(home) as runtime:
+        use_app(runtime.user(ADA))
+    return home
+
+
 @pytest.fixture
-def ada(runtime: Runtime) -> User:
-    user = runtime.user(ADA)
-    use_app(user)
-    return user
+def ada(learned_home: Path, runtime: Runtime) -> User:
+    return runtime.user(ADA)
 
 
 def test_no_byte_of_a_forgotten_user_stays_and_other_users_are_unchanged(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -33,27 +34,42 @@ from personalpeft.types import canonical_json
 many = examples(20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
+@pytest.fixture(scope="module")
+def learned_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a home whose user has data of each kind."""
+    home = tmp_path_factory.mktemp("learned") / "home"
+    with open_runtime(home) as runtime:
+        ada = runtime.user("ada")
+        correct(ada, 6)
+        ada.feedback(ask(ada), comment="Be brief.")
+        ada.retract_item(ada.remember("My cat is called Tom."))
+        ada.remember(
+            "My dog is called Biscuit.", questions=["What is my dog called?"], answer="Biscuit"
+        )
+        for number in range(5):
+            ada.teach(f"Write to {number}.", f"Dear {number}", skill="email")
+        ada.learn()
+        ada.set_weight("style", 0.5)
+        ada.scope("style", "near")
+        ada.forget(ada.remember("Never mind."), rebuild=False)
+    return home
+
+
 @pytest.fixture
-def learned(ada: User) -> User:
-    """Return a user with data of each kind."""
-    correct(ada, 6)
-    ada.feedback(ask(ada), comment="Be brief.")
-    ada.retract_item(ada.remember("My cat is called Tom."))
-    ada.remember(
-        "My dog is called Biscuit.", questions=["What is my dog called?"], answer="Biscuit"
-    )
-    for number in range(5):
-        ada.teach(f"Write to {number}.", f"Dear {number}", skill="email")
-    ada.learn()
-    ada.set_weight("style", 0.5)
-    ada.scope("style", "near")
-    ada.forget(ada.remember("Never mind."), rebuild=False)
+def learned(learned_home: Path, ada: User) -> User:
     return ada
 
 
+@pytest.fixture(scope="module")
+def exported(learned_home: Path) -> Path:
+    """Return the ``.personal`` file of the user of ``learned_home``."""
+    with open_runtime(learned_home) as runtime:
+        return runtime.user("ada").export(learned_home.parent / "ada.personal").path
+
+
 @pytest.fixture
-def personal_file(learned: User, tmp_path: Path) -> Path:
-    return learned.export(tmp_path / "ada.personal").path
+def personal_file(exported: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copy(exported, tmp_path))
 
 
 @pytest.fixture
@@ -111,6 +127,7 @@ def test_exporting_an_imported_user_gives_the_same_file(
     )
 
 
+@pytest.mark.exhaustive
 def test_tiny_model_answers_as_before_after_an_import(tmp_path: Path, tiny_base: object) -> None:
     card = quick_card(tmp_path)
     with open_runtime(tmp_path / "one", card, clock=FakeTime().clock()) as runtime:

@@ -39,12 +39,19 @@ def runtime(cache: Path, home: Path) -> Iterator[Runtime]:
         yield runtime
 
 
+@pytest.fixture(scope="module")
+def learned_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("learned") / "home"
+    with open_runtime(home) as runtime:
+        for name in USERS:
+            learn_style(runtime.user(name))
+        correct(runtime.user("dee"), 1)
+    return home
+
+
 @pytest.fixture
-def learned_users(runtime: Runtime) -> Runtime:
+def learned_users(learned_home: Path, runtime: Runtime) -> Runtime:
     """Return a runtime with three users who learned and one who has feedback alone."""
-    for name in USERS:
-        learn_style(runtime.user(name))
-    correct(runtime.user("dee"), 1)
     return runtime
 
 
@@ -160,7 +167,7 @@ ACTS = st.lists(
 
 
 @given(acts=ACTS)
-@examples(25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_folder_holds_each_users_live_stack_as_of_the_last_publish(
     learned_users: Runtime, tmp_path: Path, acts: list[tuple[str, str | list[str] | None, float]]
 ) -> None:

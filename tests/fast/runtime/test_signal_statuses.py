@@ -260,7 +260,7 @@ ACTS = st.lists(
 )
 
 
-@examples(15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(6, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(acts=ACTS, observing=st.sampled_from(["kept", "learned"]))
 def test_each_signal_has_one_status_and_no_held_out_signal_is_trained(
     tmp_path_factory: pytest.TempPathFactory, acts: list[tuple[str, int]], observing: str

@@ -39,7 +39,7 @@ def dump_rows(home: Path) -> list[str]:
         return sorted(line for line in database.iterdump() if "_sqlite_migrations" not in line)
 
 
-@examples(25)
+@examples(10)
 @given(
     st.lists(
         st.tuples(

@@ -63,7 +63,7 @@ def test_turns_are_listed_newest_first_up_to_the_limit(store: Store) -> None:
         store.ledger.turns("ada", limit=-1)
 
 
-@examples(20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     used=st.lists(st.lists(st.sampled_from("abc"), max_size=3), max_size=8),
     asked=st.sets(st.sampled_from("abcd")),
