@@ -126,7 +126,6 @@ def test_facts_without_trainable_questions_raise_nothing_to_learn(ada: User) -> 
         ada.learn("memory")
 
 
-@pytest.mark.parametrize("runtime", ["fake", "torch"], indirect=True)
 def test_memory_is_scoped_near_and_general_probes_are_judged_without_it(ada: User) -> None:
     for animal, name in FACTS.items():
         tell(ada, animal, name)
