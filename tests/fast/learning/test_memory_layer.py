@@ -11,6 +11,7 @@ from runtime_makers import ask, correct, open_runtime, pinned, quick_card, train
 from personalpeft import NothingToLearn, Runtime, User
 from personalpeft.errors import NothingCause
 from personalpeft.learning.learner import Learner
+from personalpeft.learning.outcomes import SignalUse
 from personalpeft.learning.plan import Plan, build_plan, inspect_live_layer
 from personalpeft.types import Verdict
 
@@ -52,8 +53,8 @@ def test_fact_is_retrieved_at_once_and_its_status_says_whether_it_was_trained(ad
     ada.learn("memory", accept=True)
     after = ada.signal_statuses()[0]
 
-    assert (before.place, before.layer, before.use) == ("memory", "memory", "to be learned")
-    assert (after.place, after.use) == ("memory", "learned")
+    assert (before.place, before.layer, before.use_code) == ("memory", "memory", SignalUse.PENDING)
+    assert (after.place, after.use_code) == ("memory", SignalUse.LEARNED)
     assert ask(ada, "What is my dog called?").text is not None
     assert ada.turns(1)[0].used == (after.signal.id,)
 

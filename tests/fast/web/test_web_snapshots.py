@@ -20,7 +20,7 @@ VIEWS = {
     "Chat": ("article.exchange", 1),
     "Timeline": ("li.entry", 1),
     "Memory": ("li.thing .origin q", 9),
-    "Stack": ("li.layer.base", 1),
+    "Stack": ("select[aria-labelledby='rebase']:has(option)", 1),
     "Compare": ("#compare-layer option", 1),
 }
 SETTINGS: dict[str, dict[str, Any]] = {
