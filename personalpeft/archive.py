@@ -62,9 +62,8 @@ _PERSONAL = ArchiveFormat(
     defaults={"trains": True},
 )
 _IMPORTED = "imported"
-_CHILD_MEMORY = 1 << 30  # of an interpreter with numpy, and some room
-_UNPACKED = 64  # Objects of a ledger take so many times the bytes of the compressed text.
-_CHILD_SECONDS, _BYTES_A_SECOND = 30, 1 << 20
+# Objects of a ledger take so many times the bytes of the compressed text.
+_MEMORY_FACTOR, _BYTES_A_SECOND = 64, 1 << 20
 _LAYER_KEYS = {"name", "born", "head", "weight", "scope"}
 
 
@@ -179,7 +178,9 @@ def _certify(source: Path) -> Mapping[str, str]:
     """Have a child with limits read a file first. Raises ``PersonalFileError``."""
     with suppress(OSError):
         size = source.stat().st_size
-        limits = Limits(_CHILD_MEMORY + _UNPACKED * size, _CHILD_SECONDS + size // _BYTES_A_SECOND)
+        limits = Limits.for_files(
+            size, memory_factor=_MEMORY_FACTOR, bytes_a_second=_BYTES_A_SECOND
+        )
         return certify(
             f"{__name__}:certify_personal_file",
             {"path": str(source)},

@@ -83,7 +83,7 @@ def encrypt(
         before = read_info(home)
         if bool(before) is not rotate:
             raise InvalidInput(
-                f"The home {home} is {'' if before else 'not '}encrypted.",
+                f"The home {home} is {'already' if before else 'not'} encrypted.",
                 hint="To give it a new key: --rotate" if before else "Leave --rotate out.",
             )
         wanted = KeySource(source) if source else before.source if before else None

@@ -27,11 +27,13 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, Self, cast
 
 from personalpeft.errors import ERROR_CODES, PersonalPeftError, get_error_type
 
 _IDLE_SECONDS = 60
+# Of an interpreter with the imports of a reader, and some room.
+_MEMORY, _SECONDS = 2 << 30, 30
 _ANSWER_LIMIT = 1 << 20
 # A busy machine gives a child a small part of a processor.
 _WALL_PER_CPU_SECOND = 20
@@ -45,6 +47,17 @@ class Limits:
 
     memory: int
     seconds: int
+
+    @classmethod
+    def for_files(cls, size: int, *, memory_factor: int, bytes_a_second: int) -> Self:
+        """Return the limits for files of so many bytes.
+
+        Args:
+            size: The bytes of the files.
+            memory_factor: How many bytes of memory one of them may take, beside the interpreter.
+            bytes_a_second: How many of them a second of processor time reads at least.
+        """
+        return cls(_MEMORY + memory_factor * size, _SECONDS + size // bytes_a_second)
 
 
 def certify(
@@ -90,7 +103,7 @@ class _Server:
     """A process that answers one request at a time."""
 
     def __init__(self) -> None:
-        self.owner = os.getpid()
+        self.owner_pid = os.getpid()
         # The readers may be on a path that the program added.
         paths = os.pathsep.join(str(Path(each).absolute()) for each in sys.path)
         threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -124,7 +137,7 @@ class _Server:
 
     def close(self) -> None:
         """End the server, unless it belongs to the process that this one was forked from."""
-        if self.owner != os.getpid():
+        if self.owner_pid != os.getpid():
             return
         for pipe in (self._requests, self._answers):
             with suppress(OSError):
@@ -152,7 +165,7 @@ def _ask(request: bytes, seconds: float) -> Any:
     """Return the answer to a request, or None."""
     global _server
     with _lock:
-        if _server is not None and _server.owner == os.getpid():
+        if _server is not None and _server.owner_pid == os.getpid():
             if (answer := _server.ask(request, seconds)) is not None:
                 return answer
             # It was idle for a minute and has ended.

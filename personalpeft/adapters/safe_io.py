@@ -20,8 +20,7 @@ from personalpeft.types import parse_strict_json
 
 FILE_LIMIT = 8 * 2**30
 DEPTH_LIMIT = 32
-_CHILD_MEMORY = 1 << 30  # of an interpreter with numpy, and some room
-_CHILD_SECONDS, _BYTES_A_SECOND = 30, 1 << 22
+_MEMORY_FACTOR, _BYTES_A_SECOND = 8, 1 << 22
 DAMAGED = "The file is damaged or does not follow the format; get it again from its source."
 
 
@@ -101,7 +100,7 @@ def certify_adapter(reader: str, path: Path) -> CertifiedFiles:
         size = min(sum(file.stat().st_size for file in files), FILE_LIMIT)
     except OSError:
         size = 0  # The reader says what is wrong with it.
-    limits = Limits(_CHILD_MEMORY + 8 * size, _CHILD_SECONDS + size // _BYTES_A_SECOND)
+    limits = Limits.for_files(size, memory_factor=_MEMORY_FACTOR, bytes_a_second=_BYTES_A_SECOND)
     arguments = {"path": str(path)}
     return CertifiedFiles(certify(reader, arguments, limits, source=str(path), error=AdapterError))
 

@@ -35,7 +35,6 @@ _NO_TEMPLATE = (
     "It was not trained to chat, or the template was left out. Give one: "
     "--chat-template FILE, with the Jinja text of a model of the same family."
 )
-_CHILD_MEMORY, _CHILD_SECONDS = 2 << 30, 30
 _HALF = 2  # Bytes of a number in bfloat16.
 _USUAL_LENGTH = 8192
 _TOKEN = 5500  # Bytes that making a tokenizer takes for each token, as measured.
@@ -160,8 +159,8 @@ def _from_gguf(file: Path, template: str | None, cards: Sequence[ModelCard]) -> 
     certificate = certify(
         f"{__name__}:certify_gguf_base",
         {"path": str(file), "template": template},
-        # The file is mapped.
-        Limits(_CHILD_MEMORY + size, _CHILD_SECONDS),
+        # The file is mapped, and its header alone is read.
+        Limits.for_files(size, memory_factor=1, bytes_a_second=1 << 40),
         source=str(file),
         error=WeightsError,
     )

@@ -229,8 +229,8 @@ class ReasonCode(_CodeWithText):
     )
     LEAKAGE_TOO_LARGE = (
         auto(),
-        "lessons that it was trained on can be told from held-out ones (AUC of membership "
-        "inference {auc}, at most {limit:g})",
+        "its own lessons can be distinguished from held-out ones: the AUC of membership inference "
+        "is {auc}; the limit is {limit:g}",
     )
     UNRELATED_ANSWERS = (
         auto(),

@@ -29,13 +29,8 @@ from personalpeft.learning.data.general_replies import GeneralReplies, reply_gen
 from personalpeft.learning.data.training_examples import Lesson
 from personalpeft.learning.environment import ENVIRONMENT, describe_environment
 from personalpeft.learning.evaluate.answers import evaluate_answers
-from personalpeft.learning.evaluate.evaluation import (
-    EvalJob,
-    EvalResult,
-    EvalSet,
-    evaluate,
-    make_eval_job,
-)
+from personalpeft.learning.evaluate.eval_job import EvalJob, EvalSet, make_eval_job
+from personalpeft.learning.evaluate.evaluation import EvalResult, evaluate
 from personalpeft.learning.evaluate.measures import MAX_RULE_LESSONS, MAX_RULES
 from personalpeft.learning.evaluate.probes import load_general_prompts
 from personalpeft.learning.gate.evidence import Evidence, read_history

@@ -14,14 +14,13 @@ from personalpeft.errors import NothingCause, NothingToLearn
 from personalpeft.formatting import pluralize
 from personalpeft.learning.data.capacity import LayerCapacity, fit_lessons
 from personalpeft.learning.data.facts import paraphrases_digest
+from personalpeft.learning.data.lesson_scrubbing import scrub_assignments, scrub_lesson
 from personalpeft.learning.data.scrubber import RemovedText, scrubber_version
 from personalpeft.learning.data.training_examples import (
     Assignment,
     Lesson,
     lessons_for,
     load_assignments,
-    scrub_assignments,
-    scrub_lesson,
     undesirable_lessons_for,
 )
 from personalpeft.learning.evaluate.probes import load_general_prompts
@@ -155,10 +154,10 @@ class Plan:
     def stored_recipe(self) -> Json:
         """How the layer is built, as a revision stores it."""
         overrides = {"overrides": dict(self.overrides)} if self.overrides else {}
-        return {**self.recipe.to_stored(), "steps": self.steps, **overrides, **self.forms}
+        return {**self.recipe.to_stored(), "steps": self.steps, **overrides, **self.build_variants}
 
     @property
-    def forms(self) -> Json:
+    def build_variants(self) -> Json:
         """How the base's weights and the lessons' texts are read, where that is not the usual."""
         scrubber = {"scrubber": scrubber_version()} if self.recipe.scrub else {}
         return {**self.weights_form, **scrubber}
@@ -213,7 +212,7 @@ class Plan:
                 "below": self.below.digest,
                 "embedder": self.embedder,
                 **self._fact_texts,
-                **self.forms,
+                **self.build_variants,
             }
         )
 

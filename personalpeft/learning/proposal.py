@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 from personalpeft.adapters.formats.packed import pack
 from personalpeft.adapters.types import Adapter
-from personalpeft.learning.data.training_examples import lessons_for, scrub_assignments
+from personalpeft.learning.data.lesson_scrubbing import scrub_assignments
+from personalpeft.learning.data.training_examples import lessons_for
 from personalpeft.learning.layers import LayerState
 from personalpeft.learning.outcomes import MoveCause
 from personalpeft.learning.plan import (

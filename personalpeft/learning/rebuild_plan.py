@@ -13,11 +13,11 @@ from functools import partial
 
 from personalpeft.errors import Damaged
 from personalpeft.formatting import pluralize
+from personalpeft.learning.data.lesson_scrubbing import scrub_assignments
 from personalpeft.learning.data.training_examples import (
     Lesson,
     lessons_for,
     load_assignments,
-    scrub_assignments,
     undesirable_lessons_for,
 )
 from personalpeft.learning.layers import trained_on

@@ -13,13 +13,13 @@ from dataclasses import replace
 
 from personalpeft.errors import AdapterError, Damaged, NotFound
 from personalpeft.learning.data.training_examples import Lesson
-from personalpeft.learning.evaluate.evaluation import (
+from personalpeft.learning.evaluate.eval_job import (
     EffectiveStack,
     StackSelector,
-    answer_logprobs,
     constant_stack,
     effective_stack,
 )
+from personalpeft.learning.evaluate.evaluation import answer_logprobs
 from personalpeft.learning.gate.evidence import EvalItem
 from personalpeft.learning.gate.gate import Margins
 from personalpeft.learning.layers import layer_order, trained_on

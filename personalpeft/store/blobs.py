@@ -74,12 +74,12 @@ class Blobs:
                 sync_folder(folder.parent)
         key = self._cipher.user_key(user, db)
         intact = self.is_intact(path, db)
-        owners = self._cipher.owners(path.read_bytes(), db) if intact and key else []
-        if intact and (key is None or key in owners):
+        recipients = self._cipher.recipients(path.read_bytes(), db) if intact and key else []
+        if intact and (key is None or key in recipients):
             # Its age starts again, so that it is not collected before a row names it.
             os.utime(path)
         else:
-            replace_file(path, self._cipher.encrypt(data, digest, key, *owners))
+            replace_file(path, self._cipher.encrypt(data, digest, key, *recipients))
         return digest
 
     def path(self, digest: str) -> Path:

@@ -221,7 +221,7 @@ class FileCipher:
 
     @property
     def home_key(self) -> DataKey | None:
-        """The owner of files that belong to no user."""
+        """The recipient of files that belong to no user."""
         return self._keys.home if self._keys else None
 
     def user_key(self, user: str, db: sqlite3.Connection | None = None) -> DataKey | None:
@@ -261,11 +261,11 @@ class FileCipher:
             rows = fetch_all(db, "select id from data_key where user = ?", user)
         return [row["id"] for row in rows]
 
-    def encrypt(self, data: bytes, name: str, *owners: DataKey | None) -> bytes:
-        """Return the bytes of a file that each of the owners opens."""
+    def encrypt(self, data: bytes, name: str, *recipients: DataKey | None) -> bytes:
+        """Return the bytes of a file that each of the recipients opens."""
         if self._keys is None:
             return data
-        keys = [owner for owner in owners if owner is not None]
+        keys = [each for each in recipients if each is not None]
         file_key = self._entropy(_KEY)
         heads = [each.id + self._wrap(each.key, file_key, each.id) for each in keys]
         return b"".join(
@@ -280,9 +280,9 @@ class FileCipher:
         if self._keys is None:
             return stored
         heads, body = _split(stored)
-        for owner, wrapped in heads:
-            key = self._find_key(owner, db)
-            file_key = key and _unwrap(key.key, wrapped, owner)
+        for key_id, wrapped in heads:
+            key = self._find_key(key_id, db)
+            file_key = key and _unwrap(key.key, wrapped, key_id)
             data = file_key and _unwrap(file_key, body, name.encode())
             if data is not None:
                 return data
@@ -291,16 +291,16 @@ class FileCipher:
             hint="It was changed, or its key was destroyed. Run verify for details.",
         )
 
-    def owners(self, stored: bytes, db: sqlite3.Connection | None = None) -> list[DataKey]:
+    def recipients(self, stored: bytes, db: sqlite3.Connection | None = None) -> list[DataKey]:
         """Return the keys of this home that open a file, given its beginning."""
         if self._keys is None:
             return []
-        found = [self._find_key(owner, db) for owner, _ in _split(stored)[0]]
+        found = [self._find_key(key_id, db) for key_id, _ in _split(stored)[0]]
         return [key for key in found if key is not None]
 
     def is_current(self, head: bytes) -> bool:
         """Return whether a file that begins so can be opened with the keys of this home."""
-        return not head.startswith(_MAGIC) if self._keys is None else bool(self.owners(head))
+        return not head.startswith(_MAGIC) if self._keys is None else bool(self.recipients(head))
 
     def _find_key(self, key_id: bytes, db: sqlite3.Connection | None = None) -> DataKey | None:
         if self._keys is None or key_id == self._keys.home.id:
@@ -333,7 +333,7 @@ def _unwrap(key: bytes, wrapped: bytes | memoryview, name: bytes) -> bytes | Non
 
 
 def _split(stored: bytes) -> tuple[list[tuple[bytes, bytes]], memoryview]:
-    """Return the owners of a file with the wrapped key of each, and the rest."""
+    """Return the ids of the recipients of a file with the wrapped key of each, and the rest."""
     if not stored.startswith(_MAGIC) or len(stored) == len(_MAGIC):
         return [], memoryview(b"")
     size, first = _ID + _WRAPPED, len(_MAGIC) + 1

@@ -24,7 +24,7 @@ from personalpeft.backends.sampler import Sampler
 from personalpeft.backends.tokenizer import ChatTokenizer
 from personalpeft.backends.torch.batch_sampling import compute_logprobs, sample_tokens
 from personalpeft.backends.torch.block_manager import BlockManager, block_hash, prefix_hashes
-from personalpeft.backends.torch.device import to_device
+from personalpeft.backends.torch.host_to_device import to_device
 from personalpeft.backends.torch.kv_cache import ForwardContext, PagedKVCache
 from personalpeft.backends.torch.lora_bank import LoRABank
 from personalpeft.backends.torch.model_runner import ModelRunner

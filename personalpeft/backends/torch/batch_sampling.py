@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from personalpeft.backends.sampler import Draw, Sampler, TokenLogprobs
-from personalpeft.backends.torch.device import to_device
+from personalpeft.backends.torch.host_to_device import to_device
 from personalpeft.backends.torch.ops import Ops
 from personalpeft.types import MAX_TOP_LOGPROBS
 
@@ -27,19 +27,17 @@ def sample_tokens(logits: Tensor, samplers: Sequence[Sampler], ops: Ops) -> list
     """
     if not samplers:
         return []
-    likeliest = ops.argmax(logits)
+    tokens = ops.argmax(logits)
     drawn = [row for row, sampler in enumerate(samplers) if not sampler.is_greedy]
-    if drawn and logits.device.type != "cpu":
+    if drawn and logits.device.type == "cpu":
+        for row, row_logits in zip(drawn, logits[drawn].float().numpy(), strict=True):
+            tokens[row] = samplers[row].sample(row_logits)
+    elif drawn:
         draws = [samplers[row].draw() for row in drawn]
         (rows,) = to_device([np.array(drawn, np.int64)], logits.device)
-        picked = draw_tokens(logits[rows].float(), draws)
-        likeliest = likeliest.index_copy(0, rows, picked)
-    tokens: list[int] = likeliest.tolist()
-    if drawn and logits.device.type == "cpu":
-        values = logits[drawn].float().cpu().numpy()
-        for row, row_logits in zip(drawn, values, strict=True):
-            tokens[row] = samplers[row].sample(row_logits)
-    return tokens
+        tokens = tokens.index_copy(0, rows, draw_tokens(logits[rows].float(), draws))
+    picked: list[int] = tokens.tolist()
+    return picked
 
 
 def draw_tokens(logits: Tensor, draws: Sequence[Draw]) -> Tensor:

@@ -17,7 +17,7 @@ from torch.nn.functional import linear
 
 from personalpeft.adapters.compose import overflow_error
 from personalpeft.adapters.types import AdapterStack
-from personalpeft.backends.torch.device import CopyStream, can_pin
+from personalpeft.backends.torch.host_to_device import CopyStream, can_pin
 from personalpeft.backends.torch.lora_layers import ActiveLoRA, FrozenLinear, group_projections
 from personalpeft.backends.torch.ops.base import LoRAMapping, Ops, StackedLoRAWeights
 from personalpeft.backends.torch.training.lora_autograd import FusedLoRAWeights

@@ -27,12 +27,7 @@ from dataclasses import dataclass, replace
 
 from personalpeft.learning.data.facts import fact_questions, helpful_turns
 from personalpeft.learning.data.rating_values import MIN_CLEAR_REWARD, is_ambiguous_reward
-from personalpeft.learning.data.scrubber import (
-    LessonPart,
-    RemovedText,
-    find_personal_data,
-    replace_personal_data,
-)
+from personalpeft.learning.data.scrubber import RemovedText
 from personalpeft.learning.data.style import find_style_change
 from personalpeft.learning.outcomes import Placement, Reason, ReasonCode, reason
 from personalpeft.memory.conflicts import superseded_facts
@@ -203,69 +198,6 @@ def undesirable_lessons_for(assignments: Sequence[Assignment], layer: str) -> tu
         for each in assignments
         if each.layer == layer and each.lesson is not None and not each.lesson.chosen
     )
-
-
-def scrub_assignments(
-    assignments: Sequence[Assignment], layer: str, countries: Sequence[str]
-) -> tuple[Assignment, ...]:
-    """Return assignments without personal data in the lessons of one layer.
-
-    Args:
-        assignments: The assignments.
-        layer: The layer.
-        countries: As for ``find_personal_data``. If there are none, nothing is replaced.
-
-    Raises:
-        InvalidInput: A country is unknown.
-        MissingPackage: The extra ``scrub`` is not installed.
-    """
-    return tuple(
-        replace(
-            each,
-            lesson=each.lesson and scrub_lesson(each.lesson, countries),
-            extra_examples=tuple(scrub_lesson(one, countries) for one in each.extra_examples),
-        )
-        if countries and each.layer == layer
-        else each
-        for each in assignments
-    )
-
-
-def scrub_lesson(lesson: Lesson, countries: Sequence[str]) -> Lesson:
-    """Return a lesson without personal data. For the arguments see ``scrub_assignments``."""
-    removed = list(lesson.removed)
-
-    def scrub(text: str, part: LessonPart, message: int = 0) -> str:
-        found = find_personal_data(text, countries) if countries else []
-        removed.extend(
-            RemovedText(
-                lesson.signal,
-                part,
-                message,
-                each.kind,
-                each.start,
-                each.end,
-                text[each.start : each.end],
-            )
-            for each in found
-        )
-        return replace_personal_data(text, found)
-
-    def scrub_messages(messages: Sequence[Message], part: LessonPart) -> tuple[Message, ...]:
-        return tuple(
-            replace(each, content=scrub(each.content, part, number))
-            for number, each in enumerate(messages)
-        )
-
-    teacher = lesson.teacher_messages
-    scrubbed = replace(
-        lesson,
-        messages=scrub_messages(lesson.messages, LessonPart.PROMPT),
-        chosen=scrub(lesson.chosen, LessonPart.ANSWER),
-        rejected=lesson.rejected and scrub(lesson.rejected, LessonPart.REJECTED),
-        teacher_messages=teacher and scrub_messages(teacher, LessonPart.TEACHER),
-    )
-    return replace(scrubbed, removed=tuple(removed))
 
 
 def _load_fact_turns(

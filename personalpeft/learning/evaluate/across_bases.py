@@ -15,16 +15,14 @@ from personalpeft.backends.base import Backend, Continuation
 from personalpeft.engine.engine import Request
 from personalpeft.errors import PersonalPeftError
 from personalpeft.learning.data.training_examples import Lesson
-from personalpeft.learning.evaluate.evaluation import (
+from personalpeft.learning.evaluate.eval_job import (
     EXAMPLE_SAMPLING,
-    MAX_EXAMPLES,
     EvalJob,
     EvalSet,
-    ThrottledScorer,
     effective_stack,
-    evaluate,
     make_eval_job,
 )
+from personalpeft.learning.evaluate.evaluation import MAX_EXAMPLES, ThrottledScorer, evaluate
 from personalpeft.learning.evaluate.probes import load_general_prompts
 from personalpeft.learning.gate.evidence import EvalItem, Evidence
 from personalpeft.learning.options import not_cancelled

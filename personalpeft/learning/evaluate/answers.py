@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from personalpeft.engine.engine import Engine, Request
 from personalpeft.learning.data.training_examples import Lesson
-from personalpeft.learning.evaluate.evaluation import EvalJob, EvalResult, StackSelector
+from personalpeft.learning.evaluate.eval_job import EvalJob, StackSelector
+from personalpeft.learning.evaluate.evaluation import EvalResult
 from personalpeft.learning.gate.evidence import EvalItem, Evidence
 from personalpeft.learning.options import LearnOptions
 from personalpeft.learning.report import Example

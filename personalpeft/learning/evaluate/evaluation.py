@@ -5,18 +5,23 @@ Invariant: replies are greedy or have fixed seeds, so the same stacks give the s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median
 from typing import TypeAlias
 
 from personalpeft.backends.base import Backend, Continuation, Score
-from personalpeft.chat.routing import AdapterRouter
-from personalpeft.engine.completion_cache import CompletionCache, Completions
-from personalpeft.engine.engine import Engine, Request
+from personalpeft.engine.completion_cache import CompletionCache
+from personalpeft.engine.engine import Engine
 from personalpeft.errors import PersonalPeftError
 from personalpeft.learning.data.general_replies import few_shot_messages, has_examples
 from personalpeft.learning.data.training_examples import Lesson
+from personalpeft.learning.evaluate.eval_job import (
+    EXAMPLE_SAMPLING,
+    EvalJob,
+    StackSelector,
+    constant_stack,
+)
 from personalpeft.learning.evaluate.exposure import (
     MAX_TRAINED,
     MIN_LESSONS_EACH,
@@ -30,18 +35,14 @@ from personalpeft.learning.evaluate.measures import (
     measure_text_quality,
 )
 from personalpeft.learning.evaluate.probes import (
-    BASE_SAMPLING,
     MAX_REPLY_TOKENS,
-    PROBE_SAMPLING,
     is_degenerate,
     load_general_prompts,
 )
 from personalpeft.learning.gate.evidence import (
     NO_LEAKAGE_MEASURED,
     NOTHING_GENERATED,
-    TIE_MARGIN,
     BaseProbeResults,
-    EvalHistory,
     EvalItem,
     Evidence,
     GenerationResults,
@@ -50,186 +51,16 @@ from personalpeft.learning.gate.evidence import (
 )
 from personalpeft.learning.options import Condition, not_cancelled, wait_while
 from personalpeft.learning.report import Example
-from personalpeft.learning.train.config import MAX_LENGTH
 from personalpeft.learning.train.loop import cancelled_error
 from personalpeft.learning.train.losses import encode_continuation
-from personalpeft.types import Message, PromptResponse, Sampling, SignalKind, Stack
+from personalpeft.types import Message, PromptResponse, SignalKind, Stack
 
-EXAMPLE_SAMPLING = Sampling(max_tokens=40)
-MAX_EXAMPLES, _MAX_GENERATED = 3, 6
-# A dozen edits leave three held-out prompts. One reply to each is too little to judge by.
-_SEEDS = (1, 2)
+MAX_EXAMPLES = 3
 _MAX_QUALITY_TOKENS = 32
 # A fact's answer is a word or two, and a liked reply is the model's own.
 _UNWRITTEN_KINDS = (SignalKind.FACT, SignalKind.RATING)
 # Seconds that one scoring call waits for users who chat: they may never stop.
 _MAX_WAIT = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class EvalSet:
-    """The lessons that a candidate is measured on."""
-
-    target: tuple[Lesson, ...]  # held out in this layer, and not spent by its history
-    retention: tuple[Lesson, ...]  # held out in this layer before this build
-    other_layers: tuple[Lesson, ...]  # held out in all other layers
-    base_completions: Completions  # of the probes
-    new_examples: tuple[Lesson, ...] = ()  # arrived since the last learn
-    rule_lessons: tuple[Lesson, ...] = ()  # measure rules
-    lessons_by_rule: Mapping[str, tuple[Lesson, ...]] = field(default_factory=dict)
-    history: EvalHistory = field(default_factory=EvalHistory)
-    max_length: int = MAX_LENGTH  # tokens at which a reply is cut
-    tie_margin: float = TIE_MARGIN  # nats a token within which a lesson is tied
-    examples: tuple[Lesson, ...] = ()  # trained on; show how the user wants to be answered
-    trained: tuple[Lesson, ...] = ()  # trained on; measure leakage
-
-    @property
-    def earlier_target(self) -> tuple[Lesson, ...]:
-        """The held-out lessons of the layer that its history did spend."""
-        target = {lesson.key for lesson in self.target}
-        return tuple(lesson for lesson in self.retention if lesson.key not in target)
-
-    @property
-    def deciding(self) -> tuple[Lesson, ...]:
-        """The held-out lessons whose generated replies are judged."""
-        return self.target or self.earlier_target
-
-
-StackSelector: TypeAlias = Callable[[Lesson], Stack]
-"""Returns the stack that a lesson is scored with."""
-
-
-def constant_stack(stack: Stack) -> StackSelector:
-    """Return a selector of one stack."""
-    return lambda lesson: stack
-
-
-@dataclass(frozen=True, slots=True)
-class EffectiveStack:
-    """A stack as it answers users: a layer with a scope is attached to some prompts only.
-
-    ``parts`` has the layers that are attached to each prompt. Lessons of ``layer`` itself are
-    scored with that layer in any case.
-    """
-
-    layer: str
-    stack: Stack
-    parts: Mapping[str, Stack]
-
-    def for_layer(self, lesson: Lesson) -> Stack:
-        """Return the stack for a lesson of the layer itself."""
-        part = self.parts[lesson.messages[-1].content].entries
-        kept = (entry for entry in self.stack.entries if entry in part or entry.layer == self.layer)
-        return replace(self.stack, entries=tuple(kept))
-
-    def for_other_layer(self, lesson: Lesson) -> Stack:
-        """Return the stack for a lesson of another layer."""
-        return self.parts[lesson.messages[-1].content]
-
-
-def effective_stack(
-    router: AdapterRouter,
-    user: str,
-    layer: str,
-    stack: Stack,
-    prompts: Sequence[str],
-    built_from: Mapping[str, Collection[str]],
-) -> EffectiveStack:
-    """Return how a stack answers some prompts.
-
-    Args:
-        router: Selects the layers for each prompt.
-        user: The user.
-        layer: The layer that is evaluated.
-        stack: The whole stack.
-        prompts: The prompts.
-        built_from: By layer, the signals of a revision that is not in the catalog yet.
-    """
-    prompts = list(dict.fromkeys(prompts))
-    requests = [[Message("user", prompt)] for prompt in prompts]
-    parts = router.select_each(user, stack, requests, built_from)
-    return EffectiveStack(layer, stack, dict(zip(prompts, parts, strict=True)))
-
-
-@dataclass(frozen=True, slots=True)
-class EvalJob:
-    """One candidate to be measured against the live stack."""
-
-    user: str
-    live: EffectiveStack
-    candidate: EffectiveStack
-    eval_set: EvalSet
-
-    @property
-    def generated_lessons(self) -> tuple[Lesson, ...]:
-        """The lessons whose replies are generated; the report shows the first of them."""
-        lessons = (*self.eval_set.target, *self.eval_set.retention)
-        return tuple({lesson.key: lesson for lesson in lessons}.values())[:_MAX_GENERATED]
-
-    def requests(self, sampling: Sampling) -> list[Request]:
-        """Return what is generated.
-
-        Both stacks reply to the probes, then to displayed lessons. Then the candidate replies to
-        the deciding lessons again, with the base's own ``sampling``.
-        """
-        both = [request for side in (self.live, self.candidate) for request in self._requests(side)]
-        return [*both, *self._sampled_requests(sampling)]
-
-    @property
-    def judged_lessons(self) -> tuple[Lesson, ...]:
-        """The lessons whose generated replies are judged; none where no lessons show the style."""
-        deciding = {lesson.key for lesson in self.eval_set.deciding if self.eval_set.examples}
-        return tuple(each for each in self.generated_lessons if each.key in deciding)
-
-    def _sampled_requests(self, sampling: Sampling) -> Iterator[Request]:
-        for seed in _SEEDS if sampling.temperature else ():
-            for lesson in self.judged_lessons:
-                stack = self.candidate.for_layer(lesson)
-                own = replace(sampling, max_tokens=EXAMPLE_SAMPLING.max_tokens, seed=seed)
-                yield Request(self.user, lesson.messages, stack, own, background=True)
-
-    def _requests(self, side: EffectiveStack) -> Iterator[Request]:
-        for probe in load_general_prompts().probes:
-            stack, messages = side.parts[probe.question], (Message("user", probe.question),)
-            sampling = BASE_SAMPLING if stack.is_bare else PROBE_SAMPLING
-            yield Request(self.user, messages, stack, sampling, background=True)
-        for lesson in self.generated_lessons:
-            stack = side.for_layer(lesson)
-            yield Request(self.user, lesson.messages, stack, EXAMPLE_SAMPLING, background=True)
-
-
-def make_eval_job(
-    router: AdapterRouter,
-    user: str,
-    layer: str,
-    live: Stack,
-    candidate: Stack,
-    eval_set: EvalSet,
-    built_from: Mapping[str, Collection[str]],
-) -> EvalJob:
-    """Return the evaluation of a candidate for a layer.
-
-    Args:
-        router, user, layer, built_from: As for ``effective_stack``.
-        live: The live stack.
-        candidate: The stack with the candidate.
-        eval_set: What is measured.
-    """
-    lessons = (
-        *eval_set.target,
-        *eval_set.retention,
-        *eval_set.other_layers,
-        *eval_set.rule_lessons,
-        *eval_set.trained,
-    )
-    prompts = [probe.question for probe in load_general_prompts().probes]
-    prompts += [lesson.messages[-1].content for lesson in lessons]
-    return EvalJob(
-        user,
-        effective_stack(router, user, layer, live, prompts, {}),
-        effective_stack(router, user, layer, candidate, prompts, built_from),
-        eval_set,
-    )
 
 
 EvalResult: TypeAlias = tuple[Evidence, tuple[Example, ...]]

@@ -153,7 +153,7 @@ def rank_gain(gain: float, unseen: Sequence[float]) -> Exposure:
 
 
 def measure_leakage(trained: Sequence[float], unseen: Sequence[float]) -> Leakage:
-    """Return how far lessons that were trained on are told from unseen ones of the same layer.
+    """Return how well lessons that were trained on can be distinguished from unseen ones.
 
     Args:
         trained: The gain of each lesson that was trained on, over the base in nats a token.

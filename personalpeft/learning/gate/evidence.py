@@ -149,7 +149,7 @@ NOTHING_GENERATED = GenerationResults()
 
 @dataclass(frozen=True, slots=True)
 class Leakage:
-    """How far lessons that were trained on are told from held-out ones. The field names are stored.
+    """How well trained lessons can be distinguished from held-out ones. The field names are stored.
 
     Attributes:
         trained: How many lessons that were trained on were scored.

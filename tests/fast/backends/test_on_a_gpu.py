@@ -23,9 +23,9 @@ from torch.utils._pytree import tree_leaves
 from personalpeft.adapters.types import Matrix
 from personalpeft.backends.base import Backend, TrainingBackend
 from personalpeft.backends.torch import backend as torch_backend
-from personalpeft.backends.torch import device as device_module
-from personalpeft.backends.torch import model_runner
-from personalpeft.backends.torch.device import DeviceChoice, choose_learning_device, to_device
+from personalpeft.backends.torch import host_to_device, model_runner
+from personalpeft.backends.torch.device import DeviceChoice, choose_learning_device
+from personalpeft.backends.torch.host_to_device import to_device
 from personalpeft.backends.torch.llama import empty_llama
 from personalpeft.backends.torch.lora_bank import LoRABank
 from personalpeft.backends.torch.ops import Ops
@@ -174,7 +174,7 @@ def test_an_adapter_is_copied_on_a_stream_of_its_own_and_used_once_it_is_there(
     monkeypatch.setattr(torch.cuda, "stream", stream)
     monkeypatch.setattr(torch.cuda, "default_stream", lambda device: "steps")
     with monkeypatch.context() as patch:
-        patch.setattr(device_module, "can_pin", lambda device: True)
+        patch.setattr(host_to_device, "can_pin", lambda device: True)
         bank = LoRABank(tiny_base.architecture, 4, ShapeOps(DEVICE, torch.bfloat16))
     stack = random_stack(cast(Backend, SimpleNamespace(base=tiny_base)), 1)
     bank.fill_slot("one", bank.stage(stack))
