@@ -54,7 +54,7 @@ def daemon() -> None:
 
 @command("run", examples=("daemon run", "daemon run --json >> daemon.log"))
 def run(common: GlobalOptions) -> None:
-    """Look after the home until stopped.
+    """Learn, back up and clean up on schedule until stopped.
 
     Prints a line for each action. Ctrl-C or SIGTERM ends it between two steps and keeps the work
     done. It waits while another daemon runs on the same home.

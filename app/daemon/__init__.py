@@ -1,4 +1,4 @@
-"""Look after a home in the background: learn when there is news and the moment is right.
+"""The background daemon of a home: it learns when there is a reason and the machine is free.
 
 ``policy`` decides from frozen values. ``backlog`` reads them from the home and ``probes`` from the
 machine. ``worker`` acts, ``tasks`` are its actions beside learning, ``journal`` records, and
