@@ -6,6 +6,7 @@ Each function has a plain fallback for a feature that a system lacks.
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
 import platform
 import signal
@@ -23,6 +24,7 @@ from typing import IO, Any
 # Windows has no SIGBUS. There a crash ends with one of the statuses instead of a signal.
 _CRASHES = ("SIGSEGV", "SIGBUS", "SIGILL", "SIGABRT")
 _CRASH_STATUSES = (0xC0000005, 0xC000001D, 0xC0000096)
+_DIGEST = hashlib.sha256().digest_size  # bytes
 # The codes of "access denied" and "sharing violation", and how often a rename is tried again.
 _IN_USE = (5, 32)
 _RENAME_TRIES, _RENAME_PAUSE = 20, 0.02
@@ -263,6 +265,21 @@ def write_file_atomically(path: Path, data: bytes) -> None:
         part = path.parent / folder / path.name
         part.write_bytes(data)
         replace(part, path)
+
+
+def write_checked_file(path: Path, data: bytes) -> None:
+    """Write a file for ``read_checked_file``. Raises ``OSError``."""
+    write_file_atomically(path, hashlib.sha256(data).digest() + data)
+
+
+def read_checked_file(path: Path) -> bytes | None:
+    """Return what was written, or None if the file is absent or damaged. Raises ``OSError``."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    digest, data = content[:_DIGEST], content[_DIGEST:]
+    return data if hashlib.sha256(data).digest() == digest else None
 
 
 def model_folders(environment: Mapping[str, str], home: Path) -> dict[str, tuple[Path, ...]]:

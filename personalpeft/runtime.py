@@ -111,7 +111,7 @@ class Runtime(
         self._services = Services(
             store=store,
             memory=memory,
-            router=AdapterRouter(store, memory, general_prompts),
+            router=AdapterRouter(store, memory, general_prompts, settings.cache),
             clock=clock,
             plugins=Plugins(settings.plugins),
             model=LazyModel(

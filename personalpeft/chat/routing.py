@@ -12,17 +12,25 @@ lessons (an imported one) matches every request.
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
 
 import numpy as np
+import safetensors.numpy
+from safetensors import SafetensorError
 
+from personalpeft.backends.processor import instruction_sets
+from personalpeft.host import read_checked_file, write_checked_file
 from personalpeft.memory.items import Memory, fact_texts
 from personalpeft.memory.types import Vectors
 from personalpeft.store.store import Store
-from personalpeft.types import Message, Signal, SignalKind, Stack, default_scope
+from personalpeft.types import Message, Signal, SignalKind, Stack, canonical_digest, default_scope
 
 # One in twenty general prompts may match: a user may well have taught one of them.
 _GENERAL_QUANTILE = 0.95
@@ -47,15 +55,21 @@ class AdapterRouter:
         store: The home.
         memory: Embeds requests and caches the vectors of lessons.
         general_prompts: Returns prompts that belong to no user, for calibration.
+        cache: The folder of caches, where the vectors of general prompts are kept.
     """
 
     def __init__(
-        self, store: Store, memory: Memory, general_prompts: Callable[[], Sequence[str]]
+        self,
+        store: Store,
+        memory: Memory,
+        general_prompts: Callable[[], Sequence[str]],
+        cache: Path,
     ) -> None:
         self._store = store
         self._memory = memory
         self._general_prompts = general_prompts
-        self._general_vectors: dict[str, Vectors] = {}
+        self._cache = cache
+        self._general_vectors: dict[str, Vectors] | None = None
         self._lock = threading.Lock()
         # The lessons of a revision never change, so its region is computed once.
         self._regions: OrderedDict[tuple[str, str], SimilarityRegion | None] = OrderedDict()
@@ -108,11 +122,29 @@ class AdapterRouter:
 
     def embed_general(self, prompts: Sequence[str]) -> Vectors:
         """Return the vectors of general prompts, ``[len(prompts), size]``. They are kept."""
-        missing = [each for each in dict.fromkeys(prompts) if each not in self._general_vectors]
         # Two threads may compute the same vector; it is the same each time.
-        vectors = self._memory.embedder.embed(missing)
-        self._general_vectors.update(zip(missing, vectors, strict=True))
-        return np.stack([self._general_vectors[each] for each in prompts])
+        known = self._general_vectors = self._general_vectors or self._read_vectors()
+        missing = [each for each in dict.fromkeys(prompts) if _name(each) not in known]
+        if missing:
+            known.update(
+                zip(map(_name, missing), self._memory.embedder.embed(missing), strict=True)
+            )
+            # A cache that cannot be written costs the next process the embedding, nothing else.
+            with suppress(OSError):
+                write_checked_file(self._file, safetensors.numpy.save(dict(known)))
+        return np.stack([known[_name(each)] for each in prompts])
+
+    @property
+    def _file(self) -> Path:
+        # Another processor or library may give other bits.
+        computed = [self._memory.embedder.name, instruction_sets(), version("torch")]
+        return self._cache / "general_vectors" / canonical_digest(computed)[:32]
+
+    def _read_vectors(self) -> dict[str, Vectors]:
+        with suppress(OSError, SafetensorError):
+            if (data := read_checked_file(self._file)) is not None:
+                return safetensors.numpy.load(data)
+        return {}
 
     def evict_user(self, user: str) -> None:
         """Drop the cached regions of a user's layers."""
@@ -193,3 +225,7 @@ def calibrate_region(
         if lesson_reach > general_reach:
             threshold = max(min_threshold, (lesson_reach + general_reach) / 2)
     return SimilarityRegion(vectors, min(threshold, _MAX_THRESHOLD))
+
+
+def _name(prompt: str) -> str:
+    return hashlib.sha256(prompt.encode()).hexdigest()

@@ -16,6 +16,8 @@ from backend_makers import (
     Batch,
     attach,
     bits,
+    bytes_of,
+    continuation,
     generate,
     generate_staggered,
     generate_uncached,
@@ -33,6 +35,7 @@ from personalpeft.backends.base import Backend
 from personalpeft.backends.batch_invariance import BatchInvariance
 from personalpeft.base_models.types import Base
 from personalpeft.host import cpu_flags
+from personalpeft.learning.train.losses import ContextDistillationLoss
 
 ROWS = 6
 OWNERS = ("ada", "ben")
@@ -89,6 +92,26 @@ def test_a_reply_has_the_same_bits_cold_cached_chunked_and_batched(backend: Back
             assert [bits(reply) for reply in generate_staggered(backend, rows, steps)] == alone
 
     holds()
+
+
+def test_a_reference_has_the_same_bits_in_any_pass(backend: Backend) -> None:
+    terms = [
+        ContextDistillationLoss(item, item)
+        for repeats in (1, 4, 9)
+        for item in (
+            continuation(backend, f"{'What was it? ' * repeats}{end}", "It is so.")
+            for end in ("Why?", "Who?")
+        )
+    ]
+    trained = set()
+    for groups in ([terms], [[term] for term in terms]):
+        session = backend.session(session_spec(backend, base_key="s1"))
+        for group in groups:
+            session.precompute_ref_log_probs(group)
+        session.step(terms, 1e-2)
+        trained.add(bytes_of(session))
+        session.close()
+    assert len(trained) == 1
 
 
 def test_a_preempted_row_resumes_with_the_same_bits(backend: Backend) -> None:

@@ -13,6 +13,7 @@ from personalpeft import InvalidInput, NotFound, Runtime, User
 from personalpeft.chat.routing import calibrate_region
 from personalpeft.learning.evaluate.probes import load_general_prompts
 from personalpeft.memory.embedder import HashEmbedder
+from personalpeft.settings import CACHE
 from personalpeft.types import Verdict
 
 LETTERS = [
@@ -66,6 +67,20 @@ def test_distant_request_is_answered_as_without_the_skill(home: Path, tmp_path: 
         assert ask(ada, FAR).text == ask(bob, FAR).text
         # Compare stacks: the fake backend has few words, so texts may be equal by chance.
         assert ask(ada, NEAR).stack != ask(bob, NEAR).stack
+
+
+def test_damaged_cache_of_general_vectors_changes_no_scope(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
+    with open_runtime(home) as runtime:
+        learn_style_and_skill(runtime.user("ada"))
+        assert attached(runtime.user("ada"), NEAR) == ["style", "skill.letters"]
+    (file,) = tmp_path.glob("cache/general_vectors/*")
+    file.write_bytes(file.read_bytes()[:-1])
+    with open_runtime(home) as runtime:
+        assert attached(runtime.user("ada"), NEAR) == ["style", "skill.letters"]
+        assert attached(runtime.user("ada"), FAR) == ["style"]
 
 
 def test_scope_is_stored_and_applies_to_the_next_turn(home: Path) -> None:

@@ -3,18 +3,19 @@
 Outputs are kept while a session uses them. Hidden states of the bare base for general continuations
 are also cached in a file. Computing them again took a fifth of a learn.
 
-Invariants: a reference is computed in its own pass. So its bits depend on the stack below and the
-continuation alone. Nothing in the file belongs to a user. A file belongs to one base, one kind of
+Invariants: the bits of a reference depend on the stack below and the continuation alone. So it has
+a pass of its own, unless products are batch-invariant. Nothing in the file belongs to a user. A file belongs to one base, one kind of
 computation and one kind of CPU. So cached bits equal computed ones. A damaged file counts as
 absent. Without write access nothing is stored.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
+from itertools import takewhile
+from operator import eq
 from pathlib import Path
 from weakref import WeakValueDictionary
 
@@ -28,8 +29,8 @@ from personalpeft.backends.processor import instruction_sets
 from personalpeft.backends.torch.lora_layers import ActiveLoRA
 from personalpeft.backends.torch.model_runner import ModelRunner
 from personalpeft.backends.torch.training.logprobs import ReferenceOutputs
-from personalpeft.backends.torch.training.packing import pack
-from personalpeft.host import write_file_atomically
+from personalpeft.backends.torch.training.packing import pack, split_by_size
+from personalpeft.host import read_checked_file, write_checked_file
 from personalpeft.types import canonical_digest
 
 _log = logging.getLogger(__name__)
@@ -37,9 +38,10 @@ _log = logging.getLogger(__name__)
 # Raise this when the same weights would give other bits: stale values would silently enter
 # revisions.
 _FORMAT = 3
+# New tokens of one pass. Steps of users wait for one block of it.
+_PASS_TOKENS = 1024
 # Several times the number of general prompts.
 _MAX_STORED = 512
-_DIGEST = hashlib.sha256().digest_size
 
 
 class ReferenceCache:
@@ -74,34 +76,52 @@ class ReferenceCache:
             active: That stack.
         """
         found = {}
-        for item, is_general in items.items():
-            with torch.no_grad(), self._model.exclusive(active):
+        names = {
+            item: canonical_digest([item.prompt, item.completion])
+            for item, is_general in items.items()
+            if is_general and stack is None
+        }
+        with self._model.exclusive():
+            if self._general is None:
+                self._general = self._load()
+                self._num_stored = len(self._general)
+            general = self._general
+            for item in items:
                 outputs = self._outputs.get((stack, item))
-                if outputs is None:
-                    is_shared = is_general and stack is None
-                    hidden = self._general_hidden(item) if is_shared else self._hidden(item)
-                    hidden = hidden.to(self._model.where.device)
-                    tokens = torch.tensor(item.scored, device=hidden.device)
-                    outputs = ReferenceOutputs(hidden, tokens, self._model)
-                    self._outputs[stack, item] = outputs
-                found[item] = outputs
+                hidden = general.get(names.get(item, ""))
+                if outputs is None and hidden is not None:
+                    outputs = self._keep(stack, item, hidden)
+                if outputs is not None:
+                    found[item] = outputs
+        for group in self._passes([item for item in items if item not in found]):
+            with torch.no_grad(), self._model.exclusive(active):
+                states = self._model.hidden(pack(group))
+                counts = [len(item.completion) for item in group]
+                for item, hidden in zip(group, states.split(counts), strict=True):
+                    # A copy, which does not hold the whole pass in memory.
+                    found[item] = self._keep(stack, item, hidden.clone())
+                    if item in names and len(general) < _MAX_STORED:
+                        general[names[item]] = found[item].hidden.cpu()
         self._save()
         return found
 
-    def _hidden(self, item: Continuation) -> Tensor:
-        return self._model.hidden(pack([item]))
+    def _keep(self, stack: str | None, item: Continuation, hidden: Tensor) -> ReferenceOutputs:
+        hidden = hidden.to(self._model.where.device)
+        tokens = torch.tensor(item.scored, device=hidden.device)
+        outputs = self._outputs[stack, item] = ReferenceOutputs(hidden, tokens, self._model)
+        return outputs
 
-    def _general_hidden(self, item: Continuation) -> Tensor:
-        if self._general is None:
-            self._general = self._load()
-            self._num_stored = len(self._general)
-        name = canonical_digest([item.prompt, item.completion])
-        hidden = self._general.get(name)
-        if hidden is None:
-            hidden = self._hidden(item)
-            if len(self._general) < _MAX_STORED:
-                self._general[name] = hidden.cpu()
-        return hidden
+    def _passes(self, items: Sequence[Continuation]) -> Iterator[Sequence[Continuation]]:
+        """Group continuations into passes. Neighbours in a pass share their beginnings."""
+        items = sorted(items, key=lambda item: (item.prompt, item.completion))
+        texts = [(*item.prompt, *item.completion) for item in items]
+        before: tuple[int, ...] = ()
+        sizes = []
+        for text in texts:
+            sizes.append(len(text) - sum(takewhile(bool, map(eq, before, text))))
+            before = text
+        limit = _PASS_TOKENS if self._model.batch_invariant else 0
+        return (items[group] for group in split_by_size(sizes, limit))
 
     def _save(self) -> None:
         # A copy, to which another session adds nothing.
@@ -111,19 +131,16 @@ class ReferenceCache:
         self._num_stored = len(known)
         data = safetensors.torch.save(known)
         try:
-            write_file_atomically(self._file, hashlib.sha256(data).digest() + data)
+            write_checked_file(self._file, data)
         except OSError as error:
             reason = type(error).__name__
             _log.info("Reference outputs cannot be cached in %s: %s.", self._file, reason)
 
     def _load(self) -> dict[str, Tensor]:
         try:
-            data = b"" if self._file is None else self._file.read_bytes()
-            digest, tensors = data[:_DIGEST], data[_DIGEST:]
-            if hashlib.sha256(tensors).digest() == digest:
-                return safetensors.torch.load(tensors)
-        except FileNotFoundError:
-            pass
+            data = None if self._file is None else read_checked_file(self._file)
+            if data is not None:
+                return safetensors.torch.load(data)
         except (OSError, SafetensorError) as error:
             _log.info(
                 "Reference outputs cannot be read from %s (%s) and are computed again.",

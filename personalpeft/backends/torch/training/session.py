@@ -78,13 +78,7 @@ class TorchSession:
         self._below = bank.single_adapter_lora(spec.base_key)
         self._below_weights = bank.fused_weights(spec.base_key)
         self._halves = _initial_halves(model, spec)
-        self._optimizer = torch.optim.AdamW(
-            self._halves.values(),
-            lr=0.0,
-            betas=(0.9, 0.95),
-            weight_decay=spec.weight_decay,
-            fused=model.where.device.type in {"cpu", "cuda"},
-        )
+        self._moments = {name: _no_moments(half) for name, half in self._halves.items()}
         self._reference_cache = references
         self._references: dict[Continuation, ReferenceOutputs] = {}
         self._open = True
@@ -142,15 +136,32 @@ class TorchSession:
 
     def optim_step(self, params: AdamParams) -> float:
         """Take an optimizer step with the accumulated gradients, clear them, return their norm."""
-        for group in self._optimizer.param_groups:
-            group["lr"] = params.learning_rate
-            group["betas"] = (params.beta1, params.beta2)
-            group["eps"] = params.eps
-            group["weight_decay"] = params.weight_decay
         limit = math.inf if params.max_grad_norm is None else params.max_grad_norm
         norm = nn.utils.clip_grad_norm_(self._halves.values(), limit)
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
+        grads = {name: half.grad for name, half in self._halves.items() if half.grad is not None}
+        if grads:
+            moments = [self._moments[name] for name in grads]
+            steps = [each["step"] for each in moments]
+            with torch.no_grad():
+                torch._foreach_add_(steps, 1)
+                # torch.optim.AdamW calls the same operation, but its first use in a process
+                # imports torch's compiler: 2.8 s.
+                torch._fused_adamw_(
+                    [self._halves[name] for name in grads],
+                    list(grads.values()),
+                    [each["exp_avg"] for each in moments],
+                    [each["exp_avg_sq"] for each in moments],
+                    [],
+                    steps,
+                    lr=params.learning_rate,
+                    beta1=params.beta1,
+                    beta2=params.beta2,
+                    weight_decay=params.weight_decay,
+                    eps=params.eps,
+                    amsgrad=False,
+                    maximize=False,
+                )
+        self._clear_gradients()
         return float(norm)
 
     def weights(self) -> Mapping[str, LoRAWeights]:
@@ -166,11 +177,9 @@ class TorchSession:
         """Return A and B with AdamW's two moments and step."""
         arrays: dict[str, npt.NDArray[np.float32]] = {}
         for name, half in self._halves.items():
-            moments = self._optimizer.state[half] or _no_moments(half)
-            arrays |= {
-                name: _array(half),
-                **{f"{name}.{moment}": _array(value) for moment, value in moments.items()},
-            }
+            arrays[name] = _array(half)
+            for moment, value in self._moments[name].items():
+                arrays[f"{name}.{moment}"] = _array(value)
         return arrays
 
     def restore(self, state: Mapping[str, npt.NDArray[np.float32]]) -> None:
@@ -183,21 +192,21 @@ class TorchSession:
                 )
                 if array is None or not fits or not np.isfinite(array).all():
                     raise ValueError(f"the saved session does not fit: {name}{suffix}")
-        self._optimizer.zero_grad(set_to_none=True)
+        self._clear_gradients()
         with torch.no_grad():
             for name, half in self._halves.items():
                 half.copy_(_tensor(state[name]))
-                self._optimizer.state[half] = {
-                    # The fused step reads it on the device.
-                    "step": _tensor(state[f"{name}.step"]).reshape(()).to(half.device),
-                    "exp_avg": _tensor(state[f"{name}.exp_avg"]).to(half.device),
-                    "exp_avg_sq": _tensor(state[f"{name}.exp_avg_sq"]).to(half.device),
-                }
+                for moment, value in self._moments[name].items():
+                    value.copy_(_tensor(state[f"{name}.{moment}"]).reshape(value.shape))
+
+    def _clear_gradients(self) -> None:
+        for half in self._halves.values():
+            half.grad = None
 
     def close(self) -> None:
         """Free the session's memory."""
         self._references.clear()
-        self._optimizer.state.clear()
+        self._moments.clear()
         if self._open:
             self._open = False
             self._model.close_session()
@@ -338,11 +347,11 @@ def _token_logprobs(
 
 
 def _no_moments(half: Tensor) -> dict[str, Tensor]:
-    """Return AdamW's initial state."""
+    """Return AdamW's initial state. The fused step reads all of it on the device."""
     return {
-        "step": torch.zeros(()),
-        "exp_avg": torch.zeros_like(half),
-        "exp_avg_sq": torch.zeros_like(half),
+        "step": torch.zeros((), device=half.device),
+        "exp_avg": torch.zeros_like(half, requires_grad=False),
+        "exp_avg_sq": torch.zeros_like(half, requires_grad=False),
     }
 
 
