@@ -179,6 +179,7 @@ def test_saved_weights_become_a_layer_of_a_user_by_name(server: TinkerServer) ->
     assert server.session("bob").client.ask("POST", "personal/adopt", body).status_code == 403
 
 
+@pytest.mark.exhaustive
 def test_a_users_layer_is_opened_for_training(server: TinkerServer) -> None:
     server.runtime.user("dora")
     session = server.session("dora")

@@ -88,6 +88,7 @@ def test_text_cannot_control_the_terminal(shell: Shell) -> None:
     assert not re.search(r"[\x1b\x9b]", shell.run("learn", "--dry-run", "--json").stdout)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("name", "value", "coloured"), [("NO_COLOR", "1", False), ("NO_COLOR", "", True)]
 )
@@ -163,6 +164,7 @@ def test_ctrl_c_stops_a_learn_which_resumes_from_there(corrected: Shell) -> None
     assert not session.exists()
 
 
+@pytest.mark.exhaustive
 def test_a_second_ctrl_c_stops_a_learn_at_once(corrected: Shell) -> None:
     process = corrected.spawn("learn", slowly=3)
     assert process.stderr is not None

@@ -149,6 +149,7 @@ def test_a_private_library_is_loaded_without_a_compiler(tmp_path: Path, built: P
     assert CpuOps(cache, torch.float32).name == "native"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("mendable", [True, False])
 def test_an_untrusted_library_is_rebuilt(planted: Path, mark: Path, mendable: bool) -> None:
     if not mendable and os.getuid() != 0:

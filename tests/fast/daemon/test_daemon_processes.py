@@ -259,6 +259,7 @@ def test_a_server_on_the_same_home_serves_a_new_revision_within_a_second(home: H
     server.kill()
 
 
+@pytest.mark.exhaustive
 def test_a_killed_server_and_a_killed_daemon_end_with_the_new_revision_being_served(
     home: Home,
 ) -> None:

@@ -396,7 +396,30 @@ SCENARIOS: dict[str, tuple[Callable[[World], None], int]] = {
 }
 
 
-@pytest.mark.parametrize("name", SCENARIOS)
+# One of each kind is enough for make test: the hour, the clock, the machine, kills and failures.
+USUAL = {
+    "enough_lessons",
+    "summer_time_ends_and_the_time_of_day_occurs_twice",
+    "a_clock_is_set_back_a_day_after_the_learn",
+    "the_daemon_dies_after_every_run",
+    "on_battery_until_plugged_in",
+    "a_request_during_the_learn",
+    "the_daily_budget_is_too_small",
+    "an_earlier_candidate_was_refused",
+    "the_learn_failed_and_a_new_signal_came",
+    "the_journal_is_lost_after_the_learn",
+    "another_process_learns_meanwhile",
+    "killed_when_learning",
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in USUAL else pytest.param(name, marks=pytest.mark.exhaustive)
+        for name in SCENARIOS
+    ],
+)
 def test_each_signal_is_learned_exactly_once(world: World, name: str) -> None:
     scenario, learns = SCENARIOS[name]
     scenario(world)

@@ -85,6 +85,7 @@ def no_umask() -> Iterator[None]:
         os.umask(before)
 
 
+@pytest.mark.exhaustive
 def test_a_download_is_private_while_it_arrives_and_appears_when_complete(
     site: LocalServer, proxy: Proxy, tmp_path: Path
 ) -> None:

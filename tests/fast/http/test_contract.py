@@ -571,6 +571,7 @@ def test_a_user_archive_is_imported_under_another_name(
     assert [user.id for user in runtime_or_client.users()] == ["ada", "bob"]
 
 
+@pytest.mark.exhaustive
 def test_a_stack_is_exported_and_imported_as_gguf(tiny_base: Base, tmp_path: Path) -> None:
     assert tiny_base.architecture.model_type == "llama"
     with (

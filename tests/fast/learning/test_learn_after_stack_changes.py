@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from runtime_makers import ask, correct, open_runtime, quick_card, style
+from runtime_makers import ask, correct, open_runtime, style
 from test_practice import RecordingVerifier
 
 from personalpeft import LearnReport, User
@@ -160,8 +160,8 @@ def test_truncated_reply_is_a_lesson_without_an_end(ada: User) -> None:
     assert [lesson.ended for lesson in lessons] == [True, False]
 
 
-def test_learn_that_drops_practised_work_says_so(tmp_path: Path) -> None:
-    with open_runtime(tmp_path / "home", quick_card(tmp_path)) as runtime:
+def test_learn_that_drops_practised_work_says_so(home: Path) -> None:
+    with open_runtime(home) as runtime:
         ada = runtime.user("ada")
         taught = [
             ada.teach(f"Write to {number}.", f"Dear {number}", skill="email") for number in range(6)

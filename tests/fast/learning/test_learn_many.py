@@ -73,6 +73,7 @@ def test_interrupted_learn_many_gives_the_bytes_of_learning_alone(
         assert runtime.verify() == ()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("tiny_base")
 def test_on_a_model_learn_many_equals_learning_alone_up_to_rounding(
     tmp_path: Path,
@@ -424,6 +425,7 @@ def test_build_that_exceeds_memory_alone_is_refused_with_its_size(
     assert report.reasons[0].data["allowed"] == 0.001
 
 
+@pytest.mark.exhaustive
 def test_more_users_than_can_train_at_once_all_learn(runtime: Runtime) -> None:
     users = [f"user-{number}" for number in range(MAX_CONCURRENT_USERS + 3)]
     for number, user in enumerate(users):

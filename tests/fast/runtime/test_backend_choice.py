@@ -99,6 +99,7 @@ def test_chat_goes_on_while_another_engine_learns_and_its_memory_is_freed_afterw
         assert runtime.engine().backend is not backend
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("tiny_base")
 def test_memory_is_freed_after_a_proposed_adapter_was_judged(tmp_path: Path) -> None:
     card = quick_card(tmp_path)

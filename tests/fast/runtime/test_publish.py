@@ -419,6 +419,7 @@ with personalpeft.open(sys.argv[1], backend="fake") as runtime:
 """
 
 
+@pytest.mark.exhaustive
 def test_full_disk_keeps_published_stacks_and_leaves_none_half(
     learned_users: Runtime, home: Path, cache: Path
 ) -> None:

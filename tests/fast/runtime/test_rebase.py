@@ -213,6 +213,7 @@ def ada_signals(user: User, revision: str) -> set[str]:
     return {s for each in user.revisions() if each.id == revision for s in each.signals}
 
 
+@pytest.mark.exhaustive
 def test_updated_weights_are_compared_with_the_bare_base_and_accepted_by_name(
     bases: Bases,
 ) -> None:
@@ -246,6 +247,7 @@ def test_updated_weights_are_compared_with_the_former_ones_where_both_are_here(
     assert [each.after for each in back.layers] == [each.before for each in report.layers]
 
 
+@pytest.mark.exhaustive
 def test_comparing_alone_switches_nothing_whatever_the_gate_says(
     bases: Bases, monkeypatch: pytest.MonkeyPatch
 ) -> None:

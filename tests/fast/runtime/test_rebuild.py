@@ -198,6 +198,7 @@ def test_unknown_forgotten_and_cancelled_raise(fake_ada: User) -> None:
         fake_ada.check_rebuild(revision)
 
 
+@pytest.mark.exhaustive
 def test_other_rounding_is_reported_with_how_near_it_came(
     home: Path, tmp_path: Path, tiny_base: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -157,6 +157,7 @@ def many(count):
 """
 
 
+@pytest.mark.exhaustive
 def test_import_resumes_after_a_kill(home: Path) -> None:
     script = (
         _MANY

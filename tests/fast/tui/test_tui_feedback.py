@@ -295,6 +295,7 @@ def test_a_user_is_erased_only_after_the_id_was_typed(runtime: Runtime) -> None:
     assert (app.erased.user, app.erased.turns) == ("ada", 2)
 
 
+@pytest.mark.exhaustive
 def test_a_user_whose_learn_runs_elsewhere_is_not_erased(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:

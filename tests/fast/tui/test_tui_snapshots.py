@@ -60,8 +60,17 @@ STATES: dict[str, Callable[[TuiDriver], Awaitable[None]]] = {
 }
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("state", STATES)
+# A conversation at each size, and every state at the usual size, are enough for make test.
+@pytest.mark.parametrize(
+    ("state", "size"),
+    [
+        (state, size)
+        if state == "conversation" or size == "usual"
+        else pytest.param(state, size, marks=pytest.mark.exhaustive)
+        for state in STATES
+        for size in SIZES
+    ],
+)
 def test_the_screen_matches_the_stored_one(tmp_path: Path, state: str, size: str) -> None:
     seen: list[str] = []
 

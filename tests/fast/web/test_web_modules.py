@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from example_counts import scale
 from web_makers import Visit
 
 _CHANGES = """async ([path, count]) => {
@@ -173,7 +174,7 @@ _TIMED = """async ([path, which, most]) => {
 )
 def test_rendering_is_fast_for_any_text(visit: Visit, which: str, module: str) -> None:
     visit.open()
-    assert visit.page.evaluate(_TIMED, [_module(visit, module), which, 64_000]) == []
+    assert visit.page.evaluate(_TIMED, [_module(visit, module), which, scale(6_400)]) == []
 
 
 @pytest.mark.exhaustive

@@ -250,8 +250,15 @@ def test_a_printed_link_signs_in_once_as_one_user_and_leaves_no_secret_in_the_ad
     assert code not in page.url
 
 
-@pytest.mark.parametrize("with_code", [False, True])
-@pytest.mark.parametrize("running", [False, True])
+@pytest.mark.parametrize(
+    ("running", "with_code"),
+    [
+        (True, True),
+        (False, False),
+        pytest.param(True, False, marks=pytest.mark.exhaustive),
+        pytest.param(False, True, marks=pytest.mark.exhaustive),
+    ],
+)
 def test_a_link_asks_before_it_replaces_another_session(
     site: Site, visit: Visit, with_code: bool, running: bool
 ) -> None:
