@@ -16,11 +16,16 @@ from runtime_makers import FakeTime, correct, open_runtime
 from tui_makers import TuiDriver, run_tui
 
 SCREENS = Path(__file__).with_name("screens")
-# Ids and times vary; times also depend on the time zone.
-VOLATILE = re.compile(r"\b[0-9a-f]{8,12}\b|\b\d\d-\d\d \d\d:\d\d\b")
+# Ids and times vary; times also depend on the time zone. On a busy machine Textual does not always
+# draw the line under the active tab.
+VOLATILE = re.compile(r"\b[0-9a-f]{8,12}\b|\b\d\d-\d\d \d\d:\d\d\b|[━╸╺]+")
 # The number of successive polls that must show the same screen.
 REST = 8
 SIZES = {"small": (50, 18), "usual": (80, 24), "wide": (140, 40)}
+
+
+def without_volatile(screen: str) -> str:
+    return VOLATILE.sub(lambda match: "x" * len(match[0]), screen)
 
 
 async def empty(ui: TuiDriver) -> None:
@@ -94,8 +99,8 @@ def test_the_screen_matches_the_stored_one(tmp_path: Path, state: str, size: str
             correct(ada, 5)
             assert ada.learn().live
         run_tui(runtime, scenario, size=SIZES[size])
-    screen = VOLATILE.sub(lambda match: "x" * len(match[0]), seen[-1]) + "\n"
+    screen = without_volatile(seen[-1]) + "\n"
     stored = SCREENS / f"{state}-{size}.txt"
     if os.environ.get("UPDATE_SCREENS"):
         stored.write_text(screen, "utf-8")
-    assert screen == stored.read_text("utf-8")
+    assert screen == without_volatile(stored.read_text("utf-8"))
