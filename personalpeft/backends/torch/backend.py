@@ -32,7 +32,7 @@ from personalpeft.backends.torch.openmp import release_threads
 from personalpeft.backends.torch.ops import choose_ops
 from personalpeft.backends.torch.ops.base import KV_BLOCK_SIZE
 from personalpeft.backends.torch.training.logprobs import read_outputs
-from personalpeft.backends.torch.training.packing import split_by_size
+from personalpeft.backends.torch.training.packing import group_by_prefix
 from personalpeft.backends.torch.training.reference_cache import ReferenceCache
 from personalpeft.backends.torch.training.session import (
     TorchSession,
@@ -99,7 +99,7 @@ class TorchBackend(BatchBackend):
         self.maps_weights = kept.mapped is not None
         self.description = ", ".join(filter(None, (where.reason, reason, kept.reason)))
         vocabulary = self._model.vocabulary_size
-        self._score_tokens = min(_SCORE_TOKENS, _SCORE_BYTES // (vocabulary * where.dtype.itemsize))
+        self._score_reads = max(1, _SCORE_BYTES // (vocabulary * where.dtype.itemsize))
         self._references = ReferenceCache(self._model, f"{where.dtype}, {self.description}", cache)
         self._bank = LoRABank(base.architecture, self.slots, ops)
         num_blocks = _num_blocks(self._model, self.rows)
@@ -129,31 +129,29 @@ class TorchBackend(BatchBackend):
     def score(
         self, items: Sequence[Continuation], stack: str | None, *, kl: bool = False, top: int = 0
     ) -> tuple[Score, ...]:
-        scores: list[Score] = []
-        sizes = [len(item.prompt) + len(item.completion) for item in items]
-        for group in split_by_size(sizes, self._score_tokens):
+        scores: dict[int, Score] = {}
+        for places in group_by_prefix(items, _SCORE_TOKENS, self._score_reads):
+            group = [items[place] for place in places]
             with torch.inference_mode():
                 with self._model.exclusive(self._bank.single_adapter_lora(stack)):
-                    outputs = read_outputs(self._model, items[group])
+                    outputs = read_outputs(self._model, group)
                 divergences: list[float | None] = [None] * len(outputs)
                 if kl:
                     with self._model.exclusive():
-                        base_outputs = read_outputs(self._model, items[group])
+                        base_outputs = read_outputs(self._model, group)
                     # Not from log-probs: those of all tokens in float32 took most of the memory.
                     divergences = [
                         float(output.kl_div(slice(None), base, slice(None)).mean())
                         for base, output in zip(base_outputs, outputs, strict=True)
                     ]
-                scores += [
-                    Score(
+                for place, each, kl_div in zip(places, outputs, divergences, strict=True):
+                    scores[place] = Score(
                         float(each.token_logp.mean()),
                         kl_div,
                         tuple(each.token_logp.tolist()),
                         top_logprobs(each.logp.cpu().numpy(), top) if top else (),
                     )
-                    for each, kl_div in zip(outputs, divergences, strict=True)
-                ]
-        return tuple(scores)
+        return tuple(scores[place] for place in range(len(items)))
 
     def session(self, spec: SessionSpec) -> Session:
         return TorchSession(self._model, self._bank, self._references, spec)

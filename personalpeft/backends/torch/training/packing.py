@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
+from operator import eq
 
 import torch
 from torch import Tensor
@@ -100,6 +102,29 @@ def pack(*groups: Sequence[Continuation]) -> PackedSequence:
         tuple(reads),
         tuple(ends),
     )
+
+
+def group_by_prefix(
+    items: Sequence[Continuation], max_tokens: int, max_reads: int
+) -> list[list[int]]:
+    """Group continuations whose prompts begin alike, and return the places of each group.
+
+    Args:
+        items: The continuations.
+        max_tokens: The most tokens of a group. A larger continuation is alone.
+        max_reads: The most completion tokens of a group.
+    """
+    groups: list[list[int]] = []
+    tokens, reads, before = 0, 0, tuple[int, ...]()
+    for place in sorted(range(len(items)), key=lambda place: items[place].prompt):
+        prompt, size = tuple(items[place].prompt), len(items[place].completion)
+        shared = sum(takewhile(bool, map(eq, before, prompt)))
+        tokens, reads, before = tokens + len(prompt) - shared + size, reads + size, prompt
+        if not groups or tokens > max_tokens or reads > max_reads:
+            groups.append([])
+            tokens, reads = len(prompt) + size, size
+        groups[-1].append(place)
+    return groups
 
 
 def split_by_size(sizes: Sequence[int], max_size: int) -> list[slice]:

@@ -12,10 +12,8 @@ absent. Without write access nothing is stored.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from importlib.metadata import version
-from itertools import takewhile
-from operator import eq
 from pathlib import Path
 from weakref import WeakValueDictionary
 
@@ -29,7 +27,7 @@ from personalpeft.backends.processor import instruction_sets
 from personalpeft.backends.torch.lora_layers import ActiveLoRA
 from personalpeft.backends.torch.model_runner import ModelRunner
 from personalpeft.backends.torch.training.logprobs import ReferenceOutputs
-from personalpeft.backends.torch.training.packing import pack, split_by_size
+from personalpeft.backends.torch.training.packing import group_by_prefix, pack
 from personalpeft.host import read_checked_file, write_checked_file
 from personalpeft.types import canonical_digest
 
@@ -93,7 +91,10 @@ class ReferenceCache:
                     outputs = self._keep(stack, item, hidden)
                 if outputs is not None:
                     found[item] = outputs
-        for group in self._passes([item for item in items if item not in found]):
+        missing = [item for item in items if item not in found]
+        limit = _PASS_TOKENS if self._model.batch_invariant else 0
+        for places in group_by_prefix(missing, limit, limit):
+            group = [missing[place] for place in places]
             with torch.no_grad(), self._model.exclusive(active):
                 states = self._model.hidden(pack(group))
                 counts = [len(item.completion) for item in group]
@@ -110,18 +111,6 @@ class ReferenceCache:
         tokens = torch.tensor(item.scored, device=hidden.device)
         outputs = self._outputs[stack, item] = ReferenceOutputs(hidden, tokens, self._model)
         return outputs
-
-    def _passes(self, items: Sequence[Continuation]) -> Iterator[Sequence[Continuation]]:
-        """Group continuations into passes. Neighbours in a pass share their beginnings."""
-        items = sorted(items, key=lambda item: (item.prompt, item.completion))
-        texts = [(*item.prompt, *item.completion) for item in items]
-        before: tuple[int, ...] = ()
-        sizes = []
-        for text in texts:
-            sizes.append(len(text) - sum(takewhile(bool, map(eq, before, text))))
-            before = text
-        limit = _PASS_TOKENS if self._model.batch_invariant else 0
-        return (items[group] for group in split_by_size(sizes, limit))
 
     def _save(self) -> None:
         # A copy, to which another session adds nothing.
