@@ -1,4 +1,4 @@
-// The dtype of a library, its conversions, and a vectorisable exponential.
+// The dtype of a library, its conversions, a vector, and a vectorisable exponential.
 
 #pragma once
 
@@ -14,6 +14,17 @@ struct bfloat16 {
 
 // The dtype of all tensors. An option of the compiler sets it.
 using T = DTYPE;
+
+// A vector is one register wide. Compilers compute wider ones piece by piece on the stack, ten times
+// as slowly.
+#if defined(__AVX512F__)
+constexpr int64_t VECTOR = 16;
+#elif defined(__AVX__)
+constexpr int64_t VECTOR = 8;
+#else
+constexpr int64_t VECTOR = 4;
+#endif
+typedef float Vector __attribute__((vector_size(VECTOR * sizeof(float))));
 
 inline float as_float(float value) { return value; }
 

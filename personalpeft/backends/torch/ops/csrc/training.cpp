@@ -21,28 +21,31 @@ inline float sigmoid(float x) {
 // Below this size, waking other threads takes longer than the work.
 constexpr int64_t WORTH_THREADS = 1 << 15;
 
+// Rows are padded to a multiple of this.
 constexpr int64_t LANES = 16;
-typedef float Lanes __attribute__((vector_size(LANES * sizeof(float))));
+
+// A tile of 6 rows and `WIDE` vectors takes 24 of AVX-512's 32 registers, or 12 of the 16 of AVX2.
+constexpr int64_t WIDE = VECTOR == 16 ? 4 : 2;
 
 inline int64_t padded(int64_t size) { return (size + LANES - 1) / LANES * LANES; }
 
 // ---- Small matrix products in registers ----
 
-// c[ROWS][VECTORS * LANES] += a b over `count` steps. The order of each sum does not depend on the
+// c[ROWS][VECTORS * VECTOR] += a b over `count` steps. The order of each sum does not depend on the
 // tile's shape.
 template <int ROWS, int VECTORS>
 inline void gemm_tile(const float* a, int64_t a_row, int64_t a_step, const float* b, int64_t b_row,
                       int64_t count, float* c, int64_t c_row) {
-    Lanes sums[ROWS][VECTORS];
+    Vector sums[ROWS][VECTORS];
     for (int r = 0; r < ROWS; ++r) {
         for (int v = 0; v < VECTORS; ++v) {
-            std::memcpy(&sums[r][v], c + r * c_row + v * LANES, sizeof(Lanes));
+            std::memcpy(&sums[r][v], c + r * c_row + v * VECTOR, sizeof(Vector));
         }
     }
     for (int64_t k = 0; k < count; ++k) {
-        Lanes wide[VECTORS];
+        Vector wide[VECTORS];
         for (int v = 0; v < VECTORS; ++v) {
-            std::memcpy(&wide[v], b + k * b_row + v * LANES, sizeof(Lanes));
+            std::memcpy(&wide[v], b + k * b_row + v * VECTOR, sizeof(Vector));
         }
         for (int r = 0; r < ROWS; ++r) {
             const float factor = a[r * a_row + k * a_step];
@@ -53,7 +56,7 @@ inline void gemm_tile(const float* a, int64_t a_row, int64_t a_step, const float
     }
     for (int r = 0; r < ROWS; ++r) {
         for (int v = 0; v < VECTORS; ++v) {
-            std::memcpy(c + r * c_row + v * LANES, &sums[r][v], sizeof(Lanes));
+            std::memcpy(c + r * c_row + v * VECTOR, &sums[r][v], sizeof(Vector));
         }
     }
 }
@@ -62,10 +65,10 @@ template <int ROWS>
 inline void gemm_rows(const float* a, int64_t a_row, int64_t a_step, const float* b, int64_t b_row,
                       int64_t count, float* c, int64_t c_row, int64_t columns) {
     int64_t begin = 0;
-    for (; begin + 4 * LANES <= columns; begin += 4 * LANES) {
-        gemm_tile<ROWS, 4>(a, a_row, a_step, b + begin, b_row, count, c + begin, c_row);
+    for (; begin + WIDE * VECTOR <= columns; begin += WIDE * VECTOR) {
+        gemm_tile<ROWS, WIDE>(a, a_row, a_step, b + begin, b_row, count, c + begin, c_row);
     }
-    for (; begin < columns; begin += LANES) {
+    for (; begin < columns; begin += VECTOR) {
         gemm_tile<ROWS, 1>(a, a_row, a_step, b + begin, b_row, count, c + begin, c_row);
     }
 }

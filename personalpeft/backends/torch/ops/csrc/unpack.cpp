@@ -38,12 +38,36 @@ inline float half(uint16_t bits) {
 inline float half_at(const uint8_t* data) { return half(load16(data)); }
 
 // Sixteen numbers at a time. Compilers do not find this form in loops over bytes.
-constexpr int64_t LANES = 16;
+constexpr int64_t LANES = 16, PARTS = LANES / VECTOR;
 typedef uint8_t Bytes __attribute__((vector_size(LANES)));
-typedef uint16_t Shorts __attribute__((vector_size(LANES * 2)));
-typedef int32_t Integers __attribute__((vector_size(LANES * 4)));
-typedef uint32_t Bits __attribute__((vector_size(LANES * 4)));
-typedef float Floats __attribute__((vector_size(LANES * 4)));
+typedef uint8_t ByteVector __attribute__((vector_size(VECTOR)));
+typedef uint16_t ShortVector __attribute__((vector_size(VECTOR * 2)));
+typedef uint32_t BitVector __attribute__((vector_size(VECTOR * 4)));
+typedef int32_t IntegerVector __attribute__((vector_size(VECTOR * 4)));
+
+struct Floats {
+    Vector parts[PARTS];
+};
+
+template <typename Operation>
+inline Floats each(Floats values, Operation operation) {
+    for (int64_t part = 0; part < PARTS; ++part) {
+        values.parts[part] = operation(values.parts[part]);
+    }
+    return values;
+}
+
+inline Floats operator+(const Floats& x, float y) {
+    return each(x, [y](Vector part) { return part + y; });
+}
+
+inline Floats operator-(const Floats& x, float y) {
+    return each(x, [y](Vector part) { return part - y; });
+}
+
+inline Floats operator*(const Floats& x, float y) {
+    return each(x, [y](Vector part) { return part * y; });
+}
 
 inline Bytes load_bytes(const uint8_t* x) {
     Bytes values;
@@ -52,17 +76,29 @@ inline Bytes load_bytes(const uint8_t* x) {
 }
 
 inline Floats to_floats(Bytes values) {
-    return __builtin_convertvector(__builtin_convertvector(values, Integers), Floats);
+    Floats floats;
+    for (int64_t part = 0; part < PARTS; ++part) {
+        ByteVector bytes;
+        std::memcpy(&bytes, reinterpret_cast<const uint8_t*>(&values) + part * VECTOR,
+                    sizeof bytes);
+        floats.parts[part] =
+            __builtin_convertvector(__builtin_convertvector(bytes, IntegerVector), Vector);
+    }
+    return floats;
 }
 
-inline void store_floats(Floats values, float* y) { std::memcpy(y, &values, sizeof values); }
+inline void store_floats(const Floats& values, float* y) {
+    std::memcpy(y, &values, sizeof values);
+}
 
-inline void store_floats(Floats values, bfloat16* y) {
-    Bits bits;
-    std::memcpy(&bits, &values, sizeof bits);
-    const Shorts rounded =
-        __builtin_convertvector((bits + 0x7fff + ((bits >> 16) & 1)) >> 16, Shorts);
-    std::memcpy(y, &rounded, sizeof rounded);
+inline void store_floats(const Floats& values, bfloat16* y) {
+    for (int64_t part = 0; part < PARTS; ++part) {
+        BitVector bits;
+        std::memcpy(&bits, &values.parts[part], sizeof bits);
+        const ShortVector rounded =
+            __builtin_convertvector((bits + 0x7fff + ((bits >> 16) & 1)) >> 16, ShortVector);
+        std::memcpy(y + part * VECTOR, &rounded, sizeof rounded);
+    }
 }
 
 // Sixteen bits as numbers 0 or 16, the lowest bit first.
