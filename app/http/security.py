@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from flask import Flask, current_app, g, request
-from werkzeug.exceptions import BadRequest, Forbidden, HTTPException, Unauthorized
+from werkzeug.exceptions import BadRequest, Forbidden, RequestEntityTooLarge, Unauthorized
 
 from personalpeft.ids import check_user_id
 from personalpeft.plugins import HttpHost
@@ -35,9 +35,8 @@ from personalpeft_app.http import validation
 View = TypeVar("View", bound=Callable[..., Any])
 
 NO_TOKEN = "A valid token is needed: Authorization: Bearer <token>, or X-Api-Key: <token>."
-REFUSED_BODY = "personalpeft.refused_body"
-"""The key in the environment for the reason why ``admission`` refused a body."""
 _PUBLIC, _WORKERS = "public", "for_workers"
+_FILES, _LARGE = "for_files", "for_large_bodies"
 _HOST = re.compile(r"(\[(?P<address>[0-9a-fA-F:.]+)\]|(?P<name>[A-Za-z0-9._-]+))(:[0-9]{1,5})?")
 
 
@@ -100,11 +99,21 @@ def allow_workers(view: View) -> View:
     return view
 
 
+def for_files(view: View) -> View:
+    """Mark a view whose body is a file of the user in its path, or of an admin."""
+    setattr(view, _FILES, True)
+    return view
+
+
+def for_large_bodies(view: View) -> View:
+    """Mark a view whose body may be as large as a file, from any valid token."""
+    setattr(view, _LARGE, True)
+    return view
+
+
 def plugin_host() -> HttpHost:
     """Return what an extension may use of the server."""
-    return HttpHost(
-        lambda: caller().token, lambda: caller().user, public, validation.for_large_bodies
-    )
+    return HttpHost(lambda: caller().token, lambda: caller().user, public, for_large_bodies)
 
 
 def is_open() -> bool:
@@ -134,11 +143,29 @@ def install_auth(app: Flask, tokens: ApiKeys, names: Collection[str] = ()) -> No
         # Before any view, so a view that forgets its checks is closed to workers too.
         if found.worker and not _is_marked(_WORKERS):
             raise Forbidden("A worker's token only fetches live stacks.")
-        refusal: HTTPException | None = request.environ.get(REFUSED_BODY)
-        if refusal is not None:
-            raise refusal
 
     app.before_request(authenticate_request)
+
+
+def check_body() -> int:
+    """Return the bytes of this request's body, and let no more be read.
+
+    A chunked body has no size, so it counts as ``validation.LARGEST``. Raises ``Forbidden`` and
+    ``RequestEntityTooLarge``.
+    """
+    most = validation.LARGEST
+    if _is_marked(_FILES):
+        user = (request.view_args or {}).get("user")
+        require_admin() if user is None else require_user(user)
+    if _is_marked(_FILES) or _is_marked(_LARGE):
+        most = validation.LARGEST_FILE
+    size = request.content_length
+    if size is None:
+        size = validation.LARGEST if request.environ.get("wsgi.input_terminated") else 0
+    if size > most:
+        raise RequestEntityTooLarge(f"A body may have at most {most} bytes here, got {size}.")
+    request.max_content_length = size
+    return size
 
 
 def _is_marked(mark: str) -> bool:

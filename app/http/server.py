@@ -1,15 +1,22 @@
 """The Flask app over an open runtime.
 
-Invariants: routes use the runtime's public surface. Every route that is not ``security.public``
-needs a token. Requests above the limit are refused at once, so a thread is left for ``/healthz``.
+Invariants:
+
+- Routes use the runtime's public surface. Every route that is not ``security.public`` needs a token.
+- No byte of a body is kept before its token, size and quota were checked.
+- A body is received before its request counts, so a slow client takes no place of the limiter.
+- Requests above the limit are refused at once, so a thread is left for ``/healthz``.
 """
 
 from __future__ import annotations
 
 import logging
+import shutil
 import time
 from collections.abc import Collection, Sequence
-from typing import Any
+from contextlib import ExitStack
+from tempfile import SpooledTemporaryFile
+from typing import IO, Any, cast
 
 from flask import Blueprint, Flask, Response, g, jsonify, request
 from werkzeug.exceptions import ServiceUnavailable, TooManyRequests
@@ -26,13 +33,15 @@ from personalpeft_app.http import (
     security,
     validation,
 )
-from personalpeft_app.http.concurrency import ConcurrencyLimiter, limiter_of
+from personalpeft_app.http.concurrency import ConcurrencyLimiter, Quota, limiter_of
 from personalpeft_app.http.models import Models
 
 access = logging.getLogger("personalpeft.access")
 
 # Seconds after which a client may repeat a refused request.
 _AGAIN = 1
+# Bytes of the bodies of all requests together, and of one body in memory.
+_MOST_HELD, _IN_MEMORY = 2 * validation.LARGEST_FILE, 2**19
 _HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
@@ -71,7 +80,6 @@ def make_app(
     )
     app.url_map.strict_slashes = False
     app.json.sort_keys = False
-    app.extensions["personalpeft"] = runtime
     security.install_auth(app, runtime.api_keys, names)
     error_responses.install_error_handlers(app, (runtime.settings.home, runtime.settings.cache))
 
@@ -98,28 +106,38 @@ def make_app(
 
 
 def _admit(app: Flask, limiter: ConcurrencyLimiter) -> None:
-    """Limit concurrent requests, and log each without its content."""
+    """Receive bodies, limit concurrent requests, and log each without its content."""
+    bodies = Quota(
+        _MOST_HELD, validation.LARGEST_FILE, "Too many large requests are being received."
+    )
 
     def begin() -> None:
-        g.begun = time.monotonic()
+        g.begun, g.held = time.monotonic(), ExitStack()
         if security.is_open():
+            request.max_content_length = 0
             return
         if limiter.stopping.is_set():
             raise ServiceUnavailable("The server is stopping.", retry_after=_AGAIN)
+        size = security.check_body()
+        if size:
+            g.held.enter_context(bodies.hold(security.caller().token, size))
+            body = g.held.enter_context(SpooledTemporaryFile(_IN_MEMORY))  # noqa: SIM115
+            shutil.copyfileobj(request.stream, body)
+            body.seek(0)
+            request.stream = cast(IO[bytes], body)
         if not limiter.acquire():
             raise TooManyRequests(
                 "The server has as many requests as it takes.", retry_after=_AGAIN
             )
-        g.place = True
+        g.held.callback(limiter.release)
 
     def end(response: Response) -> Response:
         # The rule, not the path: user ids and queries are private.
         method, rule = request.method, request.url_rule or "no route"
-        begun, place = g.get("begun"), g.get("place", False)
+        begun, held = g.get("begun"), g.get("held", ExitStack())
 
         def over() -> None:
-            if place:
-                limiter.release()
+            held.close()
             took = 0.0 if begun is None else time.monotonic() - begun
             access.info("%s %s %d %.0f ms", method, rule, response.status_code, 1000 * took)
 

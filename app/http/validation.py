@@ -7,9 +7,8 @@ are refused by name. No message repeats a value that was sent.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from functools import wraps
-from typing import Annotated, Any, TypeAlias, TypeVar, cast
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 from annotated_types import Len
 from flask import request
@@ -30,40 +29,10 @@ LARGEST = 4 * 2**20
 """The most bytes of a body."""
 LARGEST_FILE = 256 * 2**20
 """The most bytes of a body that is a file."""
-_FILES, _LARGE = "for_files", "for_large_bodies"
 
 LongText: TypeAlias = Annotated[str, Len(1, 100_000)]
 
-View = TypeVar("View", bound=Callable[..., Any])
 B = TypeVar("B", bound="Body")
-
-
-def for_files(view: View) -> View:
-    """Mark a view whose body is a file and may be large."""
-    setattr(view, _FILES, True)
-    return view
-
-
-def for_large_bodies(view: View) -> View:
-    """Return a view whose body may be as large as a file, from any valid token."""
-
-    @wraps(view)
-    def larger(*args: Any, **kwargs: Any) -> Any:
-        request.max_content_length = LARGEST_FILE
-        return view(*args, **kwargs)
-
-    setattr(larger, _LARGE, True)
-    return cast(View, larger)
-
-
-def is_for_large_bodies(view: Callable[..., Any]) -> bool:
-    """Return whether a view is marked by ``for_large_bodies``."""
-    return hasattr(view, _LARGE)
-
-
-def is_for_files(view: Callable[..., Any]) -> bool:
-    """Return whether a view is marked by ``for_files``."""
-    return hasattr(view, _FILES)
 
 
 def read_object() -> dict[str, Any]:

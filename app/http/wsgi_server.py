@@ -1,13 +1,11 @@
 """Run the app behind cheroot: sockets, threads, and a graceful stop.
 
-Invariants: there are more threads than concurrent requests, so one is left for ``/healthz``.
-``admission`` decides on each body before it is read. A body is received before the app runs, so a
-slow client takes no place of the limiter.
+Invariants: there are more threads than concurrent requests, so one is left for ``/healthz``. The
+app reads a body, or refuses it unread; a client that is still sending can read the refusal.
 """
 
 from __future__ import annotations
 
-import errno
 import logging
 import selectors
 import socket
@@ -17,22 +15,19 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from tempfile import SpooledTemporaryFile
 from typing import Any
 from weakref import WeakSet
 
 from cheroot.errors import MaxSizeExceeded
-from cheroot.server import ChunkedRFile, HeaderReader, HTTPConnection, HTTPRequest
+from cheroot.server import ChunkedRFile, HTTPConnection, HTTPRequest
 from cheroot.wsgi import Gateway_10
 from cheroot.wsgi import Server as WSGIServer
 from flask import Flask
-from werkzeug.exceptions import BadRequest, HTTPException, Unauthorized
+from werkzeug.exceptions import RequestEntityTooLarge
 
 from personalpeft.errors import InvalidInput, format_origin
 from personalpeft_app.http import validation
-from personalpeft_app.http.admission import BodyAdmission, too_large
 from personalpeft_app.http.concurrency import ConcurrencyLimiter
-from personalpeft_app.http.security import REFUSED_BODY
 
 # Threads above the limit of requests: for /healthz, to receive bodies, and to refuse requests.
 _SPARE = 64
@@ -44,10 +39,9 @@ _LAST = 2.0
 _SILENCE = 30
 _BACKLOG = 128
 _LARGEST_HEADER = 32 * 2**10
-# Bytes of a body that stay in memory, and those that are read at once.
-_IN_MEMORY, _PART = 2**19, 2**16
+# Bytes of a refused body that are read at once.
+_PART = 2**16
 
-_CONTINUE = b"100-continue"
 # Polling needs no file descriptor of its own; Windows has select alone.
 _Selector: type[selectors.BaseSelector] = getattr(
     selectors, "PollSelector", selectors.SelectSelector
@@ -113,27 +107,45 @@ class Server:
             time.sleep(_LOOK / 10)
 
 
-class _HeaderReader(HeaderReader):
-    """Reads headers, and keeps cheroot from asking for a body that is not admitted yet."""
+class _Chunks(ChunkedRFile):
+    """A body in chunks. A chunk is read at once, so the largest is bounded."""
 
-    def __call__(self, rfile: Any, hdict: dict[bytes, bytes] | None = None) -> dict[bytes, bytes]:
-        found: dict[bytes, bytes] = super().__call__(rfile, hdict)
-        if found.get(b"Expect", b"").lower() == _CONTINUE:
-            # Equal by the rules of HTTP, but cheroot answers the value in lower case alone.
-            found[b"Expect"] = _CONTINUE.upper()
-        return found
+    def read(self, size: int | None = None) -> bytes:
+        try:
+            data: bytes = super().read(size)
+        except (ConnectionError, TimeoutError):
+            raise
+        except (MaxSizeExceeded, OSError):
+            raise RequestEntityTooLarge from None
+        return data
 
 
 class _Request(HTTPRequest):
-    header_reader = _HeaderReader()
+    def send_headers(self) -> None:
+        """Send the headers. A body that was not read to its end ends the connection."""
+        is_unread = not self.rfile.closed if self.chunked_read else self.rfile.remaining
+        if is_unread:
+            self.close_connection = self.conn.is_refused = True
+        super().send_headers()
 
 
 class _Connection(HTTPConnection):
     RequestHandlerClass = _Request
+    is_refused = False
 
     def __init__(self, server: _Server, *args: Any) -> None:
         super().__init__(server, *args)
         server.open_connections.add(self)
+
+    def close(self) -> None:
+        """Close it. A client that still sends a refused body gets time to read the answer."""
+        if self.is_refused:
+            end = time.monotonic() + _SILENCE
+            with suppress(OSError):
+                self.socket.shutdown(socket.SHUT_WR)
+                while time.monotonic() < end and self.socket.recv(_PART):
+                    pass
+        super().close()
 
 
 class _Gateway(Gateway_10):
@@ -141,77 +153,15 @@ class _Gateway(Gateway_10):
 
     def get_environ(self) -> dict[str, Any]:
         gone = partial(_is_disconnected, self.req.conn.socket)
+        if self.req.chunked_read:
+            # Chunks have lengths and ends of their own.
+            self.req.rfile = _Chunks(self.req.conn.rfile, 2 * validation.LARGEST)
         # Under the name that waitress gives it, so that the app finds it under either server.
-        return {**super().get_environ(), "waitress.client_disconnected": gone}
-
-    def respond(self) -> None:
-        """Receive the body if it is admitted, and call the app."""
-        request = self.req
-        length = int(self.env.get("CONTENT_LENGTH") or 0)
-        # The size of a chunked body is not announced, so it counts as the largest that may be.
-        size = validation.LARGEST if request.chunked_read else length
-        if size <= 0:
-            super().respond()
-            return
-        with (
-            request.server.admission.hold(self.env, size) as refusal,
-            SpooledTemporaryFile(_IN_MEMORY) as body,
-        ):
-            if refusal is None:
-                refusal = self._receive(size, body.write)
-            elif self._is_left(refusal, size):
-                request.close_connection = True
-            else:
-                self._receive(size, lambda part: None)
-            body.seek(0)
-            self.env |= {"wsgi.input": body, REFUSED_BODY: refusal}
-            super().respond()
-
-    def _is_left(self, refusal: HTTPException, size: int) -> bool:
-        """Return whether a refused body is not read, and the connection closed after the answer.
-
-        Others are read to the end: a client that still sends then may never read the answer.
-        """
-        is_known = not isinstance(refusal, Unauthorized)
-        most = validation.LARGEST_FILE if is_known else validation.LARGEST
-        return self.req.chunked_read or self._is_waiting or size > most
-
-    @property
-    def _is_waiting(self) -> bool:
-        """Whether the client sends the body only when it is asked for it."""
-        return str(self.env.get("HTTP_EXPECT", "")).lower() == _CONTINUE.decode()
-
-    def _receive(self, size: int, take: Callable[[bytes], Any]) -> HTTPException | None:
-        """Give the parts of the body to ``take``. Returns a refusal if it is too large."""
-        request = self.req
-        if self._is_waiting:
-            request.conn.wfile.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        if request.chunked_read:
-            return self._receive_chunks(size, take)
-        while size:
-            part = request.rfile.read(min(size, _PART))
-            if not part:
-                raise ConnectionResetError(errno.ECONNRESET, "the client is gone")
-            take(part)
-            size -= len(part)
-        return None
-
-    def _receive_chunks(self, most: int, take: Callable[[bytes], Any]) -> HTTPException | None:
-        try:
-            # Chunks have lengths and ends of their own. What goes far beyond is not read.
-            data = ChunkedRFile(self.req.conn.rfile, 2 * most).read(most)
-        except (ConnectionError, TimeoutError):
-            raise
-        except ValueError:
-            self.req.close_connection = True
-            return BadRequest("The chunks of the body are malformed.")
-        except (MaxSizeExceeded, OSError):
-            data = None
-        if data is None or len(data) >= most:
-            self.req.close_connection = True
-            return too_large(most)
-        take(data)
-        return None
+        found = {**super().get_environ(), "waitress.client_disconnected": gone}
+        if not self.req.chunked_read:
+            # Werkzeug takes it as true whatever it is, and a body that was cut off as whole.
+            del found["wsgi.input_terminated"]
+        return found
 
 
 class _Server(WSGIServer):
@@ -233,7 +183,6 @@ class _Server(WSGIServer):
         )
         self.gateway = _Gateway
         self.open_connections: WeakSet[_Connection] = WeakSet()
-        self.admission = BodyAdmission(app, app.extensions["personalpeft"].api_keys)
         self.max_request_header_size = _LARGEST_HEADER
         self.keep_alive_conn_limit = threads
         self.expiration_interval = _LOOK

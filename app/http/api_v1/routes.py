@@ -97,7 +97,7 @@ class ApiV1:
             return response
 
         if operation.upload:
-            validation.for_files(view)
+            security.for_files(view)
         return security.allow_workers(view) if operation.workers else view
 
     def _call(
@@ -152,7 +152,6 @@ def _body(operation: Operation) -> Generator[Any, None, None]:
     if operation.upload:
         if request.mimetype != PERSONAL:
             raise UnsupportedMediaType(f"Send {operation.file}, with Content-Type: {PERSONAL}.")
-        request.max_content_length = validation.LARGEST_FILE
         with TemporaryDirectory(prefix="personal-") as folder:
             path = Path(folder) / "sent.personal"
             with path.open("wb") as file:

@@ -1,11 +1,11 @@
-"""A server reads large bodies only with a valid token on a file route, and bounds them in total."""
+"""A server keeps a body only with a valid token, a large one only on a file route, and bounds them."""
 
 from __future__ import annotations
 
 import json
 import os
+import select
 import socket
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
@@ -16,7 +16,7 @@ from http_makers import LocalServer, serve_locally, wait_for
 
 from personalpeft import Runtime
 from personalpeft_app.client import NotAllowed, connect
-from personalpeft_app.http import validation
+from personalpeft_app.http import security, validation
 from personalpeft_app.http.api_v1.routes import ApiV1
 
 MIB = 2**20
@@ -82,27 +82,16 @@ def test_a_large_body_without_a_token_is_refused_before_it_is_sent(site: LocalSe
                 assert not caller.recv(100)
 
 
-def test_a_small_body_without_a_token_is_read_and_discarded(site: LocalServer) -> None:
-    # Otherwise a client that is still sending might lose the response.
+def test_a_body_without_a_token_is_not_kept_and_its_sender_reads_the_refusal(
+    site: LocalServer,
+) -> None:
     size = 3 * MIB
     with connected(site) as caller:
-        begin(site, caller, CHAT, "pp_wrong", f"Content-Length: {size}")
         before = _deleted_files()
-        caller.sendall(bytes(size - 1))
-        # Long enough for the server to have read it.
-        end = time.monotonic() + 0.5
-        while time.monotonic() < end:
-            assert _deleted_files() == before
-            time.sleep(0.01)
-        caller.sendall(b"x")
+        begin(site, caller, CHAT, "pp_wrong", f"Content-Length: {size}")
+        caller.sendall(bytes(size))
         assert answer(caller)[0] == 401
-        # The connection remains usable.
-        body = json.dumps(
-            {"model": "ada", "messages": [{"role": "user", "content": "Hello"}]}
-        ).encode()
-        begin(site, caller, CHAT, site.secret, f"Content-Length: {len(body)}")
-        caller.sendall(body)
-        assert answer(caller)[0] == 200
+        assert _deleted_files() == before
 
 
 def _deleted_files() -> int:
@@ -118,35 +107,33 @@ def _deleted_files() -> int:
 def test_a_large_body_is_accepted_by_file_routes_from_authorized_users_only(
     site: LocalServer,
 ) -> None:
-    large = f"Content-Length: {validation.LARGEST + 1}"
-    ada = site.token_of("ada")
-    for path, secret, status in (
-        (CHAT, site.secret, 413),
-        ("/api/v1/nothing", site.secret, 413),
-        (IMPORT, ada, 403),
-        ("/api/v1/users/bob/peft", ada, 403),
-        ("/api/v1/users/ada/peft", ada, 100),
-        ("/api/v1/users/ada/gguf", site.secret, 100),
-        (IMPORT, site.secret, 100),
+    ada, size = site.token_of("ada"), validation.LARGEST + 1
+    for path, secret, announced, status in (
+        (CHAT, site.secret, size, 413),
+        ("/api/v1/nothing", site.secret, size, 413),
+        (IMPORT, ada, size, 403),
+        ("/api/v1/users/bob/peft", ada, size, 403),
+        (IMPORT, site.secret, validation.LARGEST_FILE + 1, 413),
+    ):
+        # Before it is sent.
+        with connected(site) as caller:
+            begin(site, caller, path, secret, f"Content-Length: {announced}")
+            assert answer(caller)[0] == status, (path, status)
+    for path, secret in (
+        ("/api/v1/users/ada/peft", ada),
+        ("/api/v1/users/ada/gguf", site.secret),
+        (IMPORT, site.secret),
     ):
         with connected(site) as caller:
-            begin(site, caller, path, secret, large, "Expect: 100-continue")
-            assert answer(caller)[0] == status, (path, status)
-    with connected(site) as caller:
-        begin(
-            site,
-            caller,
-            IMPORT,
-            site.secret,
-            f"Content-Length: {validation.LARGEST_FILE + 1}",
-            "Expect: 100-continue",
-        )
-        assert answer(caller)[0] == 413
+            begin(site, caller, path, secret, f"Content-Length: {size}")
+            caller.sendall(bytes(size))
+            # Zeros are no such file.
+            assert answer(caller)[0] in (400, 422), path
 
 
 def test_a_plugins_view_may_take_a_large_body_from_any_token(runtime: Runtime) -> None:
     routes = Blueprint("plugin", __name__)
-    view = validation.for_large_bodies(lambda: str(len(request.get_data())))
+    view = security.for_large_bodies(lambda: str(len(request.get_data())))
     routes.add_url_rule("/plugin", "large", view, methods=["POST"])
     body = b"x" * (validation.LARGEST + 1)
     with serve_locally(runtime, more=[routes]) as site, connected(site) as caller:
@@ -163,10 +150,12 @@ def test_a_chunked_body_is_bounded(site: LocalServer) -> None:
         begin(site, caller, CHAT, site.secret, "Transfer-Encoding: chunked")
         caller.sendall(b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
         assert answer(caller)[0] == 200
-    with connected(site) as caller:
-        begin(site, caller, IMPORT, site.secret, "Transfer-Encoding: chunked")
-        caller.sendall(b"%x\r\n%b\r\n" % (validation.LARGEST, bytes(validation.LARGEST)))
-        assert answer(caller)[0] == 413
+    part = b"%x\r\n%b\r\n" % (MIB, bytes(MIB))
+    for sent in (b"%x\r\n" % validation.LARGEST_FILE, part * (validation.LARGEST // MIB + 1)):
+        with connected(site) as caller:
+            begin(site, caller, IMPORT, site.secret, "Transfer-Encoding: chunked")
+            caller.sendall(sent)
+            assert answer(caller)[0] == 413
     with connected(site) as caller:
         begin(site, caller, CHAT, site.secret, "Transfer-Encoding: chunked")
         caller.sendall(b"what is no number\r\n")
@@ -175,58 +164,59 @@ def test_a_chunked_body_is_bounded(site: LocalServer) -> None:
         assert "application/json" in response
 
 
-def test_clients_that_send_nothing_block_no_other_client(site: LocalServer) -> None:
+def test_clients_that_send_slowly_block_no_other_client(site: LocalServer) -> None:
     with ExitStack() as stack:
-        silent = [stack.enter_context(connected(site)) for _ in range(site.limiter.count + 8)]
-        for caller in silent[:8]:
+        slow = [stack.enter_context(connected(site)) for _ in range(site.limiter.count + 8)]
+        for caller in slow[8:]:
             begin(site, caller, CHAT, site.secret, "Content-Length: 10")
         with connected(site) as caller:
-            caller.sendall(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            body = json.dumps({"model": "ada", "messages": [{"role": "user", "content": "Hello"}]})
+            begin(site, caller, CHAT, site.secret, f"Content-Length: {len(body)}")
+            caller.sendall(body.encode())
             assert answer(caller)[0] == 200
 
 
 def test_request_bodies_are_bounded_in_total_and_one_token_gets_half(
     runtime: Runtime, site: LocalServer
 ) -> None:
-    def request_body(on: socket.socket, secret: str, size: int) -> int:
-        begin(site, on, IMPORT, secret, f"Content-Length: {size}", "Expect: 100-continue")
-        return answer(on)[0]
-
     first, second, third = (runtime.api_keys.create(None)[1] for _ in range(3))
     with ExitStack() as stack:
-        callers = [stack.enter_context(connected(site)) for _ in range(6)]
-        assert request_body(callers[0], first, validation.LARGEST_FILE) == 100
-        begin(site, callers[1], IMPORT, first, f"Content-Length: {5 * MIB}", "Expect: 100-continue")
-        status, response = answer(callers[1])
-        assert status == 429
-        assert "Retry-After: " in response
-        assert request_body(callers[2], second, validation.LARGEST_FILE) == 100
-        assert request_body(callers[3], third, 5 * MIB) == 429
+
+        def hold_half(secret: str) -> socket.socket:
+            """Announce half of all bytes twice. One is refused, and the other connection returned."""
+            callers = [stack.enter_context(connected(site)) for _ in range(2)]
+            for caller in callers:
+                begin(site, caller, IMPORT, secret, f"Content-Length: {validation.LARGEST_FILE}")
+            refused = select.select(callers, [], [], 10)[0]
+            assert len(refused) == 1
+            status, response = answer(refused[0])
+            assert status == 429
+            assert "Retry-After: " in response
+            callers.remove(refused[0])
+            return callers[0]
+
+        holding = hold_half(first)
+        hold_half(second)
+        assert _send_some(site, third) == 429
         # A client that disconnects frees its share.
-        callers[0].close()
-        wait_for(lambda: _request_again(site, third) == 100)
-        callers[2].close()
-    wait_for(lambda: _request_again(site, second) == 100)
+        holding.close()
+        wait_for(lambda: _send_some(site, third) == 422)
 
 
-def _request_again(site: LocalServer, secret: str) -> int:
+def _send_some(site: LocalServer, secret: str) -> int:
     with connected(site) as caller:
-        begin(
-            site,
-            caller,
-            IMPORT,
-            secret,
-            f"Content-Length: {validation.LARGEST_FILE}",
-            "Expect: 100-continue",
-        )
+        begin(site, caller, IMPORT, secret, "Content-Length: 1")
+        caller.sendall(b"x")
         return answer(caller)[0]
 
 
-def test_the_memory_of_a_body_is_freed_with_the_response(site: LocalServer) -> None:
-    body = json.dumps({"model": "ada", "messages": [], "user": "x" * (3 * MIB)}).encode()
-    with connected(site) as caller:
-        # More than one token may hold at once.
-        for _ in range(validation.LARGEST_FILE // len(body) + 2):
+def test_the_room_of_a_body_is_freed_with_the_response(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = json.dumps({"model": "ada", "messages": [], "user": "x" * MIB}).encode()
+    monkeypatch.setattr(validation, "LARGEST_FILE", 2 * len(body))
+    with serve_locally(runtime) as site, connected(site) as caller:
+        for _ in range(3):
             begin(site, caller, CHAT, site.secret, f"Content-Length: {len(body)}")
             caller.sendall(body)
             status, response = answer(caller)
