@@ -6,12 +6,11 @@ lost or invalid journal counts as an empty one. It holds no text of a user.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Self
+from typing import Self
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -24,7 +23,6 @@ TASK = "daemon"
 MAX_INTERRUPTIONS = 5
 """A learn that was cut off this often with its process waits for a new reason."""
 
-_FORMAT = 2
 _MAX_ENTRIES = 200
 _MAX_DAYS = 8
 _MAX_STARTED = 20
@@ -144,7 +142,7 @@ class Journal:
 
     def as_text(self) -> str:
         """Return the text that ``from_text`` reads."""
-        return json.dumps({"format": _FORMAT, **_ADAPTER.dump_python(self, mode="json")})
+        return _ADAPTER.dump_json(self).decode()
 
 
 _ADAPTER = TypeAdapter(Journal)
@@ -153,26 +151,6 @@ _ADAPTER = TypeAdapter(Journal)
 def from_text(text: str | None) -> Journal:
     """Return the journal of a note, an empty one for a missing or invalid note."""
     try:
-        data: dict[str, Any] = json.loads(text or "null")
-        if data["format"] == 1:
-            data = _upgrade(data)
-        return _ADAPTER.validate_python(data) if data["format"] == _FORMAT else Journal()
-    except (ValidationError, ValueError, KeyError, TypeError, AttributeError):
+        return _ADAPTER.validate_json(text or "{}")
+    except ValidationError:
         return Journal()
-
-
-def _upgrade(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a journal of format 1 in today's format."""
-    names = {
-        "begun": "started",
-        "tried": "attempts",
-        "chores": "tasks",
-        "lines": "entries",
-        "morning": "last_report",
-    }
-    entries = [
-        {{"what": "kind", "said": "message"}.get(name, name): value for name, value in line.items()}
-        for line in data["lines"]
-    ]
-    renamed = {names.get(name, name): value for name, value in data.items()}
-    return {**renamed, "entries": entries, "format": _FORMAT}

@@ -296,7 +296,7 @@ def the_journal_is_damaged_before_the_learn(world: World) -> None:
     world.correct(9)
     world.run_for(hours=0.5)
     world.kill_daemon()
-    world.replace_journal('{"format": 1, "begun": [[')
+    world.replace_journal('{"started": [[')
     world.run_for(hours=48)
 
 
