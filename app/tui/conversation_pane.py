@@ -23,7 +23,7 @@ from textual.widgets import Markdown
 from personalpeft.errors import PersonalPeftError
 from personalpeft_app.tui.composer import Composer, Mode
 from personalpeft_app.tui.conversation import Conversation, ConversationRow, Exchange
-from personalpeft_app.tui.dialogs import LinkPicker
+from personalpeft_app.tui.dialogs import Picker
 from personalpeft_app.tui.markdown import links
 from personalpeft_app.tui.notifier import errors_shown, show_error, show_note
 from personalpeft_app.tui.transcript import ExchangeView, Transcript
@@ -456,6 +456,8 @@ class ConversationPane(Vertical):
     @work
     async def _offer(self, *addresses: str) -> None:
         if addresses:
-            address = await self.app.push_screen_wait(LinkPicker(addresses))
+            options = {each: each for each in addresses}
+            dialog = Picker("Open in a browser?", "enter opens it, esc does not", options)
+            address = await self.app.push_screen_wait(dialog)
             if address is not None:
                 self.app.open_url(address)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from textual import work
 from textual.app import ComposeResult
@@ -11,6 +11,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.content import Content
 from textual.screen import ModalScreen
+from textual.widget import Widget
 from textual.widgets import Button, Input, OptionList, Static
 from textual.widgets.option_list import Option
 
@@ -23,26 +24,44 @@ from personalpeft_app.tui.notifier import show_error, show_note
 
 if TYPE_CHECKING:
     from personalpeft.chat.compare import Comparison
-    from personalpeft.erasure import ForgetUserReport
+    from personalpeft.erasure import ForgetReport, ForgetUserReport
     from personalpeft.rebase import RebaseReport
     from personalpeft_app.tui.user_session import UserSession
 
+T = TypeVar("T")
 
-class TextDialog(ModalScreen[None]):
+
+class Dialog(ModalScreen[T]):
+    """A sheet over the screen, with a title above and a hint below."""
+
+    SHEET: ClassVar[type[Vertical | VerticalScroll]] = Vertical
+
+    def __init__(self, title: str, hint: str = "") -> None:
+        super().__init__()
+        self._title, self._hint = title, hint
+
+    def compose(self) -> ComposeResult:
+        with self.SHEET(classes="sheet") as sheet:
+            sheet.border_title, sheet.border_subtitle = self._title, self._hint
+            yield from self.body()
+
+    def body(self) -> ComposeResult:
+        """Yield what is on the sheet."""
+        raise NotImplementedError
+
+
+class TextDialog(Dialog[None]):
     """A text with a title."""
 
+    SHEET = VerticalScroll
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,f1,enter", "dismiss", "Close")]
 
     def __init__(self, title: str, text: Content) -> None:
-        super().__init__()
-        self._title = title
+        super().__init__(title, "esc closes")
         self._text = text
 
-    def compose(self) -> ComposeResult:
-        with VerticalScroll(classes="sheet") as sheet:
-            sheet.border_title = self._title
-            sheet.border_subtitle = "esc closes"
-            yield Static(self._text, markup=False)
+    def body(self) -> ComposeResult:
+        yield Static(self._text, markup=False)
 
 
 def keys_help() -> TextDialog:
@@ -57,53 +76,25 @@ def keys_help() -> TextDialog:
     return TextDialog("Keys", Content.assemble(*parts[:-1]))
 
 
-class LinkPicker(ModalScreen[str | None]):
-    """The whole addresses of links, one of which the user may open."""
+class Picker(Dialog[str | None]):
+    """A list, of which the user may pick one value. ``options`` has the text of each value."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q", "dismiss", "Close")]
 
-    def __init__(self, addresses: Sequence[str]) -> None:
-        super().__init__()
-        self._addresses = addresses
+    def __init__(self, title: str, hint: str, options: Mapping[str, str]) -> None:
+        super().__init__(title, hint)
+        self._options = options
 
-    def compose(self) -> ComposeResult:
-        with Vertical(classes="sheet") as sheet:
-            sheet.border_title = "Open in a browser?"
-            sheet.border_subtitle = "enter opens it, esc does not"
-            addresses = (Option(Content(each)) for each in self._addresses)
-            yield OptionList(*addresses, compact=True, id="links")
+    def body(self) -> ComposeResult:
+        texts = (Option(Content(each)) for each in self._options.values())
+        yield OptionList(*texts, compact=True, id="options")
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
-        self.dismiss(self._addresses[event.option_index])
+        self.dismiss(list(self._options)[event.option_index])
 
 
-class BasePicker(ModalScreen[str | None]):
-    """The bases of this machine, one of which the user may pick."""
-
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q", "dismiss", "Close")]
-
-    def __init__(self, names: Sequence[str], here: str) -> None:
-        super().__init__()
-        self._names, self._here = names, here
-
-    def compose(self) -> ComposeResult:
-        with Vertical(classes="sheet") as sheet:
-            sheet.border_title = "Build your layers on which base?"
-            sheet.border_subtitle = "enter builds and compares, esc does not"
-            texts = (
-                f"{each}  (open: after a change of its recipe or weights)"
-                if each == self._here
-                else each
-                for each in self._names
-            )
-            yield OptionList(*(Option(Content(each)) for each in texts), compact=True, id="links")
-
-    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
-        self.dismiss(self._names[event.option_index])
-
-
-class ConfirmDialog(ModalScreen[bool]):
-    """Ask before an act that cannot be undone."""
+class ConfirmDialog(Dialog[bool]):
+    """Ask before an act, below what the user should know of it."""
 
     AUTO_FOCUS = "#no"
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -111,69 +102,48 @@ class ConfirmDialog(ModalScreen[bool]):
         Binding("n,escape", "dismiss(False)", "No"),
     ]
 
-    def __init__(self, title: str, text: Content, yes: str, no: str) -> None:
-        super().__init__()
-        self._title, self._text, self._yes, self._no = title, text, yes, no
+    def __init__(self, title: str, *facts: Widget, yes: str, no: str) -> None:
+        super().__init__(title)
+        self._facts, self._yes, self._no = facts, yes, no
 
-    def compose(self) -> ComposeResult:
-        with Vertical(classes="sheet") as sheet:
-            sheet.border_title = self._title
-            with VerticalScroll(classes="body"):
-                yield Static(self._text, markup=False)
-            with Horizontal(classes="choices"):
-                yield Button(f"y  {self._yes}", action="screen.dismiss(True)", compact=True)
-                yield Button(
-                    f"n  {self._no}", id="no", action="screen.dismiss(False)", compact=True
-                )
+    def body(self) -> ComposeResult:
+        yield from self._facts
+        with Horizontal(classes="choices"):
+            yield Button(f"y  {self._yes}", action="screen.dismiss(True)", compact=True)
+            yield Button(f"n  {self._no}", id="no", action="screen.dismiss(False)", compact=True)
 
 
-class RebaseDialog(ModalScreen[bool]):
-    """The answers of both stacks side by side. Returns whether to switch to the new one."""
-
-    AUTO_FOCUS = "#no"
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("y", "dismiss(True)", "Switch"),
-        Binding("n,escape", "dismiss(False)", "Keep"),
-    ]
-
-    def __init__(self, report: RebaseReport) -> None:
-        super().__init__()
-        self._report = report
-
-    def compose(self) -> ComposeResult:
-        report = self._report
-        before = "its bare base" if report.against_bare_base else "now"
-        with Vertical(classes="sheet") as sheet:
-            sheet.border_title = f"Switch to {report.name}?"
-            yield Static(views.rebase(report), markup=False)
-            with Horizontal(id="answers"):
-                for title, after in ((before, False), (f"on {report.name}", True)):
-                    with VerticalScroll(classes="answer") as box:
-                        box.border_title = title
-                        yield Static(views.rebase_answers(report, after=after), markup=False)
-            with Horizontal(classes="choices"):
-                yield Button("y  switch", action="screen.dismiss(True)", compact=True)
-                yield Button(
-                    "n  keep what is live", id="no", action="screen.dismiss(False)", compact=True
-                )
+def forget_dialog(text: Content, report: ForgetReport) -> ConfirmDialog:
+    """Ask whether to forget an item, below its text and what would be erased."""
+    preview = Static(views.forget_preview(text, report), markup=False)
+    facts = VerticalScroll(preview, classes="body")
+    return ConfirmDialog("Forget this for good?", facts, yes="forget it", no="keep it")
 
 
-class ForgetUserDialog(ModalScreen[bool]):
+def rebase_dialog(report: RebaseReport) -> ConfirmDialog:
+    """Ask whether to switch to the new stack, below the answers of both side by side."""
+    boxes = []
+    before = "its bare base" if report.against_bare_base else "now"
+    for title, after in ((before, False), (f"on {report.name}", True)):
+        answers = Static(views.rebase_answers(report, after=after), markup=False)
+        boxes.append(VerticalScroll(answers, classes="answer"))
+        boxes[-1].border_title = title
+    facts = Static(views.rebase(report), markup=False), Horizontal(*boxes, id="answers")
+    return ConfirmDialog(f"Switch to {report.name}?", *facts, yes="switch", no="keep what is live")
+
+
+class ForgetUserDialog(Dialog[bool]):
     """Ask for the user's id before everything of them is erased."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss(False)", "No")]
 
     def __init__(self, preview: ForgetUserReport) -> None:
-        super().__init__()
+        super().__init__(f"Forget {preview.user} for good?", "esc keeps everything")
         self._preview = preview
 
-    def compose(self) -> ComposeResult:
-        user = self._preview.user
-        with Vertical(classes="sheet") as sheet:
-            sheet.border_title = f"Forget {user} for good?"
-            sheet.border_subtitle = "esc keeps everything"
-            yield Static(views.forget_user_preview(self._preview), markup=False)
-            yield Input(placeholder=f"Type {user}, then Enter.")
+    def body(self) -> ComposeResult:
+        yield Static(views.forget_user_preview(self._preview), markup=False)
+        yield Input(placeholder=f"Type {self._preview.user}, then Enter.")
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         if event.value.strip() == self._preview.user:
@@ -182,7 +152,7 @@ class ForgetUserDialog(ModalScreen[bool]):
             show_note(self, f"That is not {self._preview.user}; nothing is erased.")
 
 
-class BlindCompareDialog(ModalScreen[bool]):
+class BlindCompareDialog(Dialog[bool]):
     """Two answers in random order. It names them after a choice. Returns whether one was made."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -196,27 +166,25 @@ class BlindCompareDialog(ModalScreen[bool]):
     AUTO_FOCUS = ""
 
     def __init__(self, comparison: Comparison, session: UserSession) -> None:
-        super().__init__()
+        super().__init__("Which is better?")
         self._comparison = comparison
         self._session = session
         self._is_choosing = False
         self._is_chosen = False
 
-    def compose(self) -> ComposeResult:
+    def body(self) -> ComposeResult:
         prompt = printable(self._comparison.prompt)
-        with Vertical(classes="sheet") as sheet:
-            sheet.border_title = "Which is better?"
-            yield Static(Content.assemble(("› ", "bold $primary"), (prompt, "bold")))
-            with Horizontal(id="answers"):
-                for number, answer in enumerate(self._comparison.answers, 1):
-                    with VerticalScroll(classes="answer", id=f"answer-{number}") as box:
-                        box.border_title = str(number)
-                        yield ReplyMarkdown(answer.text)
-            with Horizontal(classes="choices"):
-                yield Button("1 is better", action="screen.choose(1)", compact=True)
-                yield Button("2 is better", action="screen.choose(2)", compact=True)
-                yield Button("n  neither", action="screen.leave", compact=True)
-            yield Static(id="choice", markup=False)
+        yield Static(Content.assemble(("› ", "bold $primary"), (prompt, "bold")))
+        with Horizontal(id="answers"):
+            for number, answer in enumerate(self._comparison.answers, 1):
+                with VerticalScroll(classes="answer", id=f"answer-{number}") as box:
+                    box.border_title = str(number)
+                    yield ReplyMarkdown(answer.text)
+        with Horizontal(classes="choices"):
+            yield Button("1 is better", action="screen.choose(1)", compact=True)
+            yield Button("2 is better", action="screen.choose(2)", compact=True)
+            yield Button("n  neither", action="screen.leave", compact=True)
+        yield Static(id="choice", markup=False)
 
     def on_mount(self) -> None:
         self.query_one("#choice").display = False

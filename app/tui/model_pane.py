@@ -26,12 +26,12 @@ from personalpeft_app.tui import views
 from personalpeft_app.tui.controls import ForgettableList, RevisionList, WeightControl
 from personalpeft_app.tui.conversation import Exchange
 from personalpeft_app.tui.dialogs import (
-    BasePicker,
     BlindCompareDialog,
-    ConfirmDialog,
     ForgetUserDialog,
-    RebaseDialog,
+    Picker,
     TextDialog,
+    forget_dialog,
+    rebase_dialog,
 )
 from personalpeft_app.tui.notifier import errors_shown, show_note
 from personalpeft_app.tui.user_session import ModelState, TaskHandle, UserSession, describe_error
@@ -331,13 +331,17 @@ class ModelPane(Vertical):
             return
         with errors_shown(self):
             here, *_ = names = await self._session.call(self._session.bases)
-            picked = await self.app.push_screen_wait(BasePicker(names, here))
+            options = {each: each for each in names}
+            options[here] += "  (open: after a change of its recipe or weights)"
+            title = "Build your layers on which base?"
+            dialog = Picker(title, "enter builds and compares, esc does not", options)
+            picked = await self.app.push_screen_wait(dialog)
             if picked is None:
                 return
             report = await self._rebase(picked, accept=False)
             if all(each.before == each.after for each in report.layers):
                 show_note(self, f"{report.verdict}: {report.reason}")
-            elif await self.app.push_screen_wait(RebaseDialog(report)):
+            elif await self.app.push_screen_wait(rebase_dialog(report)):
                 report = await self._rebase(picked, accept=True)
                 if not report.switched:
                     show_note(self, report.reason)
@@ -399,9 +403,7 @@ class ModelPane(Vertical):
             return
         with errors_shown(self):
             preview = await self._session.call(self._user.forget, event.item, dry_run=True)
-            text = views.forget_preview(event.text, preview)
-            dialog = ConfirmDialog("Forget this for good?", text, "forget it", "keep it")
-            if not await self.app.push_screen_wait(dialog):
+            if not await self.app.push_screen_wait(forget_dialog(event.text, preview)):
                 return
             task = self.forget_task = TaskHandle("Forgetting")
             try:

@@ -14,7 +14,7 @@ from tui_makers import TuiDriver, run_tui
 from personalpeft import Runtime
 from personalpeft.backends.fake import FakeBackend
 from personalpeft_app.tui import app as app_module
-from personalpeft_app.tui.dialogs import LinkPicker
+from personalpeft_app.tui.dialogs import Picker
 from personalpeft_app.tui.markdown import ReplyMarkdown, links
 
 
@@ -123,7 +123,7 @@ def test_a_link_is_opened_only_after_its_full_address_was_shown(
         await ui.press("escape")
         assert not opened
         await ui.pilot.click("ReplyMarkdown MarkdownParagraph", offset=(2, 0))
-        await ui.wait_until(lambda: isinstance(ui.app.screen, LinkPicker), "the question")
+        await ui.wait_until(lambda: isinstance(ui.app.screen, Picker), "the question")
         assert not opened
         await ui.press("enter")
         assert opened == [address]
