@@ -12,7 +12,7 @@ verifier that is an object, or write into a folder here. Besides the library's e
 ``NotAllowed`` and ``Unreachable``. Requests go through httpx2, which comes with the library.
 """
 
-from personalpeft_app.client.operation_method import Comparison
+from personalpeft.chat.compare import Comparison
 from personalpeft_app.client.remote import Client, RemoteUser, connect
 from personalpeft_app.client.streaming import RemoteStream
 from personalpeft_app.client.transport import NotAllowed, Unreachable

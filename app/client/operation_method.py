@@ -7,17 +7,14 @@ that the operation does not take are left out.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from functools import partial, wraps
 from inspect import signature
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from personalpeft.chat.compare import LabeledComparison
+from personalpeft.chat.compare import Comparison, LabeledComparison
 from personalpeft.chat.reply import Reply
 from personalpeft.chat.validation import check_prompt, check_tools
 from personalpeft.errors import InvalidInput
-from personalpeft.formatting import to_json
-from personalpeft.learning.report import excerpt
 from personalpeft.types import Turn
 from personalpeft_app.client.streaming import RemoteStream, follow
 from personalpeft_app.client.transport import Transport
@@ -37,34 +34,6 @@ _IN_PATH = {
     "conversation_id": "conversation",
 }
 _IN_PAGES = {"before": "after"}
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """Two answers. The server tells their revisions after ``choose``."""
-
-    prompt: str
-    answers: tuple[v.BlindAnswer, ...]
-    same: bool
-    keep: Callable[[int | str], LabeledComparison] = field(repr=False, compare=False)
-
-    def choose(self, which: int | str) -> LabeledComparison:
-        """Choose as ``personalpeft.Comparison.choose``. Raises ``NotFound`` if it expired."""
-        return self.keep(which)
-
-    def as_json(self) -> dict[str, object]:
-        """Return the comparison as plain data."""
-        return {"prompt": self.prompt, "answers": to_json(self.answers), "same": self.same}
-
-    def __str__(self) -> str:
-        lines = [f"> {excerpt(self.prompt, 80)}"]
-        for answer in self.answers:
-            lines += [
-                "",
-                f"{answer.number} ({answer.name})",
-                *(f"  {line}" for line in answer.text.splitlines() or [""]),
-            ]
-        return "\n".join(lines)
 
 
 class RemoteObject:
@@ -123,8 +92,8 @@ def remote_method(
             case v.SignalCreated() | v.SignalRecorded():
                 return answer.signal
             case v.BlindComparison():
-                keep = partial(_choose, self._transport, answer.id, path)
-                return Comparison(answer.prompt, answer.answers, answer.same, keep)
+                choose = partial(_choose, self._transport, answer.id, path)
+                return Comparison(answer.prompt, answer.answers, choose)
         return None if library.return_annotation == "None" else answer
 
     call.__signature__ = shown  # type: ignore[attr-defined]  # read by ``inspect``
@@ -132,9 +101,13 @@ def remote_method(
 
 
 def _choose(
-    transport: Transport, comparison: str, path: Mapping[str, str], which: int | str
+    transport: Transport,
+    comparison: str,
+    path: Mapping[str, str],
+    chosen: v.BlindAnswer,
+    other: v.BlindAnswer,
 ) -> LabeledComparison:
-    return transport.call(CHOOSE, {"which": which}, **path, comparison=comparison)
+    return transport.call(CHOOSE, {"which": chosen.name}, **path, comparison=comparison)
 
 
 def _as_sent(name: str, value: Any) -> Any:
