@@ -11,36 +11,8 @@ from werkzeug.exceptions import TooManyRequests
 
 from personalpeft import Runtime
 
-# Seconds after which a refused stream or body is worth sending again.
-_AGAIN = 5
-
-
-class ConcurrencyLimiter:
-    """A limit of concurrent requests. No request starts once ``stopping`` is set."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-        self.stopping = threading.Event()
-        self._taken = 0
-        self._lock = threading.Lock()
-
-    @property
-    def in_use(self) -> int:
-        """The number of running requests."""
-        return self._taken
-
-    def acquire(self) -> bool:
-        """Start a request. Returns False at the limit."""
-        with self._lock:
-            if self._taken >= self.count:
-                return False
-            self._taken += 1
-            return True
-
-    def release(self) -> None:
-        """End a request."""
-        with self._lock:
-            self._taken -= 1
+RETRY_AFTER = 1
+"""Seconds after which a client may repeat a refused request."""
 
 
 class Quota:
@@ -51,13 +23,19 @@ class Quota:
         self._lock = threading.Lock()
         self._open: Counter[str] = Counter()
 
+    @property
+    def in_use(self) -> int:
+        """What is counted now, of all tokens."""
+        with self._lock:
+            return self._open.total()
+
     @contextmanager
     def hold(self, token: str, amount: int = 1) -> Iterator[None]:
         """Count ``amount`` for a token inside the context. Raises ``TooManyRequests``."""
         with self._lock:
             own = self._open[token] + amount
             if own > self._per_token or self._open.total() + amount > self._total:
-                raise TooManyRequests(self._refusal, retry_after=_AGAIN)
+                raise TooManyRequests(self._refusal, retry_after=RETRY_AFTER)
             self._open[token] = own
         try:
             yield
@@ -66,6 +44,15 @@ class Quota:
                 self._open[token] -= amount
                 # Without its zeros, or it would grow with every token.
                 self._open = +self._open
+
+
+class ConcurrencyLimiter(Quota):
+    """A limit of concurrent requests. No request starts once ``stopping`` is set."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count, count, "The server has as many requests as it takes.")
+        self.count = count
+        self.stopping = threading.Event()
 
 
 def stream_quota_of(runtime: Runtime) -> Quota:

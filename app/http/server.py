@@ -19,7 +19,7 @@ from tempfile import SpooledTemporaryFile
 from typing import IO, Any, cast
 
 from flask import Blueprint, Flask, Response, g, jsonify, request
-from werkzeug.exceptions import ServiceUnavailable, TooManyRequests
+from werkzeug.exceptions import ServiceUnavailable
 
 from personalpeft import Runtime
 from personalpeft.errors import format_origin
@@ -33,13 +33,11 @@ from personalpeft_app.http import (
     security,
     validation,
 )
-from personalpeft_app.http.concurrency import ConcurrencyLimiter, Quota, limiter_of
+from personalpeft_app.http.concurrency import RETRY_AFTER, ConcurrencyLimiter, Quota, limiter_of
 from personalpeft_app.http.models import Models
 
 access = logging.getLogger("personalpeft.access")
 
-# Seconds after which a client may repeat a refused request.
-_AGAIN = 1
 # Bytes of the bodies of all requests together, and of one body in memory.
 _MOST_HELD, _IN_MEMORY = 2 * validation.LARGEST_FILE, 2**19
 _HEADERS = {
@@ -117,19 +115,15 @@ def _admit(app: Flask, limiter: ConcurrencyLimiter) -> None:
             request.max_content_length = 0
             return
         if limiter.stopping.is_set():
-            raise ServiceUnavailable("The server is stopping.", retry_after=_AGAIN)
-        size = security.check_body()
+            raise ServiceUnavailable("The server is stopping.", retry_after=RETRY_AFTER)
+        token, size = security.caller().token, security.check_body()
         if size:
-            g.held.enter_context(bodies.hold(security.caller().token, size))
+            g.held.enter_context(bodies.hold(token, size))
             body = g.held.enter_context(SpooledTemporaryFile(_IN_MEMORY))  # noqa: SIM115
             shutil.copyfileobj(request.stream, body)
             body.seek(0)
             request.stream = cast(IO[bytes], body)
-        if not limiter.acquire():
-            raise TooManyRequests(
-                "The server has as many requests as it takes.", retry_after=_AGAIN
-            )
-        g.held.callback(limiter.release)
+        g.held.enter_context(limiter.hold(token))
 
     def end(response: Response) -> Response:
         # The rule, not the path: user ids and queries are private.

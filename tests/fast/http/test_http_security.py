@@ -201,12 +201,11 @@ def test_requests_beyond_the_limit_are_refused_except_healthz(
 ) -> None:
     limiter = ConcurrencyLimiter(1)
     full = replace(admin, app=make_app(runtime, limiter=limiter, more=[_probe()]))
-    assert limiter.acquire()
-    got = full.get("/probe")
-    assert got.status_code == 429
-    assert int(got.headers["Retry-After"]) >= 1
-    assert full.get("/healthz").status_code == 200
-    limiter.release()
+    with limiter.hold("token"):
+        got = full.get("/probe")
+        assert got.status_code == 429
+        assert int(got.headers["Retry-After"]) >= 1
+        assert full.get("/healthz").status_code == 200
     assert [full.get("/probe").status_code for _ in range(3)] == [200] * 3
     assert limiter.in_use == 0
 
