@@ -287,7 +287,9 @@ def _read_page(operation: Operation, read: Callable[..., Sequence[Any]], query: 
     options = query.as_arguments()
     found = read(**{name: options[name] for name in options if name not in ("after", "limit")})
     if operation.name in ("history", "reports"):
-        return _page_by_number(found, query)
+        # These have no ids. The lists only grow, so a number is a name.
+        page = _page(tuple(enumerate(found, 1)), query, lambda each: str(each[0]))
+        return v.Page(tuple(value for _, value in page.items), page.next)
     return _page(found, query, _KEYS.get(operation.name, _id))
 
 
@@ -310,28 +312,15 @@ def _page(found: Sequence[T], query: Any, key: Callable[[T], str]) -> v.Page[T]:
     """
     begin = 0
     if query.after is not None:
-        begin = next(
-            (number for number, each in enumerate(found, 1) if key(each) == query.after), 0
-        )
-        if not begin:
+        keys = [key(each) for each in found]
+        if query.after not in keys:
             raise NotFound(
                 "There is nothing of the id that after names.",
                 hint="Begin again with the first page.",
             )
+        begin = keys.index(query.after) + 1
     part = tuple(found[begin : begin + query.limit])
     return v.Page(part, key(part[-1]) if begin + len(part) < len(found) else None)
-
-
-def _page_by_number(found: Sequence[T], query: Any) -> v.Page[T]:
-    """Return a page of a list that only grows. ``query.after`` counts the values before it."""
-    if query.after is not None and not (query.after.isdecimal() and query.after.isascii()):
-        raise InvalidInput(
-            "after is not the next of a page.", hint="Begin again with the first page."
-        )
-    begin = int(query.after or 0)
-    part = tuple(found[begin : begin + query.limit])
-    ends = begin + len(part)
-    return v.Page(part, str(ends) if ends < len(found) else None)
 
 
 def _either(one: Condition, other: Condition) -> bool:

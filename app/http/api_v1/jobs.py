@@ -118,7 +118,15 @@ class Jobs:
         """
         with self._changed:
             entry = self._entry(user, job_id)
-        return self._watched(entry, heartbeat)
+            seen = entry.job
+        yield seen
+        while not seen.over:
+            with self._changed:
+                changed = self._changed.wait_for(
+                    lambda before=seen: entry.job is not before, timeout=heartbeat
+                )
+                seen = entry.job
+            yield seen if changed else None
 
     def forget(self, user: str) -> None:
         """Drop the ended jobs of a user: their reports quote feedback."""
@@ -140,18 +148,6 @@ class Jobs:
         for entry in entries:
             if entry.thread is not None:
                 entry.thread.join(max(0.0, ends - self._clock.timer()))
-
-    def _watched(self, entry: _Entry, heartbeat: float) -> Iterator[Job | None]:
-        seen: Job | None = None
-        while seen is None or not seen.over:
-            before, seen = seen, self._after(entry, seen, heartbeat)
-            yield None if seen is before else seen
-
-    def _after(self, entry: _Entry, seen: Job | None, heartbeat: float) -> Job:
-        """Return the job when it has changed, or after ``heartbeat`` seconds."""
-        with self._changed:
-            self._changed.wait_for(lambda: entry.job is not seen, timeout=heartbeat)
-            return entry.job
 
     def _run(self, entry: _Entry, work: Work) -> None:
         def progress(stage: str, done: float) -> None:
