@@ -12,10 +12,8 @@ from inspect import signature
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from personalpeft.chat.compare import Comparison, LabeledComparison
-from personalpeft.chat.reply import Reply
+from personalpeft.chat.reply import turn_id_of
 from personalpeft.chat.validation import check_prompt, check_tools
-from personalpeft.errors import InvalidInput
-from personalpeft.types import Turn
 from personalpeft_app.client.streaming import RemoteStream, follow
 from personalpeft_app.client.transport import Transport
 from personalpeft_app.http.api_v1 import schemas as v
@@ -119,20 +117,8 @@ def _as_sent(name: str, value: Any) -> Any:
     if name == "stop" and isinstance(value, str):
         return (value,)
     if name in ("turn", "item") or (name == "replaces" and value is not None):
-        return _turn_id(value)
+        return turn_id_of(value)
     return value
-
-
-def _turn_id(turn: Reply | Turn | str) -> str:
-    """Return the id of a turn, also from its reply. Raises ``InvalidInput``."""
-    if isinstance(turn, Reply | Turn):
-        return turn.turn_id if isinstance(turn, Reply) else turn.id
-    if not isinstance(turn, str):
-        raise InvalidInput(
-            f"A reply, a turn or its id is needed, got {type(turn).__name__}.",
-            hint="Give what chat returned, or its turn_id.",
-        )
-    return turn
 
 
 def _all_pages(

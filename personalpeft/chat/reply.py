@@ -227,12 +227,16 @@ def resolve_turn(store: Store, user: str, reply: Reply | Turn | str) -> Turn:
         if not newest:
             raise NotFound(f"{user} has no turn yet.", hint="Chat first.")
         return newest[0]
-    turn_id: object = reply
+    return store.ledger.turn(user, turn_id_of(reply))
+
+
+def turn_id_of(reply: Reply | Turn | str) -> str:
+    """Return the id of a turn, also from its reply. Raises ``InvalidInput``."""
     if isinstance(reply, Reply | Turn):
-        turn_id = reply.turn_id if isinstance(reply, Reply) else reply.id
-    if not isinstance(turn_id, str):
+        return reply.turn_id if isinstance(reply, Reply) else reply.id
+    if not isinstance(reply, str):
         raise InvalidInput(
             f"A reply, a turn or its id is needed, got {type(reply).__name__}.",
             hint="Give what chat returned, or its turn_id.",
         )
-    return store.ledger.turn(user, turn_id)
+    return reply
