@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -261,9 +262,7 @@ def completion(ctx: click.Context, common: GlobalOptions, shell: str) -> None:
     from click.shell_completion import get_completion_class
 
     root = ctx.find_root()
-    complete = get_completion_class(shell)
-    if complete is None:
-        raise click.UsageError(f"There is no completion for {shell}.")
+    complete: Any = get_completion_class(shell)
     script = complete(root.command, {}, str(root.info_name), "_PERSONALPEFT_COMPLETE").source()
     emit(common, {"shell": shell, "script": script}, script)
 

@@ -92,9 +92,10 @@ def chat(call: RequestContext) -> Reply:
 
 def stream(call: RequestContext) -> Iterator[v.StreamStarted | v.StreamText | v.StreamFinished]:
     with call.ephemeral.stream(call.user.id) as (name, stop):
-        cancelled = partial(_either, stop.is_set, call.is_disconnected)
         reply = call.user.stream(
-            call.body.prompt, cancelled=cancelled, **call.body.as_arguments(without="prompt")
+            call.body.prompt,
+            cancelled=lambda: stop.is_set() or call.is_disconnected(),
+            **call.body.as_arguments(without="prompt"),
         )
         try:
             # An error before the first piece is a response with a status, so it comes first.
@@ -321,10 +322,6 @@ def _page(found: Sequence[T], query: Any, key: Callable[[T], str]) -> v.Page[T]:
         begin = keys.index(query.after) + 1
     part = tuple(found[begin : begin + query.limit])
     return v.Page(part, key(part[-1]) if begin + len(part) < len(found) else None)
-
-
-def _either(one: Condition, other: Condition) -> bool:
-    return one() or other()
 
 
 def _layer(call: RequestContext) -> Layer:
