@@ -21,7 +21,6 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from flask import Flask, current_app, g, request
@@ -29,7 +28,7 @@ from werkzeug.exceptions import BadRequest, Forbidden, RequestEntityTooLarge, Un
 
 from personalpeft.ids import check_user_id
 from personalpeft.plugins import HttpHost
-from personalpeft.store.api_keys import ApiKeys
+from personalpeft.store.api_keys import ApiKey, ApiKeys
 from personalpeft_app.http import validation
 
 View = TypeVar("View", bound=Callable[..., Any])
@@ -40,37 +39,10 @@ _FILES, _LARGE = "for_files", "for_large_bodies"
 _HOST = re.compile(r"(\[(?P<address>[0-9a-fA-F:.]+)\]|(?P<name>[A-Za-z0-9._-]+))(:[0-9]{1,5})?")
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """The holder of a token. ``user`` is None for an admin and for a ``worker``.
-
-    An admin acts for all users, a worker for none.
-    """
-
-    token: str
-    user: str | None
-    worker: bool = False
-
-    @property
-    def is_admin(self) -> bool:
-        return self.user is None and not self.worker
-
-    def may_act_for(self, user: str) -> bool:
-        """Return whether this caller may read and change the data of a user."""
-        return self.is_admin or self.user == user
-
-
-def caller() -> Caller:
-    """Return the caller of the current, authenticated request."""
-    found: Caller = g.caller
+def caller() -> ApiKey:
+    """Return the token of the current, authenticated request."""
+    found: ApiKey = g.caller
     return found
-
-
-def authenticate(tokens: ApiKeys, authorization: str, api_key: str) -> Caller | None:
-    """Return the caller of a token in these headers, or None. Raises ``HomeError``."""
-    kind, _, secret = authorization.partition(" ")
-    token = tokens.authenticate((secret if kind.lower() == "bearer" else api_key).strip())
-    return None if token is None else Caller(token.id, token.user, token.worker)
 
 
 def require_user(user: str) -> str:
@@ -113,7 +85,7 @@ def for_large_bodies(view: View) -> View:
 
 def plugin_host() -> HttpHost:
     """Return what an extension may use of the server."""
-    return HttpHost(lambda: caller().token, lambda: caller().user, public, for_large_bodies)
+    return HttpHost(lambda: caller().id, lambda: caller().user, public, for_large_bodies)
 
 
 def is_open() -> bool:
@@ -134,9 +106,10 @@ def install_auth(app: Flask, tokens: ApiKeys, names: Collection[str] = ()) -> No
             raise Forbidden("Pages of another origin may not use this server.")
         if is_open():
             return
-        found = authenticate(
-            tokens, request.headers.get("Authorization", ""), request.headers.get("X-Api-Key", "")
-        )
+        kind, _, secret = request.headers.get("Authorization", "").partition(" ")
+        if kind.lower() != "bearer":
+            secret = request.headers.get("X-Api-Key", "")
+        found = tokens.authenticate(secret.strip())
         if found is None:
             raise Unauthorized(NO_TOKEN)
         g.caller = found

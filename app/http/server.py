@@ -116,7 +116,7 @@ def _admit(app: Flask, limiter: ConcurrencyLimiter) -> None:
             return
         if limiter.stopping.is_set():
             raise ServiceUnavailable("The server is stopping.", retry_after=RETRY_AFTER)
-        token, size = security.caller().token, security.check_body()
+        token, size = security.caller().id, security.check_body()
         if size:
             g.held.enter_context(bodies.hold(token, size))
             body = g.held.enter_context(SpooledTemporaryFile(_IN_MEMORY))  # noqa: SIM115

@@ -52,6 +52,15 @@ class ApiKey:
     at: str
     worker: bool = False
 
+    @property
+    def is_admin(self) -> bool:
+        """Whether it is an administrator's."""
+        return self.user is None and not self.worker
+
+    def may_act_for(self, user: str) -> bool:
+        """Return whether its owner may read and change the data of a user."""
+        return self.is_admin or self.user == user
+
 
 class ApiKeys(
     RenamedAttributes,

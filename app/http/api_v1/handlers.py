@@ -162,7 +162,7 @@ def job(call: RequestContext) -> v.Job:
 
 
 def follow(call: RequestContext) -> Iterator[v.Job | None]:
-    with call.job_streams.hold(caller().token):
+    with call.job_streams.hold(caller().id):
         yield from call.jobs.watch(call.owner, call.path["job"], HEARTBEAT_SECONDS)
 
 
