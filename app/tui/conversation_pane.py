@@ -349,16 +349,13 @@ class ConversationPane(Vertical):
             show_note(self, "That reply is not finished.")
         return exchange.turn if exchange is not None else None
 
-    def rate(self, rating: int) -> None:
+    @work
+    async def rate(self, rating: int) -> None:
         """Record a thumb up (1) or down (-1)."""
         turn = self.answered_turn()
         if turn is not None:
-            self._record_rating(turn, rating)
-
-    @work
-    async def _record_rating(self, turn: str, rating: int) -> None:
-        with errors_shown(self):
-            await self._record(turn, rating=rating)
+            with errors_shown(self):
+                await self._record(turn, rating=rating)
 
     async def _record(self, turn: str, **feedback: Any) -> None:
         await self._session.call(self._session.user.feedback, turn, **feedback)
@@ -410,14 +407,12 @@ class ConversationPane(Vertical):
         self.close_editor()
         self.focus_replies()
 
-    def save_edit(self) -> None:
+    @work
+    async def save_edit(self) -> None:
         """Record the text of the editor as the reply that should have been."""
         turn, text = self._editing, self._transcript.editor_text
-        if turn is not None and text is not None:
-            self._record_edit(turn, text)
-
-    @work
-    async def _record_edit(self, turn: str, text: str) -> None:
+        if turn is None or text is None:
+            return
         with errors_shown(self):
             await self._record(turn, edit=text)
             self._drafts.pop(turn, None)
@@ -427,19 +422,16 @@ class ConversationPane(Vertical):
                 self.draw()
                 self.focus_replies()
 
-    def copy_reply(self) -> None:
+    @work
+    async def copy_reply(self) -> None:
         """Copy the selected reply to the terminal's clipboard."""
         exchange = self.selected
         if exchange is not None and exchange.text:
             self.app.copy_to_clipboard(exchange.text)
             show_note(self, "Copied.")
             if exchange.turn is not None:
-                self._record_copy(exchange.turn)
-
-    @work
-    async def _record_copy(self, turn: str) -> None:
-        with errors_shown(self):
-            await self._session.call(self._session.user.observe, turn, "copied")
+                with errors_shown(self):
+                    await self._session.call(self._session.user.observe, exchange.turn, "copied")
 
     def show_links(self) -> None:
         """Ask which link of the selected reply to open."""
