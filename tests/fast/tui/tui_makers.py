@@ -171,7 +171,7 @@ class StepGate:
         plain = FakeBackend.step
 
         def step(backend: FakeBackend) -> object:
-            assert self._free.acquire(timeout=20)
+            assert self._free.acquire(timeout=60)
             self.steps += 1
             return plain(backend)
 
