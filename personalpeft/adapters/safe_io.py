@@ -130,11 +130,9 @@ def parse_json(data: bytes | str, *, source: str, what: str, depth: int = DEPTH_
     return value
 
 
-def parse_object(
-    data: bytes | str, *, source: str, what: str, depth: int = DEPTH_LIMIT
-) -> dict[str, Any]:
+def parse_object(data: bytes | str, *, source: str, what: str) -> dict[str, Any]:
     """Parse a strict JSON object; arguments and errors are those of ``parse_json``."""
-    value = parse_json(data, source=source, what=what, depth=depth)
+    value = parse_json(data, source=source, what=what)
     if not isinstance(value, dict):
         raise format_error(source, f"{what} is not a JSON object.")
     return value
