@@ -19,7 +19,7 @@ from personalpeft.backends import load_backend
 from personalpeft.backends.base import TrainingBackend
 from personalpeft.backends.choice import TORCH, BackendChoice, check_backend, choose_backend
 from personalpeft.base_models.registry import all_cards, find_card
-from personalpeft.base_models.resolve import find_changed_files, resolve_base
+from personalpeft.base_models.resolve import collect_bases, find_changed_files, resolve_base
 from personalpeft.base_models.types import Base, ModelCard
 from personalpeft.certificate import Certificate
 from personalpeft.chat.routing import AdapterRouter
@@ -485,17 +485,19 @@ class Runtime(
     ) -> GarbageReport:
         """Delete files that are no longer used. Safe while other programs use the home.
 
-
         It deletes adapter files that no revision has named for a day, and partial files. It deletes
-        training state that was not resumed for a week.
+        training state that was not resumed for a week, and prepared bases in the cache that were
+        not opened for 30 days.
 
         ``dry_run`` only reports. Raises ``HomeError``, ``Busy``.
         """
-        return collect_garbage(
+        report = collect_garbage(
             self._services.store,
             dry_run=dry_run,
             progress=lambda done: progress("Collecting", done),
         )
+        bases = collect_bases(self.settings.cache, dry_run=dry_run)
+        return dataclasses.replace(report, bases=len(bases), bytes=report.bytes + sum(bases))
 
     def http_extension(self, name: str, host: HttpHost) -> HttpExtension:
         """Return the routes that a plugin adds to an HTTP server.
@@ -572,6 +574,8 @@ class Runtime(
     def _load_learning_engine(self, base: Base) -> Engine | None:
         if self.backend_choice().trains:
             return None
+        # The prepared files may have been collected since the base was opened.
+        self._load_base()
         return self._open_engine(base, TORCH, self._services.model.give_way, serves=False)
 
     def _open_engine(

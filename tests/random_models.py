@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+from gguf import GGML_QUANT_SIZES
+from gguf import GGMLQuantizationType as BlockFormat
 
-from personalpeft.base_models.gguf.mapped import BlockFormat
-from personalpeft.base_models.mapped_weights import MappedWeights, map_weights
+from personalpeft.base_models.mapped_weights import map_weights
 from personalpeft.base_models.types import Base, ModelCard, Source
 from personalpeft.types import canonical_digest
 
@@ -148,7 +149,7 @@ def make_gguf_base(
             name,
             _stored_shape(size, block),
             np.dtype(np.float32 if block is BlockFormat.F32 else np.uint8),
-            rows * columns // block.elements * block.bytes,
+            rows * _row_bytes(block, columns),
             raw_dtype=_raw(block),
         )
     writer.write_header_to_file()
@@ -193,28 +194,10 @@ def unpack_base(base: Base, shape: ModelShape, folder: Path, *, full: bool = Fal
     text = json.dumps(header).encode()
     with (folder / "model.safetensors").open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
-        for name, size in sizes.items():
-            for part in _parts(weights, name, size, dtype):
-                file.write(part)
+        for name in sizes:
+            for part in weights.parts(name, 1 << 22):
+                file.write(_bytes(torch.tensor(part, dtype=dtype)))
     return _base(shape, folder, Source("folder", path=folder))
-
-
-def _parts(
-    weights: MappedWeights, name: str, size: tuple[int, ...], dtype: torch.dtype
-) -> Iterator[memoryview]:
-    import torch
-
-    from personalpeft.backends.torch.ops.base import Ops
-
-    if len(size) == 1:
-        yield _bytes(torch.tensor(weights.vector(name), dtype=dtype))
-        return
-    ops, matrix = Ops(torch.device("cpu"), dtype), weights.matrix(name)
-    for begin in range(0, size[0], 1024):
-        rows = slice(begin, min(begin + 1024, size[0]))
-        out = torch.empty((rows.stop - rows.start, size[1]), dtype=dtype)
-        ops.unpack(matrix.tensor, rows, slice(0, size[1]), matrix.head_size, out)
-        yield _bytes(out)
 
 
 def _bytes(numbers: torch.Tensor) -> memoryview:
@@ -278,13 +261,16 @@ def _tensors(
 def _stored_shape(size: tuple[int, ...], block: BlockFormat) -> tuple[int, ...]:
     if block is BlockFormat.F32:
         return size
-    return (*size[:-1], size[-1] // block.elements * block.bytes)
+    return (*size[:-1], _row_bytes(block, size[-1]))
+
+
+def _row_bytes(block: BlockFormat, columns: int) -> int:
+    elements, size = GGML_QUANT_SIZES[block]
+    return columns // elements * size
 
 
 def _raw(block: BlockFormat) -> Any:
-    from gguf import GGMLQuantizationType
-
-    return None if block is BlockFormat.F32 else GGMLQuantizationType(block)
+    return None if block is BlockFormat.F32 else block
 
 
 def _random_rows(
@@ -302,9 +288,9 @@ def _random_rows(
         else:
             data = numbers.view(np.uint8)
     else:
-        width = columns // block.elements * block.bytes
+        width = _row_bytes(block, columns)
         data = random.integers(0, 256, (count, width), dtype=np.uint8)
-        blocks = data.reshape(count, -1, block.bytes)
+        blocks = data.reshape(count, -1, GGML_QUANT_SIZES[block][1])
         offsets, unit = _SCALES[block]
         scale = np.frombuffer(np.float16(deviation / unit).tobytes(), np.uint8)
         for offset in offsets:

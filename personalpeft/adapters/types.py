@@ -11,31 +11,54 @@ Invariants of every ``Adapter`` that this package makes or reads:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import AfterValidator, ConfigDict, Field, with_config
 
+from personalpeft.ids import LAYER_NAME
 from personalpeft.types import Json
 
 Matrix: TypeAlias = npt.NDArray[np.floating[Any]]
 
+RANK_LIMIT = 1024
+_TEXT_LIMIT = 256
+_FLOAT32_MAX = math.ldexp(2 - 2**-23, 127)
 
+
+def _require(holds: Callable[[Any], object]) -> AfterValidator:
+    def check(value: Any) -> Any:
+        if not holds(value):
+            raise ValueError("out of bounds")
+        return value
+
+    return AfterValidator(check)
+
+
+_Text: TypeAlias = Annotated[
+    str, Field(min_length=1, max_length=_TEXT_LIMIT), _require(str.isprintable)
+]
+
+
+# ``manifest`` checks these bounds through pydantic.
+@with_config(ConfigDict(strict=True, defer_build=True))
 @dataclass(frozen=True, slots=True)
 class Manifest:
     """What an adapter was built from. ``signals`` is the digest of its ledger entries."""
 
-    base: str
-    layer: str
-    rank: int
-    scaling: float
-    targets: tuple[str, ...]
+    base: _Text
+    layer: Annotated[str, _require(LAYER_NAME.fullmatch)]
+    rank: Annotated[int, Field(ge=1, le=RANK_LIMIT)]
+    scaling: Annotated[float, Field(gt=0, le=_FLOAT32_MAX)]
+    targets: Annotated[tuple[_Text, ...], _require(lambda names: len(set(names)) == len(names))]
     recipe: Json
-    signals: str
-    below: tuple[str, ...] = ()
-    parent: str | None = None
+    signals: _Text
+    below: tuple[_Text, ...] = ()
+    parent: _Text | None = None
 
     @property
     def stored_recipe(self) -> Json:

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from personalpeft.adapters.manifest import RANK_LIMIT
 from personalpeft.adapters.safe_io import format_error, safe_repr
-from personalpeft.adapters.types import Adapter, LoRAWeights, Matrix
+from personalpeft.adapters.types import RANK_LIMIT, Adapter, LoRAWeights, Matrix
 from personalpeft.errors import suggest_nearest
 from personalpeft.types import Architecture
 

@@ -13,6 +13,8 @@ from typing import Any
 
 from personalpeft.base_models.files import SINGLE, joined
 from personalpeft.base_models.gguf.config import correct_config
+from personalpeft.base_models.gguf.header import read_header
+from personalpeft.base_models.gguf.mapped import map_gguf
 from personalpeft.base_models.gguf.to_safetensors import unpack_weights
 from personalpeft.base_models.gguf.writer import SPLITTING_PATTERNS
 from personalpeft.base_models.types import RandomShape
@@ -37,7 +39,6 @@ def convert_gguf(parts: Sequence[Path], into: Path, report: Callable[[str, float
         WeightsError: The architecture is not supported, or a weight does not fit it.
     """
     import torch
-    from gguf import GGUFReader
     from transformers import (
         MODEL_FOR_CAUSAL_LM_MAPPING,
         AutoConfig,
@@ -47,30 +48,30 @@ def convert_gguf(parts: Sequence[Path], into: Path, report: Callable[[str, float
 
     with joined(parts, into) as file:
         folder, name = str(file.parent), file.name
-        reader = GGUFReader(file)
+        header = read_header(file)
+        tensors = map_gguf(file, header)
         report("Reading the tokenizer", 0.0)
         tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=name, local_files_only=True)
-        splitting = reader.fields.get("tokenizer.ggml.pre")
-        _set_pre_tokenizer(tokenizer.backend_tokenizer, splitting.contents() if splitting else None)
+        _set_pre_tokenizer(tokenizer.backend_tokenizer, header.metadata.get("tokenizer.ggml.pre"))
         tokenizer.save_pretrained(str(into))
         config = AutoConfig.from_pretrained(folder, gguf_file=name, local_files_only=True)
-        correct_config(config, reader)
-        unpack_weights(config, reader, into / SINGLE, partial(report, "Unpacking the weights"))
+        correct_config(config, header.metadata, tensors)
+        unpack_weights(config, tensors, into / SINGLE, partial(report, "Unpacking the weights"))
         model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
         config.architectures = [model_class.__name__]
         config.dtype = torch.bfloat16
         config.save_pretrained(str(into))
         GenerationConfig.from_model_config(config).save_pretrained(str(into))
-        del reader  # Windows deletes no mapped file.
+        del tensors  # Windows deletes no mapped file.
     return into
 
 
-def _set_pre_tokenizer(tokenizer: Any, splitting: str | None) -> None:
+def _set_pre_tokenizer(tokenizer: Any, splitting: object) -> None:
     # transformers ignores this field. It then splits numbers and spaces of the SmolLM family in
     # another way than training and llama.cpp do. Nothing fails, but answers get worse.
     from tokenizers import Regex, pre_tokenizers
 
-    if pattern := SPLITTING_PATTERNS.get(splitting or ""):
+    if pattern := SPLITTING_PATTERNS.get(str(splitting)):
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [
                 pre_tokenizers.Split(Regex(pattern), "isolated"),

@@ -36,7 +36,6 @@ class ModelFacts:
     eos: str  # the template's ``eos_token``
     stops: tuple[str, ...]  # end a reply, by the configuration
     template: str | None  # None if the files have none
-    longest: int | None = None  # positions of the configuration, if it has a limit
 
     @classmethod
     def from_json(cls, value: object) -> ModelFacts:
@@ -58,7 +57,6 @@ def inspect_model(folder: Path) -> ModelFacts:
     bos = _token_text(settings.get("bos_token")) or next(
         iter(_token_names(tokenizer, [config.get("bos_token_id")])), ""
     )
-    longest = config.get("max_position_embeddings")
     return ModelFacts(
         architecture=_architecture(folder, config),
         control=tuple(each.content for each in added if each.special and each.content),
@@ -66,7 +64,6 @@ def inspect_model(folder: Path) -> ModelFacts:
         eos=eos,
         stops=tuple(dict.fromkeys((*stops, *([eos] if eos else ())))),
         template=_template(folder, settings),
-        longest=longest if isinstance(longest, int) else None,
     )
 
 

@@ -6,9 +6,7 @@ plain weights has.
 
 from __future__ import annotations
 
-import json
 import math
-import mmap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,14 +15,17 @@ import numpy as np
 
 from personalpeft.base_models.files import FRESH_COPY, gguf_parts
 from personalpeft.base_models.gguf.file import source_gguf_file
-from personalpeft.base_models.gguf.mapped import BlockFormat, MappedTensor, Numbers, map_gguf
+from personalpeft.base_models.gguf.mapped import MappedTensor, Numbers, map_gguf
 from personalpeft.base_models.gguf.tensor_names import GgufNames, gguf_names
 from personalpeft.base_models.types import Base
 from personalpeft.errors import WeightsError
 
-_DTYPES = {"F32": BlockFormat.F32, "F16": BlockFormat.F16, "BF16": BlockFormat.BF16}
+MAPPED_FORMATS = (
+    *("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"),
+    *("Q4_K", "Q5_K", "Q6_K"),
+)
+"""GGML's names of the formats that the kernels unpack."""
 _HEAD, _EMBEDDINGS = "lm_head.weight", "model.embed_tokens.weight"
-_LENGTH_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,20 @@ class MappedMatrix:
     def shape(self) -> tuple[int, int]:
         rows, columns = self.tensor.shape
         return rows, columns
+
+    def numbers(self, rows: slice, columns: slice) -> Numbers:
+        """Return numbers as float32 in transformers' order, the reference for faster kernels.
+
+        Args:
+            rows: The rows; both ends are given.
+            columns: The columns, from the begin of a block to the end of one.
+        """
+        indices = np.arange(rows.start, rows.stop)
+        if self.head_size:
+            inside = indices % self.head_size
+            half = self.head_size // 2
+            indices += inside % half * 2 + inside // half - inside
+        return self.tensor.numbers(indices, columns)
 
 
 class MappedWeights:
@@ -66,9 +81,9 @@ class MappedWeights:
         """The number of numbers in all matrices."""
         return sum(math.prod(each.shape) for each in self._matrices())
 
-    def examples(self) -> Iterator[MappedTensor]:
+    def examples(self) -> Iterator[MappedMatrix]:
         """Yield one matrix of each format."""
-        yield from {each.format: each for each in self._matrices()}.values()
+        yield from map(MappedMatrix, {each.format: each for each in self._matrices()}.values())
 
     def tensors(self) -> Iterator[MappedTensor]:
         """Yield all tensors in the order of their names."""
@@ -96,6 +111,21 @@ class MappedWeights:
             # transformers adds one to a Gemma's norms in use, llama.cpp stores the sum.
             values = (values - 1).astype(np.float32)
         return values
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a weight by transformers' name, or raise ``WeightsError``."""
+        return self._find(name).shape
+
+    def parts(self, name: str, most: int) -> Iterator[Numbers]:
+        """Yield a weight's numbers by transformers' name, at most ``most`` or one row at a time."""
+        if len(self.shape(name)) == 1:
+            yield self.vector(name)
+            return
+        matrix = self.matrix(name)
+        rows, columns = matrix.shape
+        count = max(1, most // columns)
+        for begin in range(0, rows, count):
+            yield matrix.numbers(slice(begin, min(begin + count, rows)), slice(0, columns))
 
     def _matrices(self) -> Iterator[MappedTensor]:
         return (each for each in self._tensors.values() if len(each.shape) == 2)
@@ -127,7 +157,15 @@ def map_weights(base: Base) -> MappedWeights:
                 f"The GGUF file of {base.card.name} comes in parts, which cannot be mapped.",
                 hint="Unpack the weights instead: PERSONALPEFT_WEIGHTS=loaded.",
             )
-        return MappedWeights(map_gguf(file), gguf_names(base))
+        weights = map_gguf(file)
+        for each in weights.values():
+            if each.format.name not in MAPPED_FORMATS:
+                raise WeightsError(
+                    f"{file} stores {each.name!a} in a format that is unpacked only into memory.",
+                    hint="Set PERSONALPEFT_WEIGHTS=loaded, or get the model in one of "
+                    f"{', '.join(MAPPED_FORMATS)}.",
+                )
+        return MappedWeights(weights, gguf_names(base))
     tensors: dict[str, MappedTensor] = {}
     for path in sorted(base.folder.glob("model*.safetensors")):
         tensors |= _map_safetensors(path)
@@ -135,32 +173,26 @@ def map_weights(base: Base) -> MappedWeights:
 
 
 def _map_safetensors(path: Path) -> dict[str, MappedTensor]:
+    import torch
+    from gguf import GGMLQuantizationType
+    from safetensors import SafetensorError, safe_open
+
+    formats = {
+        torch.float32: GGMLQuantizationType.F32,
+        torch.float16: GGMLQuantizationType.F16,
+        torch.bfloat16: GGMLQuantizationType.BF16,
+    }
+    mapped = {}
     try:
-        with path.open("rb") as file:
-            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        end = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "little")
-        header = json.loads(data[_LENGTH_BYTES:end])
-        header.pop("__metadata__", None)
-        return {
-            name: _safetensor(name, info["dtype"], info["shape"], info["data_offsets"], end, data)
-            for name, info in header.items()
-        }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        # The tensors are views of the mapped file.
+        with safe_open(path, "pt") as file:
+            for name in file.keys():  # noqa: SIM118
+                tensor = file.get_tensor(name)
+                rows = tensor.view(-1, tensor.shape[-1]).view(torch.uint8).numpy()
+                mapped[name] = MappedTensor(name, formats[tensor.dtype], tuple(tensor.shape), rows)
+    except (OSError, SafetensorError, KeyError, IndexError, RuntimeError) as error:
         raise WeightsError(f"{path} is damaged: {error}.", hint=FRESH_COPY) from error
-
-
-def _safetensor(
-    name: str, dtype: str, shape: list[int], offsets: list[int], begin: int, data: mmap.mmap
-) -> MappedTensor:
-    if dtype not in _DTYPES:
-        raise ValueError(f"{name!a} has the dtype {dtype!a}")
-    block, (first, last) = _DTYPES[dtype], offsets
-    size = math.prod(shape) * block.bytes
-    if min(shape, default=0) < 1 or last - first != size or begin + last > len(data) or first < 0:
-        raise ValueError(f"{name!a} does not fit into the file")
-    rows = math.prod(shape[:-1])
-    numbers = np.frombuffer(data, np.uint8, size, begin + first).reshape(rows, size // rows)
-    return MappedTensor(name, block, tuple(shape), numbers)
+    return mapped
 
 
 def _unexpected(name: str) -> WeightsError:

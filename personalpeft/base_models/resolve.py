@@ -7,24 +7,21 @@ Invariants:
 - Weights without an unbroken seal are hashed. Weights that differ from the card's digest are never
   opened.
 - An entry of the cache is complete or missing: it is made in a temporary folder and renamed. Only
-  the holder of its lock makes, uses or removes it. An entry that was changed is made again.
-- A process holds the entries it uses until it ends, also by a crash. Entries in use stay.
-- An entry is superseded by a newer one with the same key, or from other sources at the same place.
-  Programs of several versions share a cache, so it is removed after a week without use.
+  the holder of its lock makes or removes it. An entry that was changed is made again.
+- An entry that was opened lately stays: programs of several versions share a cache. A process may
+  still read the files of a removed entry that it has mapped. Windows does not remove them.
 - A base's digest comes from its source, so it is the same on every machine. A random base has no
   source; its digest comes from the weights that its seed gives.
 """
 
 from __future__ import annotations
 
-import atexit
 import json
 import logging
 import os
 import re
 import shutil
 import tempfile
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
@@ -50,7 +47,7 @@ from personalpeft.base_models.files import (
 )
 from personalpeft.base_models.gguf.describe import describe_gguf
 from personalpeft.base_models.inspect import FACTS, ModelFacts, inspect_model, restrict_to_targets
-from personalpeft.base_models.types import Base, ModelCard, Source
+from personalpeft.base_models.types import Base, ModelCard
 from personalpeft.errors import (
     CardError,
     InvalidInput,
@@ -64,13 +61,9 @@ _log = logging.getLogger(__name__)
 
 _MANIFEST = "base.json"
 
-_ENTRY_NAME = re.compile(r"(?P<key>[0-9a-f]{16})-(?P<recipe>\d+)\.(?P<facts>\d+)")
+_ENTRY_NAME = re.compile(r"[0-9a-f]{16}-\d+\.\d+")
 _LEFTOVER = ".tmp-"
-_USE = ".use-"
-_WEEK = 7 * 24 * 3600
-
-_entry_locks_guard = threading.Lock()
-_entry_locks: dict[tuple[int, Path], FileLock] = {}
+_MONTH = 30 * 24 * 3600
 
 
 def resolve_base(card: ModelCard, *, cache: Path, progress: Progress | None = None) -> Base:
@@ -130,7 +123,6 @@ def _base(card: ModelCard, folder: Path, facts: ModelFacts, weights: str, tokeni
     template = card.template or facts.template
     if template is None:
         raise CardError(f"{card.name} has no chat template.", hint="Set chat_template in its card.")
-    # Not the fact of the cache: older programs wrote another one for some models.
     longest = max_positions(read_json(folder / "config.json"))
     if longest is not None and card.context > longest:
         raise CardError(
@@ -185,15 +177,13 @@ def _entry(
         folder.parent.mkdir(parents=True, exist_ok=True)
         # A read-only cache can be used.
         with suppress(OSError), _locked(folder, report):
-            _hold_entry(folder)
-        origin = _origin_of(card.source)
+            os.utime(folder / _MANIFEST)
         entry = _read_entry(folder, key, cache)
         if entry is None:
             with _locked(folder, report):
                 entry = _read_entry(folder, key, cache) or _make_entry(
-                    card, key, folder, report, make, origin
+                    card, key, folder, report, make
                 )
-        _remove_superseded(folder, origin)
         return entry
 
 
@@ -203,7 +193,6 @@ def _make_entry(
     folder: Path,
     report: Progress,
     make: Callable[[Path], Path],
-    origin: str | None,
 ) -> _Entry:
     _remove_leftovers(folder)
     if folder.exists():
@@ -214,7 +203,7 @@ def _make_entry(
     report(f"Preparing {card.name}", 0.0)
     facts = inspect_model(make(fresh))
     files = {path.name: hash_files([path]) for path in sorted(fresh.iterdir())}
-    content = {"source": key, "origin": origin, "files": files, "facts": to_json(facts)}
+    content = {"source": key, "files": files, "facts": to_json(facts)}
     sealed = {**content, "seal": canonical_digest(content)}
     (fresh / _MANIFEST).write_text(canonical_json(sealed), "utf-8")
     if folder.exists():
@@ -241,6 +230,40 @@ def find_changed_files(cache: Path) -> list[Path]:
                     if not (entry / name).is_file() or hash_files([entry / name]) != digest
                 ]
     return changed
+
+
+def collect_bases(cache: Path, *, dry_run: bool = False) -> list[int]:
+    """Remove bases that were not opened for 30 days, and what killed processes left of any.
+
+    What another process makes or cannot give up stays until the next call. With ``dry_run`` nothing
+    is removed. Return the bytes of each folder.
+    """
+    bases = cache / "bases"
+    try:
+        # The file system's time, since it is compared with a file's.
+        with tempfile.TemporaryFile(dir=bases) as file:
+            before = os.fstat(file.fileno()).st_mtime - _MONTH
+    except OSError:
+        return []
+    sizes = []
+    for name in sorted({path.name.partition(_LEFTOVER)[0] for path in bases.iterdir()}):
+        entry = bases / name
+        if _ENTRY_NAME.fullmatch(name):
+            with suppress(OSError), FileLock(f"{entry}.lock").acquire(timeout=0):
+                manifest = entry / _MANIFEST
+                is_unused = manifest.exists() and manifest.stat().st_mtime < before
+                removed = [*_leftovers(entry), *([entry] if is_unused else [])]
+                sizes += [_size(folder) for folder in removed]
+                if not dry_run:
+                    if is_unused:
+                        # One step, so that no process reads half an entry.
+                        entry.rename(_temporary_folder(entry) / name)
+                    _remove_leftovers(entry)
+    return sizes
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def _read_manifest(folder: Path) -> dict[str, Any] | None:
@@ -307,94 +330,11 @@ def _temporary_folder(entry: Path) -> Path:
     return Path(tempfile.mkdtemp(prefix=f"{entry.name}{_LEFTOVER}", dir=entry.parent))
 
 
+def _leftovers(entry: Path) -> Iterator[Path]:
+    return entry.parent.glob(f"{entry.name}{_LEFTOVER}*")
+
+
 def _remove_leftovers(entry: Path) -> None:
     """Remove temporary folders of dead processes. The caller holds the entry's lock."""
-    for leftover in entry.parent.glob(f"{entry.name}{_LEFTOVER}*"):
+    for leftover in _leftovers(entry):
         shutil.rmtree(leftover)
-
-
-def _origin_of(source: Source) -> str | None:
-    """Return a digest of a source's place, or None for a random base."""
-    place = {
-        "package": list(source.files),
-        "hub": source.repo,
-        "folder": str(source.path),
-        "gguf": str(source.path),
-        "random": None,
-    }[source.kind]
-    return canonical_digest([source.kind, place]) if place else None
-
-
-def _hold_entry(entry: Path) -> None:
-    """Mark an entry as in use until this process ends. The caller holds its lock."""
-    # A forked child needs its own mark.
-    key = (os.getpid(), entry)
-    with _entry_locks_guard:
-        if key in _entry_locks and Path(_entry_locks[key].lock_file).exists():
-            return
-        handle, path = tempfile.mkstemp(prefix=f"{entry.name}{_USE}", dir=entry.parent)
-        os.close(handle)
-        lock = FileLock(path)
-        lock.acquire(timeout=0)
-        _entry_locks[key] = lock
-        atexit.register(_release, lock, os.getpid())
-
-
-def _remove_superseded(entry: Path, origin: str | None) -> None:
-    """Remove superseded entries of this base, and what dead processes left of any.
-
-    What cannot be removed stays until the next call.
-    """
-    with suppress(OSError):
-        os.utime(entry / _MANIFEST)
-        now = (entry / _MANIFEST).stat().st_mtime
-        for folder in sorted(
-            path for path in entry.parent.iterdir() if path.is_dir() and path != entry
-        ):
-            name, leftover, _ = folder.name.partition(_LEFTOVER)
-            with suppress(OSError, ValueError):
-                if leftover and _ENTRY_NAME.fullmatch(name):
-                    maker = folder.with_name(name)
-                    with FileLock(f"{maker}.lock").acquire(timeout=0):
-                        _remove_leftovers(maker)
-                elif (
-                    _is_superseded(folder, entry, origin)
-                    and now - (folder / _MANIFEST).stat().st_mtime > _WEEK
-                ):
-                    with FileLock(f"{folder}.lock").acquire(timeout=0):
-                        _remove_if_unused(folder)
-
-
-def _is_superseded(other: Path, entry: Path, origin: str | None) -> bool:
-    """Return whether ``entry`` supersedes ``other``."""
-    its, ours = _ENTRY_NAME.fullmatch(other.name), _ENTRY_NAME.fullmatch(entry.name)
-    if its is None or ours is None or _version(its) > _version(ours):
-        return False  # Not an entry, or from a newer program.
-    if its["key"] == ours["key"]:
-        return _version(its) < _version(ours)
-    manifest = json.loads((other / _MANIFEST).read_text("utf-8"))
-    return origin is not None and isinstance(manifest, dict) and manifest.get("origin") == origin
-
-
-def _version(name: re.Match[str]) -> tuple[int, int]:
-    return int(name["recipe"]), int(name["facts"])
-
-
-def _remove_if_unused(entry: Path) -> None:
-    for file in entry.parent.glob(f"{entry.name}{_USE}*"):
-        try:
-            FileLock(file).acquire(timeout=0).lock.release()
-        except Timeout:
-            return
-        file.unlink()
-    # One step, so that no process reads half an entry.
-    entry.rename(_temporary_folder(entry) / entry.name)
-    _remove_leftovers(entry)
-
-
-def _release(lock: FileLock, pid: int) -> None:
-    # A forked child inherits its parent's locks and must not release them.
-    if pid == os.getpid():
-        with suppress(OSError):
-            lock.release()
-            Path(lock.lock_file).unlink()

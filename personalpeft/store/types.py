@@ -68,12 +68,14 @@ class BuildRecord:
 class GarbageReport:
     """What a collection deleted, or with ``dry_run`` would delete.
 
-    Counts of unnamed blobs, partial files and old training sessions, and the bytes of all of them.
+    Counts of unnamed blobs, partial files, old training sessions and unused bases of the cache, and
+    the bytes of all of them.
     """
 
     blobs: int = 0
     parts: int = 0
     sessions: int = 0
+    bases: int = 0
     bytes: int = 0
     dry_run: bool = False
 

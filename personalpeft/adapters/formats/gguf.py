@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from personalpeft.adapters.safe_io import (
 )
 from personalpeft.adapters.types import Adapter, AdapterStack, LoRAWeights, Manifest, Matrix
 from personalpeft.adapters.validate import check_adapter, stack_blocks
-from personalpeft.base_models.gguf.header import MAGIC, Cursor
+from personalpeft.base_models.gguf.header import Value, parse_header
 from personalpeft.base_models.gguf.tensor_names import GgufNames
 from personalpeft.errors import AdapterError
 from personalpeft.ids import check_layer_name
@@ -193,58 +193,27 @@ def _pad_ranks(
     return padded, 1.0
 
 
-def read_gguf(
-    data: bytes, *, source: str
-) -> tuple[dict[str, str | int | float | bool | None], dict[str, Matrix]]:
-    """Read the bytes of a GGUF file.
-
-    Returns:
-        The metadata, None for an array, and the tensors, outermost dimension first.
-    """
+def read_gguf(data: bytes, *, source: str) -> tuple[Mapping[str, Value], dict[str, Matrix]]:
+    """Return the metadata and the tensors in the bytes of a GGUF file."""
 
     def fail(what: str, hint: str = DAMAGED) -> AdapterError:
         return format_error(source, what, hint=hint)
 
-    cursor = Cursor(data, fail)
-    if cursor.take(len(MAGIC)) != MAGIC:
-        raise fail("is not a GGUF file.", "Give a GGUF file that holds a LoRA adapter.")
-    tensors, items = cursor.counts()
-    metadata: dict[str, str | int | float | bool | None] = {}
-    for _ in range(items):
-        key = cursor.text()
-        if key in metadata:
-            raise fail(f"the key {safe_repr(key)} occurs twice.")
-        value = cursor.value()
-        metadata[key] = None if isinstance(value, tuple) else value
-    infos = [_float_tensor(cursor, fail) for _ in range(tensors)]
-    alignment = metadata.get("general.alignment", 32)
-    if type(alignment) is not int or not 1 <= alignment <= 2**16:
-        raise format_error(source, f"has an alignment of {safe_repr(alignment)}.")
-    data_start = start = -(-cursor.at // alignment) * alignment
+    header = parse_header(data, fail)
+    start = header.begin
     arrays: dict[str, Matrix] = {}
-    for name, (dtype, width), shape, offset in infos:
-        end = start + math.prod(shape) * width
-        # llama.cpp, too, loads only tensors that lie in the order of the header without gaps.
-        if data_start + offset != start or end > len(data):
-            raise format_error(
-                source, f"tensor {safe_repr(name)} does not lie behind the one before it."
+    for name, info in header.tensors.items():
+        if info.kind not in _FLOATS:
+            raise fail(
+                f"tensor {safe_repr(name)} is of the kind {info.kind}, which may be quantised.",
+                "Adapters are read as F32, F16 or BF16; convert the file to one of them.",
             )
-        if name in arrays:
-            raise format_error(source, f"holds two tensors called {safe_repr(name)}.")
+        dtype, width = _FLOATS[info.kind]
+        # llama.cpp, too, loads only tensors that lie in the order of the header without gaps.
+        if header.begin + info.offset != start:
+            raise fail(f"tensor {safe_repr(name)} does not lie behind the one before it.")
+        end = start + math.prod(info.shape) * width
         # A slice copies, since the offset may not be aligned.
-        arrays[name] = to_array(data[start:end], dtype, shape)
-        start = -(-end // alignment) * alignment
-    return metadata, arrays
-
-
-def _float_tensor(
-    cursor: Cursor, fail: Callable[..., AdapterError]
-) -> tuple[str, tuple[str, int], tuple[int, ...], int]:
-    """Return a tensor's name, its dtype with the bytes of a number, shape and offset."""
-    name, shape, kind, offset = cursor.tensor_info()
-    if kind not in _FLOATS:
-        raise fail(
-            f"tensor {safe_repr(name)} is of the kind {kind}, which may be quantised.",
-            "Adapters are read as F32, F16 or BF16; convert the file to one of them.",
-        )
-    return name, _FLOATS[kind], shape, offset
+        arrays[name] = to_array(data[start:end], dtype, info.shape)
+        start = -(-end // header.alignment) * header.alignment
+    return header.metadata, arrays

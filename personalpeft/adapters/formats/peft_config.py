@@ -15,8 +15,8 @@ from typing import Annotated, Any, Literal, TypeAlias, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from personalpeft.adapters.manifest import RANK_LIMIT
 from personalpeft.adapters.safe_io import format_error, parse_object, safe_repr
+from personalpeft.adapters.types import RANK_LIMIT
 
 _PLAIN_ONLY = "Only plain LoRA and rsLoRA can be imported; train it again as such."
 _RANK_HINT = f"Ranks go from 1 to {RANK_LIMIT}."

@@ -58,7 +58,8 @@ class Unpacker:
             low, high = max(begin, first), min(end, last)
             if low < high:
                 part = out[low - begin : high - begin]
-                self._unpack(matrix, slice(low - first, high - first), slice(0, columns), part)
+                rows = slice(low - first, high - first)
+                self.ops.unpack(matrix, rows, slice(0, columns), part)
             first = last
         return out
 
@@ -67,15 +68,12 @@ class Unpacker:
         ends = list(accumulate(matrix.shape[0] for matrix in matrices))
         out = self._take(ends[-1], end - begin)
         for matrix, first, last in zip(matrices, (0, *ends), ends, strict=False):
-            self._unpack(matrix, slice(0, matrix.shape[0]), slice(begin, end), out[first:last])
+            self.ops.unpack(matrix, slice(0, matrix.shape[0]), slice(begin, end), out[first:last])
         return out
 
     def row(self, matrix: MappedMatrix, row: int, out: Tensor) -> None:
         """Unpack one row of a matrix into ``out``, ``[1, columns]``."""
-        self._unpack(matrix, slice(row, row + 1), slice(0, matrix.shape[1]), out)
-
-    def _unpack(self, matrix: MappedMatrix, rows: slice, columns: slice, out: Tensor) -> None:
-        self.ops.unpack(matrix.tensor, rows, columns, matrix.head_size, out)
+        self.ops.unpack(matrix, slice(row, row + 1), slice(0, matrix.shape[1]), out)
 
     def _take(self, rows: int, columns: int) -> Tensor:
         if rows * columns > self._buffer.numel():

@@ -55,14 +55,15 @@ def map_other_linears(module: nn.Module, make_linear: MappedLinears) -> None:
 def check_unpacking(weights: MappedWeights, ops: Ops) -> None:
     """Raise ``WeightsError`` unless each format of the file is unpacked as the reference does."""
     reference = Ops(ops.device, ops.dtype)
-    for tensor in weights.examples():
-        part = slice(0, 1), slice(0, tensor.columns), 0
-        found, expected = (torch.empty((1, tensor.columns), dtype=ops.dtype) for _ in range(2))
-        ops.unpack(tensor, *part, found)
-        reference.unpack(tensor, *part, expected)
+    for matrix in weights.examples():
+        columns = matrix.shape[1]
+        found, expected = (torch.empty((1, columns), dtype=ops.dtype) for _ in range(2))
+        ops.unpack(matrix, slice(0, 1), slice(0, columns), found)
+        reference.unpack(matrix, slice(0, 1), slice(0, columns), expected)
         if not torch.equal(found, expected):
             raise WeightsError(
-                f"The compiled kernel unpacks {tensor.format.name} wrongly on this processor.",
+                f"The compiled kernel unpacks {matrix.tensor.format.name} wrongly on this"
+                " processor.",
                 hint="Set PERSONALPEFT_KERNELS=plain.",
             )
 

@@ -6,14 +6,14 @@ computes something else.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
+from personalpeft.base_models.gguf.header import Value
+from personalpeft.base_models.gguf.mapped import MappedTensor, Numbers
 from personalpeft.errors import WeightsError
-
-if TYPE_CHECKING:
-    from gguf import GGUFReader
 
 # Llama 3.1 and 3.2: https://arxiv.org/abs/2407.21783. The file holds only the resulting factors.
 _LLAMA3 = {
@@ -26,18 +26,21 @@ _GEMMA_27B_BLOCKS = 62
 _LLAMA3_FACTORS = (8.0, 16.0, 32.0)
 
 
-def correct_config(config: Any, reader: GGUFReader) -> None:
+def correct_config(
+    config: Any, metadata: Mapping[str, Value], tensors: Mapping[str, MappedTensor]
+) -> None:
     """Set what transformers left out, and change nothing else.
 
     Args:
         config: The configuration of transformers.
-        reader: The file.
+        metadata: The file's metadata.
+        tensors: Its tensors.
 
     Raises:
         WeightsError: The file scales positions in an unknown way.
     """
-    architecture = _field(reader, "general.architecture")
-    head_dim = _field(reader, f"{architecture}.attention.key_length")
+    architecture = metadata.get("general.architecture")
+    head_dim = metadata.get(f"{architecture}.attention.key_length")
     if head_dim is not None and getattr(config, "head_dim", head_dim) != head_dim:
         config.head_dim = head_dim
     if architecture == "gemma3":
@@ -45,20 +48,19 @@ def correct_config(config: Any, reader: GGUFReader) -> None:
         large = config.num_hidden_layers == _GEMMA_27B_BLOCKS
         average = config.hidden_size // config.num_attention_heads
         config.query_pre_attn_scalar = average if large else config.head_dim
-        factor = _field(reader, "gemma3.rope.scaling.factor")
-        if _field(reader, "gemma3.rope.scaling.type") == "linear" and factor not in (None, 1.0):
+        factor: Any = metadata.get("gemma3.rope.scaling.factor")
+        if metadata.get("gemma3.rope.scaling.type") == "linear" and factor not in (None, 1.0):
             # Local attention is never scaled.
             full = {**config.rope_parameters["full_attention"], "rope_type": "linear"}
             config.rope_parameters = {
                 **config.rope_parameters,
                 "full_attention": {**full, "factor": float(factor)},
             }
-    scales = next((each for each in reader.tensors if each.name == "rope_freqs.weight"), None)
-    if scales is not None:
-        config.rope_parameters = _llama3_rope(config, np.asarray(scales.data, np.float32))
+    if scales := tensors.get("rope_freqs.weight"):
+        config.rope_parameters = _llama3_rope(config, scales.numbers(slice(None), slice(None))[0])
 
 
-def _llama3_rope(config: Any, divisors: np.ndarray[Any, np.dtype[np.float32]]) -> dict[str, Any]:
+def _llama3_rope(config: Any, divisors: Numbers) -> dict[str, Any]:
     """Return the scaling with these divisors of the frequencies."""
     theta = float(config.rope_parameters["rope_theta"])
     for factor in _LLAMA3_FACTORS:
@@ -80,8 +82,3 @@ def _divisors(rope: dict[str, Any], head_dim: int) -> np.ndarray[Any, np.dtype[n
     smooth = np.clip((original / lengths - low) / (high - low), 0.0, 1.0)
     divisors: np.ndarray[Any, np.dtype[np.float64]] = 1 / ((1 - smooth) / factor + smooth)
     return divisors
-
-
-def _field(reader: GGUFReader, key: str) -> Any:
-    field = reader.fields.get(key)
-    return None if field is None else field.contents()

@@ -54,6 +54,7 @@ class GgufHeader:
     tensors: Mapping[str, TensorInfo]
     size: int  # of the file, in bytes
     begin: int  # of the tensors' data
+    alignment: int  # of each tensor, in bytes
     digest: str  # SHA-256 of the header's bytes
 
 
@@ -77,12 +78,7 @@ def read_header(path: Path) -> GgufHeader:
         with path.open("rb") as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             with closing(mapped), memoryview(mapped) as whole:
-                # Slices of the view must end before the map does.
-                cursor = Cursor(whole[: min(len(whole), _HEADER_LIMIT)], fail)
-                with closing(cursor):
-                    metadata, tensors = _read(cursor, fail)
-                    begin = _check_tensors(cursor.at, len(whole), metadata, tensors, fail)
-                    digest = hashlib.sha256(whole[: cursor.at]).hexdigest()
+                return parse_header(whole, fail)
     except (OSError, ValueError) as error:
         if isinstance(error, PersonalPeftError):
             raise
@@ -90,10 +86,28 @@ def read_header(path: Path) -> GgufHeader:
         raise fail(
             f"cannot be read: {reason}.", "Check the path and the file's permissions."
         ) from error
-    return GgufHeader(metadata, tensors, status.st_size, begin, digest)
 
 
 Fail: TypeAlias = Callable[..., PersonalPeftError]
+
+
+def parse_header(data: bytes | memoryview, fail: Fail) -> GgufHeader:
+    """Read the header in a file's bytes, and check that all its tensors lie in them.
+
+    Args:
+        data: The bytes of the whole file.
+        fail: Returns the error of a fault, and optionally a hint.
+    """
+    # Slices of a view must end before its map does.
+    with closing(Cursor(memoryview(data)[:_HEADER_LIMIT], fail)) as cursor:
+        metadata, tensors = _read(cursor, fail)
+        alignment = metadata.get("general.alignment", 32)
+        if type(alignment) is not int or not 1 <= alignment <= 2**16:
+            raise fail(f"has an alignment of {ascii(alignment)[:60]}.")
+        begin = -(-cursor.at // alignment) * alignment
+        _check_tensors(begin, len(data), alignment, tensors, fail)
+        digest = hashlib.sha256(data[: cursor.at]).hexdigest()
+        return GgufHeader(metadata, tensors, len(data), begin, alignment, digest)
 
 
 def _read(cursor: Cursor, fail: Fail) -> tuple[dict[str, Value], dict[str, TensorInfo]]:
@@ -120,21 +134,13 @@ def _read(cursor: Cursor, fail: Fail) -> tuple[dict[str, Value], dict[str, Tenso
 
 
 def _check_tensors(
-    header_end: int,
-    size: int,
-    metadata: Mapping[str, Value],
-    tensors: Mapping[str, TensorInfo],
-    fail: Fail,
-) -> int:
-    """Return where the data begins; raise unless each tensor is of a known type and lies in it."""
+    begin: int, size: int, alignment: int, tensors: Mapping[str, TensorInfo], fail: Fail
+) -> None:
+    """Raise unless each tensor is of a known type and lies in the data."""
     from gguf import GGML_QUANT_SIZES
 
     sizes = {int(kind): block for kind, block in GGML_QUANT_SIZES.items()}
-    alignment = metadata.get("general.alignment", 32)
-    if type(alignment) is not int or not 1 <= alignment <= 2**16:
-        raise fail(f"has an alignment of {ascii(alignment)[:60]}.")
-    start = -(-header_end // alignment) * alignment
-    end = start
+    end = begin
     for name, info in tensors.items():
         if info.kind not in sizes:
             raise fail(
@@ -144,13 +150,12 @@ def _check_tensors(
         block, block_bytes = sizes[info.kind]
         if info.shape[-1] % block or info.offset % alignment:
             raise fail(f"tensor {name[:60]!a} is not a whole number of blocks.")
-        end = max(end, start + info.offset + math.prod(info.shape) // block * block_bytes)
+        end = max(end, begin + info.offset + math.prod(info.shape) // block * block_bytes)
     if end > size:
         raise fail(
             f"is cut off: it has {size:,} bytes and names tensors up to byte {end:,}.",
             "Download it again.",
         )
-    return start
 
 
 class Cursor:
@@ -161,14 +166,13 @@ class Cursor:
         fail: Returns the error of a fault, and optionally a hint.
     """
 
-    def __init__(self, data: bytes | memoryview, fail: Fail) -> None:
+    def __init__(self, data: memoryview, fail: Fail) -> None:
         self._data, self._fail = data, fail
         self.at = 0
 
     def close(self) -> None:
         """Release the bytes."""
-        if isinstance(self._data, memoryview):
-            self._data.release()
+        self._data.release()
 
     def take(self, count: int) -> bytes:
         """Return so many bytes."""

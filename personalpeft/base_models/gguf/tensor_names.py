@@ -45,6 +45,20 @@ class GgufNames:
     block_path: str
     heads: Mapping[str, int]  # of the projections whose rows are permuted
 
+    @classmethod
+    def of_config(
+        cls, kind: str, config: Mapping[str, Any], blocks: int, block_path: str
+    ) -> GgufNames:
+        """Return the names of a model of a kind that ``ARCHITECTURES`` has."""
+        architecture, heads = ARCHITECTURES[kind], {}
+        if architecture in ROTATED_BY_PAIRS:
+            queries = int(config["num_attention_heads"])
+            heads = {
+                "self_attn.q_proj": queries,
+                "self_attn.k_proj": int(config.get("num_key_value_heads") or queries),
+            }
+        return cls(architecture, config, blocks, block_path, heads)
+
     @property
     def full(self) -> bool:
         """Whether the base computes in float32."""
@@ -60,7 +74,7 @@ class GgufNames:
 
     def tensor(self, name: str) -> str:
         """Return GGUF's name for a weight of transformers, or raise ``WeightsError``."""
-        gguf_name = table(self.architecture, self.blocks).get_name(
+        gguf_name = _table(self.architecture, self.blocks).get_name(
             name, try_suffixes=(".weight", ".bias")
         )
         if gguf_name is None:
@@ -93,29 +107,19 @@ class GgufNames:
 
 def gguf_names(base: Base) -> GgufNames:
     """Return a base's names, or raise ``WeightsError`` if llama.cpp may compute it differently."""
-    kind = base.architecture.model_type
-    architecture = ARCHITECTURES.get(kind)
-    if architecture is None:
+    kind, shape = base.architecture.model_type, base.architecture
+    if kind not in ARCHITECTURES:
         raise WeightsError(
             f"For llama.cpp a base must be one of {', '.join(ARCHITECTURES)}; "
             f"{base.card.name} is {kind}.",
             hint="Use torch and PEFT folders with it.",
         )
     config = read_json(base.folder / "config.json")
-    heads = {}
-    if architecture in ROTATED_BY_PAIRS:
-        queries = int(config["num_attention_heads"])
-        heads = {
-            "self_attn.q_proj": queries,
-            "self_attn.k_proj": int(config.get("num_key_value_heads") or queries),
-        }
-    return GgufNames(
-        architecture, config, base.architecture.blocks, base.architecture.block_path, heads
-    )
+    return GgufNames.of_config(kind, config, shape.blocks, shape.block_path)
 
 
 @cache
-def table(architecture: str, blocks: int) -> TensorNameMap:
+def _table(architecture: str, blocks: int) -> TensorNameMap:
     """Return GGUF's names of an architecture's weights."""
     import gguf
 

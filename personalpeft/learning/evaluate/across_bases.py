@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from personalpeft.backends.base import Backend, Continuation
+from personalpeft.backends.base import Backend
 from personalpeft.engine.engine import Request
 from personalpeft.errors import PersonalPeftError
 from personalpeft.learning.data.training_examples import Lesson
@@ -22,14 +22,18 @@ from personalpeft.learning.evaluate.eval_job import (
     effective_stack,
     make_eval_job,
 )
-from personalpeft.learning.evaluate.evaluation import MAX_EXAMPLES, ThrottledScorer, evaluate
+from personalpeft.learning.evaluate.evaluation import (
+    MAX_EXAMPLES,
+    ThrottledScorer,
+    evaluate,
+    score_answers,
+)
 from personalpeft.learning.evaluate.probes import load_general_prompts
 from personalpeft.learning.gate.evidence import EvalItem, Evidence
 from personalpeft.learning.options import not_cancelled
 from personalpeft.learning.report import Example
 from personalpeft.learning.train.config import MAX_LENGTH
 from personalpeft.learning.train.loop import cancelled_error
-from personalpeft.learning.train.losses import encode_continuation
 from personalpeft.services import Services
 from personalpeft.types import Stack
 
@@ -45,17 +49,15 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A held-out lesson, as both sides read it: ``text`` is the wanted answer, perhaps cut."""
+    """A held-out lesson of a layer. Its chosen text is perhaps cut, for both sides alike."""
 
     layer: str
     lesson: Lesson
-    text: str
-    ended: bool
 
     @property
     def size(self) -> int:
         """The bytes of the text, and one for the end of the turn."""
-        return len(self.text.encode()) + self.ended
+        return len(self.lesson.chosen.encode()) + self.lesson.ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +98,7 @@ def compare_sides(
     base, _ = _score(old, questions, [Stack(old.stack.base)] * len(questions), cancelled)
     after, new_tokens = _score(new, questions, stacks[1], cancelled)
     size = sum(question.size for question in questions)
-    margin = (
-        max(old.tie_margin * sum(old_tokens), new.tie_margin * sum(new_tokens)) / size
-        if size
-        else 0.0
-    )
+    margin = max(old.tie_margin * old_tokens, new.tie_margin * new_tokens) / size if size else 0.0
     items = tuple(
         EvalItem(question.lesson.key, was, now, bare, tie_margin=margin)
         for question, was, now, bare in zip(questions, before, after, base, strict=True)
@@ -151,7 +149,7 @@ def _question(layer: str, lesson: Lesson, backends: Sequence[Backend]) -> Questi
     while (longest := max(len(each.encode(text)) for each in backends)) >= MAX_LENGTH:
         text = text[: min(len(text) - 1, len(text) * (MAX_LENGTH - 1) // longest)]
         ended = False
-    return Question(layer, lesson, text, ended)
+    return Question(layer, replace(lesson, chosen=text, ended=ended))
 
 
 def _stacks(side: Side, user: str, questions: Sequence[Question]) -> list[Stack]:
@@ -167,28 +165,19 @@ def _score(
     questions: Sequence[Question],
     stacks: Sequence[Stack],
     cancelled: Callable[[], bool],
-) -> tuple[list[float], list[int]]:
-    """Return the log-prob per byte of each question's text, and the number of its tokens."""
+) -> tuple[list[float], int]:
+    """Return the log-prob per byte of each question's text, and the tokens of all texts."""
+    if cancelled():
+        raise cancelled_error("before the verdict")
     scorer = ThrottledScorer(side.services.learning_engine, not_cancelled, cancelled)
-    values, tokens = [0.0] * len(questions), [0] * len(questions)
-    by_stack: dict[Stack, list[tuple[int, Continuation]]] = {}
-    for number, (question, stack) in enumerate(zip(questions, stacks, strict=True)):
-        item = encode_continuation(
-            scorer.backend,
-            question.lesson.messages,
-            question.text,
-            MAX_LENGTH,
-            ended=question.ended,
-        )
-        by_stack.setdefault(stack, []).append((number, item))
-    for stack, some in by_stack.items():
-        if cancelled():
-            raise cancelled_error("before the verdict")
-        scores = scorer.score([item for _, item in some], stack)
-        for (number, item), score in zip(some, scores, strict=True):
-            tokens[number] = len(item.completion)
-            values[number] = score.logp * tokens[number] / questions[number].size
-    return values, tokens
+    lessons = [question.lesson for question in questions]
+    scores = score_answers(scorer, lessons, stacks, MAX_LENGTH)
+    lengths = [len(score.token_logprobs) for score in scores]
+    values = [
+        score.logp * length / question.size
+        for question, score, length in zip(questions, scores, lengths, strict=True)
+    ]
+    return values, sum(lengths)
 
 
 def _answer(

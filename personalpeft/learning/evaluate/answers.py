@@ -8,7 +8,7 @@ from dataclasses import replace
 from personalpeft.engine.engine import Engine, Request
 from personalpeft.learning.data.training_examples import Lesson
 from personalpeft.learning.evaluate.eval_job import EvalJob, StackSelector
-from personalpeft.learning.evaluate.evaluation import EvalResult
+from personalpeft.learning.evaluate.evaluation import MAX_EXAMPLES, EvalResult
 from personalpeft.learning.gate.evidence import EvalItem, Evidence
 from personalpeft.learning.options import LearnOptions
 from personalpeft.learning.report import Example
@@ -16,7 +16,6 @@ from personalpeft.learning.train.loop import cancelled_error
 from personalpeft.plugins import RIGHT, CheckedVerifier, Task
 from personalpeft.types import Sampling
 
-_MAX_EXAMPLES = 3
 # Of tokens more than the longest wanted answer: a wrong one need not be written to its end.
 _EXTRA_TOKENS = 4
 
@@ -74,7 +73,7 @@ def evaluate_answers(
         Example(lesson.messages[-1].content, *texts)
         for lesson, *texts in zip(lessons, before, after, strict=True)
     )
-    return replace(evidence, target=items, tasks=figures), examples[:_MAX_EXAMPLES]
+    return replace(evidence, target=items, tasks=figures), examples[:MAX_EXAMPLES]
 
 
 def _task(lesson: Lesson) -> Task:

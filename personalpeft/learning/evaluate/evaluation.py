@@ -146,27 +146,25 @@ def answer_logprobs(
         select: Returns the stack for a lesson.
         max_length: The tokens at which a reply is cut, as in training.
     """
-    scores = _score_answers(engine, lessons, select, max_length)
-    return {key: score.logp for key, score in scores.items()}
+    scores = score_answers(engine, lessons, list(map(select, lessons)), max_length)
+    return {lesson.key: score.logp for lesson, score in zip(lessons, scores, strict=True)}
 
 
-def _score_answers(
-    engine: Scorer, lessons: Sequence[Lesson], select: StackSelector, max_length: int
-) -> dict[str, Score]:
-    by_stack: dict[Stack, list[Lesson]] = {}
-    for lesson in lessons:
-        by_stack.setdefault(select(lesson), []).append(lesson)
-    by_key: dict[str, Score] = {}
-    for stack, some in by_stack.items():
+def score_answers(
+    engine: Scorer, lessons: Sequence[Lesson], stacks: Sequence[Stack], max_length: int
+) -> list[Score]:
+    """Score the chosen reply of each lesson with the lesson's stack, as ``answer_logprobs``."""
+    found: dict[int, Score] = {}
+    for stack in dict.fromkeys(stacks):
+        numbers = [number for number, each in enumerate(stacks) if each == stack]
         items = [
             encode_continuation(
                 engine.backend, each.messages, each.chosen, max_length, ended=each.ended
             )
-            for each in some
+            for each in (lessons[number] for number in numbers)
         ]
-        scores = engine.score(items, stack)
-        by_key |= {each.key: score for each, score in zip(some, scores, strict=True)}
-    return by_key
+        found |= zip(numbers, engine.score(items, stack), strict=True)
+    return [found[number] for number in range(len(lessons))]
 
 
 def _measure(engine: Scorer, job: EvalJob, replies: Sequence[str]) -> EvalResult:
@@ -334,7 +332,8 @@ def _score_items(
     history = eval_set.history
 
     def score(some: Sequence[Lesson], select: StackSelector) -> dict[str, Score]:
-        return _score_answers(engine, some, select, eval_set.max_length)
+        scores = score_answers(engine, some, list(map(select, some)), eval_set.max_length)
+        return {lesson.key: score for lesson, score in zip(some, scores, strict=True)}
 
     before = score(lessons, live.for_layer if is_own else live.for_other_layer)
     after = score(lessons, candidate.for_layer if is_own else candidate.for_other_layer)

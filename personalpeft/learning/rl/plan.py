@@ -17,6 +17,7 @@ from personalpeft.backends.base import Continuation
 from personalpeft.engine.engine import Engine
 from personalpeft.errors import InvalidInput
 from personalpeft.learning.data.training_examples import Lesson
+from personalpeft.learning.evaluate.evaluation import MAX_EXAMPLES, EvalResult
 from personalpeft.learning.gate.evidence import EvalItem, Evidence
 from personalpeft.learning.layers import LayerState, replace_layer
 from personalpeft.learning.options import LearnOptions
@@ -38,8 +39,6 @@ from personalpeft.learning.train.losses import SFTLoss
 from personalpeft.plugins import CheckedRewardShaper, CheckedVerifier, Task
 from personalpeft.store.store import Store
 from personalpeft.types import Json, Sampling, SignalRole, Stack, StackEntry, canonical_digest
-
-_MAX_EXAMPLES = 3
 
 StepLosses: TypeAlias = tuple[SFTLoss | PolicyGradientLoss, ...]
 """The losses of one step."""
@@ -274,7 +273,7 @@ def plan_practice(
 
 def evaluate_tasks(
     engine: Engine, plan: PracticePlan, candidate: Stack, evidence: Evidence, options: LearnOptions
-) -> tuple[Evidence, tuple[Example, ...]]:
+) -> EvalResult:
     """Compare greedy replies of the live stack and of a candidate to the evaluation tasks.
 
     Returns:
@@ -318,7 +317,7 @@ def evaluate_tasks(
         _allow_regression(item) if item.signal in own else item for item in evidence.retention
     )
     evidence = replace(evidence, target=tuple(items), retention=tuple(retention), tasks=figures)
-    return evidence, tuple(examples[:_MAX_EXAMPLES])
+    return evidence, tuple(examples[:MAX_EXAMPLES])
 
 
 def _allow_regression(item: EvalItem) -> EvalItem:

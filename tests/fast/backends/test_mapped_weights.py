@@ -20,13 +20,16 @@ from backend_makers import (
     train,
     training_steps,
 )
+from gguf import GGML_QUANT_SIZES
+from gguf import GGMLQuantizationType as BlockFormat
 from random_models import SHAPES, ModelShape, make_gguf_base, unpack_base
 
 from personalpeft.backends.torch.backend import TorchBackend
 from personalpeft.backends.torch.device import DeviceChoice
 from personalpeft.backends.torch.ops.base import Ops
 from personalpeft.backends.torch.ops.cpu_ops import CpuOps
-from personalpeft.base_models.gguf.mapped import BlockFormat, MappedTensor, map_gguf
+from personalpeft.base_models.gguf.mapped import MappedTensor, map_gguf
+from personalpeft.base_models.mapped_weights import MAPPED_FORMATS, MappedMatrix, map_weights
 from personalpeft.base_models.types import Base
 from personalpeft.errors import WeightsError
 
@@ -71,11 +74,13 @@ def tensors(backend: TorchBackend) -> Iterator[torch.Tensor]:
     yield from (product.weight for product in products.values())
 
 
-@pytest.mark.parametrize("block", BlockFormat, ids=lambda block: block.name)
+@pytest.mark.parametrize("name", MAPPED_FORMATS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_the_kernel_unpacks_the_values_of_llama_cpp(
-    block: BlockFormat, dtype: torch.dtype, shared_cache: Path
+    name: str, dtype: torch.dtype, shared_cache: Path
 ) -> None:
+    block = BlockFormat[name]
+    elements, size = GGML_QUANT_SIZES[block]
     random = np.random.default_rng(int(block))
     columns = 512
     if block in (BlockFormat.F32, BlockFormat.F16, BlockFormat.BF16):
@@ -87,8 +92,8 @@ def test_the_kernel_unpacks_the_values_of_llama_cpp(
             else (numbers.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
         )
     else:
-        data = random.integers(0, 256, (8, columns // block.elements * block.bytes), dtype=np.uint8)
-        blocks = data.reshape(8, -1, block.bytes)
+        data = random.integers(0, 256, (8, columns // elements * size), dtype=np.uint8)
+        blocks = data.reshape(8, -1, size)
         # Every half number: finite, some of them subnormal.
         for offset in (208,) if block is BlockFormat.Q6_K else (0, 2):
             blocks[:, :, offset + 1] &= 0xBF
@@ -98,8 +103,8 @@ def test_the_kernel_unpacks_the_values_of_llama_cpp(
         for rows, part in ((slice(0, 8), slice(0, 512)), (slice(3, 7), slice(256, 512))):
             shape = (rows.stop - rows.start, part.stop - part.start)
             found, expected = (torch.full(shape, 7.0, dtype=dtype) for _ in range(2))
-            ops.unpack(tensor, rows, part, head, found)
-            reference.unpack(tensor, rows, part, head, expected)
+            ops.unpack(MappedMatrix(tensor, head), rows, part, found)
+            reference.unpack(MappedMatrix(tensor, head), rows, part, expected)
             assert torch.equal(found, expected)
 
 
@@ -223,12 +228,13 @@ def test_a_damaged_file_is_refused_by_name(make_base: Any, tmp_path: Path) -> No
         map_gguf(file)
 
 
-def test_an_unknown_format_is_refused_with_a_way_out(make_base: Any, tmp_path: Path) -> None:
-    data = bytearray((make_base().folder / "model.gguf").read_bytes())
+def test_an_unknown_format_is_refused_with_a_way_out(make_base: Any) -> None:
+    base = make_base()
+    file = base.folder / "model.gguf"
+    data = bytearray(file.read_bytes())
     at = data.index(b"token_embd.weight") + len(b"token_embd.weight") + 4 + 16
     data[at : at + 4] = struct.pack("<I", 10)  # Q2_K, with fewer bytes than Q6_K.
-    file = tmp_path / "other.gguf"
     file.write_bytes(data)
     with pytest.raises(WeightsError, match="unpacked only into memory") as error:
-        map_gguf(file)
+        map_weights(base)
     assert "PERSONALPEFT_WEIGHTS=loaded" in error.value.hint

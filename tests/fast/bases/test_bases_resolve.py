@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,10 +17,11 @@ from base_makers import card, package, tiny_gguf
 from filelock import FileLock
 from tokenizers import Tokenizer
 
+import personalpeft
 from personalpeft.backends.tokenizer import ChatTokenizer
 from personalpeft.base_models.chat_template import render_chat
 from personalpeft.base_models.registry import find_card
-from personalpeft.base_models.resolve import resolve_base
+from personalpeft.base_models.resolve import collect_bases, resolve_base
 from personalpeft.base_models.types import Base, Source
 from personalpeft.errors import CardError, WeightsError
 from personalpeft.types import Message
@@ -109,115 +111,61 @@ def test_leftovers_of_a_killed_process_are_neither_used_nor_kept(
     assert entries(tmp_path) == [base.folder.name]
 
 
-DAY = 24 * 3600
-
-
-def unused_for(entry: Path, days: float) -> None:
-    at = entry.joinpath("base.json").stat().st_mtime - days * DAY
+def opened_before(entry: Path, days: float) -> None:
+    """Make an entry look as if it was last opened that long ago."""
+    at = time.time() - days * 24 * 3600
     os.utime(entry / "base.json", (at, at))
 
 
-USE = """
-import sys
-from pathlib import Path
-sys.path.insert(0, sys.argv[3])
-from base_makers import card
-from personalpeft.base_models.types import Source
-from personalpeft.base_models.resolve import resolve_base
-
-resolve_base(card(Source("folder", path=Path(sys.argv[2]))), cache=Path(sys.argv[1]))
-print("ready", flush=True)
-sys.stdin.read()
-"""
-
-
-def user_of(cache: Path, folder: Path) -> "subprocess.Popen[str]":
-    """Start a process that has prepared a folder and uses it until its input ends."""
-    arguments = [str(cache), str(folder), str(Path(__file__).parent)]
-    user = subprocess.Popen(
-        [sys.executable, "-c", USE, *arguments],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert user.stdout is not None
-    assert user.stdout.readline() == "ready\n"
-    return user
-
-
-def test_versions_of_an_older_format_are_deleted_after_a_week_without_use(
-    tiny: Base, copied: Path
-) -> None:
-    key, _, _ = copied.name.partition("-")
-    older, fresh, newer = (
-        copied.with_name(f"{key}-{version}") for version in ("0.1", "0.2", "99.1")
-    )
-    other = copied.with_name(f"{'0' * 16}-0.1")
-    for folder in (older, fresh, newer, other):
+def test_bases_that_were_not_opened_for_a_month_are_removed(tiny: Base, copied: Path) -> None:
+    cache = copied.parent.parent
+    old, other, mine = (copied.with_name(name) for name in ("0" * 16 + "-0.1", "notes", "mine"))
+    for folder in (old, other, mine):
         shutil.copytree(copied, folder)
-    for folder in (older, newer, other):
-        unused_for(folder, days=8)
-    unused_for(fresh, days=1)
-    mine = copied.with_name("notes")
-    mine.mkdir()
-    assert resolve_base(tiny.card, cache=copied.parent.parent).digest == tiny.digest
-    assert not older.exists()
-    # Another process uses the second. The third has a newer format, and the fourth is of another
-    # base.
-    assert all(folder.exists() for folder in (fresh, newer, other, mine, copied))
+        opened_before(folder, days=31)
+    opened_before(copied, days=29)
+    size = sum(path.stat().st_size for path in old.iterdir())
+    before = sorted(entries(cache))
+    assert collect_bases(cache, dry_run=True) == [size]
+    assert sorted(entries(cache)) == before
+    assert collect_bases(cache) == [size]
+    assert sorted(entries(cache)) == sorted([copied.name, "mine", "notes"])
+    # Opening counts as use, and what was removed is made again.
+    opened_before(copied, days=31)
+    assert resolve_base(tiny.card, cache=cache).digest == tiny.digest
+    assert collect_bases(cache) == []
+    opened_before(copied, days=31)
+    assert len(collect_bases(cache)) == 1
+    assert resolve_base(tiny.card, cache=cache).digest == tiny.digest
 
 
-def test_versions_of_changed_sources_are_deleted_after_a_week_without_use(
-    tiny: Base, folder: Path, tmp_path: Path
+@pytest.mark.skipif(sys.platform == "win32", reason="files in use are not removed there")
+def test_a_process_goes_on_when_its_base_was_removed(
+    copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cache, mine = tmp_path / "cache", card(Source("folder", path=folder))
-    elsewhere = card(Source("folder", path=tmp_path / "elsewhere"))
-    shutil.copytree(folder, tmp_path / "elsewhere")
-    (tmp_path / "elsewhere" / "chat_template.jinja").write_text("{# elsewhere #}" + tiny.template)
-    kept = resolve_base(elsewhere, cache=cache)
-    user_of(cache, folder).communicate()
-    (folder / "chat_template.jinja").write_text("{# second #}" + tiny.template)
-    resolve_base(mine, cache=cache)
-    before = entries(cache)
-    assert len(before) == 3
-    for name in before:
-        unused_for(cache / "bases" / name, days=8)
-    # The second is the current content, and the other folder has no newer version.
-    assert resolve_base(mine, cache=cache).template.startswith("{# second #}")
-    assert len(entries(cache)) == 2
-    assert resolve_base(elsewhere, cache=cache) == kept
+    monkeypatch.setenv("PERSONALPEFT_CACHE", str(copied.parent.parent))
+    monkeypatch.setenv("PERSONALPEFT_KERNELS", "plain")
+    with personalpeft.open(home=tmp_path / "home", base="tiny-random", backend="torch") as runtime:
+        ada = runtime.user("ada")
+        reply = ada.chat("Hello", temperature=0, max_tokens=4)
+        opened_before(copied, days=31)
+        assert runtime.collect_garbage(dry_run=True).bases == 1
+        assert runtime.collect_garbage().bases == 1
+        assert not copied.exists()
+        assert ada.chat("Hello", temperature=0, max_tokens=4).text == reply.text
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="no SIGKILL there")
-def test_version_in_use_by_a_process_stays_until_it_ends(
-    tiny: Base, folder: Path, tmp_path: Path
-) -> None:
-    cache = tmp_path / "cache"
-    user = user_of(cache, folder)
-    (used,) = (cache / "bases" / name for name in entries(cache))
-    (folder / "chat_template.jinja").write_text("{# another #}" + tiny.template)
-    unused_for(used, days=8)
-    mine = card(Source("folder", path=folder))
-    resolve_base(mine, cache=cache)
-    assert used.exists()
-    user.kill()
-    user.communicate()
-    resolve_base(mine, cache=cache)
-    assert not used.exists()
-    assert len(entries(cache)) == 1
-
-
-def test_leftovers_of_killed_processes_are_deleted_and_work_in_progress_stays(
-    tiny: Base, copied: Path
+def test_leftovers_of_killed_processes_are_removed_and_work_in_progress_stays(
+    copied: Path,
 ) -> None:
     left, made = (copied.with_name(f"{letter * 16}-1.1.tmp-x") for letter in "ab")
     for folder in (left, made):
         folder.mkdir()
         (folder / "model.safetensors").write_bytes(b"half")
     with FileLock(copied.with_name(f"{'b' * 16}-1.1.lock")):
-        resolve_base(tiny.card, cache=copied.parent.parent)
+        assert collect_bases(copied.parent.parent) == [4]
         assert (left.exists(), made.exists()) == (False, True)
-    resolve_base(tiny.card, cache=copied.parent.parent)
+    assert collect_bases(copied.parent.parent) == [4]
     assert not made.exists()
 
 

@@ -5,6 +5,7 @@ writers.
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -61,9 +62,7 @@ def test_unreferenced_files_are_deleted_and_referenced_ones_stay(cluttered: Path
         assert found == GarbageReport(
             blobs=1, parts=1, sessions=1, bytes=len(b"nobody names me") + 4 + 10
         )
-        assert dry == GarbageReport(
-            found.blobs, found.parts, found.sessions, found.bytes, dry_run=True
-        )
+        assert dry == replace(found, dry_run=True)
         assert reported == sorted(reported)
         assert reported[-1] == 1.0
         assert len(files(cluttered)) == len(before) - 3

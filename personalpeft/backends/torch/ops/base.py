@@ -19,7 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from personalpeft.adapters.types import Matrix
 from personalpeft.backends.torch.ops.training_ops import TrainingOps
-from personalpeft.base_models.gguf.mapped import MappedTensor
+from personalpeft.base_models.mapped_weights import MappedMatrix
 
 # Tokens in a block of the key-value cache.
 KV_BLOCK_SIZE = 32
@@ -256,24 +256,16 @@ class Ops:
             seen &= query_positions - key_positions < params.window
         return attention(q, k, v, seen, params)
 
-    def unpack(
-        self, tensor: MappedTensor, rows: slice, columns: slice, head_size: int, out: Tensor
-    ) -> None:
-        """Unpack a part of a GGUF file's tensor, in transformers' order of rows.
+    def unpack(self, matrix: MappedMatrix, rows: slice, columns: slice, out: Tensor) -> None:
+        """Unpack a part of a matrix, in transformers' order of rows.
 
         Args:
-            tensor: The tensor.
+            matrix: The matrix, as its file stores it.
             rows: The rows; both ends are given.
             columns: The columns, from the begin of a block to the end of one.
-            head_size: Rows of one head where llama.cpp rotates pairs of them; 0 elsewhere.
             out: Takes the numbers, rounded once to the dtype; only rows must be contiguous.
         """
-        indices = np.arange(rows.start, rows.stop)
-        if head_size:
-            inside = indices % head_size
-            half = head_size // 2
-            indices += inside % half * 2 + inside // half - inside
-        out.copy_(torch.from_numpy(tensor.numbers(indices, columns)))
+        out.copy_(torch.from_numpy(matrix.numbers(rows, columns)))
 
     def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         """Return ``x / rms(x) * weight`` over the last dimension (Zhang & Sennrich 2019, eq. 4).

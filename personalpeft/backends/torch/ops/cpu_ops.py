@@ -21,7 +21,7 @@ from personalpeft.backends.torch.ops.base import (
 )
 from personalpeft.backends.torch.ops.native_library import bind_functions, load_library
 from personalpeft.backends.torch.ops.training_ops import TrainingOps, addresses
-from personalpeft.base_models.gguf.mapped import MappedTensor
+from personalpeft.base_models.mapped_weights import MappedMatrix
 
 _P, _I, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _SIGNATURES = {
@@ -116,10 +116,9 @@ class CpuOps(Ops):
         )
         return out
 
-    def unpack(
-        self, tensor: MappedTensor, rows: slice, columns: slice, head_size: int, out: Tensor
-    ) -> None:
-        block = tensor.format.elements
+    def unpack(self, matrix: MappedMatrix, rows: slice, columns: slice, out: Tensor) -> None:
+        tensor = matrix.tensor
+        block = tensor.block_elements
         self._functions["unpack_blocks"](
             int(tensor.format),
             tensor.data.ctypes.data,
@@ -128,7 +127,7 @@ class CpuOps(Ops):
             rows.stop - rows.start,
             columns.start // block,
             (columns.stop - columns.start) // block,
-            head_size,
+            matrix.head_size,
             out.data_ptr(),
             out.stride(0),
         )
