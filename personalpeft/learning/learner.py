@@ -20,11 +20,8 @@ from personalpeft.learning.gate.gate import Margins, load_margins
 from personalpeft.learning.gate.probation import review_probation
 from personalpeft.learning.layers import (
     LayerState,
-    find_answer,
-    is_valid_on,
     known_layers,
     layer_order,
-    live_revision,
     root_revision,
     trained_on,
 )
@@ -35,7 +32,6 @@ from personalpeft.learning.outcomes import (
     Reason,
     ReasonCode,
     reason,
-    render_reasons,
 )
 from personalpeft.learning.pipeline import BuildResult, TrainingPipeline
 from personalpeft.learning.plan import MIN_LESSONS, Plan, build_plan, inspect_live_layer
@@ -68,8 +64,8 @@ MAX_CONCURRENT_USERS = 8
 """A larger group makes no user's build quicker, and each user takes memory."""
 
 
-_ANSWERED = (NothingCause.SAME_AS_LIVE, NothingCause.ROLLED_BACK, NothingCause.NOT_LIVE)
-"""Causes of nothing to learn that report how a retraction ended."""
+_BUILT = (NothingCause.ROLLED_BACK, NothingCause.NOT_LIVE)
+"""Causes of nothing to learn that say how a build ended. They are more useful than others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +228,7 @@ class _UserLearn:
                 try:
                     report = yield from self._learn_layer(layer, is_requested=is_requested)
                 except NothingToLearn as error:
-                    if nothing is None or error.cause in _ANSWERED:
+                    if nothing is None or error.cause in _BUILT:
                         nothing = error
                     if layer == self._layer:
                         break
@@ -266,8 +262,6 @@ class _UserLearn:
         built = yield decision
         if isinstance(built, Exception):
             raise built
-        if self._options.start == "auto":
-            self._keep_head(decision, built)
         return built
 
     def _list_layers(self) -> Sequence[tuple[str, bool]]:
@@ -306,30 +300,37 @@ class _UserLearn:
         """Return what to build for a layer, or what to report of it.
 
         Raises:
-            NothingToLearn: A requested layer has nothing new, and its head is up to date.
+            NothingToLearn: A requested layer has nothing new, and its head is up to date or what
+                would replace it was built before.
         """
         state = self._inspect(layer)
         if not is_requested:
             return self._revalidate(state)
+        head, outcome, is_auto = state.head, state.outcome, self._options.start == "auto"
+        if is_auto and state.is_below_changed and not state.outdated:
+            return self._decide_on_changed_stack(state)
         try:
-            plan = self._plan(state)
+            return self._plan(state, force=is_auto and state.is_due)
         except NothingToLearn as nothing:
-            decision = self._decide_retraction(state, nothing)
-            if not isinstance(decision, NothingToLearn):
-                return decision
-            again = self._revalidate(state)
-            if again is None:
-                raise decision from None
+            if head is None or not state.outdated or nothing.cause is NothingCause.NO_CAPACITY:
+                raise
+            if outcome is None:
+                return self._clear_head(head)
+            if outcome.outcome is LearnOutcome.UNCHANGED:
+                raise
+            raise _built_before(outcome) from None
+
+    def _decide_on_changed_stack(self, state: LayerState) -> Plan | LearnReport | None:
+        """Return the build of what is new, on top of the head if that is still valid.
+
+        Without new lessons, return what ``_revalidate`` returns.
+        """
+        again = self._revalidate(state)
+        try:
+            plan = self._plan(self._inspect(state.layer))
+        except NothingToLearn:
             return again
-        is_rebuild = not plan.is_incremental and not plan.retracted
-        if is_rebuild and self._options.start == "auto" and not self._options.dry_run:
-            again = self._revalidate(state)
-            if isinstance(again, LearnReport):
-                # The head is valid, so what is new is learned on top of it.
-                return self._plan(self._inspect(layer))
-            if again is not None and not plan.has_enough:
-                return again
-        return plan
+        return plan if plan.has_enough or not isinstance(again, Plan) else again
 
     def _report_unbuilt(self, plan: Plan) -> LearnReport:
         """Return the report of a dry run, or record that there are too few lessons."""
@@ -343,29 +344,6 @@ class _UserLearn:
         outcome = LearnOutcome.DRY_RUN if is_dry_run else LearnOutcome.NOTHING_TO_LEARN
         report = report_of(self._services, plan, outcome, *plan.build_reasons, why)
         return report if is_dry_run else record(self._services, report)
-
-    def _decide_retraction(
-        self, state: LayerState, nothing: NothingToLearn
-    ) -> Plan | LearnReport | NothingToLearn:
-        """Decide about a layer without new lessons.
-
-        Returns:
-            The plan of the build without the retracted signals. If no lesson is left, the report
-            that the root is live again. If nothing was retracted or it was answered, the error to
-            raise.
-        """
-        if state.head is None or not state.retracted:
-            return nothing
-        answer = find_answer(self._store, state)
-        if answer is not None and answer.outcome is LearnOutcome.RETRACTED:
-            return nothing
-        try:
-            plan = self._plan(state, force=True)
-        except NothingToLearn as error:
-            return (
-                error if error.cause is NothingCause.NO_CAPACITY else self._clear_head(state.head)
-            )
-        return plan if answer is None else self._explain_answer(plan, answer)
 
     def _clear_head(self, head: Revision) -> LearnReport:
         """Make the root of a head live, since no lesson of the head is left."""
@@ -384,28 +362,6 @@ class _UserLearn:
         if self._options.cancelled():
             raise cancelled_error("before the head was moved")
         return record_judgement(self._store, head, report, MoveCause.RETRACTED)
-
-    def _explain_answer(self, plan: Plan, answer: LearnReport) -> NothingToLearn:
-        """Return the error that reports how the build without the retracted lessons ended."""
-        layer, built = plan.layer, answer.revision
-        moves = self._store.catalog.head_moves(self._user, layer=layer)
-        causes = [move.cause for move in moves if move.before == built]
-        rollback = f"personalpeft rollback {layer} --to"
-        if built == plan.head:
-            cause, end = NothingCause.SAME_AS_LIVE, "equals the live revision"
-            hint = "Give it other lessons."
-        elif causes and causes[-1] != MoveCause.WITHDRAWN:
-            cause, end = NothingCause.ROLLED_BACK, "is not live, since you rolled back"
-            hint = f"{rollback} {built} makes it live again; or give it more lessons."
-        else:
-            cause, end = NothingCause.NOT_LIVE, "was withdrawn" if causes else "did not go live"
-            hint = f"Go back to the base ({rollback} base), or give it more lessons."
-        retracted = render_reasons(plan.build_reasons)
-        return NothingToLearn(
-            f"Nothing new for {layer}: {retracted}, and the build from the others {end}.",
-            hint=hint,
-            cause=cause,
-        )
 
     def _revalidate(self, state: LayerState) -> Plan | LearnReport | None:
         """Judge a head again that was built on another stack below.
@@ -436,13 +392,21 @@ class _UserLearn:
             )
         return replace(plan, rebuild_reason=why)
 
-    def _keep_head(self, plan: Plan, built: LearnReport) -> None:
-        """Keep a stale head whose replacement did not go live.
 
-        The next lessons are built on it. Otherwise they would end as that build did.
-        """
-        head = live_revision(self._store, plan.user, plan.layer, plan.live)
-        is_refused = built.revision is not None and not built.live and not plan.retracted
-        if head is not None and is_refused and not is_valid_on(head, plan.below):
-            why = reason(ReasonCode.REPLACEMENT_NOT_LIVE, revision=built.revision)
-            mark_valid(self._services, head, plan.below, self._began, why)
+def _built_before(outcome: LearnReport) -> NothingToLearn:
+    """Return the error that says how the build in a stale head's place ended."""
+    layer, is_cleared = outcome.layer, outcome.outcome is LearnOutcome.RETRACTED
+    target = outcome.before if is_cleared else outcome.revision
+    rollback = f"personalpeft rollback {layer} --to"
+    if is_cleared or outcome.live:
+        cause = NothingCause.ROLLED_BACK
+        hint = f"{rollback} {target or 'base'} makes it live again; or give it more lessons."
+    else:
+        cause = NothingCause.NOT_LIVE
+        hint = f"Go back to the base ({rollback} base), or give it more lessons."
+    return NothingToLearn(
+        f"Nothing new for {layer}. The build of its lessons was {outcome.outcome}, and is not live:"
+        f" {outcome.reason}.",
+        hint=hint,
+        cause=cause,
+    )

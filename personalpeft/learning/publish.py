@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -18,6 +18,7 @@ from personalpeft.adapters.formats.packed import pack
 from personalpeft.adapters.types import Adapter, LoRAWeights, Manifest
 from personalpeft.backends.error_mapping import to_serving_error
 from personalpeft.errors import PersonalPeftError, format_origin, get_error_type
+from personalpeft.learning.environment import ENVIRONMENT, describe_environment
 from personalpeft.learning.gate.gate import Judgement
 from personalpeft.learning.layers import VALID_ON, replace_layer, trained_on, valid_stacks
 from personalpeft.learning.outcomes import (
@@ -48,11 +49,15 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A trained layer: the plan that it was built by, its place in the stack and its file."""
+    """A trained layer: the plan that it was built by, its place in the stack and its file.
+
+    ``scores`` say where it was trained, if a build here trained it.
+    """
 
     plan: Plan
     entry: StackEntry
     blob: bytes
+    scores: Json = field(default_factory=dict)
 
     @property
     def stack(self) -> Stack:
@@ -76,13 +81,37 @@ def build_adapter(plan: Plan, weights: Mapping[str, LoRAWeights], recipe: Json) 
     return Adapter(manifest, in_half(weights))
 
 
-def store_candidate(store: Store, plan: Plan, weights: Mapping[str, LoRAWeights]) -> Candidate:
-    """Make the file of a trained layer durable. The entry has the weight that the layer has."""
+def store_candidate(
+    services: Services, plan: Plan, weights: Mapping[str, LoRAWeights]
+) -> Candidate:
+    """Make the file of a trained layer durable, and return it as a candidate."""
     blob = pack(build_adapter(plan, weights, plan.stored_recipe))
-    digest = store.blobs.put(plan.user, blob)
-    layer_weights = {each.name: each.weight for each in store.catalog.layers(plan.user)}
-    revision, weight = f"{plan.layer}@{digest[:12]}", layer_weights.get(plan.layer, 1.0)
-    return Candidate(plan, StackEntry(plan.layer, revision, digest, weight), blob)
+    digest = services.store.blobs.put(plan.user, blob)
+    scores = {ENVIRONMENT: describe_environment(services.learning_engine.backend)}
+    return Candidate(plan, layer_entry(services.store, plan.user, plan.layer, digest), blob, scores)
+
+
+def find_build(store: Store, plan: Plan) -> Revision | None:
+    """Return the recorded revision that has a plan's inputs, if its file is intact."""
+    inputs, blobs = plan.inputs, store.blobs
+    same = (known for known in store.catalog.revisions(plan.user) if known.inputs == inputs)
+    return next((each for each in same if blobs.is_intact(blobs.expected_path(each.digest))), None)
+
+
+def find_candidate(store: Store, plan: Plan) -> Candidate | None:
+    """Return ``find_build`` as a candidate, so that nothing is trained twice."""
+    known = find_build(store, plan)
+    if known is None:
+        return None
+    scores = {key: value for key, value in known.scores.items() if key == ENVIRONMENT}
+    entry = layer_entry(store, plan.user, plan.layer, known.digest)
+    return Candidate(plan, entry, store.blobs.read(known.digest), scores)
+
+
+def layer_entry(store: Store, user: str, layer: str, digest: str) -> StackEntry:
+    """Return the stack entry of a file, with the weight that its layer has."""
+    weights = {each.name: each.weight for each in store.catalog.layers(user)}
+    return StackEntry(layer, f"{layer}@{digest[:12]}", digest, weights.get(layer, 1.0))
 
 
 def publish_candidate(

@@ -21,6 +21,7 @@ from personalpeft.learning.layers import inspect_layer, layer_order, trained_on
 from personalpeft.learning.learner import Learner
 from personalpeft.learning.outcomes import MoveCause
 from personalpeft.learning.plan import MIN_LESSONS, Plan, build_plan
+from personalpeft.learning.publish import find_build
 from personalpeft.learning.single_build import train_plan
 from personalpeft.learning.train.config import Start
 from personalpeft.learning.train.loop import CheckpointStore
@@ -142,8 +143,8 @@ def _decide(services: Services, user: str, layer: str, live: Stack) -> Plan | Bu
     try:
         plan = build_plan(services, state, recipe, start, began, force=head is not None)
     except NothingToLearn as nothing:
-        # A head of retracted lessons does not come back.
-        return BuiltLayer(layer, None if state.retracted else head, why=nothing.message)
+        # A head of outdated lessons does not come back.
+        return BuiltLayer(layer, None if state.outdated else head, why=nothing.message)
     if not plan.has_enough:
         return BuiltLayer(layer, None, why=f"a first build takes {MIN_LESSONS} lessons")
     if head is not None and plan.is_incremental:
@@ -158,10 +159,8 @@ def _find_or_build(
 ) -> BuiltLayer:
     """Return the recorded revision of a plan's inputs, or train and record it."""
     store, user, layer = services.store, plan.user, plan.layer
-    for known in store.catalog.revisions(user):
-        is_same = (known.layer, known.base, known.inputs) == (layer, plan.live.base, plan.inputs)
-        if is_same and store.blobs.is_intact(store.blobs.expected_path(known.digest)):
-            return BuiltLayer(layer, known)
+    if known := find_build(store, plan):
+        return BuiltLayer(layer, known)
     checkpoints = CheckpointStore.of_layer(store, user, layer)
     blob = train_plan(services, plan, checkpoints, progress=progress, cancelled=cancelled)
     digest = hashlib.sha256(blob).hexdigest()
