@@ -78,10 +78,8 @@ class NothingCause(StrEnum):
     NOTHING_NEW = "nothing_new"
     ALL_HELD_OUT = "all_held_out"
     NO_CAPACITY = "no_capacity"
-    ROLLED_BACK = "rolled_back"
-    """The build of the current lessons was live. The user or feedback moved the head back."""
     NOT_LIVE = "not_live"
-    """The build of the current lessons did not go live."""
+    """The current lessons were built, and that was refused, withdrawn or rolled back."""
 
 
 class NothingToLearn(PersonalPeftError, LookupError):

@@ -154,8 +154,7 @@ def _find_outcome(
     """
     built = {each.id: each for each in store.catalog.revisions(head.user, layer=head.layer)}
     # Only reports name the replaced head: a build may equal a revision older than the head.
-    reports = map(from_json, outcome_reports(store.catalog.reports(head.user)))
-    for report in reversed(tuple(reports)):
+    for report in map(from_json, reversed(outcome_reports(store.catalog.reports(head.user)))):
         is_head, revision = report.revision == head.id, built.get(report.revision or "")
         if is_head and report.outcome is LearnOutcome.RETRACTED:
             return report
@@ -163,10 +162,10 @@ def _find_outcome(
             continue
         if is_head and report.live:
             return None
-        if report.before == head.id and is_valid_on(revision, below):
-            # A build that equals the head shows that no other is to be had.
-            if is_head or not _outdated_signals(store, revision, assignments):
-                return report
+        is_in_place = report.before == head.id != revision.parent and is_valid_on(revision, below)
+        # A build that equals the head shows that no other is to be had.
+        if is_in_place and (is_head or not _outdated_signals(store, revision, assignments)):
+            return report
     return None
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 
 from personalpeft.adapters.types import Adapter
@@ -62,10 +62,6 @@ from personalpeft.types import Revision
 
 MAX_CONCURRENT_USERS = 8
 """A larger group makes no user's build quicker, and each user takes memory."""
-
-
-_BUILT = (NothingCause.ROLLED_BACK, NothingCause.NOT_LIVE)
-"""Causes of nothing to learn that say how a build ended. They are more useful than others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +224,7 @@ class _UserLearn:
                 try:
                     report = yield from self._learn_layer(layer, is_requested=is_requested)
                 except NothingToLearn as error:
-                    if nothing is None or error.cause in _BUILT:
+                    if nothing is None or error.cause is NothingCause.NOT_LIVE:
                         nothing = error
                     if layer == self._layer:
                         break
@@ -308,7 +304,14 @@ class _UserLearn:
             return self._revalidate(state)
         head, outcome, is_auto = state.head, state.outcome, self._options.start == "auto"
         if is_auto and state.is_below_changed and not state.outdated:
-            return self._decide_on_changed_stack(state)
+            again = self._revalidate(state)
+            if isinstance(again, Plan):
+                return again
+            try:
+                # What is new is learned on top of a valid head.
+                return self._plan(self._inspect(layer))
+            except NothingToLearn:
+                return again
         try:
             return self._plan(state, force=is_auto and state.is_due)
         except NothingToLearn as nothing:
@@ -319,18 +322,6 @@ class _UserLearn:
             if outcome.outcome is LearnOutcome.UNCHANGED:
                 raise
             raise _built_before(outcome) from None
-
-    def _decide_on_changed_stack(self, state: LayerState) -> Plan | LearnReport | None:
-        """Return the build of what is new, on top of the head if that is still valid.
-
-        Without new lessons, return what ``_revalidate`` returns.
-        """
-        again = self._revalidate(state)
-        try:
-            plan = self._plan(self._inspect(state.layer))
-        except NothingToLearn:
-            return again
-        return plan if plan.has_enough or not isinstance(again, Plan) else again
 
     def _report_unbuilt(self, plan: Plan) -> LearnReport:
         """Return the report of a dry run, or record that there are too few lessons."""
@@ -350,10 +341,7 @@ class _UserLearn:
         root = root_revision(self._store, head)
         live = root.id if root else None
         is_dry_run = self._options.dry_run
-        why = reason(
-            ReasonCode.WOULD_RETRACT if is_dry_run else ReasonCode.ALL_RETRACTED,
-            live=live or "the base",
-        )
+        why = reason(ReasonCode.ALL_RETRACTED, live=live or "the base")
         outcome = LearnOutcome.DRY_RUN if is_dry_run else LearnOutcome.RETRACTED
         report = report_of_head(self._services, head, self._began, outcome, why)
         report = replace(report, before=live, probation=False)
@@ -375,38 +363,25 @@ class _UserLearn:
         if self._options.dry_run:
             why = Reason(ReasonCode.WOULD_REVALIDATE)
             return report_of_head(self._services, head, self._began, LearnOutcome.DRY_RUN, why)
-        try:
-            plan = self._plan(state, force=True) if trained_on(self._store, head) else None
-        except NothingToLearn:
-            plan = None
-        if plan is None:
-            return mark_valid(
-                self._services, head, below, self._began, Reason(ReasonCode.NO_HOLDOUT)
-            )
-        is_valid, why = revalidate(self._services, self._margins, head, plan)
-        if is_valid:
-            return mark_valid(self._services, head, below, self._began, why)
-        if "practice" in head.recipe:
-            return mark_valid(
-                self._services, head, below, self._began, why, Reason(ReasonCode.PRACTICE_NEEDED)
-            )
-        return replace(plan, rebuild_reason=why)
+        reasons: tuple[Reason, ...] = (Reason(ReasonCode.NO_HOLDOUT),)
+        with suppress(NothingToLearn):
+            if trained_on(self._store, head):
+                plan = self._plan(state, force=True)
+                is_valid, why = revalidate(self._services, self._margins, head, plan)
+                if not is_valid and "practice" not in head.recipe:
+                    return replace(plan, rebuild_reason=why)
+                reasons = (why,) if is_valid else (why, Reason(ReasonCode.PRACTICE_NEEDED))
+        return mark_valid(self._services, head, below, self._began, *reasons)
 
 
 def _built_before(outcome: LearnReport) -> NothingToLearn:
     """Return the error that says how the build in a stale head's place ended."""
-    layer, is_cleared = outcome.layer, outcome.outcome is LearnOutcome.RETRACTED
-    target = outcome.before if is_cleared else outcome.revision
-    rollback = f"personalpeft rollback {layer} --to"
-    if is_cleared or outcome.live:
-        cause = NothingCause.ROLLED_BACK
-        hint = f"{rollback} {target or 'base'} makes it live again; or give it more lessons."
-    else:
-        cause = NothingCause.NOT_LIVE
-        hint = f"Go back to the base ({rollback} base), or give it more lessons."
+    is_cleared = outcome.outcome is LearnOutcome.RETRACTED
+    target = (outcome.before if is_cleared else outcome.revision) or "base"
     return NothingToLearn(
-        f"Nothing new for {layer}. The build of its lessons was {outcome.outcome}, and is not live:"
-        f" {outcome.reason}.",
-        hint=hint,
-        cause=cause,
+        f"Nothing new for {outcome.layer}. The last build of its lessons is not live; it was"
+        f" {outcome.outcome}: {outcome.reason}.",
+        hint=f"personalpeft rollback {outcome.layer} --to {target} makes it live, and --to base"
+        " switches the layer off; or give it more lessons.",
+        cause=NothingCause.NOT_LIVE,
     )

@@ -289,8 +289,7 @@ class ReasonCode(_CodeWithText):
         "another program made {live} live meanwhile, so nothing was changed; the next learn "
         "starts from there",
     )
-    ALL_RETRACTED = auto(), "all of its lessons were retracted; {live} answers again"
-    WOULD_RETRACT = auto(), "all of its lessons were retracted; {live} would answer"
+    ALL_RETRACTED = auto(), "all of its lessons were retracted, so {live} answers without it"
     NO_REPLY_PASSED = (
         auto(),
         "none of {replies} replies passed, so there is no reward to follow; teach some "

@@ -308,19 +308,21 @@ class TrainingPipeline:
         store, plan = self.services.store, candidate.plan
         head = live_revision(store, plan.user, plan.layer, plan.live)
         learned = trained_on(store, head)
+        has_new_lessons = bool(plan.new_holdout) or any(
+            lesson.signal not in learned for lesson in plan.new_examples
+        )
         judgement = judge(
             evidence,
             self.margins,
             removes_lessons=plan.removes_lessons,
-            has_new_lessons=bool(plan.new_holdout)
-            or any(lesson.signal not in learned for lesson in plan.new_examples),
+            has_new_lessons=has_new_lessons,
         )
         judgement = refuse_withdrawn(store, plan.user, candidate.entry.revision, judgement)
         is_promoted = judgement.verdict is Verdict.PROMOTED
         if is_promoted and (problem := find_unsafe_lessons(store, plan)):
             judgement = Judgement(Verdict.REFUSED, (problem,))
         # The user accepts the requested build, not a rebuild that follows from it.
-        may_override = self.options.accept and plan.rebuild_reason is None
+        may_override = self.options.accept and (has_new_lessons or plan.rebuild_reason is None)
         if may_override and judgement.verdict is not Verdict.PROMOTED:
             judgement = override(judgement, evidence)
         reasons = (*plan.build_reasons, *judgement.reasons)

@@ -392,10 +392,10 @@ def held_out_signals(
     store: Store, user: str, layer: str, assignments: Sequence[Assignment]
 ) -> set[str]:
     """Return the signals that a layer holds out, with all that replaced them."""
-    newer = {
-        **{each.supersedes: each.id for each in store.ledger.signals(user, current=False)},
-        **{each.signal.id: each.superseded_by for each in assignments if each.superseded_by},
+    newer: dict[str | None, str | None] = {
+        each.supersedes: each.id for each in store.ledger.signals(user, current=False)
     }
+    newer |= {each.signal.id: each.superseded_by for each in assignments if each.superseded_by}
     found = set(store.catalog.holdout(user, layer))
     for signal in tuple(found):
         while (replacement := newer.get(signal)) is not None and replacement not in found:

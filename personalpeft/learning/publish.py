@@ -18,7 +18,11 @@ from personalpeft.adapters.formats.packed import pack
 from personalpeft.adapters.types import Adapter, LoRAWeights, Manifest
 from personalpeft.backends.error_mapping import to_serving_error
 from personalpeft.errors import PersonalPeftError, format_origin, get_error_type
-from personalpeft.learning.environment import ENVIRONMENT, describe_environment
+from personalpeft.learning.environment import (
+    ENVIRONMENT,
+    describe_environment,
+    recorded_environment,
+)
 from personalpeft.learning.gate.gate import Judgement
 from personalpeft.learning.layers import VALID_ON, replace_layer, trained_on, valid_stacks
 from personalpeft.learning.outcomes import (
@@ -64,6 +68,37 @@ class Candidate:
         """The live stack with the candidate in place."""
         return replace_layer(self.plan.live, self.entry)
 
+    def to_revision(
+        self,
+        verdict: Verdict,
+        reason: str,
+        scores: Mapping[str, Any],
+        *,
+        at: datetime,
+        seconds: float,
+        probation: bool = False,
+    ) -> Revision:
+        """Return the revision to record, with its judgement."""
+        plan = self.plan
+        return Revision(
+            id=self.entry.revision,
+            user=plan.user,
+            layer=plan.layer,
+            digest=self.entry.digest,
+            base=plan.live.base,
+            parent=plan.parent.id if plan.parent else None,
+            below=plan.below.entries,
+            recipe=plan.stored_recipe,
+            inputs=plan.inputs,
+            signals=plan.signal_roles,
+            scores=scores,
+            verdict=verdict,
+            reason=reason,
+            probation=probation,
+            at=at,
+            seconds=seconds,
+        )
+
 
 def build_adapter(plan: Plan, weights: Mapping[str, LoRAWeights], recipe: Json) -> Adapter:
     """Return the layer of a plan with these weights, in half precision as it is stored."""
@@ -91,21 +126,15 @@ def store_candidate(
     return Candidate(plan, layer_entry(services.store, plan.user, plan.layer, digest), blob, scores)
 
 
-def find_build(store: Store, plan: Plan) -> Revision | None:
-    """Return the recorded revision that has a plan's inputs, if its file is intact."""
-    inputs, blobs = plan.inputs, store.blobs
-    same = (known for known in store.catalog.revisions(plan.user) if known.inputs == inputs)
-    return next((each for each in same if blobs.is_intact(blobs.expected_path(each.digest))), None)
-
-
 def find_candidate(store: Store, plan: Plan) -> Candidate | None:
-    """Return ``find_build`` as a candidate, so that nothing is trained twice."""
-    known = find_build(store, plan)
-    if known is None:
-        return None
-    scores = {key: value for key, value in known.scores.items() if key == ENVIRONMENT}
-    entry = layer_entry(store, plan.user, plan.layer, known.digest)
-    return Candidate(plan, entry, store.blobs.read(known.digest), scores)
+    """Return the recorded build of a plan's inputs, so that nothing is trained twice."""
+    inputs, blobs = plan.inputs, store.blobs
+    for known in store.catalog.revisions(plan.user):
+        if known.inputs == inputs and blobs.is_intact(blobs.expected_path(known.digest)):
+            entry = layer_entry(store, plan.user, plan.layer, known.digest)
+            scores = {ENVIRONMENT: recorded_environment(known.scores)}
+            return Candidate(plan, entry, blobs.read(known.digest), scores)
+    return None
 
 
 def layer_entry(store: Store, user: str, layer: str, digest: str) -> StackEntry:
@@ -123,23 +152,13 @@ def publish_candidate(
     recorded. The checkpoint is deleted. Returns the report that was recorded.
     """
     store, plan = services.store, candidate.plan
-    revision = Revision(
-        id=candidate.entry.revision,
-        user=plan.user,
-        layer=plan.layer,
-        digest=candidate.entry.digest,
-        base=plan.live.base,
-        parent=plan.parent.id if plan.parent else None,
-        below=plan.below.entries,
-        recipe=plan.stored_recipe,
-        inputs=plan.inputs,
-        signals=plan.signal_roles,
-        scores=report.scores,
-        verdict=judgement.verdict,
-        reason=judgement.reason,
-        probation=judgement.probation,
+    revision = candidate.to_revision(
+        judgement.verdict,
+        judgement.reason,
+        report.scores,
         at=report.at,
         seconds=report.seconds,
+        probation=judgement.probation,
     )
     cause = MoveCause.ACCEPTED if judgement.accepted else plan.move_cause
     # Pinned until the head has moved, so that the first reply does not load it.

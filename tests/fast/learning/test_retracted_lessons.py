@@ -251,7 +251,7 @@ def test_rollback_to_a_stale_revision_takes_precedence(ada: User, others: list[s
     assert due(ada) == []
     with pytest.raises(NothingToLearn) as nothing:
         ada.learn()
-    assert nothing.value.cause is NothingCause.ROLLED_BACK
+    assert nothing.value.cause is NothingCause.NOT_LIVE
     assert f"rollback memory --to {after or 'base'}" in nothing.value.hint
     # Also after what was learned in between.
     ada.rollback("memory", after)
@@ -283,7 +283,7 @@ def test_refused_build_is_not_built_again_from_the_same_inputs(
     with pytest.raises(NothingToLearn) as nothing:
         ada.learn()
     assert nothing.value.cause is NothingCause.NOT_LIVE
-    assert "rollback memory --to base" in nothing.value.hint
+    assert f"rollback memory --to {report.revision}" in nothing.value.hint
     # Without one of its lessons the build is another one.
     ada.retract_item(bad)
     assert due(ada) == [("lessons retracted", "memory")]
