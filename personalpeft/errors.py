@@ -78,11 +78,8 @@ class NothingCause(StrEnum):
     NOTHING_NEW = "nothing_new"
     ALL_HELD_OUT = "all_held_out"
     NO_CAPACITY = "no_capacity"
-    SAME_AS_LIVE = "same_as_live"
-    ROLLED_BACK = "rolled_back"
-    """The user rolled back the build without the retracted signals."""
     NOT_LIVE = "not_live"
-    """The build without the retracted signals did not go live, or was withdrawn."""
+    """The current lessons were built, and that was refused, withdrawn or rolled back."""
 
 
 class NothingToLearn(PersonalPeftError, LookupError):

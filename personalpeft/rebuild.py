@@ -13,13 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from personalpeft.adapters.formats.packed import unpack
+from personalpeft.adapters.formats.packed import pack, unpack
 from personalpeft.adapters.types import Adapter
 from personalpeft.errors import AdapterError, Damaged, NotFound
 from personalpeft.formatting import to_json
 from personalpeft.learning.environment import describe_environment, recorded_environment
 from personalpeft.learning.learner import Learner
 from personalpeft.learning.outcomes import RebuildOutcome
+from personalpeft.learning.publish import build_adapter
 from personalpeft.learning.rebuild_plan import Obstacle, plan_rebuild
 from personalpeft.learning.single_build import NO_CHECKPOINTS, train_plan
 from personalpeft.services import Services
@@ -281,7 +282,8 @@ def _rebuild(
     if isinstance(plan, Obstacle):
         report = RebuildReport(*about, plan.outcome, revision.digest, detail=plan.detail)
         return report, b""
-    blob = train_plan(services, plan, NO_CHECKPOINTS, progress=progress, cancelled=cancelled)
+    weights = train_plan(services, plan, NO_CHECKPOINTS, progress=progress, cancelled=cancelled)
+    blob = pack(build_adapter(plan, weights, plan.stored_recipe))
     rebuilt = hashlib.sha256(blob).hexdigest()
     is_equal = rebuilt == revision.digest
     report = RebuildReport(

@@ -14,10 +14,7 @@ from personalpeft_app.output import emit, info
 from personalpeft_app.text_input import open_editor, read_argument
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from personalpeft import User
-    from personalpeft.learning.status import SignalStatus, TrainingTrigger
+    from personalpeft.learning.status import SignalStatus
 
 
 @command(
@@ -211,31 +208,14 @@ def retract(common: GlobalOptions, signals: tuple[str, ...], training_only: bool
     ID is what feedback printed and lessons lists, or its beginning. Either all of several are
     retracted or none. Prints the full ids.
 
-    The next learn builds layers without it. Feedback that it superseded stays off. The ledger keeps
-    the record; to erase it: personalpeft forget
+    The next learn builds layers without it; personalpeft stack lists these. Feedback that it
+    superseded stays off. The ledger keeps the record; to erase it: personalpeft forget
     """
     with session.open_user(common, "change") as user:
-        before = user.pending().news
         retracted = user.retract(*signals, training_only=training_only)
-        layers = layers_to_rebuild(user, before)
-    data = {"retracted": retracted, "user": user.id, "layers_to_rebuild": layers}
+    data = {"retracted": retracted, "user": user.id}
     emit(common, data, "\n".join(signal.id for signal in retracted))
     for signal in retracted:
         text = excerpt(signal_text(signal))
         what = "training on the" if training_only else "the"
         info(common, f'Retracted {what} {signal.kind} {signal.id}, "{text}".')
-    note_rebuild(common, layers)
-
-
-def layers_to_rebuild(user: User, before: Collection[TrainingTrigger]) -> list[str]:
-    """Return the layers that have retracted signals to unlearn which they had not ``before``."""
-    from personalpeft.learning.status import TriggerKind
-
-    news = [each for each in user.pending().news if each not in before]
-    return sorted({each.layer for each in news if each.kind == TriggerKind.RETRACTED})
-
-
-def note_rebuild(common: GlobalOptions, layers: list[str]) -> None:
-    """Print which layers the next learn builds without the retracted signals."""
-    if layers:
-        info(common, f"The next learn removes it from {' and '.join(layers)}.")

@@ -12,7 +12,6 @@ import click
 from personalpeft.formatting import to_json
 from personalpeft.learning.report import signal_text
 from personalpeft_app import session
-from personalpeft_app.commands.feedback_cmds import layers_to_rebuild, note_rebuild
 from personalpeft_app.options import GlobalOptions, Group, command, global_options, option
 from personalpeft_app.output import emit, format_table, format_time, info
 
@@ -24,7 +23,8 @@ _BASE = "(the base)"
 _UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 _STALE = {
     "stack below changed": "is trained on a layer that changed; the next learn judges it again",
-    "lessons retracted": "is trained on retracted feedback; the next learn builds it without that",
+    "lessons retracted": "is trained on feedback that no longer counts; the next learn builds it "
+    "without that",
 }
 
 
@@ -286,12 +286,9 @@ def memory_edit(
 def memory_remove(common: GlobalOptions, item: str) -> None:
     """Switch off a rule or fact. ITEM is its id or the beginning of it. The ledger keeps it."""
     with session.open_user(common, "change") as user:
-        before = user.pending().news
         user.retract_item(item)
-        layers = layers_to_rebuild(user, before)
-    emit(common, {"removed": item, "user": user.id, "layers_to_rebuild": layers}, "")
+    emit(common, {"removed": item, "user": user.id}, "")
     info(common, "Removed.")
-    note_rebuild(common, layers)
 
 
 memory.add_section("Commands", (memory_list, memory_edit, memory_remove))

@@ -1,28 +1,22 @@
 """Order a user's layers, read their heads, and decide whether a head is stale.
 
-One rule: a revision is stale if one of its inputs is no longer current. Its inputs are the signals
-that it and its ancestors were trained on, and the stack below it. A signal counts by its content,
-so one that was given again is current.
+One rule: a revision is stale if it was trained on a signal that is no longer a lesson, or if the
+stack below its layer is another one. A signal counts by its content, so one that was given again is
+a lesson still. A head that was revalidated is valid on that stack too.
 
-Nothing is built twice. A build in the head's place answers a retraction if it is valid by the same
-rule. It may be live, refused or rolled back by the user. The answer is valid until the head is
-learned again. The head's mark ``VALID_ON`` answers a change of the stack below. It says that the
-head's lessons still pass on that stack. A head gets it if the build in its place did not go live.
+Nothing is built twice. A build in a stale head's place that is not stale itself is its outcome,
+whether it is live, refused or rolled back. Only other lessons or another stack below cause a build.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from personalpeft.learning.data.training_examples import (
-    Assignment,
-    lessons_for,
-    undesirable_lessons_for,
-)
-from personalpeft.learning.outcomes import FORBIDDEN_CODES, TRAINED_USES, LearnOutcome
+from personalpeft.learning.data.training_examples import Assignment
+from personalpeft.learning.outcomes import LearnOutcome
 from personalpeft.learning.report import LearnReport, from_json, outcome_reports
-from personalpeft.memory.conflicts import normalize, normalized_questions
+from personalpeft.memory.conflicts import normalized_questions
 from personalpeft.store.store import Store
 from personalpeft.types import (
     TRAINS,
@@ -32,6 +26,7 @@ from personalpeft.types import (
     SignalRole,
     Stack,
     StackEntry,
+    canonical_digest,
 )
 
 VALID_ON = "holds_on"
@@ -95,14 +90,14 @@ def valid_stacks(revision: Revision) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class LayerState:
-    """The current state of a layer: its head, and which inputs of the head are outdated.
+    """The current state of a layer: its head, and whether that is stale.
 
     - ``live``: the user's stack; ``below`` is the part of it below the layer.
     - ``assignments``: all of the user.
     - ``outdated``: signals that the head was trained on and that are no longer lessons.
-    - ``retracted``: those of them that no current signal replaced. Only they are a reason to learn.
-      The others are unlearned when their replacement is learned.
-    - ``current``: the signals that are lessons of the layer.
+    - ``is_below_changed``: the head is not valid on the stack below.
+    - ``outcome``: how the build in a stale head's place ended. A head that outlived one is valid on
+      that stack.
     """
 
     user: str
@@ -112,18 +107,18 @@ class LayerState:
     assignments: tuple[Assignment, ...]
     head: Revision | None
     outdated: frozenset[str]
-    retracted: frozenset[str]
-    current: frozenset[str]
-
-    @property
-    def is_below_changed(self) -> bool:
-        """Whether the head was neither built nor validated on the stack that is below it now."""
-        return self.head is not None and not is_valid_on(self.head, self.below)
+    is_below_changed: bool
+    outcome: LearnReport | None
 
     @property
     def is_stale(self) -> bool:
-        """Whether an input of the head is no longer current."""
+        """Whether the head cannot be built on."""
         return bool(self.outdated) or self.is_below_changed
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the head is stale and nothing was built in its place yet."""
+        return self.is_stale and self.outcome is None
 
 
 def inspect_layer(
@@ -138,57 +133,71 @@ def inspect_layer(
         live: The user's live stack.
         assignments: All assignments of the user.
     """
-    head = live_revision(store, user, layer, live)
-    lessons = (*lessons_for(assignments, layer), *undesirable_lessons_for(assignments, layer))
-    current = frozenset(lesson.signal for lesson in lessons)
-    outdated = trained_on(store, head) - current
-    retracted = outdated
-    if outdated:
-        replacements = _Replacements(store, user, assignments, current)
-        outdated = {each for each in outdated if not replacements.is_restated(each)}
-        retracted = {each for each in outdated if not replacements.is_replaced(each)}
-    return LayerState(
-        user,
-        layer,
-        live,
-        stack_below(store, user, live, layer),
-        assignments,
-        head,
-        frozenset(outdated),
-        frozenset(retracted),
-        current,
-    )
+    head, below = live_revision(store, user, layer, live), stack_below(store, user, live, layer)
+    outdated, is_changed, outcome = frozenset[str](), False, None
+    if head is not None:
+        outdated = _outdated_signals(store, head, assignments)
+        is_changed = not is_valid_on(head, below)
+        if outdated or is_changed:
+            outcome = _find_outcome(store, head, below, assignments)
+    is_changed = is_changed and outcome is None
+    return LayerState(user, layer, live, below, assignments, head, outdated, is_changed, outcome)
 
 
-def find_answer(store: Store, state: LayerState) -> LearnReport | None:
-    """Return the report that answers the retractions of a head, or None while they are due.
+def _find_outcome(
+    store: Store, head: Revision, below: Stack, assignments: Sequence[Assignment]
+) -> LearnReport | None:
+    """Return the report of the last build in a stale head's place that is not stale itself.
 
-    That is the last report of a build in the head's place without the retracted signals. A refused
-    build answers nothing if one of its signals is no longer a lesson: a new build would differ. If
-    no lesson was left, the answer is the report that the layer was cleared. A user who rolled back
-    to the head since then keeps it.
+    If no lesson was left, that is the report that the layer was cleared. What was built before the
+    head was last learned does not count.
     """
-    head, answer = state.head, None
-    if head is None:
-        return None
-    parents = {
-        each.id: each.parent for each in store.catalog.revisions(head.user, layer=head.layer)
-    }
+    built = {each.id: each for each in store.catalog.revisions(head.user, layer=head.layer)}
     # Only reports name the replaced head: a build may equal a revision older than the head.
-    for report in map(from_json, outcome_reports(store.catalog.reports(head.user))):
-        revision = report.revision
-        if revision == head.id and report.outcome is LearnOutcome.RETRACTED:
-            answer = report
-        elif revision not in parents or not report.steps or report.outcome.is_event:
+    for report in map(from_json, reversed(outcome_reports(store.catalog.reports(head.user)))):
+        is_head, revision = report.revision == head.id, built.get(report.revision or "")
+        if is_head and report.outcome is LearnOutcome.RETRACTED:
+            return report
+        if revision is None or not report.steps:
             continue
-        elif revision == head.id and report.live:
-            answer = None
-        elif report.before == head.id != parents[revision]:
-            trained = {each.signal for each in report.sources if each.use_code in TRAINED_USES}
-            is_valid = report.live or revision == head.id or trained <= state.current
-            if is_valid and not trained & state.retracted:
-                answer = report
-    return answer
+        if is_head and report.live:
+            return None
+        is_in_place = report.before == head.id != revision.parent and is_valid_on(revision, below)
+        # A build that equals the head shows that no other is to be had.
+        if is_in_place and (is_head or not _outdated_signals(store, revision, assignments)):
+            return report
+    return None
+
+
+def _outdated_signals(
+    store: Store, revision: Revision, assignments: Sequence[Assignment]
+) -> frozenset[str]:
+    """Return the signals that a revision was trained on and that are no longer lessons.
+
+    One whose contents later lessons have is not among them.
+    """
+    current = {each.signal.id for each in assignments if each.layer == revision.layer}
+    outdated = trained_on(store, revision) - current
+    if not outdated:
+        return frozenset()
+    later, found = set[str](), set[str]()
+    for signal in reversed(store.ledger.signals(revision.user, current=False)):
+        if signal.id in current:
+            later |= _contents(signal)
+        elif signal.id in outdated and not _contents(signal) <= later:
+            found.add(signal.id)
+    return frozenset(found)
+
+
+def _contents(signal: Signal) -> set[str]:
+    """Return what a signal teaches, for comparison.
+
+    Of a fact these are its questions: to learn another answer to them is to unlearn the fact.
+    """
+    if signal.kind is SignalKind.FACT and signal.payload.get("questions"):
+        return set(normalized_questions(signal))
+    payload = {key: value for key, value in signal.payload.items() if key != TRAINS}
+    return {canonical_digest([signal.kind, signal.turn, payload])}
 
 
 def ancestors(store: Store, revision: Revision | None) -> Iterator[Revision]:
@@ -229,70 +238,3 @@ def root_revision(store: Store, head: Revision) -> Revision | None:
     """
     *_, root = ancestors(store, head)
     return None if root.signals else root
-
-
-class _Replacements:
-    """Finds the current signals that replaced signals which are no longer lessons."""
-
-    def __init__(
-        self,
-        store: Store,
-        user: str,
-        assignments: Sequence[Assignment],
-        current: Collection[str],
-    ) -> None:
-        self._assignments = {each.signal.id: each for each in assignments}
-        self._signals = {each.id: each for each in store.ledger.signals(user, current=False)}
-        self._newer = {each.supersedes: each.id for each in self._signals.values()}
-        self._contents = {_content(self._signals[signal]) for signal in current}
-
-    def is_restated(self, signal: str) -> bool:
-        """Return whether a lesson in the same words is current, or a fact with other answers.
-
-        To learn another answer to all questions of a fact is to unlearn the fact.
-        """
-        old, newest = self._signals[signal], self._newest(signal)
-        if _content(old) in self._contents:
-            return True
-        is_fact = newest is not None and newest.signal.kind is SignalKind.FACT
-        if newest is None or not is_fact or not newest.extra_examples:
-            return False
-        return set(normalized_questions(old)) <= set(normalized_questions(newest.signal))
-
-    def is_replaced(self, signal: str) -> bool:
-        """Return whether a current signal gave way to a later one that causes a build.
-
-        A fact without known questions has no successor. Too few dislikes are no lesson. Nothing is
-        built from a signal that training is not allowed on.
-        """
-        newest = self._newest(signal) if signal in self._assignments else None
-        if newest is None or newest.reason.code in FORBIDDEN_CODES:
-            return False
-        if newest.signal.id == signal:
-            return newest.signal.kind is not SignalKind.FACT
-        is_rating = newest.signal.kind in (SignalKind.RATING, SignalKind.REWARD)
-        return not is_rating or newest.lesson is not None or newest.signal.payload["value"] >= 0
-
-    def _newest(self, signal: str) -> Assignment | None:
-        """Return the signal that finally replaced a signal, or None if that was retracted."""
-        newer: str | None = signal
-        while newer is not None:
-            signal = newer
-            known = self._assignments.get(signal)
-            newer = known.superseded_by if known is not None else self._newer.get(signal)
-        return self._assignments.get(signal)
-
-
-def _content(signal: Signal) -> tuple[object, ...]:
-    """Return what a signal teaches: signals of the same content are one lesson."""
-    payload = signal.payload
-    match signal.kind:
-        case SignalKind.RATING | SignalKind.REWARD:
-            return "rating", signal.turn, payload["value"] > 0
-        case SignalKind.EDIT | SignalKind.PREFERENCE:
-            return "answer", signal.turn, payload["text"]
-        case SignalKind.FACT:
-            questions = frozenset(normalized_questions(signal))
-            return "fact", questions, normalize(payload.get("answer") or ""), payload["text"]
-    rest = (item for item in payload.items() if item[0] != TRAINS)
-    return str(signal.kind), *sorted((key, str(value)) for key, value in rest)

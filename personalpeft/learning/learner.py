@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 
 from personalpeft.adapters.types import Adapter
@@ -20,11 +20,8 @@ from personalpeft.learning.gate.gate import Margins, load_margins
 from personalpeft.learning.gate.probation import review_probation
 from personalpeft.learning.layers import (
     LayerState,
-    find_answer,
-    is_valid_on,
     known_layers,
     layer_order,
-    live_revision,
     root_revision,
     trained_on,
 )
@@ -35,7 +32,6 @@ from personalpeft.learning.outcomes import (
     Reason,
     ReasonCode,
     reason,
-    render_reasons,
 )
 from personalpeft.learning.pipeline import BuildResult, TrainingPipeline
 from personalpeft.learning.plan import MIN_LESSONS, Plan, build_plan, inspect_live_layer
@@ -66,10 +62,6 @@ from personalpeft.types import Revision
 
 MAX_CONCURRENT_USERS = 8
 """A larger group makes no user's build quicker, and each user takes memory."""
-
-
-_ANSWERED = (NothingCause.SAME_AS_LIVE, NothingCause.ROLLED_BACK, NothingCause.NOT_LIVE)
-"""Causes of nothing to learn that report how a retraction ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +224,7 @@ class _UserLearn:
                 try:
                     report = yield from self._learn_layer(layer, is_requested=is_requested)
                 except NothingToLearn as error:
-                    if nothing is None or error.cause in _ANSWERED:
+                    if nothing is None or error.cause is NothingCause.NOT_LIVE:
                         nothing = error
                     if layer == self._layer:
                         break
@@ -266,8 +258,6 @@ class _UserLearn:
         built = yield decision
         if isinstance(built, Exception):
             raise built
-        if self._options.start == "auto":
-            self._keep_head(decision, built)
         return built
 
     def _list_layers(self) -> Sequence[tuple[str, bool]]:
@@ -306,30 +296,32 @@ class _UserLearn:
         """Return what to build for a layer, or what to report of it.
 
         Raises:
-            NothingToLearn: A requested layer has nothing new, and its head is up to date.
+            NothingToLearn: A requested layer has nothing new, and its head is up to date or what
+                would replace it was built before.
         """
         state = self._inspect(layer)
         if not is_requested:
             return self._revalidate(state)
-        try:
-            plan = self._plan(state)
-        except NothingToLearn as nothing:
-            decision = self._decide_retraction(state, nothing)
-            if not isinstance(decision, NothingToLearn):
-                return decision
+        head, outcome, is_auto = state.head, state.outcome, self._options.start == "auto"
+        if is_auto and state.is_below_changed and not state.outdated:
             again = self._revalidate(state)
-            if again is None:
-                raise decision from None
-            return again
-        is_rebuild = not plan.is_incremental and not plan.retracted
-        if is_rebuild and self._options.start == "auto" and not self._options.dry_run:
-            again = self._revalidate(state)
-            if isinstance(again, LearnReport):
-                # The head is valid, so what is new is learned on top of it.
-                return self._plan(self._inspect(layer))
-            if again is not None and not plan.has_enough:
+            if isinstance(again, Plan):
                 return again
-        return plan
+            try:
+                # What is new is learned on top of a valid head.
+                return self._plan(self._inspect(layer))
+            except NothingToLearn:
+                return again
+        try:
+            return self._plan(state, force=is_auto and state.is_due)
+        except NothingToLearn as nothing:
+            if head is None or not state.outdated or nothing.cause is NothingCause.NO_CAPACITY:
+                raise
+            if outcome is None:
+                return self._clear_head(head)
+            if outcome.outcome is LearnOutcome.UNCHANGED:
+                raise
+            raise _built_before(outcome) from None
 
     def _report_unbuilt(self, plan: Plan) -> LearnReport:
         """Return the report of a dry run, or record that there are too few lessons."""
@@ -344,38 +336,12 @@ class _UserLearn:
         report = report_of(self._services, plan, outcome, *plan.build_reasons, why)
         return report if is_dry_run else record(self._services, report)
 
-    def _decide_retraction(
-        self, state: LayerState, nothing: NothingToLearn
-    ) -> Plan | LearnReport | NothingToLearn:
-        """Decide about a layer without new lessons.
-
-        Returns:
-            The plan of the build without the retracted signals. If no lesson is left, the report
-            that the root is live again. If nothing was retracted or it was answered, the error to
-            raise.
-        """
-        if state.head is None or not state.retracted:
-            return nothing
-        answer = find_answer(self._store, state)
-        if answer is not None and answer.outcome is LearnOutcome.RETRACTED:
-            return nothing
-        try:
-            plan = self._plan(state, force=True)
-        except NothingToLearn as error:
-            return (
-                error if error.cause is NothingCause.NO_CAPACITY else self._clear_head(state.head)
-            )
-        return plan if answer is None else self._explain_answer(plan, answer)
-
     def _clear_head(self, head: Revision) -> LearnReport:
         """Make the root of a head live, since no lesson of the head is left."""
         root = root_revision(self._store, head)
         live = root.id if root else None
         is_dry_run = self._options.dry_run
-        why = reason(
-            ReasonCode.WOULD_RETRACT if is_dry_run else ReasonCode.ALL_RETRACTED,
-            live=live or "the base",
-        )
+        why = reason(ReasonCode.ALL_RETRACTED, live=live or "the base")
         outcome = LearnOutcome.DRY_RUN if is_dry_run else LearnOutcome.RETRACTED
         report = report_of_head(self._services, head, self._began, outcome, why)
         report = replace(report, before=live, probation=False)
@@ -384,28 +350,6 @@ class _UserLearn:
         if self._options.cancelled():
             raise cancelled_error("before the head was moved")
         return record_judgement(self._store, head, report, MoveCause.RETRACTED)
-
-    def _explain_answer(self, plan: Plan, answer: LearnReport) -> NothingToLearn:
-        """Return the error that reports how the build without the retracted lessons ended."""
-        layer, built = plan.layer, answer.revision
-        moves = self._store.catalog.head_moves(self._user, layer=layer)
-        causes = [move.cause for move in moves if move.before == built]
-        rollback = f"personalpeft rollback {layer} --to"
-        if built == plan.head:
-            cause, end = NothingCause.SAME_AS_LIVE, "equals the live revision"
-            hint = "Give it other lessons."
-        elif causes and causes[-1] != MoveCause.WITHDRAWN:
-            cause, end = NothingCause.ROLLED_BACK, "is not live, since you rolled back"
-            hint = f"{rollback} {built} makes it live again; or give it more lessons."
-        else:
-            cause, end = NothingCause.NOT_LIVE, "was withdrawn" if causes else "did not go live"
-            hint = f"Go back to the base ({rollback} base), or give it more lessons."
-        retracted = render_reasons(plan.build_reasons)
-        return NothingToLearn(
-            f"Nothing new for {layer}: {retracted}, and the build from the others {end}.",
-            hint=hint,
-            cause=cause,
-        )
 
     def _revalidate(self, state: LayerState) -> Plan | LearnReport | None:
         """Judge a head again that was built on another stack below.
@@ -419,30 +363,25 @@ class _UserLearn:
         if self._options.dry_run:
             why = Reason(ReasonCode.WOULD_REVALIDATE)
             return report_of_head(self._services, head, self._began, LearnOutcome.DRY_RUN, why)
-        try:
-            plan = self._plan(state, force=True) if trained_on(self._store, head) else None
-        except NothingToLearn:
-            plan = None
-        if plan is None:
-            return mark_valid(
-                self._services, head, below, self._began, Reason(ReasonCode.NO_HOLDOUT)
-            )
-        is_valid, why = revalidate(self._services, self._margins, head, plan)
-        if is_valid:
-            return mark_valid(self._services, head, below, self._began, why)
-        if "practice" in head.recipe:
-            return mark_valid(
-                self._services, head, below, self._began, why, Reason(ReasonCode.PRACTICE_NEEDED)
-            )
-        return replace(plan, rebuild_reason=why)
+        reasons: tuple[Reason, ...] = (Reason(ReasonCode.NO_HOLDOUT),)
+        with suppress(NothingToLearn):
+            if trained_on(self._store, head):
+                plan = self._plan(state, force=True)
+                is_valid, why = revalidate(self._services, self._margins, head, plan)
+                if not is_valid and "practice" not in head.recipe:
+                    return replace(plan, rebuild_reason=why)
+                reasons = (why,) if is_valid else (why, Reason(ReasonCode.PRACTICE_NEEDED))
+        return mark_valid(self._services, head, below, self._began, *reasons)
 
-    def _keep_head(self, plan: Plan, built: LearnReport) -> None:
-        """Keep a stale head whose replacement did not go live.
 
-        The next lessons are built on it. Otherwise they would end as that build did.
-        """
-        head = live_revision(self._store, plan.user, plan.layer, plan.live)
-        is_refused = built.revision is not None and not built.live and not plan.retracted
-        if head is not None and is_refused and not is_valid_on(head, plan.below):
-            why = reason(ReasonCode.REPLACEMENT_NOT_LIVE, revision=built.revision)
-            mark_valid(self._services, head, plan.below, self._began, why)
+def _built_before(outcome: LearnReport) -> NothingToLearn:
+    """Return the error that says how the build in a stale head's place ended."""
+    is_cleared = outcome.outcome is LearnOutcome.RETRACTED
+    target = (outcome.before if is_cleared else outcome.revision) or "base"
+    return NothingToLearn(
+        f"Nothing new for {outcome.layer}. The last build of its lessons is not live; it was"
+        f" {outcome.outcome}: {outcome.reason}.",
+        hint=f"personalpeft rollback {outcome.layer} --to {target} makes it live, and --to base"
+        " switches the layer off; or give it more lessons.",
+        cause=NothingCause.NOT_LIVE,
+    )

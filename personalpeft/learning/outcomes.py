@@ -132,9 +132,6 @@ class SignalUse(_CodeWithText):
     RETRACTED = auto(), "retracted"
 
 
-TRAINED_USES = frozenset({SignalUse.LEARNED, SignalUse.LEARNED_NOT_LIVE, SignalUse.LEARNED_EARLIER})
-"""Uses of a signal that the build, or a parent of it, was trained on."""
-
 OUTSIDE_LAYER_USES = frozenset({SignalUse.OTHER_LAYER, SignalUse.IN_PROMPT, SignalUse.UNUSED})
 """Uses outside the layer of the report: it does not learn from such a signal."""
 
@@ -200,7 +197,7 @@ class ReasonCode(_CodeWithText):
     RETRACTED = auto(), "it was retracted"
 
     # Why a layer is built though no lesson is new. They come before the gate's reasons.
-    LESSONS_RETRACTED = auto(), "{count} of its lessons {were} retracted"
+    LESSONS_RETRACTED = auto(), "{count} of its lessons {were} retracted or replaced"
     STACK_BELOW_CHANGED = auto(), "a layer below has changed"
     STACK_BELOW_CHECKED = (
         auto(),
@@ -292,8 +289,7 @@ class ReasonCode(_CodeWithText):
         "another program made {live} live meanwhile, so nothing was changed; the next learn "
         "starts from there",
     )
-    ALL_RETRACTED = auto(), "all of its lessons were retracted; {live} answers again"
-    WOULD_RETRACT = auto(), "all of its lessons were retracted; {live} would answer"
+    ALL_RETRACTED = auto(), "all of its lessons were retracted, so {live} answers without it"
     NO_REPLY_PASSED = (
         auto(),
         "none of {replies} replies passed, so there is no reward to follow; teach some "
@@ -304,9 +300,6 @@ class ReasonCode(_CodeWithText):
     WITHDRAWN = auto(), "withdrawn: {bad} of {replies} replies were {kind}{earlier}"
     CONFIRMED = auto(), "confirmed: {liked} of {replies} replies were liked"
 
-
-FORBIDDEN_CODES = frozenset({ReasonCode.TRAINING_FORBIDDEN, ReasonCode.REPLY_TRAINING_FORBIDDEN})
-"""Codes of signals that no layer may keep, although nothing is learned in their place."""
 
 _LEADING = frozenset(
     {

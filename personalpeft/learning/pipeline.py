@@ -20,14 +20,12 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import TypeAlias, TypeVar
 
-from personalpeft.adapters.types import LoRAWeights
 from personalpeft.backends.base import Session, SessionSpec
 from personalpeft.errors import Cancelled, PersonalPeftError, format_origin
 from personalpeft.learning.data.batching import build_batches
 from personalpeft.learning.data.capacity import estimate_session_mb
 from personalpeft.learning.data.general_replies import GeneralReplies, reply_generally
 from personalpeft.learning.data.training_examples import Lesson
-from personalpeft.learning.environment import ENVIRONMENT, describe_environment
 from personalpeft.learning.evaluate.answers import evaluate_answers
 from personalpeft.learning.evaluate.eval_job import EvalJob, EvalSet, make_eval_job
 from personalpeft.learning.evaluate.evaluation import EvalResult, evaluate
@@ -48,6 +46,7 @@ from personalpeft.learning.outcomes import (
 from personalpeft.learning.plan import Plan
 from personalpeft.learning.publish import (
     Candidate,
+    find_candidate,
     publish_candidate,
     record,
     record_unchanged,
@@ -67,7 +66,7 @@ from personalpeft.learning.train.loop import (
     train,
 )
 from personalpeft.services import Services
-from personalpeft.types import Json, Verdict
+from personalpeft.types import Verdict
 
 _log = logging.getLogger(__name__)
 
@@ -99,21 +98,19 @@ class TrainingPipeline:
     def judge_and_publish(self, candidate: Candidate) -> BuildResult:
         """Run the stages after the training for a candidate, and return its report or the error."""
         results: dict[str, BuildResult] = {}
-        user = candidate.plan.user
-        if candidate.entry in candidate.plan.live.entries:
-            return record_unchanged(self.services, candidate)
-        self._judge_candidates({user: candidate}, results)
-        return results[user]
+        self._judge_candidates({candidate.plan.user: candidate}, results)
+        return results[candidate.plan.user]
 
     def _run_stages(self, plans: Mapping[str, Plan], results: dict[str, BuildResult]) -> None:
         """Run the stages for a group. A report or an error ends the build of its user."""
-        candidates = self._train(plans, results)
-        if candidates:
-            self._judge_candidates(candidates, results)
+        self._judge_candidates(self._train(plans, results), results)
 
     def _judge_candidates(
         self, candidates: Mapping[str, Candidate], results: dict[str, BuildResult]
     ) -> None:
+        candidates = _each_user(lambda _, each: self._begin_judging(each), candidates, results)
+        if not candidates:
+            return
         self._show("Judging", len(candidates), 0.0)
         evaluated = self._evaluate(candidates, results)
         self._show("Judging", len(candidates), 1.0)
@@ -121,15 +118,33 @@ class TrainingPipeline:
             lambda user, each: self._gate_and_publish(candidates[user], *each), evaluated, results
         )
 
+    def _begin_judging(self, candidate: Candidate) -> Candidate | LearnReport:
+        """Return the candidate, or the report where it came out as the live revision."""
+        plan = candidate.plan
+        if candidate.entry in plan.live.entries:
+            return record_unchanged(self.services, candidate)
+        publish_status(
+            self.services.store, plan.user, plan.layer, "Judging", plan.progress, plan.progress
+        )
+        return candidate
+
     # train
 
     def _train(
         self, plans: Mapping[str, Plan], results: dict[str, BuildResult]
     ) -> dict[str, Candidate]:
-        """Train the plans of a group together, and return the candidates of those that ended."""
+        """Train the plans of a group together, and return the candidates of those that ended.
+
+        What was built before from the same inputs is not trained again.
+        """
         practices = {user: each for user, each in plans.items() if isinstance(each, PracticePlan)}
         if practices:
             return _each_user(lambda _, plan: self._practise(plan), practices, results)
+        found = {user: find_candidate(self.services.store, plan) for user, plan in plans.items()}
+        candidates = {user: each for user, each in found.items() if each is not None}
+        plans = {user: plan for user, plan in plans.items() if user not in candidates}
+        if not plans:
+            return candidates
         for user, plan in plans.items():
             publish_status(self.services.store, user, plan.layer, "Reading")
         self._show("Reading", len(plans), 0.0)
@@ -141,7 +156,9 @@ class TrainingPipeline:
         jobs = _each_user(lambda user, r: self._make_train_job(plans[user], r), replies, results)
         control = self._control(lambda done: self._show("Learning", len(plans), done))
         trained = train(jobs, self.services.training_backend.advance, control)
-        return _each_user(lambda user, t: self._finish_training(plans[user], t), trained, results)
+        return candidates | _each_user(
+            lambda user, t: self._finish_training(plans[user], t), trained, results
+        )
 
     def _make_train_job(self, plan: Plan, replies: GeneralReplies) -> TrainJob:
         store, backend = self.services.store, self.services.learning_engine.backend
@@ -159,7 +176,7 @@ class TrainingPipeline:
     def _finish_training(self, plan: Plan, trained: TrainResult) -> Candidate | LearnReport:
         """Return the candidate, or the report of a training that a budget ended."""
         if trained.is_complete:
-            return self._make_candidate(plan, trained.pairs)
+            return store_candidate(self.services, plan, trained.pairs)
         is_step_budget = (
             self.options.steps is not None and len(trained.losses) >= self.options.steps
         )
@@ -189,7 +206,7 @@ class TrainingPipeline:
             loop = RLLoop(engine, plan, session, checkpoints, self._control(show))
             practised = replace(plan, state=loop.run())
             if practised.steps:
-                return self._make_candidate(practised, session.weights())
+                return store_candidate(self.services, practised, session.weights())
         report = report_of(
             self.services,
             practised,
@@ -200,17 +217,6 @@ class TrainingPipeline:
         record(self.services, report)
         store.delete_session(plan.user, plan.layer)
         return report
-
-    def _make_candidate(
-        self, plan: Plan, weights: Mapping[str, LoRAWeights]
-    ) -> Candidate | LearnReport:
-        """Make the layer's file durable. Report a build that came out as the live revision."""
-        store = self.services.store
-        candidate = store_candidate(store, plan, weights)
-        if candidate.entry in plan.live.entries:
-            return record_unchanged(self.services, candidate)
-        publish_status(store, plan.user, plan.layer, "Judging", plan.progress, plan.progress)
-        return candidate
 
     # evaluate
 
@@ -302,19 +308,21 @@ class TrainingPipeline:
         store, plan = self.services.store, candidate.plan
         head = live_revision(store, plan.user, plan.layer, plan.live)
         learned = trained_on(store, head)
+        has_new_lessons = bool(plan.new_holdout) or any(
+            lesson.signal not in learned for lesson in plan.new_examples
+        )
         judgement = judge(
             evidence,
             self.margins,
-            removes_lessons=bool(plan.retracted),
-            has_new_lessons=bool(plan.new_holdout)
-            or any(lesson.signal not in learned for lesson in plan.new_examples),
+            removes_lessons=plan.removes_lessons,
+            has_new_lessons=has_new_lessons,
         )
         judgement = refuse_withdrawn(store, plan.user, candidate.entry.revision, judgement)
         is_promoted = judgement.verdict is Verdict.PROMOTED
         if is_promoted and (problem := find_unsafe_lessons(store, plan)):
             judgement = Judgement(Verdict.REFUSED, (problem,))
         # The user accepts the requested build, not a rebuild that follows from it.
-        may_override = self.options.accept and plan.rebuild_reason is None
+        may_override = self.options.accept and (has_new_lessons or plan.rebuild_reason is None)
         if may_override and judgement.verdict is not Verdict.PROMOTED:
             judgement = override(judgement, evidence)
         reasons = (*plan.build_reasons, *judgement.reasons)
@@ -339,15 +347,9 @@ class TrainingPipeline:
             accepted=judgement.accepted,
             steps=plan.steps,
             examples=examples,
-            scores={**evidence.as_json(), **plan.figures, **self._environment(plan)},
+            scores={**evidence.as_json(), **plan.figures, **candidate.scores},
         )
         return publish_candidate(self.services, candidate, judgement, report)
-
-    def _environment(self, plan: Plan) -> Json:
-        """Return where a candidate was trained, for its scores; nothing if it was not trained here."""
-        if not plan.steps:
-            return {}
-        return {ENVIRONMENT: describe_environment(self.services.learning_engine.backend)}
 
     # progress, and groups of users
 

@@ -50,6 +50,7 @@ MIN_LESSONS = 4
 _MAX_REPLAY = 64
 # More held-out lessons decide nothing that so many do not, and each is scored at every learn.
 MAX_HOLDOUT = 128
+_STYLE_CHANGED = frozenset({ReasonCode.STYLE_CHANGED_SINCE, ReasonCode.STYLE_CHANGED_BEFORE})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +68,7 @@ class Plan:
     - ``embedder``: name of the model that finds general prompts and question forms like the lessons.
     - ``excluded``: signals that the layer has no ``capacity`` for.
     - ``rebuild_reason``: why it is built where new lessons are not the reason.
-    - ``retracted``: signals that the live revision was trained on and that this build excludes.
+    - ``outdated``: signals that the live revision was trained on and that are no longer lessons.
     - ``began``: when its learn began, on the timer.
     - ``overrides``: the fields of ``recipe`` that the caller of a learn set. They stay with the layer.
     - ``answer_verifier``: judges the answers to held-out prompts, in the place of their log-probs.
@@ -92,7 +93,7 @@ class Plan:
     excluded: frozenset[str] = frozenset()
     capacity: LayerCapacity | None = None
     rebuild_reason: Reason | None = None
-    retracted: frozenset[str] = frozenset()
+    outdated: frozenset[str] = frozenset()
     overrides: Json = field(default_factory=dict)
     answer_verifier: CheckedVerifier | None = None
     maps_weights: bool = False
@@ -119,10 +120,21 @@ class Plan:
 
     @property
     def build_reasons(self) -> tuple[Reason, ...]:
-        """Why it is built beside new lessons: retracted ones, or a changed stack below."""
-        if self.retracted:
-            return (reason(ReasonCode.LESSONS_RETRACTED, count=len(self.retracted)),)
+        """Why it is built beside new lessons: outdated ones, or a changed stack below."""
+        if self.outdated:
+            return (reason(ReasonCode.LESSONS_RETRACTED, count=len(self.outdated)),)
         return (self.rebuild_reason,) if self.rebuild_reason else ()
+
+    @property
+    def removes_lessons(self) -> bool:
+        """Whether an outdated lesson went without another in its place."""
+        lessons = {each.signal.id for each in self.assignments if each.layer == self.layer}
+        replaced = {
+            each.signal.id
+            for each in self.assignments
+            if each.superseded_by in lessons or each.reason.code in _STYLE_CHANGED
+        }
+        return not self.outdated <= replaced
 
     @property
     def head(self) -> str | None:
@@ -284,8 +296,7 @@ def build_plan(
     user, layer = state.user, state.layer
     assignments = scrub_assignments(state.assignments, layer, recipe.scrub)
     considered = store.catalog.used_signals(user, layer)
-    held_out = set(store.catalog.holdout(user, layer))
-    held_out = inherited_holdout(store, user, assignments, held_out)
+    held_out = held_out_signals(store, user, layer, assignments)
     rejected = tuple(
         each for each in undesirable_lessons_for(assignments, layer) if each.signal not in held_out
     )
@@ -345,7 +356,7 @@ def build_plan(
         embedder=services.memory.embedder.name,
         excluded=frozenset(excluded),
         capacity=capacity,
-        retracted=frozenset() if parent is state.head else state.retracted,
+        outdated=frozenset() if parent is state.head else state.outdated,
         maps_weights=services.training_backend.maps_weights,
     )
 
@@ -377,23 +388,19 @@ def holdout_beside(store: Store, state: LayerState) -> tuple[Lesson, ...]:
     return tuple(lesson for layer in others for lesson in holdout_of(store, state, layer))
 
 
-def inherited_holdout(
-    store: Store, user: str, assignments: Sequence[Assignment], held_out: Set[str]
+def held_out_signals(
+    store: Store, user: str, layer: str, assignments: Sequence[Assignment]
 ) -> set[str]:
-    """Return the held-out signals and their successors: a restated one is not trained on either."""
-    found = set(held_out)
-    for each in assignments:
-        older = each.signal.supersedes
-        while older is not None and older not in held_out:
-            older = store.ledger.signal(user, older).supersedes
-        if older is not None:
-            found.add(each.signal.id)
-    # Their successors are held out too, on the same turn or the same request.
-    superseded_by = {each.signal.id: each.superseded_by for each in assignments}
+    """Return the signals that a layer holds out, with all that replaced them."""
+    newer: dict[str | None, str | None] = {
+        each.supersedes: each.id for each in store.ledger.signals(user, current=False)
+    }
+    newer |= {each.signal.id: each.superseded_by for each in assignments if each.superseded_by}
+    found = set(store.catalog.holdout(user, layer))
     for signal in tuple(found):
-        while (newer := superseded_by.get(signal)) is not None and newer not in found:
-            found.add(newer)
-            signal = newer
+        while (replacement := newer.get(signal)) is not None and replacement not in found:
+            found.add(replacement)
+            signal = replacement
     return found
 
 

@@ -14,16 +14,11 @@ from personalpeft.learning.data.lesson_scrubbing import scrub_assignments
 from personalpeft.learning.data.training_examples import lessons_for
 from personalpeft.learning.layers import LayerState
 from personalpeft.learning.outcomes import MoveCause
-from personalpeft.learning.plan import (
-    MAX_HOLDOUT,
-    Plan,
-    holdout_beside,
-    inherited_holdout,
-)
-from personalpeft.learning.publish import Candidate, imported_inputs
+from personalpeft.learning.plan import MAX_HOLDOUT, Plan, held_out_signals, holdout_beside
+from personalpeft.learning.publish import Candidate, imported_inputs, layer_entry
 from personalpeft.learning.train.config import TrainingConfig
 from personalpeft.services import Services
-from personalpeft.types import Json, SignalRole, StackEntry
+from personalpeft.types import Json, SignalRole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +73,7 @@ def propose(
     blob = pack(adapter)
     digest = store.blobs.put(user, blob)
     assignments = scrub_assignments(state.assignments, layer, recipe.scrub)
-    held_out = inherited_holdout(store, user, assignments, set(store.catalog.holdout(user, layer)))
+    held_out = held_out_signals(store, user, layer, assignments)
     considered = store.catalog.used_signals(user, layer)
     unseen = [
         lesson
@@ -86,7 +81,6 @@ def propose(
         if lesson.signal in held_out or lesson.signal not in considered
     ][-MAX_HOLDOUT:]
     signals = {lesson.signal for lesson in unseen}
-    manifest = adapter.manifest
     plan = ProposalPlan(
         user=user,
         layer=layer,
@@ -104,8 +98,6 @@ def propose(
         ),
         embedder=services.memory.embedder.name,
         digest=digest,
-        made_by=manifest.stored_recipe,
+        made_by=adapter.manifest.stored_recipe,
     )
-    weights = {each.name: each.weight for each in store.catalog.layers(user)}
-    entry = StackEntry(layer, f"{layer}@{digest[:12]}", digest, weights.get(layer, 1.0))
-    return Candidate(plan, entry, blob)
+    return Candidate(plan, layer_entry(store, user, layer, digest), blob)

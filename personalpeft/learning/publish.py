@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -18,6 +18,11 @@ from personalpeft.adapters.formats.packed import pack
 from personalpeft.adapters.types import Adapter, LoRAWeights, Manifest
 from personalpeft.backends.error_mapping import to_serving_error
 from personalpeft.errors import PersonalPeftError, format_origin, get_error_type
+from personalpeft.learning.environment import (
+    ENVIRONMENT,
+    describe_environment,
+    recorded_environment,
+)
 from personalpeft.learning.gate.gate import Judgement
 from personalpeft.learning.layers import VALID_ON, replace_layer, trained_on, valid_stacks
 from personalpeft.learning.outcomes import (
@@ -48,16 +53,51 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A trained layer: the plan that it was built by, its place in the stack and its file."""
+    """A trained layer: the plan that it was built by, its place in the stack and its file.
+
+    ``scores`` say where it was trained, if a build here trained it.
+    """
 
     plan: Plan
     entry: StackEntry
     blob: bytes
+    scores: Json = field(default_factory=dict)
 
     @property
     def stack(self) -> Stack:
         """The live stack with the candidate in place."""
         return replace_layer(self.plan.live, self.entry)
+
+    def to_revision(
+        self,
+        verdict: Verdict,
+        reason: str,
+        scores: Mapping[str, Any],
+        *,
+        at: datetime,
+        seconds: float,
+        probation: bool = False,
+    ) -> Revision:
+        """Return the revision to record, with its judgement."""
+        plan = self.plan
+        return Revision(
+            id=self.entry.revision,
+            user=plan.user,
+            layer=plan.layer,
+            digest=self.entry.digest,
+            base=plan.live.base,
+            parent=plan.parent.id if plan.parent else None,
+            below=plan.below.entries,
+            recipe=plan.stored_recipe,
+            inputs=plan.inputs,
+            signals=plan.signal_roles,
+            scores=scores,
+            verdict=verdict,
+            reason=reason,
+            probation=probation,
+            at=at,
+            seconds=seconds,
+        )
 
 
 def build_adapter(plan: Plan, weights: Mapping[str, LoRAWeights], recipe: Json) -> Adapter:
@@ -76,13 +116,31 @@ def build_adapter(plan: Plan, weights: Mapping[str, LoRAWeights], recipe: Json) 
     return Adapter(manifest, in_half(weights))
 
 
-def store_candidate(store: Store, plan: Plan, weights: Mapping[str, LoRAWeights]) -> Candidate:
-    """Make the file of a trained layer durable. The entry has the weight that the layer has."""
+def store_candidate(
+    services: Services, plan: Plan, weights: Mapping[str, LoRAWeights]
+) -> Candidate:
+    """Make the file of a trained layer durable, and return it as a candidate."""
     blob = pack(build_adapter(plan, weights, plan.stored_recipe))
-    digest = store.blobs.put(plan.user, blob)
-    layer_weights = {each.name: each.weight for each in store.catalog.layers(plan.user)}
-    revision, weight = f"{plan.layer}@{digest[:12]}", layer_weights.get(plan.layer, 1.0)
-    return Candidate(plan, StackEntry(plan.layer, revision, digest, weight), blob)
+    digest = services.store.blobs.put(plan.user, blob)
+    scores = {ENVIRONMENT: describe_environment(services.learning_engine.backend)}
+    return Candidate(plan, layer_entry(services.store, plan.user, plan.layer, digest), blob, scores)
+
+
+def find_candidate(store: Store, plan: Plan) -> Candidate | None:
+    """Return the recorded build of a plan's inputs, so that nothing is trained twice."""
+    inputs, blobs = plan.inputs, store.blobs
+    for known in store.catalog.revisions(plan.user):
+        if known.inputs == inputs and blobs.is_intact(blobs.expected_path(known.digest)):
+            entry = layer_entry(store, plan.user, plan.layer, known.digest)
+            scores = {ENVIRONMENT: recorded_environment(known.scores)}
+            return Candidate(plan, entry, blobs.read(known.digest), scores)
+    return None
+
+
+def layer_entry(store: Store, user: str, layer: str, digest: str) -> StackEntry:
+    """Return the stack entry of a file, with the weight that its layer has."""
+    weights = {each.name: each.weight for each in store.catalog.layers(user)}
+    return StackEntry(layer, f"{layer}@{digest[:12]}", digest, weights.get(layer, 1.0))
 
 
 def publish_candidate(
@@ -94,23 +152,13 @@ def publish_candidate(
     recorded. The checkpoint is deleted. Returns the report that was recorded.
     """
     store, plan = services.store, candidate.plan
-    revision = Revision(
-        id=candidate.entry.revision,
-        user=plan.user,
-        layer=plan.layer,
-        digest=candidate.entry.digest,
-        base=plan.live.base,
-        parent=plan.parent.id if plan.parent else None,
-        below=plan.below.entries,
-        recipe=plan.stored_recipe,
-        inputs=plan.inputs,
-        signals=plan.signal_roles,
-        scores=report.scores,
-        verdict=judgement.verdict,
-        reason=judgement.reason,
-        probation=judgement.probation,
+    revision = candidate.to_revision(
+        judgement.verdict,
+        judgement.reason,
+        report.scores,
         at=report.at,
         seconds=report.seconds,
+        probation=judgement.probation,
     )
     cause = MoveCause.ACCEPTED if judgement.accepted else plan.move_cause
     # Pinned until the head has moved, so that the first reply does not load it.

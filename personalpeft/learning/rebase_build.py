@@ -9,18 +9,17 @@ A training that is interrupted continues from its checkpoint.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from itertools import groupby
 
 from personalpeft.errors import NothingToLearn
 from personalpeft.learning.data.training_examples import load_assignments
-from personalpeft.learning.environment import ENVIRONMENT, describe_environment
 from personalpeft.learning.layers import inspect_layer, layer_order, trained_on
 from personalpeft.learning.learner import Learner
 from personalpeft.learning.outcomes import MoveCause
 from personalpeft.learning.plan import MIN_LESSONS, Plan, build_plan
+from personalpeft.learning.publish import find_candidate, store_candidate
 from personalpeft.learning.single_build import train_plan
 from personalpeft.learning.train.config import Start
 from personalpeft.learning.train.loop import CheckpointStore
@@ -142,8 +141,8 @@ def _decide(services: Services, user: str, layer: str, live: Stack) -> Plan | Bu
     try:
         plan = build_plan(services, state, recipe, start, began, force=head is not None)
     except NothingToLearn as nothing:
-        # A head of retracted lessons does not come back.
-        return BuiltLayer(layer, None if state.retracted else head, why=nothing.message)
+        # A head of outdated lessons does not come back.
+        return BuiltLayer(layer, None if state.outdated else head, why=nothing.message)
     if not plan.has_enough:
         return BuiltLayer(layer, None, why=f"a first build takes {MIN_LESSONS} lessons")
     if head is not None and plan.is_incremental:
@@ -158,32 +157,21 @@ def _find_or_build(
 ) -> BuiltLayer:
     """Return the recorded revision of a plan's inputs, or train and record it."""
     store, user, layer = services.store, plan.user, plan.layer
-    for known in store.catalog.revisions(user):
-        is_same = (known.layer, known.base, known.inputs) == (layer, plan.live.base, plan.inputs)
-        if is_same and store.blobs.is_intact(store.blobs.expected_path(known.digest)):
-            return BuiltLayer(layer, known)
+    if known := find_candidate(store, plan):
+        return BuiltLayer(layer, store.catalog.revision(user, known.entry.revision))
     checkpoints = CheckpointStore.of_layer(store, user, layer)
-    blob = train_plan(services, plan, checkpoints, progress=progress, cancelled=cancelled)
-    digest = hashlib.sha256(blob).hexdigest()
-    revision = Revision(
-        id=f"{layer}@{digest[:12]}",
-        user=user,
-        layer=layer,
-        digest=digest,
-        base=plan.live.base,
-        parent=plan.parent.id if plan.parent else None,
-        below=plan.below.entries,
-        recipe=plan.stored_recipe,
-        inputs=plan.inputs,
-        signals=plan.signal_roles,
-        scores={ENVIRONMENT: describe_environment(services.learning_engine.backend)},
-        verdict=Verdict.ABSTAINED,
-        reason=UNJUDGED,
-        probation=False,
+    weights = train_plan(services, plan, checkpoints, progress=progress, cancelled=cancelled)
+    candidate = store_candidate(services, plan, weights)
+    revision = candidate.to_revision(
+        Verdict.ABSTAINED,
+        UNJUDGED,
+        candidate.scores,
         at=services.clock.now(),
         seconds=round(services.clock.timer() - plan.began, 3),
     )
     report = {"rebase": {"base": plan.live.base, "revision": revision.id}}
-    store.catalog.add_revision(revision, blob, report, promote=False, cause=MoveCause.REBASE)
+    store.catalog.add_revision(
+        revision, candidate.blob, report, promote=False, cause=MoveCause.REBASE
+    )
     store.delete_session(user, layer)
     return BuiltLayer(layer, store.catalog.revision(user, revision.id), is_new=True)

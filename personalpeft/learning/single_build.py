@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from personalpeft.adapters.formats.packed import pack
+from personalpeft.adapters.types import LoRAWeights
 from personalpeft.errors import PersonalPeftError
 from personalpeft.learning.data.batching import build_batches
 from personalpeft.learning.data.general_replies import reply_generally
 from personalpeft.learning.options import not_cancelled
 from personalpeft.learning.pipeline import MAX_YIELD_SECONDS, open_session
 from personalpeft.learning.plan import Plan
-from personalpeft.learning.publish import build_adapter
 from personalpeft.learning.train.loop import (
     CheckpointStore,
     LoopControl,
@@ -34,8 +33,8 @@ def train_plan(
     *,
     progress: Progress,
     cancelled: Callable[[], bool],
-) -> bytes:
-    """Train a plan to its end, and return the packed file.
+) -> Mapping[str, LoRAWeights]:
+    """Train a plan to its end, and return the weights of its layer.
 
     Call it inside ``LazyModel.learning``.
 
@@ -75,4 +74,4 @@ def train_plan(
     trained = train({user: job}, services.training_backend.advance, control)[user]
     if not isinstance(trained, TrainResult):
         raise trained
-    return pack(build_adapter(plan, trained.pairs, plan.stored_recipe))
+    return trained.pairs

@@ -17,13 +17,8 @@ from datetime import datetime
 from enum import StrEnum
 
 from personalpeft.learning.data.scrubber import RemovedText
-from personalpeft.learning.data.training_examples import (
-    Assignment,
-    lessons_for,
-    load_assignments,
-    undesirable_lessons_for,
-)
-from personalpeft.learning.layers import ancestors, find_answer, inspect_layer, known_layers
+from personalpeft.learning.data.training_examples import Assignment, lessons_for, load_assignments
+from personalpeft.learning.layers import ancestors, inspect_layer, known_layers
 from personalpeft.learning.outcomes import (
     OUTSIDE_LAYER_USES,
     Placement,
@@ -32,7 +27,7 @@ from personalpeft.learning.outcomes import (
     SignalUse,
     reason,
 )
-from personalpeft.learning.plan import MIN_LESSONS, inherited_holdout
+from personalpeft.learning.plan import MIN_LESSONS, held_out_signals
 from personalpeft.learning.report import (
     LearnReport,
     from_json,
@@ -175,8 +170,7 @@ def _lesson_triggers(
     if unfinished:
         considered |= _layer_signals(unfinished)
     built = store.catalog.used_signals(user, layer)
-    lessons = (*lessons_for(assignments, layer), *undesirable_lessons_for(assignments, layer))
-    waiting = {lesson.signal for lesson in lessons} - built
+    waiting = {each.signal.id for each in assignments if each.layer == layer} - built
     for each in assignments:
         if each.signal.id in waiting - considered:
             yield TrainingTrigger(each.signal.id, TriggerKind.LESSON, layer, each.signal.at)
@@ -192,7 +186,7 @@ def _layer_signals(report: LearnReport) -> set[str]:
 def _stale_triggers(
     store: Store, user: str, layers: Sequence[Layer], assignments: tuple[Assignment, ...]
 ) -> Iterator[TrainingTrigger]:
-    """Yield a trigger for each head on a changed stack, and for each due retraction."""
+    """Yield a trigger for each stale head that nothing was built in place of."""
     heads = [
         (layer, store.catalog.revision(user, layer.head))
         for layer in layers
@@ -203,12 +197,13 @@ def _stale_triggers(
     entries = [StackEntry(layer.name, head.id, head.digest, layer.weight) for layer, head in heads]
     for layer, head in heads:
         state = inspect_layer(store, user, layer.name, Stack(base, tuple(entries)), assignments)
-        if state.is_below_changed:
+        if state.is_due:
             key = f"{head.id} on {state.below.digest[:12]}"
-            yield TrainingTrigger(key, TriggerKind.STACK_BELOW_CHANGED, layer.name)
-        if state.retracted and find_answer(store, state) is None:
-            key = f"{head.id} without {canonical_digest(sorted(state.retracted))[:12]}"
-            yield TrainingTrigger(key, TriggerKind.RETRACTED, layer.name)
+            kind = TriggerKind.STACK_BELOW_CHANGED
+            if state.outdated:
+                key += f" without {canonical_digest(sorted(state.outdated))[:12]}"
+                kind = TriggerKind.RETRACTED
+            yield TrainingTrigger(key, kind, layer.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,8 +285,7 @@ class _Builds:
                 else:
                     self.tried[revision.layer, signal] = revision.id
         for layer in store.catalog.layers(user):
-            held_out = set(store.catalog.holdout(user, layer.name))
-            for signal in inherited_holdout(store, user, assignments, held_out):
+            for signal in held_out_signals(store, user, layer.name, assignments):
                 self.held_out.setdefault((layer.name, signal), None)
             head = store.catalog.revision(user, layer.head) if layer.head else None
             for revision in ancestors(store, head):

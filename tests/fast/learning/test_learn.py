@@ -175,18 +175,6 @@ def test_restated_lesson_is_built_from_nothing_without_the_older_text(
         assert revision.parent is None
 
 
-def test_retracted_lesson_is_not_in_the_next_revision(fake_ada: User) -> None:
-    signals = [fake_ada.teach(f"question {n}", style(f"Answer {n}.")) for n in range(6)]
-    fake_ada.learn()
-    retracted = next(s for s in signals if s in trained_on(fake_ada))
-    fake_ada._services.store.ledger.retract("ada", retracted)
-    fake_ada.teach("question 9", style("Answer 9."))
-    report = fake_ada.learn()
-    (revision,) = (r for r in fake_ada.revisions() if r.id == report.revision)
-    assert revision.parent is None
-    assert retracted not in revision.signals
-
-
 ACTS = st.lists(
     st.one_of(
         st.tuples(st.just("correct"), st.integers(1, 6)),

@@ -162,9 +162,7 @@ def test_retracting_lessons_of_the_new_style_restores_the_old_one(ada: User) -> 
 def test_old_style_stays_live_where_the_gate_refuses_the_new_one(
     ada: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Lessons superseded by a style change are not retracted, so the live revision need not be
-    rebuilt.
-    """
+    """The build of the new style is not made again from the same lessons."""
     old = edit_in_style(ada, "signed", 12, first=0)
     ada.learn()
     edit_in_style(ada, "listed", 20, first=12)
@@ -178,7 +176,7 @@ def test_old_style_stays_live_where_the_gate_refuses_the_new_one(
     assert ada.pending().news == ()
     with pytest.raises(NothingToLearn) as nothing:
         ada.learn()
-    assert nothing.value.cause is NothingCause.NOTHING_NEW
+    assert nothing.value.cause is NothingCause.NOT_LIVE
     assert ada.stack().entries
 
 

@@ -35,7 +35,6 @@ GIVE: dict[SignalKind, Callable[..., str]] = {
         f"My pet {n} is Rex {n}.", questions=[f"Who is my pet {n}?"], answer=f"Rex {n}", **k
     ),
 }
-TRAINED = [kind for kind in SignalKind if kind is not SignalKind.COMMENT]
 PLACES = {SignalKind.COMMENT: Placement.PROFILE, SignalKind.FACT: Placement.MEMORY}
 
 
@@ -63,7 +62,7 @@ def test_signal_without_consent_is_listed_so_and_in_no_build(ada: User, kind: Si
     assert not set(kept) & (trained_on(ada) | pinned(ada))
 
 
-@pytest.mark.parametrize("kind", TRAINED)
+@pytest.mark.parametrize("kind", [SignalKind.RATING, SignalKind.FACT])
 def test_withdrawn_consent_is_unlearned_by_the_next_learn(ada: User, kind: SignalKind) -> None:
     for number in range(8):
         GIVE[kind](ada, number)
