@@ -15,7 +15,7 @@ WORKERS ?= 3
 
 export HF_HUB_OFFLINE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-# Without bytecode each process compiles our modules again: a third of the time of make test.
+# Without bytecode each of a thousand processes compiles our modules again.
 unexport PYTHONDONTWRITEBYTECODE
 # llama.cpp without its part for pictures and sound, which nothing here uses: 127 files to compile instead of 178.
 export CMAKE_ARGS ?= -DLLAVA_BUILD=OFF
