@@ -20,7 +20,6 @@ import numpy as np
 import numpy.typing as npt
 
 from personalpeft.adapters.types import AdapterStack, LoRAWeights
-from personalpeft.backends.batch_invariance import BatchInvariance
 from personalpeft.base_models.types import Base
 from personalpeft.types import FinishReason, Message, Sampling
 
@@ -47,7 +46,7 @@ class SequenceState:
         top_logprobs: How many of the likeliest tokens to report, at most ``MAX_TOP_LOGPROBS``.
         stop_tokens: Tokens that end the reply, besides those of the base.
         token_ids: The prompt and the tokens picked so far.
-        output: The text side of the reply, from the first admission on.
+        output: The reply's ``SequenceOutput``, from the first admission on.
         sampler: The backend's random state, from the first admission on.
     """
 
@@ -59,7 +58,7 @@ class SequenceState:
     top_logprobs: int = 0
     stop_tokens: frozenset[int] = frozenset()
     token_ids: list[int] = field(init=False)
-    output: TextOutput | None = field(init=False, default=None)
+    output: Any = field(init=False, default=None)
     sampler: Any = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -72,15 +71,10 @@ class SequenceState:
 
     def finish(self, reason: FinishReason) -> OutputChunk:
         """Return the last chunk of a sequence that left its batch: the text still held back."""
-        return OutputChunk(-1, "", (), reason) if self.output is None else self.output.end(reason)
-
-
-class TextOutput(Protocol):
-    """The text side of a reply."""
-
-    def end(self, finish: FinishReason) -> OutputChunk:
-        """Return the last chunk of a reply that something else ends."""
-        ...
+        if self.output is None:
+            return OutputChunk(-1, "", (), reason)
+        chunk: OutputChunk = self.output.end(reason)
+        return chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,8 +359,11 @@ class Backend(Protocol):
         ...
 
     @property
-    def batch_invariance(self) -> BatchInvariance:
-        """When the same request gets the same tokens and log-probs, to the bit."""
+    def batch_invariant(self) -> bool:
+        """Whether the same request gets the same tokens and log-probs, to the bit, on one machine.
+
+        So whatever is cached or in the batch, however its prompt is divided, and in any process.
+        """
         ...
 
     @property

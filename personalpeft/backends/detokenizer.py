@@ -16,14 +16,16 @@ from typing import Protocol
 
 from personalpeft.backends.base import OutputChunk, SequenceState
 from personalpeft.backends.sampler import TokenLogprobs
-from personalpeft.backends.tokenizer import ChatTokenizer
 from personalpeft.types import FinishReason
 
 _REPLACEMENT_CHARACTER = "\ufffd"
 
 
 class Decoder(Protocol):
-    """Turns tokens into text."""
+    """Turns tokens into text. ``stop_tokens`` end a reply."""
+
+    @property
+    def stop_tokens(self) -> frozenset[int]: ...
 
     def decode(self, tokens: Sequence[int]) -> str: ...
 
@@ -106,14 +108,14 @@ class SequenceOutput:
     It ends with a stop token, a stop string or its longest length. After its end it takes no token.
     """
 
-    def __init__(self, number: int, sequence: SequenceState, decoder: ChatTokenizer) -> None:
+    def __init__(self, number: int, sequence: SequenceState, decoder: Decoder) -> None:
         self.number, self.sequence = number, sequence
         self._stop_tokens = decoder.stop_tokens | sequence.stop_tokens
         self._text = Detokenizer(decoder, sequence.sampling.stop)
         self.num_tokens = 0
 
     @classmethod
-    def of(cls, number: int, sequence: SequenceState, decoder: ChatTokenizer) -> SequenceOutput:
+    def of(cls, number: int, sequence: SequenceState, decoder: Decoder) -> SequenceOutput:
         """Return the output of an admitted sequence; of a resumed one, as it was.
 
         Args:
@@ -121,10 +123,10 @@ class SequenceOutput:
             sequence: The sequence.
             decoder: Its base's tokenizer.
         """
-        if not isinstance(sequence.output, cls):
-            sequence.output = cls(number, sequence, decoder)
-        sequence.output.number = number
-        return sequence.output
+        output: SequenceOutput = sequence.output or cls(number, sequence, decoder)
+        output.number = number
+        sequence.output = output
+        return output
 
     def append(self, token: int, logprobs: TokenLogprobs | None = None) -> OutputChunk:
         """Add a token, and return what it adds to the text and whether it ends the reply."""

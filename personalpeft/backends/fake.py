@@ -13,7 +13,7 @@ import json
 import threading
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -36,11 +36,11 @@ from personalpeft.backends.base import (
     StagedStack,
     Tokens,
 )
-from personalpeft.backends.batch_invariance import BatchInvariance
-from personalpeft.backends.detokenizer import StopStrings
+from personalpeft.backends.detokenizer import SequenceOutput
+from personalpeft.backends.sampler import TokenLogprobs
 from personalpeft.base_models.chat_template import render_chat
 from personalpeft.base_models.types import Base, ModelCard, Source
-from personalpeft.types import Architecture, FinishReason, Message, canonical_digest
+from personalpeft.types import Architecture, Message, canonical_digest
 
 _WORDS = (
     *("amber", "birch", "cloud", "dune", "ember", "fern"),
@@ -101,13 +101,6 @@ class _Stack:
     nbytes: int
 
 
-class _Output(StopStrings):
-    """See ``TextOutput``."""
-
-    def end(self, finish: FinishReason) -> OutputChunk:
-        return OutputChunk(-1, self.finish(), (), finish)
-
-
 # eq=False: two sequences with the same fields are two sequences.
 @dataclass(eq=False, slots=True)
 class _Sequence:
@@ -117,7 +110,7 @@ class _Sequence:
     stack: _Stack | None
     num_unread: int
     reply: tuple[int, ...]
-    output: _Output
+    output: SequenceOutput
 
 
 class FakeBackend:
@@ -126,9 +119,10 @@ class FakeBackend:
     name = "fake"
     description = "no model: replies are made up from the prompt"
     logprob_tolerance = 1e-6
-    batch_invariance = BatchInvariance.HOLDS
+    batch_invariant = True
     maps_weights = False
     end_of_turn: Tokens = (_END,)
+    stop_tokens = frozenset({_END})
     bos_tokens: Tokens = ()
 
     def __init__(self, base: Base, *, slots: int = 8, rows: int = 16) -> None:
@@ -183,15 +177,14 @@ class FakeBackend:
             if len(self._sequences) >= self.rows:
                 return None
             number = next(self._numbers)
-            if not isinstance(sequence.output, _Output):
-                sequence.output = _Output(sequence.sampling.stop)
+            output = SequenceOutput.of(number, sequence, self)
             num_unread, reply = len(sequence.token_ids), self._reply(sequence, stack)
-            self._sequences[number] = _Sequence(sequence, stack, num_unread, reply, sequence.output)
+            self._sequences[number] = _Sequence(sequence, stack, num_unread, reply, output)
             return number
 
     def step(self) -> Sequence[OutputChunk]:
         with self._lock:
-            advanced = (self._advance(number, each) for number, each in self._sequences.items())
+            advanced = map(self._advance, self._sequences.values())
             chunks = [chunk for chunk in advanced if chunk]
             for chunk in chunks:
                 if chunk.finish:
@@ -276,27 +269,19 @@ class FakeBackend:
     def close(self) -> None:
         self._attached.clear()
 
-    def _advance(self, number: int, sequence: _Sequence) -> OutputChunk | None:
+    def _advance(self, sequence: _Sequence) -> OutputChunk | None:
         sequence.num_unread = max(0, sequence.num_unread - _CHUNK)
         if sequence.num_unread:
             return None
-        state, output, reply = sequence.state, sequence.output, sequence.reply
-        done = len(state.token_ids) - len(state.prompt_tokens)
-        if done == len(reply):
-            return replace(output.end("stop"), index=number)
-        token = reply[done]
-        state.token_ids.append(token)
-        text = output.push(self.decode([token]))
-        finish: FinishReason | None = "stop" if output.matched else None
-        if not finish and done + 1 >= state.sampling.max_tokens:
-            finish, text = "length", text + output.finish()
-        logprobs: tuple[float, ...] = ()
-        top: tuple[tuple[tuple[int, float], ...], ...] = ()
+        state, done = sequence.state, sequence.output.num_tokens
+        token = sequence.reply[done] if done < len(sequence.reply) else _END
+        logprobs = None
         if state.logprobs:
-            logprobs = _logprobs(state.prompt_tokens, reply[: done + 1], sequence.stack)[-1:]
-            if state.top_logprobs:
-                top = (_top_logprobs(token, logprobs[0])[: state.top_logprobs],)
-        return OutputChunk(number, text, (token,), finish, logprobs, top, output.matched)
+            tokens = (*state.output_tokens, token)
+            logprob = _logprobs(state.prompt_tokens, tokens, sequence.stack)[-1]
+            likeliest = _top_logprobs(token, logprob)[: state.top_logprobs]
+            logprobs = TokenLogprobs(logprob, likeliest)
+        return sequence.output.append(token, logprobs)
 
     def _reply(self, sequence: SequenceState, stack: _Stack | None) -> tuple[int, ...]:
         """Return a tool call, or four words by prompt and seed and two more by the stack."""

@@ -188,7 +188,8 @@ def check_sampling(
         stop = (stop,)
     if not isinstance(stop, list | tuple):
         raise _wrong("stop", stop, "a list of texts that are not empty")
-    sampling = Sampling(
+    sampling = replace(
+        default,
         temperature=default.temperature if temperature is None else temperature,
         top_p=default.top_p if top_p is None else top_p,
         max_tokens=default.max_tokens if max_tokens is None else max_tokens,

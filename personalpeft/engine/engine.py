@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from personalpeft.adapters.formats.packed import pack
 from personalpeft.adapters.types import Adapter
 from personalpeft.backends.base import Backend, Continuation, Score, Tokens
-from personalpeft.backends.batch_invariance import BatchInvariance, describe
 from personalpeft.backends.error_mapping import map_model_errors
 from personalpeft.clock import SYSTEM, Clock
 from personalpeft.engine.core import REOPEN, EngineCore, closed_error
@@ -65,10 +64,8 @@ class Engine(EngineCore):
         self._temporary: dict[str, Adapter] = {}
         self._sources: tuple[Callable[[str], Adapter | None], ...] = ()
         super().__init__(backend, self.read_adapter, serving, clock, give_way)
-        if backend.batch_invariance is not BatchInvariance.HOLDS:
-            log.info(
-                "batch invariance: %s (%s)", describe(backend.batch_invariance), backend.description
-            )
+        if not backend.batch_invariant:
+            log.info("batch invariance does not hold (%s)", backend.description)
 
     def read_adapter(self, digest: str) -> Adapter:
         """Return an adapter by the digest of its packed file: temporary, of a source, or stored."""

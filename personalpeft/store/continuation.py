@@ -19,9 +19,15 @@ from personalpeft.store.database import Row, fetch_all, fetch_one
 from personalpeft.store.error_mapping import sqlite3
 from personalpeft.store.hash_chain import GENESIS, NewEntry, append_entries
 from personalpeft.store.id_lookup import resolve_user
-from personalpeft.store.revisions import read_head, read_holdout
+from personalpeft.store.revisions import (
+    ensure_layer,
+    read_head,
+    read_holdout,
+    record_roles,
+    set_head,
+)
 from personalpeft.store.store import Store
-from personalpeft.store.user_export import Entry, check_chain, read_entries
+from personalpeft.store.user_export import Entry, check_chain, put_files, read_entries
 from personalpeft.types import SignalRole
 
 _LEARNED_KINDS = ("revision", "judgement", "report", "move")
@@ -94,10 +100,7 @@ def append_continuation(
             resolve_user(db, user)
             check_unmoved(db, user, position)
             _append(db, user, entries)
-            written_files = store.blobs.put_many(((user, data) for data in files.values()), db=db)
-            for digest, written in zip(files, written_files, strict=True):
-                if digest != written:
-                    raise PersonalFileError(f"{digest} does not match its digest.", hint=_HINT)
+            put_files(store, user, files, db)
     except sqlite3.IntegrityError as error:
         raise PersonalFileError(
             f"The rows of the result for {user} do not fit together.", hint=_HINT
@@ -142,11 +145,7 @@ def _check_position(db: sqlite3.Connection, user: str, position: LedgerPosition)
 def _append(db: sqlite3.Connection, user: str, entries: Sequence[Entry]) -> None:
     revisions = contents(entries, "revision")
     for row in revisions:
-        db.execute(
-            "insert into layer (user, name, born)"
-            " values (?1, ?2, (select count(*) from layer where user = ?1)) on conflict do nothing",
-            [user, row["layer"]],
-        )
+        ensure_layer(db, user, row["layer"])
     append_entries(db, user, (NewEntry(entry.kind, entry.content) for entry in entries))
     new = {row["id"] for row in revisions}
     for row in contents(entries, "judgement"):
@@ -155,16 +154,13 @@ def _append(db: sqlite3.Connection, user: str, entries: Sequence[Entry]) -> None
     for row in contents(entries, "move"):
         if read_head(db, user, row["layer"]) != row["before"]:
             raise PersonalFileError(f"A move of {row['layer']} starts elsewhere.", hint=_HINT)
-        db.execute(
-            "update layer set head = ? where user = ? and name = ?",
-            [row["after"], user, row["layer"]],
-        )
+        set_head(db, user, row["layer"], row["after"])
 
 
 def _add_provenance(
     db: sqlite3.Connection, user: str, judgement: Row, new: Collection[str]
 ) -> None:
-    """Record the signals of a judged revision. A signal keeps its first role."""
+    """Record the signals of a judged revision."""
     revision = judgement["revision"]
     sql = "select layer from revision where user = ? and id = ?"
     (row,) = fetch_all(db, sql, user, revision)
@@ -172,8 +168,4 @@ def _add_provenance(
     held_out = read_holdout(db, user, layer) if revision in new else ()
     if any(signals.get(signal) == SignalRole.TRAINED for signal in held_out):
         raise PersonalFileError(f"{revision} was trained on a held-out signal.", hint=_HINT)
-    db.executemany(
-        "insert into provenance (user, revision, signal, layer, role) values (?, ?, ?, ?, ?)"
-        " on conflict do nothing",
-        [(user, revision, signal, layer, role) for signal, role in signals.items()],
-    )
+    record_roles(db, user, layer, revision, signals)

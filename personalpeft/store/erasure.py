@@ -31,7 +31,7 @@ from personalpeft.store.error_mapping import map_home_errors, sqlite3
 from personalpeft.store.hash_chain import GENESIS, chain_digest, row_digest
 from personalpeft.store.id_lookup import is_user, resolve_user
 from personalpeft.store.locks import user_leases
-from personalpeft.store.revisions import unnamed_blobs
+from personalpeft.store.revisions import set_head, unnamed_blobs
 from personalpeft.store.rows import KINDS, TOMBSTONE, EntryKind
 from personalpeft.store.store import Store
 from personalpeft.store.types import Erasure, ErasureResult
@@ -274,8 +274,7 @@ def _erase_moves(
         if layer["head"] in revisions:
             name = layer["name"]
             heads[name] = targets.get(name)
-            sql = "update layer set head = ? where user = ? and name = ?"
-            db.execute(sql, [heads[name], user, name])
+            set_head(db, user, name, heads[name])
     return heads
 
 

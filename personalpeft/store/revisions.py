@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import takewhile
@@ -77,11 +77,7 @@ def record_revision(db: sqlite3.Connection, new: NewRevision, at: datetime) -> N
     known = is_recorded(db, new.revision)
     revision = _resolve_references(db, new.revision, trained=not known)
     user, layer = revision.user, revision.layer
-    db.execute(
-        "insert into layer (user, name, born)"
-        " values (?1, ?2, (select count(*) from layer where user = ?1)) on conflict do nothing",
-        [user, layer],
-    )
+    ensure_layer(db, user, layer)
     entries = [] if known else [_revision_entry(revision)]
     entries += _judgement_entries(revision, new.report, at)
     before = read_head(db, user, layer)
@@ -90,14 +86,32 @@ def record_revision(db: sqlite3.Connection, new: NewRevision, at: datetime) -> N
         move = HeadMove(user, layer, before, revision.id, new.cause, at)
         entries.append(NewEntry("move", rows.encode("move", move)))
     append_entries(db, user, entries)
-    # A signal keeps its first role: this file was trained on it, or it was not.
+    record_roles(db, user, layer, revision.id, revision.signals)
+    if moves:
+        set_head(db, user, layer, revision.id)
+
+
+def ensure_layer(db: sqlite3.Connection, user: str, layer: str) -> None:
+    """Create a layer of a user unless it exists."""
+    db.execute(
+        "insert into layer (user, name, born)"
+        " values (?1, ?2, (select count(*) from layer where user = ?1)) on conflict do nothing",
+        [user, layer],
+    )
+
+
+def record_roles(
+    db: sqlite3.Connection, user: str, layer: str, revision: str, roles: Mapping[str, str]
+) -> None:
+    """Record the role of each signal in a revision.
+
+    A signal keeps its first role: the file was trained on it, or it was not.
+    """
     db.executemany(
         "insert into provenance (user, revision, signal, layer, role) values (?, ?, ?, ?, ?)"
         " on conflict do nothing",
-        [(user, revision.id, signal, layer, role) for signal, role in revision.signals.items()],
+        [(user, revision, signal, layer, role) for signal, role in roles.items()],
     )
-    if moves:
-        _set_head(db, user, layer, revision.id)
 
 
 def record_judgement(
@@ -121,7 +135,7 @@ def record_move(db: sqlite3.Connection, move: HeadMove) -> None:
     """Record a move and set the head. A move to the present head is not recorded."""
     if move.before != move.after:
         append_entries(db, move.user, [NewEntry("move", rows.encode("move", move))])
-        _set_head(db, move.user, move.layer, move.after)
+        set_head(db, move.user, move.layer, move.after)
 
 
 def read_head(db: sqlite3.Connection, user: str, layer: str) -> str | None:
@@ -212,7 +226,8 @@ def _judgement_entries(revision: Revision, report: Json, at: datetime) -> list[N
     return [NewEntry("judgement", judgement), NewEntry("report", body)]
 
 
-def _set_head(db: sqlite3.Connection, user: str, layer: str, head: str | None) -> None:
+def set_head(db: sqlite3.Connection, user: str, layer: str, head: str | None) -> None:
+    """Set the head of a layer, without a move."""
     db.execute("update layer set head = ? where user = ? and name = ?", [head, user, layer])
 
 

@@ -181,14 +181,19 @@ def insert_user(
     try:
         with store.database.write_transaction() as db:
             _insert_rows(db, export, user, rows.format_time(store.now()), reason_prefix)
-            written_files = store.blobs.put_many(((user, data) for data in files.values()), db=db)
-            for digest, written in zip(files, written_files, strict=True):
-                if digest != written:
-                    raise PersonalFileError(f"{digest} does not match its digest.", hint=_HINT)
+            put_files(store, user, files, db)
     except sqlite3.IntegrityError as error:
         raise PersonalFileError(
             f"The rows of {export.user} do not fit together.", hint=_HINT
         ) from error
+
+
+def put_files(store: Store, user: str, files: Mapping[str, bytes], db: sqlite3.Connection) -> None:
+    """Store packed adapters by digest. Raises ``PersonalFileError`` if one has another digest."""
+    written = store.blobs.put_many(((user, data) for data in files.values()), db=db)
+    for digest, found in zip(files, written, strict=True):
+        if digest != found:
+            raise PersonalFileError(f"{digest} does not match its digest.", hint=_HINT)
 
 
 def _insert_rows(

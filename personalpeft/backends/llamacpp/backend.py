@@ -12,7 +12,6 @@ from personalpeft import host
 from personalpeft.adapters.types import AdapterStack
 from personalpeft.backends.base import Continuation, Score, StagedStack
 from personalpeft.backends.batch_backend import BatchBackend
-from personalpeft.backends.batch_invariance import BatchInvariance
 from personalpeft.backends.llamacpp.adapters import LoadedAdapters
 from personalpeft.backends.llamacpp.batch import Batch
 from personalpeft.backends.llamacpp.binding import ContextParams, Model
@@ -41,7 +40,7 @@ class LlamaCppBackend(BatchBackend):
     name = "llamacpp"
     _batch: Batch
     logprob_tolerance = _LOGPROB_TOLERANCE
-    batch_invariance = BatchInvariance.HOLDS
+    batch_invariant = True
 
     def __init__(
         self, base: Base, *, slots: int = 8, rows: int = 16, cache: Path, threads: int | None = None

@@ -21,7 +21,6 @@ from personalpeft.backends.base import (
     StagedStack,
 )
 from personalpeft.backends.batch_backend import BatchBackend
-from personalpeft.backends.batch_invariance import BatchInvariance
 from personalpeft.backends.sampler import top_logprobs
 from personalpeft.backends.torch.batch import Batch
 from personalpeft.backends.torch.device import DeviceChoice, choose_device, memory_to_plan
@@ -94,8 +93,7 @@ class TorchBackend(BatchBackend):
             kept = WeightsChoice(None)
             self._model = ModelRunner(base, where, ops, cache)
         # Results of torch's own operations depend on the batch.
-        invariant = ops.batch_invariant and self._model.batch_invariant
-        self.batch_invariance = BatchInvariance.HOLDS if invariant else BatchInvariance.NONE
+        self.batch_invariant = ops.batch_invariant and self._model.batch_invariant
         self.maps_weights = kept.mapped is not None
         self.description = ", ".join(filter(None, (where.reason, reason, kept.reason)))
         vocabulary = self._model.vocabulary_size

@@ -20,7 +20,6 @@ from personalpeft.adapters.types import AdapterStack
 from personalpeft.backends.attached_stacks import AttachedStacks
 from personalpeft.backends.base import Continuation, Score, StagedStack
 from personalpeft.backends.batch_backend import BatchBackend
-from personalpeft.backends.batch_invariance import BatchInvariance
 from personalpeft.backends.vllm.adapter_registry import AdapterRegistry, Registration
 from personalpeft.backends.vllm.batch import Batch
 from personalpeft.backends.vllm.client import ServedModel, VllmClient
@@ -48,7 +47,7 @@ class VllmBackend(BatchBackend):
 
     name = "vllm"
     _batch: Batch
-    batch_invariance = BatchInvariance.NONE
+    batch_invariant = False
     logprob_tolerance = _LOGPROB_TOLERANCE
 
     def __init__(

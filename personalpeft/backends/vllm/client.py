@@ -23,7 +23,6 @@ from personalpeft.types import FinishReason
 _OK, _NOT_FOUND = 200, 404
 # Otherwise they come from the model's generation_config.json, and change replies silently.
 _NEUTRAL_SAMPLING = {
-    "top_k": 0,
     "min_p": 0.0,
     "repetition_penalty": 1.0,
     "presence_penalty": 0.0,
@@ -141,7 +140,7 @@ class VllmClient:
             "max_tokens": sampling.max_tokens,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
-            **({"top_k": sampling.top_k} if sampling.top_k else {}),
+            "top_k": sampling.top_k,
             "seed": sampling.seed,
             **_NEUTRAL_SAMPLING,
             "stop_token_ids": list(stop_tokens),

@@ -416,6 +416,12 @@ def test_requests_set_every_sampling_option_explicitly(double: VllmDouble, open_
     assert (body["repetition_penalty"], body["top_k"], body["min_p"]) == (1.0, 0, 0.0)
 
 
+def test_a_limit_of_likely_tokens_reaches_the_server(double: VllmDouble, open_on: Open) -> None:
+    backend = open_on(double)
+    generate(backend, [row(backend, "hello", temperature=0.8, top_k=7)])
+    assert double.requests[-1][1]["top_k"] == 7
+
+
 def test_sequential_replies_share_a_connection_and_none_is_cancelled(
     double: VllmDouble, open_on: Open
 ) -> None:

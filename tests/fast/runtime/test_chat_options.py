@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from runtime_makers import ask, correct, open_runtime
 
 from personalpeft import InvalidInput, NotFound, QueueFull, Serving
+from personalpeft.backends.fake import fake_base
 
 
 def test_logprobs_cover_each_token_of_the_reply(tmp_path: Path) -> None:
@@ -112,3 +114,15 @@ def test_texts_that_share_words_are_similar(tmp_path: Path) -> None:
             runtime.embed([])
         with pytest.raises(InvalidInput):
             runtime.embed("one text")
+
+
+def test_settings_of_the_card_that_a_chat_cannot_set_are_used(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = fake_base()
+    card = replace(base.card, sampling=replace(base.card.sampling, top_k=7))
+    monkeypatch.setattr("personalpeft.backends.fake.fake_base", lambda: replace(base, card=card))
+    with open_runtime(home) as runtime:
+        ada = runtime.user("ada")
+        ada.chat("Hello", temperature=0.5)
+        assert ada.turn("last").sampling.top_k == 7

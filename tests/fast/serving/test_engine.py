@@ -30,7 +30,6 @@ from serving_makers import (
 )
 
 from personalpeft.backends.base import Continuation, SequenceState
-from personalpeft.backends.batch_invariance import BatchInvariance
 from personalpeft.backends.fake import FakeBackend, fake_base
 from personalpeft.engine.engine import Engine
 from personalpeft.errors import (
@@ -610,7 +609,7 @@ def test_a_backend_without_bit_exact_replies_is_named_at_start(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     class Rounding(FakeBackend):
-        batch_invariance = BatchInvariance.NONE
+        batch_invariant = False
 
     caplog.set_level(logging.INFO)
     for backend, named in ((FakeBackend(fake_base()), False), (Rounding(fake_base()), True)):

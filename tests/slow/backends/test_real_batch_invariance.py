@@ -24,7 +24,6 @@ from backend_makers import (
 
 import personalpeft
 from personalpeft.backends.base import Backend, SequenceState
-from personalpeft.backends.batch_invariance import BatchInvariance
 from personalpeft.base_models.types import Base
 from personalpeft.engine.invariance_check import check_batch_invariance
 from personalpeft.host import cpu_flags
@@ -56,7 +55,7 @@ def open_backend(dtype: str, base: Base, cache: Path) -> Backend:
         pytest.skip("the processor does not multiply bfloat16")
     where = DeviceChoice(torch.device("cpu"), getattr(torch, dtype), "for tests")
     backend = TorchBackend(base, where=where, cache=cache, slots=ROWS, rows=ROWS)
-    assert backend.batch_invariance is BatchInvariance.HOLDS
+    assert backend.batch_invariant
     for seed in range(ROWS):
         attach(backend, f"s{seed}", random_stack(backend, seed, rank=1 + seed, size=0.02))
     return backend
