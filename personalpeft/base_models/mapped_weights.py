@@ -15,7 +15,7 @@ import numpy as np
 
 from personalpeft.base_models.files import FRESH_COPY, gguf_parts
 from personalpeft.base_models.gguf.file import source_gguf_file
-from personalpeft.base_models.gguf.mapped import MappedTensor, Numbers, map_gguf
+from personalpeft.base_models.gguf.mapped import MappedTensor, Numbers, PlainFormat, map_gguf
 from personalpeft.base_models.gguf.tensor_names import GgufNames, gguf_names
 from personalpeft.base_models.types import Base
 from personalpeft.errors import WeightsError
@@ -174,13 +174,12 @@ def map_weights(base: Base) -> MappedWeights:
 
 def _map_safetensors(path: Path) -> dict[str, MappedTensor]:
     import torch
-    from gguf import GGMLQuantizationType
     from safetensors import SafetensorError, safe_open
 
     formats = {
-        torch.float32: GGMLQuantizationType.F32,
-        torch.float16: GGMLQuantizationType.F16,
-        torch.bfloat16: GGMLQuantizationType.BF16,
+        torch.float32: PlainFormat.F32,
+        torch.float16: PlainFormat.F16,
+        torch.bfloat16: PlainFormat.BF16,
     }
     mapped = {}
     try:

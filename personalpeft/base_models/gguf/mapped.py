@@ -10,6 +10,7 @@ import math
 import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -24,6 +25,14 @@ if TYPE_CHECKING:
 Numbers: TypeAlias = npt.NDArray[np.float32]
 
 
+class PlainFormat(IntEnum):
+    """GGML's numbers of the formats that are not quantised. A chat does not import gguf for them."""
+
+    F32 = 0
+    F16 = 1
+    BF16 = 30
+
+
 @dataclass(frozen=True, slots=True)
 class MappedTensor:
     """A tensor of a file: ``rows`` of ``columns`` numbers in blocks.
@@ -36,7 +45,7 @@ class MappedTensor:
     """
 
     name: str
-    format: GGMLQuantizationType
+    format: GGMLQuantizationType | PlainFormat
     shape: tuple[int, ...]
     data: npt.NDArray[np.uint8] = field(repr=False)
 
@@ -47,6 +56,8 @@ class MappedTensor:
     @property
     def block_elements(self) -> int:
         """Numbers in a block."""
+        if isinstance(self.format, PlainFormat):
+            return 1
         from gguf import GGML_QUANT_SIZES
 
         return GGML_QUANT_SIZES[self.format][0]
@@ -58,12 +69,13 @@ class MappedTensor:
             rows: The rows, or their indices.
             columns: The columns, from the begin of a block to the end of one.
         """
-        from gguf import GGML_QUANT_SIZES, dequantize
+        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 
-        of, size = GGML_QUANT_SIZES[self.format]
+        kind = GGMLQuantizationType(self.format)
+        of, size = GGML_QUANT_SIZES[kind]
         begin, end, _ = columns.indices(self.columns)
         data = np.ascontiguousarray(self.data[rows, begin // of * size : end // of * size])
-        return dequantize(data, self.format).astype(np.float32, copy=False)
+        return dequantize(data, kind).astype(np.float32, copy=False)
 
 
 def map_gguf(path: Path, header: GgufHeader | None = None) -> Mapping[str, MappedTensor]:

@@ -119,7 +119,14 @@ def test_gc_deletes_unreferenced_files(shell: Shell) -> None:
     half.parent.mkdir(parents=True)
     half.write_bytes(b"half")
     would = json.loads(shell.run("gc", "--dry-run", "--json").stdout)
-    assert would == {"blobs": 0, "parts": 1, "sessions": 0, "bytes": 4, "dry_run": True}
+    assert would == {
+        "blobs": 0,
+        "parts": 1,
+        "sessions": 0,
+        "bases": 0,
+        "bytes": 4,
+        "dry_run": True,
+    }
     assert half.exists()
     assert json.loads(shell.run("gc", "--json").stdout)["bytes"] == 4
     assert not half.exists()

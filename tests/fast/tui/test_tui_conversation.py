@@ -270,7 +270,9 @@ def test_user_and_model_text_is_never_markup(
         await ui.wait_for_text("[bold]not markup")
         assert "\\x1b]0;title\\x07[red]" in ui.screen
 
-    monkeypatch.setattr(FakeBackend, "decode", lambda self, tokens: "\x1b]0;title\x07[red]")
+    monkeypatch.setattr(
+        FakeBackend, "decode", lambda self, tokens: "\x1b]0;title\x07[red]" if tokens else ""
+    )
     run_tui(runtime, scenario)
 
 

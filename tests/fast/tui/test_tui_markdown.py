@@ -105,7 +105,7 @@ def test_control_characters_never_reach_the_terminal() -> None:
 
 
 def _reply_with(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    monkeypatch.setattr(FakeBackend, "decode", lambda self, tokens: text)
+    monkeypatch.setattr(FakeBackend, "decode", lambda self, tokens: text if tokens else "")
 
 
 def test_a_link_is_opened_only_after_its_full_address_was_shown(
