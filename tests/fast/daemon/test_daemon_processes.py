@@ -277,7 +277,7 @@ def test_a_killed_server_and_a_killed_daemon_end_with_the_new_revision_being_ser
     home.mark_idle()
     daemon = home.spawn("daemon", "run", slowly=0.1)
     wait_for(
-        lambda: '"times": 2' in _text(home.path / "notes/daemon.json"), "the learn that goes on"
+        lambda: '"times":2' in _text(home.path / "notes/daemon.json"), "the learn that goes on"
     )
     server.process.kill()
     wait_for_exit(server.process)
