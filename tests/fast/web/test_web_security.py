@@ -312,7 +312,9 @@ def test_a_link_of_the_same_user_asks_nothing_and_an_administrators_says_so(
     site: Site, visit: Visit
 ) -> None:
     page = visit.open(secret=site.token_of("ada"))
-    page.goto(f"{site.url}/#code={site.codes.issue('ada')}")
+    # The page loads again where the link was followed.
+    with page.expect_event("load"):
+        page.goto(f"{site.url}/#code={site.codes.issue('ada')}")
     visit.wait_until_loaded()
     expect(page.get_by_role("dialog")).to_have_count(0)
     page.goto(site.link(user="bob"))
