@@ -153,8 +153,9 @@ class Plan:
         recipe = self.recipe
         share = len(self.new_examples) / (recipe.batch_size * 3)
         scaled = round(recipe.min_steps * share)
-        # On a parent a few lessons need a few steps; eight still let the rate warm up and decay.
-        least = 8 if self.is_incremental else recipe.min_steps
+        least = recipe.min_steps
+        if self.is_incremental:
+            least = min(least, recipe.min_steps_on_parent)
         return max(least, min(recipe.max_steps, scaled))
 
     @property

@@ -25,7 +25,7 @@ Start: TypeAlias = Literal["auto", "nothing"]
 
 # Raise it with every change to code that decides a revision's bytes. Then no build of older code
 # counts as one of newer code, finished or not.
-BUILD_FORMAT = 10
+BUILD_FORMAT = 11
 
 MAX_LENGTH = 256
 """Tokens at which a reply is cut where no card says otherwise, in training and in scoring."""
@@ -121,12 +121,14 @@ class TrainingConfig(CardConfig):
     target_modules: Annotated[tuple[str, ...], Field(strict=False)] = ()  # paths or parts of paths
     learning_rate: Number = 5e-4  # peak rate of AdamW
     min_steps: Count = 26  # steps of a first build of up to 3 batches of lessons
+    min_steps_on_parent: Count = 8  # the same on a parent, if that is less
     max_steps: Count = 120  # limit of steps, which grow in proportion to new lessons
     batch_size: Count = 4  # lessons a step
     preference_pairs: Size = (
         1  # lessons of a batch that add a DPO loss, if they have a rejected text
     )
     beta: Number = 0.1  # beta of DPO and KTO
+    fact_weight: Number = 4.0  # weight of the answer of a fact, beside the other losses
     few_shot_replies: Size = 4  # few-shot replies a step (data/general_replies.py)
     few_shot_weight: Number = 2.0  # weight of all of these together
     rated_replies: Size = 2  # liked replies in a step's KTO loss, and as many disliked ones
@@ -192,9 +194,10 @@ class TrainingConfig(CardConfig):
 
 
 # A memory is many unrelated facts: the MLP stores the most of them for each parameter. It needs
-# steps for every fact: of 160 facts at once, 120 steps taught a fifth. A skill is what is
-# particular to each answer. From thirty demonstrations, attention alone learned it better than all
-# projections did.
+# steps for every fact: of 160 facts at once, 120 steps taught a fifth. On a parent half of a batch
+# is replay: of eight new answers, 8 steps taught five, and 21 all. A skill is what is particular to
+# each answer. From thirty demonstrations, attention alone learned it better than all projections
+# did.
 _LAYER_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "style": {},
     "skill": {
@@ -210,6 +213,7 @@ _LAYER_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "target_modules": ("mlp",),
         "learning_rate": 1e-3,
         "min_steps": 42,
+        "min_steps_on_parent": 21,
         "max_steps": 480,
         "batch_size": 8,
         "num_paraphrases": 24,

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from personalpeft.backends.base import Backend, Continuation, Loss, ModelOutputs
 from personalpeft.learning.data.training_examples import Lesson
 from personalpeft.learning.train.config import TrainingConfig
-from personalpeft.types import Message
+from personalpeft.types import Message, SignalKind
 
 
 class BaseLoss:
@@ -171,7 +171,9 @@ def build_lesson_losses(
     shown = [lesson for lesson in lessons if lesson.teacher_messages is None]
     for lesson in shown:
         target = encode(lesson.messages, lesson.chosen, ended=lesson.ended)
-        yield SFTLoss(target, lesson.weight / share)
+        # Of a fact's few tokens only the first ones are news, and the mean dilutes them.
+        weight = config.fact_weight if lesson.kind is SignalKind.FACT else 1.0
+        yield SFTLoss(target, weight * lesson.weight / share)
     for lesson in lessons:
         if lesson.teacher_messages is not None:
             student, teacher = (
