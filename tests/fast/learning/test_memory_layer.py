@@ -71,6 +71,17 @@ def test_later_facts_train_on_top_and_earlier_ones_are_evaluated_again(
     assert second.scores["target"]["asked"] == second.scores["retention"]["asked"] == 1
 
 
+def test_a_recipe_says_how_many_steps_a_later_fact_takes_at_least(ada: User) -> None:
+    tell(ada, "dog", "Biscuit")
+    first = ada.learn("memory", accept=True, recipe={"min_steps": 4, "min_steps_on_parent": 3})
+    tell(ada, "cat", "Momo")
+    second = ada.learn("memory", accept=True)
+    tell(ada, "horse", "Hector")
+    fewest = ada.learn("memory", accept=True, recipe={"min_steps": 2, "min_steps_on_parent": 3})
+
+    assert [each.steps for each in (first, second, fewest)] == [4, 3, 2]
+
+
 def test_fact_with_a_new_answer_supersedes_the_old_one(ada: User) -> None:
     old = tell(ada, "dog", "Biscuit")
     kept = tell(ada, "cat", "Momo")
