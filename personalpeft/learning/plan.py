@@ -149,13 +149,13 @@ class Plan:
 
     @property
     def steps(self) -> int:
-        """The steps of the build, which grow in proportion to new lessons."""
+        """The steps of the build, which grow in proportion to the new signals."""
         recipe = self.recipe
-        share = len(self.new_examples) / (recipe.batch_size * 3)
+        # A fact counts once, however many questions it has.
+        share = len(_signals(self.new_examples)) / (recipe.batch_size * recipe.min_steps_batches)
         scaled = round(recipe.min_steps * share)
-        least = recipe.min_steps
-        if self.is_incremental:
-            least = min(least, recipe.min_steps_on_parent)
+        # On a parent a few lessons need a few steps; eight still let the rate warm up and decay.
+        least = 8 if self.is_incremental else recipe.min_steps
         return max(least, min(recipe.max_steps, scaled))
 
     @property

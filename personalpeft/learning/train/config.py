@@ -120,9 +120,9 @@ class TrainingConfig(CardConfig):
     alpha: Number = 32.0  # LoRA scaling is alpha / rank
     target_modules: Annotated[tuple[str, ...], Field(strict=False)] = ()  # paths or parts of paths
     learning_rate: Number = 5e-4  # peak rate of AdamW
-    min_steps: Count = 26  # steps of a first build of up to 3 batches of lessons
-    min_steps_on_parent: Count = 8  # the same on a parent, if that is less
-    max_steps: Count = 120  # limit of steps, which grow in proportion to new lessons
+    min_steps: Count = 26  # steps of a first build of up to min_steps_batches of new signals
+    min_steps_batches: Count = 3  # more signals than these batches take proportionally more steps
+    max_steps: Count = 120  # limit of steps
     batch_size: Count = 4  # lessons a step
     preference_pairs: Size = (
         1  # lessons of a batch that add a DPO loss, if they have a rejected text
@@ -194,10 +194,9 @@ class TrainingConfig(CardConfig):
 
 
 # A memory is many unrelated facts: the MLP stores the most of them for each parameter. It needs
-# steps for every fact: of 160 facts at once, 120 steps taught a fifth. On a parent half of a batch
-# is replay: of eight new answers, 8 steps taught five, and 21 all. A skill is what is particular to
-# each answer. From thirty demonstrations, attention alone learned it better than all projections
-# did.
+# steps for every fact: of 160 facts at once, 120 steps taught a fifth. Of four new answers to old
+# questions, 8 steps taught two or three, and 21 all. A skill is what is particular to each answer.
+# From thirty demonstrations, attention alone learned it better than all projections did.
 _LAYER_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "style": {},
     "skill": {
@@ -213,7 +212,7 @@ _LAYER_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "target_modules": ("mlp",),
         "learning_rate": 1e-3,
         "min_steps": 42,
-        "min_steps_on_parent": 21,
+        "min_steps_batches": 1,
         "max_steps": 480,
         "batch_size": 8,
         "num_paraphrases": 24,

@@ -71,15 +71,22 @@ def test_later_facts_train_on_top_and_earlier_ones_are_evaluated_again(
     assert second.scores["target"]["asked"] == second.scores["retention"]["asked"] == 1
 
 
-def test_a_recipe_says_how_many_steps_a_later_fact_takes_at_least(ada: User) -> None:
-    tell(ada, "dog", "Biscuit")
-    first = ada.learn("memory", accept=True, recipe={"min_steps": 4, "min_steps_on_parent": 3})
-    tell(ada, "cat", "Momo")
-    second = ada.learn("memory", accept=True)
-    tell(ada, "horse", "Hector")
-    fewest = ada.learn("memory", accept=True, recipe={"min_steps": 2, "min_steps_on_parent": 3})
+def test_steps_grow_with_the_facts_and_not_with_their_questions(ada: User) -> None:
+    recipe = {"min_steps": 10, "batch_size": 1, "min_steps_batches": 2}
+    for animal, name in FACTS.items():
+        tell(ada, animal, name)
 
-    assert [each.steps for each in (first, second, fewest)] == [4, 3, 2]
+    report = ada.learn("memory", accept=True, recipe=recipe)
+    assert len(report.sources) == len(FACTS)
+    assert report.steps == 15
+
+
+def test_a_few_facts_on_a_parent_take_a_few_steps(ada: User) -> None:
+    recipe = {"min_steps": 10, "batch_size": 1}
+    tell(ada, "dog", "Biscuit")
+    ada.learn("memory", accept=True, recipe=recipe)
+    tell(ada, "cat", "Momo")
+    assert ada.learn("memory", accept=True).steps == 10
 
 
 def test_fact_with_a_new_answer_supersedes_the_old_one(ada: User) -> None:

@@ -332,7 +332,7 @@ def test_stored_configuration_keeps_its_keys() -> None:
     stored = TrainingConfig(target_modules=("mlp",), alpha=8).to_stored()
     assert json.dumps(stored) == (
         '{"rank": 8, "alpha": 8, "targets": ["mlp"], "learning_rate": 0.0005, "steps": 26,'
-        ' "min_steps_on_parent": 8, "most_steps": 120, "batch": 4, "pairs": 1, "beta": 0.1,'
+        ' "min_steps_batches": 3, "most_steps": 120, "batch": 4, "pairs": 1, "beta": 0.1,'
         ' "fact_weight": 4.0, "few_shot_replies": 4,'
         ' "few_shot_weight": 2.0, "thumbs": 2, "phrasings": 5, "unknown": 0, "anchors": 4, "anchor_weight": 2.0,'
         ' "replay": 0.5, "warmup": 0.05, "clip": 1.0, "weight_decay": 0.0, "held_out": 0.25,'
