@@ -158,6 +158,9 @@ class TrainingConfig(CardConfig):
     def from_stored(cls, recipe: Json, current: Self) -> Self:
         """Return the configuration that a revision stores.
 
+        A recipe from before ``fact_weight`` was trained without it. With the weight of now, a lost
+        adapter could not be built again.
+
         Args:
             recipe: The recipe of the revision.
             current: The configuration of its layer now. It has what a recipe does not store, which
@@ -166,7 +169,8 @@ class TrainingConfig(CardConfig):
         names = {cls.STORED_NAMES.get(name, name): name for name in cls.model_fields}
         # Under the key of ``min_steps`` a recipe stores how many steps were made.
         names.pop(cls.STORED_NAMES["min_steps"])
-        values = {names[key]: value for key, value in recipe.items() if key in names}
+        stored = {names[key]: value for key, value in recipe.items() if key in names}
+        values = {"fact_weight": 1.0, **stored}
         values["target_modules"] = tuple(values["target_modules"])
         values["scrub"] = tuple(recipe.get("scrub", ()))
         return current.model_copy(update=values)
@@ -194,8 +198,8 @@ class TrainingConfig(CardConfig):
 
 
 # A memory is many unrelated facts: the MLP stores the most of them for each parameter. It needs
-# steps for every fact: of 160 facts at once, 120 steps taught a fifth. Of four new answers to old
-# questions, 8 steps taught two or three, and 21 all. A skill is what is particular to each answer.
+# steps for every fact: of 160 facts at once, 120 steps taught a fifth. Of eight new answers to
+# old questions, 8 steps taught six, and 21 all. A skill is what is particular to each answer.
 # From thirty demonstrations, attention alone learned it better than all projections did.
 _LAYER_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "style": {},

@@ -327,6 +327,14 @@ def test_invalid_configuration_of_one_kind_is_refused_with_its_table(
         load_training_configs("card", wrong, PROJECTIONS)
 
 
+def test_a_recipe_from_before_a_fact_had_a_weight_builds_as_it_did() -> None:
+    now = TrainingConfig(target_modules=("mlp",))
+    recipe = now.to_stored()
+    assert TrainingConfig.from_stored(recipe, now) == now
+    del recipe["fact_weight"]
+    assert TrainingConfig.from_stored(recipe, now).fact_weight == 1
+
+
 def test_stored_configuration_keeps_its_keys() -> None:
     """Digests of inputs and adapter files hold these keys."""
     stored = TrainingConfig(target_modules=("mlp",), alpha=8).to_stored()
