@@ -72,7 +72,7 @@ def _plain(lines: Sequence[str]) -> list[Token]:
     ]
 
 
-class _Table(Markdown.BLOCKS["table_open"]):  # type: ignore[misc]
+class _Table(Markdown.BLOCKS["table_open"]):  # type: ignore[misc]  # a class out of a mapping
     def on_mount(self) -> None:
         # Textual reads a cell's tooltip as markup, but a model's text is not markup.
         for cell in self.query("MarkdownTableCellContents"):
