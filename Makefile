@@ -30,8 +30,11 @@ demo: $(STAMP) ## See it all work, on the real base, in a throw-away home
 	@$(BIN)/personalpeft demo
 
 # One cache for all tests of a run, unless PERSONALPEFT_CACHE names one: the real base is prepared once, and kernels are compiled once.
-ONE_CACHE = [ -n "$${PERSONALPEFT_CACHE:-}" ] || \
-  { PERSONALPEFT_CACHE=$$(mktemp -d); export PERSONALPEFT_CACHE; trap 'rm -rf "$$PERSONALPEFT_CACHE"' EXIT; }
+# Homes of tests lie in memory where there is room: a home syncs what it writes, and a disk lets it wait.
+ONE_CACHE = MADE=; trap 'rm -rf $$MADE' EXIT; \
+  if [ -z "$${PERSONALPEFT_CACHE:-}" ]; then export PERSONALPEFT_CACHE=$$(mktemp -d); MADE=$$PERSONALPEFT_CACHE; fi; \
+  if [ "$$(df --output=avail /dev/shm 2>/dev/null | tail -1)" -gt 2000000 ] 2>/dev/null; then \
+    export PYTEST_DEBUG_TEMPROOT=$$(mktemp -d /dev/shm/personalpeft-XXXXXX); MADE="$$MADE $$PYTEST_DEBUG_TEMPROOT"; fi
 # One thread in each of the processes that test side by side. Where a test needs more, those that wait do not spin: with spinning,
 # a test on llama.cpp took ten times as long beside others. A test on the real base has all processors to itself.
 SIDE_BY_SIDE = OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest tests plugins -q -n $(WORKERS) --dist worksteal

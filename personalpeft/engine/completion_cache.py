@@ -2,8 +2,9 @@
 
 Invariants: completions of the bare base are shared by all users. Completions of a user's stack are
 kept under that user's id, in memory only. The key includes the digest of the stack, so a cached
-completion is the one that the engine would compute. A stored file that is damaged or was changed
-counts as empty. A file that cannot be written disables nothing.
+completion is the one that the engine would compute; a shipped one may be that of another processor.
+A stored file that is damaged or was changed counts as empty. A file that cannot be written disables
+nothing.
 """
 
 from __future__ import annotations
@@ -41,16 +42,23 @@ class CompletionCache:
         base_sampling: The sampling under which completions of the bare base are stored.
         file: Where completions of the bare base are stored. Processes may share it; the last
             writer wins.
+        shipped: Completions of the bare base, by prompt, that ``file`` need not have.
     """
 
     def __init__(
-        self, engine: Engine, prompts: Collection[str], base_sampling: Sampling, file: Path
+        self,
+        engine: Engine,
+        prompts: Collection[str],
+        base_sampling: Sampling,
+        file: Path,
+        shipped: Mapping[str, str],
     ) -> None:
         self._engine = engine
         self._prompts = frozenset(prompts)
         self._base_sampling = base_sampling
         self._file = file
-        stored = self._read_file()
+        # A machine that computed its own keeps them, so that its revisions can be built again.
+        stored = {**shipped, **self._read_file()}
         self._entries: OrderedDict[_Key, str] = OrderedDict(
             (("", "", (Message("user", prompt),), base_sampling), stored[prompt])
             for prompt in sorted(self._prompts & stored.keys())

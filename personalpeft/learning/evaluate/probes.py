@@ -1,5 +1,7 @@
 """The general prompts that ship with the package, and the cache of their completions.
 
+Completions of the bases that can be installed as a package ship as well.
+
 Regularizer and everyday prompts are used while training (``data/general_replies.py``). Regression
 probes are asked afterwards. Unanswerable prompts ask for what no user has stated.
 """
@@ -7,6 +9,7 @@ probes are asked afterwards. Unanswerable prompts ask for what no user has state
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import tomllib
 from dataclasses import dataclass
@@ -95,6 +98,14 @@ def general_prompts() -> tuple[str, ...]:
     return (*prompts.regularizer_prompts, *(probe.question for probe in prompts.probes))
 
 
+@cache
+def load_base_replies() -> dict[str, dict[str, str]]:
+    """Return the shipped completions under ``BASE_SAMPLING``: by digest of the base, by prompt."""
+    text = (resources.files(__package__) / "base_replies.json").read_text("utf-8")
+    replies: dict[str, dict[str, str]] = json.loads(text)
+    return replies
+
+
 def is_degenerate(reply: str) -> bool:
     """Return whether a reply is empty or repeats the same few words."""
     words = split_tokens(reply)
@@ -115,7 +126,8 @@ def open_completion_cache(engine: Engine, folder: Path) -> CompletionCache:
     )
     return CompletionCache(
         engine,
-        (*general_prompts(), *generic.everyday_prompts),
+        general_prompts(),
         BASE_SAMPLING,
         folder / "spoken" / f"{name[:32]}.json",
+        load_base_replies().get(backend.base.digest, {}),
     )

@@ -9,7 +9,11 @@ import pytest
 from runtime_makers import correct, open_runtime
 
 from personalpeft.engine.engine import Engine
-from personalpeft.learning.evaluate.probes import load_general_prompts
+from personalpeft.learning.evaluate.probes import (
+    general_prompts,
+    load_base_replies,
+    load_general_prompts,
+)
 from personalpeft.settings import CACHE
 
 RIGHT = {canary.question: canary.right[0] for canary in load_general_prompts().probes}
@@ -54,3 +58,8 @@ def test_no_probe_is_worded_like_a_training_prompt() -> None:
     held = {each for prompt in trained_on for each in four_words(prompt)}
     shared = [each.question for each in prompts.probes if four_words(each.question) & held]
     assert not shared
+
+
+@pytest.mark.parametrize("base", load_base_replies())
+def test_shipped_replies_of_a_base_are_of_all_general_prompts(base: str) -> None:
+    assert load_base_replies()[base].keys() == set(general_prompts())
