@@ -33,6 +33,7 @@ from personalpeft.host import write_file_atomically
 Product: TypeAlias = Callable[[Tensor], Tensor]
 """From ``[rows, inputs]`` to ``[rows, outputs]``."""
 
+_CPU = torch.device("cpu")
 # Row counts to try. Libraries change their methods near powers of two.
 _TRIED = (1, 2, 3, 4, 5, 7, 8, 9, 12, 13, 16, 17, 24, 31, 32, 33, 36, 37, 48, 64, 96, 128, 256)
 # Rows of products this wide (a vocabulary) cost more, so fewer are tried and used.
@@ -134,10 +135,13 @@ class ProductChooser:
     Args:
         threads: The numbers of threads that may compute, the largest last.
         cache: The folder to keep choices in; None keeps them in memory alone.
+        device: Where products are computed: a CPU, or a GPU, where threads change nothing.
     """
 
-    def __init__(self, threads: Sequence[int], cache: Path | None) -> None:
-        self._threads = tuple(threads)
+    def __init__(
+        self, threads: Sequence[int], cache: Path | None, device: torch.device = _CPU
+    ) -> None:
+        self._threads, self._device = tuple(threads), device
         machine = [
             _FORMAT,
             torch.__version__,
@@ -145,6 +149,8 @@ class ProductChooser:
             instruction_sets(),
             self._threads,
         ]
+        if device.type == "cuda":
+            machine.append(torch.cuda.get_device_name(device))
         name = hashlib.sha256(json.dumps(machine).encode()).hexdigest()[:16]
         self._file = None if cache is None else cache / "products" / f"{name}.json"
         self._stored: dict[str, ProductChoice] = {}
@@ -158,7 +164,7 @@ class ProductChooser:
     def choose(self, shape: ProductShape) -> ProductChoice:
         """Return how to compute products of this shape; the first call for a shape tries it."""
         if shape.key not in self._stored:
-            self._stored[shape.key] = _choose(shape, self._threads)
+            self._stored[shape.key] = _choose(shape, self._threads, self._device)
             if self._file is not None:
                 # A cache that cannot be written costs the next process a trial, nothing else.
                 with suppress(OSError):
@@ -220,29 +226,31 @@ def _make_product(kind: ProductKind, weight: Tensor, bias: Tensor | None) -> tup
     return lambda x: multiply(x, packed, bias, "none", [], ""), packed
 
 
-def _choose(shape: ProductShape, threads: Sequence[int]) -> ProductChoice:
+def _choose(shape: ProductShape, threads: Sequence[int], device: torch.device) -> ProductChoice:
     working = []
     for kind in shape.kinds:
-        if not is_usable(kind, shape):
+        if not is_usable(kind, shape, device):
             continue
-        rows = _find_class(kind, shape, threads) or _find_class(kind, shape, threads[-1:])
+        rows = _find_class(kind, shape, threads, device) or _find_class(
+            kind, shape, threads[-1:], device
+        )
         if rows is not None:
             return ProductChoice(kind, rows)
         working.append(kind)
     return ProductChoice(working[0] if working else shape.only or ProductKind.PLAIN, None)
 
 
-def is_usable(kind: ProductKind, shape: ProductShape) -> bool:
-    """Return whether the libraries can compute a product here, correct up to rounding."""
+def is_usable(kind: ProductKind, shape: ProductShape, device: torch.device = _CPU) -> bool:
+    """Return whether the libraries can compute a product there, correct up to rounding."""
     random = torch.Generator().manual_seed(1)
     tile = torch.randn((min(shape.outputs, 256), shape.inputs), generator=random).to(shape.dtype)
     bias = torch.ones(shape.outputs, dtype=shape.dtype) if shape.bias else None
     try:
-        product, _ = _make_product(kind, _tiled(tile, shape.outputs), bias)
+        product, _ = _make_product(kind, *_on(device, _tiled(tile, shape.outputs), bias))
         for rows in (1, 2, 33):
             x = torch.randn((rows, shape.inputs), generator=random).to(shape.dtype)
             expected = x.float() @ tile.float().t() + (1.0 if shape.bias else 0.0)
-            found = product(x)[:, : len(tile)].float()
+            found = product(x.to(device))[:, : len(tile)].float().cpu()
             difference = float((found - expected).abs().max())
             # Written so that NaN is wrong too.
             if not difference <= _TOLERANCE.get(shape.dtype, 1e-4) * float(expected.abs().max()):
@@ -252,12 +260,18 @@ def is_usable(kind: ProductKind, shape: ProductShape) -> bool:
     return True
 
 
-def _find_class(kind: ProductKind, shape: ProductShape, threads: Sequence[int]) -> RowCounts | None:
+def _find_class(
+    kind: ProductKind, shape: ProductShape, threads: Sequence[int], device: torch.device
+) -> RowCounts | None:
     weight, x = _cancelling_inputs(shape)
     bias = torch.zeros(shape.outputs, dtype=shape.dtype) if shape.bias else None
-    product, _ = _make_product(kind, weight, bias)
+    product, _ = _make_product(kind, *_on(device, weight, bias))
     most = _MOST_WIDE_ROWS if max(shape.inputs, shape.outputs) >= _WIDE else len(x)
-    return find_row_counts(product, x[:most], threads)
+    return find_row_counts(product, x[:most].to(device), threads)
+
+
+def _on(device: torch.device, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    return weight.to(device), None if bias is None else bias.to(device)
 
 
 def find_row_counts(product: Product, x: Tensor, threads: Sequence[int]) -> RowCounts | None:

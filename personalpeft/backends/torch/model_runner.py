@@ -72,10 +72,11 @@ class ModelRunner:
     ) -> None:
         self.base = base
         self.where = where
-        # Row-count classes are measured for CPU libraries only.
+        on_cpu = where.device.type == "cpu"
+        threads = min(torch.get_num_threads(), host.usable_cores()) if on_cpu else 1
         self._chooser = (
-            ProductChooser(thread_counts(min(torch.get_num_threads(), host.usable_cores())), cache)
-            if where.device.type == "cpu"
+            ProductChooser(thread_counts(threads), cache, where.device)
+            if where.device.type in ("cpu", "cuda")
             else None
         )
         self.ops = ops
@@ -93,12 +94,12 @@ class ModelRunner:
             part for part in self.module.modules() if isinstance(part, RotaryTable)
         ]
         self._governor = (
-            None
-            if self._chooser is None
-            else ThreadGovernor(self._chooser.threads, host.usable_cores())
+            ThreadGovernor(self._chooser.threads, host.usable_cores())
+            if on_cpu and self._chooser is not None
+            else None
         )
         self._lock = DeviceLock()
-        if self._chooser is not None:
+        if on_cpu:
             for block in self.module.get_submodule(base.architecture.block_path):
                 block.register_forward_pre_hook(self._at_boundary)
         self._sessions = 0

@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +35,7 @@ from personalpeft.backends.torch.ops.base import (
 )
 from personalpeft.backends.torch.ops.cpu_ops import CpuOps
 from personalpeft.backends.torch.ops.native_library import NoCompiler
+from personalpeft.backends.torch.ops.self_test import depends_on_batch
 
 PLAIN = Ops(torch.device("cpu"), torch.float32)
 DTYPES = (torch.float32, torch.bfloat16)
@@ -318,6 +319,32 @@ def test_other_rows_of_the_pass_change_no_bit(
             rows.read(kernels, fast.device, q[cut:], length),
         )
         assert torch.equal(rows.read(kernels, fast.device, q, length), torch.cat(parts))
+
+
+@few
+@given(rows=batches(), count=st.integers(1, 40), short=st.integers(0, 40))
+def test_a_prompt_token_has_the_bits_of_a_decoded_one(
+    fast: FastOps, rows: RowsCase, count: int, short: int
+) -> None:
+    k, v = rows.rows[0]
+    length = max(1, len(k) - short)
+    q = rows.queries(min(count, length))
+    kernels = fast.of[q.dtype]
+    cut = replace(rows, rows=[(k[:length], v[:length])], table=rows.table[:1])
+    decoded = cut.attended(kernels, fast.device, q[-1:])
+    assert torch.equal(rows.read(kernels, fast.device, q, length)[-1:], decoded)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_trial_shows_whether_bits_depend_on_the_batch(
+    fast: FastOps, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels = fast.of[dtype]
+    assert kernels.batch_invariant
+    assert not depends_on_batch(kernels)
+    decode = kernels.paged_attention
+    monkeypatch.setattr(kernels, "paged_attention", lambda *args: 1.01 * decode(*args))
+    assert depends_on_batch(kernels)
 
 
 @few

@@ -52,6 +52,56 @@ def find_wrong_kernel(ops: Ops) -> str | None:
     return None
 
 
+def depends_on_batch(ops: Ops) -> bool:
+    """Return whether bits of a token depend on other rows, or on where its prompt was cut.
+
+    It runs on the device of the operations, and tries each that adds.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return not all(torch.equal(*pair) for pair in _compute_twice(ops))
+
+
+def _compute_twice(ops: Ops) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield results for the same tokens, among others and alone."""
+    dtype, device = ops.dtype, ops.device
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, dtype=dtype).to(device)
+
+    x, weight = random(40, 96), random(96)
+    alone = [ops.rms_norm(each, weight, 1e-5) for each in x.split(1)]
+    yield ops.rms_norm(x, weight, 1e-5), torch.cat(alone)
+
+    weights = StackedLoRAWeights(random(3, 1, 8, 96), random(3, 1, 8, 64), (64,))
+    slots = torch.tensor([1] * 20 + [1, 2] * 10, dtype=torch.int32, device=device)
+    ranks = torch.tensor([0, 8, 8], dtype=torch.int32, device=device)
+    y = random(40, 64)
+    among, each = y.clone(), y.clone()
+    ops.apply_lora(x, among, LoRAMapping(slots, ranks), weights, 0)
+    for row, out, slot in zip(x.split(1), each.split(1), slots.split(1), strict=True):
+        ops.apply_lora(row, out, LoRAMapping(slot, ranks), weights, 0)
+    yield among, each
+
+    # A row so long that a GPU reads it in parts, and a short one.
+    long, short, blocks = 9 * KV_BLOCK_SIZE + 11, 5, 12
+    kv = KVLayer(random(blocks, 2, 64, KV_BLOCK_SIZE), random(blocks, 2, KV_BLOCK_SIZE, 64))
+    table = torch.arange(blocks - 2, dtype=torch.int32, device=device).expand(2, -1).contiguous()
+    lengths = torch.tensor([long, short], dtype=torch.int32, device=device)
+    q = random(30, 4, 64)
+    for window in (0, KV_BLOCK_SIZE + 3):
+        params = AttentionParams(0.125, window=window)
+        parts = [
+            ops.prefill_attention(part, kv, PrefillChunk(0, len(part), end, table[0]), params)
+            for part, end in ((q[:11], long - 19), (q[11:], long))
+        ]
+        whole = ops.prefill_attention(q, kv, PrefillChunk(0, len(q), long, table[0]), params)
+        yield whole, torch.cat(parts)
+        rows = torch.cat([q[-1:], q[:1]])
+        both = ops.paged_attention(rows, kv, AttentionMetadata(lengths, table, lengths), params)
+        yield both[:1], whole[-1:]
+
+
 def _check_serving(ops: Ops) -> Iterator[tuple[str, Tensor, Tensor]]:
     dtype, device = ops.dtype, ops.device
     reference = Ops(device, dtype)

@@ -5,8 +5,7 @@ the shapes that ``Ops`` documents. A kernel is compiled for each choice of those
 are in float32.
 
 Invariants: each kernel computes what its namesake in ``Ops`` does. The operations for one
-token and their order depend on its row alone, and on whether it is prefilled. No order of adding is
-left to scheduling.
+token and their order depend on its row alone. No order of adding is left to scheduling.
 """
 
 from __future__ import annotations
@@ -171,6 +170,68 @@ def write_kv(
 
 
 @triton.jit
+def attend(
+    query,
+    keys,
+    values,
+    blocks,
+    kv,
+    kv_heads,
+    begin,
+    end,
+    first,
+    last_visible,
+    num_visible,
+    window,
+    scaling,
+    softcap,
+    DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Return the attention over some blocks, and its log-sum-exp (base 2); of none: 0 and -inf."""
+    d, j = tl.arange(0, WIDTH), tl.arange(0, BLOCK)
+    row_max = tl.full([query.shape[0]], float("-inf"), tl.float32)
+    total = tl.zeros([query.shape[0]], tl.float32)
+    sums = tl.zeros([query.shape[0], WIDTH], tl.float32)
+    for offset in range(begin, end):
+        target = (tl.load(blocks + offset).to(tl.int64) * kv_heads + kv) * DIM * BLOCK
+        key = tl.load(
+            keys + target + d[:, None] * BLOCK + j[None, :], mask=(d < DIM)[:, None], other=0.0
+        )
+        scores = (
+            multiply(query, key, tl.zeros([query.shape[0], BLOCK], tl.float32), PRECISION) * scaling
+        )
+        if SOFTCAP:
+            # tanh; beyond 20 it is 1 in float32.
+            scores = softcap * (1 - 2 / (tl.exp(2 * tl.minimum(scores, 20.0)) + 1))
+        position = offset * BLOCK + j
+        seen = position[None, :] < num_visible[:, None]
+        if window > 0:
+            seen = seen & (position[None, :] >= num_visible[:, None] - window)
+        scores = tl.where(seen, scores, float("-inf"))
+        new_max = tl.maximum(row_max, tl.max(scores, 1))
+        # Before a query has seen a key, its maximum is -inf, and -inf - -inf would be NaN.
+        shift = tl.where(new_max == float("-inf"), 0.0, new_max)
+        weights = tl.exp2(scores - shift[:, None])
+        rescale = tl.exp2(row_max - shift)
+        # Masked, because former rows may have left NaN, and 0 * NaN is NaN.
+        valid = (position >= first) & (position < last_visible)
+        value = tl.load(
+            values + target + j[:, None] * DIM + d[None, :],
+            mask=valid[:, None] & (d < DIM)[None, :],
+            other=0.0,
+        )
+        sums = multiply(weights.to(value.dtype), value, sums * rescale[:, None], PRECISION)
+        total = total * rescale + tl.sum(weights, 1)
+        row_max = new_max
+    total = tl.where(total > 0, total, 1.0)
+    return sums / total[:, None], row_max + tl.log2(total)
+
+
+@triton.jit
 def paged_attention(
     q,
     out,
@@ -198,12 +259,13 @@ def paged_attention(
 ):
     """Attention of the queries that share one head of keys, with an online softmax.
 
-    Online softmax: Milakov & Gimelshein 2018. Split rows: Flash-Decoding (Dao et al. 2023).
-    ``TOKENS`` 0 is one decoded token over one split of ``SPLIT_BLOCKS`` blocks. Each split writes
-    its result, and its log-sum-exp (base 2) to ``lse``. Otherwise it is that many tokens of a
-    prompt; the last one sees ``length`` tokens. ``HEADS`` is ``GROUP`` padded to a power of 2.
+    Online softmax: Milakov & Gimelshein 2018. Splits of ``SPLIT_BLOCKS`` blocks: Flash-Decoding
+    (Dao et al. 2023). ``TOKENS`` 0 is one decoded token over one split. Each split writes its
+    result, and its log-sum-exp to ``lse``. Otherwise it is that many tokens of a prompt, over all
+    splits; the last one sees ``length`` tokens. ``HEADS`` is ``GROUP`` padded. A prompt's token
+    adds in the order of a decoded one, and its tile has as many rows. So its bits are the same.
     """
-    kv, split = tl.program_id(1), tl.program_id(2)
+    kv = tl.program_id(1)
     if TOKENS:
         token = tl.program_id(0) * TOKENS
         first_visible = length - tokens + token + 1
@@ -218,57 +280,61 @@ def paged_attention(
         blocks = table + token * table_stride
     first = tl.where(window > 0, tl.maximum(first_visible - window, 0), 0)
     begin, end = first // BLOCK, tl.cdiv(last_visible, BLOCK)
-    if SPLIT_BLOCKS:
+    if TOKENS:
+        first_split, end_split = begin // SPLIT_BLOCKS, tl.cdiv(end, SPLIT_BLOCKS)
+    else:
+        first_split, end_split = tl.program_id(2), tl.program_id(2) + 1
         begin, end = (
-            tl.maximum(begin, split * SPLIT_BLOCKS),
-            tl.minimum(end, split * SPLIT_BLOCKS + SPLIT_BLOCKS),
+            tl.maximum(begin, first_split * SPLIT_BLOCKS),
+            tl.minimum(end, end_split * SPLIT_BLOCKS),
         )
-    if begin >= end:
-        return
-    d, j = tl.arange(0, WIDTH), tl.arange(0, BLOCK)
+        if begin >= end:
+            return
+    d = tl.arange(0, WIDTH)
     num_visible = first_visible + m // HEADS
     mask = ((token + m // HEADS < tokens) & (m % HEADS < GROUP))[:, None] & (d < DIM)[None, :]
     heads = (token + m // HEADS) * kv_heads * GROUP + kv * GROUP + m % HEADS
     query = tl.load(q + heads[:, None] * DIM + d[None, :], mask=mask, other=0.0)
-    row_max = tl.full([m.shape[0]], float("-inf"), tl.float32)
+    merged_max = tl.full([m.shape[0]], float("-inf"), tl.float32)
     total = tl.zeros([m.shape[0]], tl.float32)
     sums = tl.zeros([m.shape[0], WIDTH], tl.float32)
-    for offset in range(begin, end):
-        target = (tl.load(blocks + offset).to(tl.int64) * kv_heads + kv) * DIM * BLOCK
-        key = tl.load(
-            keys + target + d[:, None] * BLOCK + j[None, :], mask=(d < DIM)[:, None], other=0.0
+    for split in range(first_split, end_split):
+        part, part_lse = attend(
+            query,
+            keys,
+            values,
+            blocks,
+            kv,
+            kv_heads,
+            tl.maximum(begin, split * SPLIT_BLOCKS),
+            tl.minimum(end, split * SPLIT_BLOCKS + SPLIT_BLOCKS),
+            first,
+            last_visible,
+            num_visible,
+            window,
+            scaling,
+            softcap,
+            DIM,
+            WIDTH,
+            BLOCK,
+            SOFTCAP,
+            PRECISION,
         )
-        scores = (
-            multiply(query, key, tl.zeros([m.shape[0], BLOCK], tl.float32), PRECISION) * scaling
-        )
-        if SOFTCAP:
-            # tanh; beyond 20 it is 1 in float32.
-            scores = softcap * (1 - 2 / (tl.exp(2 * tl.minimum(scores, 20.0)) + 1))
-        position = offset * BLOCK + j
-        seen = position[None, :] < num_visible[:, None]
-        if window > 0:
-            seen = seen & (position[None, :] >= num_visible[:, None] - window)
-        scores = tl.where(seen, scores, float("-inf"))
-        new_max = tl.maximum(row_max, tl.max(scores, 1))
-        # Before a query has seen a key, its maximum is -inf, and -inf - -inf would be NaN.
-        shift = tl.where(new_max == float("-inf"), 0.0, new_max)
-        weights = tl.exp2(scores - shift[:, None])
-        rescale = tl.exp2(row_max - shift)
-        # Masked, because former rows may have left NaN, and 0 * NaN is NaN.
-        valid = (position >= first) & (position < last_visible)
-        value = tl.load(
-            values + target + j[:, None] * DIM + d[None, :],
-            mask=valid[:, None] & (d < DIM)[None, :],
-            other=0.0,
-        )
-        sums = multiply(weights.to(value.dtype), value, sums * rescale[:, None], PRECISION)
-        total = total * rescale + tl.sum(weights, 1)
-        row_max = new_max
-    # Padding rows have seen nothing.
-    sums = sums / tl.where(total > 0, total, 1.0)[:, None]
-    if SPLIT_BLOCKS:
-        heads = heads * tl.num_programs(2) + split
-        tl.store(lse + heads, row_max + tl.log2(total), mask=m < GROUP)
+        if TOKENS:
+            new_max = tl.maximum(merged_max, part_lse)
+            # A query may see nothing of a tile's first splits.
+            shift = tl.where(new_max == float("-inf"), 0.0, new_max)
+            rescale, weight = tl.exp2(merged_max - shift), tl.exp2(part_lse - shift)
+            sums = tl.fma(sums, rescale[:, None], weight[:, None] * part)
+            total = tl.fma(total, rescale, weight)
+            merged_max = new_max
+        else:
+            sums = part
+            heads = heads * tl.num_programs(2) + split
+            tl.store(lse + heads, part_lse, mask=m < GROUP)
+    if TOKENS:
+        # Padding rows have seen nothing.
+        sums = sums / tl.where(total > 0, total, 1.0)[:, None]
     tl.store(out + heads[:, None] * DIM + d[None, :], sums.to(out.dtype.element_ty), mask=mask)
 
 
@@ -297,8 +363,10 @@ def merge_splits(
         split_lse = tl.load(lse + index)
         new_max = tl.maximum(row_max, split_lse)
         rescale, weight = tl.exp2(row_max - new_max), tl.exp2(split_lse - new_max)
-        sums = sums * rescale + weight * tl.load(partial + index * DIM + d, mask=d < DIM, other=0.0)
-        total = total * rescale + weight
+        part = tl.load(partial + index * DIM + d, mask=d < DIM, other=0.0)
+        # As for the tokens of a prompt: a compiler that fuses otherwise would round otherwise.
+        sums = tl.fma(sums, rescale, weight * part)
+        total = tl.fma(total, rescale, weight)
         row_max = new_max
     tl.store(out + head * DIM + d, (sums / total).to(out.dtype.element_ty), mask=d < DIM)
 

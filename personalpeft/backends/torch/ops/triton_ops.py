@@ -23,7 +23,7 @@ from personalpeft.backends.torch.ops.base import (
     PrefillChunk,
     StackedLoRAWeights,
 )
-from personalpeft.backends.torch.ops.self_test import find_wrong_kernel
+from personalpeft.backends.torch.ops.self_test import depends_on_batch, find_wrong_kernel
 
 # Smallest tile of tensor cores.
 _MIN_TILE = 16
@@ -31,7 +31,7 @@ _MIN_TILE = 16
 _INPUTS, _OUTPUTS = 256, 256
 # Values that one program writes to the cache.
 _WRITE_SIZE = 1024
-# Query rows of a prefill tile, and cache blocks of one split of a decoded token.
+# Query rows of a tile of attention, and cache blocks of a split.
 _QUERY_ROWS, _SPLIT_BLOCKS = 64, 8
 
 
@@ -40,10 +40,7 @@ class NoTriton(RuntimeError):
 
 
 class TritonOps(Ops):
-    """Operations on host memory and those torch does well are inherited.
-
-    Not batch-invariant: prefill and decoding add in different orders.
-    """
+    """Operations on host memory and those torch does well are inherited."""
 
     name = "triton"
 
@@ -194,10 +191,15 @@ class TritonOps(Ops):
 
 
 def try_triton_ops(device: torch.device, dtype: torch.dtype) -> TritonOps:
-    """Return the operations after a trial of each. Raise ``NoTriton`` if one fails."""
+    """Return the operations after a trial of each. Raise ``NoTriton`` if one fails.
+
+    They claim to be batch-invariant where the trial shows it: a compiler may choose other
+    instructions for another kernel.
+    """
     ops = TritonOps(device, dtype)
     try:
         wrong = find_wrong_kernel(ops)
+        ops.batch_invariant = not depends_on_batch(ops)
     except Exception as error:  # A compiler, a linker, a driver: each fails in its own way.
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise NoTriton(f"Triton kernels do not run here: {lines[-1]}") from error
@@ -222,6 +224,7 @@ def _launch_attention(
     tokens, heads, dim = q.shape
     kv_heads, scaling, softcap = kv.keys.shape[1], params.scaling, params.softcap
     group = heads // kv_heads
+    padded = triton.next_power_of_2(group)
     # The kernel uses exp2, so scores are scaled by log2(e).
     log2_e = math.log2(math.e)
     triton_kernels.paged_attention[grid](
@@ -240,13 +243,11 @@ def _launch_attention(
         kv_heads,
         TOKENS=query_tokens,
         GROUP=group,
-        HEADS=triton.next_power_of_2(group)
-        if query_tokens
-        else max(_MIN_TILE, triton.next_power_of_2(group)),
+        HEADS=padded if query_tokens else max(_QUERY_ROWS, padded),
         DIM=dim,
         WIDTH=_width(dim),
         BLOCK=KV_BLOCK_SIZE,
-        SPLIT_BLOCKS=0 if query_tokens else _SPLIT_BLOCKS,
+        SPLIT_BLOCKS=_SPLIT_BLOCKS,
         SOFTCAP=softcap > 0,
         PRECISION=_precision(q),
     )
