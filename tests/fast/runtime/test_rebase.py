@@ -25,7 +25,6 @@ from personalpeft import (
 from personalpeft.learning.evaluate.across_bases import BaseComparison
 from personalpeft.learning.gate.evidence import EvalItem, Evidence, ProbeResults
 from personalpeft.learning.gate.gate import Margins
-from personalpeft.memory.embedder import HashEmbedder
 from personalpeft.rebase import RebasedLayer, judge_rebase
 
 # A build takes a second. The promises do not depend on how well it learns.
@@ -47,14 +46,6 @@ def other_card(folder: Path, name: str = "tiny-other", **changes: object) -> Pat
     path = folder / f"{name}.toml"
     path.write_text(card)
     return path
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_embedder() -> Iterator[None]:
-    """Most of the time would go into the model that embeds."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("personalpeft.runtime.MiniLM", HashEmbedder)
-        yield
 
 
 @pytest.fixture(scope="module")
