@@ -45,7 +45,7 @@ def stacks(runtime: Runtime) -> list[Any]:
 
 @few
 @given(
-    lessons=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 7)), min_size=3, max_size=3),
+    lessons=st.lists(st.tuples(st.integers(0, 7), st.integers(0, 5)), min_size=3, max_size=3),
     budgets=st.lists(st.integers(1, 30), max_size=3),
     stop=st.integers(0, 80),
 )

@@ -84,11 +84,26 @@ def bases(tmp_path: Path, learned: Path) -> Bases:
     return Bases(tmp_path, learned)
 
 
-def test_layers_move_to_another_base_and_back_and_nothing_is_trained_twice(bases: Bases) -> None:
+@pytest.fixture(scope="module")
+def moved(tmp_path_factory: pytest.TempPathFactory, learned: Path) -> tuple[Path, RebaseReport]:
+    """A home in which ada has moved to the second base, and the report."""
+    bases = Bases(tmp_path_factory.mktemp("moved"), learned)
+    return bases.home, bases.rebase(bases.first, bases.second, accept=True)
+
+
+@pytest.fixture
+def bases_after(tmp_path: Path, moved: tuple[Path, RebaseReport]) -> Bases:
+    (tmp_path / "after").mkdir()
+    return Bases(tmp_path / "after", moved[0])
+
+
+def test_layers_move_to_another_base_and_back_and_nothing_is_trained_twice(
+    bases: Bases, bases_after: Bases, moved: tuple[Path, RebaseReport]
+) -> None:
     with bases.open(bases.first) as (_, ada):
         answers, heads = greedy(ada), [layer.head for layer in ada.layers()]
         held_out = {s for each in ada.revisions() for s, r in each.signals.items() if r == "pinned"}
-    report = bases.rebase(bases.first, bases.second, accept=True)
+    bases, report = bases_after, moved[1]
     assert report.switched
     assert [each.trained for each in report.layers] == [True, True]
     assert [each.before for each in report.layers] == heads
@@ -121,9 +136,9 @@ def test_layers_move_to_another_base_and_back_and_nothing_is_trained_twice(bases
 
 
 def test_user_with_layers_of_two_bases_moves_to_another_home_with_all_of_them(
-    bases: Bases, tmp_path: Path
+    bases_after: Bases, tmp_path: Path
 ) -> None:
-    bases.rebase(bases.first, bases.second, accept=True)
+    bases = bases_after
     with bases.open(bases.second) as (_, ada):
         revisions = [each.id for each in ada.revisions()]
         ada.export(tmp_path / "ada.personal")
