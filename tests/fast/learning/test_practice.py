@@ -235,10 +235,10 @@ def test_reward_shaper_gets_whole_groups_and_solved_tasks_only_on_request(
     for train_on_solved in (True, False):
         shaping = BrevityReward(train_on_solved)
         report = ada.practice(
-            "email", verifier=RecordingVerifier(lambda reply: True), shaping=shaping, rounds=20
+            "email", verifier=RecordingVerifier(lambda reply: True), shaping=shaping, rounds=40
         )
         rounds[train_on_solved] = report.scores["practice"]["rounds"]
-    assert rounds[True] == 20 > rounds[False]
+    assert rounds[True] == 40 > rounds[False]
     assert {group for group in shaping.groups if group[0] == 5} <= {(5, 1.0)}
 
 
