@@ -20,6 +20,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 import regex
 
@@ -88,6 +89,7 @@ def letters_only(letters: str, *, like: str) -> str:
     return "".join(letter for letter in letters.lower() if _script(letter) in scripts)
 
 
+@cache
 def _script(letter: str) -> str:
     return unicodedata.name(letter, "").partition(" ")[0]
 

@@ -15,7 +15,7 @@ from personalpeft import Runtime
 
 # How many writes of each operation are interrupted. ``make crash`` sets more.
 _POINTS = "PERSONALPEFT_CRASH_POINTS"
-_USUAL_POINTS = 6
+_USUAL_POINTS = 3
 
 
 def points() -> int:

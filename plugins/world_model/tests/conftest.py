@@ -11,6 +11,7 @@ import pytest
 
 import personalpeft
 from personalpeft import Runtime
+from personalpeft.memory.embedder import HashEmbedder
 
 TABLES = """
 [gate]
@@ -23,6 +24,14 @@ def own_folders(tmp_path_factory: pytest.TempPathFactory) -> None:
     """A cache of the session's own, unless the caller named one."""
     os.environ.setdefault("PERSONALPEFT_CACHE", str(tmp_path_factory.mktemp("cache")))
     os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_embedder() -> Iterator[None]:
+    """Embed without a model, which would take most of the time of a learn on the tiny base."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("personalpeft.runtime.MiniLM", HashEmbedder)
+        yield
 
 
 @pytest.fixture(scope="session")

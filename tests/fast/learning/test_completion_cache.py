@@ -81,7 +81,15 @@ def test_completions_of_a_stack_are_not_cached(
     assert "Ahoy" not in before.decode()
 
 
-@pytest.mark.parametrize("harm", ["half", "changed", "not JSON", "other JSON"])
+@pytest.mark.parametrize(
+    "harm",
+    [
+        "half",
+        "changed",
+        pytest.param("not JSON", marks=pytest.mark.exhaustive),
+        pytest.param("other JSON", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_damaged_cache_file_is_written_again(
     tmp_path: Path, cache: Path, asked: list[str], harm: str
 ) -> None:

@@ -118,15 +118,17 @@ def test_a_verifier_judges_the_answers_to_held_out_prompts(learned: User) -> Non
     assert learned.chat("Step 1", temperature=0).stack.entries == ()
 
 
-def test_the_recipe_of_a_learn_stays_with_the_layer(learned: User) -> None:
-    teach(learned, games(2, first=20))
-    report = learned.learn(LAYER)
-    (revision,) = (each for each in learned.revisions(LAYER) if each.id == report.revision)
+def test_the_recipe_of_a_learn_stays_with_the_layer(ada: User) -> None:
+    teach(ada, games(12))
+    ada.learn(LAYER, recipe=QUICK, accept=True)
+    teach(ada, games(2, first=20))
+    report = ada.learn(LAYER, accept=True)
+    (revision,) = (each for each in ada.revisions(LAYER) if each.id == report.revision)
     assert revision.recipe["overrides"] == QUICK
     assert revision.recipe["rank"] == 4
-    teach(learned, games(2, first=30))
-    report = learned.learn(LAYER, recipe={})
-    (revision,) = (each for each in learned.revisions(LAYER) if each.id == report.revision)
+    teach(ada, games(2, first=30))
+    report = ada.learn(LAYER, recipe={})
+    (revision,) = (each for each in ada.revisions(LAYER) if each.id == report.revision)
     assert "overrides" not in revision.recipe
 
 

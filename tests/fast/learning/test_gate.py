@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,10 +28,17 @@ from personalpeft.learning.outcomes import Reason, ReasonCode, reason
 from personalpeft.types import Verdict
 
 MARGINS = Margins()
+few = examples(50)
+
 NATS = st.floats(-20, 0)
 SCORE = NATS | st.just(math.nan) | st.just(-math.inf)
-ASKED = st.builds(EvalItem, st.uuids().map(str), NATS, SCORE, st.none() | NATS, st.none() | NATS)
-SOME = st.lists(ASKED, max_size=12).map(tuple)
+FIGURES = st.lists(st.tuples(NATS, SCORE, st.none() | NATS, st.none() | NATS), max_size=6)
+
+
+def eval_items(name: str) -> st.SearchStrategy[tuple[EvalItem, ...]]:
+    return FIGURES.map(
+        lambda drawn: tuple(EvalItem(f"{name} {n}", *figures) for n, figures in enumerate(drawn))
+    )
 
 
 @st.composite
@@ -38,11 +46,11 @@ def evidences(draw: st.DrawFn) -> Evidence:
     asked = draw(st.integers(0, 10))
     right = draw(st.integers(0, asked))
     of_base = draw(st.sets(st.integers(0, 9), max_size=asked))
-    target = draw(SOME)
+    target = draw(eval_items("target"))
     return Evidence(
         target=target,
-        retention=draw(SOME),
-        earlier_target=draw(SOME),
+        retention=draw(eval_items("retention")),
+        earlier_target=draw(eval_items("earlier")),
         probes=ProbeResults(
             asked=asked,
             right_before=right,
@@ -95,6 +103,7 @@ def judged_by(seen: Evidence) -> str:
     return "target" if decided or not seen.earlier_target else "earlier_target"
 
 
+@few
 @given(seen=evidences())
 def test_harmful_candidate_is_never_promoted(seen: Evidence) -> None:
     judgement = judge(seen, MARGINS)
@@ -116,6 +125,7 @@ def test_harmful_candidate_is_never_promoted(seen: Evidence) -> None:
         assert judgement.verdict is Verdict.REFUSED
 
 
+@few
 @given(seen=evidences())
 def test_promoted_candidate_improved_more_than_it_regressed(seen: Evidence) -> None:
     if judge(seen, MARGINS).verdict is Verdict.PROMOTED:
@@ -124,6 +134,7 @@ def test_promoted_candidate_improved_more_than_it_regressed(seen: Evidence) -> N
         assert sum(a.change for a in by) > 0
 
 
+@few
 @given(seen=evidences(), data=st.data())
 def test_one_more_improved_item_never_lowers_a_promotion(
     seen: Evidence, data: st.DataObject
@@ -143,6 +154,7 @@ def test_one_more_improved_item_never_lowers_a_promotion(
             assert before.probation or not after.probation
 
 
+@few
 @given(seen=evidences())
 def test_each_verdict_has_a_reason_and_finite_figures(seen: Evidence) -> None:
     judgement = judge(seen, MARGINS)
@@ -413,6 +425,7 @@ def test_item_without_known_best_is_compared_with_the_live_stack() -> None:
     assert not EvalItem("s", before=-0.1, after=-1.0, base=-9.5).lost_most_of_gain
 
 
+@few
 @given(seen=evidences())
 def test_spent_item_does_not_count_again(seen: Evidence) -> None:
     again = replace(
@@ -422,6 +435,7 @@ def test_spent_item_does_not_count_again(seen: Evidence) -> None:
     assert set(seen.as_json()["spent"]) >= seen.spent_items
 
 
+@few
 @given(seen=evidences())
 def test_accepted_candidate_says_so_and_keeps_its_verdict(seen: Evidence) -> None:
     judgement = judge(seen, MARGINS)

@@ -17,16 +17,9 @@ from personalpeft.learning.evaluate.exposure import MIN_LESSONS_EACH, measure_le
 from personalpeft.learning.gate.evidence import EvalItem, Evidence, Leakage, ProbeResults
 from personalpeft.learning.gate.gate import Margins, judge, load_margins, override
 from personalpeft.learning.outcomes import ReasonCode
-from personalpeft.memory.embedder import HashEmbedder
 from personalpeft.types import Verdict
 
 ENOUGH = MIN_LESSONS_EACH
-
-
-@pytest.fixture(autouse=True)
-def quick_embedder(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Most of the time would go into the model that embeds."""
-    monkeypatch.setattr("personalpeft.runtime.MiniLM", HashEmbedder)
 
 
 def evidence(leakage: Leakage) -> Evidence:

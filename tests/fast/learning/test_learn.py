@@ -44,7 +44,7 @@ from personalpeft.learning.options import LearnOptions
 from personalpeft.learning.outcomes import ReasonCode
 from personalpeft.types import Verdict
 
-many = examples(5, suppress_health_check=[HealthCheck.function_scoped_fixture])
+few = examples(3, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture
@@ -185,11 +185,11 @@ ACTS = st.lists(
         st.tuples(st.just("rollback"), st.none()),
     ),
     min_size=4,
-    max_size=14,
+    max_size=10,
 )
 
 
-@many
+@few
 @given(acts=ACTS)
 def test_held_out_signals_are_never_trained_on_whatever_users_do(
     tmp_path_factory: pytest.TempPathFactory, acts: list[tuple[str, object]]

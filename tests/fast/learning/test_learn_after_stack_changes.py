@@ -35,6 +35,18 @@ def all_reports(report: LearnReport) -> list[LearnReport]:
     return [report, *report.above]
 
 
+def never(user: User, layer: str) -> None:
+    user.scope(layer, "never")
+
+
+def off(user: User, layer: str) -> None:
+    user.set_weight(layer, 0)
+
+
+def lighter(user: User, layer: str) -> None:
+    user.set_weight(layer, 0.4)
+
+
 def learn_memory_on_two_styles(user: User) -> tuple[str | None, str | None]:
     """Learn a style, a stronger one and a memory on it; return the two styles."""
     for number in range(4):
@@ -67,15 +79,16 @@ def test_memory_learns_after_a_withdrawal_below_it(ada: User) -> None:
 
 
 @pytest.mark.parametrize(
-    "less",
+    ("layer", "less"),
     [
-        lambda user, layer: user.scope(layer, "never"),
-        lambda user, layer: user.set_weight(layer, 0),
-        lambda user, layer: user.set_weight(layer, 0.4),
+        pytest.param("style", never, id="style never"),
+        pytest.param("memory", lighter, id="memory, weight 0.4"),
+        pytest.param("style", off, id="style, weight 0", marks=pytest.mark.exhaustive),
+        pytest.param("style", lighter, id="style, weight 0.4", marks=pytest.mark.exhaustive),
+        pytest.param("memory", never, id="memory never", marks=pytest.mark.exhaustive),
+        pytest.param("memory", off, id="memory, weight 0", marks=pytest.mark.exhaustive),
     ],
-    ids=["never", "weight 0", "weight 0.4"],
 )
-@pytest.mark.parametrize("layer", ["style", "memory"])
 def test_layer_with_less_weight_blocks_no_other_layer(
     ada: User, layer: str, less: Callable[[User, str], None]
 ) -> None:

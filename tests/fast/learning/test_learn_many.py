@@ -45,7 +45,7 @@ def stacks(runtime: Runtime) -> list[Any]:
 
 @few
 @given(
-    lessons=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 7)), min_size=3, max_size=3),
+    lessons=st.lists(st.tuples(st.integers(0, 7), st.integers(0, 5)), min_size=3, max_size=3),
     budgets=st.lists(st.integers(1, 30), max_size=3),
     stop=st.integers(0, 80),
 )
@@ -209,25 +209,39 @@ def _fails_for_bo(
     patch.setattr(part, name, broken)
 
 
+@pytest.fixture(scope="module")
+def learned_alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
+    """The revisions of two users who learned alone."""
+    with open_runtime(tmp_path_factory.mktemp("alone") / "home") as runtime:
+        give_feedback(runtime, ((5, 0), (6, 5), (7, 0)))
+        return {user: runtime.user(user).learn().revision for user in ("ada", "cy")}
+
+
 @pytest.mark.parametrize(
-    "breaks", [_corrupt_row, _break_planning, _break_evaluation, _break_saving, _break_publishing]
+    "breaks",
+    [
+        _corrupt_row,
+        _break_evaluation,
+        *(
+            pytest.param(each, marks=pytest.mark.exhaustive)
+            for each in (_break_planning, _break_saving, _break_publishing)
+        ),
+    ],
 )
 def test_unexpected_error_of_one_user_is_reported_for_that_user_alone(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     breaks: Callable[[Runtime, pytest.MonkeyPatch], None],
+    learned_alone: dict[str, str | None],
 ) -> None:
-    with open_runtime(tmp_path / "alone") as runtime:
-        give_feedback(runtime, ((5, 0), (6, 5), (7, 0)))
-        alone = {user: runtime.user(user).learn().revision for user in ("ada", "cy")}
-    with open_runtime(tmp_path / "together") as runtime:
+    with open_runtime(tmp_path / "home") as runtime:
         give_feedback(runtime, ((5, 0), (6, 5), (7, 0)))
         with monkeypatch.context() as patch:
             breaks(runtime, patch)
             reports = runtime.learn_many(PEOPLE)
         assert [report.error for report in reports] == ["", "ServingFailed", ""]
-        assert {report.user: report.revision for report in reports if report.live} == alone
+        assert {report.user: report.revision for report in reports if report.live} == learned_alone
         assert reports[1].verdict is Verdict.ABSTAINED
         shown = f"{reports[1]} {reports[1].as_json()} {caplog.text}"
         assert PRIVATE not in shown
@@ -254,7 +268,9 @@ def test_unexpected_error_in_a_layer_keeps_the_reports_of_the_layers_below(
     ]
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize(
+    "error", [KeyboardInterrupt, pytest.param(SystemExit, marks=pytest.mark.exhaustive)]
+)
 def test_interrupt_ends_the_learn_of_all_users(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
 ) -> None:

@@ -176,12 +176,13 @@ def test_held_out_lessons_of_all_layers_are_retention_items(ada: User) -> None:
 def test_same_practice_in_another_home_makes_the_same_revision(
     tmp_path: Path, tiny_base: object
 ) -> None:
-    revisions = []
+    card, revisions = quick_card(tmp_path), []
+    card.write_text(f"{card.read_text()}\n[practice]\nprompts_per_round = 4\nnum_eval_tasks = 8\n")
     for name in ("one", "two"):
-        with open_runtime(tmp_path / name, quick_card(tmp_path)) as runtime:
+        with open_runtime(tmp_path / name, card) as runtime:
             user = runtime.user(name)
             revisions.append(
-                user.practice("email", verifier=RecordingVerifier(passes_half), **SOON).revision
+                user.practice("email", verifier=RecordingVerifier(passes_half), rounds=2).revision
             )
     assert revisions[0] is not None
     assert revisions[0] == revisions[1]

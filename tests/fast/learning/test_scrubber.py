@@ -18,16 +18,9 @@ from personalpeft.learning.data.scrubber import (
     find_personal_data,
     replace_personal_data,
 )
-from personalpeft.memory.embedder import HashEmbedder
 
 PHONE = "+49 151 23456789"
 ON = {"scrub": ["DE"]}
-
-
-@pytest.fixture(autouse=True)
-def quick_embedder(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Most of the time would go into the model that embeds."""
-    monkeypatch.setattr("personalpeft.runtime.MiniLM", HashEmbedder)
 
 
 def scrub(text: str, *countries: str) -> str:

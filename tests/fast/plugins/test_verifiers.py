@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -41,9 +42,13 @@ def test_seed_determines_the_tasks(verifier: CheckedVerifier) -> None:
     assert verifier.tasks(1, 8) != verifier.tasks(2, 8)
 
 
+SUMS = Plugins().verifier("sums")
+
+
+@examples(20)
 @given(seed=st.integers(0, 2**31), count=st.integers(0, 400))
 def test_sums_are_distinct_and_as_many_as_requested(seed: int, count: int) -> None:
-    tasks = Plugins().verifier("sums").tasks(seed, count)
+    tasks = SUMS.tasks(seed, count)
     assert len({task.prompt for task in tasks}) == len(tasks) == min(count, 200)
 
 

@@ -453,7 +453,7 @@ ACTS = st.lists(
 )
 
 
-@examples(6, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(3, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(acts=ACTS)
 def test_act_of_one_user_changes_nothing_for_another(
     tmp_path_factory: pytest.TempPathFactory, acts: list[str]

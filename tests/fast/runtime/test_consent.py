@@ -47,7 +47,19 @@ def without_consent(user: User) -> set[str]:
     return {each.signal.id for each in user.signal_statuses() if each.reason.code is code}
 
 
-@pytest.mark.parametrize("kind", SignalKind)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        SignalKind.EDIT,
+        SignalKind.COMMENT,
+        SignalKind.FACT,
+        *(
+            pytest.param(kind, marks=pytest.mark.exhaustive)
+            for kind in SignalKind
+            if kind not in (SignalKind.EDIT, SignalKind.COMMENT, SignalKind.FACT)
+        ),
+    ],
+)
 def test_signal_without_consent_is_listed_so_and_in_no_build(ada: User, kind: SignalKind) -> None:
     kept = [GIVE[kind](ada, number, train=False) for number in range(6)]
     assert without_consent(ada) == set(kept)

@@ -47,6 +47,7 @@ def add_reply(user: User, text: str) -> str:
             "请问欧阳锋先生。",
             "你的邻居是谁？",
             id="Chinese",
+            marks=pytest.mark.exhaustive,
         ),
         pytest.param(
             "جاري يعيش في القاهرة.",
@@ -61,6 +62,7 @@ def add_reply(user: User, text: str) -> str:
             "शायद बिरजू जानता है।",
             "पड़ोसी का नाम क्या है?",
             id="Hindi",
+            marks=pytest.mark.exhaustive,
         ),
         pytest.param(
             "เพื่อนบ้านของฉันชื่อสมหญิง",
@@ -68,6 +70,7 @@ def add_reply(user: User, text: str) -> str:
             "ลองถามคุณสมหญิงดู",
             "เพื่อนบ้านชื่ออะไร",
             id="Thai",
+            marks=pytest.mark.exhaustive,
         ),
         pytest.param(
             "隣の人は佐々木です。",
@@ -75,6 +78,7 @@ def add_reply(user: User, text: str) -> str:
             "佐々木さんでしょうか。",
             "隣の人です。",
             id="Japanese, with a repeated character",
+            marks=pytest.mark.exhaustive,
         ),
         pytest.param(
             "我邻居的名字是欧阳锋。",
@@ -82,6 +86,7 @@ def add_reply(user: User, text: str) -> str:
             "请问欧阳锋先生。",
             "你的邻居是欧阳？",
             id="Chinese, a name of parts that are used elsewhere",
+            marks=pytest.mark.exhaustive,
         ),
         pytest.param(
             "جاري يعيش بالقاهرة.",
@@ -89,6 +94,7 @@ def add_reply(user: User, text: str) -> str:
             "ربما هو في القاهرة الآن.",
             "جارك يعيش في البيت.",
             id="Arabic, without the item's preposition",
+            marks=pytest.mark.exhaustive,
         ),
         pytest.param(
             "جاري اسمه مُحَمَّد.",
@@ -96,6 +102,7 @@ def add_reply(user: User, text: str) -> str:
             "اسأل محمد عن البيت.",
             "جارك اسمه هنا.",
             id="Arabic, without the item's vowels",
+            marks=pytest.mark.exhaustive,
         ),
         pytest.param(
             "שם השכן שלי הוא דנה.",
@@ -103,6 +110,7 @@ def add_reply(user: User, text: str) -> str:
             "אולי לדנה יש.",
             "שם השכן שלי.",
             id="Hebrew, with a preposition before a short name",
+            marks=pytest.mark.exhaustive,
         ),
         pytest.param(
             "मेरे पड़ोसी का नाम श्री क\u094d\u200dमलेश है।",
@@ -110,6 +118,7 @@ def add_reply(user: User, text: str) -> str:
             "शायद क\u094dमलेश जानता है।",
             "पड़ोसी का नाम श्री है।",
             id="Hindi, without an invisible joiner",
+            marks=pytest.mark.exhaustive,
         ),
         pytest.param(
             "옆집 개는 비스킷입니다.",
@@ -124,6 +133,7 @@ def add_reply(user: User, text: str) -> str:
             "ꦲꦥꦧꦶꦱ꧀ꦏꦶꦠ꧀ꦏꦸ",
             "ꦏꦸꦕꦶꦁꦏꦸ",
             id="Javanese",
+            marks=pytest.mark.exhaustive,
         ),
     ],
 )

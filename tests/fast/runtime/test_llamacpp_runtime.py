@@ -11,6 +11,7 @@ from runtime_makers import ask, correct, greedy, quick_card
 
 import personalpeft
 from personalpeft import AdapterError, InvalidInput, NotFound, WeightsError
+from personalpeft.base_models.types import Base
 from personalpeft.types import Message
 
 
@@ -43,17 +44,23 @@ def test_home_can_be_opened_with_the_other_backend(tmp_path: Path) -> None:
         assert ask(ada, "hello").stack == ada.stack()
 
 
-@pytest.mark.usefixtures("tiny_base")
-def test_chat_on_llamacpp_loads_no_torch(tmp_path: Path, shared_cache: Path) -> None:
-    # The home has a user with a live layer, so that an adapter is attached.
+@pytest.fixture(scope="module")
+def learned_home(tmp_path_factory: pytest.TempPathFactory, tiny_base: Base) -> Path:
+    """A home in which ada has a live style."""
+    folder = tmp_path_factory.mktemp("learned")
+    with personalpeft.open(folder / "home", quick_card(folder), "torch") as runtime:
+        correct(runtime.user("ada"), 6)
+        assert runtime.user("ada").learn(accept=True).live
+    return folder / "home"
+
+
+@pytest.mark.usefixtures("learned_home")
+def test_chat_on_llamacpp_loads_no_torch(home: Path, tmp_path: Path, shared_cache: Path) -> None:
+    # The user has a live layer, so that an adapter is attached.
     card = quick_card(tmp_path)
-    with personalpeft.open(tmp_path / "home", card, "llamacpp") as runtime:
-        ada = runtime.user("ada")
-        correct(ada, 6)
-        ada.learn(accept=True)
     program = f"""
 import personalpeft, sys
-with personalpeft.open({str(tmp_path / "home")!r}, {str(card)!r}, "llamacpp") as runtime:
+with personalpeft.open({str(home)!r}, {str(card)!r}, "llamacpp") as runtime:
     reply = runtime.user("ada").chat("hello", memory=False)
     print(len(reply.stack.entries), *[name for name in ("torch", "transformers") if name in sys.modules])
 """
@@ -76,16 +83,14 @@ def test_base_of_an_unsupported_architecture_is_refused(
     assert not (tmp_path / "ada.gguf").exists()
 
 
-@pytest.mark.usefixtures("tiny_base")
+@pytest.mark.usefixtures("learned_home")
 def test_stack_is_exported_and_imported_as_gguf_and_merged_into_the_weights(
-    tmp_path: Path,
+    home: Path, tmp_path: Path
 ) -> None:
-    with personalpeft.open(tmp_path / "home", quick_card(tmp_path), "torch") as runtime:
+    with personalpeft.open(home, quick_card(tmp_path), "torch") as runtime:
         ada, bo = runtime.user("ada"), runtime.user("bo")
         with pytest.raises(NotFound):
-            ada.export_gguf(tmp_path / "ada.gguf")
-        correct(ada, 6)
-        ada.learn(accept=True)
+            bo.export_gguf(tmp_path / "bo.gguf")
         file = ada.export_gguf(tmp_path / "ada.gguf")
         with pytest.raises(InvalidInput):
             ada.export_gguf(file)

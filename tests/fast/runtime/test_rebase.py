@@ -25,7 +25,6 @@ from personalpeft import (
 from personalpeft.learning.evaluate.across_bases import BaseComparison
 from personalpeft.learning.gate.evidence import EvalItem, Evidence, ProbeResults
 from personalpeft.learning.gate.gate import Margins
-from personalpeft.memory.embedder import HashEmbedder
 from personalpeft.rebase import RebasedLayer, judge_rebase
 
 # A build takes a second. The promises do not depend on how well it learns.
@@ -47,14 +46,6 @@ def other_card(folder: Path, name: str = "tiny-other", **changes: object) -> Pat
     path = folder / f"{name}.toml"
     path.write_text(card)
     return path
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_embedder() -> Iterator[None]:
-    """Most of the time would go into the model that embeds."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("personalpeft.runtime.MiniLM", HashEmbedder)
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -93,11 +84,26 @@ def bases(tmp_path: Path, learned: Path) -> Bases:
     return Bases(tmp_path, learned)
 
 
-def test_layers_move_to_another_base_and_back_and_nothing_is_trained_twice(bases: Bases) -> None:
+@pytest.fixture(scope="module")
+def moved(tmp_path_factory: pytest.TempPathFactory, learned: Path) -> tuple[Path, RebaseReport]:
+    """A home in which ada has moved to the second base, and the report."""
+    bases = Bases(tmp_path_factory.mktemp("moved"), learned)
+    return bases.home, bases.rebase(bases.first, bases.second, accept=True)
+
+
+@pytest.fixture
+def bases_after(tmp_path: Path, moved: tuple[Path, RebaseReport]) -> Bases:
+    (tmp_path / "after").mkdir()
+    return Bases(tmp_path / "after", moved[0])
+
+
+def test_layers_move_to_another_base_and_back_and_nothing_is_trained_twice(
+    bases: Bases, bases_after: Bases, moved: tuple[Path, RebaseReport]
+) -> None:
     with bases.open(bases.first) as (_, ada):
         answers, heads = greedy(ada), [layer.head for layer in ada.layers()]
         held_out = {s for each in ada.revisions() for s, r in each.signals.items() if r == "pinned"}
-    report = bases.rebase(bases.first, bases.second, accept=True)
+    bases, report = bases_after, moved[1]
     assert report.switched
     assert [each.trained for each in report.layers] == [True, True]
     assert [each.before for each in report.layers] == heads
@@ -130,9 +136,9 @@ def test_layers_move_to_another_base_and_back_and_nothing_is_trained_twice(bases
 
 
 def test_user_with_layers_of_two_bases_moves_to_another_home_with_all_of_them(
-    bases: Bases, tmp_path: Path
+    bases_after: Bases, tmp_path: Path
 ) -> None:
-    bases.rebase(bases.first, bases.second, accept=True)
+    bases = bases_after
     with bases.open(bases.second) as (_, ada):
         revisions = [each.id for each in ada.revisions()]
         ada.export(tmp_path / "ada.personal")

@@ -26,14 +26,7 @@ from personalpeft import Busy, Cancelled, Forgotten, HomeError, NotFound, Runtim
 from personalpeft.adapters.types import LoRAWeights
 from personalpeft.backends.fake import _FakeSession as FakeSession
 from personalpeft.learning.outcomes import RebuildOutcome
-from personalpeft.memory.embedder import HashEmbedder
 from personalpeft.types import Revision
-
-
-@pytest.fixture(autouse=True)
-def quick_embedder(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Most of the time would go into the model that embeds."""
-    monkeypatch.setattr("personalpeft.runtime.MiniLM", HashEmbedder)
 
 
 @pytest.fixture(params=["fake", "torch"])

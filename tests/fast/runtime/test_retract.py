@@ -49,7 +49,18 @@ def test_each_kind_of_feedback_can_be_retracted_and_stays_in_the_history(
     assert verify(ada._services.store) == ()
 
 
-@pytest.mark.parametrize("kind", [kind for kind in SignalKind if kind is not SignalKind.COMMENT])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        SignalKind.EDIT,
+        SignalKind.FACT,
+        *(
+            pytest.param(kind, marks=pytest.mark.exhaustive)
+            for kind in SignalKind
+            if kind not in (SignalKind.EDIT, SignalKind.FACT, SignalKind.COMMENT)
+        ),
+    ],
+)
 def test_retracted_lesson_is_unlearned_by_the_next_learn(ada: User, kind: SignalKind) -> None:
     for number in range(8):
         SAY[kind](ada, number)

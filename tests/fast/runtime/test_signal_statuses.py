@@ -136,17 +136,20 @@ def test_implicit_feedback_is_refused_unless_enabled(ada: User, home: Path) -> N
         pass
 
 
-@pytest.mark.parametrize("seen", list(IMPLICIT_RATINGS))
 def test_implicit_feedback_is_kept_with_its_action_and_not_trained_by_default(
-    home: Path, seen: str
+    home: Path,
 ) -> None:
     with open_runtime(home, observing="kept") as runtime:
         ada = runtime.user("ada")
         correct(ada, 5)
-        kept = [ada.observe(ask(ada, f"thing {n}"), seen) for n in range(4)]
+        kept = {
+            ada.observe(ask(ada, f"{seen} {n}"), seen): seen
+            for seen in IMPLICIT_RATINGS
+            for n in range(4)
+        }
         ada.learn()
         statuses = {status.signal.id: status for status in ada.signal_statuses()}
-        for signal in kept:
+        for signal, seen in kept.items():
             assert signal is not None
             assert (statuses[signal].place, statuses[signal].use) == ("kept", "recorded only")
             assert statuses[signal].signal.source == "app"
