@@ -3,7 +3,7 @@
 Invariant: an option that changes what the adapter computes is either supported or refused by name.
 An unknown option, such as one of a later PEFT, is refused if it is set.
 
-Importing PEFT takes seconds, so only an adapter with patterns imports it.
+Importing PEFT loads torch, so it happens in the functions.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
@@ -49,6 +49,14 @@ _WITHOUT_EFFECT = re.findall(
     corda_config lora_ga_config qalora_group_size megatron_core runtime_config
     """,
 )
+_WRITTEN = re.findall(
+    r"\w+",
+    """
+    peft_type task_type base_model_name_or_path inference_mode r lora_alpha lora_dropout
+    target_modules bias fan_in_fan_out use_rslora use_dora modules_to_save
+    """,
+)
+
 # PEFT reads the keys of patterns as regular expressions. Names alone cannot take exponential time.
 _ModuleName: TypeAlias = Annotated[str, Field(pattern="^[A-Za-z0-9_.]{1,256}$")]
 _Rank: TypeAlias = Annotated[int, Field(ge=1, le=RANK_LIMIT)]
@@ -126,22 +134,20 @@ def build_config(
         targets: The projections.
         base_name: The name or path by which PEFT loads the base.
     """
+    from peft import LoraConfig
+
     alpha = scaling * rank
-    return {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": base_name,
-        "inference_mode": True,
-        "r": rank,
-        "lora_alpha": int(alpha) if alpha.is_integer() else alpha,
-        "lora_dropout": 0.0,
-        "target_modules": sorted(targets),
-        "bias": "none",
-        "fan_in_fan_out": False,
-        "use_rslora": False,
-        "use_dora": False,
-        "modules_to_save": None,
-    }
+    config = LoraConfig(
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=base_name,
+        inference_mode=True,
+        r=rank,
+        # Typed as int, but PEFT only divides by it.
+        lora_alpha=cast(int, int(alpha) if alpha.is_integer() else alpha),
+        target_modules=list(targets),
+    )
+    fields = config.to_dict() | {"target_modules": sorted(targets)}  # type: ignore[no-untyped-call]
+    return {key: fields[key] for key in _WRITTEN}
 
 
 def _match_pattern(patterns: Mapping[str, float], module: str, default: float) -> float:
