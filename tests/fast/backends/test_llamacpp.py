@@ -41,7 +41,7 @@ from personalpeft.base_models.types import Base
 from personalpeft.errors import WeightsError
 from personalpeft.types import Message, Sampling
 
-few = examples(6, suppress_health_check=[HealthCheck.function_scoped_fixture])
+few = examples(4, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def test_every_architecture_matches_torch(base: Base, shared_cache: Path) -> None:
