@@ -129,14 +129,20 @@ def _admit(app: Flask, limiter: ConcurrencyLimiter) -> None:
         # The rule, not the path: user ids and queries are private.
         method, rule = request.method, request.url_rule or "no route"
         begun, held = g.get("begun"), g.get("held", ExitStack())
+        close = response.close
 
-        def over() -> None:
-            held.close()
-            took = 0.0 if begun is None else time.monotonic() - begun
-            access.info("%s %s %d %.0f ms", method, rule, response.status_code, 1000 * took)
+        def close_and_release() -> None:
+            try:
+                close()
+            finally:
+                held.close()
+                took = 0.0 if begun is None else time.monotonic() - begun
+                access.info("%s %s %d %.0f ms", method, rule, response.status_code, 1000 * took)
 
-        # At the last byte: a stream counts until its end.
-        response.call_on_close(over)
+        # At the last byte: a stream counts until its end, also where a plugin's close fails.
+        response.close = close_and_release  # type: ignore[method-assign]
+        # Werkzeug closes no response of a file that it passes through.
+        response.direct_passthrough = False
         for name, value in _HEADERS.items():
             response.headers.setdefault(name, value)
         return response

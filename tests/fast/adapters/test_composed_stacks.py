@@ -35,7 +35,7 @@ def stacks(draw: st.DrawFn) -> list[tuple[Adapter, float]]:
     ]
 
 
-@examples(60)
+@examples(25)
 @given(stacks(), st.randoms())
 def test_composed_stack_is_the_sum_of_its_layers_in_any_order(
     parts: list[tuple[Adapter, float]], random: object

@@ -437,7 +437,7 @@ def assert_adapter_or_refusal(data: bytes) -> None:
         assert np.isfinite(pair.b).all()
 
 
-@examples(500, deadline=2000)
+@examples(150, deadline=2000)
 @given(
     st.lists(st.tuples(st.integers(0, len(GOOD) - 1), st.integers(0, 255)), min_size=1, max_size=4)
 )
@@ -448,7 +448,7 @@ def test_changed_bytes_give_an_adapter_or_an_error(changes: list[tuple[int, int]
     assert_adapter_or_refusal(bytes(data))
 
 
-@examples(500, deadline=2000)
+@examples(150, deadline=2000)
 @given(
     st.integers(0, len(GOOD) - len(BODY) - 1), st.sampled_from(b'0123456789-.eE"{}[],: \\u\0\xff')
 )
@@ -458,7 +458,7 @@ def test_changed_characters_of_the_header_give_an_adapter_or_an_error(
     assert_adapter_or_refusal(GOOD[:position] + bytes([character]) + GOOD[position + 1 :])
 
 
-@examples(200, deadline=2000)
+@examples(80, deadline=2000)
 @given(st.integers(0, len(GOOD)), st.integers(0, 64), st.integers(0, 3))
 def test_cut_and_doubled_bytes_give_an_adapter_or_an_error(
     position: int, length: int, copies: int
@@ -469,7 +469,7 @@ def test_cut_and_doubled_bytes_give_an_adapter_or_an_error(
     assert_adapter_or_refusal(GOOD[:position])
 
 
-@examples(200, deadline=2000)
+@examples(80, deadline=2000)
 @given(st.binary(max_size=200))
 def test_any_header_gives_an_adapter_or_an_error(header: bytes) -> None:
     assert_adapter_or_refusal(join_file(header, BODY))

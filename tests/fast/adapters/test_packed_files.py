@@ -63,7 +63,7 @@ def adapters(draw: st.DrawFn) -> Adapter:
     return Adapter(manifest, pairs)
 
 
-@examples(60)
+@examples(25)
 @given(adapters())
 def test_packed_adapter_is_read_back_equal(adapter: Adapter) -> None:
     data = pack(adapter)
@@ -72,7 +72,7 @@ def test_packed_adapter_is_read_back_equal(adapter: Adapter) -> None:
     assert pack(again) == data
 
 
-@examples(30)
+@examples(15)
 @given(adapters(), st.sampled_from(["F16", "BF16"]))
 def test_half_width_files_are_read_as_their_exact_values(adapter: Adapter, dtype: str) -> None:
     small = {
@@ -97,7 +97,7 @@ def test_half_width_files_are_read_as_their_exact_values(adapter: Adapter, dtype
             np.testing.assert_allclose(after, before, rtol=2**-7, atol=2**-24)
 
 
-@examples(40)
+@examples(20)
 @given(adapters())
 def test_half_precision_adapter_is_read_back_equal_and_half_as_large(
     adapter: Adapter,

@@ -480,7 +480,7 @@ ANYTHING = st.recursive(
 )
 
 
-@examples(200)
+@examples(60)
 @given(st.dictionaries(st.sampled_from(sorted(PLAIN)) | st.text(max_size=5), ANYTHING, max_size=3))
 def test_any_configuration_is_read_or_refused(changes: dict[str, Any]) -> None:
     try:
@@ -491,7 +491,7 @@ def test_any_configuration_is_read_or_refused(changes: dict[str, Any]) -> None:
     assert 0 < config.scaling < np.inf
 
 
-@examples(200)
+@examples(60)
 @given(st.integers(0, 10_000), st.sampled_from(b'0129-.eE"{}[],: \\\0\xff'))
 def test_changed_characters_of_a_configuration_are_read_or_refused(
     position: int, character: int

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from app_makers import Shell
 
-# Runs the command line with the packages of all extras hidden.
+from personalpeft.base_models.types import Base
+
+# Runs commands one after another in one process, with the packages of all extras hidden.
 _WITHOUT_EXTRAS = """
+import json
 import sys
 
 class Missing:
@@ -20,7 +26,13 @@ class Missing:
 
 sys.meta_path.insert(0, Missing())
 from personalpeft_app.cli import main
-main()
+for command in json.loads(sys.argv[1]):
+    sys.argv[1:] = command
+    try:
+        main()
+    except SystemExit as end:
+        if end.code:
+            raise
 """
 _PACKAGES = {
     "llamacpp": ["llama_cpp"],
@@ -33,12 +45,14 @@ _PACKAGES = {
 }
 
 
-def run(shell: Shell, *args: str) -> subprocess.CompletedProcess[str]:
+def run(
+    shell: Shell, *commands: Sequence[str], **environment: str
+) -> subprocess.CompletedProcess[str]:
     packages = [each for some in _PACKAGES.values() for each in some]
     program = _WITHOUT_EXTRAS.format(packages=packages)
     return subprocess.run(
-        [sys.executable, "-c", program, *args],
-        env={**os.environ, **shell.environment},
+        [sys.executable, "-c", program, json.dumps(commands)],
+        env={**os.environ, **shell.environment, **environment},
         capture_output=True,
         text=True,
         timeout=120,
@@ -47,18 +61,18 @@ def run(shell: Shell, *args: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_command_line_and_the_library_work_without_any_extra(shell: Shell) -> None:
-    answer = run(shell, "ask", "Hello there", "--backend", "fake")
-    assert answer.returncode == 0, answer.stderr
-    assert answer.stdout.strip()
-    for args in (["--help"], ["stack"], ["models"], ["serve", "--help"], ["daemon", "--help"]):
-        shown = run(shell, *args)
-        assert shown.returncode == 0, shown.stderr
+    completed = run(
+        shell,
+        ["ask", "Hello there", "--backend", "fake"],
+        *(["--help"], ["stack"], ["models"], ["serve", "--help"], ["daemon", "--help"]),
+    )
+    assert completed.returncode == 0, completed.stderr
+    assert completed.stdout.strip()
 
 
 @pytest.mark.parametrize(
     ("extra", "args"),
     [
-        ("llamacpp", ["ask", "Hello", "--backend", "llamacpp", "--base", "tiny-random"]),
         ("certificates", ["verify-certificate", "none.json"]),
         ("encryption", ["encrypt", "--key", "file"]),
         ("serve", ["serve", "--port", "0", "--backend", "fake"]),
@@ -67,7 +81,17 @@ def test_the_command_line_and_the_library_work_without_any_extra(shell: Shell) -
     ],
 )
 def test_a_command_without_its_extra_names_it(shell: Shell, extra: str, args: list[str]) -> None:
-    completed = run(shell, *args)
+    assert_names_extra(run(shell, args), extra)
+
+
+def test_a_backend_without_its_extra_names_it(
+    shell: Shell, tiny_base: Base, shared_cache: Path
+) -> None:
+    args = ["ask", "Hello", "--backend", "llamacpp", "--base", tiny_base.card.name]
+    assert_names_extra(run(shell, args, PERSONALPEFT_CACHE=str(shared_cache)), "llamacpp")
+
+
+def assert_names_extra(completed: subprocess.CompletedProcess[str], extra: str) -> None:
     assert completed.returncode == 10, completed.stderr
     assert f"personalpeft[{extra}]" in completed.stderr
     assert "Traceback" not in completed.stderr

@@ -23,16 +23,21 @@ def cards_of(shell: Shell) -> list[str]:
     return sorted(each.name for each in (shell.home / "models").glob("*"))
 
 
-def test_an_added_model_was_tried_and_answers_under_its_name(shell: Shell, file: Path) -> None:
-    added = shell.run("models", "add", str(file), "--name", "mine", backend="torch")
+def test_an_added_model_was_tried_and_answers_under_its_name(
+    shell: Shell, file: Path, shared_cache: Path
+) -> None:
+    # Kernels are compiled there once for all tests.
+    cache = {"PERSONALPEFT_CACHE": str(shared_cache)}
+    added = shell.run("models", "add", str(file), "--name", "mine", backend="torch", **cache)
     assert added.exit_code == 0, added.output
     for line in ("architecture   qwen3", "weights        F32", "chat template  yes", "It said:"):
         assert line in added.stdout
     assert "of memory" in added.stderr
     assert cards_of(shell) == ["mine.toml"]
-    listed = json.loads(shell.run("models", "--json").stdout)["models"]
+    listed = json.loads(shell.run("models", "--json", **cache).stdout)["models"]
     assert [each["weights"] for each in listed if each["name"] == "mine"] == ["here"]
-    asked = shell.run("ask", "Hello", "--base", "mine", "--max-tokens", "3", backend="torch")
+    args = ("ask", "Hello", "--base", "mine", "--max-tokens", "3")
+    asked = shell.run(*args, backend="torch", **cache)
     assert asked.exit_code == 0, asked.output
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +12,10 @@ from app_makers import Shell
 from personalpeft import LearnReport, User
 
 
-@pytest.fixture
-def corrected(shell: Shell) -> Shell:
+@pytest.fixture(scope="module")
+def learned_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sums")
+    shell = Shell(folder / "home", folder / "cache")
     for number in range(6):
         assert (
             shell.run(
@@ -21,6 +24,12 @@ def corrected(shell: Shell) -> Shell:
             == 0
         )
     assert shell.run("learn", "--layer", "skill.sums").exit_code == 0
+    return shell.home
+
+
+@pytest.fixture
+def corrected(learned_home: Path, shell: Shell) -> Shell:
+    """A home in which ada taught six sums and learned them."""
     return shell
 
 

@@ -37,12 +37,11 @@ def test_a_server_creates_its_token_prints_its_path_and_stops_on_a_signal(shell:
 
 def test_a_taken_port_is_reported_before_the_model_is_loaded(shell: Shell) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        server = shell.spawn("serve", "--port", str(taken.getsockname()[1]))
-        _, errors = read_to_end(server)
-    assert server.returncode == 2
-    assert "127.0.0.1" in errors
-    assert "--port" in errors
-    assert "Loading" not in errors
+        refused = shell.run("serve", "--port", str(taken.getsockname()[1]))
+    assert refused.exit_code == 2
+    assert "127.0.0.1" in refused.stderr
+    assert "--port" in refused.stderr
+    assert "Loading" not in refused.stderr
 
 
 def test_on_a_terminal_it_prints_a_sign_in_link_to_the_page(shell: Shell) -> None:

@@ -11,10 +11,25 @@ from backend_makers import attach, generate, random_stack, row, torch_backend
 from personalpeft.base_models.types import Base
 
 PROMPTS = ("hello", "what is this? " * 9, "x")
+# The two most different cases are enough for make test.
+USUAL = {("llama", False), ("gemma3_text", True)}
+each_operations = pytest.mark.parametrize(
+    ("base", "native"),
+    [
+        pytest.param(
+            kind,
+            native,
+            marks=() if (kind, native) in USUAL else pytest.mark.exhaustive,
+            id=f"{kind}-{'native' if native else 'plain'}",
+        )
+        for kind in ("llama", "qwen2", "qwen3", "gemma3_text")
+        for native in (False, True)
+    ],
+    indirect=["base"],
+)
 
 
-@pytest.mark.parametrize("base", ["llama", "qwen2", "qwen3", "gemma3_text"], indirect=True)
-@pytest.mark.parametrize("native", [False, True], ids=["plain", "native"])
+@each_operations
 def test_a_batch_matches_transformers(base: Base, native: bool, shared_cache: Path) -> None:
     from transformers import AutoModelForCausalLM
 
@@ -38,7 +53,7 @@ def test_a_batch_matches_transformers(base: Base, native: bool, shared_cache: Pa
         ]
 
 
-@pytest.mark.parametrize("native", [False, True], ids=["plain", "native"])
+@each_operations
 def test_rows_with_stacks_match_single_rows(base: Base, native: bool, shared_cache: Path) -> None:
     backend = torch_backend(base, slots=2, rows=8, **({"cache": shared_cache} if native else {}))
     for seed in (1, 2):

@@ -18,7 +18,7 @@ from personalpeft.errors import InvalidInput
 from personalpeft.types import Message
 
 STACKS = st.sampled_from([None, "one", "two", "three"])
-few = examples(6, suppress_health_check=[HealthCheck.function_scoped_fixture])
+few = examples(4, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @few

@@ -29,7 +29,7 @@ from personalpeft.learning.train.losses import ContextDistillationLoss, SFTLoss
 from personalpeft.types import Message
 
 STEPS = 6
-few = examples(5, suppress_health_check=[HealthCheck.function_scoped_fixture])
+few = examples(3, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def trained(training_backend: TrainingBackend, **changes: Any) -> bytes:

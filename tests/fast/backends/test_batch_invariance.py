@@ -69,7 +69,7 @@ requests = st.tuples(
 
 
 def test_a_reply_has_the_same_bits_cold_cached_chunked_and_batched(backend: Backend) -> None:
-    @examples(5)
+    @examples(3)
     @given(cases=st.lists(requests, min_size=1, max_size=ROWS), data=st.data())
     def holds(cases: list[tuple[str, str | None, str, float, int]], data: st.DataObject) -> None:
         rows = [
@@ -114,8 +114,8 @@ def test_a_reference_has_the_same_bits_in_any_pass(backend: Backend) -> None:
 
 
 def test_a_preempted_row_resumes_with_the_same_bits(backend: Backend) -> None:
-    @examples(3)
-    @given(cases=st.lists(requests, min_size=1, max_size=4), data=st.data())
+    @examples(2)
+    @given(cases=st.lists(requests, min_size=2, max_size=3), data=st.data())
     def holds(cases: list[tuple[str, str | None, str, float, int]], data: st.DataObject) -> None:
         rows = [
             row(

@@ -98,11 +98,12 @@ class SharingMachine(RuleBasedStateMachine):
 
 
 TestSharing = SharingMachine.TestCase
-TestSharing.settings = examples(60, stateful_step_count=40)
+TestSharing.settings = examples(25, stateful_step_count=30)
 
 TOKENS = st.lists(st.integers(0, 3), min_size=2 * KV_BLOCK_SIZE, max_size=2 * KV_BLOCK_SIZE)
 
 
+@examples(40)
 @given(
     first=st.tuples(
         TOKENS,

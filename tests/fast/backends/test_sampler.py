@@ -54,7 +54,7 @@ _FEW = st.lists(
 _MANY = st.lists(st.floats(-50, 50, width=32), min_size=1, max_size=60)
 
 
-@examples(150)
+@examples(60)
 @given(
     values=_FEW | _MANY,
     top_p=_TOP_P,
@@ -71,7 +71,7 @@ def test_a_seed_samples_the_token_of_the_sorted_vocabulary(
     assert [ours.sample(logits) for _ in range(8)] == [plain.pick(logits) for _ in range(8)]
 
 
-@examples(60)
+@examples(20)
 @given(top_p=_TOP_P, spread=st.sampled_from([0.0, 0.1, 2.0, 8.0]), seed=st.integers(0, 2**32))
 def test_sampling_is_exact_for_large_vocabularies_of_any_spread(
     top_p: float, spread: float, seed: int
@@ -82,7 +82,7 @@ def test_sampling_is_exact_for_large_vocabularies_of_any_spread(
     assert [ours.sample(logits) for _ in range(3)] == [plain.pick(logits) for _ in range(3)]
 
 
-@examples(60)
+@examples(30)
 @given(
     rows=st.lists(
         st.tuples(

@@ -150,8 +150,25 @@ def assert_close(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], pa
         ), name
 
 
-@pytest.mark.parametrize("native", [False, True], ids=["plain", "native"])
-@pytest.mark.parametrize("below", [False, True], ids=["above the base", "above a stack"])
+# Each architecture, and each kind of operations, once with and once without a stack.
+@pytest.mark.parametrize(
+    ("base", "native", "below"),
+    [
+        pytest.param(
+            kind,
+            native,
+            below,
+            marks=()
+            if (kind, native, below) in {("llama", False, False), ("gemma3_text", True, True)}
+            else pytest.mark.exhaustive,
+            id=f"{kind}-{'native' if native else 'plain'}-above {'a stack' if below else 'the base'}",
+        )
+        for kind in ("llama", "qwen2", "qwen3", "gemma3_text")
+        for native in (False, True)
+        for below in (False, True)
+    ],
+    indirect=["base"],
+)
 def test_gradients_match_autograd(
     base: Base, native: bool, below: bool, shared_cache: Path
 ) -> None:

@@ -60,7 +60,13 @@ class World:
 
     def set(self, **settings: object) -> None:
         """Write the daemon's settings of this home."""
-        table = {"zone": "Europe/Berlin", "at": "02:30", "backup": "", "morning": "", **settings}
+        table = {
+            "zone": "Europe/Berlin",
+            "learn_at": "02:30",
+            "backup": "",
+            "report_at": "",
+            **settings,
+        }
         booleans = {True: "true", False: "false"}
         lines = [
             f"{key} = {booleans.get(value, repr(value)) if isinstance(value, bool) else repr(value)}"

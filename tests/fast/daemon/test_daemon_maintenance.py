@@ -86,7 +86,7 @@ def test_garbage_is_collected(world: World) -> None:
 def test_a_failed_task_is_reported_and_the_others_run(world: World) -> None:
     world.correct(9)
     (world.home / "taken").write_text("a file, where a folder should be made")
-    world.set(backup="taken", morning="07:00")
+    world.set(backup="taken", report_at="07:00")
     world.run_for(hours=24)
     backups = [entry for entry in world.log if entry.kind == "backup"]
     assert {entry.outcome for entry in backups} == {Outcome.FAILED}

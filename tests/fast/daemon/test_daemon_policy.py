@@ -113,7 +113,7 @@ EVENTS = st.one_of(
 )
 
 
-@examples(60)
+@examples(30)
 @given(st.lists(EVENTS, max_size=40))
 def test_every_signal_is_learned_exactly_once_in_any_history(
     events: list[tuple[object, ...]],

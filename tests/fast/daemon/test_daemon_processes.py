@@ -14,8 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner, Result
 
 import personalpeft
+from personalpeft_app.cli import cli
 
 # The command line with a slowed fake model, so that a test can interrupt it.
 _DAEMON = """
@@ -82,6 +84,10 @@ class Home:
         )
         self.children.append(child)
         return child
+
+    def run(self, *words: str) -> Result:
+        """Run a command in this process."""
+        return CliRunner().invoke(cli, ["--backend", "fake", "--home", str(self.path), *words])
 
     def revisions(self) -> list[str]:
         with personalpeft.open(self.path, base="fake", backend="fake") as runtime:
@@ -170,26 +176,24 @@ def test_a_kill_at_any_moment_loses_one_step_and_causes_no_second_learn(
     child.kill()
     wait_for_exit(child)
     for _ in range(2):
-        again = home.spawn("daemon", "run-once", "--json")
-        out, errors = wait_for_exit(again)
-        assert again.returncode == 0, errors
+        again = home.run("daemon", "run-once", "--json")
+        assert again.exit_code == 0, again.output
     (revision,) = home.revisions()
     assert revision.startswith("style@")
-    assert json.loads(out)["did"] == []
+    assert json.loads(again.stdout)["did"] == []
 
 
 def test_of_two_daemons_one_runs_and_the_other_waits_and_names_it(home: Home) -> None:
     home.correct(9)
     first = home.spawn("daemon", "run", slowly=0.05)
     wait_for(lambda: "keys" in _text(home.path / "notes/daemon.json"), "a learn")
-    once = home.spawn("daemon", "run-once")
-    _, refused = wait_for_exit(once)
-    assert once.returncode == 6
-    assert f"process {first.pid}" in refused
+    once = home.run("daemon", "run-once")
+    assert once.exit_code == 6
+    assert f"process {first.pid}" in once.stderr
     second = home.spawn("daemon", "run")
     assert second.stderr is not None
     assert f"process {first.pid}" in second.stderr.readline()
-    status, _ = wait_for_exit(home.spawn("daemon", "status", "--json"))
+    status = home.run("daemon", "status", "--json").stdout
     assert f"process {first.pid}" in json.loads(status)["running"]
     wait_for(lambda: bool(home.revisions()), "a revision")
     first.kill()
@@ -206,16 +210,14 @@ def test_status_shows_the_progress_of_a_learn(home: Home) -> None:
     home.correct(9)
     home.spawn("daemon", "run", slowly=3)
     wait_for(lambda: MOMENTS["a step was saved"](home.path), "a step")
-    status, _ = wait_for_exit(home.spawn("daemon", "status", "--json"))
-    shown = json.loads(status)
+    shown = json.loads(home.run("daemon", "status", "--json").stdout)
     assert shown["learning"] == ["ada"]
     assert (shown["underway"]["ada"]["layer"], shown["underway"]["ada"]["stage"]) == (
         "style",
         "Learning",
     )
     assert 0 < shown["underway"]["ada"]["step"] < shown["underway"]["ada"]["steps"]
-    status, _ = wait_for_exit(home.spawn("daemon", "status"))
-    assert "ada learns (style: learning, " in status
+    assert "ada learns (style: learning, " in home.run("daemon", "status").stdout
 
 
 @pytest.mark.parametrize(
@@ -232,8 +234,7 @@ def test_a_signal_stops_a_learn_between_two_steps_and_the_next_run_resumes_it(
     assert child.returncode == 0, errors
     assert "stopped between two steps" in out
     assert home.revisions() == []
-    out, _ = wait_for_exit(home.spawn("daemon", "run-once"))
-    assert "promoted" in out
+    assert "promoted" in home.run("daemon", "run-once").stdout
     assert len(home.revisions()) == 1
 
 
@@ -243,8 +244,8 @@ def test_a_server_on_the_same_home_serves_a_new_revision_within_a_second(home: H
     assert server.stdout is not None
     assert server.stdout.readline().split()[1] == "base"
     # Requests are being served all the time, so the daemon waits and reports that reason.
-    status, errors = wait_for_exit(home.spawn("daemon", "run-once", "--json"))
-    assert "serving" in [each["blocked_by"] for each in json.loads(status)["next"]], errors
+    status = home.run("daemon", "run-once", "--json")
+    assert "serving" in [each["blocked_by"] for each in json.loads(status.stdout)["next"]]
     assert home.revisions() == []
     # Another process on the same home learns.
     with personalpeft.open(home.path, base="fake", backend="fake") as runtime:

@@ -30,7 +30,7 @@ def command(world: World, *words: str) -> str:
 def test_the_report_covers_all_users_since_the_last_one_with_reasons_and_reverts(
     world: World,
 ) -> None:
-    world.set(morning="07:00")
+    world.set(report_at="07:00")
     world.correct(9, "ada")
     world.run_for(hours=20)
     with pytest.MonkeyPatch.context() as patch:
@@ -65,7 +65,7 @@ def test_the_report_covers_all_users_since_the_last_one_with_reasons_and_reverts
 
 
 def test_the_revert_in_an_old_report_is_the_one_that_works_now(world: World) -> None:
-    world.set(morning="07:00")
+    world.set(report_at="07:00")
     world.correct(9)
     world.run_for(hours=20)
     assert "personalpeft rollback style --to base --user ada" in command(world, "daemon", "report")
@@ -75,7 +75,7 @@ def test_the_revert_in_an_old_report_is_the_one_that_works_now(world: World) -> 
 
 
 def test_erased_signals_are_in_no_old_report(world: World) -> None:
-    world.set(morning="07:00")
+    world.set(report_at="07:00")
     world.correct(9)
     world.run_for(hours=20)
     ((first, *_),) = (
@@ -88,7 +88,7 @@ def test_erased_signals_are_in_no_old_report(world: World) -> None:
 
 
 def test_a_quiet_day_keeps_the_last_report(world: World) -> None:
-    world.set(morning="07:00")
+    world.set(report_at="07:00")
     world.correct(9)
     world.run_for(hours=20)
     before = command(world, "daemon", "report")

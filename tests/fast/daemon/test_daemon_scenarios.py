@@ -22,7 +22,7 @@ class Killed(BaseException):
 
 def enough_lessons(world: World) -> None:
     world.correct(9)
-    world.run_for(hours=24)
+    world.run_for(hours=3)
 
 
 def too_few_signals_before_the_time_of_day(world: World) -> None:
@@ -82,7 +82,7 @@ def a_clock_is_set_back_a_day_after_the_learn(world: World) -> None:
     world.correct(9)
     world.run_for(hours=1)
     world.shift_clock(days=-1)
-    world.run_for(hours=60)
+    world.run_for(hours=60, every=120)
 
 
 def a_clock_is_set_back_a_year_before_the_learn(world: World) -> None:
@@ -114,7 +114,7 @@ def the_laptop_sleeps_for_a_week(world: World) -> None:
 
 def the_daemon_dies_after_every_run(world: World) -> None:
     world.correct(9)
-    for _ in range(20):
+    for _ in range(8):
         world.run_for(hours=2, every=60)
         world.kill_daemon()
 
@@ -128,7 +128,7 @@ def the_daemon_starts_after_all_signals(world: World) -> None:
 def on_battery_until_plugged_in(world: World) -> None:
     world.set_sensors(on_ac_power=False)
     world.correct(9)
-    world.run_for(hours=30)
+    world.run_for(hours=30, every=120)
     assert world.learn_count() == 0
     assert any(each.blocked_by is Blocker.POWER for each in world.run_once().upcoming)
     world.set_sensors(on_ac_power=True)
@@ -261,7 +261,7 @@ def an_earlier_candidate_was_refused(world: World) -> None:
             ),
         )
         world.correct(9)
-        world.run_for(hours=72)
+        world.run_for(hours=72, every=120)
 
 
 def the_learn_failed_and_a_new_signal_came(world: World) -> None:
@@ -275,13 +275,13 @@ def the_learn_failed_and_a_new_signal_came(world: World) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(User, "learn", fail)
         world.correct(9)
-        world.run_for(hours=48)
+        world.run_for(hours=48, every=120)
         world.kill_daemon()
-        world.run_for(hours=48)
+        world.run_for(hours=48, every=120)
     assert tries == 1
     assert world.learn_count() == 0
     world.correct(1)
-    world.run_for(hours=48)
+    world.run_for(hours=48, every=120)
 
 
 def the_journal_is_lost_after_the_learn(world: World) -> None:
@@ -289,7 +289,7 @@ def the_journal_is_lost_after_the_learn(world: World) -> None:
     world.run_for(hours=1)
     world.kill_daemon()
     world.replace_journal()
-    world.run_for(hours=48)
+    world.run_for(hours=48, every=120)
 
 
 def the_journal_is_damaged_before_the_learn(world: World) -> None:
@@ -307,7 +307,7 @@ def another_process_learns_meanwhile(world: World) -> None:
     assert world.learn_count() == 0
     with world.open_runtime() as runtime:
         runtime.user("ada").learn()
-    world.run_for(hours=48)
+    world.run_for(hours=48, every=120)
 
 
 def the_time_zone_moves_west(world: World) -> None:
@@ -346,7 +346,7 @@ def killed_when(stage: str) -> Callable[[World], None]:
             with pytest.raises(Killed):
                 world.run_once()
         assert world.learn_count() == 0
-        world.run_for(hours=48)
+        world.run_for(hours=48, every=120)
         assert any(line.resumed for line in world.log)
 
     return scenario
@@ -447,10 +447,10 @@ def test_a_learn_whose_head_was_moved_is_repeated_later(
         return trained
 
     monkeypatch.setattr(pipeline, "train", move_head)
-    world.run_for(hours=24)
+    world.run_for(hours=6)
     assert len(moved) == 1
     assert any(report.moved for report in world.reports())
-    world.run_for(hours=48)
+    world.run_for(hours=48, every=120)
     assert world.pending() == 0
 
 

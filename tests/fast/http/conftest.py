@@ -35,6 +35,19 @@ def ada(runtime: Runtime, app: Flask) -> Caller:
     return user_caller(runtime, app)
 
 
+@pytest.fixture(scope="module")
+def shared_runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runtime]:
+    """A runtime with the user ada that tests share which change nothing."""
+    with personalpeft.open(tmp_path_factory.mktemp("shared") / "home", backend="fake") as opened:
+        opened.user("ada")
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def shared_admin(shared_runtime: Runtime) -> Caller:
+    return admin_caller(shared_runtime, make_app(shared_runtime, owner="ada"))
+
+
 @pytest.fixture
 def site(runtime: Runtime) -> Iterator[LocalServer]:
     with serve_locally(runtime) as made:

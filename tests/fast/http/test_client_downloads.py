@@ -23,8 +23,8 @@ from personalpeft_app.http.api_v1.routes import ApiV1
 def site(runtime: Runtime) -> Iterator[LocalServer]:
     with closing(ApiV1(runtime)) as api, serve_locally(runtime, more=[api.blueprint]) as site:
         # Large enough that a part of it is written before the last bytes arrive.
-        for _ in range(100):
-            runtime.user("ada").remember(os.urandom(900).hex())
+        for number in range(4):
+            runtime.user("ada").teach(f"question {number}", os.urandom(20_000).hex())
         yield site
 
 

@@ -266,13 +266,12 @@ def test_without_parallel_calls_a_reply_ends_after_its_first_call(
     ],
 )
 def test_an_unsupported_parameter_is_refused_by_name(
-    admin: Caller, runtime: Runtime, field: str, value: object
+    shared_admin: Caller, shared_runtime: Runtime, field: str, value: object
 ) -> None:
-    runtime.user("ada")
-    got = admin.post(
+    got = shared_admin.post(
         "/v1/messages", {"model": "ada", "max_tokens": 5, "messages": HELLO, field: value}
     )
     assert got.status_code == 400
     assert got.json["type"] == "error"
     assert field in got.json["error"]["message"]
-    assert runtime.user("ada").turns() == ()
+    assert shared_runtime.user("ada").turns() == ()

@@ -15,6 +15,7 @@ from flask import Blueprint, request
 from http_makers import LocalServer, serve_locally, wait_for
 
 from personalpeft import Runtime
+from personalpeft.types import Demonstration
 from personalpeft_app.client import NotAllowed, connect
 from personalpeft_app.http import security, validation
 from personalpeft_app.http.api_v1.routes import ApiV1
@@ -228,11 +229,12 @@ def test_a_large_file_is_imported_by_the_client_and_a_refusal_reaches_it(
 ) -> None:
     ada = site.runtime.user("ada")
     # Incompressible data.
-    for number in range(250):
-        ada.teach(f"question {number}", os.urandom(20_000).hex())
+    ada.teach_many(
+        Demonstration(f"question {number}", os.urandom(40_000).hex()) for number in range(125)
+    )
     file = ada.export(tmp_path / "ada.personal").path
     assert file.stat().st_size > validation.LARGEST
-    assert connect(site.url, site.secret).import_user(file, as_user="bob").signals == 250
+    assert connect(site.url, site.secret).import_user(file, as_user="bob").signals == 125
     for secret in ("pp_wrong", site.token_of("ada")):
         with pytest.raises(NotAllowed):
             connect(site.url, secret).import_user(file, as_user="cy")

@@ -509,16 +509,15 @@ TOOL = {
     ],
 )
 def test_an_unsupported_parameter_is_refused_by_name(
-    admin: Caller, runtime: Runtime, field: str, value: object
+    shared_admin: Caller, shared_runtime: Runtime, field: str, value: object
 ) -> None:
-    runtime.user("ada")
     body = {"model": "ada", "messages": HELLO, field: value}
-    got = admin.post("/v1/chat/completions", body)
+    got = shared_admin.post("/v1/chat/completions", body)
     assert got.status_code == 400
     error = got.json["error"]
     assert re.split(r"[.[]", error["param"])[0] == field
     assert error["type"] == "invalid_request_error"
-    assert runtime.user("ada").turns() == ()
+    assert shared_runtime.user("ada").turns() == ()
 
 
 @pytest.mark.parametrize(
@@ -538,11 +537,10 @@ def test_an_unsupported_parameter_is_refused_by_name(
     ],
 )
 def test_a_parameter_without_effect_is_accepted(
-    admin: Caller, runtime: Runtime, field: str, value: object
+    shared_admin: Caller, field: str, value: object
 ) -> None:
-    runtime.user("ada")
     assert (
-        admin.post(
+        shared_admin.post(
             "/v1/chat/completions", {"model": "ada", "messages": HELLO, field: value}
         ).status_code
         == 200

@@ -246,9 +246,8 @@ def test_tools_are_refused_by_a_template_without_them(tmp_path: Path) -> None:
     ],
 )
 def test_stateful_and_invalid_parameters_are_refused_by_name(
-    admin: Caller, runtime: Runtime, field: str, value: object
+    shared_admin: Caller, shared_runtime: Runtime, field: str, value: object
 ) -> None:
-    runtime.user("ada")
-    got = admin.post("/v1/responses", {"model": "ada", "input": "Hello", field: value})
+    got = shared_admin.post("/v1/responses", {"model": "ada", "input": "Hello", field: value})
     assert got.status_code == 400
     assert re.split(r"[.[]", got.json["error"]["param"])[0] == field

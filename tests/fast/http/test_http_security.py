@@ -14,7 +14,7 @@ from pathlib import Path
 from urllib.request import Request, urlopen
 
 import pytest
-from flask import Blueprint, Flask, Response, jsonify
+from flask import Blueprint, Flask, Response, jsonify, send_file
 from http_makers import Caller, serve_locally
 
 import personalpeft
@@ -194,6 +194,30 @@ def test_errors_of_plugins_and_files_and_broken_responses_are_in_no_log(
     assert words not in caplog.text
     for kind in ("PluginError", "AdapterError", "RuntimeError", "ValueError"):
         assert kind in caplog.text
+
+
+def test_a_file_and_a_response_that_fails_at_its_end_free_their_place(
+    runtime: Runtime, admin: Caller
+) -> None:
+    blueprint = Blueprint("failing", __name__)
+
+    @blueprint.get("/after")
+    def after() -> object:
+        response = Response("a")
+        response.call_on_close(lambda: int("no number"))
+        return response
+
+    @blueprint.get("/file")
+    def file() -> Response:
+        return send_file(__file__)
+
+    limiter = ConcurrencyLimiter(1)
+    caller = replace(admin, app=make_app(runtime, limiter=limiter, more=[blueprint]))
+    assert caller.get("/file").data == Path(__file__).read_bytes()
+    assert limiter.in_use == 0
+    with pytest.raises(ValueError, match="no number"):
+        caller.get("/after")
+    assert limiter.in_use == 0
 
 
 def test_requests_beyond_the_limit_are_refused_except_healthz(

@@ -171,7 +171,7 @@ def drawn(request: pytest.FixtureRequest) -> settings:
         "suppress_health_check": list(HealthCheck),
     }
     if total is None:
-        return examples(5, **more)
+        return examples(3, **more)
     return settings(max_examples=-(-total // (len(FUZZED) + len(CLIENT_ROUTES))), **more)
 
 

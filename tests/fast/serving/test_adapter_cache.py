@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -97,6 +98,7 @@ class AdapterCacheMachine(RuleBasedStateMachine):
 
 
 TestSlotsAgainstAModel = AdapterCacheMachine.TestCase
+TestSlotsAgainstAModel.settings = examples(30)
 
 
 @given(

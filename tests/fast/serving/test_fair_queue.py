@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -230,3 +231,4 @@ class QueueMachine(RuleBasedStateMachine):
 
 
 TestTurns = QueueMachine.TestCase
+TestTurns.settings = examples(40, stateful_step_count=30)

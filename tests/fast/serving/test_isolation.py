@@ -248,7 +248,7 @@ def test_replies_match_the_reference_in_every_interleaving(kind: type[SteppedBac
         backend = kind(slots=2, rows=3)
         return EngineMachine(BASE, backend, reference, backend.go, 10)
 
-    run_state_machine_as_test(machine, settings=example_settings(50, 25))  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(machine, settings=example_settings(25, 25))  # type: ignore[no-untyped-call]
 
 
 @pytest.mark.parametrize("engine", ["torch", "llamacpp"])
@@ -267,7 +267,7 @@ def test_replies_match_the_reference_on_a_model(
     def machine() -> EngineMachine:
         return EngineMachine(tiny_base, backend(slots=2, rows=3), reference, lambda steps: None, 10)
 
-    run_state_machine_as_test(machine, settings=example_settings(4, 15))  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(machine, settings=example_settings(2, 15))  # type: ignore[no-untyped-call]
 
 
 @pytest.mark.parametrize("engine", ["torch", "llamacpp"])

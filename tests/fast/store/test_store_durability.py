@@ -83,7 +83,7 @@ while True:
 
 def test_kill_while_a_home_is_created_leaves_one_that_can_be_created(home: Path) -> None:
     script = "from personalpeft.store import home as _; print('go', flush=True); opened(home); print('made', flush=True)"
-    for delay in (0.0, 0.002, 0.005, 0.01, 0.02):
+    for delay in (0.0, 0.005, 0.02):
         killed_after(beside(script, home), 1, delay)
     with opened(home) as store:
         add_fact(store)
@@ -94,7 +94,9 @@ def test_kill_while_a_home_is_created_leaves_one_that_can_be_created(home: Path)
     "act",
     [
         "add_fact(store, text='x' * 3000).id",
-        "add_revision(store, str(number).encode() * 30_000).id",
+        pytest.param(
+            "add_revision(store, str(number).encode() * 30_000).id", marks=pytest.mark.exhaustive
+        ),
         "add_revision(store, bytes(100_000 * number)).id",
     ],
 )

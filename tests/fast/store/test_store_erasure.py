@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from store_makers import BASE, add_fact, add_revision, add_turn, beside, opened, output
-from test_store_durability import killed_after
+from test_store_durability import SEEDS, killed_after
 
 from personalpeft.errors import Forgotten
 from personalpeft.store.erasure import delete_pending_files, erase, erase_user
@@ -223,7 +223,7 @@ while True:
 """
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_killed_erasure_is_complete_or_absent_and_finished_at_the_next_open(
     home: Path, seed: int
 ) -> None:
@@ -328,7 +328,7 @@ while True:
 """
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_killed_erasure_of_a_user_is_complete_or_absent_and_finished_at_the_next_open(
     home: Path, seed: int
 ) -> None:

@@ -243,7 +243,11 @@ with opened(home) as store:
 
 
 @pytest.mark.parametrize(
-    "left_open", [False, True], ids=["closed", "killed with changes in its journal"]
+    "left_open",
+    [
+        pytest.param(False, id="closed", marks=pytest.mark.exhaustive),
+        pytest.param(True, id="killed with changes in its journal"),
+    ],
 )
 def test_home_without_write_permission_can_be_read(tmp_path: Path, left_open: bool) -> None:
     home = tmp_path / "home"
@@ -375,7 +379,14 @@ with opened(home, timeout=5) as store:
 """
 
 
-@pytest.mark.parametrize("maker", ["newer", "older", "both"])
+@pytest.mark.parametrize(
+    "maker",
+    [
+        pytest.param("newer", marks=pytest.mark.exhaustive),
+        "older",
+        pytest.param("both", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_two_sqlite_libraries_write_to_one_home_concurrently(home: Path, maker: str) -> None:
     """One library has the fix of the WAL-reset bug. The standard library's may lack it."""
     preludes = {"newer": "", "older": _WITH_THE_STANDARD_SQLITE}
@@ -408,10 +419,9 @@ def _keeps_a_log(home: Path) -> bool:
 
     The check runs in another process: closing the file here would release this process's locks.
     """
-    return (
-        output(beside("print(list((home / 'personalpeft.db').read_bytes()[18:20]))", home))
-        == "[2, 2]\n"
-    )
+    script = "import sys; print(list(open(sys.argv[1], 'rb').read(20)[18:]))"
+    program = [sys.executable, "-I", "-S", "-c", script, home / "personalpeft.db"]
+    return subprocess.check_output(program, text=True) == "[2, 2]\n"
 
 
 @pytest.mark.skipif(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
@@ -16,9 +17,10 @@ from personalpeft.store.types import Problem
 from personalpeft.types import SignalKind
 
 
-@pytest.fixture
-def full(home: Path) -> Path:
+@pytest.fixture(scope="module")
+def full_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a closed home with data of each kind."""
+    home = tmp_path_factory.mktemp("full") / "home"
     with opened(home) as store:
         for user in ("ada", "bob"):
             turn = add_turn(store, user)
@@ -32,6 +34,13 @@ def full(home: Path) -> Path:
             add_revision(store, b"memory", user=user, layer="memory")
             store.catalog.add_report(user, {"verdict": "abstained"})
         assert verify(store) == ()
+    return home
+
+
+@pytest.fixture
+def full(full_home: Path, home: Path) -> Path:
+    """Return a copy of ``full_home``."""
+    shutil.copytree(full_home, home)
     return home
 
 

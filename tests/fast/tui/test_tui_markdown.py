@@ -79,7 +79,7 @@ def test_emphasis_is_styled_and_wrapped_list_items_are_indented() -> None:
     ]
 
 
-@pytest.mark.parametrize("pieces", [1, 3, 50])
+@pytest.mark.parametrize("pieces", [pytest.param(1, marks=pytest.mark.exhaustive), 3, 50])
 def test_a_streamed_reply_renders_like_a_whole_one(pieces: int) -> None:
     assert show(LONG, pieces=pieces) == show(LONG)
 
@@ -161,18 +161,33 @@ def _wide_and_long(length: int) -> str:
     "make",
     [
         pytest.param(lambda length: "`" * length, id="backticks"),
-        pytest.param(lambda length: "`a" * (length // 2), id="backticks and letters"),
+        pytest.param(
+            lambda length: "`a" * (length // 2),
+            id="backticks and letters",
+            marks=pytest.mark.exhaustive,
+        ),
         pytest.param(
             lambda length: " ".join("`" * n for n in range(1, int((2 * length) ** 0.5))),
             id="longer runs",
+            marks=pytest.mark.exhaustive,
         ),
-        pytest.param(lambda length: "**a" * (length // 3), id="stars"),
+        pytest.param(
+            lambda length: "**a" * (length // 3), id="stars", marks=pytest.mark.exhaustive
+        ),
         pytest.param(lambda length: "*a_ " * (length // 4), id="crossed marks"),
-        pytest.param(lambda length: "![" * (length // 2), id="brackets"),
+        pytest.param(
+            lambda length: "![" * (length // 2), id="brackets", marks=pytest.mark.exhaustive
+        ),
         pytest.param(lambda length: ">" * length, id="quotes"),
-        pytest.param(lambda length: "- " * (length // 2), id="lists in lists"),
-        pytest.param(lambda length: "|" * length, id="pipes"),
-        pytest.param(lambda length: "|a|b|\n|-|-|\n# x\n" * (length // 18), id="tables"),
+        pytest.param(
+            lambda length: "- " * (length // 2), id="lists in lists", marks=pytest.mark.exhaustive
+        ),
+        pytest.param(lambda length: "|" * length, id="pipes", marks=pytest.mark.exhaustive),
+        pytest.param(
+            lambda length: "|a|b|\n|-|-|\n# x\n" * (length // 18),
+            id="tables",
+            marks=pytest.mark.exhaustive,
+        ),
         pytest.param(_wide_and_long, id="a table of a few characters and many cells"),
         pytest.param(
             lambda length: "\n\n".join(map(_wide_and_long, [2_000] * (length // 2_000))),

@@ -57,7 +57,8 @@ class TuiDriver:
         return self.app.query_one(Composer).text
 
     async def type(self, text: str) -> None:
-        await self.pilot.press(*("space" if each == " " else each for each in text))
+        self.burst(*text)
+        await self.pilot.pause()
 
     async def press(self, *keys: str) -> None:
         for key in keys:

@@ -78,7 +78,7 @@ def test_any_reply_renders_all_its_words_in_harmless_elements(
     visit: Visit,
 ) -> None:
     visit.open()
-    assert visit.page.evaluate(_MARKDOWN, [_module(visit, "markdown.js"), 5_000]) is None
+    assert visit.page.evaluate(_MARKDOWN, [_module(visit, "markdown.js"), scale(1_500)]) is None
 
 
 @pytest.mark.exhaustive
@@ -167,14 +167,14 @@ _TIMED = """async ([path, which, most]) => {
     ("which", "module"),
     [
         ("markdown", "markdown.js"),
-        ("reader", "notify.js"),
+        pytest.param("reader", "notify.js", marks=pytest.mark.exhaustive),
         ("marked", "diff.js"),
-        ("excerpt", "format.js"),
+        pytest.param("excerpt", "format.js", marks=pytest.mark.exhaustive),
     ],
 )
 def test_rendering_is_fast_for_any_text(visit: Visit, which: str, module: str) -> None:
     visit.open()
-    assert visit.page.evaluate(_TIMED, [_module(visit, module), which, scale(6_400)]) == []
+    assert visit.page.evaluate(_TIMED, [_module(visit, module), which, scale(3_200)]) == []
 
 
 @pytest.mark.exhaustive

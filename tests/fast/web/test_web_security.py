@@ -254,7 +254,7 @@ def test_a_printed_link_signs_in_once_as_one_user_and_leaves_no_secret_in_the_ad
     ("running", "with_code"),
     [
         (True, True),
-        (False, False),
+        pytest.param(False, False, marks=pytest.mark.exhaustive),
         pytest.param(True, False, marks=pytest.mark.exhaustive),
         pytest.param(False, True, marks=pytest.mark.exhaustive),
     ],

@@ -56,7 +56,9 @@ def used(site: Site) -> Site:
     return site
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize(
+    "setting", ["light", pytest.param("dark", marks=pytest.mark.exhaustive), "phone"]
+)
 def test_each_view_matches_its_stored_tree(used: Site, browser: Browser, setting: str) -> None:
     update = os.environ.get("UPDATE_SCREENS") == "1"
     with new_visit(browser, used, **SETTINGS[setting]) as visit:
@@ -74,11 +76,11 @@ def test_each_view_matches_its_stored_tree(used: Site, browser: Browser, setting
             _assert_layout(page, f"{view} in {setting}")
 
 
-@pytest.mark.parametrize("setting", ["light", "dark"])
+@pytest.mark.parametrize("setting", [pytest.param("light", marks=pytest.mark.exhaustive), "dark"])
 def test_the_page_follows_the_systems_colour_scheme(
-    used: Site, browser: Browser, setting: str
+    site: Site, browser: Browser, setting: str
 ) -> None:
-    with new_visit(browser, used, **SETTINGS[setting]) as visit:
+    with new_visit(browser, site, **SETTINGS[setting]) as visit:
         visit.open()
         colours = visit.page.evaluate(
             "(({ backgroundColor, color }) => [backgroundColor, color])(getComputedStyle(document.documentElement))"

@@ -256,7 +256,7 @@ def test_implicit_feedback_is_recorded_only_when_enabled(site: Site, visit: Visi
     assert seen == {first: "thanked", second: "contradicted", third: "regenerated"}
 
 
-@pytest.mark.parametrize("is_admin", [True, False])
+@pytest.mark.parametrize("is_admin", [pytest.param(True, marks=pytest.mark.exhaustive), False])
 def test_a_user_is_erased_only_after_the_name_was_typed(
     site: Site, visit: Visit, is_admin: bool
 ) -> None:
