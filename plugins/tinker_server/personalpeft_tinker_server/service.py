@@ -279,16 +279,18 @@ class Service:
         """Queue a sampling call. Raises ``QueueFull``."""
         id_ = None
         if request.sampling_session_id is not None and request.seq_id is not None:
-            id_ = call_id("sample", request.sampling_session_id, request.seq_id)
+            # The sampler may be another owner's: that is found when the call is executed.
+            id_ = call_id("sample", owner, request.sampling_session_id, request.seq_id)
         return self._submit(owner, "sample", body, id_)
 
     def interpolate(self, owner: str, body: bytes) -> QueuedCall:
         """Queue an interpolation of saved weights. Raises ``QueueFull``."""
         return self._submit(owner, "interpolate", body, None)
 
-    def cancel(self, id_: str) -> None:
-        """End a sampling call that nobody waits for."""
-        self._sampler.cancel(id_)
+    def cancel(self, owner: str, id_: str) -> None:
+        """End a queued sampling call of an owner. Any other id is ignored."""
+        if isinstance(self.futures.wait(owner, id_, 0), QueuedCall):
+            self._sampler.cancel(id_)
 
     def _submit(self, owner: str, kind: str, body: bytes, id_: str | None) -> QueuedCall:
         self._start()
