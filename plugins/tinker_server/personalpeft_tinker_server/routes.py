@@ -97,7 +97,7 @@ class Routes:
     def _owner(self) -> str:
         """Return who owns what this request makes: a user, or an administrator's token."""
         user = self._host.user()
-        return f"token:{self._host.token()}" if user is None else f"user:{user}"
+        return f"token:{self._host.token()}" if user is None else self._service.owner(user)
 
     def _post(self, rule: str, view: Callable[..., Any]) -> None:
         self._add("POST", rule, self._host.large_body(lambda **path: _respond(view(**path))))

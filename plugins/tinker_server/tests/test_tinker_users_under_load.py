@@ -101,14 +101,13 @@ def test_losses_and_samples_under_load_are_those_of_a_token_alone(
     losses = {name: owner.train() for name, owner in owners.items()}
     samples = {name: owner.sample() for name, owner in owners.items()}
     assert len({json.dumps(each) for each in samples.values()}) == len(owners)
-    jobs = [*owners] * 2
-    with ThreadPoolExecutor(2 * len(jobs)) as pool:
-        training = [pool.submit(owners[name].train) for name in jobs]
-        sampling = [pool.submit(owners[name].sample) for name in jobs]
-        for name, trained, sampled in zip(jobs, training, sampling, strict=True):
-            # Passes of several runs are computed together, which rounds in another way.
-            assert trained.result() == pytest.approx(losses[name], rel=1e-4), name
-            assert sampled.result() == samples[name], name
+    with ThreadPoolExecutor(2 * len(owners)) as pool:
+        training = {name: pool.submit(owner.train) for name, owner in owners.items()}
+        sampling = {name: pool.submit(owner.sample) for name, owner in owners.items()}
+    for name in owners:
+        # Passes of several runs are computed together, which rounds in another way.
+        assert training[name].result() == pytest.approx(losses[name], rel=1e-4), name
+        assert sampling[name].result() == samples[name], name
 
 
 @pytest.mark.exhaustive
