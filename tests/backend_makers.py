@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from personalpeft.adapters.compose import compose
 from personalpeft.adapters.types import Adapter, AdapterStack, LoRAWeights, Manifest
@@ -306,6 +308,20 @@ def generate_staggered(
 def bits(reply: Output) -> tuple[tuple[int, ...], bytes]:
     """Return what must be equal: the tokens, and each bit of their log-probs."""
     return reply.tokens, np.array(reply.logprobs).tobytes()
+
+
+def hold_steps(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Let the steps of the fake model wait while the returned event is not set."""
+    from personalpeft.backends.fake import FakeBackend
+
+    allowed, plain = threading.Event(), FakeBackend.step
+
+    def step(backend: FakeBackend) -> Sequence[OutputChunk]:
+        assert allowed.wait(60)
+        return plain(backend)
+
+    monkeypatch.setattr(FakeBackend, "step", step)
+    return allowed
 
 
 INSTRUCTION_SETS: dict[str, tuple[str, dict[str, str]]] = {

@@ -349,14 +349,17 @@ class Checkpoints:
                 hint="Delete checkpoints, or save with ttl_seconds.",
             )
         now = self._now()
+        # The call of a user who was forgotten meanwhile is gone, and saves nothing.
         self._db.execute_durably(
             "insert or replace into checkpoints (path, owner, run, kind, name, adapter, state_file,"
-            " size, created, expires, about) values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            " size, created, expires, about) select ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?"
+            " where exists (select 1 from calls where id = ?)",
             *(path, spec.owner, spec.run, kind, name, adapter, state_file, size, now),
             *(None if ttl is None else now + ttl, json.dumps({"base": spec.base, "call": call})),
+            call,
         )
-        if old is not None:
-            self._db.delete_unnamed_files((old["adapter"], old["state_file"]))
+        replaced = () if old is None else (old["adapter"], old["state_file"])
+        self._db.delete_unnamed_files((adapter, state_file, *replaced))
 
     def _adapter(self, row: Row) -> Adapter:
         adapter = self.read_adapter(row["adapter"])

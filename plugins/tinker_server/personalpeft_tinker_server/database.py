@@ -47,6 +47,7 @@ create table if not exists checkpoints (
 create table if not exists samplers (
     id text primary key, owner text not null, session text not null, model_path text,
     base text not null);
+create table if not exists owners (owner text primary key, since text not null);
 """
 
 
@@ -80,6 +81,7 @@ class Database:
         self._db.row_factory = sqlite3.Row
         self._db.execute("pragma journal_mode=wal").fetchall()
         self._db.execute("pragma synchronous=normal").fetchall()
+        self._db.execute("pragma secure_delete=on").fetchall()
         self._db.executescript(_SCHEMA)
 
     @contextmanager
@@ -146,6 +148,23 @@ class Database:
                 )
                 if named is None:
                     (self._files / digest).unlink(missing_ok=True)
+
+    def erase_owner(self, owner: str) -> None:
+        """Erase all rows of an owner, and the files that no other row names."""
+        with self.transaction():
+            files = self.rows(
+                "select adapter, state_file from checkpoints where owner = ?1"
+                " union all select null, state_file from runs where owner = ?1",
+                owner,
+            )
+            # Read from the schema, so that no later table can be left out.
+            for table in self.rows(
+                "select m.name from sqlite_master m join pragma_table_info(m.name) c"
+                " where m.type = 'table' and c.name = 'owner'"
+            ):
+                self.execute(f"delete from {table['name']} where owner = ?", owner)
+        self.delete_unnamed_files(file for row in files for file in row)
+        self.rows("pragma wal_checkpoint(truncate)")
 
     def close(self) -> None:
         """Close the file. Closing twice is allowed."""

@@ -51,6 +51,7 @@ class Routes:
         self._service, self._host, self._clock = service, host, clock
         self._polls = threading.Semaphore(max_polls)
         self._links: dict[str, tuple[float, str, str]] = {}
+        self._links_lock = threading.Lock()
         self.blueprint = Blueprint("tinker", __name__, url_prefix=PREFIX)
         post, get = self._post, self._get
         post("client/config", self._client_config)
@@ -96,7 +97,7 @@ class Routes:
     def _owner(self) -> str:
         """Return who owns what this request makes: a user, or an administrator's token."""
         user = self._host.user()
-        return f"token:{self._host.token()}" if user is None else f"user:{user}"
+        return f"token:{self._host.token()}" if user is None else self._service.owner(user)
 
     def _post(self, rule: str, view: Callable[..., Any]) -> None:
         self._add("POST", rule, self._host.large_body(lambda **path: _respond(view(**path))))
@@ -294,9 +295,10 @@ class Routes:
         """Redirect to a link that works without a token for a while, as clients expect."""
         row = self._service.checkpoints.find(self._owner, f"tinker://{run}/{kind}/{name}")
         now = self._clock.timer()
-        self._links = {key: link for key, link in self._links.items() if link[0] > now}
         key = self._clock.entropy(24).hex()
-        self._links[key] = (now + _LINK_SECONDS, self._owner, row["path"])
+        with self._links_lock:
+            self._links = {key: link for key, link in self._links.items() if link[0] > now}
+            self._links[key] = (now + _LINK_SECONDS, self._owner, row["path"])
         expires = format_time(self._clock.now().timestamp() + _LINK_SECONDS)
         location = f"{request.host_url.rstrip('/')}{PREFIX}/downloads/{key}"
         return Response(status=302, headers={"Location": location, "Expires": expires})
@@ -347,7 +349,7 @@ class Routes:
         return {**_future(call), "sample_sequence_ids": sequences}
 
     def _cancel(self) -> dict[str, Any]:
-        self._service.cancel(self._read(models.RetrieveFuture).request_id)
+        self._service.cancel(self._owner, self._read(models.RetrieveFuture).request_id)
         return {"type": "cancel_future"}
 
     # Futures

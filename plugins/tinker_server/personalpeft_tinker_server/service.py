@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from sqlite3 import Row
@@ -27,6 +28,7 @@ FOLDER = "tinker"
 _MAX_RUNS = 16
 # Seconds without a heartbeat after which a run is over. Until then its client may come back.
 _RUN_SECONDS = 24 * 3600.0
+_USER = "user:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,8 @@ class Service:
         self._runtime, self._options, self._clock = runtime, options, clock
         self._db = Database(runtime.settings.home / FOLDER)
         self._started = False
-        self._lock = threading.Lock()
+        self._lock, self._owners_lock = threading.Lock(), threading.Lock()
+        self._erase_forgotten()
         # Clients that were there at the stop could not send heartbeats since.
         self._db.execute(
             "update sessions set seen = ? where seen >= (select max(seen) from sessions) - ? and not ended",
@@ -109,6 +112,36 @@ class Service:
     def do_chores(self) -> None:
         """Free what silent clients hold, now instead of in a few seconds."""
         self._trainer.do_chores()
+
+    # Owners
+
+    def owner(self, user: str) -> str:
+        """Return the owner of what a user's tokens make.
+
+        Creates the user, so that it can be forgotten. Erases what a forgotten user of this id left.
+        """
+        self._keep_owner(f"{_USER}{user}", self._runtime.user(user).summary().since)
+        return f"{_USER}{user}"
+
+    def _erase_forgotten(self) -> None:
+        """Erase what forgotten users left."""
+        for (owner,) in self._db.rows("select owner from owners"):
+            try:
+                user = self._runtime.user(owner.removeprefix(_USER), create=False)
+                since = user.summary().since
+            except NotFound:
+                since = None
+            self._keep_owner(owner, since)
+
+    def _keep_owner(self, owner: str, since: datetime | None) -> None:
+        """Erase what an owner has, unless it is of the user who was created at this time."""
+        with self._owners_lock:
+            known = self._db.row("select since from owners where owner = ?", owner)
+            if known is not None and known["since"] != str(since):
+                self._db.erase_owner(owner)
+                known = None
+            if known is None and since is not None:
+                self._db.execute("insert into owners values (?, ?)", owner, str(since))
 
     # Sessions
 
@@ -279,16 +312,18 @@ class Service:
         """Queue a sampling call. Raises ``QueueFull``."""
         id_ = None
         if request.sampling_session_id is not None and request.seq_id is not None:
-            id_ = call_id("sample", request.sampling_session_id, request.seq_id)
+            # The sampler may be another owner's: that is found when the call is executed.
+            id_ = call_id("sample", owner, request.sampling_session_id, request.seq_id)
         return self._submit(owner, "sample", body, id_)
 
     def interpolate(self, owner: str, body: bytes) -> QueuedCall:
         """Queue an interpolation of saved weights. Raises ``QueueFull``."""
         return self._submit(owner, "interpolate", body, None)
 
-    def cancel(self, id_: str) -> None:
-        """End a sampling call that nobody waits for."""
-        self._sampler.cancel(id_)
+    def cancel(self, owner: str, id_: str) -> None:
+        """End a queued sampling call of an owner. Any other id is ignored."""
+        if isinstance(self.futures.wait(owner, id_, 0), QueuedCall):
+            self._sampler.cancel(id_)
 
     def _submit(self, owner: str, kind: str, body: bytes, id_: str | None) -> QueuedCall:
         self._start()
@@ -368,7 +403,8 @@ class Service:
             self._sampler.start()
 
     def _delete_old(self) -> None:
-        """Delete what has passed its time."""
+        """Delete what has passed its time, and what forgotten users left."""
+        self._erase_forgotten()
         self._db.execute(
             "update runs set open = 0 where open and not exists"
             " (select 1 from sessions where sessions.id = runs.session and sessions.seen >= ?)",

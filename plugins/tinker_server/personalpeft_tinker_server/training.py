@@ -376,12 +376,13 @@ class Trainer:
         """Store the state of a run that has no gradients, from which a restart continues."""
         run.stored = self._clock.timer()
         file = self._db.put_file(safetensors.numpy.save(dict(run.session.state())))
-        (old,) = self._db.rows("select state_file from runs where id = ?", run.spec.run)
+        old = self._db.rows("select state_file from runs where id = ?", run.spec.run)
         self._db.execute(
             "update runs set state_file = ?, state_executed = executed where id = ?",
             *(file, run.spec.run),
         )
-        self._db.delete_unnamed_files([old["state_file"]])
+        # The run of a forgotten user has no row, so the new file has no name then.
+        self._db.delete_unnamed_files([file, *(row["state_file"] for row in old)])
 
     def _evict_runs(self) -> None:
         """Free the memory of runs whose client is silent, and the state of runs that are over."""

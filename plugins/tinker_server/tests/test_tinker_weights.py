@@ -120,29 +120,6 @@ def test_weights_expire(server: TinkerServer) -> None:
     assert client.post("weights_info", {"tinker_path": path})["lora_rank"] == 4
 
 
-def test_each_token_sees_its_own_runs_and_weights(server: TinkerServer) -> None:
-    ada, bob = server.session("ada"), server.session("bob")
-    run = ada.run()
-    path = run.save("secret", "save_weights_for_sampler")
-    assert bob.client.get("training_runs")["training_runs"] == []
-    assert bob.client.get("checkpoints")["checkpoints"] == []
-    for place, body in (
-        ("get_info", {"model_id": run.id}),
-        ("weights_info", {"tinker_path": path}),
-        ("optim_step", {"model_id": run.id, "seq_id": 9, "adam_params": {}}),
-        (
-            "create_sampling_session",
-            {"session_id": bob.id, "sampling_session_seq_id": 0, "model_path": path},
-        ),
-        ("session_heartbeat", {"session_id": ada.id}),
-    ):
-        bob.client.post(place, body, status=404)
-    request = run.submit("save_weights", path="more")
-    bob.client.post("retrieve_future", {"request_id": request}, status=410)
-    # Another token of the same user sees them.
-    assert len(server.client("ada").get("training_runs")["training_runs"]) == 1
-
-
 def test_published_weights_can_be_read_and_not_changed_by_others(server: TinkerServer) -> None:
     ada, bob = server.session("ada"), server.session("bob")
     run = ada.run()

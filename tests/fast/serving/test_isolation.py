@@ -270,33 +270,6 @@ def test_replies_match_the_reference_on_a_model(
     run_state_machine_as_test(machine, settings=example_settings(2, 15))  # type: ignore[no-untyped-call]
 
 
-@pytest.mark.parametrize("engine", ["torch", "llamacpp"])
-def test_the_time_of_a_reply_does_not_tell_what_others_asked(
-    tiny_base: Base, shared_cache: Path, engine: str
-) -> None:
-    """A prompt that another user asked is read from its beginning, as a new one is."""
-    backend = (
-        torch_backend(tiny_base, slots=2)
-        if engine == "torch"
-        else llamacpp_backend(tiny_base, shared_cache, slots=2)
-    )
-    served = Engine(backend, AdapterSource(tiny_base), Serving())
-
-    def reused(user: str) -> int:
-        before = served.metrics()["prefix_cache_hits_total"]
-        for _ in served.stream(
-            [request((), "x" * 300, user=user, base=tiny_base, temperature=0, max_tokens=2)]
-        ):
-            pass
-        return int(served.metrics()["prefix_cache_hits_total"] - before)
-
-    try:
-        assert [reused(user) for user in ("ada", "bo")] == [0, 0]
-        assert reused("ada") > 0
-    finally:
-        served.close()
-
-
 @pytest.mark.vllm
 def test_replies_match_the_reference_on_a_vllm_server(
     vllm_base: Base, vllm_server: VllmServer, shared_cache: Path

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,23 +116,15 @@ class TuiDriver:
         await self.wait_for_text("Forget this for good?")
 
 
-def run_tui(
+@asynccontextmanager
+async def open_tui(
     runtime: Runtime,
-    scenario: Callable[[TuiDriver], Awaitable[None]],
+    user: str,
     size: tuple[int, int] = (80, 24),
     load: Callable[[], None] | None = None,
-    bugs: bool = False,
-) -> Tui:
-    """Open ada's chat, run ``scenario`` on it and close it.
-
-    Args:
-        runtime: The runtime whose user ``ada`` is opened.
-        scenario: The steps of the test.
-        size: Columns and rows of the screen.
-        load: Is called before the model is loaded.
-        bugs: Accept unexpected errors, which otherwise fail the test.
-    """
-    session = UserSession(runtime, runtime.user("ada"), _as_unexpected)
+) -> AsyncIterator[TuiDriver]:
+    """Open a user's chat. The other arguments are those of ``run_tui``."""
+    session = UserSession(runtime, runtime.user(user), _as_unexpected)
     if load is not None:
         plain = session._runtime.engine
 
@@ -150,17 +144,58 @@ def run_tui(
 
     app.notify = record  # type: ignore[method-assign]
 
-    async def run() -> None:
-        async with app.run_test(size=size, notifications=True) as pilot:
-            ui = TuiDriver(app, pilot, messages, session.user)
-            if load is None:
-                await ui.wait_until(lambda: app._model.load_task is None, "loading")
+    async with app.run_test(size=size, notifications=True) as pilot:
+        ui = TuiDriver(app, pilot, messages, session.user)
+        if load is None:
+            await ui.wait_until(lambda: app._model.load_task is None, "loading")
+        yield ui
+        await app.action_quit()
+
+
+def run_tui(
+    runtime: Runtime,
+    scenario: Callable[[TuiDriver], Awaitable[None]],
+    size: tuple[int, int] = (80, 24),
+    load: Callable[[], None] | None = None,
+    bugs: bool = False,
+) -> Tui:
+    """Open ada's chat, run ``scenario`` on it and close it.
+
+    Args:
+        runtime: The runtime whose user ``ada`` is opened.
+        scenario: The steps of the test.
+        size: Columns and rows of the screen.
+        load: Is called before the model is loaded.
+        bugs: Accept unexpected errors, which otherwise fail the test.
+    """
+
+    async def run() -> Tui:
+        async with open_tui(runtime, "ada", size, load) as ui:
             await scenario(ui)
             assert bugs or "bug:" not in ui.notifications
-            await app.action_quit()
+        return ui.app
 
-    asyncio.run(run())
-    return app
+    return asyncio.run(run())
+
+
+def run_tuis(
+    runtimes: Mapping[str, Runtime], scenario: Callable[[TuiDriver], Awaitable[None]]
+) -> None:
+    """Open a chat of each user, run ``scenario`` on all of them at once and close them."""
+
+    async def run(user: str, runtime: Runtime) -> None:
+        async with open_tui(runtime, user) as ui:
+            await scenario(ui)
+            assert "bug:" not in ui.notifications
+
+    async def run_all() -> None:
+        async with asyncio.TaskGroup() as group:
+            for user, runtime in runtimes.items():
+                group.create_task(run(user, runtime))
+
+    # Each chat redirects the output until its end, and they end in any order.
+    with redirect_stdout(sys.stdout), redirect_stderr(sys.stderr):
+        asyncio.run(run_all())
 
 
 class StepGate:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -100,28 +100,42 @@ class Visit:
 
 
 @contextmanager
-def new_visit(browser: Browser, site: Site, **how: Any) -> Iterator[Visit]:
-    """Open a window with no state of another one."""
+def new_window(browser: Browser, site: Site, **how: Any) -> Iterator[Callable[[], Visit]]:
+    """Open a window with no state of another one, and yield what opens a tab in it."""
     context: BrowserContext = browser.new_context(
         **{"locale": "en-GB", "timezone_id": "UTC", **how}
     )
     context.set_default_timeout(PATIENCE)
     context.add_init_script(_WATCH)
-    visit = Visit(site, context.new_page())
+    visits: list[Visit] = []
 
-    def on_console(message: ConsoleMessage) -> None:
-        # The page shows a refused request, and the browser logs it to the console too.
-        if message.type == "error" and not message.text.startswith("Failed to load resource"):
-            visit.errors.append(message.text)
+    def open_tab() -> Visit:
+        visit = Visit(site, context.new_page())
+        visits.append(visit)
 
-    visit.page.on("console", on_console)
-    visit.page.on("pageerror", lambda error: visit.errors.append(str(error)))
-    visit.page.on("request", lambda asked: _assert_own_origin(asked.url, site, visit))
+        def on_console(message: ConsoleMessage) -> None:
+            # The page shows a refused request, and the browser logs it to the console too.
+            if message.type == "error" and not message.text.startswith("Failed to load resource"):
+                visit.errors.append(message.text)
+
+        visit.page.on("console", on_console)
+        visit.page.on("pageerror", lambda error: visit.errors.append(str(error)))
+        visit.page.on("request", lambda asked: _assert_own_origin(asked.url, site, visit))
+        return visit
+
     try:
-        yield visit
-        visit.check_and_close()
+        yield open_tab
+        for visit in visits:
+            visit.check_and_close()
     finally:
         context.close()
+
+
+@contextmanager
+def new_visit(browser: Browser, site: Site, **how: Any) -> Iterator[Visit]:
+    """Open a window with no state of another one, with one tab."""
+    with new_window(browser, site, **how) as open_tab:
+        yield open_tab()
 
 
 def with_page(runtime: Runtime, codes: SignInCodes | None = None) -> tuple[ApiV1, Any]:
