@@ -475,6 +475,7 @@ def test_without_a_gpu_the_reference_operations_serve_with_a_reason(
     assert "NVIDIA" in why or "Triton" in why
 
 
+@pytest.mark.exhaustive
 def test_a_gpu_kernel_that_gives_wrong_results_is_named_and_not_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
