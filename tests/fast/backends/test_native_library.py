@@ -7,13 +7,15 @@ import shutil
 import stat
 import subprocess
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 
+from personalpeft import host
 from personalpeft.backends.torch.ops.cpu_ops import CpuOps
-from personalpeft.backends.torch.ops.native_library import NoCompiler
+from personalpeft.backends.torch.ops.native_library import NoCompiler, load_library
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "getuid"), reason="files here have no owner by number"
@@ -147,6 +149,32 @@ def test_a_private_library_is_loaded_without_a_compiler(tmp_path: Path, built: P
     cache = tmp_path / "cache"
     shutil.copytree(built, cache / "kernels")
     assert CpuOps(cache, torch.float32).name == "native"
+
+
+# Stands in for a compiler: writes a line for each run, and links the library that was built before.
+_COMPILER = """#!/bin/sh
+echo "$*" >> "$COMPILER_LOG"
+sleep 0.1
+case "$*" in *-shared*) cp "$COMPILER_RESULT" native.so ;; esac
+"""
+
+
+def test_of_callers_that_start_together_one_compiles(
+    tmp_path: Path, built: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name in host.compilers():
+        (folder / name).write_text(_COMPILER)
+        (folder / name).chmod(0o700)
+    log = tmp_path / "log"
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.setenv("COMPILER_LOG", str(log))
+    monkeypatch.setenv("COMPILER_RESULT", str(next(built.glob("*/native.so"))))
+    with ThreadPoolExecutor(3) as threads:
+        calls = [threads.submit(load_library, tmp_path / "cache", torch.float32) for _ in range(3)]
+    assert all(call.result() for call in calls)
+    assert len(log.read_text().splitlines()) == 2, "one run compiles and one links"
 
 
 @pytest.mark.exhaustive

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock
 
 from personalpeft import host
 from personalpeft.backends.processor import KERNELS
@@ -30,6 +31,8 @@ _HEADER = "dtypes.h"
 # No -ffast-math: it would flush subnormal numbers to zero in the whole process.
 _MARCH = {"native": "native", "avx2": "x86-64-v3", "avx512": "x86-64-v4"}
 _OPTIONS = ("-O3", "-std=c++17", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
+# How long each run of the compiler may take.
+_COMPILE_SECONDS = 120
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _log = logging.getLogger(__name__)
 # The C++ type of each dtype.
@@ -57,22 +60,23 @@ def load_library(cache: Path, dtype: torch.dtype) -> ctypes.CDLL:
         # Resolved once: no link may change between the checks and the loading.
         path = cache.resolve() / "kernels" / digest / "native.so"
         unsafe = _make_private(path.parent)
-        if not unsafe and _is_private(path):
-            try:
-                return ctypes.CDLL(str(path))
-            except OSError:
-                pass  # Damaged, or a library it needs is gone.
         if unsafe:
             _log.warning("%s The native kernels are built for this process alone.", unsafe)
-        with tempfile.TemporaryDirectory(dir=None if unsafe else path.parent) as work:
-            built = _compile(files, options, Path(work))
-            if not unsafe:
-                # In one step, so that two processes that start together never load half a file.
-                host.replace(built, path)
-                built = path
-            elif exposed := _first_world_writable(built.resolve()):
-                raise NoCompiler(_unsafe_folder_message(exposed))
-            return ctypes.CDLL(str(built))
+            with tempfile.TemporaryDirectory() as work:
+                built = _compile(files, options, Path(work))
+                if exposed := _first_world_writable(built.resolve()):
+                    raise NoCompiler(_unsafe_folder_message(exposed))
+                return ctypes.CDLL(str(built))
+        if library := _load_private(path):
+            return library
+        # Of processes that start together, one compiles and the others load what it built.
+        with FileLock(path.with_name("compiling.lock"), timeout=2 * _COMPILE_SECONDS):
+            if library := _load_private(path):
+                return library
+            with tempfile.TemporaryDirectory(dir=path.parent) as work:
+                # In one step, so that no process loads half a file.
+                host.replace(_compile(files, options, Path(work)), path)
+            return ctypes.CDLL(str(path))
     except OSError as error:
         raise error if isinstance(error, NoCompiler) else NoCompiler(str(error)) from error
 
@@ -85,6 +89,14 @@ def bind_functions(
     for name, function in functions.items():
         function.argtypes, function.restype = signatures[name], None
     return functions
+
+
+def _load_private(path: Path) -> ctypes.CDLL | None:
+    """Load a library, or return None where it is missing, damaged or not private."""
+    try:
+        return ctypes.CDLL(str(path)) if _is_private(path) else None
+    except OSError:
+        return None  # Damaged, or a library it needs is gone.
 
 
 def _make_private(folder: Path) -> str:
@@ -143,7 +155,12 @@ def _compile(files: Mapping[str, bytes], options: Sequence[str], work: Path) -> 
     for step in steps:
         try:
             result = subprocess.run(
-                step, cwd=work, capture_output=True, text=True, timeout=120, check=False
+                step,
+                cwd=work,
+                capture_output=True,
+                text=True,
+                timeout=_COMPILE_SECONDS,
+                check=False,
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise NoCompiler(f"{compiler} cannot be run: {error}") from error
