@@ -19,7 +19,7 @@ def quick_embedder() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(params=["fake", "torch"])
+@pytest.fixture(params=["fake", pytest.param("torch", marks=pytest.mark.exhaustive)])
 def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
     """Return each backend in turn, with the stack "two" attached."""
     backend: Backend = request.getfixturevalue("fake" if request.param == "fake" else "torch_tiny")
