@@ -263,12 +263,12 @@ class Routes:
     def _run(self, row: Any) -> dict[str, Any]:
         checkpoints = self._service.checkpoints
         last: dict[str, models.Checkpoint] = {}
-        for saved in checkpoints.rows(self._owner, row["id"]):
+        for saved in checkpoints.rows(row["owner"], row["id"]):
             last.setdefault(saved["kind"], checkpoints.describe(saved))
         return models.TrainingRun(
             training_run_id=row["id"],
             base_model=row["base"],
-            model_owner=self._owner,
+            model_owner=row["owner"],
             lora_rank=row["rank"],
             last_request_time=format_time(row["seen"]),
             last_checkpoint=last.get("weights"),

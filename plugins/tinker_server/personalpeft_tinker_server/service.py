@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from sqlite3 import Row
@@ -120,28 +120,28 @@ class Service:
 
         Creates the user, so that it can be forgotten. Erases what a forgotten user of this id left.
         """
-        self._keep_owner(f"{_USER}{user}", self._runtime.user(user).summary().since)
-        return f"{_USER}{user}"
+        self._runtime.user(user)
+        owner = f"{_USER}{user}"
+        self._erase_former(owner)
+        return owner
+
+    def _erase_former(self, owner: str) -> None:
+        """Erase what an owner has, unless its user is the one whom it was noted for."""
+        with self._owners_lock:
+            since = None
+            with suppress(NotFound):
+                user = self._runtime.user(owner.removeprefix(_USER), create=False)
+                since = str(user.summary().since)
+            noted = self._db.row("select since from owners where owner = ?", owner)
+            if noted is not None and noted["since"] != since:
+                self._db.erase_owner(owner)
+                noted = None
+            if noted is None and since is not None:
+                self._db.execute("insert into owners values (?, ?)", owner, since)
 
     def _erase_forgotten(self) -> None:
-        """Erase what forgotten users left."""
         for (owner,) in self._db.rows("select owner from owners"):
-            try:
-                user = self._runtime.user(owner.removeprefix(_USER), create=False)
-                since = user.summary().since
-            except NotFound:
-                since = None
-            self._keep_owner(owner, since)
-
-    def _keep_owner(self, owner: str, since: datetime | None) -> None:
-        """Erase what an owner has, unless it is of the user who was created at this time."""
-        with self._owners_lock:
-            known = self._db.row("select since from owners where owner = ?", owner)
-            if known is not None and known["since"] != str(since):
-                self._db.erase_owner(owner)
-                known = None
-            if known is None and since is not None:
-                self._db.execute("insert into owners values (?, ?)", owner, str(since))
+            self._erase_former(owner)
 
     # Sessions
 

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from runtime_makers import quick_card
 
 import personalpeft
-from personalpeft import Runtime
+from personalpeft import Runtime, Serving
 from personalpeft.adapters.formats.peft import export_peft
 from personalpeft_app.http.api_v1.routes import ApiV1
 from personalpeft_app.http.server import make_app
@@ -80,12 +80,13 @@ FACES: dict[str, Ask] = {
     ]
 )
 def runtime(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Runtime]:
-    """A runtime on each backend, the real ones with the tiny base."""
-    base = "fake"
+    """A runtime on each backend, the real ones with the tiny base. Users compete for two slots."""
+    base: str | Path = "fake"
     if request.param != "fake":
         request.getfixturevalue("tiny_base")
         base = quick_card(tmp_path)
-    with personalpeft.open(tmp_path / "home", base, request.param) as opened:
+    serving = Serving(slots=2, max_batch=3)
+    with personalpeft.open(tmp_path / "home", base, request.param, serving=serving) as opened:
         yield opened
 
 
@@ -99,11 +100,12 @@ def app(runtime: Runtime) -> Iterator[Flask]:
 
 @pytest.fixture
 def callers(runtime: Runtime, app: Flask, tmp_path: Path) -> dict[str, Caller]:
-    """Users whose rules and layers differ, so that every reply differs too."""
+    """Users whose rules differ, with a model also their layers, so that every reply differs too."""
     found = {}
     for number, user in enumerate(USERS):
         one = runtime.user(user)
-        one.import_peft(_peft_folder(runtime, tmp_path, seed=number))
+        if runtime.base().card.name != "fake":
+            one.import_peft(_peft_folder(runtime, tmp_path, seed=number))
         one.feedback(one.chat("Hello", temperature=0), comment=f"Call me {user.upper()}.")
         found[user] = user_caller(runtime, app, user)
     return found
