@@ -29,9 +29,9 @@ help: ## This list
 demo: $(STAMP) ## See it all work, on the real base, in a throw-away home
 	@$(BIN)/personalpeft demo
 
-# One cache for all tests of a run, unless PERSONALPEFT_CACHE names one: the real base is prepared once, and kernels are compiled once.
-# Homes of tests lie in memory where there is room: a home syncs what it writes, and a disk lets it wait.
-ONE_CACHE = MADE=; trap 'rm -rf $$MADE' EXIT; \
+# The folders of a run of tests. It has one cache, unless PERSONALPEFT_CACHE names one: the real base is prepared once, and kernels are
+# compiled once. Homes lie in memory where there is room: a home syncs what it writes, and a disk lets it wait.
+TEST_FOLDERS = MADE=; trap 'rm -rf $$MADE' EXIT; \
   if [ -z "$${PERSONALPEFT_CACHE:-}" ]; then export PERSONALPEFT_CACHE=$$(mktemp -d); MADE=$$PERSONALPEFT_CACHE; fi; \
   if [ "$$(df --output=avail /dev/shm 2>/dev/null | tail -1)" -gt 2000000 ] 2>/dev/null; then \
     export PYTEST_DEBUG_TEMPROOT=$$(mktemp -d /dev/shm/personalpeft-XXXXXX); MADE="$$MADE $$PYTEST_DEBUG_TEMPROOT"; fi
@@ -41,13 +41,13 @@ SIDE_BY_SIDE = OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest tests plu
 ON_THE_REAL_BASE = $(BIN)/pytest tests -q
 
 test: lint ## Check what is promised, in ten minutes
-	@$(ONE_CACHE); \
+	@$(TEST_FOLDERS); \
 	echo "== pytest, without the real base"; $(SIDE_BY_SIDE) -m "not (exhaustive or slow or vllm)"; \
 	echo "== pytest, on the real base"; $(ON_THE_REAL_BASE) -m "slow and not (exhaustive or vllm)"; \
 	echo "== all is well"
 
 test-all: lint vllm-env tinker-env ## Check everything, before a release: ten times the examples, every browser test, Ray, vLLM (hours)
-	@$(ONE_CACHE); export PERSONALPEFT_TINKER_PYTHONS="$${PERSONALPEFT_TINKER_PYTHONS:-$(TINKER_PYTHONS)}"; \
+	@$(TEST_FOLDERS); export PERSONALPEFT_TINKER_PYTHONS="$${PERSONALPEFT_TINKER_PYTHONS:-$(TINKER_PYTHONS)}"; \
 	echo "== pytest, without the real base"; \
 	$(SIDE_BY_SIDE) -m "not (slow or vllm)" --hypothesis-profile exhaustive --timeout 7200; \
 	echo "== pytest, on the real base"; $(ON_THE_REAL_BASE) -m "slow and not vllm" --timeout 3600; \
@@ -59,7 +59,7 @@ test-all: lint vllm-env tinker-env ## Check everything, before a release: ten ti
 gpu: $(STAMP) ## On an NVIDIA GPU: run the whole suite there, and the benches beside vLLM with LoRA, into build/gpu (hours)
 	@$(BIN)/python -c 'import torch; torch.cuda.is_available() or exit("error: torch finds no NVIDIA GPU here.")'
 	@$(MAKE) --no-print-directory vllm-env VLLM_ENV=.venv-vllm-gpu VLLM=vllm==0.32.0
-	@mkdir -p build/gpu; $(ONE_CACHE); failed=; \
+	@mkdir -p build/gpu; $(TEST_FOLDERS); failed=; \
 	export TRITON_INTERPRET=0 PERSONALPEFT_TEST_DEVICE=cuda PERSONALPEFT_BENCH_VLLM=$(CURDIR)/.venv-vllm-gpu/bin/python; \
 	export PERSONALPEFT_BENCH_VLLM_OPTIONS="--gpu-memory-utilization 0.4"; \
 	nvidia-smi > build/gpu/machine.txt || true; \
@@ -75,7 +75,7 @@ gpu: $(STAMP) ## On an NVIDIA GPU: run the whole suite there, and the benches be
 
 # Its tests need strace and, for disks, the right to mount one; without them they are skipped.
 crash: $(STAMP) ## Interrupt every kind of write 500 times: kills, failing and full disks, power cuts (hours)
-	@$(ONE_CACHE); PERSONALPEFT_CRASH_POINTS="$${PERSONALPEFT_CRASH_POINTS:-42}" OMP_NUM_THREADS=1 \
+	@$(TEST_FOLDERS); PERSONALPEFT_CRASH_POINTS="$${PERSONALPEFT_CRASH_POINTS:-42}" OMP_NUM_THREADS=1 \
 	  $(BIN)/pytest tests/crash -q --timeout 7200
 
 test-extras: $(STAMP) ## Install each extra alone into a fresh environment and use it there (half an hour, 10 GB)

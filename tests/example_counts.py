@@ -1,12 +1,15 @@
-"""How many examples hypothesis draws.
+"""How many examples hypothesis draws, and which cases of a test make test leaves out.
 
-A test gets as many as it asks for, or ten times as many with ``--hypothesis-profile exhaustive``.
+A test gets as many examples as it asks for, or ten times as many with
+``--hypothesis-profile exhaustive``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from typing import Any
 
+import pytest
 from hypothesis import settings
 
 USUAL = 100
@@ -29,3 +32,17 @@ def scale(count: int) -> int:
 def examples(count: int, **more: Any) -> settings:
     """Return settings that draw as many examples as ``scale`` returns."""
     return settings(max_examples=scale(count), **more)
+
+
+def all_cases(cases: Iterable[Any], usual: Collection[Any]) -> list[Any]:
+    """Return all cases of a test, of which make test runs the usual ones.
+
+    A case is a value, or a tuple of values.
+    """
+    return [
+        pytest.param(
+            *(case if isinstance(case, tuple) else (case,)),
+            marks=() if case in usual else pytest.mark.exhaustive,
+        )
+        for case in cases
+    ]

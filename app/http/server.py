@@ -140,7 +140,7 @@ def _admit(app: Flask, limiter: ConcurrencyLimiter) -> None:
                 access.info("%s %s %d %.0f ms", method, rule, response.status_code, 1000 * took)
 
         # At the last byte: a stream counts until its end, also where a plugin's close fails.
-        response.close = close_and_release  # type: ignore[method-assign]
+        response.close = close_and_release  # type: ignore[method-assign]  # no hook is that late
         # Werkzeug closes no response of a file that it passes through.
         response.direct_passthrough = False
         for name, value in _HEADERS.items():

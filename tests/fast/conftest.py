@@ -10,6 +10,15 @@ import pytest
 from runtime_makers import open_runtime
 
 from personalpeft import Runtime, User
+from personalpeft.memory.embedder import HashEmbedder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_embedder() -> Iterator[None]:
+    """Embed without a model, which would take most of the time of a learn on the tiny base."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("personalpeft.runtime.MiniLM", HashEmbedder)
+        yield
 
 
 @pytest.fixture

@@ -246,7 +246,7 @@ def is_usable(kind: ProductKind, shape: ProductShape, device: torch.device = _CP
     tile = torch.randn((min(shape.outputs, 256), shape.inputs), generator=random).to(shape.dtype)
     bias = torch.ones(shape.outputs, dtype=shape.dtype) if shape.bias else None
     try:
-        product, _ = _make_product(kind, *_on(device, _tiled(tile, shape.outputs), bias))
+        product, _ = _make_product(kind, *_to_device(device, _tiled(tile, shape.outputs), bias))
         for rows in (1, 2, 33):
             x = torch.randn((rows, shape.inputs), generator=random).to(shape.dtype)
             expected = x.float() @ tile.float().t() + (1.0 if shape.bias else 0.0)
@@ -265,12 +265,14 @@ def _find_class(
 ) -> RowCounts | None:
     weight, x = _cancelling_inputs(shape)
     bias = torch.zeros(shape.outputs, dtype=shape.dtype) if shape.bias else None
-    product, _ = _make_product(kind, *_on(device, weight, bias))
+    product, _ = _make_product(kind, *_to_device(device, weight, bias))
     most = _MOST_WIDE_ROWS if max(shape.inputs, shape.outputs) >= _WIDE else len(x)
     return find_row_counts(product, x[:most].to(device), threads)
 
 
-def _on(device: torch.device, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+def _to_device(
+    device: torch.device, weight: Tensor, bias: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
     return weight.to(device), None if bias is None else bias.to(device)
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from adapter_files import ARCHITECTURE, BASE, make_adapter
-from example_counts import EXHAUSTIVE
+from example_counts import EXHAUSTIVE, all_cases
 from gguf import GGUFWriter
 from hypothesis import settings
 from runtime_makers import correct, open_runtime
@@ -196,13 +196,7 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 LIKE_OTHERS = ("one byte", "second half", "reversed", "ones", "web page", "program", "compressed")
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        pytest.param(damage, marks=pytest.mark.exhaustive) if damage in LIKE_OTHERS else damage
-        for damage in DAMAGE
-    ],
-)
+@pytest.mark.parametrize("damage", all_cases(DAMAGE, usual=DAMAGE.keys() - set(LIKE_OTHERS)))
 @pytest.mark.parametrize("kind", KINDS)
 def test_damaged_file_of_a_stranger_is_refused(
     kind: str, damage: str, foreign: dict[str, Foreign], homes: Homes, tmp_path: Path

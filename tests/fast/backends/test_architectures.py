@@ -2,38 +2,34 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
 from backend_makers import attach, generate, random_stack, row, torch_backend
+from example_counts import all_cases
 
 from personalpeft.base_models.types import Base
 
 PROMPTS = ("hello", "what is this? " * 9, "x")
-# The two most different cases are enough for make test.
-USUAL = {("llama", False), ("gemma3_text", True)}
 each_operations = pytest.mark.parametrize(
-    ("base", "native"),
-    [
-        pytest.param(
-            kind,
-            native,
-            marks=() if (kind, native) in USUAL else pytest.mark.exhaustive,
-            id=f"{kind}-{'native' if native else 'plain'}",
-        )
-        for kind in ("llama", "qwen2", "qwen3", "gemma3_text")
-        for native in (False, True)
-    ],
+    ("base", "kernels"),
+    all_cases(
+        product(("llama", "qwen2", "qwen3", "gemma3_text"), ("plain", "native")),
+        usual=[("llama", "plain"), ("gemma3_text", "native")],
+    ),
     indirect=["base"],
 )
 
 
 @each_operations
-def test_a_batch_matches_transformers(base: Base, native: bool, shared_cache: Path) -> None:
+def test_a_batch_matches_transformers(base: Base, kernels: str, shared_cache: Path) -> None:
     from transformers import AutoModelForCausalLM
 
-    backend = torch_backend(base, slots=2, rows=8, **({"cache": shared_cache} if native else {}))
+    backend = torch_backend(
+        base, slots=2, rows=8, **({"cache": shared_cache} if kernels == "native" else {})
+    )
     rows = [row(backend, prompt, max_tokens=20) for prompt in PROMPTS]
     model = AutoModelForCausalLM.from_pretrained(
         base.folder, dtype=torch.float32, attn_implementation="eager"
@@ -54,8 +50,10 @@ def test_a_batch_matches_transformers(base: Base, native: bool, shared_cache: Pa
 
 
 @each_operations
-def test_rows_with_stacks_match_single_rows(base: Base, native: bool, shared_cache: Path) -> None:
-    backend = torch_backend(base, slots=2, rows=8, **({"cache": shared_cache} if native else {}))
+def test_rows_with_stacks_match_single_rows(base: Base, kernels: str, shared_cache: Path) -> None:
+    backend = torch_backend(
+        base, slots=2, rows=8, **({"cache": shared_cache} if kernels == "native" else {})
+    )
     for seed in (1, 2):
         attach(backend, f"s{seed}", random_stack(backend, seed, rank=seed + 1, size=0.2))
     rows = [

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from backend_makers import attach, continuation, generate, random_stack, row, torch_backend
+from example_counts import all_cases
 from safetensors.torch import load_file, save_file
 from test_training_gradients import (
     CLOSE,
@@ -29,15 +30,7 @@ from personalpeft.errors import CardError, WeightsError
 PROMPTS = ("hello", "what is this? " * 14, "x")
 
 
-# The two most different shapes are enough for make test.
-@pytest.fixture(
-    params=[
-        shape
-        if shape in ("smollm3", "phi4-mini")
-        else pytest.param(shape, marks=pytest.mark.exhaustive)
-        for shape in SHAPES
-    ]
-)
+@pytest.fixture(params=all_cases(SHAPES, usual=["smollm3", "phi4-mini"]))
 def shaped(request: pytest.FixtureRequest, tiny_base: Base, tmp_path: Path) -> Base:
     """A base of each shape."""
     return make_base(request.param, tiny_base, tmp_path)

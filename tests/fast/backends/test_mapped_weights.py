@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from backend_makers import (
     train,
     training_steps,
 )
+from example_counts import all_cases
 from gguf import GGML_QUANT_SIZES
 from gguf import GGMLQuantizationType as BlockFormat
 from random_models import SHAPES, ModelShape, make_gguf_base, unpack_base
@@ -116,27 +118,18 @@ def test_only_the_metadata_of_a_file_is_read_before_a_tensor_is_used(make_base: 
     assert not any(tensor.data.flags.owndata for tensor in found.values())
 
 
-# The two most different cases are enough for make test.
 @pytest.mark.parametrize(
-    ("kind", "native"),
-    [
-        pytest.param(
-            kind,
-            native,
-            marks=()
-            if (kind, native) in {("llama3 rope", False), ("gemma3", True)}
-            else pytest.mark.exhaustive,
-            id=f"{kind}-{'native' if native else 'plain'}",
-        )
-        for kind in KINDS
-        for native in (False, True)
-    ],
+    ("kind", "kernels"),
+    all_cases(
+        product(KINDS, ("plain", "native")),
+        usual=[("llama3 rope", "plain"), ("gemma3", "native")],
+    ),
 )
 def test_replies_scores_and_gradients_are_those_of_the_unpacked_base(
-    kind: str, native: bool, make_base: Any, tmp_path: Path, shared_cache: Path
+    kind: str, kernels: str, make_base: Any, tmp_path: Path, shared_cache: Path
 ) -> None:
     base = make_base(KINDS[kind])
-    cache = {"cache": shared_cache} if native else {}
+    cache = {"cache": shared_cache} if kernels == "native" else {}
     mapped = torch_backend(base, weights="mapped", **cache)
     loaded = torch_backend(
         unpack_base(base, KINDS[kind], tmp_path / "plain", full=True), weights="loaded", **cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from backend_makers import (
     train,
     training_steps,
 )
+from example_counts import all_cases
 from torch import Tensor
 
 from personalpeft.adapters.types import AdapterStack, LoRAWeights
@@ -150,36 +152,25 @@ def assert_close(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], pa
         ), name
 
 
-# Each architecture, and each kind of operations, once with and once without a stack.
 @pytest.mark.parametrize(
-    ("base", "native", "below"),
-    [
-        pytest.param(
-            kind,
-            native,
-            below,
-            marks=()
-            if (kind, native, below) in {("llama", False, False), ("gemma3_text", True, True)}
-            else pytest.mark.exhaustive,
-            id=f"{kind}-{'native' if native else 'plain'}-above {'a stack' if below else 'the base'}",
-        )
-        for kind in ("llama", "qwen2", "qwen3", "gemma3_text")
-        for native in (False, True)
-        for below in (False, True)
-    ],
+    ("base", "kernels", "below"),
+    all_cases(
+        product(("llama", "qwen2", "qwen3", "gemma3_text"), ("plain", "native"), (None, "below")),
+        usual=[("llama", "plain", None), ("gemma3_text", "native", "below")],
+    ),
     indirect=["base"],
 )
 def test_gradients_match_autograd(
-    base: Base, native: bool, below: bool, shared_cache: Path
+    base: Base, kernels: str, below: str | None, shared_cache: Path
 ) -> None:
-    backend = torch_backend(base, slots=1, rows=1, **({"cache": shared_cache} if native else {}))
-    stack = random_stack(backend, 9, rank=3, size=0.05)
-    if below:
-        attach(backend, "below", stack)
-    start = parent(backend, 8)
-    found = gradients(
-        backend, terms_of(backend), initial_weights=start, base_key="below" if below else None
+    backend = torch_backend(
+        base, slots=1, rows=1, **({"cache": shared_cache} if kernels == "native" else {})
     )
+    stack = random_stack(backend, 9, rank=3, size=0.05)
+    if below is not None:
+        attach(backend, below, stack)
+    start = parent(backend, 8)
+    found = gradients(backend, terms_of(backend), initial_weights=start, base_key=below)
     expected = plain_gradients(base, terms_of(backend), start, stack if below else None)
     assert_close(found, expected, CLOSE)
 

@@ -1,4 +1,4 @@
-"""Fixtures with each backend, and of all homes on the tiny base."""
+"""Fixture with each backend."""
 
 from __future__ import annotations
 
@@ -8,15 +8,6 @@ import pytest
 from backend_makers import attach, random_stack
 
 from personalpeft.backends.base import Backend
-from personalpeft.memory.embedder import HashEmbedder
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_embedder() -> Iterator[None]:
-    """Embed without a model, which would take most of the time of a learn on the tiny base."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("personalpeft.runtime.MiniLM", HashEmbedder)
-        yield
 
 
 @pytest.fixture(params=["fake", pytest.param("torch", marks=pytest.mark.exhaustive)])

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from example_counts import all_cases
 from runtime_makers import ask, correct, open_runtime
 
 from personalpeft import Runtime
@@ -83,12 +84,7 @@ def test_completions_of_a_stack_are_not_cached(
 
 @pytest.mark.parametrize(
     "harm",
-    [
-        "half",
-        "changed",
-        pytest.param("not JSON", marks=pytest.mark.exhaustive),
-        pytest.param("other JSON", marks=pytest.mark.exhaustive),
-    ],
+    all_cases(["half", "changed", "not JSON", "other JSON"], usual=["half", "changed"]),
 )
 def test_damaged_cache_file_is_written_again(
     tmp_path: Path, cache: Path, asked: list[str], harm: str

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from example_counts import all_cases
 from runtime_makers import ask, correct, home_unchanged, open_runtime, pinned, trained_on
 
 from personalpeft import InvalidInput, NotFound, NothingToLearn, User
@@ -49,16 +50,7 @@ def without_consent(user: User) -> set[str]:
 
 @pytest.mark.parametrize(
     "kind",
-    [
-        SignalKind.EDIT,
-        SignalKind.COMMENT,
-        SignalKind.FACT,
-        *(
-            pytest.param(kind, marks=pytest.mark.exhaustive)
-            for kind in SignalKind
-            if kind not in (SignalKind.EDIT, SignalKind.COMMENT, SignalKind.FACT)
-        ),
-    ],
+    all_cases(SignalKind, usual=[SignalKind.EDIT, SignalKind.COMMENT, SignalKind.FACT]),
 )
 def test_signal_without_consent_is_listed_so_and_in_no_build(ada: User, kind: SignalKind) -> None:
     kept = [GIVE[kind](ada, number, train=False) for number in range(6)]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from example_counts import all_cases
 from runtime_makers import ask, correct, home_unchanged, open_runtime, pinned, trained_on
 
 from personalpeft import Forgotten, InvalidInput, NotFound, User
@@ -51,15 +52,10 @@ def test_each_kind_of_feedback_can_be_retracted_and_stays_in_the_history(
 
 @pytest.mark.parametrize(
     "kind",
-    [
-        SignalKind.EDIT,
-        SignalKind.FACT,
-        *(
-            pytest.param(kind, marks=pytest.mark.exhaustive)
-            for kind in SignalKind
-            if kind not in (SignalKind.EDIT, SignalKind.FACT, SignalKind.COMMENT)
-        ),
-    ],
+    all_cases(
+        (kind for kind in SignalKind if kind is not SignalKind.COMMENT),
+        usual=[SignalKind.EDIT, SignalKind.FACT],
+    ),
 )
 def test_retracted_lesson_is_unlearned_by_the_next_learn(ada: User, kind: SignalKind) -> None:
     for number in range(8):

@@ -9,9 +9,11 @@ import os
 import re
 import time
 from collections.abc import Awaitable, Callable
+from itertools import product
 from pathlib import Path
 
 import pytest
+from example_counts import all_cases
 from runtime_makers import FakeTime, correct, open_runtime
 from tui_makers import TuiDriver, run_tui
 
@@ -65,17 +67,13 @@ STATES: dict[str, Callable[[TuiDriver], Awaitable[None]]] = {
 }
 
 
-# Each size, and the two states that fill the screen most, are enough for make test.
+# The usual ones: each size, and the two states that fill the screen most.
 @pytest.mark.parametrize(
     ("state", "size"),
-    [
-        (state, size)
-        if (state, size)
-        in {("conversation", "small"), ("conversation", "wide"), ("stack", "usual")}
-        else pytest.param(state, size, marks=pytest.mark.exhaustive)
-        for state in STATES
-        for size in SIZES
-    ],
+    all_cases(
+        product(STATES, SIZES),
+        usual=[("conversation", "small"), ("conversation", "wide"), ("stack", "usual")],
+    ),
 )
 def test_the_screen_matches_the_stored_one(tmp_path: Path, state: str, size: str) -> None:
     seen: list[str] = []

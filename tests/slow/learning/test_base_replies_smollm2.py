@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from base_replies import reply
 
 import personalpeft
-from benchmarks.base_replies import reply
 from personalpeft.learning.evaluate.probes import load_base_replies
 
 pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]

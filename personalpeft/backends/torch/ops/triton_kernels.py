@@ -232,6 +232,21 @@ def attend(
 
 
 @triton.jit
+def merge(sums, total, lse_max, part, part_lse):
+    """Return attention that was merged so far with one more part, by their log-sum-exp.
+
+    ``sums / total`` is the attention, and ``lse_max`` the largest log-sum-exp of its parts.
+    """
+    new_max = tl.maximum(lse_max, part_lse)
+    # A query may see nothing of the first parts, and -inf - -inf would be NaN.
+    shift = tl.where(new_max == float("-inf"), 0.0, new_max)
+    rescale, weight = tl.exp2(lse_max - shift), tl.exp2(part_lse - shift)
+    # Fused by hand: two compilations that fuse otherwise would round otherwise.
+    sums = tl.fma(sums, rescale[:, None], weight[:, None] * part)
+    return sums, tl.fma(total, rescale, weight), new_max
+
+
+@triton.jit
 def paged_attention(
     q,
     out,
@@ -295,7 +310,7 @@ def paged_attention(
     mask = ((token + m // HEADS < tokens) & (m % HEADS < GROUP))[:, None] & (d < DIM)[None, :]
     heads = (token + m // HEADS) * kv_heads * GROUP + kv * GROUP + m % HEADS
     query = tl.load(q + heads[:, None] * DIM + d[None, :], mask=mask, other=0.0)
-    merged_max = tl.full([m.shape[0]], float("-inf"), tl.float32)
+    lse_max = tl.full([m.shape[0]], float("-inf"), tl.float32)
     total = tl.zeros([m.shape[0]], tl.float32)
     sums = tl.zeros([m.shape[0], WIDTH], tl.float32)
     for split in range(first_split, end_split):
@@ -321,13 +336,7 @@ def paged_attention(
             PRECISION,
         )
         if TOKENS:
-            new_max = tl.maximum(merged_max, part_lse)
-            # A query may see nothing of a tile's first splits.
-            shift = tl.where(new_max == float("-inf"), 0.0, new_max)
-            rescale, weight = tl.exp2(merged_max - shift), tl.exp2(part_lse - shift)
-            sums = tl.fma(sums, rescale[:, None], weight[:, None] * part)
-            total = tl.fma(total, rescale, weight)
-            merged_max = new_max
+            sums, total, lse_max = merge(sums, total, lse_max, part, part_lse)
         else:
             sums = part
             heads = heads * tl.num_programs(2) + split
@@ -354,21 +363,16 @@ def merge_splits(
     token, head = tl.program_id(0), tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
     length = tl.load(lengths + token)
     first = tl.where(window > 0, tl.maximum(length - window, 0), 0)
-    d = tl.arange(0, WIDTH)
-    row_max = tl.load(lse + head * splits + first // SPAN)
-    total = 0.0
-    sums = tl.zeros([WIDTH], tl.float32)
+    d, row = tl.arange(0, WIDTH)[None, :], tl.arange(0, 1)
+    lse_max = tl.full([1], float("-inf"), tl.float32)
+    total = tl.zeros([1], tl.float32)
+    sums = tl.zeros([1, WIDTH], tl.float32)
     for split in range(first // SPAN, tl.cdiv(length, SPAN)):
         index = head * splits + split
-        split_lse = tl.load(lse + index)
-        new_max = tl.maximum(row_max, split_lse)
-        rescale, weight = tl.exp2(row_max - new_max), tl.exp2(split_lse - new_max)
         part = tl.load(partial + index * DIM + d, mask=d < DIM, other=0.0)
-        # As for the tokens of a prompt: a compiler that fuses otherwise would round otherwise.
-        sums = tl.fma(sums, rescale, weight * part)
-        total = tl.fma(total, rescale, weight)
-        row_max = new_max
-    tl.store(out + head * DIM + d, (sums / total).to(out.dtype.element_ty), mask=d < DIM)
+        sums, total, lse_max = merge(sums, total, lse_max, part, tl.load(lse + index + row))
+    merged = (sums / total[:, None]).to(out.dtype.element_ty)
+    tl.store(out + head * DIM + d, merged, mask=d < DIM)
 
 
 @triton.jit

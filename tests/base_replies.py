@@ -1,6 +1,6 @@
 """Write the replies of bases to the general prompts into the file that ships with the library.
 
-``PYTHONPATH=tests python -m benchmarks.base_replies BASE…``, after the general prompts changed. It
+``python tests/base_replies.py BASE…``, after the general prompts changed. It
 takes a minute or two for each base. Replies of other bases in the file stay.
 """
 
