@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -26,19 +26,25 @@ from personalpeft.base_models.types import Base
 from personalpeft.learning.train.losses import DPOLoss, SFTLoss
 from personalpeft.types import FinishReason, Message, Sampling
 
+if TYPE_CHECKING:
+    from personalpeft.backends.torch.device import DeviceChoice
+
 
 def torch_backend(base: Base, **more: Any) -> Backend:
-    """Use float32, where batching changes results so little that greedy tokens are equal.
+    """Use float32, where batching changes results so little that greedy tokens are equal."""
+    from personalpeft.backends.torch.backend import TorchBackend
 
-    ``PERSONALPEFT_TEST_DEVICE=cuda`` runs it on a GPU.
-    """
+    return TorchBackend(base, where=device_choice("float32"), **more)
+
+
+def device_choice(dtype: str) -> DeviceChoice:
+    """Return the device that tests run on: a CPU, or a GPU with ``PERSONALPEFT_TEST_DEVICE=cuda``."""
     import torch
 
-    from personalpeft.backends.torch.backend import TorchBackend
     from personalpeft.backends.torch.device import DeviceChoice
 
     device = torch.device(os.environ.get("PERSONALPEFT_TEST_DEVICE", "cpu"))
-    return TorchBackend(base, where=DeviceChoice(device, torch.float32, "for tests"), **more)
+    return DeviceChoice(device, getattr(torch, dtype), "for tests")
 
 
 def llamacpp_backend(base: Base, cache: Path, **more: Any) -> Backend:

@@ -23,6 +23,7 @@ from personalpeft.backends.base import (
 from personalpeft.backends.batch_backend import BatchBackend
 from personalpeft.backends.sampler import top_logprobs
 from personalpeft.backends.torch.batch import Batch
+from personalpeft.backends.torch.decode_graphs import DecodeGraphs
 from personalpeft.backends.torch.device import DeviceChoice, choose_device, memory_to_plan
 from personalpeft.backends.torch.kv_cache import PagedKVCache, bytes_per_token
 from personalpeft.backends.torch.lora_bank import LoRABank, StagedWeights
@@ -95,15 +96,19 @@ class TorchBackend(BatchBackend):
         # Results of torch's own operations depend on the batch.
         self.batch_invariant = ops.batch_invariant and self._model.batch_invariant
         self.maps_weights = kept.mapped is not None
-        self.description = ", ".join(filter(None, (where.reason, reason, kept.reason)))
+        computed = ", ".join(filter(None, (where.reason, reason, kept.reason)))
         vocabulary = self._model.vocabulary_size
         self._score_reads = max(1, _SCORE_BYTES // (vocabulary * where.dtype.itemsize))
-        self._references = ReferenceCache(self._model, f"{where.dtype}, {self.description}", cache)
+        self._references = ReferenceCache(self._model, f"{where.dtype}, {computed}", cache)
         self._bank = LoRABank(base.architecture, self.slots, ops)
         num_blocks = _num_blocks(self._model, self.rows)
         kv_cache = PagedKVCache(self._model.module.config, num_blocks, ops)
         self.max_length = min(num_blocks * KV_BLOCK_SIZE, base.card.context)
-        self._batch = Batch(self._model, self._tokenizer, self._bank, kv_cache, rows=self.rows)
+        graphs, recorded = _try_graphs(self._model, self._bank, kv_cache)
+        self.description = ", ".join(filter(None, (computed, recorded)))
+        self._batch = Batch(
+            self._model, self._tokenizer, self._bank, kv_cache, rows=self.rows, graphs=graphs
+        )
         release_threads()  # The threads that loaded the model.
 
     def stage(self, adapter: AdapterStack) -> StagedStack:
@@ -194,6 +199,19 @@ class TorchBackend(BatchBackend):
     def close(self) -> None:
         """Release the model. Its memory is freed with the last reference."""
         del self._batch, self._bank, self._references, self._model
+
+
+def _try_graphs(
+    model: ModelRunner, bank: LoRABank, kv_cache: PagedKVCache
+) -> tuple[DecodeGraphs | None, str]:
+    """Return graphs where the device can record steps, and a line for ``doctor``."""
+    if model.where.device.type != "cuda":
+        return None, ""
+    graphs = DecodeGraphs(model, bank, kv_cache)
+    graphs.try_recording()
+    if graphs.failure is None:
+        return graphs, "CUDA graphs"
+    return None, f"no CUDA graphs, slower: {graphs.failure}"
 
 
 def _num_blocks(model: ModelRunner, rows: int) -> int:

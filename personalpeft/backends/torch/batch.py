@@ -24,6 +24,7 @@ from personalpeft.backends.sampler import Sampler
 from personalpeft.backends.tokenizer import ChatTokenizer
 from personalpeft.backends.torch.batch_sampling import compute_logprobs, sample_tokens
 from personalpeft.backends.torch.block_manager import BlockManager, block_hash, prefix_hashes
+from personalpeft.backends.torch.decode_graphs import DecodeGraphs, DecodeInputs
 from personalpeft.backends.torch.host_to_device import to_device
 from personalpeft.backends.torch.kv_cache import ForwardContext, PagedKVCache
 from personalpeft.backends.torch.lora_bank import LoRABank
@@ -65,7 +66,10 @@ class _RunningSequence:
 
 
 class Batch:
-    """Up to ``rows`` sequences at once. Not thread-safe: one thread runs it."""
+    """Up to ``rows`` sequences at once. Not thread-safe: one thread runs it.
+
+    Steps that read no prompts run as ``graphs``, if they are given.
+    """
 
     def __init__(
         self,
@@ -75,9 +79,10 @@ class Batch:
         kv_cache: PagedKVCache,
         *,
         rows: int,
+        graphs: DecodeGraphs | None = None,
     ) -> None:
         self._model, self._tokenizer = model, tokenizer
-        self._bank, self._kv_cache = bank, kv_cache
+        self._bank, self._kv_cache, self._graphs = bank, kv_cache, graphs
         self._max_rows = rows
         self._blocks = BlockManager(kv_cache.num_blocks)
         self._running: dict[int, _RunningSequence] = {}
@@ -218,18 +223,18 @@ class Batch:
                 parts.append((begin, len(tokens), read.stop))
                 if count == row.pending:
                     reads.append(len(tokens) - 1)
-        longest = max((len(row.table) for row in decoding), default=0)
-        block_table = np.zeros((len(decoding), longest), np.int32)
-        for index, row in enumerate(decoding):
-            block_table[index, : len(row.table)] = row.table
-        input_ids, position_ids, read_ids, written, slot_ids, lengths, table, *tables = to_device(
-            [
-                *(np.array(each, np.int64) for each in (tokens, positions, reads, kv_indices)),
-                np.array(slots, np.int32),
-                np.array([row.num_read + 1 for row in decoding], np.int32),
-                block_table,
-                *(row.table for row, _ in reading),
-            ],
+        inputs = DecodeInputs(
+            np.array(tokens, np.int64),
+            np.array(positions, np.int64),
+            np.array(kv_indices, np.int64),
+            np.array(slots, np.int32),
+            np.array([row.num_read + 1 for row in decoding], np.int32),
+            _block_table(decoding),
+        )
+        if self._graphs is not None and not reading:
+            return self._graphs.step(inputs)
+        read_ids, input_ids, position_ids, written, slot_ids, lengths, table, *tables = to_device(
+            [np.array(reads, np.int64), *inputs, *(row.table for row, _ in reading)],
             self._model.where.device,
         )
         chunks = [PrefillChunk(*part, table) for part, table in zip(parts, tables, strict=True)]
@@ -250,3 +255,11 @@ class Batch:
             row.hash_ = block_hash(row.hash_, row.tokens[begin : begin + KV_BLOCK_SIZE])
             self._blocks.cache(row.blocks[row.num_hashed], row.hash_)
             row.num_hashed += 1
+
+
+def _block_table(rows: Sequence[_RunningSequence]) -> npt.NDArray[np.int32]:
+    """Return the rows' blocks, ``[rows, most blocks of a row]``."""
+    table = np.zeros((len(rows), max((len(row.table) for row in rows), default=0)), np.int32)
+    for index, row in enumerate(rows):
+        table[index, : len(row.table)] = row.table
+    return table

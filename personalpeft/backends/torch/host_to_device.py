@@ -22,19 +22,53 @@ def to_device(arrays: Sequence[npt.NDArray[Any]], device: torch.device) -> list[
     """
     if device.type == "cpu":
         return [torch.from_numpy(array) for array in arrays]
+    packed, sizes = _pack(arrays)
+    # Torch keeps the pinned memory until the copy is done.
+    return _unpack(_host_memory(packed, device).to(device, non_blocking=True), arrays, sizes)
+
+
+class InputBuffer:
+    """Arrays at fixed places on a device, where a recorded step finds them.
+
+    Attributes:
+        tensors: The arrays on the device.
+    """
+
+    def __init__(self, arrays: Sequence[npt.NDArray[Any]], device: torch.device) -> None:
+        packed, sizes = _pack(arrays)
+        self._bytes = torch.zeros(len(packed), dtype=torch.uint8, device=device)
+        self.tensors = _unpack(self._bytes, arrays, sizes)
+
+    def fill(self, arrays: Sequence[npt.NDArray[Any]]) -> None:
+        """Copy arrays of the same shapes in one transfer, for which nothing waits."""
+        packed, _ = _pack(arrays)
+        self._bytes.copy_(_host_memory(packed, self._bytes.device), non_blocking=True)
+
+
+def _pack(arrays: Sequence[npt.NDArray[Any]]) -> tuple[npt.NDArray[np.uint8], list[int]]:
+    """Return the bytes of all arrays, and how many bytes each one takes there."""
     sizes = [-(-array.nbytes // _ALIGNMENT) * _ALIGNMENT for array in arrays]
     packed = np.zeros(sum(sizes), np.uint8)
     for array, part in zip(arrays, np.split(packed, np.cumsum(sizes)[:-1]), strict=True):
         part[: array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    host = torch.from_numpy(packed)
-    # Torch keeps the pinned memory until the copy is done.
-    moved = (host.pin_memory() if can_pin(device) else host).to(device, non_blocking=True)
+    return packed, sizes
+
+
+def _unpack(
+    packed: Tensor, arrays: Sequence[npt.NDArray[Any]], sizes: Sequence[int]
+) -> list[Tensor]:
+    """Return views of the bytes, of the arrays' dtypes and shapes."""
     return [
         part[: array.nbytes]
         .view(torch.from_numpy(np.empty(0, array.dtype)).dtype)
         .view(array.shape)
-        for array, part in zip(arrays, moved.split(sizes), strict=True)
+        for array, part in zip(arrays, packed.split(sizes), strict=True)
     ]
+
+
+def _host_memory(packed: npt.NDArray[np.uint8], device: torch.device) -> Tensor:
+    host = torch.from_numpy(packed)
+    return host.pin_memory() if can_pin(device) else host
 
 
 def can_pin(device: torch.device) -> bool:

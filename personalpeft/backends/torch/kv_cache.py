@@ -25,14 +25,17 @@ from personalpeft.backends.torch.ops.base import (
 
 
 class PagedKVCache:
-    """Keys and values of ``num_blocks`` blocks for each layer of a model."""
+    """Keys and values of ``num_blocks`` blocks for each layer of a model.
+
+    Beside them is ``spare_block``, which belongs to no row.
+    """
 
     def __init__(self, config: Any, num_blocks: int, ops: Ops) -> None:
         layers, heads, dim = _shape(config)
         self.ops = ops
-        self.num_blocks = num_blocks
-        self.keys = ops.zeros(layers, num_blocks, heads, dim, KV_BLOCK_SIZE)
-        self.values = ops.zeros(layers, num_blocks, heads, KV_BLOCK_SIZE, dim)
+        self.num_blocks = self.spare_block = num_blocks
+        self.keys = ops.zeros(layers, num_blocks + 1, heads, dim, KV_BLOCK_SIZE)
+        self.values = ops.zeros(layers, num_blocks + 1, heads, KV_BLOCK_SIZE, dim)
 
     def clear(self, blocks: Sequence[int]) -> None:
         """Overwrite blocks with zeros."""

@@ -181,6 +181,12 @@ class LoRABank:
         with self._lock:
             return 0 if key is None else self._slot_of[key]
 
+    @property
+    def weights(self) -> tuple[StackedLoRAWeights, ...]:
+        """The slots of each group. They are other tensors after a larger stack came."""
+        with self._lock:
+            return self._weights
+
     def check_integrity(self) -> None:
         """Raise ``RuntimeError`` unless each slot is free or holds one key. For an idle bank."""
         with self._lock:

@@ -306,6 +306,20 @@ class ModelRunner:
         logits: Tensor = output.logits[0]
         return logits
 
+    def queue(self, recorded: Callable[[], None]) -> None:
+        """Queue a step that was recorded. It changes no adapters of a pass."""
+        with self._lock.for_step():
+            recorded()
+
+    def synchronize(self) -> None:
+        """Wait until everything that is queued on a GPU is done."""
+        if self.where.device.type == "cuda":
+            torch.cuda.synchronize(self.where.device)
+
+    def rotary_tables(self) -> list[Tensor]:
+        """Return the tables of positions that steps read."""
+        return [tensor for table in self._rotary_tables for tensor in table.tensors()]
+
     def _reserve_positions(self, length: int) -> None:
         for table in self._rotary_tables:
             table.reserve(length)

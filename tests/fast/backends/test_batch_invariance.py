@@ -18,6 +18,7 @@ from backend_makers import (
     bits,
     bytes_of,
     continuation,
+    device_choice,
     generate,
     generate_staggered,
     generate_uncached,
@@ -45,12 +46,12 @@ PROMPTS = ("hello", "what is this? " * 3, "x", "a long story about rain. " * 6)
 @pytest.fixture(params=["float32", "bfloat16"])
 def backend(request: pytest.FixtureRequest, base: Base, shared_cache: Path) -> Backend:
     from personalpeft.backends.torch.backend import TorchBackend
-    from personalpeft.backends.torch.device import DeviceChoice, choose_device
+    from personalpeft.backends.torch.device import choose_device
 
-    dtype = getattr(torch, request.param)
-    if dtype == torch.bfloat16 and choose_device().dtype != dtype:
-        pytest.skip("the processor does not multiply bfloat16")
-    where = DeviceChoice(torch.device("cpu"), dtype, "for tests")
+    where = device_choice(request.param)
+    on_gpu = where.device.type == "cuda"
+    if where.dtype == torch.bfloat16 and choose_device(gpu=on_gpu).dtype != where.dtype:
+        pytest.skip("the device does not multiply bfloat16")
     made = TorchBackend(base, where=where, cache=shared_cache, slots=3, rows=ROWS)
     if not made.batch_invariant:
         pytest.skip(f"nothing is promised here: {made.description}")
@@ -207,7 +208,12 @@ def test_batch_invariance_holds_with_each_instruction_set_of_this_processor(
     ]
     done = subprocess.run(
         [*command, "-k", "not instruction_set"],
-        env={**os.environ, **limits, "PERSONALPEFT_CACHE": str(tmp_path)},
+        env={
+            **os.environ,
+            **limits,
+            "PERSONALPEFT_CACHE": str(tmp_path),
+            "PERSONALPEFT_TEST_DEVICE": "cpu",
+        },
         capture_output=True,
         text=True,
         check=False,

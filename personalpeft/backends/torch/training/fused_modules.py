@@ -11,7 +11,7 @@ Without training operations only inference is fused.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +37,9 @@ _ATTENTION = frozenset(
 )
 # Positions that are added to a table at a time.
 _ROTARY_BLOCK = 512
+
+_TableKey: TypeAlias = tuple[torch.dtype, torch.device, tuple[str, ...]]
+"""Dtype, device and the model's kind of layer, if it has several."""
 
 
 def install_fused_modules(module: nn.Module, ops: Ops) -> bool:
@@ -100,38 +103,45 @@ class RotaryTable(nn.Module):
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
         self.inner = inner
-        self._tables: dict[tuple[object, ...], tuple[Tensor, Tensor]] = {}
-        self._length = 0
+        self._tables: dict[_TableKey, tuple[Tensor, Tensor]] = {}
+        self._length = 1
 
     def reserve(self, length: int) -> None:
-        """Promise that the next pass has no position beyond these many.
+        """Promise that later passes have no positions beyond these many.
 
-        Reading the largest one from a GPU would wait for all that is queued there.
+        Reading the largest one from a GPU would wait for all that is queued there. Tables grow here
+        and not in a pass, which may be recorded.
         """
-        self._length = max(self._length, length)
+        if length > self._length:
+            self._length = length
+            for key in self._tables:
+                self._extend(key)
+
+    def tensors(self) -> list[Tensor]:
+        """Return the tables. ``reserve`` replaces those that become too short."""
+        return [tensor for table in self._tables.values() for tensor in table]
 
     def forward(self, x: Tensor, position_ids: Tensor, *layer_type: str) -> tuple[Tensor, Tensor]:
-        key = (x.dtype, x.device, *layer_type)
-        table = self._tables.get(key)
-        # It grows on demand: a table of all positions may be large.
-        while table is None or len(table[0]) < self._length:
-            table = self._tables[key] = self._extend(table, x, layer_type)
-        cos, sin = table
+        key = x.dtype, x.device, layer_type
+        if key not in self._tables:
+            self._extend(key)
+        cos, sin = self._tables[key]
         return cos[position_ids], sin[position_ids]
 
-    def _extend(
-        self, table: tuple[Tensor, Tensor] | None, x: Tensor, layer_type: tuple[str, ...]
-    ) -> tuple[Tensor, Tensor]:
-        """Return a table with one more block."""
-        begin = 0 if table is None else len(table[0])
+    def _extend(self, key: _TableKey) -> None:
+        """Add blocks to a table, or begin it. It grows on demand: all positions may be many."""
+        dtype, device, layer_type = key
+        parts = [self._tables[key]] if key in self._tables else []
+        begin = sum(len(cos) for cos, _ in parts)
         # Not in inference mode: autograd rejects its tensors.
         with torch.inference_mode(mode=False), torch.no_grad(), limit_threads(1):
-            example = torch.empty((1, 1, 1), dtype=x.dtype, device=x.device)
-            positions = torch.arange(begin, begin + _ROTARY_BLOCK, device=x.device)[None]
-            cos, sin = (values[0] for values in self.inner(example, positions, *layer_type))
-            if table is None:
-                return cos, sin
-            return torch.cat([table[0], cos]), torch.cat([table[1], sin])
+            example = torch.empty((1, 1, 1), dtype=dtype, device=device)
+            for first in range(begin, self._length, _ROTARY_BLOCK):
+                positions = torch.arange(first, first + _ROTARY_BLOCK, device=device)[None]
+                cos, sin = (values[0] for values in self.inner(example, positions, *layer_type))
+                parts.append((cos, sin))
+            cos, sin = (torch.cat(each) for each in zip(*parts, strict=True))
+        self._tables[key] = cos, sin
 
 
 def _is_fixed(part: Any) -> bool:

@@ -1,0 +1,208 @@
+"""Decoding steps as CUDA graphs: one launch stands for all kernels of a step.
+
+A step of a small model is a thousand short kernels. Queuing them takes several times as long as
+running them. So a step is recorded for each padded shape, and then replayed (as vLLM does). The
+first step of a shape runs without a graph, and compiles its kernels. The second one records.
+
+Invariants: a recording reads its inputs from one buffer, and everything else from memory that it
+keeps alive. Padding rows use a spare block of the cache, and change no bit of the others.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from personalpeft.backends.torch.host_to_device import InputBuffer
+from personalpeft.backends.torch.kv_cache import ForwardContext, PagedKVCache
+from personalpeft.backends.torch.lora_bank import LoRABank
+from personalpeft.backends.torch.model_runner import ModelRunner
+from personalpeft.backends.torch.ops.base import KV_BLOCK_SIZE, AttentionMetadata
+
+_log = logging.getLogger(__name__)
+
+# Rows of recordings. Beyond the last they are multiples of it.
+_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
+# Blocks of the shortest table. Longer ones are powers of two.
+_BLOCKS = 32
+
+Step: TypeAlias = Callable[[], Tensor]
+"""Queues the kernels of a step and returns its logits."""
+
+
+class Recording(Protocol):
+    """A step that can be queued again. It writes its logits to the same memory each time."""
+
+    @property
+    def logits(self) -> Tensor: ...
+
+    def replay(self) -> None: ...
+
+
+class CudaGraph:
+    """A step as a CUDA graph."""
+
+    def __init__(self, step: Step) -> None:
+        self._graph = torch.cuda.CUDAGraph()
+        # Other threads may allocate memory meanwhile.
+        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+            self.logits = step()
+
+    def replay(self) -> None:
+        """Queue the step again."""
+        self._graph.replay()
+
+
+class DecodeInputs(NamedTuple):
+    """What a step of n decoding rows reads.
+
+    Attributes:
+        tokens: ``[n]``.
+        positions: ``[n]``.
+        kv_indices: Where each token's keys and values go, ``[n]``.
+        slots: The rows' adapters, ``[n]``.
+        lengths: How many tokens each row sees, ``[n]``.
+        block_table: The rows' blocks, ``[n, blocks]``.
+    """
+
+    tokens: npt.NDArray[np.int64]
+    positions: npt.NDArray[np.int64]
+    kv_indices: npt.NDArray[np.int64]
+    slots: npt.NDArray[np.int32]
+    lengths: npt.NDArray[np.int32]
+    block_table: npt.NDArray[np.int32]
+
+    def padded(self, rows: int, blocks: int, spare_block: int) -> DecodeInputs:
+        """Return the inputs of more rows, which use the spare block, with a wider table."""
+        more, wider = rows - len(self.tokens), blocks - self.block_table.shape[1]
+        return DecodeInputs(
+            np.pad(self.tokens, (0, more)),
+            np.pad(self.positions, (0, more)),
+            np.pad(self.kv_indices, (0, more), constant_values=spare_block * KV_BLOCK_SIZE),
+            np.pad(self.slots, (0, more)),
+            np.pad(self.lengths, (0, more), constant_values=1),
+            np.pad(self.block_table, ((0, more), (0, wider)), constant_values=spare_block),
+        )
+
+
+class DecodeGraphs:
+    """Run steps that read no prompts. Not thread-safe: one thread runs the batch.
+
+    Args:
+        model: The base.
+        bank: The rows' adapters.
+        kv_cache: The rows' keys and values.
+        record: Record a step. It may raise ``RuntimeError``.
+
+    Attributes:
+        failure: Why steps are not recorded, after one could not be.
+    """
+
+    def __init__(
+        self,
+        model: ModelRunner,
+        bank: LoRABank,
+        kv_cache: PagedKVCache,
+        record: Callable[[Step], Recording] = CudaGraph,
+    ) -> None:
+        self._model, self._bank, self._kv_cache = model, bank, kv_cache
+        self._record = record
+        self._weights = bank.weights
+        self._steps: dict[tuple[int, int, bool], _PaddedStep] = {}
+        self.failure: str | None = None
+
+    def try_recording(self) -> None:
+        """Run one row before there are others. A recording must repeat each bit of its step."""
+        spare = self._kv_cache.spare_block
+        one = np.ones(1, np.int64)
+        row = DecodeInputs(one, one, one * spare * KV_BLOCK_SIZE + 1, *_int32([0], [2], [[spare]]))
+        first, second, third = (self.step(row).clone() for _ in range(3))
+        if self.failure is None and not (first.equal(second) and first.equal(third)):
+            self.failure = "a recorded step gives other results"
+
+    def step(self, inputs: DecodeInputs) -> Tensor:
+        """Queue one step.
+
+        Returns:
+            Logits ``[n, vocabulary]``, until the next step overwrites them.
+        """
+        rows, blocks = inputs.block_table.shape
+        if self._weights is not self._bank.weights:
+            # The slots moved, since their rank grew. Recordings would read the former ones.
+            self._weights = self._bank.weights
+            self._model.synchronize()
+            self._steps.clear()
+        padded_rows, padded_blocks = (
+            _padded_rows(rows),
+            max(_BLOCKS, 1 << (blocks - 1).bit_length()),
+        )
+        padded = inputs.padded(padded_rows, padded_blocks, self._kv_cache.spare_block)
+        key = padded_rows, padded_blocks, bool(inputs.slots.any())
+        step = self._steps.get(key)
+        if step is None:
+            step = self._steps[key] = _PaddedStep(
+                self._model, self._bank, self._kv_cache, padded, adapted=key[-1]
+            )
+        elif self.failure is None:
+            try:
+                step.record(self._record)
+            except RuntimeError as error:
+                self.failure = str(error).strip().splitlines()[0]
+                _log.warning("Steps are not recorded any more: %s", self.failure)
+        return step.run(padded)[:rows]
+
+
+class _PaddedStep:
+    """The step of one padded shape, with its inputs on the device."""
+
+    def __init__(
+        self,
+        model: ModelRunner,
+        bank: LoRABank,
+        kv_cache: PagedKVCache,
+        inputs: DecodeInputs,
+        *,
+        adapted: bool,
+    ) -> None:
+        device, length = model.where.device, inputs.block_table.shape[1] * KV_BLOCK_SIZE
+        self._model = model
+        self._buffer = InputBuffer(inputs, device)
+        tokens, positions, kv_indices, slots, lengths, block_table = self._buffer.tensors
+        reads = torch.arange(len(tokens), device=device)
+        batch = ForwardContext(kv_cache, AttentionMetadata(kv_indices, block_table, lengths), ())
+        active = bank.batched_lora(slots) if adapted else None
+        self._step: Step = lambda: model.step(
+            tokens, positions, reads, batch, active, length=length
+        )
+        self._recording: Recording | None = None
+        # The model replaces a table that becomes too short. A recording reads the former one.
+        self._tables: list[Tensor] = []
+
+    def record(self, record: Callable[[Step], Recording]) -> None:
+        """Record the step, unless it is. It must have run once, which compiles its kernels."""
+        if self._recording is None:
+            self._recording = record(self._step)
+            self._tables = self._model.rotary_tables()
+
+    def run(self, inputs: DecodeInputs) -> Tensor:
+        """Queue the step for inputs of this shape, and return its logits."""
+        self._buffer.fill(inputs)
+        if self._recording is None:
+            return self._step()
+        self._model.queue(self._recording.replay)
+        return self._recording.logits
+
+
+def _int32(*arrays: Any) -> tuple[npt.NDArray[np.int32], ...]:
+    return tuple(np.array(array, np.int32) for array in arrays)
+
+
+def _padded_rows(rows: int) -> int:
+    most = _ROWS[-1]
+    return next((each for each in _ROWS if each >= rows), -(-rows // most) * most)
