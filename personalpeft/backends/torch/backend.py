@@ -23,7 +23,7 @@ from personalpeft.backends.base import (
 from personalpeft.backends.batch_backend import BatchBackend
 from personalpeft.backends.sampler import top_logprobs
 from personalpeft.backends.torch.batch import Batch
-from personalpeft.backends.torch.decode_graphs import DecodeGraphs
+from personalpeft.backends.torch.decode_graphs import CudaGraph, DecodeGraphs, Record
 from personalpeft.backends.torch.device import DeviceChoice, choose_device, memory_to_plan
 from personalpeft.backends.torch.kv_cache import PagedKVCache, bytes_per_token
 from personalpeft.backends.torch.lora_bank import LoRABank, StagedWeights
@@ -64,6 +64,7 @@ class TorchBackend(BatchBackend):
         where: Device and dtype; None chooses them.
         cache: For compiled kernels, product choices and reference outputs; None caches nothing.
         weights: Where the base's weights are kept.
+        record: How decoding steps are recorded; None: as CUDA graphs on a GPU, else not at all.
     """
 
     name = "torch"
@@ -78,6 +79,7 @@ class TorchBackend(BatchBackend):
         where: DeviceChoice | None = None,
         cache: Path | None = None,
         weights: WeightsMode = "auto",
+        record: Record | None = None,
     ) -> None:
         where = where or choose_device()
         super().__init__(base)
@@ -104,8 +106,14 @@ class TorchBackend(BatchBackend):
         num_blocks = _num_blocks(self._model, self.rows)
         kv_cache = PagedKVCache(self._model.module.config, num_blocks, ops)
         self.max_length = min(num_blocks * KV_BLOCK_SIZE, base.card.context)
-        graphs, recorded = _try_graphs(self._model, self._bank, kv_cache)
-        self.description = ", ".join(filter(None, (computed, recorded)))
+        graphs = None
+        if record is None and where.device.type == "cuda":
+            record = CudaGraph
+        if record is not None:
+            graphs = DecodeGraphs(self._model, self._bank, kv_cache, record)
+            graphs.try_recording()
+            computed += f", {graphs.description}"
+        self.description = computed
         self._batch = Batch(
             self._model, self._tokenizer, self._bank, kv_cache, rows=self.rows, graphs=graphs
         )
@@ -199,19 +207,6 @@ class TorchBackend(BatchBackend):
     def close(self) -> None:
         """Release the model. Its memory is freed with the last reference."""
         del self._batch, self._bank, self._references, self._model
-
-
-def _try_graphs(
-    model: ModelRunner, bank: LoRABank, kv_cache: PagedKVCache
-) -> tuple[DecodeGraphs | None, str]:
-    """Return graphs where the device can record steps, and a line for ``doctor``."""
-    if model.where.device.type != "cuda":
-        return None, ""
-    graphs = DecodeGraphs(model, bank, kv_cache)
-    graphs.try_recording()
-    if graphs.failure is None:
-        return graphs, "CUDA graphs"
-    return None, f"no CUDA graphs, slower: {graphs.failure}"
 
 
 def _num_blocks(model: ModelRunner, rows: int) -> int:

@@ -34,8 +34,8 @@ Product: TypeAlias = Callable[[Tensor], Tensor]
 """From ``[rows, inputs]`` to ``[rows, outputs]``."""
 
 _CPU = torch.device("cpu")
-# Row counts to try. Libraries change their methods near powers of two.
-_TRIED = (1, 2, 3, 4, 5, 7, 8, 9, 12, 13, 16, 17, 24, 31, 32, 33, 36, 37, 48, 64, 96, 128, 256)
+# Row counts to try. No others are used: a library may compute each one in its own way.
+_TRIED = (*range(1, 9), 10, 12, 14, 16, 20, 24, 28, 32, 37, 48, 64, 80, 96, 128, 160, 192, 256)
 # Rows of products this wide (a vocabulary) cost more, so fewer are tried and used.
 _WIDE, _MOST_WIDE_ROWS = 16384, 128
 # Reading the weights costs about as much as this many rows (AMX: 14.7 ms for 2, 29 for 128).
@@ -44,7 +44,7 @@ _CALL_COST_ROWS = 128
 _TYPICAL_ROWS = (1, 16, 256)
 # Largest difference of a correct product from float32, relative to its largest value.
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.03}
-_FORMAT = 1
+_FORMAT = 2
 
 _Counts: TypeAlias = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
 
@@ -86,13 +86,9 @@ class ProductShape:
 
 @dataclass(frozen=True, slots=True)
 class RowCounts:
-    """One class of row counts: ``counts``, and every count from ``dense_from`` to the largest.
-
-    ``threads`` are the thread counts for which the class is the same.
-    """
+    """One class of row counts, and the thread counts for which it is the same."""
 
     counts: _Counts
-    dense_from: int
     threads: _Counts
 
     @property
@@ -101,9 +97,7 @@ class RowCounts:
 
     def padded(self, rows: int) -> int:
         """Return the smallest number of the class that holds this many rows, at most ``most``."""
-        if rows >= self.dense_from:
-            return min(rows, self.most)
-        return next(count for count in self.counts if count >= rows)
+        return next((count for count in self.counts if count >= rows), self.most)
 
     def apply(self, product: Product, x: Tensor) -> Tensor:
         """Compute a product of ``[rows, inputs]`` with numbers of rows of this class alone."""
@@ -310,9 +304,7 @@ def find_row_counts(product: Product, x: Tensor, threads: Sequence[int]) -> RowC
     for found in members:
         counts = [n for n in tried if all((number, n) in found for number in threads)]
         if counts:
-            gap = max((n for n in tried if n < counts[-1] and n not in counts), default=0)
-            dense_from = min(n for n in counts if n > gap)
-            classes.append(RowCounts(tuple(counts), dense_from, tuple(threads)))
+            classes.append(RowCounts(tuple(counts), tuple(threads)))
     return min(classes, key=_cost, default=None)
 
 

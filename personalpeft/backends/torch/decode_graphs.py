@@ -45,6 +45,10 @@ class Recording(Protocol):
     def replay(self) -> None: ...
 
 
+Record: TypeAlias = Callable[[Step], Recording]
+"""Records a step that has run before. It may raise ``RuntimeError``."""
+
+
 class CudaGraph:
     """A step as a CUDA graph."""
 
@@ -98,24 +102,25 @@ class DecodeGraphs:
         model: The base.
         bank: The rows' adapters.
         kv_cache: The rows' keys and values.
-        record: Record a step. It may raise ``RuntimeError``.
+        record: How a step is recorded.
 
     Attributes:
         failure: Why steps are not recorded, after one could not be.
     """
 
     def __init__(
-        self,
-        model: ModelRunner,
-        bank: LoRABank,
-        kv_cache: PagedKVCache,
-        record: Callable[[Step], Recording] = CudaGraph,
+        self, model: ModelRunner, bank: LoRABank, kv_cache: PagedKVCache, record: Record
     ) -> None:
         self._model, self._bank, self._kv_cache = model, bank, kv_cache
         self._record = record
         self._weights = bank.weights
         self._steps: dict[tuple[int, int, bool], _PaddedStep] = {}
         self.failure: str | None = None
+
+    @property
+    def description(self) -> str:
+        """Whether steps are recorded, for ``doctor``."""
+        return f"no CUDA graphs, slower: {self.failure}" if self.failure else "CUDA graphs"
 
     def try_recording(self) -> None:
         """Run one row before there are others. A recording must repeat each bit of its step."""
@@ -155,7 +160,7 @@ class DecodeGraphs:
             except RuntimeError as error:
                 self.failure = str(error).strip().splitlines()[0]
                 _log.warning("Steps are not recorded any more: %s", self.failure)
-        return step.run(padded)[:rows]
+        return step.run(padded, replay=self.failure is None)[:rows]
 
 
 class _PaddedStep:
@@ -175,27 +180,32 @@ class _PaddedStep:
         self._buffer = InputBuffer(inputs, device)
         tokens, positions, kv_indices, slots, lengths, block_table = self._buffer.tensors
         reads = torch.arange(len(tokens), device=device)
-        batch = ForwardContext(kv_cache, AttentionMetadata(kv_indices, block_table, lengths), ())
         active = bank.batched_lora(slots) if adapted else None
-        self._step: Step = lambda: model.step(
-            tokens, positions, reads, batch, active, length=length
-        )
+
+        def step() -> Tensor:
+            metadata = AttentionMetadata(kv_indices, block_table, lengths)
+            batch = ForwardContext(kv_cache, metadata, ())
+            return model.step(tokens, positions, reads, batch, active, length=length)
+
+        self._step: Step = step
         self._recording: Recording | None = None
         # The model replaces a table that becomes too short. A recording reads the former one.
         self._tables: list[Tensor] = []
 
-    def record(self, record: Callable[[Step], Recording]) -> None:
+    def record(self, record: Record) -> None:
         """Record the step, unless it is. It must have run once, which compiles its kernels."""
         if self._recording is None:
             self._recording = record(self._step)
             self._tables = self._model.rotary_tables()
 
-    def run(self, inputs: DecodeInputs) -> Tensor:
-        """Queue the step for inputs of this shape, and return its logits."""
+    def run(self, inputs: DecodeInputs, *, replay: bool) -> Tensor:
+        """Queue the step for inputs of this shape, from its recording if there is one."""
         self._buffer.fill(inputs)
-        if self._recording is None:
+        if self._recording is None or not replay:
             return self._step()
-        self._model.queue(self._recording.replay)
+        # Without the model's lock: it reads no adapters that a pass activates. On a GPU its kernels
+        # go between those of a pass.
+        self._recording.replay()
         return self._recording.logits
 
 

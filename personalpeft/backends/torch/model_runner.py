@@ -1,8 +1,8 @@
 """The loaded base: device, dtype, forward passes and the lock that passes take.
 
 Invariants: the base's parameters never require a gradient and are never assigned. One pass runs at
-a time, so active adapters affect that pass alone. On a CPU a pass lets a waiting step of the batch
-go first between two blocks of the model, which changes no bit of either.
+a time, so active adapters affect that pass alone. A pass lets a waiting step of the batch go first
+between two blocks of the model, which changes no bit of either.
 """
 
 from __future__ import annotations
@@ -99,9 +99,8 @@ class ModelRunner:
             else None
         )
         self._lock = DeviceLock()
-        if on_cpu:
-            for block in self.module.get_submodule(base.architecture.block_path):
-                block.register_forward_pre_hook(self._at_boundary)
+        for block in self.module.get_submodule(base.architecture.block_path):
+            block.register_forward_pre_hook(self._at_boundary)
         self._sessions = 0
         self._window = _sliding_window(self.module.config.get_text_config())
         self._checkpoints = BlockCheckpoints(
@@ -177,6 +176,11 @@ class ModelRunner:
         """Whether each product gives a row the same bits in any batch."""
         return self._chooser is not None and self._chooser.invariant
 
+    @property
+    def packing_invariant(self) -> bool:
+        """Whether a continuation has the same bits in any packed sequence."""
+        return self.batch_invariant and self._fused_attention
+
     def hidden(self, packed: PackedSequence) -> Tensor:
         """Return the last hidden states ``[reads, size]`` of a packed sequence's reads.
 
@@ -191,9 +195,9 @@ class ModelRunner:
         self._reserve_positions(int(packed.positions.max()) + 1)
         # They change no bits, so their use may depend on the size of a pass.
         self._checkpoints.active = len(packed.tokens) > self._most_tokens
-        # torch's fused attention is slow on CPUs with a mask and a gradient.
-        is_slow = device.type == "cpu" and not self._fused_attention
-        with sdpa_kernel(SDPBackend.MATH) if is_slow else nullcontext():
+        # With a mask torch's fused attention is slow on CPUs. On GPUs it adds gradients in any
+        # order, so that a revision could not be built again.
+        with nullcontext() if self._fused_attention else sdpa_kernel(SDPBackend.MATH):
             output = self.module.base_model(
                 input_ids=packed.tokens[None].to(device),
                 position_ids=packed.positions[None].to(device),
@@ -305,11 +309,6 @@ class ModelRunner:
             output = self.module(**kwargs, logits_to_keep=reads)
         logits: Tensor = output.logits[0]
         return logits
-
-    def queue(self, recorded: Callable[[], None]) -> None:
-        """Queue a step that was recorded. It changes no adapters of a pass."""
-        with self._lock.for_step():
-            recorded()
 
     def synchronize(self) -> None:
         """Wait until everything that is queued on a GPU is done."""

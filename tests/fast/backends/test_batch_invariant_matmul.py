@@ -47,7 +47,14 @@ def mkl(rows: int) -> int:
     return 0 if rows < 2 else 1 if rows < 4 else 2 if rows in (4, 8) or rows >= 12 else rows
 
 
-@pytest.mark.parametrize(("classes", "padded_one"), [(amx, 37), (mkl, 4), (lambda rows: 0, 1)])
+def odd(rows: int) -> int:
+    """Classes that powers of two do not reveal."""
+    return int(rows in (50, 70, 145))
+
+
+@pytest.mark.parametrize(
+    ("classes", "padded_one"), [(amx, 37), (mkl, 4), (odd, 1), (lambda rows: 0, 1)]
+)
 def test_a_row_has_the_same_bits_in_a_batch_of_any_size(
     classes: Callable[[int], int], padded_one: int
 ) -> None:
@@ -66,10 +73,10 @@ def test_a_row_has_the_same_bits_in_a_batch_of_any_size(
     holds()
 
 
-def test_with_a_single_class_nothing_is_padded_or_cut() -> None:
+def test_with_a_single_class_few_rows_are_added() -> None:
     counts = find_row_counts(product_with(lambda rows: 0), X, (1,))
     assert counts is not None
-    assert [counts.padded(rows) for rows in range(1, 257)] == list(range(1, 257))
+    assert all(rows <= counts.padded(rows) <= rows * 4 / 3 for rows in range(1, 257))
 
 
 def test_no_class_is_reported_when_bits_depend_on_the_row_position() -> None:
@@ -147,7 +154,7 @@ def test_a_failing_or_wrong_product_is_not_chosen(
 
 def test_padding_never_changes_other_rows() -> None:
     seen: list[Tensor] = []
-    counts = RowCounts((4, 8), 8, (1,))
+    counts = RowCounts((4, 8), (1,))
     counts.apply(lambda x: seen.append(x) or x, X[:2])
     assert torch.equal(seen[0][2:], torch.zeros(2, INPUTS))
 

@@ -4,9 +4,9 @@ Outputs are kept while a session uses them. Hidden states of the bare base for g
 are also cached in a file. Computing them again took a fifth of a learn.
 
 Invariants: the bits of a reference depend on the stack below and the continuation alone. So it has
-a pass of its own, unless products are batch-invariant. Nothing in the file belongs to a user. A file belongs to one base, one kind of
-computation and one kind of CPU. So cached bits equal computed ones. A damaged file counts as
-absent. Without write access nothing is stored.
+a pass of its own, unless they are the same in any pass. Nothing in the file belongs to a user. A
+file belongs to one base, one kind of computation and one kind of CPU. So cached bits equal computed
+ones. A damaged file counts as absent. Without write access nothing is stored.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class ReferenceCache:
                 if outputs is not None:
                     found[item] = outputs
         missing = [item for item in items if item not in found]
-        limit = _PASS_TOKENS if self._model.batch_invariant else 0
+        limit = _PASS_TOKENS if self._model.packing_invariant else 0
         for places in group_by_prefix(missing, limit, limit):
             group = [missing[place] for place in places]
             with torch.no_grad(), self._model.exclusive(active):

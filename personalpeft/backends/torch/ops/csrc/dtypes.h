@@ -6,6 +6,10 @@
 #include <cstdint>
 #include <cstring>
 
+#ifdef __FMA__
+#include <immintrin.h>
+#endif
+
 namespace {
 
 struct bfloat16 {
@@ -25,6 +29,18 @@ constexpr int64_t VECTOR = 8;
 constexpr int64_t VECTOR = 4;
 #endif
 typedef float Vector __attribute__((vector_size(VECTOR * sizeof(float))));
+
+// sums + factor * wide, rounded once where the processor can. It is not left to the compiler, which
+// may decide otherwise for another tile: a token's bits would then depend on the rest of its pass.
+inline Vector multiply_add(float factor, Vector wide, Vector sums) {
+#if defined(__AVX512F__)
+    return _mm512_fmadd_ps(_mm512_set1_ps(factor), wide, sums);
+#elif defined(__FMA__)
+    return _mm256_fmadd_ps(_mm256_set1_ps(factor), wide, sums);
+#else
+    return sums + factor * wide;
+#endif
+}
 
 inline float as_float(float value) { return value; }
 

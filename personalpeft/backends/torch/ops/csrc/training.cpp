@@ -50,7 +50,7 @@ inline void gemm_tile(const float* a, int64_t a_row, int64_t a_step, const float
         for (int r = 0; r < ROWS; ++r) {
             const float factor = a[r * a_row + k * a_step];
             for (int v = 0; v < VECTORS; ++v) {
-                sums[r][v] += factor * wide[v];
+                sums[r][v] = multiply_add(factor, wide[v], sums[r][v]);
             }
         }
     }
