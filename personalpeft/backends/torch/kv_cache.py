@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from personalpeft.backends.torch.ops.base import (
     KV_BLOCK_SIZE,
@@ -111,10 +112,20 @@ def paged_attention_forward(
     if batch is None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-        # The function is untyped after the mask.
-        outputs: tuple[Tensor, None] = sdpa_attention_forward(
-            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
-        )
+        # With a mask torch's fused attention is slow on CPUs. On GPUs it adds gradients in any
+        # order, so that a revision could not be built again.
+        with sdpa_kernel(SDPBackend.MATH):
+            # The function is untyped after the mask.
+            outputs: tuple[Tensor, None] = sdpa_attention_forward(
+                module,
+                query,
+                key,
+                value,
+                attention_mask,
+                dropout=dropout,
+                scaling=scaling,
+                **kwargs,
+            )
         return outputs
     q, k, v = (t[0].transpose(0, 1).contiguous() for t in (query, key, value))
     scale = q.shape[-1] ** -0.5 if scaling is None else scaling

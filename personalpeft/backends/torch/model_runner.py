@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from personalpeft import host
 from personalpeft.backends.thread_governor import ThreadGovernor, thread_counts
@@ -195,15 +194,12 @@ class ModelRunner:
         self._reserve_positions(int(packed.positions.max()) + 1)
         # They change no bits, so their use may depend on the size of a pass.
         self._checkpoints.active = len(packed.tokens) > self._most_tokens
-        # With a mask torch's fused attention is slow on CPUs. On GPUs it adds gradients in any
-        # order, so that a revision could not be built again.
-        with nullcontext() if self._fused_attention else sdpa_kernel(SDPBackend.MATH):
-            output = self.module.base_model(
-                input_ids=packed.tokens[None].to(device),
-                position_ids=packed.positions[None].to(device),
-                use_cache=False,
-                **visibility,
-            )
+        output = self.module.base_model(
+            input_ids=packed.tokens[None].to(device),
+            position_ids=packed.positions[None].to(device),
+            use_cache=False,
+            **visibility,
+        )
         states: Tensor = output.last_hidden_state[0]
         return states[torch.cat(packed.reads).to(device)]
 

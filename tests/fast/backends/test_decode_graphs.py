@@ -80,8 +80,12 @@ def recorded(tiny_base: Base, shared_cache: Path, recorder: Recorder) -> TorchBa
 @pytest.fixture
 def plain(tiny_base: Base, shared_cache: Path) -> Iterator[TorchBackend]:
     """The same backend without recordings."""
+
+    def fail() -> None:
+        raise RuntimeError("no graphs in this test")
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.cuda, "CUDAGraph", None)
+        patch.setattr(torch.cuda, "CUDAGraph", fail)
         yield make(tiny_base, shared_cache)
 
 

@@ -15,6 +15,7 @@ import torch
 from backend_makers import (
     bytes_of,
     continuation,
+    device_choice,
     generate,
     row,
     session_spec,
@@ -183,10 +184,19 @@ def test_a_folder_of_plain_weights_can_stay_in_its_file_too(
     assert all(map(torch.equal, tensors(mapped), tensors(loaded)))
 
 
+@pytest.mark.parametrize("kernels", ["compiled kernels", "plain kernels"])
 def test_blocks_computed_twice_give_the_same_bytes(
-    make_base: Any, monkeypatch: pytest.MonkeyPatch, shared_cache: Path
+    kernels: str,
+    make_base: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    shared_cache: Path,
 ) -> None:
-    backend = torch_backend(make_base(), weights="mapped", cache=shared_cache)
+    if kernels == "compiled kernels":
+        backend = torch_backend(make_base(), weights="mapped", cache=shared_cache)
+    else:
+        base = unpack_base(make_base(), TINY, tmp_path / "plain")
+        backend = TorchBackend(base, where=device_choice("float32"), weights="loaded")
     found = set()
     for most in (0, 1 << 30):
         monkeypatch.setattr(backend._model, "_most_tokens", most)
