@@ -67,6 +67,10 @@ gpu: $(STAMP) ## On an NVIDIA GPU: run the whole suite there, and the benches be
 	echo "== pytest, without the real base"; $(SIDE_BY_SIDE) -m "not (slow or vllm)" || failed="$$failed fast"; \
 	echo "== pytest, on the real base"; $(ON_THE_REAL_BASE) -m "slow and not vllm" --timeout 3600 || failed="$$failed slow"; \
 	echo "== pytest, on vLLM"; $(BIN)/pytest tests plugins -q -m vllm || failed="$$failed vllm"; \
+	for shape in qwen3-0.6b qwen3-4b; do \
+	  echo "== steps of $$shape"; \
+	  PYTHONPATH=tests $(BIN)/python -m benchmarks.decode_steps $$shape > build/gpu/$$shape.txt || failed="$$failed $$shape"; \
+	done; \
 	for bench in serve engines server busy learn; do \
 	  echo "== bench $$bench"; \
 	  $(BIN)/personalpeft bench $$bench --json > build/gpu/$$bench.json || failed="$$failed bench-$$bench"; \

@@ -110,9 +110,10 @@ class TorchBackend(BatchBackend):
         if record is None and where.device.type == "cuda":
             record = CudaGraph
         if record is not None:
-            graphs = DecodeGraphs(self._model, self._bank, kv_cache, record)
-            graphs.try_recording()
-            computed += f", {graphs.description}"
+            tried = DecodeGraphs(self._model, self._bank, kv_cache, record)
+            tried.try_recording()
+            computed += f", {tried.description}"
+            graphs = None if tried.failure else tried
         self.description = computed
         self._batch = Batch(
             self._model, self._tokenizer, self._bank, kv_cache, rows=self.rows, graphs=graphs

@@ -5,7 +5,6 @@ Without a GPU, a recording that computes its step again stands for a CUDA graph.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +77,7 @@ def recorded(tiny_base: Base, shared_cache: Path, recorder: Recorder) -> TorchBa
 
 
 @pytest.fixture
-def plain(tiny_base: Base, shared_cache: Path) -> Iterator[TorchBackend]:
+def plain(tiny_base: Base, shared_cache: Path) -> TorchBackend:
     """The same backend without recordings."""
 
     def fail() -> None:
@@ -86,7 +85,7 @@ def plain(tiny_base: Base, shared_cache: Path) -> Iterator[TorchBackend]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "CUDAGraph", fail)
-        yield make(tiny_base, shared_cache)
+        return make(tiny_base, shared_cache)
 
 
 def make(base: Base, cache: Path, **more: Any) -> TorchBackend:

@@ -12,6 +12,7 @@ import torch
 from backend_makers import generate, torch_backend
 from backend_makers import row as row_of
 from safetensors.torch import load_file, save_file
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from personalpeft.backends.torch.llama import load_llama
 from personalpeft.base_models.types import Base
@@ -47,7 +48,7 @@ def test_logits_have_the_bits_of_transformers(folder: Path, dtype: torch.dtype, 
     ours = load_llama(folder, dtype)
     assert ours is not None
     theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
-    with torch.inference_mode():
+    with torch.inference_mode(), sdpa_kernel(SDPBackend.MATH):
         arguments = {
             "input_ids": TOKENS,
             "position_ids": POSITIONS,

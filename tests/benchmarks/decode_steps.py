@@ -1,0 +1,133 @@
+"""Decoding and training steps of a model of a real shape, with CUDA graphs and without.
+
+``PYTHONPATH=tests python -m benchmarks.decode_steps SHAPE``. The weights are random. Each row of a
+mixed batch has an adapter of rank 8 of its own. Both kinds of decoding take turns. Without a GPU
+there are no graphs. The last line is the result as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import numpy as np
+from backend_makers import random_stack
+from gguf import GGMLQuantizationType as BlockFormat
+from random_models import SHAPES, make_gguf_base, unpack_base
+
+from benchmarks.result import describe_measurement
+from personalpeft.backends.base import Continuation, SequenceState, SessionSpec, TrainingBackend
+from personalpeft.backends.torch.backend import TorchBackend
+from personalpeft.backends.torch.decode_graphs import Recording, Step
+from personalpeft.base_models.types import Base
+from personalpeft.formatting import to_json
+from personalpeft.learning.train.losses import KLRegularizer, SFTLoss
+from personalpeft.types import Sampling
+
+RANK, PROMPT, STEPS, WARM_UP = 8, 64, 64, 8
+# Training items of a step, as in a learn of a dozen edits.
+EDITS, GENERAL, TRAINING_STEPS = 6, 2, 8
+
+
+def no_graphs(step: Step) -> Recording:
+    raise RuntimeError("left out for this benchmark")
+
+
+def step_times(
+    backend: TorchBackend, random: np.random.Generator, rows: int, *, mixed: bool, sampled: bool
+) -> Iterator[float]:
+    """Yield the seconds of each step in which all rows are decoded."""
+    temperature = 0.7 if sampled else 0.0
+    sampling = Sampling(max_tokens=WARM_UP + STEPS, temperature=temperature, top_p=0.9, seed=1)
+    for row in range(rows):
+        prompt = tuple(random.integers(0, 255, PROMPT).tolist())
+        key = f"stack {row}" if mixed else None
+        backend.admit(SequenceState(prompt, key, sampling, "ada", False))
+    while backend.occupancy().num_sequences:
+        began = time.perf_counter()
+        chunks = backend.step()
+        if len(chunks) == rows:
+            yield time.perf_counter() - began
+
+
+def decoding(base: Base, cache: Path, row_counts: list[int]) -> dict[str, dict[str, float]]:
+    """Return the median milliseconds of a step, by kind of batch and by graphs."""
+    random, most = np.random.default_rng(0), max(row_counts)
+    backends = {
+        "graphs": TorchBackend(base, slots=most, rows=most, cache=cache),
+        "no graphs": TorchBackend(base, slots=most, rows=most, cache=cache, record=no_graphs),
+    }
+    for backend in backends.values():
+        for row in range(most):
+            stack = random_stack(backend, row, rank=RANK, size=0.02)
+            backend.attach(f"stack {row}", backend.stage(stack))
+    found: dict[str, dict[str, float]] = {}
+    for rows in row_counts:
+        for mixed in (False, True):
+            for sampled in (False, True):
+                kinds = ("adapters" if mixed else "base", "sampled" if sampled else "greedy")
+                name = f"{rows} rows, {', '.join(kinds)}"
+                for kind, backend in backends.items():
+                    times = list(step_times(backend, random, rows, mixed=mixed, sampled=sampled))
+                    median = statistics.median(times[WARM_UP:]) * 1000
+                    found.setdefault(name, {})[kind] = float(f"{median:.4g}")
+                click.echo(f"{name}: {found[name]}")
+    return found
+
+
+def training(backend: TrainingBackend) -> dict[str, float]:
+    """Return the median milliseconds of a training step, and its tokens."""
+    random = np.random.default_rng(1)
+    items = [
+        Continuation(*(tuple(random.integers(0, 255, 24).tolist()) for _ in range(2)))
+        for _ in range(EDITS + GENERAL)
+    ]
+    targets = tuple(sorted(backend.base.architecture.projections))
+    session = backend.session(SessionSpec(RANK, 32 / RANK, targets, seed=1))
+    terms = [
+        *(SFTLoss(item, 1 / EDITS) for item in items[:EDITS]),
+        *(KLRegularizer(item) for item in items[EDITS:]),
+    ]
+    session.precompute_ref_log_probs(terms)
+    times = []
+    for _ in range(TRAINING_STEPS):
+        began = time.perf_counter()
+        # It returns the loss, so it waits for the device.
+        session.step(terms, 1e-4)
+        times.append(time.perf_counter() - began)
+    session.close()
+    tokens = sum(len(item.prompt) + len(item.completion) for item in items)
+    return {"milliseconds": float(f"{statistics.median(times[2:]) * 1000:.4g}"), "tokens": tokens}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("shape", choices=SHAPES)
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 64])
+    options = parser.parse_args()
+    shape = SHAPES[options.shape]
+    with tempfile.TemporaryDirectory(prefix="personalpeft-bench-") as folder:
+        work = Path(folder)
+        # Before it is searched: the interpreter remembers folders that are missing.
+        (work / "gguf").mkdir()
+        sys.path.insert(0, str(work / "gguf"))
+        packed = make_gguf_base(shape, work / "gguf", BlockFormat.Q8_0)
+        base, cache = unpack_base(packed, shape, work / "model"), work / "cache"
+        result = {
+            "shape": options.shape,
+            "decoding": decoding(base, cache, options.rows),
+            "training": training(TorchBackend(base, slots=2, rows=1, cache=cache)),
+            "measured": to_json(describe_measurement()),
+        }
+    click.echo(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
