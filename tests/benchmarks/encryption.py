@@ -17,7 +17,7 @@ from pathlib import Path
 
 import personalpeft
 from benchmarks.figures import alternate, ratio, spread
-from personalpeft import Runtime
+from personalpeft import Runtime, User
 from personalpeft.clock import SYSTEM
 from personalpeft.settings import KeySettings
 from personalpeft.store.home import open_store
@@ -107,9 +107,13 @@ def bench_encryption(
 def _teach(runtime: Runtime) -> None:
     ada = runtime.user("ada")
     for number in range(_EDITS):
-        reply = ada.chat(f"How do I do task {number}?", temperature=0, max_tokens=4)
-        ada.feedback(reply, edit=f"Ahoy! Do task {number} slowly. Arrr!")
+        _edit(ada, f"task {number}")
     ada.learn("style", accept=True)
+
+
+def _edit(user: User, task: str) -> None:
+    reply = user.chat(f"How do I do {task}?", temperature=0, max_tokens=4)
+    user.feedback(reply, edit=f"Ahoy! Do {task} slowly. Arrr!")
 
 
 def _first_token(runtime: Runtime, repetition: int) -> float:
@@ -121,8 +125,12 @@ def _first_token(runtime: Runtime, repetition: int) -> float:
 
 
 def _learn(runtime: Runtime, repetition: int) -> float:
+    ada = runtime.user("ada")
+    # Nothing is built twice from the same feedback.
+    _edit(ada, f"errand {repetition}")
     began = time.perf_counter()
-    runtime.user("ada").learn("style", start="nothing", accept=True)
+    report = ada.learn("style", start="nothing", accept=True)
+    assert report.revision, "nothing was built"
     return time.perf_counter() - began
 
 
