@@ -23,7 +23,7 @@ from personalpeft.backends.base import (
 from personalpeft.backends.batch_backend import BatchBackend
 from personalpeft.backends.sampler import top_logprobs
 from personalpeft.backends.torch.batch import Batch
-from personalpeft.backends.torch.decode_graphs import CudaGraph, DecodeGraphs, Record
+from personalpeft.backends.torch.decode_graphs import CudaGraph, DecodeGraphs, Recorder
 from personalpeft.backends.torch.device import DeviceChoice, choose_device, memory_to_plan
 from personalpeft.backends.torch.kv_cache import PagedKVCache, bytes_per_token
 from personalpeft.backends.torch.lora_bank import LoRABank, StagedWeights
@@ -79,7 +79,7 @@ class TorchBackend(BatchBackend):
         where: DeviceChoice | None = None,
         cache: Path | None = None,
         weights: WeightsMode = "auto",
-        record: Record | None = None,
+        record: Recorder | None = None,
     ) -> None:
         where = where or choose_device()
         super().__init__(base)
@@ -106,15 +106,8 @@ class TorchBackend(BatchBackend):
         num_blocks = _num_blocks(self._model, self.rows)
         kv_cache = PagedKVCache(self._model.module.config, num_blocks, ops)
         self.max_length = min(num_blocks * KV_BLOCK_SIZE, base.card.context)
-        graphs = None
-        if record is None and where.device.type == "cuda":
-            record = CudaGraph
-        if record is not None:
-            tried = DecodeGraphs(self._model, self._bank, kv_cache, record)
-            tried.try_recording()
-            computed += f", {tried.description}"
-            graphs = None if tried.failure else tried
-        self.description = computed
+        graphs, recorded = _try_graphs(self._model, self._bank, kv_cache, record)
+        self.description = ", ".join(filter(None, (computed, recorded)))
         self._batch = Batch(
             self._model, self._tokenizer, self._bank, kv_cache, rows=self.rows, graphs=graphs
         )
@@ -208,6 +201,19 @@ class TorchBackend(BatchBackend):
     def close(self) -> None:
         """Release the model. Its memory is freed with the last reference."""
         del self._batch, self._bank, self._references, self._model
+
+
+def _try_graphs(
+    model: ModelRunner, bank: LoRABank, kv_cache: PagedKVCache, record: Recorder | None
+) -> tuple[DecodeGraphs | None, str]:
+    """Return graphs if the device can record steps, and a line for ``doctor``."""
+    if record is None and model.where.device.type == "cuda":
+        record = CudaGraph
+    if record is None:
+        return None, ""
+    graphs = DecodeGraphs(model, bank, kv_cache, record)
+    graphs.try_recording()
+    return (None if graphs.failure else graphs), graphs.description
 
 
 def _num_blocks(model: ModelRunner, rows: int) -> int:

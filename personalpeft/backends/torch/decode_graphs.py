@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -45,7 +45,7 @@ class Recording(Protocol):
     def replay(self) -> None: ...
 
 
-Record: TypeAlias = Callable[[Step], Recording]
+Recorder: TypeAlias = Callable[[Step], Recording]
 """Records a step that has run before. It may raise ``RuntimeError``."""
 
 
@@ -109,7 +109,7 @@ class DecodeGraphs:
     """
 
     def __init__(
-        self, model: ModelRunner, bank: LoRABank, kv_cache: PagedKVCache, record: Record
+        self, model: ModelRunner, bank: LoRABank, kv_cache: PagedKVCache, record: Recorder
     ) -> None:
         self._model, self._bank, self._kv_cache = model, bank, kv_cache
         self._record = record
@@ -124,9 +124,15 @@ class DecodeGraphs:
 
     def try_recording(self) -> None:
         """Run one row before there are others. A recording must repeat each bit of its step."""
-        spare = self._kv_cache.spare_block
-        one = np.ones(1, np.int64)
-        row = DecodeInputs(one, one, one * spare * KV_BLOCK_SIZE + 1, *_int32([0], [2], [[spare]]))
+        spare, one = self._kv_cache.spare_block, np.ones(1, np.int64)
+        row = DecodeInputs(
+            tokens=one,
+            positions=one,
+            kv_indices=one + spare * KV_BLOCK_SIZE,
+            slots=np.zeros(1, np.int32),
+            lengths=np.full(1, 2, np.int32),
+            block_table=np.full((1, 1), spare, np.int32),
+        )
         first, second, third = (self.step(row).clone() for _ in range(3))
         if self.failure is None and not (first.equal(second) and first.equal(third)):
             self.failure = "a recorded step gives other results"
@@ -143,24 +149,23 @@ class DecodeGraphs:
             self._weights = self._bank.weights
             self._model.synchronize()
             self._steps.clear()
-        padded_rows, padded_blocks = (
-            _padded_rows(rows),
-            max(_BLOCKS, 1 << (blocks - 1).bit_length()),
-        )
-        padded = inputs.padded(padded_rows, padded_blocks, self._kv_cache.spare_block)
-        key = padded_rows, padded_blocks, bool(inputs.slots.any())
+        shape, adapted = (_padded_rows(rows), _padded_blocks(blocks)), bool(inputs.slots.any())
+        padded = inputs.padded(*shape, self._kv_cache.spare_block)
+        key = *shape, adapted
         step = self._steps.get(key)
+        is_new = step is None
         if step is None:
             step = self._steps[key] = _PaddedStep(
-                self._model, self._bank, self._kv_cache, padded, adapted=key[-1]
+                self._model, self._bank, self._kv_cache, padded, adapted=adapted
             )
-        elif self.failure is None:
+        step.fill(padded)
+        if not is_new and self.failure is None:
             try:
                 step.record(self._record)
             except RuntimeError as error:
                 self.failure = str(error).strip().splitlines()[0]
                 _log.warning("Steps are not recorded any more: %s", self.failure)
-        return step.run(padded, replay=self.failure is None)[:rows]
+        return step.run(replay=self.failure is None)[:rows]
 
 
 class _PaddedStep:
@@ -192,15 +197,22 @@ class _PaddedStep:
         # The model replaces a table that becomes too short. A recording reads the former one.
         self._tables: list[Tensor] = []
 
-    def record(self, record: Record) -> None:
-        """Record the step, unless it is. It must have run once, which compiles its kernels."""
+    def fill(self, inputs: DecodeInputs) -> None:
+        """Copy inputs of this shape to the device."""
+        self._buffer.fill(inputs)
+
+    def record(self, record: Recorder) -> None:
+        """Record the step, unless it is. It must have run once, which compiles its kernels.
+
+        The buffer has the next inputs: a recorder may compute the step, and former inputs would
+        overwrite blocks that other rows have taken since.
+        """
         if self._recording is None:
             self._recording = record(self._step)
             self._tables = self._model.rotary_tables()
 
-    def run(self, inputs: DecodeInputs, *, replay: bool) -> Tensor:
-        """Queue the step for inputs of this shape, from its recording if there is one."""
-        self._buffer.fill(inputs)
+    def run(self, *, replay: bool) -> Tensor:
+        """Queue the step, from its recording if there is one."""
         if self._recording is None or not replay:
             return self._step()
         # Without the model's lock: it reads no adapters that a pass activates. On a GPU its kernels
@@ -209,10 +221,10 @@ class _PaddedStep:
         return self._recording.logits
 
 
-def _int32(*arrays: Any) -> tuple[npt.NDArray[np.int32], ...]:
-    return tuple(np.array(array, np.int32) for array in arrays)
-
-
 def _padded_rows(rows: int) -> int:
     most = _ROWS[-1]
     return next((each for each in _ROWS if each >= rows), -(-rows // most) * most)
+
+
+def _padded_blocks(blocks: int) -> int:
+    return max(_BLOCKS, 1 << (blocks - 1).bit_length())

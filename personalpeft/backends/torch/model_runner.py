@@ -2,7 +2,8 @@
 
 Invariants: the base's parameters never require a gradient and are never assigned. One pass runs at
 a time, so active adapters affect that pass alone. A pass lets a waiting step of the batch go first
-between two blocks of the model, which changes no bit of either.
+between two blocks of the model, which changes no bit of either. A recorded step takes no lock, since
+it reads no active adapters.
 """
 
 from __future__ import annotations

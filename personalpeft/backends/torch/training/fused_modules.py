@@ -116,9 +116,9 @@ class RotaryTable(nn.Module):
         Reading the largest one from a GPU would wait for all that is queued there. Tables grow here
         and not in a pass, which may be recorded.
         """
-        if length > self._length:
-            self._length = length
-            for key in self._tables:
+        self._length = max(self._length, length)
+        for key, (cos, _) in self._tables.items():
+            if len(cos) < self._length:
                 self._extend(key)
 
     def tensors(self) -> list[Tensor]:
