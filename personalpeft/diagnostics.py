@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import personalpeft
-from personalpeft.backends.choice import BackendChoice, choose_backend
+from personalpeft.backends.choice import BackendChoice, check_backend, choose_backend
 from personalpeft.base_models import files
 from personalpeft.base_models.registry import find_card
 from personalpeft.base_models.types import ModelCard
@@ -108,14 +108,14 @@ class _Checks:
     @cached_property
     def _choice(self) -> BackendChoice:
         """The backend that serves one user, as far as the card tells."""
-        return choose_backend(self._requested, self._card(), None)
+        return choose_backend(check_backend(self._requested), self._card(), None)
 
     @property
     def _backend(self) -> str:
         try:
             return self._requested if self._requested == "fake" else self._choice.name
         except PersonalPeftError:
-            # The check of the base reports the card's mistake.
+            # The check of the backend or of the base reports the mistake.
             return "torch"
 
     def run(self, *, load: bool) -> Iterator[CheckResult]:

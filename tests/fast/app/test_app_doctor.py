@@ -44,3 +44,11 @@ def test_loading_reports_the_features_in_use_and_creates_no_home(shell: Shell) -
         "written-here"
         in check_results(shell, "--load", "--base", "tiny-random")[1]["model"]["message"]
     )
+
+
+def test_a_mistyped_backend_is_reported(shell: Shell) -> None:
+    result = shell.run("doctor", "--json", backend="torhc")
+    (backend,) = (each for each in json.loads(result.stdout)["checks"] if each["name"] == "backend")
+    assert result.exit_code
+    assert not backend["ok"]
+    assert "torch" in backend["hint"]
