@@ -24,6 +24,7 @@ from personalpeft import host
 from personalpeft.adapters.formats.packed import unpack
 from personalpeft.base_models.types import Base
 from personalpeft.errors import InvalidInput, PersonalFileError, PersonalPeftError
+from personalpeft.former_names import rename_report
 from personalpeft.ids import check_layer_name, check_user_id
 from personalpeft.learning.gate.evidence import eval_history
 from personalpeft.learning.report import format_leakage, from_json
@@ -341,7 +342,7 @@ def check_reports(reports: Iterable[Row], kind: ArchiveFormat) -> None:
             raise kind.invalid("A report is not an object.")
         # An imported adapter has a report without a verdict.
         if "verdict" in body:
-            str(from_json(body))
+            str(from_json(rename_report(body)))
 
 
 def check_revisions(revisions: Iterable[Revision], kind: ArchiveFormat) -> None:

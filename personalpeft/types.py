@@ -63,8 +63,8 @@ class Verdict(StrEnum):
 class SignalRole(StrEnum):
     """How a revision used a signal. The values are stored, and covered by the hash chain."""
 
-    TRAINED = "train"
-    HELD_OUT = "pinned"
+    TRAINED = "trained"
+    HELD_OUT = "held_out"
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,7 +110,7 @@ def trained_on(user: User) -> set[str]:
         s
         for revision in user.revisions()
         for s, role in revision.signals.items()
-        if role == "train"
+        if role == "trained"
     }
 
 
@@ -119,7 +119,7 @@ def pinned(user: User) -> set[str]:
         s
         for revision in user.revisions()
         for s, role in revision.signals.items()
-        if role == "pinned"
+        if role == "held_out"
     }
 
 

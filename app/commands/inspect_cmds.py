@@ -81,7 +81,7 @@ def revisions(common: GlobalOptions, layer: str | None) -> None:
             each.id,
             _verdict(each),
             format_time(each.at),
-            str(sum(role == "train" for role in each.signals.values())),
+            str(sum(role == "trained" for role in each.signals.values())),
             each.parent or "nothing",
             each.reason,
         )

@@ -64,7 +64,12 @@ class Manifest:
     def stored_recipe(self) -> Json:
         """The recipe with the keys that a learn on top of the adapter reads its shape from."""
         alpha = self.scaling * self.rank
-        return {**self.recipe, "rank": self.rank, "alpha": alpha, "targets": list(self.targets)}
+        return {
+            **self.recipe,
+            "rank": self.rank,
+            "alpha": alpha,
+            "target_modules": list(self.targets),
+        }
 
 
 @dataclass(frozen=True, slots=True)

@@ -219,7 +219,7 @@ class Plan:
                 "base": self.live.base,
                 "layer": self.layer,
                 "lessons": self.data_digest,
-                "recipe": self.recipe.to_stored(),
+                "recipe": self.recipe.to_digest(),
                 "steps": self.steps,
                 "parent": self.parent.digest if self.parent else None,
                 "below": self.below.digest,

@@ -26,6 +26,7 @@ from personalpeft.learning.plan import Plan, add_teacher
 from personalpeft.learning.publish import imported_inputs
 from personalpeft.learning.train.config import TrainingConfig, TrainingConfigs, override_config
 from personalpeft.services import Services
+from personalpeft.store.types import BuildRecord
 from personalpeft.types import Json, Revision, Signal, SignalKind, SignalRole, Stack
 
 
@@ -39,9 +40,13 @@ class Obstacle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebuildPlan(Plan):
-    """The plan of a revision that is built again. ``recorded`` is the revision."""
+    """The plan of a revision that is built again.
+
+    ``recorded`` is the revision, and ``recorded_recipe`` its recipe with the names of its time.
+    """
 
     recorded: Revision
+    recorded_recipe: Json
 
     @property
     def steps(self) -> int:
@@ -51,7 +56,7 @@ class RebuildPlan(Plan):
     @property
     def stored_recipe(self) -> Json:
         """The recipe as recorded, since it is a part of the file."""
-        return self.recorded.recipe
+        return self.recorded_recipe
 
     @property
     def has_same_inputs(self) -> bool:
@@ -74,7 +79,7 @@ def plan_rebuild(
         return obstacle
     record = store.catalog.build_record(user, revision.id)
     parent = store.catalog.revision(user, revision.parent) if revision.parent else None
-    plan_at = partial(_plan_at, services, configs, revision, parent, record.roles)
+    plan_at = partial(_plan_at, services, configs, revision, parent, record)
     likeliest, *others = record.moments
     plan = plan_at(likeliest)
     if not plan.has_same_inputs:
@@ -93,7 +98,7 @@ def plan_rebuild(
 
 def _find_obstacle(services: Services, revision: Revision) -> Obstacle | None:
     """Return why a revision cannot be built again, as far as its record tells."""
-    is_built = {"steps", "targets"} <= revision.recipe.keys()
+    is_built = {"steps", "target_modules"} <= revision.recipe.keys()
     if revision.inputs == imported_inputs(revision.digest) or not is_built:
         return Obstacle(RebuildOutcome.IMPORTED, "it was trained elsewhere")
     if "practice" in revision.recipe:
@@ -118,7 +123,7 @@ def _plan_at(
     configs: TrainingConfigs,
     revision: Revision,
     parent: Revision | None,
-    roles: Json,
+    record: BuildRecord,
     moment: int,
 ) -> RebuildPlan:
     """Return the plan with the ledger as it was at a moment."""
@@ -133,7 +138,7 @@ def _plan_at(
         load_assignments(store, user, until=moment), layer, training_config.scrub
     )
     learned = trained_on(store, parent)
-    trained = {signal for signal, role in roles.items() if role == SignalRole.TRAINED}
+    trained = {signal for signal, role in record.roles.items() if role == SignalRole.TRAINED}
     known = lessons_for(assignments, layer)
     training = [
         add_teacher(services, user, lesson, training_config.scrub)
@@ -152,7 +157,7 @@ def _plan_at(
         holdout=tuple(
             lesson
             for lesson in known
-            if roles.get(lesson.signal) == SignalRole.HELD_OUT
+            if record.roles.get(lesson.signal) == SignalRole.HELD_OUT
             or (lesson.is_probe and lesson.signal in trained | learned)
         ),
         other_holdout=(),
@@ -165,6 +170,7 @@ def _plan_at(
         embedder=services.memory.embedder.name,
         maps_weights=services.training_backend.maps_weights,
         recorded=revision,
+        recorded_recipe=record.recipe,
     )
 
 

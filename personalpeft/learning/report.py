@@ -384,7 +384,7 @@ def _format_scores(scores: Mapping[str, Any]) -> list[str]:
         part = scores.get(key, {})
         if part.get("asked"):
             change = f"{_format_figure(part['before'])} -> {_format_figure(part['after'])}"
-            counts = f"{part['won']} of {part['asked']} better, {part['lost']} worse"
+            counts = f"{part['improved']} of {part['asked']} better, {part['regressed']} worse"
             lines.append((name, f"log-prob a token {change}, {counts}"))
     questions = scores.get("questions", {})
     if questions.get("asked"):
@@ -403,7 +403,7 @@ def _format_scores(scores: Mapping[str, Any]) -> list[str]:
         counts = f"solved {tasks['solved']}, hopeless {tasks['hopeless']}, open {tasks['open']}"
         rounds = pluralize(practice["rounds"], "round")
         lines.append(("practice", f"{replies} in {rounds}; tasks {counts}"))
-    if probes := scores.get("canaries"):
+    if probes := scores.get("probes"):
         kept = f"{probes['still_right']} of {probes['right_before']} right answers stayed right"
         kl = f"KL from the base {_format_figure(probes['kl'])} nats a token"
         lines.append(("general", f"{kept}, {kl}"))
@@ -411,8 +411,8 @@ def _format_scores(scores: Mapping[str, Any]) -> list[str]:
             kept = f"{len(probes['kept_of_base'])} of {probes['base_right']}"
             lines.append(("", f"{kept} that the base has right are right in all"))
     lines += zip(("leakage", ""), format_leakage(scores), strict=False)
-    if spent := len(scores.get("spent", scores.get("counted", ()))):
-        value = f"e-value {scores['bet']:.1f} from {pluralize(spent, 'answer')}"
+    if spent := len(scores.get("spent_items", scores.get("decided_items", ()))):
+        value = f"e-value {scores['e_value']:.1f} from {pluralize(spent, 'answer')}"
         lines.append(("evidence", f"{value}; {CONFIRMATION_E_VALUE:g} confirms"))
     return [f"{name:<13} {line}" for name, line in lines]
 

@@ -43,7 +43,7 @@ def revalidate(
     # By the signal alone: a fact that is paraphrased otherwise is the same fact.
     known: dict[str, float | None] = {
         key.partition("/")[0]: scores.get("after")
-        for key, scores in head.scores.get("pins", {}).items()
+        for key, scores in head.scores.get("items", {}).items()
     }
     held_out = [each for each in plan.holdout if known.get(each.signal) is not None]
     trained = trained_on(services.store, head)

@@ -303,7 +303,7 @@ class Catalog:
     def reports(self, user: str) -> tuple[Json, ...]:
         """Return a user's reports, oldest first."""
         found = self._fetch("select body from report where user = ? order by seq", user)
-        return tuple(rows.from_json(row["body"]) for row in found)
+        return tuple(rows.decode_report(row["body"]) for row in found)
 
     def move_head(
         self, user: str, layer: str, to: str | None, *, base: str, cause: str

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import closing
 
 from personalpeft.errors import Damaged
+from personalpeft.former_names import ROLES
 from personalpeft.store.database import Database, Row, fetch_all, fetch_one
 from personalpeft.store.error_mapping import map_home_errors, sqlite3
 from personalpeft.store.hash_chain import GENESIS, chain_digest, read_contents, row_digest
@@ -137,7 +138,9 @@ def _check_provenance(db: sqlite3.Connection, user: str) -> Iterator[Problem]:
     recorded: dict[str, dict[str, str]] = {revision: {} for revision in judged}
     sql = "select revision, signal, role from provenance where user = ?"
     for row in fetch_all(db, sql, user):
-        recorded.setdefault(row["revision"], {})[row["signal"]] = row["role"]
+        recorded.setdefault(row["revision"], {})[row["signal"]] = ROLES.get(
+            row["role"], row["role"]
+        )
     for revision, signals in recorded.items():
         if signals != judged.get(revision):
             fault = "Its provenance differs from what its judgements recorded."

@@ -161,7 +161,7 @@ def read_holdout(db: sqlite3.Connection, user: str, layer: str) -> tuple[str, ..
     held_out = fetch_all(
         db,
         "select s.id from signal s where s.user = ?1 and s.id in (select p.signal from provenance p"
-        " where p.user = ?1 and p.layer = ?2 and p.role = 'pinned') order by s.seq",
+        " where p.user = ?1 and p.layer = ?2 and p.role in ('held_out', 'pinned')) order by s.seq",
         user,
         layer,
     )
@@ -176,10 +176,10 @@ def read_build_record(db: sqlite3.Connection, user: str, revision: str) -> Build
         user: The owner.
         revision: The full id of an existing revision.
     """
-    sql = "select seq, at, seconds from revision where user = ? and id = ?"
+    sql = "select seq, at, seconds, recipe from revision where user = ? and id = ?"
     (built,) = fetch_all(db, sql, user, revision)
     sql = "select revision, signals from judgement where user = ? and revision = ? order by seq"
-    roles = rows.from_json(fetch_all(db, sql, user, revision)[0]["signals"])
+    roles = rows.decode_roles(fetch_all(db, sql, user, revision)[0]["signals"])
     arrivals = " union all ".join(
         f"select seq, at from {kind} where user = ?1 and seq < ?2"
         for kind in ("turn", "signal", "retraction")
@@ -190,7 +190,8 @@ def read_build_record(db: sqlite3.Connection, user: str, revision: str) -> Build
     meanwhile = sum(1 for _ in takewhile(lambda row: rows.parse_time(row["at"]) > began, arrived))
     moments = [built["seq"], *(row["seq"] for row in arrived)]
     likeliest = moments[meanwhile]
-    return BuildRecord(roles, (likeliest, *(each for each in moments if each != likeliest)))
+    recipe = rows.from_json(built["recipe"])
+    return BuildRecord(roles, recipe, (likeliest, *(each for each in moments if each != likeliest)))
 
 
 def first_roles(judgements: Iterable[Row]) -> dict[str, dict[str, str]]:
@@ -198,7 +199,7 @@ def first_roles(judgements: Iterable[Row]) -> dict[str, dict[str, str]]:
     roles: dict[str, dict[str, str]] = {}
     for row in judgements:
         known = roles.setdefault(row["revision"], {})
-        for signal, role in rows.from_json(row["signals"]).items():
+        for signal, role in rows.decode_roles(row["signals"]).items():
             known.setdefault(signal, role)
     return roles
 

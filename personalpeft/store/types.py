@@ -56,11 +56,13 @@ class BuildRecord:
     """What is recorded of a build beside its revision.
 
     - ``roles``: the role of each signal in the build. Later judgements may have added others.
+    - ``recipe``: as it is stored, with the names of its time. It is a part of the adapter's file.
     - ``moments``: when the build may have read the ledger, likeliest first. A moment is the number
       of the entry before which it read. Turns and signals may arrive while a build is trained.
     """
 
     roles: Mapping[str, str]
+    recipe: Json
     moments: tuple[int, ...]
 
 

@@ -153,7 +153,7 @@ def _measured(run: _Run, card: ModelCard, known: Sequence[bool], *, base: str) -
         recalled_as_told=sum(fact.is_in(text) for fact, text in zip(told, as_told, strict=True)),
         kept=sum(now and before for now, before in zip(right, known, strict=True)),
         known=sum(known),
-        kl=report.scores["canaries"]["kl"] if report.scores else None,
+        kl=report.scores["probes"]["kl"] if report.scores else None,
         verdict=str(report.verdict),
         seconds=report.seconds,
     )

@@ -333,8 +333,8 @@ def _learned(user: User, report: LearnReport) -> LearnResult:
         reason=report.reason,
         seconds=report.seconds,
         steps=report.steps,
-        lessons=int(recipe.get("batch", 0)),
-        anchors=int(recipe.get("anchors", 0)),
+        lessons=int(recipe.get("batch_size", 0)),
+        anchors=int(recipe.get("kl_prompts", 0)),
     )
 
 

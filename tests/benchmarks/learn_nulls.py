@@ -129,7 +129,7 @@ def _try_seeds(style: EditStyle, folder: Path, base: str, backend: str) -> Figur
             else:
                 report = _learn(runtime, style, accept=True)
         scores.append(
-            {item: each["after"] for item, each in (report.scores or {}).get("pins", {}).items()}
+            {item: each["after"] for item, each in (report.scores or {}).get("items", {}).items()}
         )
     return {**_figures(SEEDS, style, reports), "changes": list(_changes(scores))}
 

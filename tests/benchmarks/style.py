@@ -100,9 +100,9 @@ def run_style(
         facts_kept=sum(k and b for k, b in zip(kept, known, strict=True)),
         general_right=sum(kept),
         general_asked=len(GENERAL),
-        probes_before=report.scores["canaries"]["right_before"],
-        probes_kept=report.scores["canaries"]["still_right"],
-        kl=report.scores["canaries"]["kl"],
+        probes_before=report.scores["probes"]["right_before"],
+        probes_kept=report.scores["probes"]["still_right"],
+        kl=report.scores["probes"]["kl"],
         learn_seconds=report.seconds,
         rollback_identical=back == list(before.unseen[:_ROLLED_BACK]),
     )

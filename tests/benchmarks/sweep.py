@@ -191,7 +191,7 @@ def default_recipe(card: ModelCard) -> TrainingConfig:
 def value_of(number: str, recipe: TrainingConfig, card: ModelCard) -> Value:
     """Return a recipe's number in the form of ``SWEPT``."""
     if number != "targets":
-        value: Value = recipe.to_stored()[number]
+        value: Value = recipe.to_digest()[number]
         return value
     named = {_ATTENTION: "attention", _MLP: "mlp", card.targets: "all"}
     return named.get(recipe.target_modules, "others")
@@ -216,7 +216,6 @@ def planned(
 
 
 def _changes(number: str, value: Value, card: ModelCard) -> dict[str, Any]:
-    fields = {stored: field for field, stored in TrainingConfig.STORED_NAMES.items()}
     if number == "targets":
         return {
             "target_modules": {"attention": _ATTENTION, "mlp": _MLP, "all": card.targets}[
@@ -226,7 +225,7 @@ def _changes(number: str, value: Value, card: ModelCard) -> dict[str, Any]:
     if number == "anchor_weight" and value == 0:
         # With weight 0 they would still be read in every step.
         return {"kl_prompts": 0}
-    return {fields.get(number, number): value}
+    return {TrainingConfig.FORMER_NAMES.get(number, number): value}
 
 
 class HomeTemplates:
@@ -309,7 +308,7 @@ def measured(run: Run, place: HomeTemplates, *, base: str) -> SweepPoint:
         kept=sum(now and before for now, before in zip(right, known, strict=True)),
         known=sum(known),
         drafts=sum(DRAFT.holds(reply.text) for reply in drafts) if run.learns == 2 else None,
-        kl=report.scores["canaries"]["kl"],
+        kl=report.scores["probes"]["kl"],
         held_back=report.scores["target" if run.learns == 1 else "retention"]["after"],
         seconds=report.seconds,
     )

@@ -118,7 +118,7 @@ class _Bench:
         roles = list(revision.signals.values())
         return {
             "verdict": revision.verdict,
-            "transitions": roles.count("train"),
+            "transitions": roles.count("trained"),
             "steps": revision.recipe["steps"],
             "learn_seconds": round(revision.seconds, 1),
             "gate": {key: revision.scores["tasks"][key] for key in ("asked", "passed_after")},

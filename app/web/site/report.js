@@ -67,11 +67,11 @@ export function figures(scores) {
     const [before, after] = [likely(part.before), likely(part.after)];
     const same = percent(before) === percent(after);
     const how = same ? "stayed as likely" : after > before ? "became likelier" : "became less likely";
-    lines.push(`${name} ${how}: ${same ? percent(after) : `${percent(before)} → ${percent(after)}`} a token. ${part.won} of ${part.asked} better, ${part.lost} worse.`);
+    lines.push(`${name} ${how}: ${same ? percent(after) : `${percent(before)} → ${percent(after)}`} a token. ${part.improved} of ${part.asked} better, ${part.regressed} worse.`);
   }
-  const { canaries, tasks } = scores;
+  const { probes, tasks } = scores;
   if (tasks) lines.push(`Tasks passed: ${tasks.passed_before} → ${tasks.passed_after} of ${tasks.asked} held-out tasks.`);
-  if (canaries?.right_before) lines.push(`General knowledge: ${canaries.still_right} of ${canaries.right_before} right answers stayed right.`);
+  if (probes?.right_before) lines.push(`General knowledge: ${probes.still_right} of ${probes.right_before} right answers stayed right.`);
   if (scores.leakage?.auc != null) lines.push(`Leakage: membership inference distinguishes its own lessons from held-out ones with an AUC of ${scores.leakage.auc.toFixed(2)}; 0.50 is chance.`);
   return lines;
 }

@@ -81,7 +81,7 @@ export function timelineView(user, go) {
     const known = new Set(revisions.map((revision) => revision.id));
     const imported = revisions.filter((revision) => !reported.has(revision.id));
     // Moves by a learn are part of its report.
-    const moves = history.filter((move) => !["learn", "accepted", "withdrawn", "taken back", "import"].includes(move.cause));
+    const moves = history.filter((move) => !["learn", "accepted", "withdrawn", "retracted", "import"].includes(move.cause));
     return [
       ...reports.map((report) => ({ at: report.at, revision: ["withdrawn", "confirmed", "retracted"].includes(report.outcome) ? null : report.revision,
         draw: () => entry(report.at, headline(report), reportParts(report), report.revision, report.layer, known, heads, report.verdict) })),

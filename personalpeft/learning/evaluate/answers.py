@@ -64,8 +64,8 @@ def evaluate_answers(
     )
     figures = {
         "asked": len(items),
-        "won": sum(item.improved for item in items),
-        "lost": sum(item.regressed for item in items),
+        "improved": sum(item.improved for item in items),
+        "regressed": sum(item.regressed for item in items),
         "passed_before": sum(reward == 1 for reward in was),
         "passed_after": sum(reward == 1 for reward in reached),
     }

@@ -35,7 +35,7 @@ from dataclasses import dataclass
 
 from personalpeft.memory.conflicts import normalize
 from personalpeft.memory.words import has_spaces, split_tokens
-from personalpeft.types import Json, Message, PromptResponse, Revision
+from personalpeft.types import Message, PromptResponse, Revision
 
 _MIN_LESSONS, _MAX_LESSONS = 4, 12
 _MIN_WORDS = 5
@@ -50,10 +50,6 @@ class TextQuality:
     pmi: float | None = None
     word_order_gap: float | None = None
     novelty: float | None = None
-
-    def as_json(self) -> Json:
-        """Return the measures under the keys that are stored."""
-        return {"fit": self.pmi, "order": self.word_order_gap, "own": self.novelty}
 
 
 NOT_MEASURED = TextQuality()

@@ -210,28 +210,28 @@ class Evidence:
 
     def as_json(self) -> dict[str, Any]:
         """Return the scores of a revision. Later candidates read them: the keys are stored."""
-        pins = {item.signal: item.as_json() for item in (*self.retention, *self.target)}
+        items = {item.signal: item.as_json() for item in (*self.retention, *self.target)}
         decided = {item.signal for item in self.target if item.improved or item.regressed}
         target = {"tasks": self.tasks} if self.tasks else {"target": _summarize(self.target)}
         return {
             **target,
             "retention": _summarize(self.retention, is_retention=True),
-            "canaries": {
+            "probes": {
                 **asdict(self.probes),
                 "base_right": self.probes.base_right,
                 "kl": _round(self.kl),
             },
             # In significant digits: an e-value can be small, and 0 would stay 0 for ever.
-            "bet": float(f"{self.e_value:.6g}"),
-            "spent": sorted(self.spent_items | decided),
-            "counted": sorted(self.decided_items | decided),
-            "sense": self.text_quality.as_json(),
+            "e_value": float(f"{self.e_value:.6g}"),
+            "spent_items": sorted(self.spent_items | decided),
+            "decided_items": sorted(self.decided_items | decided),
+            "text_quality": asdict(self.text_quality),
             "generated": asdict(self.generation),
             "leakage": asdict(self.leakage),
             "rules": {rule: asdict(gain) for rule, gain in self.rule_gains.items()},
             # Revisions that were judged by the same version can be compared by their figures.
-            "questions": {"asked": len(pins), "version": canonical_digest(sorted(pins))[:12]},
-            "pins": pins,
+            "questions": {"asked": len(items), "version": canonical_digest(sorted(items))[:12]},
+            "items": items,
         }
 
     def _unspent(self) -> list[EvalItem]:
@@ -311,11 +311,11 @@ def eval_history(
     for head in sorted(heads, key=lambda head: head.at):
         # Users who made a refused revision live accepted its losses: the baseline is what is left.
         is_accepted = head.verdict is Verdict.REFUSED
-        probes = head.scores.get("canaries", {})
+        probes = head.scores.get("probes", {})
         if of_base := probes.get("base"):
             right = probes["kept_of_base"] if is_accepted else of_base["right"]
             base_probes = BaseProbeResults(of_base["questions"], tuple(right), of_base["broken"])
-        for item, scores in head.scores.get("pins", {}).items():
+        for item, scores in head.scores.get("items", {}).items():
             reached = scores.get("after" if is_accepted else "best")
             for known, value in (
                 (base, scores.get("base")),
@@ -341,21 +341,21 @@ def eval_history(
 
 
 def _unspent_e_value(revision: Revision) -> float:
-    e_value = float(revision.scores.get("bet", 1.0))
+    e_value = float(revision.scores.get("e_value", 1.0))
     is_confirmed = revision.verdict is Verdict.PROMOTED and not revision.probation
     return 1.0 if is_confirmed or e_value >= CONFIRMATION_E_VALUE else e_value
 
 
 def _spent_items(revision: Revision) -> frozenset[str]:
     """Return the items that the e-value of a layer had counted when a revision was judged."""
-    return frozenset(revision.scores.get("spent", _decided_items(revision)))
+    return frozenset(revision.scores.get("spent_items", _decided_items(revision)))
 
 
 def _decided_items(revision: Revision) -> frozenset[str]:
     """Return the items that a revision and those before it were promoted with."""
     # Revisions of early versions do not store them; they were judged by all their items.
     held_out = [signal for signal, role in revision.signals.items() if role == SignalRole.HELD_OUT]
-    return frozenset(revision.scores.get("counted", held_out))
+    return frozenset(revision.scores.get("decided_items", held_out))
 
 
 def _summarize(items: Sequence[EvalItem], *, is_retention: bool = False) -> dict[str, Any]:
@@ -364,8 +364,8 @@ def _summarize(items: Sequence[EvalItem], *, is_retention: bool = False) -> dict
     lost = [x.regressed_beyond_margin if is_retention else x.regressed for x in items]
     summary: dict[str, Any] = {
         "asked": len(items),
-        "won": sum(item.improved for item in items),
-        "lost": sum(lost),
+        "improved": sum(item.improved for item in items),
+        "regressed": sum(lost),
         "before": _mean([item.before for item in items]),
         "after": _mean([item.after for item in items]),
     }

@@ -56,12 +56,12 @@ _ADDRESS = re.compile(r"https?://\S+|www\.\S+|[\w.+-]+@[\w-]+\.[\w.]+|\+\d[\d /-
 class Margins(CardConfig):
     """The harm that a candidate may do, and the least quality of new lessons."""
 
-    STORED_NAMES: ClassVar[Mapping[str, str]] = {
-        "max_regressed": "retention",
-        "max_probes_lost": "canaries",
-        "max_kl": "kl",
-        "min_pmi": "fit",
-        "min_word_order_gap": "order",
+    FORMER_NAMES: ClassVar[Mapping[str, str]] = {
+        "retention": "max_regressed",
+        "canaries": "max_probes_lost",
+        "kl": "max_kl",
+        "fit": "min_pmi",
+        "order": "min_word_order_gap",
     }
 
     max_regressed: Fraction = 0.1  # share of older items that may regress

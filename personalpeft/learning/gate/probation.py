@@ -216,7 +216,7 @@ def review_probation(
         if not learned or causes[-1] not in (MoveCause.LEARN, MoveCause.WITHDRAWN):
             continue
         before, since = _load_feedback(store, revision, learned[0].at)
-        result = sequential_test(before, since, float(revision.scores.get("bet", 1.0)))
+        result = sequential_test(before, since, float(revision.scores.get("e_value", 1.0)))
         if result is None:
             continue
         report = _end_probation(store, revision, result, learned[-1].before, now())

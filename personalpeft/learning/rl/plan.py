@@ -132,10 +132,9 @@ class PracticePlan(Plan):
         return self.state.rounds if self.state else 0
 
     @property
-    def stored_config(self) -> dict[str, Any]:
-        """All settings that decide a round, as a recipe stores them."""
+    def plugin_names(self) -> dict[str, str | None]:
+        """The plugins that decide a round, as a recipe stores them."""
         return {
-            **self.config.to_stored(),
             "verifier": self.verifier.name,
             "family": self.verifier.family,
             "shaping": self.shaping.name if self.shaping else None,
@@ -145,13 +144,14 @@ class PracticePlan(Plan):
     def rounds_before(self) -> int:
         """Rounds that the parent was practised on such tasks since it last learned from lessons."""
         before = self.parent.recipe.get("practice", {}) if self.parent else {}
-        same = all(before.get(key) == self.stored_config[key] for key in ("verifier", "family"))
+        same = all(before.get(key) == self.plugin_names[key] for key in ("verifier", "family"))
         return int(before["rounds"]) if before and same else 0
 
     @property
     def stored_recipe(self) -> Json:
         """How the layer was built, as a revision stores it."""
-        practice = {**self.stored_config, "rounds": self.rounds_before + self.progress}
+        rounds = self.rounds_before + self.progress
+        practice = {**self.config.to_stored(), **self.plugin_names, "rounds": rounds}
         stored = {**self.recipe.to_stored(), "steps": self.steps, "practice": practice}
         return {**stored, **self.weights_form}
 
@@ -168,9 +168,13 @@ class PracticePlan(Plan):
                 "format": BUILD_FORMAT,
                 "base": self.live.base,
                 "layer": self.layer,
-                "practice": {**self.stored_config, "rounds": self.rounds_before},
+                "practice": {
+                    **self.config.to_digest(),
+                    **self.plugin_names,
+                    "rounds": self.rounds_before,
+                },
                 "tasks": self.data_digest,
-                "recipe": self.recipe.to_stored(),
+                "recipe": self.recipe.to_digest(),
                 "rounds": self.state.rounds if self.state else None,
                 "steps": self.state.steps if self.state else None,
                 "parent": self.parent.digest if self.parent else None,
@@ -305,8 +309,8 @@ def evaluate_tasks(
         examples.append(Example(task.prompt, old.text, new.text))
     figures = {
         "asked": len(items),
-        "won": sum(item.improved for item in items),
-        "lost": sum(item.regressed for item in items),
+        "improved": sum(item.improved for item in items),
+        "regressed": sum(item.regressed for item in items),
         "passed_before": sum(rollout.attempt.passed for rollout in before),
         "passed_after": sum(rollout.attempt.passed for rollout in after),
         "length_before": round(sum(rollout.length for rollout in before) / len(before), 4),

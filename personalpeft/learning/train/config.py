@@ -4,8 +4,8 @@ Signals, base, the revisions below and a ``TrainingConfig`` together decide ever
 revision. The defaults suit a base of about 135M parameters; a card's ``[learning]`` table overrides
 them. docs/explanation/learning.md says how each default was measured.
 
-Invariant: the stored spelling of a field never changes. Revisions, adapter files and the digests of
-build inputs hold it. A field that was renamed keeps its old name as ``STORED_NAMES``.
+Invariant: the digest of a build's inputs never changes by a new name. A field that was renamed
+counts there under its name in ``FORMER_NAMES``.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from personalpeft.errors import CardError, InvalidInput, suggest_nearest
+from personalpeft.former_names import PRACTICE, TRAINING
 from personalpeft.types import Json
 
 Start: TypeAlias = Literal["auto", "nothing"]
@@ -44,18 +45,20 @@ class CardConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 
-    STORED_NAMES: ClassVar[Mapping[str, str]] = {}
-    """Stored keys that differ from the field name. They are deprecated keys of cards too."""
+    FORMER_NAMES: ClassVar[Mapping[str, str]] = {}
+    """Fields by the names of earlier versions, which are deprecated keys of cards."""
 
     REMOVED_NAMES: ClassVar[frozenset[str]] = frozenset()
     """Keys of earlier versions that mean nothing now. Cards may still have them, with a warning."""
 
     def to_stored(self) -> dict[str, Any]:
-        """Return the fields under their stored keys, as JSON data."""
-        return {
-            self.STORED_NAMES.get(name, name): value
-            for name, value in self.model_dump(mode="json").items()
-        }
+        """Return the fields as JSON data."""
+        return self.model_dump(mode="json")
+
+    def to_digest(self) -> dict[str, Any]:
+        """Return the fields as JSON data to digest, under the names that never change."""
+        former = {name: key for key, name in self.FORMER_NAMES.items()}
+        return {former.get(name, name): value for name, value in self.to_stored().items()}
 
     @classmethod
     def read_table(cls, card: str, table: str, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -63,7 +66,7 @@ class CardConfig(BaseModel):
 
         Deprecated keys are accepted with a warning. Raises ``CardError`` for any other mistake.
         """
-        renamed = {stored: name for name, stored in cls.STORED_NAMES.items()}
+        renamed = cls.FORMER_NAMES
         notes = {key: f"is called {renamed[key]} now" for key in renamed.keys() & values.keys()}
         notes |= dict.fromkeys(cls.REMOVED_NAMES & values.keys(), "has no effect any more")
         for key, note in notes.items():
@@ -94,24 +97,7 @@ class CardConfig(BaseModel):
 class TrainingConfig(CardConfig):
     """How one layer is trained."""
 
-    STORED_NAMES: ClassVar[Mapping[str, str]] = {
-        "target_modules": "targets",
-        "min_steps": "steps",
-        "max_steps": "most_steps",
-        "batch_size": "batch",
-        "preference_pairs": "pairs",
-        "rated_replies": "thumbs",
-        "num_paraphrases": "phrasings",
-        "unanswerable_prompts": "unknown",
-        "kl_prompts": "anchors",
-        "kl_weight": "anchor_weight",
-        "replay_ratio": "replay",
-        "warmup_ratio": "warmup",
-        "max_grad_norm": "clip",
-        "eval_fraction": "held_out",
-        "max_length": "longest",
-        "tokens_per_parameter": "capacity",
-    }
+    FORMER_NAMES: ClassVar[Mapping[str, str]] = TRAINING
     REMOVED_NAMES: ClassVar[frozenset[str]] = frozenset(
         {"content", "content_weight", "shared", "template_weight"}
     )
@@ -150,7 +136,7 @@ class TrainingConfig(CardConfig):
     scrub: Annotated[tuple[Country, ...], Field(strict=False)] = ()
 
     def to_stored(self) -> dict[str, Any]:
-        """Return the fields under their stored keys. ``scrub`` is stored where it is used."""
+        """Return the fields as JSON data. ``scrub`` is stored where it is used."""
         stored = super().to_stored()
         return stored if self.scrub else {k: v for k, v in stored.items() if k != "scrub"}
 
@@ -163,13 +149,10 @@ class TrainingConfig(CardConfig):
 
         Args:
             recipe: The recipe of the revision.
-            current: The configuration of its layer now. It has what a recipe does not store, which
-                is ``min_steps``, and the fields that are newer than the recipe.
+            current: The configuration of its layer now. It has the fields that are newer than the
+                recipe.
         """
-        names = {cls.STORED_NAMES.get(name, name): name for name in cls.model_fields}
-        # Under the key of ``min_steps`` a recipe stores how many steps were made.
-        names.pop(cls.STORED_NAMES["min_steps"])
-        stored = {names[key]: value for key, value in recipe.items() if key in names}
+        stored = {key: value for key, value in recipe.items() if key in cls.model_fields}
         values = {"fact_weight": 1.0, **stored}
         values["target_modules"] = tuple(values["target_modules"])
         values["scrub"] = tuple(recipe.get("scrub", ()))
@@ -186,7 +169,7 @@ class TrainingConfig(CardConfig):
             update={
                 "rank": recipe["rank"],
                 "alpha": recipe["alpha"],
-                "target_modules": tuple(recipe["targets"]),
+                "target_modules": tuple(recipe["target_modules"]),
             }
         )
 
@@ -327,18 +310,7 @@ def _select_modules(names: Sequence[str], projections: Mapping[str, Any]) -> tup
 class RLConfig(CardConfig):
     """How a skill is practised: rounds of rejection sampling, then of policy gradient."""
 
-    STORED_NAMES: ClassVar[Mapping[str, str]] = {
-        "rejection_rounds": "imitate",
-        "rejection_steps": "repeats",
-        "rejection_learning_rate": "imitation_rate",
-        "batch_size": "batch",
-        "prompts_per_round": "per_round",
-        "num_generations": "group",
-        "num_train_tasks": "pool",
-        "num_eval_tasks": "held_back",
-        "max_completion_length": "longest",
-        "beta": "kl",
-    }
+    FORMER_NAMES: ClassVar[Mapping[str, str]] = PRACTICE
 
     rounds: Count = 36  # rounds of sampling and training
     rejection_rounds: Size = 12  # first rounds, which train on replies that passed

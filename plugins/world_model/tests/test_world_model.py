@@ -64,12 +64,12 @@ def test_a_real_game_is_learned_and_judged_by_whole_games(runtime: Runtime) -> N
     report = model.learn(QUICK, accept=True)
     (revision,) = model.user.revisions(model.layer)
     games = {each.id: each.payload["group"] for each in model.user.signals()}
-    held_out = {games[s] for s, role in revision.signals.items() if role == "pinned"}
-    trained = {games[s] for s, role in revision.signals.items() if role == "train"}
+    held_out = {games[s] for s, role in revision.signals.items() if role == "held_out"}
+    trained = {games[s] for s, role in revision.signals.items() if role == "trained"}
     assert held_out
     assert trained
     assert not held_out & trained
-    assert report.scores["tasks"]["asked"] == list(revision.signals.values()).count("pinned")
+    assert report.scores["tasks"]["asked"] == list(revision.signals.values()).count("held_out")
     with pytest.raises(NothingToLearn):
         model.learn(QUICK)
     # It answers no chat by itself.

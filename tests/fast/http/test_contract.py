@@ -518,7 +518,7 @@ def test_erasure_removes_a_signal_and_the_revisions_built_from_it(
     correct(ada, 6)
     ada.learn()
     (revision,) = ada.revisions()
-    signal = next(signal for signal, role in revision.signals.items() if role == "train")
+    signal = next(signal for signal, role in revision.signals.items() if role == "trained")
     would = ada.forget(signal, dry_run=True)
     assert (would.signals, would.revisions, would.dry_run) == ((signal,), (revision.id,), True)
     assert ada.stack().entries

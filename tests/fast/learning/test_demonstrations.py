@@ -91,7 +91,7 @@ def test_a_group_is_held_out_as_a_whole_and_stays_on_its_side(ada: User) -> None
     ada.learn(LAYER)
     before = roles_by_group(ada)
     assert all(len(roles) == 1 for roles in before.values())
-    assert {role for roles in before.values() for role in roles} == {"train", "pinned"}
+    assert {role for roles in before.values() for role in roles} == {"trained", "held_out"}
     # More of the same games, and new ones.
     teach(ada, games(8, size=5)[3:])
     teach(ada, games(4, first=8))
@@ -104,7 +104,7 @@ def test_a_group_is_held_out_as_a_whole_and_stays_on_its_side(ada: User) -> None
 def test_a_verifier_judges_the_answers_to_held_out_prompts(learned: User) -> None:
     (revision,) = learned.revisions(LAYER)
     tasks = revision.scores["tasks"]
-    held_out = [role for role in revision.signals.values() if role == "pinned"]
+    held_out = [role for role in revision.signals.values() if role == "held_out"]
     assert tasks["asked"] == len(held_out)
     assert (tasks["passed_before"], tasks["passed_after"]) == (0, len(held_out))
     assert revision.verdict is Verdict.PROMOTED
@@ -145,7 +145,7 @@ def test_a_large_layer_holds_no_more_out_than_decides(ada: User) -> None:
     teach(ada, games(200))
     ada.learn(LAYER, recipe=QUICK)
     (revision,) = ada.revisions(LAYER)
-    held_out = list(revision.signals.values()).count("pinned")
+    held_out = list(revision.signals.values()).count("held_out")
     # The last game may take it over the limit.
     assert 128 <= held_out < 128 + 3
 

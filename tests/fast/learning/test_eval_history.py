@@ -35,7 +35,7 @@ REVISION = Revision(
     below=(),
     recipe={},
     inputs="",
-    signals={"s_1": "pinned", "s_2": "train"},
+    signals={"s_1": "held_out", "s_2": "trained"},
     scores={},
     verdict=Verdict.PROMOTED,
     reason="",
@@ -117,7 +117,7 @@ def test_tied_item_is_not_spent() -> None:
 
 
 def test_scores_of_an_earlier_version_are_read_as_spent() -> None:
-    older = replace(REVISION, scores={"bet": 2.25, "canaries": {"asked": 6}})
+    older = replace(REVISION, scores={"e_value": 2.25, "probes": {"asked": 6}})
     assert eval_history([older], "style") == EvalHistory(
         2.25, frozenset({"s_1"}), frozenset({"s_1"})
     )

@@ -429,10 +429,10 @@ def test_item_without_known_best_is_compared_with_the_live_stack() -> None:
 @given(seen=evidences())
 def test_spent_item_does_not_count_again(seen: Evidence) -> None:
     again = replace(
-        seen, prior_e_value=seen.e_value, spent_items=frozenset(seen.as_json()["spent"])
+        seen, prior_e_value=seen.e_value, spent_items=frozenset(seen.as_json()["spent_items"])
     )
     assert again.e_value == seen.e_value
-    assert set(seen.as_json()["spent"]) >= seen.spent_items
+    assert set(seen.as_json()["spent_items"]) >= seen.spent_items
 
 
 @few

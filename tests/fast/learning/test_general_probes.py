@@ -44,7 +44,7 @@ def test_style_that_repeats_the_question_is_not_counted_as_a_wrong_answer(
     with open_runtime(tmp_path / "home") as runtime:
         ada = runtime.user("ada")
         correct(ada)
-        canaries = ada.learn("style", accept=True).scores["canaries"]
+        canaries = ada.learn("style", accept=True).scores["probes"]
     assert canaries["still_right"] == canaries["right_before"] == len(RIGHT)
 
 

@@ -45,5 +45,5 @@ def test_edit_that_supersedes_a_held_out_one_is_held_out_too(tmp_path: Path) -> 
             )
             ada.learn()
             revision = ada.revisions()[-1]
-            assert revision.signals[successor] == "pinned"
-            assert revision.signals[lesson] == "train"
+            assert revision.signals[successor] == "held_out"
+            assert revision.signals[lesson] == "trained"

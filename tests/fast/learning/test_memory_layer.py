@@ -100,8 +100,8 @@ def test_fact_with_a_new_answer_supersedes_the_old_one(ada: User) -> None:
 
     second, third = ada.revisions("memory")[-2:]
     assert (second.parent, third.parent) == (first.revision, second.id)
-    assert {s for s, role in second.signals.items() if role == "train"} == {new.id, kept}
-    assert {s for s, role in third.signals.items() if role == "train"} == {later, kept}
+    assert {s for s, role in second.signals.items() if role == "trained"} == {new.id, kept}
+    assert {s for s, role in third.signals.items() if role == "trained"} == {later, kept}
 
 
 def test_fact_that_loses_its_answer_is_rebuilt_without_the_old_value(
@@ -151,7 +151,7 @@ def test_memory_is_scoped_near_and_general_probes_are_judged_without_it(ada: Use
     report = ada.learn("memory", accept=True)
 
     assert {layer.name: layer.scope for layer in ada.layers()}["memory"] == "near"
-    canaries = report.scores["canaries"]
+    canaries = report.scores["probes"]
     assert canaries["still_right"] == canaries["right_before"]
     assert report.verdict is not Verdict.ABSTAINED
 
@@ -184,7 +184,7 @@ def test_all_facts_are_trained_and_none_becomes_held_out(
     assert pinned(ada) == set()
     assert trained_on(ada) == facts
     ada.learn("memory", start="nothing", accept=True)
-    assert set(ada.revisions("memory")[-1].signals.values()) == {"train"}
+    assert set(ada.revisions("memory")[-1].signals.values()) == {"trained"}
 
 
 def test_contradicted_fact_is_not_retrieved(ada: User) -> None:
@@ -234,7 +234,7 @@ def test_fact_that_helped_twice_is_distilled_from_those_replies(ada: User) -> No
     report = ada.learn("memory", accept=True)
 
     assert report.revision is not None
-    assert ada.revisions("memory")[-1].signals == {fact: "train"}
+    assert ada.revisions("memory")[-1].signals == {fact: "trained"}
     plan = _plan(ada)
     assert {lesson.chosen for lesson in plan.new_examples} == {"It is Biscuit."}
     assert all(

@@ -605,10 +605,10 @@ def test_solution_other_than_the_demonstrated_one_is_a_regression_only_if_forgot
         ada = runtime.user("ada")
         ada.rollback("skill.email", teach_skill(ada))
         report = ada.practice("email", verifier=RecordingVerifier(passes_half), rounds=6)
-    (pin,) = (pin for name, pin in report.scores["pins"].items() if not name.startswith("task_"))
+    (pin,) = (pin for name, pin in report.scores["items"].items() if not name.startswith("task_"))
     assert pin["after"] < pin["best"] - 0.02
     assert report.scores["retention"]["asked"] == 1
-    assert report.scores["retention"]["lost"] == 0
+    assert report.scores["retention"]["regressed"] == 0
     undone = pin["after"] < (pin["base"] + pin["best"]) / 2
     codes = [each.code for each in report.reasons]
     assert (ReasonCode.RETENTION_FORGOTTEN in codes) == undone
@@ -634,9 +634,9 @@ def test_held_out_implicit_feedback_is_a_retention_item_of_practice(home: Path) 
             signal
             for revision in ada.revisions()
             for signal, role in revision.signals.items()
-            if role == "pinned"
+            if role == "held_out"
         }
         assert held
         assert held <= seen
         report = ada.practice("email", verifier=RecordingVerifier(passes_half), rounds=1)
-    assert held <= set(report.scores["pins"])
+    assert held <= set(report.scores["items"])

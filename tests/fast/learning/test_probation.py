@@ -156,7 +156,7 @@ def test_dislike_that_was_replaced_by_a_like_no_longer_counts(ada: User) -> None
     (revision,) = ada.revisions()
     # As many likes as end a probation alone. A dislike halves the evidence.
     for number in range(
-        math.ceil(math.log(CONFIRMATION_E_VALUE / revision.scores["bet"], IMPROVED_FACTOR))
+        math.ceil(math.log(CONFIRMATION_E_VALUE / revision.scores["e_value"], IMPROVED_FACTOR))
     ):
         ada.feedback(ask(ada, f"later {number}"), rating=1)
     assert ada.revisions()[0].probation
@@ -178,7 +178,7 @@ def test_undone_rollback_leaves_the_probation_as_it_was(ada: User) -> None:
     ada.rollback("style")
     ada.rollback("style")
     assert ada.stack().entries[0].revision == revision
-    assert [move.cause for move in ada.history()[-2:]] == ["rollback", "rollback undone"]
+    assert [move.cause for move in ada.history()[-2:]] == ["rollback", "rollback_undone"]
     dislike(ada, 4)
     assert ada.stack().entries == ()
     assert ada.history()[-1].cause == "withdrawn"
@@ -251,8 +251,8 @@ def test_evidence_accumulates_over_learns_and_ends_the_probation(runtime: Runtim
         asked += 6
         report = bo.learn()
         assert report.verdict is Verdict.PROMOTED, report.reason
-        bets.append(report.scores["bet"])
-        counted = set(report.scores["counted"])
+        bets.append(report.scores["e_value"])
+        counted = set(report.scores["decided_items"])
         assert seen <= counted
         seen = counted
         if not report.probation:
@@ -261,7 +261,7 @@ def test_evidence_accumulates_over_learns_and_ends_the_probation(runtime: Runtim
     assert bets[-1] >= CONFIRMATION_E_VALUE
     assert not report.probation
     correct(bo, 6, first=asked)
-    assert bo.learn().scores["bet"] < CONFIRMATION_E_VALUE
+    assert bo.learn().scores["e_value"] < CONFIRMATION_E_VALUE
 
 
 def test_learning_the_same_again_keeps_the_verdict_of_the_head(ada: User) -> None:
@@ -305,8 +305,8 @@ def test_learn_that_ran_out_of_time_is_in_the_reports(ada: User) -> None:
 
 def test_each_item_keeps_its_best_score(ada: User) -> None:
     correct(ada, 4, first=10)
-    pins = ada.learn().scores["pins"]
-    held = {s for r in ada.revisions() for s, role in r.signals.items() if role == "pinned"}
+    pins = ada.learn().scores["items"]
+    held = {s for r in ada.revisions() for s, role in r.signals.items() if role == "held_out"}
     assert set(pins) == held
     assert all(each["best"] >= each["after"] >= each["base"] for each in pins.values())
 

@@ -17,7 +17,7 @@ from personalpeft.learning.report import Example, LearnReport, Source, excerpt, 
 
 WHY = reason(ReasonCode.EDIT)
 
-FIGURES = {"asked": 3, "won": 2, "lost": 1, "before": -3.25, "after": -1.5}
+FIGURES = {"asked": 3, "improved": 2, "regressed": 1, "before": -3.25, "after": -1.5}
 REPORT = LearnReport(
     user="ada",
     layer="style",
@@ -54,7 +54,7 @@ REPORT = LearnReport(
         "target": FIGURES,
         "retention": {"asked": 0},
         "trained": {"asked": 0},
-        "canaries": {
+        "probes": {
             "asked": 6,
             "right_before": 5,
             "still_right": 4,
@@ -62,8 +62,8 @@ REPORT = LearnReport(
             "broken_before": 0,
             "kl": 0.25,
         },
-        "bet": 2.25,
-        "counted": ["s_1", "s_2"],
+        "e_value": 2.25,
+        "decided_items": ["s_1", "s_2"],
     },
 )
 
@@ -126,7 +126,7 @@ def test_only_a_live_revision_has_an_undo_command() -> None:
 def test_score_that_is_not_a_number_is_shown() -> None:
     scores = {
         "target": {**FIGURES, "after": None},
-        "canaries": {**REPORT.scores["canaries"], "kl": None},
+        "probes": {**REPORT.scores["probes"], "kl": None},
     }
     assert str(replace(REPORT, scores=scores)).count("no number") == 2
 

@@ -86,11 +86,11 @@ def test_layer_without_lessons_returns_to_the_base(ada: User, runtime: Runtime) 
 
     report = ada.learn()
     assert [each.code for each in report.reasons] == [ReasonCode.ALL_RETRACTED]
-    assert (report.event, report.revision, report.before) == ("taken back", head, None)
+    assert (report.event, report.revision, report.before) == ("retracted", head, None)
     undo = f"undo: personalpeft rollback memory --to {head} --user ada"
     assert undo in str(report)
     assert undo in str(ada.activity_summary(timedelta(days=1)))
-    assert (ada.history()[-1].cause, ada.history()[-1].after) == ("taken back", None)
+    assert (ada.history()[-1].cause, ada.history()[-1].after) == ("retracted", None)
     assert greedy(ada) == before
     assert ada.reports()[-1]["reason"] == report.reason
     assert due(ada) == []

@@ -52,7 +52,7 @@ def test_build_after_a_style_change_starts_from_nothing_and_drops_the_old_style(
     assert (first.verdict, second.verdict) == ("promoted", "promoted")
     assert ada.revisions("style")[-1].parent is None
     assert set(roles(ada)) == set(new)
-    assert sorted(set(roles(ada).values())) == ["pinned", "train"]
+    assert sorted(set(roles(ada).values())) == ["held_out", "trained"]
     assert second.scores["retention"]["asked"] == 0
     for signal in old:
         status = status_of(ada, signal)
@@ -81,23 +81,23 @@ def test_few_lessons_in_a_new_style_drop_nothing(ada: User) -> None:
 def test_returning_to_the_old_style_restores_its_lessons_and_keeps_them_held_out(ada: User) -> None:
     old = edit_in_style(ada, "signed", 12, first=0)
     ada.learn()
-    held = {signal for signal, role in roles(ada).items() if role == "pinned"}
+    held = {signal for signal, role in roles(ada).items() if role == "held_out"}
     between = edit_in_style(ada, "listed", 12, first=12)
     ada.learn()
-    held |= {signal for signal, role in roles(ada).items() if role == "pinned"}
+    held |= {signal for signal, role in roles(ada).items() if role == "held_out"}
     again = edit_in_style(ada, "signed", 8, first=24)
     ada.learn()
     assert set(roles(ada)) == {*old, *again}
     assert {status_of(ada, signal).place for signal in between} == {"kept"}
-    trained = {signal for signal, role in roles(ada).items() if role == "train"}
+    trained = {signal for signal, role in roles(ada).items() if role == "trained"}
     assert not held & trained
-    assert held & set(old) <= {signal for signal, role in roles(ada).items() if role == "pinned"}
+    assert held & set(old) <= {signal for signal, role in roles(ada).items() if role == "held_out"}
 
 
 def test_held_out_prompt_answered_in_the_new_style_stays_held_out(ada: User) -> None:
     edit_in_style(ada, "signed", 12, first=0)
     ada.learn()
-    held = {signal for signal, role in roles(ada).items() if role == "pinned"}
+    held = {signal for signal, role in roles(ada).items() if role == "held_out"}
     edit_in_style(ada, "listed", 12, first=12)
     asked = next(
         number
@@ -106,7 +106,7 @@ def test_held_out_prompt_answered_in_the_new_style_stays_held_out(ada: User) -> 
     )
     (answered_again,) = edit_in_style(ada, "listed", 1, first=asked)
     ada.learn()
-    assert roles(ada)[answered_again] == "pinned"
+    assert roles(ada)[answered_again] == "held_out"
     assert not held & set(roles(ada))
 
 

@@ -335,9 +335,8 @@ def test_a_recipe_from_before_a_fact_had_a_weight_builds_as_it_did() -> None:
     assert TrainingConfig.from_stored(recipe, now).fact_weight == 1
 
 
-def test_stored_configuration_keeps_its_keys() -> None:
-    """Digests of inputs and adapter files hold these keys."""
-    stored = TrainingConfig(target_modules=("mlp",), alpha=8).to_stored()
+def test_digest_of_inputs_keeps_its_keys() -> None:
+    stored = TrainingConfig(target_modules=("mlp",), alpha=8).to_digest()
     assert json.dumps(stored) == (
         '{"rank": 8, "alpha": 8, "targets": ["mlp"], "learning_rate": 0.0005, "steps": 26,'
         ' "min_steps_batches": 3, "most_steps": 120, "batch": 4, "pairs": 1, "beta": 0.1,'
@@ -346,7 +345,7 @@ def test_stored_configuration_keeps_its_keys() -> None:
         ' "replay": 0.5, "warmup": 0.05, "clip": 1.0, "weight_decay": 0.0, "held_out": 0.25,'
         ' "longest": 256, "capacity": 0.01, "seed": 0}'
     )
-    assert " ".join(RLConfig().to_stored()) == (
+    assert " ".join(RLConfig().to_digest()) == (
         "rounds imitate repeats batch per_round group pool held_back temperature longest kl"
         " imitation_rate learning_rate seed"
     )

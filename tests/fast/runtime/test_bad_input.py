@@ -559,7 +559,7 @@ def test_card_chooses_the_target_modules(tmp_path: Path, tiny_base: object) -> N
         for n in range(5):
             ada.teach(f"question {n}", "Ahoy!")
         ada.learn()
-        assert ada.revisions()[0].recipe["targets"] == ["self_attn.q_proj"]
+        assert ada.revisions()[0].recipe["target_modules"] == ["self_attn.q_proj"]
 
 
 def test_missing_weights_are_reported_when_first_needed(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 from runtime_makers import FakeTime, ask, correct, open_runtime
 
 from personalpeft import Runtime, User
+from personalpeft.former_names import MOVE_CAUSES, ROLES, rename_report
 from personalpeft.types import Stack
 
 ARCHIVE = Path(__file__).parents[2] / "data" / "home_before_layout.tar.xz"
@@ -193,10 +194,35 @@ def test_home_can_be_read_without_a_migration(tmp_path: Path, expected: dict[str
 def test_each_user_is_as_before(user: User, expected: dict[str, Any]) -> None:
     until = datetime.fromisoformat(expected["until"])
     found = json.loads(json.dumps(describe(user, datetime(2026, 1, 1, tzinfo=UTC), until)))
-    wanted = expected["users"][user.id]
+    wanted = _with_names_of_today(expected["users"][user.id])
     pairs = zip(found["replies"], wanted["replies"], strict=True)
     replies = [then if now is not None else None for now, then in pairs]
     assert found == {**wanted, "replies": replies}
+
+
+def _with_names_of_today(wanted: dict[str, Any]) -> dict[str, Any]:
+    revisions = [
+        {
+            **each,
+            "signals": {signal: ROLES[role] for signal, role in each["signals"].items()},
+        }
+        for each in wanted["revisions"]
+    ]
+    return {
+        **wanted,
+        "revisions": revisions,
+        "reports": [rename_report(each) for each in wanted["reports"]],
+        "moves": [
+            [*move, MOVE_CAUSES.get(cause, cause), at] for *move, cause, at in wanted["moves"]
+        ],
+    }
+
+
+def test_no_former_name_is_left(user: User) -> None:
+    for revision in user.revisions():
+        assert not {"targets", "most_steps", "longest", "thumbs"} & revision.recipe.keys()
+        assert not {"canaries", "bet", "pins", "sense"} & revision.scores.keys()
+        assert set(revision.signals.values()) <= {"trained", "held_out"}
 
 
 def test_api_keys_and_notes_are_there(runtime: Runtime, expected: dict[str, Any]) -> None:
@@ -228,7 +254,7 @@ def test_unfinished_learn_can_be_finished(runtime: Runtime) -> None:
 
 def test_forgetting_and_publishing_work(runtime: Runtime, folder: Path) -> None:
     cay = runtime.user("cay")
-    trained = next(s for s, role in cay.revisions()[0].signals.items() if role == "train")
+    trained = next(s for s, role in cay.revisions()[0].signals.items() if role == "trained")
     assert cay.forget(trained).revisions
     published = runtime.publish(["ada", "bob"], to=folder / "published")
     assert [each.name is None for each in published.stacks] == [False, True]
@@ -246,7 +272,7 @@ def test_forgetting_reaches_stacks_published_by_the_earlier_version(tmp_path: Pa
         assert not note.exists()
         ada = runtime.user("ada", create=False)
         assert [path.name for path in folder.iterdir()] == [record["now"]]
-        trained = next(s for s, role in ada.revisions()[0].signals.items() if role == "train")
+        trained = next(s for s, role in ada.revisions()[0].signals.items() if role == "trained")
         assert ada.forget(trained, rebuild=False).revisions
         assert list(folder.iterdir()) == []
         assert runtime.verify() == ()

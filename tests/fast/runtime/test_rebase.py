@@ -102,7 +102,9 @@ def test_layers_move_to_another_base_and_back_and_nothing_is_trained_twice(
 ) -> None:
     with bases.open(bases.first) as (_, ada):
         answers, heads = greedy(ada), [layer.head for layer in ada.layers()]
-        held_out = {s for each in ada.revisions() for s, r in each.signals.items() if r == "pinned"}
+        held_out = {
+            s for each in ada.revisions() for s, r in each.signals.items() if r == "held_out"
+        }
     bases, report = bases_after, moved[1]
     assert report.switched
     assert [each.trained for each in report.layers] == [True, True]

@@ -119,12 +119,12 @@ def test_one_blob_is_shared_by_many_users(store: Store) -> None:
 def test_invalid_revision_rolls_back_its_batch_and_no_other(store: Store) -> None:
     add_fact(store, "ada")
     question = add_fact(store, "ada")
-    add_revision(store, b"pins", signals={question.id: "pinned"})
+    add_revision(store, b"pins", signals={question.id: "held_out"})
     wrong: list[tuple[NewRevision, type[Exception]]] = [
         (new_revision("ADA"), InvalidId),
         (new_revision("zoe", parent="style@000000000000"), NotFound),
-        (new_revision("zoe", signals={question.id: "train"}), NotFound),
-        (new_revision("ada", content=b"new", signals={question.id: "train"}), InvalidInput),
+        (new_revision("zoe", signals={question.id: "trained"}), NotFound),
+        (new_revision("ada", content=b"new", signals={question.id: "trained"}), InvalidInput),
         (new_revision("zoe", digest="0" * 64, id="style@000000000000"), Damaged),
         (new_revision("zoe", recipe={"rate": float("nan")}), InvalidInput),
     ]

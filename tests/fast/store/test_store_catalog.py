@@ -29,7 +29,7 @@ def test_revision_is_returned_as_recorded(ada: Store) -> None:
         b"child",
         parent=parent.id,
         below=(StackEntry("style", "style@0", "0" * 64, 0.5),),
-        signals={fact.id: "train", question.id: "pinned"},
+        signals={fact.id: "trained", question.id: "held_out"},
         probation=True,
     )
     assert ada.catalog.revision("ada", revision.id) == revision
@@ -184,7 +184,7 @@ def test_identical_revision_is_judged_again_and_keeps_its_earlier_verdict(
     )
     question = add_fact(ada)
     add_revision(
-        ada, reason="Better on 5 of 5.", scores={"pinned": 1.0}, signals={question.id: "pinned"}
+        ada, reason="Better on 5 of 5.", scores={"pinned": 1.0}, signals={question.id: "held_out"}
     )
     (now,) = ada.catalog.revisions("ada")
     assert (now.verdict, now.reason, now.probation) == (
@@ -193,7 +193,7 @@ def test_identical_revision_is_judged_again_and_keeps_its_earlier_verdict(
         False,
     )
     assert now.scores == {"pinned": 1.0}
-    assert now.signals == {question.id: "pinned"}
+    assert now.signals == {question.id: "held_out"}
     assert (now.id, now.at, now.seconds) == (first.id, first.at, first.seconds)
     assert ada.catalog.reports("ada") == ({"verdict": "abstained"}, {"verdict": "promoted"})
     assert ada.catalog.stack("ada", BASE).entries[0].revision == first.id
@@ -243,20 +243,20 @@ def test_judging_again_repairs_a_damaged_blob(ada: Store) -> None:
 
 def test_held_out_signal_is_never_trained_in_its_layer(ada: Store) -> None:
     question = add_fact(ada)
-    add_revision(ada, b"first", signals={question.id: "pinned"})
+    add_revision(ada, b"first", signals={question.id: "held_out"})
     with pytest.raises(InvalidInput) as error:
-        add_revision(ada, b"second", signals={question.id: "train"})
+        add_revision(ada, b"second", signals={question.id: "trained"})
     assert question.id in error.value.message
-    add_revision(ada, b"third", layer="memory", signals={question.id: "train"})
-    add_revision(ada, b"fourth", signals={question.id: "pinned"})
+    add_revision(ada, b"third", layer="memory", signals={question.id: "trained"})
+    add_revision(ada, b"fourth", signals={question.id: "held_out"})
 
 
 def test_old_revision_is_judged_again_after_one_of_its_signals_was_held_out(ada: Store) -> None:
     fact = add_fact(ada)
-    old = add_revision(ada, b"old", signals={fact.id: "train"})
-    add_revision(ada, b"new", signals={fact.id: "pinned"})
-    add_revision(ada, b"old", signals={fact.id: "train"})
-    assert ada.catalog.revision("ada", old.id).signals == {fact.id: "train"}
+    old = add_revision(ada, b"old", signals={fact.id: "trained"})
+    add_revision(ada, b"new", signals={fact.id: "held_out"})
+    add_revision(ada, b"old", signals={fact.id: "trained"})
+    assert ada.catalog.revision("ada", old.id).signals == {fact.id: "trained"}
     assert verify(ada) == ()
 
 
@@ -268,7 +268,7 @@ def test_invalid_revision_is_refused_whole(ada: Store) -> None:
         (replace(sound, id="style@000000000000"), InvalidInput),
         (replace(sound, digest="0" * 64, id="style@" + "0" * 12), Damaged),
         (replace(sound, parent="style@000000000000"), NotFound),
-        (replace(sound, signals={"s_nothing": "train"}), NotFound),
+        (replace(sound, signals={"s_nothing": "trained"}), NotFound),
         (replace(sound, recipe={"lr": float("inf")}), InvalidInput),
         (replace(sound, seconds=float("nan")), InvalidInput),
         (replace(sound, reason="\ud800"), InvalidInput),

@@ -66,7 +66,7 @@ store.catalog.ensure_user("ada")
 number = 0
 while True:
     number += 1
-    print(add_revision(store, str(number).encode() * 200_000, signals={add_fact(store).id: "train"}).id, flush=True)
+    print(add_revision(store, str(number).encode() * 200_000, signals={add_fact(store).id: "trained"}).id, flush=True)
 """
     acknowledged = killed_after(beside(script, home), moment.randint(1, 4), moment.uniform(0, 0.03))
     with opened(home) as store:

@@ -45,12 +45,12 @@ def fill_user(store: Store, user: str = "ada") -> Erasure:
     store.catalog.add_vectors(
         user, "m", {fact.id: np.ones(4, np.float32), kept.id: np.ones(4, np.float32)}
     )
-    first = add_revision(store, b"first " + user.encode(), user=user, signals={kept.id: "train"})
+    first = add_revision(store, b"first " + user.encode(), user=user, signals={kept.id: "trained"})
     second = add_revision(
         store,
         f"{user} {SECRET}".encode(),
         user=user,
-        signals={fact.id: "train"},
+        signals={fact.id: "trained"},
         parent=first.id,
         reason=SECRET,
     )

@@ -39,7 +39,7 @@ def cluttered(home: Path) -> Path:
     """Return a closed home with an old unreferenced blob, partial file and session."""
     with opened(home) as store:
         fact = add_fact(store)
-        revision = add_revision(store, signals={fact.id: "train"})
+        revision = add_revision(store, signals={fact.id: "trained"})
         refused = add_revision(store, b"refused", promote=False)
         loose = store.blobs.path(store.blobs.put("ada", b"nobody names me"))
         store.save_session("ada", "style", b"x" * 10)

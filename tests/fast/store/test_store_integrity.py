@@ -28,7 +28,7 @@ def full_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
             store.ledger.add_signal(user, SignalKind.RATING, {"value": -1}, turn=turn.id)
             fact, question = add_fact(store, user), add_fact(store, user)
             store.ledger.retract(user, add_fact(store, user).id)
-            signals = {fact.id: "train", question.id: "pinned"}
+            signals = {fact.id: "trained", question.id: "held_out"}
             first = add_revision(store, b"first", user=user, signals=signals)
             add_revision(store, b"second", user=user, parent=first.id)
             add_revision(store, b"memory", user=user, layer="memory")
@@ -80,8 +80,8 @@ CHANGES = {
     "a head that is nowhere": "update layer set head = 'style@000000000000' where user = 'ada' and name = 'style'",
     "a head of another layer": "update layer set head = (select head from layer where user = 'ada' and name = 'memory')"
     " where user = 'ada' and name = 'style'",
-    "provenance": "update provenance set role = 'train' where user = 'ada'",
-    "provenance that is gone": "delete from provenance where user = 'ada' and role = 'pinned'",
+    "provenance": "update provenance set role = 'trained' where user = 'ada'",
+    "provenance that is gone": "delete from provenance where user = 'ada' and role = 'held_out'",
     "the tail": "update user set entries = entries - 1 where id = 'ada'",
     "a user": "delete from user where id = 'ada'",
 }
@@ -177,7 +177,7 @@ store = opened(home)
 store.catalog.ensure_user(sys.argv[2])
 for number in range(30):
     signal = add_fact(store, sys.argv[2])
-    add_revision(store, f"{sys.argv[2]} {number}".encode(), user=sys.argv[2], signals={signal.id: "train"})
+    add_revision(store, f"{sys.argv[2]} {number}".encode(), user=sys.argv[2], signals={signal.id: "trained"})
 """
     opened(home).close()
     writers = [beside(script, home, user) for user in ("ada", "bob")]

@@ -31,8 +31,8 @@ def learn(store: Store) -> None:
     store.catalog.stack("ada", BASE)
     store.catalog.used_signals("ada", "style")
     store.catalog.holdout("ada", "style")
-    parent = add_revision(store, signals={fact.id: "train", question.id: "pinned"})
-    add_revision(store, b"two", parent=parent.id, signals={fact.id: "train"})
+    parent = add_revision(store, signals={fact.id: "trained", question.id: "held_out"})
+    add_revision(store, b"two", parent=parent.id, signals={fact.id: "trained"})
     store.catalog.layers("ada")
     store.catalog.add_report("ada", {})
     store.catalog.reports("ada")
@@ -168,7 +168,7 @@ def test_home_of_the_former_version_is_migrated(home: Path) -> None:
             for (name,) in database.execute("select name from sqlite_master where type = 'index'")
         }
         assert {"layer_live", "revision_by_file", "turn_looked_up", "turn_by_reply"} <= names
-        assert database.execute("pragma user_version").fetchone() == (12,)
+        assert database.execute("pragma user_version").fetchone() == (13,)
 
 
 def test_home_of_the_former_version_can_be_read_without_migration(home: Path) -> None:

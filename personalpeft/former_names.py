@@ -1,0 +1,102 @@
+"""The names that earlier versions stored, and those of today.
+
+Rows under the hash chain are never rewritten, so old rows keep their names. The store gives all
+that it reads the names of today, and new rows are written with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+TRAINING: Mapping[str, str] = {
+    "targets": "target_modules",
+    "steps": "min_steps",
+    "most_steps": "max_steps",
+    "batch": "batch_size",
+    "pairs": "preference_pairs",
+    "thumbs": "rated_replies",
+    "phrasings": "num_paraphrases",
+    "unknown": "unanswerable_prompts",
+    "anchors": "kl_prompts",
+    "anchor_weight": "kl_weight",
+    "replay": "replay_ratio",
+    "warmup": "warmup_ratio",
+    "clip": "max_grad_norm",
+    "held_out": "eval_fraction",
+    "longest": "max_length",
+    "capacity": "tokens_per_parameter",
+}
+"""Fields of ``TrainingConfig``."""
+
+PRACTICE: Mapping[str, str] = {
+    "imitate": "rejection_rounds",
+    "repeats": "rejection_steps",
+    "imitation_rate": "rejection_learning_rate",
+    "batch": "batch_size",
+    "per_round": "prompts_per_round",
+    "group": "num_generations",
+    "pool": "num_train_tasks",
+    "held_back": "num_eval_tasks",
+    "longest": "max_completion_length",
+    "kl": "beta",
+}
+"""Fields of ``RLConfig``."""
+
+ROLES: Mapping[str, str] = {"train": "trained", "pinned": "held_out"}
+"""Values of ``SignalRole``."""
+
+MOVE_CAUSES: Mapping[str, str] = {
+    "rollback undone": "rollback_undone",
+    "taken back": "retracted",
+    "judged again": "revalidated",
+}
+"""Values of ``MoveCause``."""
+
+_SCORES = {
+    "canaries": "probes",
+    "bet": "e_value",
+    "spent": "spent_items",
+    "counted": "decided_items",
+    "sense": "text_quality",
+    "pins": "items",
+}
+_TEXT_QUALITY = {"fit": "pmi", "order": "word_order_gap", "own": "novelty"}
+_COUNTS = {"won": "improved", "lost": "regressed"}
+_COUNTED = ("target", "retention", "trained", "tasks")
+
+
+def rename(values: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """Return a mapping with the names of today."""
+    return {names.get(key, key): value for key, value in values.items()}
+
+
+def rename_recipe(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a stored recipe with the names of today."""
+    # A recipe stores the steps that were made under "steps", and so it still does.
+    renamed = rename(recipe, {old: new for old, new in TRAINING.items() if old != "steps"})
+    if "practice" in renamed:
+        renamed["practice"] = rename(renamed["practice"], PRACTICE)
+    return renamed
+
+
+def rename_scores(scores: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the stored scores of a revision with the names of today."""
+    renamed = rename(scores, _SCORES)
+    for key in renamed.keys() & set(_COUNTED):
+        renamed[key] = rename(renamed[key], _COUNTS)
+    if "text_quality" in renamed:
+        renamed["text_quality"] = rename(renamed["text_quality"], _TEXT_QUALITY)
+    return renamed
+
+
+def rename_report(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a stored report with the names of today, and with it those of the layers above."""
+    renamed = dict(body)
+    if "scores" in renamed:
+        renamed["scores"] = rename_scores(renamed["scores"])
+    if "event" in renamed:
+        renamed["event"] = MOVE_CAUSES.get(renamed["event"], renamed["event"])
+    if "above" in renamed:
+        renamed["above"] = [rename_report(each) for each in renamed["above"]]
+    return renamed
