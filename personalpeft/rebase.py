@@ -34,7 +34,16 @@ from personalpeft.learning.gate.gate import (
 )
 from personalpeft.learning.layers import inspect_layer
 from personalpeft.learning.learner import Learner
-from personalpeft.learning.outcomes import MoveCause, PairedResult
+from personalpeft.learning.outcomes import (
+    MoveCause,
+    PairedResult,
+    Reason,
+    ReasonCode,
+    Reasons,
+    RebaseOutcome,
+    reason,
+    render_reasons,
+)
 from personalpeft.learning.plan import MAX_HOLDOUT, holdout_of
 from personalpeft.learning.rebase_build import BuiltLayer, build_layers, last_stack, stack_of
 from personalpeft.learning.report import Example, excerpt
@@ -78,8 +87,8 @@ class RebaseReport:
         base: Digest of the base of the live stack before.
         to: Digest of the other base.
         name: Name of its card.
-        verdict: The gate's verdict on the new stack.
-        reason: Why, in words.
+        outcome: How it ended.
+        reasons: Why.
         accepted: Whether the caller switched by name what the gate did not promote.
         switched: Whether the new stack is live.
         layers: Each layer before and after.
@@ -91,15 +100,15 @@ class RebaseReport:
         seconds: How long it took.
     """
 
-    json_properties = ("won", "lost", "tied")
+    json_properties = ("verdict", "reason", "improved", "regressed", "tied")
 
     user: str
     at: datetime
     base: str
     to: str
     name: str
-    verdict: Verdict
-    reason: str
+    outcome: RebaseOutcome
+    reasons: Reasons
     accepted: bool
     switched: bool
     against_bare_base: bool = False
@@ -110,14 +119,24 @@ class RebaseReport:
     seconds: float = field(default=0.0)
 
     @property
-    def won(self) -> int:
-        """How many wanted answers are likelier on the new base."""
-        return self._count(PairedResult.WON)
+    def verdict(self) -> Verdict | None:
+        """The gate's verdict on the new stack; None where it was not judged."""
+        return self.outcome.verdict
 
     @property
-    def lost(self) -> int:
+    def reason(self) -> str:
+        """The reasons in words."""
+        return render_reasons(self.reasons)
+
+    @property
+    def improved(self) -> int:
+        """How many wanted answers are likelier on the new base."""
+        return self._count(PairedResult.IMPROVED)
+
+    @property
+    def regressed(self) -> int:
         """How many wanted answers are less likely on the new base."""
-        return self._count(PairedResult.LOST)
+        return self._count(PairedResult.REGRESSED)
 
     @property
     def tied(self) -> int:
@@ -131,7 +150,7 @@ class RebaseReport:
 
     def __str__(self) -> str:
         ended = f"LIVE on {self.name} now" if self.switched else "nothing has changed"
-        lines = [f"{self.user}: {ended}", f"  {self.verdict}: {self.reason}"]
+        lines = [f"{self.user}: {ended}", f"  {self.outcome.text}: {self.reason}"]
         lines += [f"  {line}" for line in map(_format_layer, self.layers)]
         if self.questions:
             before, after = (
@@ -141,7 +160,7 @@ class RebaseReport:
             asked = "asked it and its bare base" if self.against_bare_base else "asked both"
             lines.append(
                 f"  {asked}: {pluralize(len(self.questions), 'held-out question')};"
-                f" won {self.won}, lost {self.lost}, tied {self.tied}"
+                f" {self.improved} improved, {self.regressed} regressed, {self.tied} tied"
                 f" (nats a byte {before:.3f} -> {after:.3f}, up to {self.margin:.3f} is a tie)"
             )
         for example in self.examples:
@@ -206,10 +225,11 @@ def rebase(
             )
             general = measure_general(side, user, cancelled=cancelled)
             progress("Comparing", 1.0)
-        verdict, reason = judge_rebase(
+        outcome, why = judge_rebase(
             layers, comparison, general, Learner.from_services(new).margins, is_open=is_open
         )
-        is_agreed = accept or (verdict is Verdict.PROMOTED and not compare_only)
+        is_promoted = outcome is RebaseOutcome.PROMOTED
+        is_agreed = accept or (is_promoted and not compare_only)
         is_live = is_moved and is_agreed
         report = RebaseReport(
             user=user,
@@ -217,9 +237,9 @@ def rebase(
             base=live_base,
             to=new.base.digest,
             name=new.base.card.name,
-            verdict=verdict,
-            reason=reason,
-            accepted=is_live and verdict is not Verdict.PROMOTED,
+            outcome=outcome,
+            reasons=(why,),
+            accepted=is_live and not is_promoted,
             switched=is_live,
             against_bare_base=not is_open,
             layers=layers,
@@ -237,38 +257,37 @@ def judge_rebase(
     margins: Margins,
     *,
     is_open: bool = True,
-) -> tuple[Verdict, str]:
-    """Return the verdict on a stack on another base, and why.
+) -> tuple[RebaseOutcome, Reason]:
+    """Return how the rebase to a stack on another base ends, and why.
 
     It is refused for harm to general answers, and if more wanted answers lost than the margin
-    allows, unless the others gained more. The gate abstains without questions, where a layer is
-    left behind, and where the former base is not open, so that the bare new base was asked instead.
+    allows, unless the others gained more. The gate abstains without questions, and where the former
+    base is not open, so that the bare new base was asked instead.
     """
     if all(each.before == each.after for each in layers):
-        return Verdict.ABSTAINED, "the layers came out as they are"
-    left = [each.layer for each in layers if not each.after]
-    if left:
-        return Verdict.ABSTAINED, f"on this base nothing gives {', '.join(left)}"
-    if comparison is None or general is None:
-        return Verdict.ABSTAINED, "the two were not compared"
+        return RebaseOutcome.UNCHANGED, reason(ReasonCode.REBASE_UNCHANGED)
+    missing = [each.layer for each in layers if not each.after]
+    if missing or comparison is None or general is None:
+        why = reason(ReasonCode.REBASE_LAYERS_MISSING, layers=", ".join(missing))
+        return RebaseOutcome.LAYERS_MISSING, why
     if harm := find_harm(general, margins, check_regressions=False):
-        return Verdict.REFUSED, str(harm)
+        return RebaseOutcome.REFUSED, harm
     items = comparison.items
     if not items:
-        return Verdict.ABSTAINED, "nothing is held out to compare them by"
-    won, lost = sum(item.improved for item in items), sum(item.regressed for item in items)
-    counts = f"of {len(items)} wanted answers {won} are likelier and {lost} less likely"
+        return RebaseOutcome.ABSTAINED, reason(ReasonCode.REBASE_NOTHING_HELD_OUT)
+    improved = sum(item.improved for item in items)
+    regressed = sum(item.regressed for item in items)
+    counts = {"asked": len(items), "improved": improved, "regressed": regressed}
     if not is_open:
-        against = "the former base is not open; against the bare new base "
-        return Verdict.ABSTAINED, f"{against}{counts}"
+        return RebaseOutcome.ABSTAINED, reason(ReasonCode.REBASE_BASE_NOT_OPEN, **counts)
     beyond = sum(item.regressed_beyond_margin for item in items)
     outweighed = (
-        IMPROVED_FACTOR**won * REGRESSED_FACTOR**lost > PROBATION_E_VALUE
+        IMPROVED_FACTOR**improved * REGRESSED_FACTOR**regressed > PROBATION_E_VALUE
         and sum(item.change for item in items) > 0
     )
     if beyond <= margins.max_regressed * len(items) or outweighed:
-        return Verdict.PROMOTED, counts
-    return Verdict.REFUSED, counts
+        return RebaseOutcome.PROMOTED, reason(ReasonCode.REBASE_COMPARED, **counts)
+    return RebaseOutcome.REFUSED, reason(ReasonCode.REBASE_COMPARED, **counts)
 
 
 def _base_of(services: Services, user: str, heads: Mapping[str, str]) -> str:
@@ -331,8 +350,8 @@ def _questions(comparison: BaseComparison | None) -> dict[str, Any]:
 
 def _result(item: EvalItem) -> PairedResult:
     if item.improved:
-        return PairedResult.WON
-    return PairedResult.LOST if item.regressed else PairedResult.TIED
+        return PairedResult.IMPROVED
+    return PairedResult.REGRESSED if item.regressed else PairedResult.TIED
 
 
 def _record(
@@ -344,7 +363,10 @@ def _record(
     """Record the verdict on the new revisions, and move the heads where it agrees."""
     unjudged = [each.revision for each in built if each.is_new and each.revision is not None]
     judged: list[tuple[Revision, Json]] = [
-        (replace(each, verdict=report.verdict, reason=report.reason), {"rebase": report.as_json()})
+        (
+            replace(each, verdict=report.verdict or each.verdict, reason=report.reason),
+            {"rebase": report.as_json()},
+        )
         for each in unjudged
     ]
     targets = {each.layer: each.after for each in report.layers} if report.switched else {}
@@ -360,8 +382,8 @@ def _record(
         return report
     return replace(
         report,
-        verdict=Verdict.ABSTAINED,
-        reason="meanwhile another program moved a head; rebase again, which trains nothing twice",
+        outcome=RebaseOutcome.HEAD_MOVED,
+        reasons=(reason(ReasonCode.REBASE_HEAD_MOVED),),
         accepted=False,
         switched=False,
     )

@@ -112,10 +112,7 @@ def format_line(report: Sequence[ActivitySummary]) -> str:
 
 
 def _format_summary(summary: ActivitySummary) -> str:
-    ends = [
-        f"{report.layer} {report.event if report.event != 'learn' else report.verdict}"
-        for report in summary.reports
-    ]
+    ends = [f"{report.layer} {report.outcome.text}" for report in summary.reports]
     turns = pluralize(summary.turns, "turn")
     signals = pluralize(sum(summary.signals.values()), "signal")
     return f"{summary.user}: {', '.join((turns, signals, *ends))}"

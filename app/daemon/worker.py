@@ -314,5 +314,5 @@ def _summarize(report: LearnReport) -> str:
     parts = []
     for each in (report, *report.above):
         revision = f" ({each.revision})" if each.revision else ""
-        parts.append(f"{each.layer}: {each.error or each.verdict}{revision}, {each.reason}")
+        parts.append(f"{each.layer}: {each.error or each.outcome.text}{revision}, {each.reason}")
     return "; ".join(parts)

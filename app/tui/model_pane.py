@@ -264,7 +264,7 @@ class ModelPane(Vertical):
                 report = await self._session.call(
                     self._user.learn, progress=task.progress, cancelled=task.cancelled
                 )
-                show_note(self, f"{report.layer}: {report.verdict}. {report.reason}")
+                show_note(self, f"{report.layer}: {report.outcome.text}. {report.reason}")
                 # The tab is set, but the pane does not open over what the user types.
                 self._activate("report")
             except NothingToLearn as error:
@@ -340,7 +340,7 @@ class ModelPane(Vertical):
                 return
             report = await self._rebase(picked, accept=False)
             if all(each.before == each.after for each in report.layers):
-                show_note(self, f"{report.verdict}: {report.reason}")
+                show_note(self, f"{report.outcome.text}: {report.reason}")
             elif await self.app.push_screen_wait(rebase_dialog(report)):
                 report = await self._rebase(picked, accept=True)
                 if not report.switched:

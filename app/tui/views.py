@@ -33,6 +33,7 @@ Row: TypeAlias = tuple[Content, Any]
 _TITLE_WIDTH = 22
 _PANE_WIDTH = 34
 _MARKS = {
+    None: ("·", DIM),
     Verdict.PROMOTED: ("●", "$success"),
     Verdict.REFUSED: ("○", "$error"),
     Verdict.ABSTAINED: ("◌", "$warning"),
@@ -170,10 +171,9 @@ def report(last: LearnReport | None) -> Content:
     """Return the last report, short enough for the side pane."""
     if last is None:
         return Content.assemble(("No learn yet. Correct a few replies, then press ^L.", DIM))
-    word = last.event if last.event != "learn" else str(last.verdict)
     mark, colour = _MARKS[last.verdict]
     parts: list[tuple[str, str]] = [
-        (f"{mark} {last.layer}: {word}", f"bold {colour}"),
+        (f"{mark} {last.layer}: {last.outcome.text}", f"bold {colour}"),
         (
             ", on probation" if last.probation else ", accepted by you" if last.accepted else "",
             "$warning",
@@ -251,9 +251,9 @@ def forget_preview(text: Content, report: ForgetReport) -> Content:
 def rebase(report: RebaseReport) -> Content:
     """Return how the new stack did against the live one, and what the gate says."""
     mark, colour = _MARKS[report.verdict]
-    counts = f"  {report.won} won, {report.lost} lost, {report.tied} tied"
+    counts = f"  {report.improved} improved, {report.regressed} regressed, {report.tied} tied"
     return Content.assemble(
-        (f"{mark} {report.verdict}", colour),
+        (f"{mark} {report.outcome.text}", colour),
         (f"{counts if report.questions else ''}\n", "bold"),
         printable(report.reason),
     )

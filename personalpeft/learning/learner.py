@@ -9,7 +9,7 @@ raise ends the learn of all.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 
@@ -160,7 +160,7 @@ class Learner:
         options = options.capturing_errors(raised)
         started = self.services.clock.timer()
         pipeline = TrainingPipeline(self.services, self.margins, options, started)
-        learns: dict[str, Generator[Plan, BuildResult, LearnReport]] = {}
+        learns: dict[str, _UserLearn] = {}
         plans: dict[str, Plan] = {}
         results: dict[str, BuildResult] = {}
 
@@ -168,11 +168,17 @@ class Learner:
             """Advance a user to the next build, or to the end."""
             try:
                 learn = learns[user]
-                plans[user] = next(learn) if built is None else learn.send(built)
-            except StopIteration as end:
-                results[user] = end.value
+                if built is None:
+                    learn.begin()
+                else:
+                    learn.take_result(built)
+                if plan := learn.next_plan():
+                    plans[user] = plan
+                    return
+                results[user] = learn.report()
             except Exception as error:  # noqa: BLE001 - an error of any kind is a result
                 results[user] = error
+            learn.close()
 
         waiting = deque(users)
         with self.services.model.learning(), ExitStack() as leases:
@@ -180,7 +186,7 @@ class Learner:
                 # A user joins as soon as another ends, so that groups stay full.
                 while waiting and len(plans) < MAX_CONCURRENT_USERS:
                     user = waiting.popleft()
-                    learns[user] = _UserLearn(pipeline, self.recipes, user, layer).run()
+                    learns[user] = _UserLearn(pipeline, self.recipes, user, layer)
                     leases.callback(learns[user].close)
                     advance(user)
                 group = dict(plans)
@@ -193,9 +199,9 @@ class Learner:
 
 
 class _UserLearn:
-    """The learn of one user, layer by layer.
+    """The learn of one user, layer by layer: plans to build come out, and their results go in.
 
-    Its methods are generators, since the builds of several users are trained together in between.
+    The builds of several users are trained together in between.
     """
 
     def __init__(
@@ -204,61 +210,68 @@ class _UserLearn:
         self._services, self._margins, self._recipes = pipeline.services, pipeline.margins, recipes
         self._store = self._services.store
         self._user, self._layer, self._options = user, layer, pipeline.options
+        self._lease = ExitStack()
+        self._waiting: deque[tuple[str, bool]] = deque()
+        self._building = ""
         self._began = 0.0
+        self._reports: list[LearnReport] = []
+        self._nothing: NothingToLearn | None = None
 
-    def run(self) -> Generator[Plan, BuildResult, LearnReport]:
-        """Yield each build and receive its result. Hold the user's lease meanwhile.
+    def begin(self) -> None:
+        """Take the user's lease, and find the layers. Raises ``Busy``."""
+        self._lease.enter_context(self._store.leases.acquire(learn_lease(self._user)))
+        if not self._options.dry_run:
+            review_probation(self._store, self._user, self._services.clock.now)
+        self._waiting.extend(self._list_layers())
 
-        Returns:
-            The report of the lowest layer, with those above.
+    def next_plan(self) -> Plan | None:
+        """Return the next build, after reporting the layers before it. None at the end."""
+        while self._waiting:
+            layer, is_requested = self._waiting.popleft()
+            self._building, self._began = layer, self._services.clock.timer()
+            try:
+                decision = self._decide_build(layer, is_requested=is_requested)
+                if isinstance(decision, Plan):
+                    if not self._options.dry_run and decision.has_enough:
+                        return decision
+                    decision = self._report_unbuilt(decision)
+            except Exception as error:  # noqa: BLE001 - an error of any kind is a result
+                self.take_result(error)
+            else:
+                if decision is not None:
+                    self.take_result(decision)
+        return None
 
-        Raises:
-            NothingToLearn: There is no report.
-        """
-        reports: list[LearnReport] = []
-        nothing: NothingToLearn | None = None
-        with self._store.leases.acquire(learn_lease(self._user)):
-            if not self._options.dry_run:
-                review_probation(self._store, self._user, self._services.clock.now)
-            for layer, is_requested in self._list_layers():
-                try:
-                    report = yield from self._learn_layer(layer, is_requested=is_requested)
-                except NothingToLearn as error:
-                    if nothing is None or error.cause is NothingCause.NOT_LIVE:
-                        nothing = error
-                    if layer == self._layer:
-                        break
-                    continue
-                except Exception as error:
-                    if not reports:
-                        raise
-                    # What lower layers learned stays.
-                    report = failed_report(self._services, self._user, layer, error)
-                if report is not None:
-                    reports.append(report)
-                    # Layers above would be built on what is about to change.
-                    if report.is_unfinished or report.outcome is LearnOutcome.FAILED:
-                        break
-        if not reports:
-            raise nothing or NothingToLearn(
+    def take_result(self, built: BuildResult) -> None:
+        """Record how a layer ended. Raises an error of the first layer that ended."""
+        layer = self._building
+        if isinstance(built, NothingToLearn):
+            if self._nothing is None or built.cause is NothingCause.NOT_LIVE:
+                self._nothing = built
+            if layer == self._layer:
+                self._waiting.clear()
+            return
+        if isinstance(built, Exception):
+            if not self._reports:
+                raise built
+            # What lower layers learned stays.
+            built = failed_report(self._services, self._user, layer, built)
+        self._reports.append(built)
+        if built.is_unfinished or built.outcome is LearnOutcome.FAILED:
+            # Layers above would be built on what is about to change.
+            self._waiting.clear()
+
+    def report(self) -> LearnReport:
+        """Return the report of the lowest layer, with those above. Raises ``NothingToLearn``."""
+        if not self._reports:
+            raise self._nothing or NothingToLearn(
                 f"There is nothing to learn for {self._user}.", cause=NothingCause.NO_FEEDBACK
             )
-        return replace(reports[0], above=tuple(reports[1:]))
+        return replace(self._reports[0], above=tuple(self._reports[1:]))
 
-    def _learn_layer(
-        self, layer: str, *, is_requested: bool
-    ) -> Generator[Plan, BuildResult, LearnReport | None]:
-        """Yield the build of a layer where there is one, and return the layer's report."""
-        self._began = self._services.clock.timer()
-        decision = self._decide_build(layer, is_requested=is_requested)
-        if not isinstance(decision, Plan):
-            return decision
-        if self._options.dry_run or not decision.has_enough:
-            return self._report_unbuilt(decision)
-        built = yield decision
-        if isinstance(built, Exception):
-            raise built
-        return built
+    def close(self) -> None:
+        """Release the user's lease. Later calls do nothing."""
+        self._lease.close()
 
     def _list_layers(self) -> Sequence[tuple[str, bool]]:
         """Return the layers, lowest first, and whether they were requested.

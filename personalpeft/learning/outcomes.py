@@ -41,13 +41,21 @@ class LearnOutcome(StrEnum):
         return self in (LearnOutcome.WITHDRAWN, LearnOutcome.CONFIRMED, LearnOutcome.RETRACTED)
 
     @property
-    def verdict(self) -> Verdict:
-        """The verdict that earlier versions stored for this outcome."""
-        if self in (LearnOutcome.PROMOTED, LearnOutcome.CONFIRMED):
-            return Verdict.PROMOTED
-        if self in (LearnOutcome.REFUSED, LearnOutcome.WITHDRAWN):
-            return Verdict.REFUSED
-        return Verdict.ABSTAINED
+    def verdict(self) -> Verdict | None:
+        """The gate's verdict, or that of the user's feedback; None where nothing was judged."""
+        match self:
+            case LearnOutcome.PROMOTED | LearnOutcome.CONFIRMED:
+                return Verdict.PROMOTED
+            case LearnOutcome.REFUSED | LearnOutcome.WITHDRAWN:
+                return Verdict.REFUSED
+            case LearnOutcome.ABSTAINED:
+                return Verdict.ABSTAINED
+        return None
+
+    @property
+    def text(self) -> str:
+        """The outcome in words."""
+        return self.replace("_", " ")
 
 
 class MoveCause(StrEnum):
@@ -69,9 +77,33 @@ class MoveCause(StrEnum):
 class PairedResult(StrEnum):
     """How the wanted answer to a held-out question does on another base."""
 
-    WON = "won"
-    LOST = "lost"
+    IMPROVED = "improved"
+    REGRESSED = "regressed"
     TIED = "tied"
+
+
+class RebaseOutcome(StrEnum):
+    """How a rebase ended."""
+
+    PROMOTED = "promoted"
+    REFUSED = "refused"
+    ABSTAINED = "abstained"
+    UNCHANGED = "unchanged"
+    """Each layer came out as the live revision."""
+    LAYERS_MISSING = "layers_missing"
+    """The other base has no build of some layer, so the stacks were not compared."""
+    HEAD_MOVED = "head_moved"
+    """Another program moved a head meanwhile. Nothing was changed."""
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """The gate's verdict on the new stack; None where it was not judged."""
+        return next((each for each in Verdict if each.value == self.value), None)
+
+    @property
+    def text(self) -> str:
+        """The outcome in words."""
+        return self.replace("_", " ")
 
 
 class RebuildOutcome(StrEnum):
@@ -297,6 +329,26 @@ class ReasonCode(_CodeWithText):
     )
     ALL_TASKS_SOLVED = auto(), "all tasks are solved already: {tasks}, in {replies} replies"
     NO_REWARD_CONTRAST = auto(), "in {replies} replies no task was both passed and failed"
+
+    # How a rebase ended.
+    REBASE_UNCHANGED = auto(), "the layers came out as they are"
+    REBASE_LAYERS_MISSING = auto(), "on this base nothing gives {layers}"
+    REBASE_HEAD_MOVED = (
+        auto(),
+        "meanwhile another program moved a head; rebase again, which trains nothing twice",
+    )
+    REBASE_NOTHING_HELD_OUT = auto(), "nothing is held out to compare them by"
+    REBASE_COMPARED = (
+        auto(),
+        "of {asked} wanted answers {improved} are likelier and {regressed} less likely",
+    )
+    REBASE_BASE_NOT_OPEN = (
+        auto(),
+        "the former base is not open; against the bare new base of {asked} wanted answers "
+        "{improved} are likelier and {regressed} less likely",
+    )
+
+    # How a probation ended.
     WITHDRAWN = auto(), "withdrawn: {bad} of {replies} replies were {kind}{earlier}"
     CONFIRMED = auto(), "confirmed: {liked} of {replies} replies were liked"
 

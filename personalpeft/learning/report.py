@@ -118,8 +118,8 @@ class LearnReport:
         return render_reasons(self.reasons)
 
     @property
-    def verdict(self) -> Verdict:
-        """The outcome as one of three verdicts. ``outcome`` says more."""
+    def verdict(self) -> Verdict | None:
+        """The gate's verdict, or that of the user's feedback; None where nothing was judged."""
         return self.outcome.verdict
 
     @property
@@ -134,9 +134,7 @@ class LearnReport:
 
     @property
     def event(self) -> str:
-        """ "learn", or "withdrawn", "confirmed", "taken back" where no training ended so."""
-        if self.outcome is LearnOutcome.RETRACTED:
-            return "taken back"
+        """ "learn", or "withdrawn", "confirmed", "retracted" where no training ended so."""
         return str(self.outcome) if self.outcome.is_event else "learn"
 
     @property
@@ -203,7 +201,7 @@ def _outcome(data: Mapping[str, Any]) -> LearnOutcome:
         return LearnOutcome.DRY_RUN
     event = data.get("event", "learn")
     if event != "learn":
-        return LearnOutcome.RETRACTED if event == "taken back" else LearnOutcome(event)
+        return LearnOutcome(event)
     if data["verdict"] != Verdict.ABSTAINED:
         return LearnOutcome(data["verdict"])
     if data.get("revision") is None:
@@ -319,7 +317,7 @@ def format_briefly(report: LearnReport) -> list[str]:
 
 def _format_outcome(report: LearnReport) -> str:
     state = " (on probation)" if report.probation else ", ACCEPTED" if report.accepted else ""
-    return report.outcome.replace("_", " ").upper() + state
+    return report.outcome.text.upper() + state
 
 
 def undo_hint(report: LearnReport) -> list[str]:

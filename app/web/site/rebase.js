@@ -68,10 +68,10 @@ export function rebasePart(user, learning) {
 
   /** @param {Rebased} report @param {string} to */
   function show(report, to) {
-    if (report.layers.every((each) => each.before === each.after)) {
+    if (report.outcome === "unchanged") {
       result.replaceChildren(h("p", {}, "The layers came out as they are. There is nothing to switch to."));
     } else if (!report.switched) {
-      result.replaceChildren(h("h3", {}, score(report)), h("p", { class: "dim" }, `The gate: ${report.verdict} (${report.reason}).`), ...examples(report),
+      result.replaceChildren(h("h3", {}, score(report)), h("p", { class: "dim" }, `The gate: ${report.verdict ?? "not judged"} (${report.reason}).`), ...examples(report),
         h("div", { class: "row" }, button(`Switch to ${report.name}`, () => rebase(to, true), { class: "go" }), button("Keep what is live", () => result.replaceChildren(), { class: "quiet" })));
     } else if (report.base === report.to) {
       result.replaceChildren(h("p", {}, "The layers that were built anew are live."), h("div", { class: "row" }, button("Go back", () => goBack(report))));
@@ -92,9 +92,9 @@ export function rebasePart(user, learning) {
 }
 
 /** @param {Rebased} report */
-function score({ questions, won, lost, tied, name, against_bare_base: bare }) {
+function score({ questions, improved, regressed, tied, name, against_bare_base: bare }) {
   if (!questions.length) return "Nothing is held out to compare them by";
-  return `Of ${count(questions.length, "wanted answer")} ${won} are likelier with your layers on ${name}${bare ? " than on it without them" : ""}, ${lost} less likely, ${tied} as likely`;
+  return `Of ${count(questions.length, "wanted answer")} ${improved} are likelier with your layers on ${name}${bare ? " than on it without them" : ""}, ${regressed} less likely, ${tied} as likely`;
 }
 
 /** @param {Rebased} report @returns {HTMLElement[]} */

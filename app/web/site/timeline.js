@@ -84,7 +84,7 @@ export function timelineView(user, go) {
     const moves = history.filter((move) => !["learn", "accepted", "withdrawn", "retracted", "import"].includes(move.cause));
     return [
       ...reports.map((report) => ({ at: report.at, revision: ["withdrawn", "confirmed", "retracted"].includes(report.outcome) ? null : report.revision,
-        draw: () => entry(report.at, headline(report), reportParts(report), report.revision, report.layer, known, heads, report.verdict) })),
+        draw: () => entry(report.at, headline(report), reportParts(report), report.revision, report.layer, known, heads, report.verdict ?? "unjudged") })),
       ...imported.map((revision) => ({ at: revision.at, revision: revision.id,
         draw: () => entry(revision.at, `${layerName(revision.layer)}: imported`, [h("p", { class: "dim" }, revision.reason)], revision.id, revision.layer, known, heads, revision.verdict) })),
       ...moves.map((move) => ({ at: move.at, revision: null, draw: () => moved(move) })),

@@ -18,9 +18,9 @@ import { ask, events, file, pages } from "./api.js";
  * @typedef {{ layer: string, before: string | null, after: string | null, cause: string, at: string }} Move
  * @typedef {{ id: string, kind: string, state: string, stage: string, progress: number, begun: string, ended: string | null, report: Report | null, forgotten: any, rebased: Rebased | null, error: { message: string, hint: string, kind: string } | null }} Job
  * @typedef {{ name: string, title: string, is_open: boolean }} Base
- * @typedef {{ base: string, to: string, name: string, verdict: string, reason: string, switched: boolean, against_bare_base: boolean, layers: { layer: string, before: string, after: string | null }[], questions: object[], examples: { prompt: string, before: string, after: string }[], won: number, lost: number, tied: number }} Rebased
+ * @typedef {{ base: string, to: string, name: string, outcome: string, verdict: string | null, reason: string, switched: boolean, against_bare_base: boolean, layers: { layer: string, before: string, after: string | null }[], questions: object[], examples: { prompt: string, before: string, after: string }[], improved: number, regressed: number, tied: number }} Rebased
  * @typedef {{ layer: string | null, stage: string, step: number, steps: number, since: string }} Learning
- * @typedef {{ layer: string, outcome: string, verdict: string, reason: string, at: string, seconds: number, revision: string | null, before: string | null, probation: boolean, steps: number, sources: { signal: string, kind: string, text: string, use: string, use_code: string }[], examples: { prompt: string, before: string, after: string }[], scores: Record<string, any>, accepted: boolean, error: string, above: Report[] }} Report
+ * @typedef {{ layer: string, outcome: string, verdict: string | null, reason: string, at: string, seconds: number, revision: string | null, before: string | null, probation: boolean, steps: number, sources: { signal: string, kind: string, text: string, use: string, use_code: string }[], examples: { prompt: string, before: string, after: string }[], scores: Record<string, any>, accepted: boolean, error: string, above: Report[] }} Report
  */
 
 export class User extends EventTarget {

@@ -258,7 +258,8 @@ def _end_probation(
         revision=revision.id,
         before=previous,
     )
-    judged = replace(revision, verdict=report.verdict, reason=report.reason, probation=False)
+    verdict = Verdict.REFUSED if is_withdrawn else Verdict.PROMOTED
+    judged = replace(revision, verdict=verdict, reason=report.reason, probation=False)
     after = previous if is_withdrawn else revision.id
     move = HeadMove(revision.user, revision.layer, revision.id, after, MoveCause.WITHDRAWN, at)
     return report if store.catalog.add_judgement(judged, report.as_json(), move=move) else None

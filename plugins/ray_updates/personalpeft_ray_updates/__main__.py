@@ -223,7 +223,7 @@ def _format_report(report: LearnReport) -> str:
     return "; ".join(
         f"{each.error}, {each.reason}"
         if each.error
-        else f"{each.layer} {each.verdict}{f' ({each.revision})' if each.revision else ''}"
+        else f"{each.layer} {each.outcome.text}{f' ({each.revision})' if each.revision else ''}"
         for each in parts
     )
 

@@ -57,7 +57,7 @@ def test_verify_repairs_a_damaged_file_and_says_what_is_left(learned: Shell) -> 
 def test_rebase_to_the_same_base_and_recipe_changes_nothing(learned: Shell) -> None:
     before = learned.snapshot()
     report = json.loads(learned.run("rebase", "--to", "fake", "--accept", "--json").stdout)
-    assert (report["verdict"], report["switched"]) == ("abstained", False)
+    assert (report["outcome"], report["verdict"], report["switched"]) == ("unchanged", None, False)
     assert [layer["trained"] for layer in report["layers"]] == [False]
     assert learned.snapshot() == before
     result = learned.run("rebase", "--to", "fake")

@@ -375,7 +375,7 @@ def test_layers_are_rebased_compared_and_switched_by_name(
     )
     (layer,) = report.layers
     assert layer.before == library_user.layers()[0].head != layer.after
-    assert report.won + report.lost + report.tied == len(report.questions) > 0
+    assert report.improved + report.regressed + report.tied == len(report.questions) > 0
     assert report.examples
     assert progress
     assert not report.switched

@@ -15,7 +15,7 @@ from runtime_makers import correct, home_unchanged, open_runtime, style
 from personalpeft import Cancelled, LearnReport, NothingToLearn, User
 from personalpeft.learning import learner, pipeline
 from personalpeft.learning.gate.gate import Judgement
-from personalpeft.learning.outcomes import Reason, ReasonCode, reason, text_reason
+from personalpeft.learning.outcomes import LearnOutcome, Reason, ReasonCode, reason, text_reason
 from personalpeft.learning.report import from_json
 from personalpeft.types import Stack, Verdict
 
@@ -86,7 +86,8 @@ def test_naming_a_layer_learns_it_alone_and_revalidates_those_above(
     report = layered.learn("style")
     assert layers(report) == ["style", "skill.email"]
     again = report.above[0]
-    assert (again.verdict, again.revision) == (Verdict.ABSTAINED, before["skill.email"])
+    assert (again.outcome, again.revision) == (LearnOutcome.UNCHANGED, before["skill.email"])
+    assert again.verdict is None
     assert [each.code for each in again.reasons] == [ReasonCode.STACK_BELOW_CHECKED]
     assert heads(layered)["skill.email"] == before["skill.email"]
     assert layered.learn().layer == "skill.email"
@@ -261,5 +262,6 @@ def test_too_few_lessons_in_one_layer_block_no_other_layer(ada: User) -> None:
     ada.teach("question", style("Answer."))
     teach(ada, 5)
     report = ada.learn()
-    assert (report.layer, report.verdict, report.revision) == ("style", Verdict.ABSTAINED, None)
+    assert (report.layer, report.revision) == ("style", None)
+    assert report.outcome is LearnOutcome.NOTHING_TO_LEARN
     assert [each.live for each in report.above] == [True]

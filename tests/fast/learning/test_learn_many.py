@@ -22,7 +22,6 @@ from personalpeft.errors import HomeError
 from personalpeft.learning.learner import MAX_CONCURRENT_USERS
 from personalpeft.learning.outcomes import ReasonCode
 from personalpeft.store.error_mapping import sqlite3
-from personalpeft.types import Verdict
 
 PEOPLE = ("ada", "bo", "cy")
 few = examples(3, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -115,7 +114,7 @@ def test_error_of_one_user_is_reported_for_that_user_alone(runtime: Runtime, hom
         reports = runtime.learn_many(["cy", "bo", "nobody", "ada"])
     assert [report.error for report in reports] == ["NothingToLearn", "Busy", "NotFound", ""]
     assert [report.live for report in reports] == [False, False, False, True]
-    assert all(report.verdict is Verdict.ABSTAINED and report.reason for report in reports[:3])
+    assert all(report.verdict is None and report.reason for report in reports[:3])
     assert "bo" in str(reports[1])
     assert runtime.learn_many(["bo"])[0].live
 
@@ -242,7 +241,7 @@ def test_unexpected_error_of_one_user_is_reported_for_that_user_alone(
             reports = runtime.learn_many(PEOPLE)
         assert [report.error for report in reports] == ["", "ServingFailed", ""]
         assert {report.user: report.revision for report in reports if report.live} == learned_alone
-        assert reports[1].verdict is Verdict.ABSTAINED
+        assert reports[1].verdict is None
         shown = f"{reports[1]} {reports[1].as_json()} {caplog.text}"
         assert PRIVATE not in shown
         if breaks is not _corrupt_row:
@@ -436,7 +435,7 @@ def test_build_that_exceeds_memory_alone_is_refused_with_its_size(
     give_feedback(runtime, ((5, 0), (5, 0), (5, 0)))
     with home_unchanged(home):
         report = runtime.user("ada").learn(max_memory_mb=0.001)
-    assert (report.verdict, report.revision) == (Verdict.ABSTAINED, None)
+    assert (report.verdict, report.revision) == (None, None)
     assert report.reasons[0].code is ReasonCode.MEMORY_BUDGET
     assert report.reasons[0].data["allowed"] == 0.001
 

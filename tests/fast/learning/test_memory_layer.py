@@ -153,7 +153,7 @@ def test_memory_is_scoped_near_and_general_probes_are_judged_without_it(ada: Use
     assert {layer.name: layer.scope for layer in ada.layers()}["memory"] == "near"
     canaries = report.scores["probes"]
     assert canaries["still_right"] == canaries["right_before"]
-    assert report.verdict is not Verdict.ABSTAINED
+    assert report.verdict not in (None, Verdict.ABSTAINED)
 
 
 def test_trained_fact_is_still_retrieved(ada: User) -> None:

@@ -206,7 +206,7 @@ def test_practice_without_a_learnable_task_builds_nothing_and_says_why(
 ) -> None:
     before = greedy(ada)
     report = ada.practice("email", verifier=RecordingVerifier(right), rounds=40)
-    assert report.verdict is Verdict.ABSTAINED
+    assert not report.live
     if code:
         assert [each.code for each in report.reasons] == [code]
         assert report.revision is None
@@ -395,7 +395,7 @@ def test_practice_that_exceeds_memory_is_refused_with_its_size(ada: User, home: 
     verifier = RecordingVerifier(passes_half)
     with home_unchanged(home):
         report = ada.practice("email", verifier=verifier, max_memory_mb=0.001)
-    assert (report.verdict, report.revision, verifier.tried) == (Verdict.ABSTAINED, None, [])
+    assert (report.verdict, report.revision, verifier.tried) == (None, None, [])
     assert report.reasons[0].code is ReasonCode.MEMORY_BUDGET
     assert report.reasons[0].data["allowed"] == 0.001
     assert ada.practice("email", verifier=verifier, max_memory_mb=100, **SOON).revision

@@ -20,7 +20,7 @@ from personalpeft.learning.gate.evidence import CONFIRMATION_E_VALUE, IMPROVED_F
 from personalpeft.learning.gate.gate import Margins
 from personalpeft.learning.gate.probation import FeedbackOutcome, sequential_test
 from personalpeft.learning.learner import Learner
-from personalpeft.learning.outcomes import ReasonCode
+from personalpeft.learning.outcomes import LearnOutcome, ReasonCode
 from personalpeft.learning.report import from_json
 from personalpeft.types import Verdict
 
@@ -267,7 +267,7 @@ def test_evidence_accumulates_over_learns_and_ends_the_probation(runtime: Runtim
 def test_learning_the_same_again_keeps_the_verdict_of_the_head(ada: User) -> None:
     before = ada.revisions()
     report = ada.learn(start="nothing")
-    assert report.verdict is Verdict.ABSTAINED
+    assert (report.outcome, report.verdict) == (LearnOutcome.UNCHANGED, None)
     assert report.reasons[-1].code is ReasonCode.SAME_AS_LIVE
     assert (ada.revisions(), len(ada.history())) == (before, 1)
 
@@ -297,7 +297,7 @@ def test_learn_that_ran_out_of_time_is_in_the_reports(ada: User) -> None:
     report = ada.learn(seconds=1e-9)
     assert report.revision is None
     stored = ada.reports()[-1]
-    assert stored["verdict"] == "abstained"
+    assert (stored["outcome"], stored["verdict"]) == ("unfinished", None)
     assert stored["steps"] == report.steps > 0
     (budget,) = from_json(stored).reasons
     assert (budget.code, budget.data["step"]) == (ReasonCode.TIME_BUDGET, report.steps)

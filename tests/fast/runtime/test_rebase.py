@@ -25,6 +25,7 @@ from personalpeft import (
 from personalpeft.learning.evaluate.across_bases import BaseComparison
 from personalpeft.learning.gate.evidence import EvalItem, Evidence, ProbeResults
 from personalpeft.learning.gate.gate import Margins
+from personalpeft.learning.outcomes import RebaseOutcome, text_reason
 from personalpeft.rebase import RebasedLayer, judge_rebase
 
 # A build takes a second. The promises do not depend on how well it learns.
@@ -110,11 +111,11 @@ def test_layers_move_to_another_base_and_back_and_nothing_is_trained_twice(
     assert [each.trained for each in report.layers] == [True, True]
     assert [each.before for each in report.layers] == heads
     assert {each.signal for each in report.questions} == held_out
-    assert report.won + report.lost + report.tied == len(report.questions) > 0
+    assert report.improved + report.regressed + report.tied == len(report.questions) > 0
     assert report.examples
     assert report.examples[0].before != report.examples[0].after
     assert "held-out question" in str(report)
-    assert report.as_json()["won"] == report.won
+    assert report.as_json()["improved"] == report.improved
 
     with bases.open(bases.first) as (_, ada), pytest.raises(BaseMismatch):
         ask(ada)
@@ -129,7 +130,11 @@ def test_layers_move_to_another_base_and_back_and_nothing_is_trained_twice(
     back = bases.rebase(bases.second, bases.first, accept=True)
     assert [each.after for each in back.layers] == heads
     assert not any(each.trained for each in back.layers)
-    assert (back.won, back.lost, back.tied) == (report.lost, report.won, report.tied)
+    assert (back.improved, back.regressed, back.tied) == (
+        report.regressed,
+        report.improved,
+        report.tied,
+    )
     with bases.open(bases.first) as (_, ada):
         assert greedy(ada) == answers
     again = bases.rebase(bases.first, bases.second, accept=True)
@@ -159,7 +164,8 @@ def test_without_agreement_nothing_changes_and_the_builds_are_kept(
     bases: Bases, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "personalpeft.rebase.judge_rebase", lambda *args, **how: (Verdict.REFUSED, "it is worse")
+        "personalpeft.rebase.judge_rebase",
+        lambda *args, **how: (RebaseOutcome.REFUSED, text_reason("it is worse")),
     )
     with bases.open(bases.first) as (runtime, ada):
         stack, answers = ada.stack(), greedy(ada)
@@ -352,28 +358,30 @@ def items(*changes: float) -> BaseComparison:
 
 
 @pytest.mark.parametrize(
-    ("changes", "verdict"),
+    ("changes", "outcome"),
     [
-        ([0.0] * 8, Verdict.PROMOTED),
-        ([0.5] * 8, Verdict.PROMOTED),
-        ([0.5] * 7 + [-0.3], Verdict.PROMOTED),
-        ([-0.5] * 2 + [0.0] * 6, Verdict.REFUSED),
-        ([-0.5] * 4 + [0.5] * 4, Verdict.REFUSED),
-        ([], Verdict.ABSTAINED),
+        ([0.0] * 8, RebaseOutcome.PROMOTED),
+        ([0.5] * 8, RebaseOutcome.PROMOTED),
+        ([0.5] * 7 + [-0.3], RebaseOutcome.PROMOTED),
+        ([-0.5] * 2 + [0.0] * 6, RebaseOutcome.REFUSED),
+        ([-0.5] * 4 + [0.5] * 4, RebaseOutcome.REFUSED),
+        ([], RebaseOutcome.ABSTAINED),
     ],
 )
 def test_gate_agrees_where_the_new_base_is_not_worse(
-    changes: list[float], verdict: Verdict
+    changes: list[float], outcome: RebaseOutcome
 ) -> None:
     layers = [RebasedLayer("style", "style@1", "style@2")]
-    assert judge_rebase(layers, items(*changes), EVIDENCE, Margins())[0] is verdict
+    assert judge_rebase(layers, items(*changes), EVIDENCE, Margins())[0] is outcome
 
 
-def test_gate_abstains_where_a_layer_would_be_left_behind_or_nothing_was_compared() -> None:
+def test_gate_judges_nothing_where_a_layer_would_be_left_behind_or_none_changed() -> None:
     left = [RebasedLayer("skill.x", "skill.x@1", None)]
     same = [RebasedLayer("style", "style@1", "style@1")]
-    moved = [RebasedLayer("style", "style@1", "style@2")]
-    for layers, comparison in ((left, items(0.5)), (same, items(0.0)), (moved, None)):
-        verdict, reason = judge_rebase(layers, comparison, EVIDENCE, Margins())
-        assert verdict is Verdict.ABSTAINED
+    for layers, wanted in (
+        (left, RebaseOutcome.LAYERS_MISSING),
+        (same, RebaseOutcome.UNCHANGED),
+    ):
+        outcome, reason = judge_rebase(layers, items(0.5), EVIDENCE, Margins())
+        assert (outcome, outcome.verdict) == (wanted, None)
         assert reason

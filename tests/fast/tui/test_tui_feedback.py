@@ -331,7 +331,7 @@ def test_layers_built_anew_are_shown_beside_the_live_ones_and_switched_to(
             await ui.wait_for_text("on which base?")
             await ui.press("enter")
             await ui.wait_for_text("Switch to")
-            await ui.wait_for_text("lost")
+            await ui.wait_for_text("regressed")
             assert user.layers() == (before,)
             await ui.press(answer)
         await ui.wait_until(lambda: user.layers()[0].head != before.head)
