@@ -95,17 +95,51 @@ class TrainingPipeline:
             self._build_group(group, results)
         return results
 
-    def judge_and_publish(self, candidate: Candidate) -> BuildResult:
-        """Run the stages after the training for a candidate, and return its report or the error."""
-        results: dict[str, BuildResult] = {}
-        self._judge_candidates({candidate.plan.user: candidate}, results)
-        return results[candidate.plan.user]
+    def _groups(
+        self, plans: Mapping[str, Plan], results: dict[str, BuildResult]
+    ) -> Sequence[Mapping[str, Plan]]:
+        """Return groups whose sessions fit into the memory budget. Report plans that never do."""
+        budget, groups, size = self.options.max_memory_mb or inf, list[dict[str, Plan]](), inf
+        architecture = self.services.base.architecture
+        for user, plan in plans.items():
+            needed = estimate_session_mb(plan.recipe, architecture)
+            if needed > budget:
+                why = reason(ReasonCode.MEMORY_BUDGET, needed=needed, allowed=budget)
+                results[user] = report_of(self.services, plan, LearnOutcome.UNFINISHED, why)
+                continue
+            if size + needed > budget or not groups:
+                groups.append({})
+                size = 0.0
+            groups[-1][user] = plan
+            size += needed
+        return groups
+
+    def _build_group(self, plans: Mapping[str, Plan], results: dict[str, BuildResult]) -> None:
+        """Build a group. After an error of the whole group, build one by one from the checkpoints."""
+        try:
+            self._run_stages(plans, results)
+        except Exception as error:  # noqa: BLE001 - an error of any kind is a result
+            left = {user: plan for user, plan in plans.items() if user not in results}
+            if isinstance(error, Cancelled) or len(plans) == 1:
+                results.update(dict.fromkeys(left, error))
+                return
+            # It may be the error of one of them, or there is no memory for all at once.
+            _log.warning("builds of several users go on one by one: %s", format_origin(error))
+            for user, plan in left.items():
+                self._build_group({user: plan}, results)
 
     def _run_stages(self, plans: Mapping[str, Plan], results: dict[str, BuildResult]) -> None:
         """Run the stages for a group. A report or an error ends the build of its user."""
-        self._judge_candidates(self._train(plans, results), results)
+        candidates = self._train(plans, results)
+        self._judge_and_publish(candidates, results)
 
-    def _judge_candidates(
+    def judge_and_publish(self, candidate: Candidate) -> BuildResult:
+        """Run the stages after the training for a candidate, and return its report or the error."""
+        results: dict[str, BuildResult] = {}
+        self._judge_and_publish({candidate.plan.user: candidate}, results)
+        return results[candidate.plan.user]
+
+    def _judge_and_publish(
         self, candidates: Mapping[str, Candidate], results: dict[str, BuildResult]
     ) -> None:
         candidates = _each_user(lambda _, each: self._begin_judging(each), candidates, results)
@@ -114,9 +148,13 @@ class TrainingPipeline:
         self._show("Judging", len(candidates), 0.0)
         evaluated = self._evaluate(candidates, results)
         self._show("Judging", len(candidates), 1.0)
-        _each_user(
-            lambda user, each: self._gate_and_publish(candidates[user], *each), evaluated, results
-        )
+
+        def publish(user: str, result: EvalResult) -> LearnReport:
+            evidence, examples = result
+            judgement = self._judge(candidates[user], evidence)
+            return self._publish(candidates[user], judgement, evidence, examples)
+
+        _each_user(publish, evaluated, results)
 
     def _begin_judging(self, candidate: Candidate) -> Candidate | LearnReport:
         """Return the candidate, or the report where it came out as the live revision."""
@@ -332,11 +370,15 @@ class TrainingPipeline:
 
     # publish
 
-    def _gate_and_publish(
-        self, candidate: Candidate, evidence: Evidence, examples: tuple[Example, ...]
+    def _publish(
+        self,
+        candidate: Candidate,
+        judgement: Judgement,
+        evidence: Evidence,
+        examples: tuple[Example, ...],
     ) -> LearnReport:
+        """Record a judged candidate, and make it live where it was promoted."""
         plan = candidate.plan
-        judgement = self._judge(candidate, evidence)
         report = report_of(
             self.services,
             plan,
@@ -351,7 +393,7 @@ class TrainingPipeline:
         )
         return publish_candidate(self.services, candidate, judgement, report)
 
-    # progress, and groups of users
+    # progress
 
     def _show(self, stage: str, users: int, done: float) -> None:
         self.options.progress(f"{stage} for {users}" if users > 1 else stage, done)
@@ -370,39 +412,6 @@ class TrainingPipeline:
             yield_to_serving=lambda: engine.yield_to_foreground(MAX_YIELD_SECONDS),
             max_steps=self.options.steps,
         )
-
-    def _groups(
-        self, plans: Mapping[str, Plan], results: dict[str, BuildResult]
-    ) -> Sequence[Mapping[str, Plan]]:
-        """Return groups whose sessions fit into the memory budget. Report plans that never do."""
-        budget, groups, size = self.options.max_memory_mb or inf, list[dict[str, Plan]](), inf
-        architecture = self.services.base.architecture
-        for user, plan in plans.items():
-            needed = estimate_session_mb(plan.recipe, architecture)
-            if needed > budget:
-                why = reason(ReasonCode.MEMORY_BUDGET, needed=needed, allowed=budget)
-                results[user] = report_of(self.services, plan, LearnOutcome.UNFINISHED, why)
-                continue
-            if size + needed > budget or not groups:
-                groups.append({})
-                size = 0.0
-            groups[-1][user] = plan
-            size += needed
-        return groups
-
-    def _build_group(self, plans: Mapping[str, Plan], results: dict[str, BuildResult]) -> None:
-        """Build a group. After an error of the whole group, build one by one from the checkpoints."""
-        try:
-            self._run_stages(plans, results)
-        except Exception as error:  # noqa: BLE001 - an error of any kind is a result
-            left = {user: plan for user, plan in plans.items() if user not in results}
-            if isinstance(error, Cancelled) or len(plans) == 1:
-                results.update(dict.fromkeys(left, error))
-                return
-            # It may be the error of one of them, or there is no memory for all at once.
-            _log.warning("builds of several users go on one by one: %s", format_origin(error))
-            for user, plan in left.items():
-                self._build_group({user: plan}, results)
 
 
 def open_session(services: Services, plan: Plan) -> Session:
