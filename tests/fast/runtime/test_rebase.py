@@ -266,7 +266,8 @@ def test_comparing_alone_switches_nothing_whatever_the_gate_says(
     bases: Bases, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "personalpeft.rebase.judge_rebase", lambda *args, **how: (Verdict.PROMOTED, "as good")
+        "personalpeft.rebase.judge_rebase",
+        lambda *args, **how: (RebaseOutcome.PROMOTED, text_reason("as good")),
     )
     with bases.open(bases.first) as (runtime, ada):
         stack = ada.stack()
