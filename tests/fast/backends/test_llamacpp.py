@@ -28,6 +28,7 @@ from backend_makers import (
 from example_counts import examples
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
+from llama_cpp import llama_cpp
 
 from personalpeft.backends.base import Backend, Continuation, SequenceState
 from personalpeft.backends.llamacpp import backend as reckoning
@@ -203,6 +204,30 @@ def test_a_reused_context_holds_nothing_of_its_former_stack(
     assert len(set(results["one"])) == len(set(results["two"])) == 1
     assert len({results["one"][0], results["two"][0], results[None][0]}) == 3
     backend.close()
+
+
+def test_all_is_computed_on_the_processor(
+    tiny_base: Base, shared_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A build for GPUs has the same parameters, and would use the GPU by default.
+    options = []
+
+    def record(name: str) -> None:
+        call = getattr(llama_cpp, name)
+        monkeypatch.setattr(
+            llama_cpp, name, lambda first, given: options.append(given) or call(first, given)
+        )
+
+    record("llama_model_load_from_file")
+    record("llama_init_from_model")
+    backend = llamacpp_backend(tiny_base, shared_cache, slots=1)
+    assert generate(backend, [row(backend, "hello", max_tokens=2)])
+    backend.score([Continuation((1, 2), (3,))], None)
+    backend.close()
+    models = [each for each in options if hasattr(each, "n_gpu_layers")]
+    contexts = [each for each in options if hasattr(each, "op_offload")]
+    assert {each.n_gpu_layers for each in models} == {0}
+    assert {(each.op_offload, each.offload_kqv) for each in contexts} == {(False, False)}
 
 
 def test_an_item_that_exceeds_the_memory_is_refused(llamacpp_tiny: Backend) -> None:
