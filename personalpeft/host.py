@@ -9,6 +9,7 @@ import ctypes
 import hashlib
 import os
 import platform
+import runpy
 import signal
 import stat
 import subprocess
@@ -18,6 +19,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any
 
@@ -109,15 +111,33 @@ def return_large_blocks() -> None:
         set_option(_MMAP_THRESHOLD, _LARGE_BLOCK)
 
 
-@cache
 def has_gpu() -> bool:
-    """Return whether the machine has an NVIDIA GPU, without importing torch."""
+    """Return whether torch can use an NVIDIA GPU here, without importing torch."""
+    return 0 < cuda_of_torch() <= cuda_of_driver()
+
+
+@cache
+def cuda_of_driver() -> int:
+    """Return the newest major version of CUDA that an NVIDIA GPU runs here, 0 without a GPU."""
     for library in ("libcuda.so.1", "nvcuda.dll"):
         with suppress(OSError, AttributeError):
-            driver, count = ctypes.CDLL(library), ctypes.c_int()
+            driver, count, newest = ctypes.CDLL(library), ctypes.c_int(), ctypes.c_int()
             if driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0:
-                return count.value > 0
-    return False
+                driver.cuDriverGetVersion(ctypes.byref(newest))
+                return newest.value // 1000 if count.value else 0
+    return 0
+
+
+@cache
+def cuda_of_torch() -> int:
+    """Return the major version of CUDA that the installed torch is built for, 0 for none."""
+    torch = find_spec("torch")
+    if torch is None or torch.origin is None:
+        return 0
+    with suppress(OSError):
+        cuda = runpy.run_path(str(Path(torch.origin).with_name("version.py"))).get("cuda")
+        return int(cuda.partition(".")[0]) if cuda else 0
+    return 0
 
 
 def shared_memory() -> Path | None:

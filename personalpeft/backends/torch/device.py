@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import psutil
 import torch
 
+from personalpeft import host
 from personalpeft.backends.torch.batch_invariant_matmul import (
     ProductKind,
     ProductShape,
@@ -43,12 +44,14 @@ def choose_device(*, gpu: bool = True) -> DeviceChoice:
             dtype, name = torch.float32, "float32"
         reason = f"{name} on {torch.cuda.get_device_name()}"
         return DeviceChoice(torch.device("cuda"), dtype, reason)
-    threads = torch.get_num_threads()
+    where = f"on the processor, {torch.get_num_threads()} threads"
     if _multiplies_bfloat16():
-        reason = f"bfloat16 on the processor, {threads} threads"
-        return DeviceChoice(torch.device("cpu"), torch.bfloat16, reason)
-    reason = f"float32 on the processor, {threads} threads (it does not multiply bfloat16)"
-    return DeviceChoice(torch.device("cpu"), torch.float32, reason)
+        dtype, reason = torch.bfloat16, f"bfloat16 {where}"
+    else:
+        dtype, reason = torch.float32, f"float32 {where} (it does not multiply bfloat16)"
+    if gpu and host.cuda_of_driver():
+        reason += f"; not on the NVIDIA GPU: {_why_not_gpu()}"
+    return DeviceChoice(torch.device("cpu"), dtype, reason)
 
 
 def choose_learning_device(
@@ -90,6 +93,16 @@ def release_memory() -> None:
     """Return a GPU's memory that nothing uses to the other programs on it."""
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+
+
+def _why_not_gpu() -> str:
+    """Return why torch does not use the GPU that the driver has."""
+    needed = host.cuda_of_torch()
+    if not needed:
+        return "this torch is built without CUDA"
+    if needed > host.cuda_of_driver():
+        return f"its driver is too old for CUDA {needed}"
+    return "torch cannot use it"
 
 
 def _multiplies_bfloat16() -> bool:
