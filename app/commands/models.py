@@ -117,7 +117,7 @@ def models_add(
             progress=display,
         )
     backend = choose_backend(common.backend or "auto", model.card, None).name
-    needed, free = model.memory(backend), _free_memory()
+    needed, free = model.memory(backend), host.free_memory()
     if not common.json:
         emit(common, {}, _describe(model))
     info(
@@ -205,12 +205,6 @@ def _read_template(file: Path) -> str:
     if not text.strip():
         raise CardError(f"{file} is empty.", hint="Give a Jinja file.")
     return text
-
-
-def _free_memory() -> int:
-    import psutil
-
-    return int(psutil.virtual_memory().available)
 
 
 def _gib(size: int) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import psutil
 import torch
 
 from personalpeft import host
@@ -86,7 +85,7 @@ def memory_to_plan(device: torch.device) -> int:
     """Return the bytes that plans may divide: a GPU's free memory, or all memory of a CPU."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    return int(psutil.virtual_memory().total)
+    return host.total_memory()
 
 
 def release_memory() -> None:

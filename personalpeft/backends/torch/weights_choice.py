@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import psutil
-
+from personalpeft import host
 from personalpeft.backends.torch.device import DeviceChoice
 from personalpeft.base_models.mapped_weights import MappedWeights, map_weights
 from personalpeft.base_models.types import Base
@@ -55,6 +54,6 @@ def choose_weights(base: Base, where: DeviceChoice, mode: WeightsMode) -> Weight
             raise
         return WeightsChoice(None)
     needed = 2 * mapped.parameters * where.dtype.itemsize + _OTHER_BYTES
-    if mode == "auto" and psutil.virtual_memory().available >= needed:
+    if mode == "auto" and host.free_memory() >= needed:
         return WeightsChoice(None)
     return WeightsChoice(mapped, f"weights as in the file ({', '.join(mapped.formats)})")

@@ -77,7 +77,7 @@ def test_a_model_that_does_not_load_leaves_no_card(
 def test_a_model_larger_than_the_free_memory_is_added_untried(
     shell: Shell, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("personalpeft_app.commands.models._free_memory", lambda: 1000)
+    monkeypatch.setattr("personalpeft.host.free_memory", lambda: 1000)
     added = shell.run("models", "add", str(file), backend="torch")
     assert added.exit_code == 0, added.output
     assert "not enough memory" in added.stderr

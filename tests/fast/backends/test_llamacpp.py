@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -428,8 +427,7 @@ def test_contexts_stay_within_the_memory_including_their_fixed_cost(
     # Beside its tokens, a context costs as much as 600 tokens. Memory suffices for two contexts of
     # 512 tokens, or for the tokens of four.
     monkeypatch.setattr(reckoning, "context_bytes", lambda names, *_: (1 << 20, 600 << 20))
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    monkeypatch.setattr(reckoning, "_MEMORY_SHARE", (2 * 600 + 2 * 512 << 20) / memory)
+    monkeypatch.setattr("personalpeft.host.total_memory", lambda: 8 * (2 * 600 + 2 * 512 << 20))
     backend = llamacpp_backend(tiny_base, shared_cache, slots=3, rows=4)
     for seed, name in enumerate(("one", "two")):
         attach(backend, name, random_stack(backend, seed))
