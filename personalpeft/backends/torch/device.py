@@ -12,7 +12,6 @@ from personalpeft.backends.torch.batch_invariant_matmul import (
     ProductShape,
     is_usable,
 )
-from personalpeft.base_models.types import Base
 from personalpeft.errors import InvalidInput
 from personalpeft.settings import LearningDevice, WeightsMode
 
@@ -43,18 +42,31 @@ def choose_device(*, gpu: bool = True) -> DeviceChoice:
             dtype, name = torch.float32, "float32"
         reason = f"{name} on {torch.cuda.get_device_name()}"
         return DeviceChoice(torch.device("cuda"), dtype, reason)
-    where = f"on the processor, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
     if _multiplies_bfloat16():
-        dtype, reason = torch.bfloat16, f"bfloat16 {where}"
-    else:
-        dtype, reason = torch.float32, f"float32 {where} (it does not multiply bfloat16)"
-    if gpu and host.cuda_of_driver():
-        reason += f"; not on the NVIDIA GPU: {_why_not_gpu()}"
-    return DeviceChoice(torch.device("cpu"), dtype, reason)
+        reason = f"bfloat16 on the processor, {threads} threads"
+        return DeviceChoice(torch.device("cpu"), torch.bfloat16, reason)
+    reason = f"float32 on the processor, {threads} threads (it does not multiply bfloat16)"
+    return DeviceChoice(torch.device("cpu"), torch.float32, reason)
+
+
+def describe_unused_gpu() -> str:
+    """Return why torch cannot use the machine's NVIDIA GPU, a line for ``doctor``, or "" if it can.
+
+    Also "" without a GPU.
+    """
+    driver, needed = host.cuda_of_driver(), host.cuda_of_torch()
+    if not driver or torch.cuda.is_available():
+        return ""
+    if not needed:
+        return "torch is built without CUDA and does not use the NVIDIA GPU"
+    if needed > driver:
+        return f"the driver of the NVIDIA GPU is too old for CUDA {needed}, which torch uses"
+    return "torch cannot use the NVIDIA GPU"
 
 
 def choose_learning_device(
-    base: Base, mode: LearningDevice = "auto", weights: WeightsMode = "auto"
+    size: int, mode: LearningDevice = "auto", weights: WeightsMode = "auto"
 ) -> DeviceChoice:
     """Return the device that learns beside another backend, which serves the base.
 
@@ -62,7 +74,7 @@ def choose_learning_device(
     stay in their file are a CPU's.
 
     Args:
-        base: The base.
+        size: Bytes of the base's weights.
         mode: The user's choice.
         weights: Where the base's weights are kept.
 
@@ -75,8 +87,7 @@ def choose_learning_device(
             hint="Set PERSONALPEFT_LEARNING_DEVICE=auto, or install a CUDA build of torch.",
         )
     if mode == "auto" and weights != "mapped" and torch.cuda.is_available():
-        needed = sum(file.stat().st_size for file in base.folder.glob("model*.safetensors"))
-        fits = memory_to_plan(torch.device("cuda")) >= needed + _LEARNING_BYTES
+        fits = memory_to_plan(torch.device("cuda")) >= size + _LEARNING_BYTES
         return choose_device(gpu=fits)
     return choose_device(gpu=mode == "cuda")
 
@@ -92,16 +103,6 @@ def release_memory() -> None:
     """Return a GPU's memory that nothing uses to the other programs on it."""
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-
-
-def _why_not_gpu() -> str:
-    """Return why torch does not use the GPU that the driver has."""
-    needed = host.cuda_of_torch()
-    if not needed:
-        return "this torch is built without CUDA"
-    if needed > host.cuda_of_driver():
-        return f"its driver is too old for CUDA {needed}"
-    return "torch cannot use it"
 
 
 def _multiplies_bfloat16() -> bool:

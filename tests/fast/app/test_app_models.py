@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -102,12 +103,17 @@ def test_a_given_template_is_used(shell: Shell, tiny_base: Base, tmp_path: Path)
 def test_models_of_other_programs_are_listed_with_what_to_type(
     shell: Shell, file: Path, tmp_path: Path
 ) -> None:
-    folder = tmp_path / "llama cache"
+    folder = tmp_path / "llama's cache"
     folder.mkdir()
-    (folder / "some.gguf").write_bytes(file.read_bytes())
+    (folder / "some $HOME(1).gguf").write_bytes(file.read_bytes())
     elsewhere = {"HOME": str(tmp_path), "LLAMA_CACHE": str(folder)}
     listed = shell.run("models", "add", **elsewhere)
     assert listed.exit_code == 0, listed.output
-    assert f'personalpeft models add "{folder / "some.gguf"}"' in listed.stdout
+    (line,) = (each for each in listed.stdout.splitlines() if "models add" in each)
+    typed = line[line.index("personalpeft models add") :]
+    words = subprocess.run(
+        ["sh", "-c", f"printf '%s\\n' {typed}"], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    assert words == ["personalpeft", "models", "add", str(folder / "some $HOME(1).gguf")]
     none = shell.run("models", "add", HOME=str(tmp_path / "none"), LLAMA_CACHE=str(tmp_path / "no"))
     assert "No GGUF file was found" in none.stderr

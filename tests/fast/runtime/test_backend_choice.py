@@ -70,16 +70,15 @@ def test_a_gpu_counts_only_if_the_installed_torch_can_use_it(
 def test_a_gpu_that_torch_does_not_use_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    from personalpeft.backends.torch.device import choose_device
+    from personalpeft.backends.torch.device import describe_unused_gpu
 
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    reasons = []
-    for cuda in (0, 13):
+    found = []
+    for available, cuda in ((False, 0), (False, 13), (True, 12)):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda available=available: available)
         monkeypatch.setattr("personalpeft.host.cuda_of_torch", lambda cuda=cuda: cuda)
-        reasons.append(choose_device().reason)
-    assert all("GPU" in reason for reason in reasons)
-    assert len(set(reasons)) == 2
-    assert "GPU" not in choose_device(gpu=False).reason
+        found.append(describe_unused_gpu())
+    assert len(set(found)) == 3
+    assert found[2] == ""
 
 
 def test_requested_backend_is_never_replaced(tmp_path: Path) -> None:
