@@ -9,6 +9,7 @@ import ctypes
 import hashlib
 import os
 import platform
+import runpy
 import signal
 import stat
 import subprocess
@@ -18,7 +19,8 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
-from pathlib import Path
+from importlib.util import find_spec
+from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 # Windows has no SIGBUS. There a crash ends with one of the statuses instead of a signal.
@@ -28,6 +30,15 @@ _DIGEST = hashlib.sha256().digest_size  # bytes
 # The codes of "access denied" and "sharing violation", and how often a rename is tried again.
 _IN_USE = (5, 32)
 _RENAME_TRIES, _RENAME_PAUSE = 20, 0.02
+# Of version 2 and 1 of control groups: the root, files with a limit and the use, and the counts of
+# pages of files. Without a limit the first file has "max", or a number that no machine reaches.
+_MEMORY_GROUPS = {
+    "": ("/sys/fs/cgroup", "memory.max", "memory.current", ("active_file", "inactive_file")),
+    "memory": (
+        *("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+        ("total_active_file", "total_inactive_file"),
+    ),
+}
 _MMAP_THRESHOLD, _LARGE_BLOCK = -3, 1 << 20  # M_MMAP_THRESHOLD of glibc, bytes
 
 
@@ -109,15 +120,72 @@ def return_large_blocks() -> None:
         set_option(_MMAP_THRESHOLD, _LARGE_BLOCK)
 
 
-@cache
 def has_gpu() -> bool:
-    """Return whether the machine has an NVIDIA GPU, without importing torch."""
+    """Return whether torch can use an NVIDIA GPU here, without importing torch."""
+    return 0 < cuda_of_torch() <= cuda_of_driver()
+
+
+@cache
+def cuda_of_driver() -> int:
+    """Return the newest major version of CUDA that an NVIDIA GPU runs here, 0 without a GPU."""
     for library in ("libcuda.so.1", "nvcuda.dll"):
         with suppress(OSError, AttributeError):
-            driver, count = ctypes.CDLL(library), ctypes.c_int()
+            driver, count, newest = ctypes.CDLL(library), ctypes.c_int(), ctypes.c_int()
             if driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0:
-                return count.value > 0
-    return False
+                driver.cuDriverGetVersion(ctypes.byref(newest))
+                return newest.value // 1000 if count.value else 0
+    return 0
+
+
+@cache
+def cuda_of_torch() -> int:
+    """Return the major version of CUDA that the installed torch is built for, 0 for none."""
+    torch = find_spec("torch")
+    if torch is None or torch.origin is None:
+        return 0
+    with suppress(OSError):
+        cuda = runpy.run_path(str(Path(torch.origin).with_name("version.py"))).get("cuda")
+        return int(cuda.partition(".")[0]) if cuda else 0
+    return 0
+
+
+def total_memory() -> int:
+    """Return the bytes of memory that this process may use: the machine's, or its group's limit."""
+    import psutil
+
+    total = int(psutil.virtual_memory().total)
+    return min([total, *(limit for limit, _ in _limits_of_groups())])
+
+
+def free_memory() -> int:
+    """Return the bytes of memory that are free for this process, in the machine and its group."""
+    import psutil
+
+    free = int(psutil.virtual_memory().available)
+    return min([free, *(max(0, limit - used) for limit, used in _limits_of_groups())])
+
+
+def _limits_of_groups() -> Iterator[tuple[int, int]]:
+    """Yield limit and use, in bytes, of each control group of this process that limits memory.
+
+    Pages of files do not count as used, since the system takes them back at once.
+    """
+    try:
+        lines = Path("/proc/self/cgroup").read_text("utf-8").splitlines()
+    except OSError:
+        return
+    for _, controllers, group in (line.split(":", 2) for line in lines):
+        if controllers in _MEMORY_GROUPS:
+            root, limit, usage, pages = _MEMORY_GROUPS[controllers]
+            # In a container the name may be the host's, while the root is the container's group.
+            for each in (group, *map(str, PurePosixPath(group).parents)):
+                folder = Path(root) / each.lstrip("/")
+                with suppress(OSError, ValueError, KeyError):
+                    most = int((folder / limit).read_text("ascii"))
+                    used = int((folder / usage).read_text("ascii"))
+                    counts = (folder / "memory.stat").read_text("ascii").splitlines()
+                    stat = dict(count.split() for count in counts)
+                    yield most, used - sum(int(stat[name]) for name in pages)
 
 
 def shared_memory() -> Path | None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shlex
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -104,8 +107,10 @@ def models_add(
     from personalpeft.backends.choice import choose_backend
     from personalpeft.base_models.card_writer import write_card
     from personalpeft.base_models.local_models import inspect_local_model
+    from personalpeft.settings import resolve
 
-    home, cache = common.paths()
+    settings = resolve(common.home, os.environ)
+    home, cache = settings.home, settings.cache
     template = None if chat_template is None else _read_template(Path(chat_template))
     with Display(common) as display:
         model = inspect_local_model(
@@ -117,7 +122,8 @@ def models_add(
             progress=display,
         )
     backend = choose_backend(common.backend or "auto", model.card, None).name
-    needed, free = model.memory(backend), _free_memory()
+    free = host.free_memory()
+    needed = model.memory(backend, settings.weights, free)
     if not common.json:
         emit(common, {}, _describe(model))
     info(
@@ -207,16 +213,11 @@ def _read_template(file: Path) -> str:
     return text
 
 
-def _free_memory() -> int:
-    import psutil
-
-    return int(psutil.virtual_memory().available)
-
-
 def _gib(size: int) -> str:
     return f"{size / _GIB:.1f} GiB"
 
 
 def _quote(path: Path) -> str:
+    """Return a path as the system's shell takes it."""
     text = str(path)
-    return f'"{text}"' if " " in text else text
+    return subprocess.list2cmdline([text]) if sys.platform == "win32" else shlex.quote(text)

@@ -124,7 +124,7 @@ def serve(
         )
     from personalpeft.backends.choice import default_batch
 
-    serving = Serving(max_batch=max_batch or default_batch(), max_queue=max_queue)
+    serving = Serving(max_batch=max_batch or default_batch("torch"), max_queue=max_queue)
     display = Display(common)
     with session.open_runtime(
         common, "make", display, serving, implicit_feedback, train=not no_train

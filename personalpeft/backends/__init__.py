@@ -61,7 +61,8 @@ def load_backend(
             from personalpeft.backends.torch.backend import TorchBackend
             from personalpeft.backends.torch.device import choose_learning_device
 
-            where = None if serves else choose_learning_device(base, learning_device, weights)
+            size = sum(file.stat().st_size for file in base.folder.glob("model*.safetensors"))
+            where = None if serves else choose_learning_device(size, learning_device, weights)
             return TorchBackend(
                 base, slots=slots, rows=rows, where=where, cache=cache, weights=weights
             )

@@ -44,7 +44,7 @@ _TEXTS = {
     ChoiceReason.MANY_ROWS: "it answers more than two users at once fastest",
     ChoiceReason.NO_GGUF: "the base does not come as a GGUF file",
     ChoiceReason.NOT_INSTALLED: "llama-cpp-python is not installed",
-    ChoiceReason.GPU: "this machine has a GPU",
+    ChoiceReason.GPU: "it uses the GPU of this machine",
     ChoiceReason.UNSUPPORTED: "llama.cpp does not support the base",
 }
 
@@ -92,22 +92,25 @@ def choose_backend(
         base: The base; None where it is not prepared yet. Then its architecture is not checked.
     """
     if name != AUTO:
-        many = default_batch() if name in ("torch", "vllm") else DEFAULT_BATCH
-        return BackendChoice(name, ChoiceReason.REQUESTED, max_batch or many)
+        return BackendChoice(name, ChoiceReason.REQUESTED, max_batch or default_batch(name))
     if max_batch is not None and max_batch > _FEW_ROWS:
         return BackendChoice("torch", ChoiceReason.MANY_ROWS, max_batch)
     problem = _why_not_llamacpp(card, base)
     if problem is not None:
-        return BackendChoice("torch", problem, max_batch or default_batch())
+        return BackendChoice("torch", problem, max_batch or default_batch("torch"))
     return BackendChoice("llamacpp", ChoiceReason.FEW_ROWS, max_batch or _FEW_ROWS)
 
 
-def default_batch() -> int:
-    """Return how many replies torch generates at once by default.
+def default_batch(name: str) -> int:
+    """Return how many replies a backend generates at once by default.
 
     On a GPU the free memory limits them first: rows wait while the cache has no block for them.
+
+    Args:
+        name: One of ``BACKENDS``. A vLLM server needs no torch here that uses the GPU.
     """
-    return _GPU_BATCH if host.has_gpu() else DEFAULT_BATCH
+    on_gpu = {"torch": host.has_gpu, "vllm": host.cuda_of_driver}.get(name)
+    return _GPU_BATCH if on_gpu is not None and on_gpu() else DEFAULT_BATCH
 
 
 def _why_not_llamacpp(card: ModelCard, base: Base | None) -> ChoiceReason | None:

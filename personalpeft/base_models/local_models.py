@@ -19,10 +19,12 @@ from personalpeft.base_models.digest_cache import sealed_digest
 from personalpeft.base_models.files import folder_digest, folder_files, read_json
 from personalpeft.base_models.gguf.describe import GgufFacts, describe_gguf
 from personalpeft.base_models.inspect import inspect_model
+from personalpeft.base_models.mapped_weights import MAPPED_FORMATS, bytes_to_load
 from personalpeft.base_models.registry import all_cards, find_card
 from personalpeft.base_models.types import Base, ModelCard, Source
 from personalpeft.errors import CardError, InvalidInput, NotFound, WeightsError
 from personalpeft.sandbox import Limits, certify
+from personalpeft.settings import WeightsMode
 from personalpeft.types import Architecture, Progress, Sampling
 
 _TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -55,14 +57,25 @@ class LocalModel:
     has_template: bool  # of its own
     has_tools: bool
     kv_bytes: int  # of a token's keys and values
+    is_mappable: bool  # whether torch reads the weights as the file stores them
 
-    def memory(self, backend: str) -> int:
-        """Return about how many bytes of memory the first opening with a backend takes."""
+    def memory(self, backend: str, weights: WeightsMode, free: int) -> int:
+        """Return about how many bytes of memory the first opening takes on a processor.
+
+        Args:
+            backend: The backend that serves.
+            weights: Where torch keeps the weights.
+            free: The bytes that are free. Torch leaves weights in their file where these are few.
+        """
         unpacking = _TOKEN * self.tokens
         cache = self.kv_bytes * min(self.card.context, _USUAL_LENGTH)
-        # torch has the weights twice, mapped and in the order of its kernels.
-        weights = {"torch": 2 * _HALF * self.parameters, "llamacpp": self.size}.get(backend, 0)
-        return _OVERHEAD + max(unpacking, weights + cache if weights else 0)
+        loads = weights == "loaded" or not self.is_mappable
+        if weights == "auto":
+            loads |= free >= bytes_to_load(self.parameters, _HALF)
+        # Torch reads loaded weights from a file into the order of its kernels.
+        loaded = 2 * _HALF * self.parameters if loads else self.size
+        needed = {"torch": loaded, "llamacpp": self.size}.get(backend, 0)
+        return _OVERHEAD + max(unpacking, needed + cache if needed else 0)
 
     @property
     def disk(self) -> int:
@@ -214,6 +227,7 @@ def _propose_card(
         has_template=facts.template is not None,
         has_tools=_check_template(base, file),
         kv_bytes=facts.kv_bytes,
+        is_mappable=facts.formats <= set(MAPPED_FORMATS),
     )
 
 
@@ -268,6 +282,7 @@ def _from_folder(folder: Path, template: str | None) -> LocalModel:
         has_template=facts.template is not None,
         has_tools=_check_template(base, folder),
         kv_bytes=2 * 2 * facts.architecture.blocks * kv_heads * head_dim,
+        is_mappable=True,
     )
 
 

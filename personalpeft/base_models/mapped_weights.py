@@ -17,7 +17,7 @@ from personalpeft.base_models.files import FRESH_COPY, gguf_parts
 from personalpeft.base_models.gguf.file import source_gguf_file
 from personalpeft.base_models.gguf.mapped import MappedTensor, Numbers, PlainFormat, map_gguf
 from personalpeft.base_models.gguf.tensor_names import GgufNames, gguf_names
-from personalpeft.base_models.types import Base
+from personalpeft.base_models.types import Base, ModelCard
 from personalpeft.errors import WeightsError
 
 MAPPED_FORMATS = (
@@ -25,6 +25,8 @@ MAPPED_FORMATS = (
     *("Q4_K", "Q5_K", "Q6_K"),
 )
 """GGML's names of the formats that the kernels unpack."""
+# Of learning: activations, adapters and everything else.
+_OTHER_BYTES = 3 * 2**30
 _HEAD, _EMBEDDINGS = "lm_head.weight", "model.embed_tokens.weight"
 
 
@@ -151,25 +153,54 @@ def map_weights(base: Base) -> MappedWeights:
         WeightsError: There is no such file, or a tensor is stored in an unknown way.
     """
     if gguf_parts(base.card):
-        file = source_gguf_file(base.card)
-        if file is None:
+        return MappedWeights(_map_gguf(base.card), gguf_names(base))
+    return MappedWeights(_map_folder(base.folder), None)
+
+
+def map_source(card: ModelCard) -> MappedWeights | None:
+    """Map the file of a card as ``map_weights`` does, under the names in it.
+
+    None for a source that has no file before it is prepared. Raises as ``map_weights``.
+    """
+    if gguf_parts(card):
+        return MappedWeights(_map_gguf(card), None)
+    path = card.source.path
+    return None if path is None else MappedWeights(_map_folder(path), None)
+
+
+def bytes_to_load(parameters: int, width: int) -> int:
+    """Return the free bytes that weights need to be loaded by default.
+
+    Args:
+        parameters: How many there are. Learning stores them a second time, transposed.
+        width: Bytes of one.
+    """
+    return 2 * width * parameters + _OTHER_BYTES
+
+
+def _map_gguf(card: ModelCard) -> Mapping[str, MappedTensor]:
+    file = source_gguf_file(card)
+    if file is None:
+        raise WeightsError(
+            f"The GGUF file of {card.name} comes in parts, which cannot be mapped.",
+            hint="Unpack the weights instead: PERSONALPEFT_WEIGHTS=loaded.",
+        )
+    weights = map_gguf(file)
+    for each in weights.values():
+        if each.format.name not in MAPPED_FORMATS:
             raise WeightsError(
-                f"The GGUF file of {base.card.name} comes in parts, which cannot be mapped.",
-                hint="Unpack the weights instead: PERSONALPEFT_WEIGHTS=loaded.",
+                f"{file} stores {each.name!a} in a format that is unpacked only into memory.",
+                hint="Set PERSONALPEFT_WEIGHTS=loaded, or get the model in one of "
+                f"{', '.join(MAPPED_FORMATS)}.",
             )
-        weights = map_gguf(file)
-        for each in weights.values():
-            if each.format.name not in MAPPED_FORMATS:
-                raise WeightsError(
-                    f"{file} stores {each.name!a} in a format that is unpacked only into memory.",
-                    hint="Set PERSONALPEFT_WEIGHTS=loaded, or get the model in one of "
-                    f"{', '.join(MAPPED_FORMATS)}.",
-                )
-        return MappedWeights(weights, gguf_names(base))
+    return weights
+
+
+def _map_folder(folder: Path) -> Mapping[str, MappedTensor]:
     tensors: dict[str, MappedTensor] = {}
-    for path in sorted(base.folder.glob("model*.safetensors")):
+    for path in sorted(folder.glob("model*.safetensors")):
         tensors |= _map_safetensors(path)
-    return MappedWeights(tensors, None)
+    return tensors
 
 
 def _map_safetensors(path: Path) -> dict[str, MappedTensor]:

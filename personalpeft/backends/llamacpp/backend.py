@@ -6,8 +6,6 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-import psutil
-
 from personalpeft import host
 from personalpeft.adapters.types import AdapterStack
 from personalpeft.backends.base import Continuation, Score, StagedStack
@@ -115,9 +113,8 @@ def memory_budget(
         params: The size of a context.
         wanted: Tokens of all contexts, if there is memory for them.
     """
-    memory = psutil.virtual_memory().total
     per_token, per_context = context_bytes(names, vocab_size, params)
-    memory = max(int(memory * _MEMORY_SHARE), per_context + _MIN_CTX * per_token)
+    memory = max(int(host.total_memory() * _MEMORY_SHARE), per_context + _MIN_CTX * per_token)
     n_ctx = MemoryBudget(wanted, memory, per_token, per_context).remaining([])
     return MemoryBudget(n_ctx, memory, per_token, per_context)
 

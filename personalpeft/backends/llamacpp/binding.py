@@ -7,6 +7,8 @@ context uses it. The library compares addresses, so it could confuse a new adapt
 A context has one set of adapters for all that it computes. llama.cpp does not record which set its
 keys and values were computed with. So the set is given when a context is made, or replaced in an
 empty context.
+
+All is computed on the processor, also by a build of the library that could use a GPU.
 """
 
 from __future__ import annotations
@@ -81,6 +83,7 @@ class _ModelHandle:
     def __init__(self, path: Path, **params: bool) -> None:
         lib = _library()
         options = lib.llama_model_default_params()
+        options.n_gpu_layers = 0
         for name, value in params.items():
             setattr(options, name, value)
         self._model = lib.llama_model_load_from_file(os.fsencode(path), options)
@@ -168,6 +171,7 @@ class Context:
         options.n_outputs_max = options.n_outputs_max_per_seq = params.n_outputs
         options.no_perf = True
         options.flash_attn_type = _FLASH_ATTN_DISABLED
+        options.offload_kqv = options.op_offload = False
         if params.float32:
             options.type_k = options.type_v = _TYPE_F32
         self._context = lib.llama_init_from_model(model, options)

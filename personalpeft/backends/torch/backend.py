@@ -6,6 +6,7 @@ Transformers has the model code of bases that ``llama`` does not compute.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -39,7 +40,8 @@ from personalpeft.backends.torch.training.session import (
     advance,
     forward_backward,
 )
-from personalpeft.backends.torch.weights_choice import WeightsChoice, choose_weights
+from personalpeft.backends.torch.weights_choice import WeightsChoice, WeightsReason, choose_weights
+from personalpeft.base_models.mapped_weights import map_weights
 from personalpeft.base_models.types import Base
 from personalpeft.errors import WeightsError
 from personalpeft.settings import WeightsMode
@@ -86,19 +88,19 @@ class TorchBackend(BatchBackend):
         self.slots, self.rows = slots, rows
         ops, reason = choose_ops(where.device, where.dtype, cache)
         self.logprob_tolerance = _TOLERANCE.get(where.dtype, _TOLERANCE[torch.float32])
-        kept = choose_weights(base, where, weights)
+        kept = choose_weights(partial(map_weights, base), where, weights)
         try:
             self._model = ModelRunner(base, where, ops, cache, kept.mapped)
         except WeightsError:
             if weights != "auto" or kept.mapped is None:
                 raise
             # A model of a kind whose file has other names, such as a multimodal one.
-            kept = WeightsChoice(None)
+            kept = WeightsChoice(None, WeightsReason.NOT_MAPPABLE)
             self._model = ModelRunner(base, where, ops, cache)
         # Results of torch's own operations depend on the batch.
         self.batch_invariant = ops.batch_invariant and self._model.batch_invariant
         self.maps_weights = kept.mapped is not None
-        computed = ", ".join(filter(None, (where.reason, reason, kept.reason)))
+        computed = ", ".join(filter(None, (where.reason, reason, kept.description)))
         vocabulary = self._model.vocabulary_size
         self._score_reads = max(1, _SCORE_BYTES // (vocabulary * where.dtype.itemsize))
         self._references = ReferenceCache(self._model, f"{where.dtype}, {computed}", cache)

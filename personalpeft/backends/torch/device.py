@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import psutil
 import torch
 
+from personalpeft import host
 from personalpeft.backends.torch.batch_invariant_matmul import (
     ProductKind,
     ProductShape,
     is_usable,
 )
-from personalpeft.base_models.types import Base
 from personalpeft.errors import InvalidInput
 from personalpeft.settings import LearningDevice, WeightsMode
 
@@ -51,8 +50,23 @@ def choose_device(*, gpu: bool = True) -> DeviceChoice:
     return DeviceChoice(torch.device("cpu"), torch.float32, reason)
 
 
+def describe_unused_gpu() -> str:
+    """Return why torch cannot use the machine's NVIDIA GPU, a line for ``doctor``, or "" if it can.
+
+    Also "" without a GPU.
+    """
+    driver, needed = host.cuda_of_driver(), host.cuda_of_torch()
+    if not driver or torch.cuda.is_available():
+        return ""
+    if not needed:
+        return "torch is built without CUDA and does not use the NVIDIA GPU"
+    if needed > driver:
+        return f"the driver of the NVIDIA GPU is too old for CUDA {needed}, which torch uses"
+    return "torch cannot use the NVIDIA GPU"
+
+
 def choose_learning_device(
-    base: Base, mode: LearningDevice = "auto", weights: WeightsMode = "auto"
+    size: int, mode: LearningDevice = "auto", weights: WeightsMode = "auto"
 ) -> DeviceChoice:
     """Return the device that learns beside another backend, which serves the base.
 
@@ -60,7 +74,7 @@ def choose_learning_device(
     stay in their file are a CPU's.
 
     Args:
-        base: The base.
+        size: Bytes of the base's weights.
         mode: The user's choice.
         weights: Where the base's weights are kept.
 
@@ -73,8 +87,7 @@ def choose_learning_device(
             hint="Set PERSONALPEFT_LEARNING_DEVICE=auto, or install a CUDA build of torch.",
         )
     if mode == "auto" and weights != "mapped" and torch.cuda.is_available():
-        needed = sum(file.stat().st_size for file in base.folder.glob("model*.safetensors"))
-        fits = memory_to_plan(torch.device("cuda")) >= needed + _LEARNING_BYTES
+        fits = memory_to_plan(torch.device("cuda")) >= size + _LEARNING_BYTES
         return choose_device(gpu=fits)
     return choose_device(gpu=mode == "cuda")
 
@@ -83,7 +96,7 @@ def memory_to_plan(device: torch.device) -> int:
     """Return the bytes that plans may divide: a GPU's free memory, or all memory of a CPU."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    return int(psutil.virtual_memory().total)
+    return host.total_memory()
 
 
 def release_memory() -> None:

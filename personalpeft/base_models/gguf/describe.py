@@ -63,6 +63,7 @@ class GgufFacts:
     parameters: int
     tokens: int  # of the vocabulary
     quantisation: str  # the type of most weights
+    formats: frozenset[str]  # GGML's names of the types of all tensors
     size: int  # of the file, in bytes
     context: int  # tokens it was trained for
     licence: str  # "unknown" if the file does not say
@@ -82,6 +83,8 @@ def describe_gguf(path: Path) -> GgufFacts:
     Raises:
         WeightsError: The file is damaged, or cannot be a base. The message says why.
     """
+    from gguf import GGMLQuantizationType
+
     header = read_header(path)
     fields = _Fields(path, header)
     architecture = _check_kind(fields)
@@ -107,6 +110,7 @@ def describe_gguf(path: Path) -> GgufFacts:
         parameters=sum(counts.values()),
         tokens=len(tokens),
         quantisation=_quantisation(header, counts),
+        formats=frozenset(GGMLQuantizationType(kind).name for kind in counts),
         size=header.size,
         context=fields.size("context_length"),
         licence=fields.text("general.license.name") or fields.text("general.license") or "unknown",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -77,7 +78,7 @@ def test_a_model_that_does_not_load_leaves_no_card(
 def test_a_model_larger_than_the_free_memory_is_added_untried(
     shell: Shell, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("personalpeft_app.commands.models._free_memory", lambda: 1000)
+    monkeypatch.setattr("personalpeft.host.free_memory", lambda: 1000)
     added = shell.run("models", "add", str(file), backend="torch")
     assert added.exit_code == 0, added.output
     assert "not enough memory" in added.stderr
@@ -102,12 +103,17 @@ def test_a_given_template_is_used(shell: Shell, tiny_base: Base, tmp_path: Path)
 def test_models_of_other_programs_are_listed_with_what_to_type(
     shell: Shell, file: Path, tmp_path: Path
 ) -> None:
-    folder = tmp_path / "llama cache"
+    folder = tmp_path / "llama's cache"
     folder.mkdir()
-    (folder / "some.gguf").write_bytes(file.read_bytes())
+    (folder / "some $HOME(1).gguf").write_bytes(file.read_bytes())
     elsewhere = {"HOME": str(tmp_path), "LLAMA_CACHE": str(folder)}
     listed = shell.run("models", "add", **elsewhere)
     assert listed.exit_code == 0, listed.output
-    assert f'personalpeft models add "{folder / "some.gguf"}"' in listed.stdout
+    (line,) = (each for each in listed.stdout.splitlines() if "models add" in each)
+    typed = line[line.index("personalpeft models add") :]
+    words = subprocess.run(
+        ["sh", "-c", f"printf '%s\\n' {typed}"], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    assert words == ["personalpeft", "models", "add", str(folder / "some $HOME(1).gguf")]
     none = shell.run("models", "add", HOME=str(tmp_path / "none"), LLAMA_CACHE=str(tmp_path / "no"))
     assert "No GGUF file was found" in none.stderr

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -28,6 +27,7 @@ from backend_makers import (
 from example_counts import examples
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
+from llama_cpp import llama_cpp
 
 from personalpeft.backends.base import Backend, Continuation, SequenceState
 from personalpeft.backends.llamacpp import backend as reckoning
@@ -203,6 +203,30 @@ def test_a_reused_context_holds_nothing_of_its_former_stack(
     assert len(set(results["one"])) == len(set(results["two"])) == 1
     assert len({results["one"][0], results["two"][0], results[None][0]}) == 3
     backend.close()
+
+
+def test_all_is_computed_on_the_processor(
+    tiny_base: Base, shared_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A build for GPUs has the same parameters, and would use the GPU by default.
+    options = []
+
+    def record(name: str) -> None:
+        call = getattr(llama_cpp, name)
+        monkeypatch.setattr(
+            llama_cpp, name, lambda first, given: options.append(given) or call(first, given)
+        )
+
+    record("llama_model_load_from_file")
+    record("llama_init_from_model")
+    backend = llamacpp_backend(tiny_base, shared_cache, slots=1)
+    assert generate(backend, [row(backend, "hello", max_tokens=2)])
+    backend.score([Continuation((1, 2), (3,))], None)
+    backend.close()
+    models = [each for each in options if hasattr(each, "n_gpu_layers")]
+    contexts = [each for each in options if hasattr(each, "op_offload")]
+    assert {each.n_gpu_layers for each in models} == {0}
+    assert {(each.op_offload, each.offload_kqv) for each in contexts} == {(False, False)}
 
 
 def test_an_item_that_exceeds_the_memory_is_refused(llamacpp_tiny: Backend) -> None:
@@ -403,8 +427,7 @@ def test_contexts_stay_within_the_memory_including_their_fixed_cost(
     # Beside its tokens, a context costs as much as 600 tokens. Memory suffices for two contexts of
     # 512 tokens, or for the tokens of four.
     monkeypatch.setattr(reckoning, "context_bytes", lambda names, *_: (1 << 20, 600 << 20))
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    monkeypatch.setattr(reckoning, "_MEMORY_SHARE", (2 * 600 + 2 * 512 << 20) / memory)
+    monkeypatch.setattr("personalpeft.host.total_memory", lambda: 8 * (2 * 600 + 2 * 512 << 20))
     backend = llamacpp_backend(tiny_base, shared_cache, slots=3, rows=4)
     for seed, name in enumerate(("one", "two")):
         attach(backend, name, random_stack(backend, seed))

@@ -226,13 +226,10 @@ def test_the_backend_says_that_its_weights_are_in_the_file(make_base: Any) -> No
 def test_with_much_memory_weights_are_loaded_and_with_little_they_stay_in_the_file(
     make_base: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import psutil
-
     base = unpack_base(make_base(), TINY, tmp_path / "plain")
     found = []
-    for available in (64 * 2**30, 2**30):
-        memory = psutil.virtual_memory()._replace(available=available)
-        monkeypatch.setattr(psutil, "virtual_memory", lambda memory=memory: memory)
+    for free in (64 * 2**30, 2**30):
+        monkeypatch.setattr("personalpeft.host.free_memory", lambda free=free: free)
         found.append("in the file" in torch_backend(base, weights="auto").description)
     assert found == [False, True]
 

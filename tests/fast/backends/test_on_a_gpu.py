@@ -210,7 +210,6 @@ def test_a_gpu_holds_as_many_tokens_as_its_free_memory_allows(
     ],
 )
 def test_learning_beside_another_backend_takes_a_gpu_that_has_the_memory(
-    tiny_base: Base,
     monkeypatch: pytest.MonkeyPatch,
     mode: Any,
     weights: Any,
@@ -218,16 +217,16 @@ def test_learning_beside_another_backend_takes_a_gpu_that_has_the_memory(
     device: str,
 ) -> None:
     fake_gpu(monkeypatch, free)
-    assert choose_learning_device(tiny_base, mode, weights).device.type == device
+    assert choose_learning_device(1 << 20, mode, weights).device.type == device
 
 
-def test_a_gpu_that_is_not_there_is_refused_by_name(tiny_base: Base) -> None:
+def test_a_gpu_that_is_not_there_is_refused_by_name() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     with pytest.raises(InvalidInput) as caught:
-        choose_learning_device(tiny_base, "cuda")
+        choose_learning_device(1 << 20, "cuda")
     assert "LEARNING_DEVICE" in (caught.value.hint or "")
-    assert choose_learning_device(tiny_base).device.type == "cpu"
+    assert choose_learning_device(1 << 20).device.type == "cpu"
 
 
 def test_the_learning_device_comes_from_the_environment() -> None:

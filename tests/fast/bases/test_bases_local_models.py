@@ -7,6 +7,7 @@ import random
 import struct
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,35 @@ def test_what_a_file_says_of_itself_is_in_its_card(file: Path, tmp_path: Path) -
     assert model.size == file.stat().st_size
     assert card.source.digest is not None
     assert read_card(write_card(card, tmp_path / "models")) == card
+
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("weights", "free", "least", "most"),
+    [
+        ("auto", 12 * GIB, 3 * GIB, 5 * GIB),  # 16 GB do not fit, so the file is mapped.
+        ("auto", 32 * GIB, 15 * GIB, 18 * GIB),
+        ("mapped", 32 * GIB, 3 * GIB, 5 * GIB),
+        ("loaded", 12 * GIB, 15 * GIB, 18 * GIB),
+    ],
+)
+def test_the_memory_that_torch_needs_counts_where_the_weights_will_be(
+    file: Path, tmp_path: Path, weights: Any, free: int, least: int, most: int
+) -> None:
+    # Of the shape of Qwen3 4B in Q4_0.
+    model = replace(
+        inspect_local_model(file, cache=tmp_path),
+        parameters=4 * 10**9,
+        size=23 * 10**8,
+        kv_bytes=2 * 2 * 36 * 8 * 128,
+    )
+    assert least < model.memory("torch", weights, free) < most
+    assert model.memory("llamacpp", weights, free) < 5 * GIB
+    # A file that torch cannot map is unpacked into memory.
+    unpacked = replace(model, is_mappable=False)
+    assert unpacked.memory("torch", "auto", free) > 15 * GIB
 
 
 def test_the_settings_of_the_makers_in_a_file_are_used(tiny_base: Base, tmp_path: Path) -> None:

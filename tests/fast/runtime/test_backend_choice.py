@@ -5,12 +5,13 @@ from __future__ import annotations
 import gc
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from runtime_makers import ask, greedy, open_runtime, quick_card, style
 
 import personalpeft
-from personalpeft import NotFound, Serving, User
+from personalpeft import NotFound, Serving, User, host
 from personalpeft.backends.choice import ChoiceReason, choose_backend
 from personalpeft.base_models.registry import find_card
 
@@ -40,6 +41,44 @@ def test_torch_serves_where_llamacpp_is_missing_or_a_gpu_is_there(
     monkeypatch.setattr("personalpeft.backends.choice.find_spec", lambda package: None)
     missing = choose_backend("auto", GGUF, None)
     assert (missing.name, missing.reason) == ("torch", ChoiceReason.NOT_INSTALLED)
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU with a driver for CUDA 12."""
+    monkeypatch.setattr("personalpeft.host.cuda_of_driver", lambda: 12)
+
+
+@pytest.mark.usefixtures("driver")
+@pytest.mark.parametrize(
+    ("cuda", "name"), [(None, "llamacpp"), ("12.6", "torch"), ("13.0", "llamacpp")]
+)
+def test_a_gpu_counts_only_if_the_installed_torch_can_use_it(
+    cuda: str | None, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "version.py").write_text(f"cuda: str | None = {cuda!r}\n", "utf-8")
+    spec = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
+    monkeypatch.setattr("personalpeft.host.find_spec", lambda package: spec)
+    host.cuda_of_torch.cache_clear()
+    choice = choose_backend("auto", GGUF, None)
+    host.cuda_of_torch.cache_clear()
+    assert choice.name == name
+    assert (choice.max_batch > 16) == (name == "torch")
+
+
+@pytest.mark.usefixtures("driver")
+def test_a_gpu_that_torch_does_not_use_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from personalpeft.backends.torch.device import describe_unused_gpu
+
+    found = []
+    for available, cuda in ((False, 0), (False, 13), (True, 12)):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda available=available: available)
+        monkeypatch.setattr("personalpeft.host.cuda_of_torch", lambda cuda=cuda: cuda)
+        found.append(describe_unused_gpu())
+    assert len(set(found)) == 3
+    assert found[2] == ""
 
 
 def test_requested_backend_is_never_replaced(tmp_path: Path) -> None:
