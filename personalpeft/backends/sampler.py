@@ -122,9 +122,11 @@ def _pick_token(logits: Logits, draw: Draw) -> int:
         # The model failed. The other rows of the batch go on.
         return int(logits.argmax())
     drops, temperature = largest - logits, np.float32(draw.temperature)
-    tokens = np.flatnonzero(drops < _NO_WEIGHT * temperature)
-    if 0 < draw.top_k < len(tokens):
-        tokens = np.sort(_smallest(drops, draw.top_k))
+    tokens = (
+        np.sort(_smallest(drops, draw.top_k))
+        if 0 < draw.top_k < len(drops)
+        else np.flatnonzero(drops < _NO_WEIGHT * temperature)
+    )
     drops = drops[tokens]
     weights = np.rint(np.exp(drops / -temperature) * np.float32(MAX_WEIGHT))
     if draw.top_p < 1:
@@ -141,33 +143,44 @@ def _draw_from_nucleus(drops: Logits, weights: Logits, draw: Draw) -> int:
     threshold = (1 - draw.top_p) * total / (2 * len(weights))
     near = np.flatnonzero(weights >= threshold)
     # As integers, numbers that are not negative are in the same order.
-    ranks = drops.view(np.int32)
-    _, nucleus = _reach(ranks, weights, near, draw.top_p * total)
-    index, _ = _reach(ranks, weights, near, math.floor(draw.number * nucleus) + 1)
+    order = _Order(near, drops[near].view(np.int32), weights[near])
+    _, nucleus = order.reach(draw.top_p * total)
+    index, _ = order.reach(math.floor(draw.number * nucleus) + 1)
     return index
 
 
-def _reach(
-    ranks: npt.NDArray[np.int32], weights: Logits, indices: Indices, target: float
-) -> tuple[int, float]:
-    """Return the first index in the order of ranks with which the weights reach a target.
+class _Order:
+    """Indices in the order of their ranks, of equal ones the lower first, with their weights.
 
-    It comes with the sum up to it. Weights of groups with equal high bits are added first, and
-    then only the group that reaches the target is ordered.
+    Few are sorted. Of many, the weights of those with equal high bits are added up. Only the group
+    that a sum ends in is then ordered.
     """
-    above = 0.0
-    for shift in (16, 0):
-        if len(indices) <= _SORTED:
-            break
-        groups = ranks[indices] >> shift & 0xFFFF
-        sums = np.cumsum(np.bincount(groups, weights[indices]))
-        group = int(sums.searchsorted(target - above))
-        above += float(sums[group - 1]) if group else 0.0
-        indices = indices[groups == group]
-    indices = indices[np.argsort(ranks[indices], kind="stable")]
-    cumulative = above + np.cumsum(weights[indices], dtype=np.float64)
-    place = int(cumulative.searchsorted(target))
-    return int(indices[place]), float(cumulative[place])
+
+    def __init__(
+        self, indices: Indices, ranks: npt.NDArray[np.int32], weights: Logits, shift: int = 16
+    ) -> None:
+        self._groups = None
+        if len(indices) > _SORTED and shift >= 0:
+            self._groups = ranks >> shift & 0xFFFF
+            self._sums = np.cumsum(np.bincount(self._groups, weights))
+        else:
+            order = np.argsort(ranks, kind="stable")
+            indices, ranks, weights = indices[order], ranks[order], weights[order]
+            self._sums = np.cumsum(weights, dtype=np.float64)
+        self._indices, self._ranks, self._weights, self._shift = indices, ranks, weights, shift
+
+    def reach(self, target: float) -> tuple[int, float]:
+        """Return the first index with which the weights reach a target, and their sum so far."""
+        place = int(self._sums.searchsorted(target))
+        if self._groups is None:
+            return int(self._indices[place]), float(self._sums[place])
+        above = float(self._sums[place - 1]) if place else 0.0
+        group = np.flatnonzero(self._groups == place)
+        rest = _Order(
+            self._indices[group], self._ranks[group], self._weights[group], self._shift - 16
+        )
+        index, reached = rest.reach(target - above)
+        return index, above + reached
 
 
 def _smallest(values: Logits, count: int) -> Indices:
