@@ -1,10 +1,13 @@
 """Pick the next token from logits, and report log-probs: the parts that all backends share.
 
-Invariant: a sampler has its own random stream, so other rows of a batch do not change its draws.
+Invariants: a sampler has its own random stream, so other rows of a batch do not change its draws.
+Weights of tokens are whole numbers. So float64 adds them exactly, and no draw depends on the order
+in which a host or a device adds.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
@@ -14,12 +17,19 @@ import numpy.typing as npt
 from personalpeft.types import Sampling
 
 Logits: TypeAlias = npt.NDArray[np.float32]
-Weights: TypeAlias = npt.NDArray[np.float32]
-"""Probabilities up to a common factor."""
-Sums: TypeAlias = npt.NDArray[np.float64]
+Indices: TypeAlias = npt.NDArray[np.intp]
+
+MAX_WEIGHT = 2.0**30
+"""The weight of the likeliest token. Of the others it is rounded: below half of one it is zero."""
 
 # Below this the exponents overflow. The draw is greedy in effect long before.
 _MIN_TEMPERATURE = 1e-4
+# A logit this many temperatures below the largest has no weight: exp(-22) * MAX_WEIGHT < 1/2.
+_NO_WEIGHT = np.float32(22)
+# So many tokens are sorted at once. More are counted in groups first.
+_SORTED = 2048
+# Logits of a column, of which only the largest is compared with those of others at first.
+_COLUMN = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,28 +70,13 @@ class Sampler:
         """
         if self.is_greedy:
             return int(logits.argmax())
-        if 0 < self._top_k < len(logits):
-            kept = _likeliest(logits, self._top_k)
-            return int(kept[self._sample_from(logits[kept])])
-        return self._sample_from(logits)
+        return _pick_token(logits, self.draw())
 
     def draw(self) -> Draw:
         """Return the next draw of a sequence that is not greedy, instead of sampling here."""
         return Draw(
             float(self._temperature), self._top_p, self._top_k, float(self._generator.random())
         )
-
-    def _sample_from(self, logits: Logits) -> int:
-        """Return the index of a draw from these logits."""
-        weights = np.exp((logits - logits.max()) / self._temperature)
-        if self._top_p >= 1:
-            return self._draw(np.cumsum(weights, dtype=np.float64))
-        tokens, cumulative = _nucleus(weights, self._top_p)
-        return int(tokens[self._draw(cumulative)])
-
-    def _draw(self, cumulative: Sums) -> int:
-        drawn = self._generator.random() * cumulative[-1]
-        return min(int(np.searchsorted(cumulative, drawn, side="right")), len(cumulative) - 1)
 
 
 def log_softmax(logits: Logits) -> Logits:
@@ -98,11 +93,8 @@ def top_logprobs(logprobs: Logits, count: int) -> tuple[tuple[tuple[int, float],
     if not count:
         return ()
     return tuple(
-        tuple(
-            (int(token), float(row[token])) for token in kept[np.argsort(-row[kept], kind="stable")]
-        )
+        tuple((int(token), float(row[token])) for token in _smallest(-row, min(count, len(row))))
         for row in logprobs
-        for kept in [_likeliest(row, min(count, len(row)))]
     )
 
 
@@ -119,37 +111,84 @@ def token_logprobs(logits: Logits, token: int, top: int) -> TokenLogprobs:
     return TokenLogprobs(float(logprobs[token]), likeliest)
 
 
-def _likeliest(logits: Logits, count: int) -> npt.NDArray[np.intp]:
-    """Return the likeliest tokens, ascending. Of equally likely ones the lower numbers are kept."""
-    threshold = np.partition(logits, len(logits) - count)[len(logits) - count]
-    tokens = np.flatnonzero(logits >= threshold)
-    order = np.argsort(-logits[tokens], kind="stable")[:count]
-    return np.sort(tokens[order])
+def _pick_token(logits: Logits, draw: Draw) -> int:
+    """Return the token of a draw.
 
-
-def _nucleus(weights: Weights, top_p: float) -> tuple[npt.NDArray[np.intp], Sums]:
-    """Return the smallest set of tokens with ``top_p`` of the weight, and its cumulative weights.
-
-    Of equally likely tokens the lower number comes first.
+    Tokens are in the order of the vocabulary, with ``top_p`` below 1 likeliest first. Of equally
+    likely ones the lower number comes first.
     """
-    count, total = len(weights), float(weights.sum(dtype=np.float64))
-    # All tokens below this threshold have together at most half of the weight that is left out. So
-    # the set is among the others. They are a few hundred; sorting the vocabulary would dominate.
-    candidates = np.flatnonzero(weights >= (1 - top_p) * total / (2 * count))
-    tokens, cumulative = _sort(weights, candidates)
-    # Exceeds the rounding difference between two orders of summation.
-    margin = 2 * count * np.finfo(np.float64).eps
-    low, high = np.searchsorted(
-        cumulative, [top_p * total * (1 - margin), top_p * total * (1 + margin)]
+    largest = logits.max()
+    if not np.isfinite(largest):
+        # The model failed. The other rows of the batch go on.
+        return int(logits.argmax())
+    drops, temperature = largest - logits, np.float32(draw.temperature)
+    tokens = (
+        np.sort(_smallest(drops, draw.top_k))
+        if 0 < draw.top_k < len(drops)
+        else np.flatnonzero(drops < _NO_WEIGHT * temperature)
     )
-    if low < high or high == len(tokens):
-        # The last bits decide, and they depend on the order of all tokens.
-        tokens, cumulative = _sort(weights, np.arange(count))
-        high = np.searchsorted(cumulative, top_p * cumulative[-1])
-    return tokens[: high + 1], cumulative[: high + 1]
+    drops = drops[tokens]
+    weights = np.rint(np.exp(drops / -temperature) * np.float32(MAX_WEIGHT))
+    if draw.top_p < 1:
+        return int(tokens[_draw_from_nucleus(drops, weights, draw)])
+    cumulative = np.cumsum(weights, dtype=np.float64)
+    return int(tokens[cumulative.searchsorted(draw.number * cumulative[-1], side="right")])
 
 
-def _sort(weights: Weights, tokens: npt.NDArray[np.intp]) -> tuple[npt.NDArray[np.intp], Sums]:
-    """Return tokens, likeliest first, and the cumulative sums of their weights."""
-    ordered = tokens[np.argsort(-weights[tokens], kind="stable")]
-    return ordered, np.cumsum(weights[ordered], dtype=np.float64)
+def _draw_from_nucleus(drops: Logits, weights: Logits, draw: Draw) -> int:
+    """Return the index of a draw from the smallest set with ``top_p`` of the weight."""
+    total = float(weights.sum(dtype=np.float64))
+    # All below this threshold have together at most half of the weight that is left out. So the
+    # set is among the others.
+    threshold = (1 - draw.top_p) * total / (2 * len(weights))
+    near = np.flatnonzero(weights >= threshold)
+    # As integers, numbers that are not negative are in the same order.
+    order = _Order(near, drops[near].view(np.int32), weights[near])
+    _, nucleus = order.reach(draw.top_p * total)
+    index, _ = order.reach(math.floor(draw.number * nucleus) + 1)
+    return index
+
+
+class _Order:
+    """Indices in the order of their ranks, of equal ones the lower first, with their weights.
+
+    Few are sorted. Of many, the weights of those with equal high bits are added up. Only the group
+    that a sum ends in is then ordered.
+    """
+
+    def __init__(
+        self, indices: Indices, ranks: npt.NDArray[np.int32], weights: Logits, shift: int = 16
+    ) -> None:
+        self._groups = None
+        if len(indices) > _SORTED and shift >= 0:
+            self._groups = ranks >> shift & 0xFFFF
+            self._sums = np.cumsum(np.bincount(self._groups, weights))
+        else:
+            order = np.argsort(ranks, kind="stable")
+            indices, ranks, weights = indices[order], ranks[order], weights[order]
+            self._sums = np.cumsum(weights, dtype=np.float64)
+        self._indices, self._ranks, self._weights, self._shift = indices, ranks, weights, shift
+
+    def reach(self, target: float) -> tuple[int, float]:
+        """Return the first index with which the weights reach a target, and their sum so far."""
+        place = int(self._sums.searchsorted(target))
+        if self._groups is None:
+            return int(self._indices[place]), float(self._sums[place])
+        above = float(self._sums[place - 1]) if place else 0.0
+        group = np.flatnonzero(self._groups == place)
+        rest = _Order(
+            self._indices[group], self._ranks[group], self._weights[group], self._shift - 16
+        )
+        index, reached = rest.reach(target - above)
+        return index, above + reached
+
+
+def _smallest(values: Logits, count: int) -> Indices:
+    """Return the indices of the smallest values, ascending. Of equals the lower ones come first."""
+    columns = len(values) // _COLUMN
+    some = values
+    if columns >= count:
+        # The count-th smallest of some values is not below that of all.
+        some = values[: columns * _COLUMN].reshape(_COLUMN, columns).min(axis=0)
+    indices = np.flatnonzero(values <= np.partition(some, count - 1)[count - 1])
+    return indices[np.argsort(values[indices], kind="stable")[:count]]

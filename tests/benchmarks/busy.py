@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import psutil
 
 from benchmarks.figures import alternate, ratio, spread
-from benchmarks.load_users import RANK, LoadedUsers, load_users
+from benchmarks.load_users import RANK, LoadedUsers, both_samplings, load_users
 from personalpeft.backends.base import Continuation, SessionSpec
 from personalpeft.engine.engine import Request
 from personalpeft.learning.train.losses import SFTLoss
@@ -27,8 +27,9 @@ _SETTLE_SECONDS = 1.0
 class BusyBench:
     """The object that ``--json`` prints: medians, with their least and most in ``spread``.
 
-    Chats are in tokens a second, learns in optimizer steps a second. A chat's ratio is its loaded
-    rate over its idle rate. A learn's ratio is the factor by which it takes longer.
+    Chats are in tokens a second, learns in optimizer steps a second. ``sampled`` chats are with the
+    card's sampling, and the others are greedy. A chat's ratio is its loaded rate over its idle
+    rate. A learn's ratio is the factor by which it takes longer.
     """
 
     bench: str
@@ -53,20 +54,25 @@ def bench_busy(
         load_users(base_name, 1, backend="llamacpp", echo=echo) as on_llamacpp,
     ):
         echo("warming up")
-        _chat(loaded, 0, tokens)
-        _chat(on_llamacpp, 0, tokens)
+        greedy, sampled = both_samplings(loaded.base.card, tokens).values()
+        _chat(loaded, 0, greedy)
+        _chat(on_llamacpp, 0, greedy)
         _learn(loaded)
         contestants: dict[str, Callable[[int], float]] = {}
         for neighbours in dict.fromkeys((0, 1, cores)):
             contestants[f"chat_beside_{neighbours}"] = _beside(
-                neighbours, lambda turn: _chat(loaded, turn, tokens)
+                neighbours, lambda turn: _chat(loaded, turn, greedy)
             )
             contestants[f"llamacpp_chat_beside_{neighbours}"] = _beside(
-                neighbours, lambda turn: _chat(on_llamacpp, turn, tokens)
+                neighbours, lambda turn: _chat(on_llamacpp, turn, greedy)
             )
             contestants[f"learn_beside_{neighbours}"] = _beside(
                 neighbours, lambda turn: _learn(loaded)
             )
+        contestants["chat_sampled_beside_0"] = lambda turn: _chat(loaded, turn, sampled)
+        contestants["llamacpp_chat_sampled_beside_0"] = lambda turn: _chat(
+            on_llamacpp, turn, sampled
+        )
         figures = alternate(contestants, repetitions, echo)
     rates = {name: spread(values) for name, values in figures.items()}
     ratios = {}
@@ -80,6 +86,10 @@ def bench_busy(
     ratios["llamacpp_chat_vs_chat"] = ratio(
         figures["llamacpp_chat_beside_0"], figures["chat_beside_0"]
     )
+    for chat, compared in (("chat", "sampled"), ("llamacpp_chat", "llamacpp_sampled")):
+        ratios[f"{compared}_vs_greedy"] = ratio(
+            figures[f"{chat}_sampled_beside_0"], figures[f"{chat}_beside_0"]
+        )
     return BusyBench(
         bench="busy",
         base=base_name,
@@ -113,10 +123,10 @@ def _busy(programs: int) -> Iterator[None]:
             program.wait()
 
 
-def _chat(loaded: LoadedUsers, turn: int, tokens: int) -> float:
-    """Return the tokens a second of one greedy reply, from its first token on."""
+def _chat(loaded: LoadedUsers, turn: int, sampling: Sampling) -> float:
+    """Return the tokens a second of one reply, from its first token on."""
     question = Message("user", f"Tell me a long story about number {turn}.")
-    request = Request("bench", (question,), loaded.stack(0), Sampling(max_tokens=tokens))
+    request = Request("bench", (question,), loaded.stack(0), sampling)
     replies = loaded.engine.stream([request])
     next(replies)
     began = time.perf_counter()

@@ -2,7 +2,8 @@
 
 ``PYTHONPATH=tests python -m benchmarks.decode_steps SHAPE``. The weights are random. Each row of a
 mixed batch has an adapter of rank 8 of its own. Both kinds of decoding take turns. Without a GPU
-there are no graphs. The last line is the result as JSON.
+there are no graphs. Sampled rows have the settings of the card of that shape. The last line is the
+result as JSON.
 """
 
 from __future__ import annotations
@@ -22,11 +23,14 @@ from backend_makers import random_stack
 from gguf import GGMLQuantizationType as BlockFormat
 from random_models import SHAPES, make_gguf_base, unpack_base
 
+from benchmarks.load_users import both_samplings
 from benchmarks.result import describe_measurement
 from personalpeft.backends.base import Continuation, SequenceState, SessionSpec, TrainingBackend
+from personalpeft.backends.sampler import Sampler
 from personalpeft.backends.torch.backend import TorchBackend
 from personalpeft.backends.torch.decode_graphs import Recording, Step
-from personalpeft.base_models.types import Base
+from personalpeft.base_models.registry import all_cards
+from personalpeft.base_models.types import Base, ModelCard
 from personalpeft.formatting import to_json
 from personalpeft.learning.train.losses import KLRegularizer, SFTLoss
 from personalpeft.types import Sampling
@@ -34,6 +38,7 @@ from personalpeft.types import Sampling
 RANK, PROMPT, STEPS, WARM_UP = 8, 64, 64, 8
 # Training items of a step, as in a learn of a dozen edits.
 EDITS, GENERAL, TRAINING_STEPS = 6, 2, 8
+DRAWS = 15
 
 
 def no_graphs(step: Step) -> Recording:
@@ -41,11 +46,14 @@ def no_graphs(step: Step) -> Recording:
 
 
 def step_times(
-    backend: TorchBackend, random: np.random.Generator, rows: int, *, mixed: bool, sampled: bool
+    backend: TorchBackend,
+    random: np.random.Generator,
+    rows: int,
+    *,
+    mixed: bool,
+    sampling: Sampling,
 ) -> Iterator[float]:
     """Yield the seconds of each step in which all rows are decoded."""
-    temperature = 0.7 if sampled else 0.0
-    sampling = Sampling(max_tokens=WARM_UP + STEPS, temperature=temperature, top_p=0.9, seed=1)
     for row in range(rows):
         prompt = tuple(random.integers(0, 255, PROMPT).tolist())
         key = f"stack {row}" if mixed else None
@@ -57,7 +65,9 @@ def step_times(
             yield time.perf_counter() - began
 
 
-def decoding(base: Base, cache: Path, row_counts: list[int]) -> dict[str, dict[str, float]]:
+def decoding(
+    base: Base, card: ModelCard, cache: Path, row_counts: list[int]
+) -> dict[str, dict[str, float]]:
     """Return the median milliseconds of a step, by kind of batch and by graphs."""
     random, most = np.random.default_rng(0), max(row_counts)
     backends = {
@@ -71,14 +81,30 @@ def decoding(base: Base, cache: Path, row_counts: list[int]) -> dict[str, dict[s
     found: dict[str, dict[str, float]] = {}
     for rows in row_counts:
         for mixed in (False, True):
-            for sampled in (False, True):
-                kinds = ("adapters" if mixed else "base", "sampled" if sampled else "greedy")
-                name = f"{rows} rows, {', '.join(kinds)}"
+            for choice, sampling in both_samplings(card, WARM_UP + STEPS).items():
+                name = f"{rows} rows, {'adapters' if mixed else 'base'}, {choice}"
                 for kind, backend in backends.items():
-                    times = list(step_times(backend, random, rows, mixed=mixed, sampled=sampled))
+                    times = list(step_times(backend, random, rows, mixed=mixed, sampling=sampling))
                     median = statistics.median(times[WARM_UP:]) * 1000
                     found.setdefault(name, {})[kind] = float(f"{median:.4g}")
                 click.echo(f"{name}: {found[name]}")
+    return found
+
+
+def sampling_times(vocabulary: int, sampling: Sampling) -> dict[str, float]:
+    """Return the median milliseconds in which a processor samples a token, by kind of logits."""
+    random, sampler = np.random.default_rng(2), Sampler(sampling)
+    normal = random.standard_normal(vocabulary).astype(np.float32)
+    peaked = normal * np.float32(2.5)
+    peaked[random.integers(0, vocabulary, 50)] += random.uniform(10, 18, 50).astype(np.float32)
+    found = {}
+    for kind, logits in (("peaked", peaked), ("flat", normal / 2)):
+        times = []
+        for _ in range(DRAWS):
+            began = time.perf_counter()
+            sampler.sample(logits)
+            times.append(time.perf_counter() - began)
+        found[kind] = float(f"{statistics.median(times) * 1000:.4g}")
     return found
 
 
@@ -113,6 +139,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 64])
     options = parser.parse_args()
     shape = SHAPES[options.shape]
+    card = next(each for each in all_cards() if each.name.startswith(options.shape))
     with tempfile.TemporaryDirectory(prefix="personalpeft-bench-") as folder:
         work = Path(folder)
         # Before it is searched: the interpreter remembers folders that are missing.
@@ -122,7 +149,8 @@ def main() -> None:
         base, cache = unpack_base(packed, shape, work / "model"), work / "cache"
         result = {
             "shape": options.shape,
-            "decoding": decoding(base, cache, options.rows),
+            "decoding": decoding(base, card, cache, options.rows),
+            "sampling": sampling_times(shape.vocabulary, card.sampling),
             "training": training(TorchBackend(base, slots=2, rows=1, cache=cache)),
             "measured": to_json(describe_measurement()),
         }

@@ -31,8 +31,8 @@ from benchmarks.engine_comparison import (
 )
 from benchmarks.engines_fleet import FleetFigures, bench_fleet
 from benchmarks.engines_vllm import VllmFigures, bench_vllm
-from benchmarks.figures import Spread, alternate, spread
-from benchmarks.load_users import LoadedUsers, load_users, name, question
+from benchmarks.figures import Spread, alternate, ratio, spread
+from benchmarks.load_users import LoadedUsers, both_samplings, load_users, name, question
 from benchmarks.vllm import python_with_vllm
 from personalpeft.backends.base import Continuation
 from personalpeft.engine.engine import Engine, Request
@@ -61,7 +61,7 @@ class EnginesBench:
     ``switch_ms`` is the extra time to the first token after another user's request. The adapter is
     in memory or in its file. ``memory_mb`` is the peak of a process that never loaded torch. It
     opened the home and answered a long question with one user's layer (``memory_tokens`` of
-    context). ``vllm`` and ``fleet`` are None where they did not run.
+    context). ``sampled`` is with the card's sampling, and the others are greedy. ``vllm`` and ``fleet`` are None where they did not run.
     """
 
     bench: str
@@ -70,6 +70,7 @@ class EnginesBench:
     tokens: int
     tokens_per_second: dict[str, Spread]
     stack_over_bare: Spread
+    sampled_vs_greedy: Spread
     first_token_ms: dict[str, Spread]
     switch_ms: dict[str, Spread]
     agreement: dict[str, Agreement]
@@ -96,14 +97,20 @@ def bench_engines(
     with load_users(base_name, 3, backend="llamacpp", echo=echo) as loaded:
         engine, bare = loaded.engine, Stack(loaded.base.digest)
         stacks = [loaded.stack(number) for number in range(3)]
+        samplings = both_samplings(loaded.base.card, tokens)
 
-        def rate(stack: Stack) -> Callable[[int], float]:
-            return lambda repetition: _rate(engine, stack, repetition, tokens)
+        def rate(stack: Stack, sampling: str = "greedy") -> Callable[[int], float]:
+            return lambda repetition: _rate(engine, stack, repetition, samplings[sampling])
 
         echo("warming up")
         for stack in (bare, *stacks):
             first_token(engine, stack, 0)
-        rates = alternate({"bare": rate(bare), "stack": rate(stacks[0])}, repetitions, echo)
+        contestants = {
+            "bare": rate(bare),
+            "stack": rate(stacks[0]),
+            "stack, sampled": rate(stacks[0], "sampled"),
+        }
+        rates = alternate(contestants, repetitions, echo)
         agreed = _agreement(loaded, base_name, echo)
         first = alternate(
             {
@@ -146,7 +153,8 @@ def bench_engines(
         repetitions=repetitions,
         tokens=tokens,
         tokens_per_second={key: spread(each) for key, each in rates.items()},
-        stack_over_bare=spread([a / b for a, b in zip(rates["stack"], rates["bare"], strict=True)]),
+        stack_over_bare=ratio(rates["stack"], rates["bare"]),
+        sampled_vs_greedy=ratio(rates["stack, sampled"], rates["stack"]),
         first_token_ms={key: spread(each) for key, each in first.items()},
         switch_ms={key: spread(each) for key, each in more.items()},
         agreement=agreed,
@@ -162,9 +170,9 @@ def bench_engines(
     )
 
 
-def _rate(engine: Engine, stack: Stack, repetition: int, tokens: int) -> float:
+def _rate(engine: Engine, stack: Stack, repetition: int, sampling: Sampling) -> float:
     """Return the tokens a second of one reply, from its first token to its last."""
-    request = Request("somebody", question(0, repetition), stack, Sampling(max_tokens=tokens))
+    request = Request("somebody", question(0, repetition), stack, sampling)
     times = [time.perf_counter() for piece in engine.stream([request]) if piece.tokens]
     return (len(times) - 1) / (times[-1] - times[0])
 

@@ -10,7 +10,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -22,14 +22,14 @@ from personalpeft.adapters.compose import compose, in_half
 from personalpeft.adapters.formats.packed import pack
 from personalpeft.adapters.types import Adapter, LoRAWeights, Manifest
 from personalpeft.backends.base import StagedStack
-from personalpeft.base_models.types import Base
+from personalpeft.base_models.types import Base, ModelCard
 from personalpeft.engine.engine import Engine
 from personalpeft.learning.publish import imported_revision
 from personalpeft.settings import Serving, VllmServer
 from personalpeft.store.home import open_store
 from personalpeft.store.store import Store
 from personalpeft.store.types import NewRevision
-from personalpeft.types import Message, Stack, canonical_digest
+from personalpeft.types import Message, Sampling, Stack, canonical_digest
 
 RANK = 8
 _LAYER = "style"
@@ -148,6 +148,14 @@ def question(number: int, repetition: int) -> tuple[Message, ...]:
     """Return a question with a long answer, in other words for each user and repetition."""
     text = f"Write a long story about {_HEROES[number % len(_HEROES)]} in the year {1000 + number}, part {repetition}."
     return (Message("user", text),)
+
+
+def both_samplings(card: ModelCard, tokens: int) -> dict[str, Sampling]:
+    """Return greedy sampling and the card's, by name, for replies of some tokens."""
+    return {
+        "greedy": Sampling(max_tokens=tokens),
+        "sampled": replace(card.sampling, max_tokens=tokens),
+    }
 
 
 def _adapter(base: Base, seed: int) -> Adapter:

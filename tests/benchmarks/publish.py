@@ -20,7 +20,14 @@ from pathlib import Path
 
 from benchmarks import baselines
 from benchmarks.figures import Spread, alternate, percentile, ratio, spread
-from benchmarks.load_users import LoadedUsers, build, load_users, name, question
+from benchmarks.load_users import (
+    LoadedUsers,
+    both_samplings,
+    build,
+    load_users,
+    name,
+    question,
+)
 from personalpeft.engine.engine import Request
 from personalpeft.types import Sampling
 
@@ -33,7 +40,8 @@ class PublishBench:
     """The object that ``--json`` prints: medians, with their least and most in ``spread``.
 
     ``milliseconds`` has the gaps between tokens, idle and during publications, the time of a
-    publication, and both hand-overs. ``published`` is the number of publications.
+    publication, and both hand-overs. ``published`` is the number of publications. ``sampled`` is
+    with the card's sampling, and the others are greedy.
     """
 
     bench: str
@@ -59,28 +67,36 @@ def bench_publish(
         tempfile.TemporaryDirectory(prefix="personalpeft-bench-") as work,
     ):
         seeds, rounds = count(loaded.users), count()
-        figures: dict[str, list[float]] = {"quiet_p50": [], "publishing_p50": []}
+        medians: dict[str, list[float]] = {}
         taken: list[float] = []
 
-        def quiet(repetition: int) -> float:
-            gaps = [end - begin for begin, end in _gaps(loaded, next(rounds), tokens)]
-            figures["quiet_p50"].append(percentile(gaps, 50) * 1000)
+        def quiet(sampling: Sampling, kind: str = "") -> float:
+            gaps = [end - begin for begin, end in _gaps(loaded, next(rounds), sampling)]
+            medians.setdefault(f"quiet{kind}_p50", []).append(percentile(gaps, 50) * 1000)
             return percentile(gaps, 99) * 1000
 
-        def publishing(repetition: int) -> float:
+        def publishing(sampling: Sampling, kind: str = "") -> float:
             gaps: list[tuple[float, float]] = []
             publisher = _Publisher(loaded, seeds)
             while not publisher.done:
-                gaps += _gaps(loaded, next(rounds), tokens)
+                gaps += _gaps(loaded, next(rounds), sampling)
             taken.extend(end - begin for begin, end in publisher.spans)
             met = [end - begin for begin, end in gaps if publisher.met(begin, end)]
-            figures["publishing_p50"].append(percentile(met, 50) * 1000)
+            medians.setdefault(f"publishing{kind}_p50", []).append(percentile(met, 50) * 1000)
             return percentile(met, 99) * 1000
 
+        greedy, sampled = both_samplings(loaded.base.card, tokens).values()
         echo("warming up")
-        quiet(0)
-        figures["quiet_p50"].clear()
-        figures |= alternate({"quiet_p99": quiet, "publishing_p99": publishing}, repetitions, echo)
+        quiet(greedy)
+        medians.clear()
+        contestants: dict[str, Callable[[int], float]] = {
+            "quiet_p99": lambda repetition: quiet(greedy),
+            "publishing_p99": lambda repetition: publishing(greedy),
+            "quiet_sampled_p99": lambda repetition: quiet(sampled, "_sampled"),
+            "publishing_sampled_p99": lambda repetition: publishing(sampled, "_sampled"),
+        }
+        figures = alternate(contestants, repetitions, echo)
+        figures |= medians
 
         echo("handing over")
         adapter = loaded.peft_folder(0, Path(work))
@@ -101,14 +117,18 @@ def _summary(
 ) -> PublishBench:
     times = {key: spread(values) for key, values in figures.items()}
     times["publication"] = spread([each * 1000 for each in taken])
-    stall = ratio(figures["publishing_p99"], figures["quiet_p99"])
+    compared = {
+        "stall_p99": ratio(figures["publishing_p99"], figures["quiet_p99"]),
+        "stall_sampled_p99": ratio(figures["publishing_sampled_p99"], figures["quiet_sampled_p99"]),
+        "sampled_vs_greedy": ratio(figures["quiet_p50"], figures["quiet_sampled_p50"]),
+    }
     handoff = ratio(figures["merged_handoff"], figures["adapter_handoff"])
-    ratios: dict[str, Spread] = {"stall_p99": stall, "merged_vs_adapter_handoff": handoff}
+    ratios: dict[str, Spread] = {**compared, "merged_vs_adapter_handoff": handoff}
     return PublishBench(
         bench="publish",
         base=base_name,
         repetitions=repetitions,
-        ratios={"stall_p99": stall.median},
+        ratios={key: each.median for key, each in compared.items()},
         merged_vs_adapter_handoff=handoff.median,
         milliseconds={key: each.median for key, each in times.items()},
         spread={key: (each.least, each.most) for key, each in {**times, **ratios}.items()},
@@ -116,9 +136,10 @@ def _summary(
     )
 
 
-def _gaps(loaded: LoadedUsers, repetition: int, tokens: int) -> Iterator[tuple[float, float]]:
+def _gaps(
+    loaded: LoadedUsers, repetition: int, sampling: Sampling
+) -> Iterator[tuple[float, float]]:
     """Return all gaps between tokens, from when all replies have started."""
-    sampling = Sampling(max_tokens=tokens)
     requests = [
         Request(name(number), question(number, repetition), loaded.stack(number), sampling)
         for number in range(_OTHERS)

@@ -13,14 +13,20 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import baselines, vllm
 from benchmarks.figures import Spread, alternate, ratio, spread
-from benchmarks.load_users import RANK, LoadedUsers, load_users, name, question
+from benchmarks.load_users import (
+    RANK,
+    LoadedUsers,
+    both_samplings,
+    load_users,
+    name,
+    question,
+)
 from personalpeft.backends.base import Backend, SequenceState, Tokens
-from personalpeft.types import Sampling
 
 ROWS = 16
 _VLLM_ADAPTERS = 4
@@ -182,7 +188,7 @@ class _BackendDriver:
 
     def __init__(self, loaded: LoadedUsers) -> None:
         self.backend = loaded.engine.backend
-        self._sampling = loaded.base.card.sampling
+        self._card = loaded.base.card
         self.written: dict[str, list[BatchResult]] = {}
         self.adapter_bytes = 0
         self._keys: list[str] = []
@@ -200,9 +206,7 @@ class _BackendDriver:
         self, rows: int, adapted: bool, repetition: int, count: int, *, sampled: bool = False
     ) -> float:
         """Return tokens a second; ``written`` keeps the other figures."""
-        sampling = (
-            replace(self._sampling, max_tokens=count) if sampled else Sampling(max_tokens=count)
-        )
+        sampling = both_samplings(self._card, count)["sampled" if sampled else "greedy"]
         batch = [
             # Another owner each time, since cached prompts belong to their owner.
             SequenceState(

@@ -13,7 +13,7 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,6 +28,8 @@ from personalpeft_app.http.server import make_app
 from personalpeft_app.http.wsgi_server import Server
 
 STREAMS = 16
+GREEDY: Mapping[str, float] = {"temperature": 0}
+"""In a request. Without it the card's sampling counts."""
 # First tokens that one figure is the median of.
 _ASKED = 9
 # Seconds between two health checks.
@@ -40,8 +42,9 @@ class ServerBench:
     """The object that ``--json`` prints: medians with the least and most of the repetitions.
 
     ``first_token_overhead_ms`` is the server's extra time to the first token of one stream.
-    ``rate_ratio`` compares tokens a second of sixteen streams, server over library. ``healthz_ms``
-    are response times while these run.
+    ``rate_ratio`` compares tokens a second of sixteen streams, server over library. ``sampled`` is
+    the server with the card's sampling, and the others are greedy. ``healthz_ms`` are response
+    times while these run.
     """
 
     bench: str
@@ -51,6 +54,7 @@ class ServerBench:
     first_token_overhead_ms: Spread
     tokens_per_second: dict[str, Spread]
     rate_ratio: Spread
+    sampled_vs_greedy: Spread
     healthz_ms: Spread
 
 
@@ -74,23 +78,24 @@ def bench_server(
             "server": line.ask,
         }
 
-        def from_outside(turn: int) -> float:
-            return outside.submit(_rate_outside, address, turn, tokens).result()
+        def from_outside(turn: int, settings: Mapping[str, float] = GREEDY) -> float:
+            return outside.submit(_rate_outside, address, turn, tokens, settings).result()
 
         _rate(ways["library"], 0, tokens)
         from_outside(0)
-        # The numbers of their prompts differ, so that neither finds the other's prompts in a cache.
+        # The numbers of their prompts differ, so that none finds another's prompts in a cache.
         contestants: dict[str, Callable[[int], float]] = {
             "library first": lambda repetition: _first(ways["library"], 2 * repetition),
             "server first": lambda repetition: _first(ways["server"], 2 * repetition + 1),
-            "library rate": lambda repetition: _rate(ways["library"], 2 * repetition, tokens),
+            "library rate": lambda repetition: _rate(ways["library"], 3 * repetition, tokens),
             "server rate": lambda repetition: _under_watch(
-                line, health, lambda: from_outside(2 * repetition + 1)
+                line, health, lambda: from_outside(3 * repetition + 1)
             ),
+            "server, sampled rate": lambda repetition: from_outside(3 * repetition + 2, {}),
         }
         figures = alternate(contestants, repetitions, echo)
         first = {way: [1000 * each for each in figures[f"{way} first"]] for way in ways}
-        rate = {way: figures[f"{way} rate"] for way in ways}
+        rate = {way: figures[f"{way} rate"] for way in (*ways, "server, sampled")}
         return ServerBench(
             bench="server",
             base=runtime.base().card.name,
@@ -104,15 +109,21 @@ def bench_server(
             ),
             tokens_per_second={way: spread(each) for way, each in rate.items()},
             rate_ratio=ratio(rate["server"], rate["library"]),
+            sampled_vs_greedy=ratio(rate["server, sampled"], rate["server"]),
             healthz_ms=spread([1000 * each for each in health]),
         )
 
 
 class _HttpClient:
-    """A client of the server with one connection for each thread."""
+    """A client of the server with one connection for each thread.
 
-    def __init__(self, host: str, port: int, secret: str) -> None:
-        self._where = (host, port)
+    Without ``settings`` of sampling the card's count.
+    """
+
+    def __init__(
+        self, host: str, port: int, secret: str, settings: Mapping[str, float] = GREEDY
+    ) -> None:
+        self._where, self._settings = (host, port), settings
         self._headers = {"Authorization": f"Bearer {secret}", "Content-Type": "application/json"}
         self._own = threading.local()
 
@@ -123,7 +134,7 @@ class _HttpClient:
             "messages": [{"role": "user", "content": prompt}],
             "max_tokens": tokens,
         }
-        how = {"temperature": 0, "stream": True, "stream_options": {"include_usage": True}}
+        how = {**self._settings, "stream": True, "stream_options": {"include_usage": True}}
         began, first, written = time.perf_counter(), 0.0, 0
         connection = self._connection()
         connection.request(
@@ -182,9 +193,11 @@ def _rate(way: Callable[[int, str, int], tuple[float, int]], turn: int, tokens: 
         return sum(written for _, written in replies) / (time.perf_counter() - began)
 
 
-def _rate_outside(address: tuple[str, int, str], turn: int, tokens: int) -> float:
+def _rate_outside(
+    address: tuple[str, int, str], turn: int, tokens: int, settings: Mapping[str, float]
+) -> float:
     """Run ``_rate`` over HTTP in a client process."""
-    return _rate(_HttpClient(*address).ask, turn, tokens)
+    return _rate(_HttpClient(*address, settings).ask, turn, tokens)
 
 
 def _under_watch(line: _HttpClient, health: list[float], work: Callable[[], float]) -> float:

@@ -6,11 +6,12 @@ process of their own.
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,7 +22,8 @@ import httpx2
 import psutil
 
 import personalpeft
-from benchmarks.figures import spread
+from benchmarks.figures import ratio, spread
+from benchmarks.server import GREEDY
 from personalpeft import Runtime
 from personalpeft.settings import Serving
 from personalpeft_app.http.api_v1.routes import ApiV1
@@ -30,13 +32,15 @@ from personalpeft_app.http.server import make_app
 from personalpeft_app.http.wsgi_server import Server
 
 STREAMS = 64
-_FIGURES = ("first event, median", "first event, last", "all streams ended", "CPU of the server")
+_ENDED = "all streams ended"
+_FIGURES = ("first event, median", "first event, last", _ENDED, "CPU of the server")
 
 
 @dataclass(frozen=True, slots=True)
 class StreamsBench:
     """The object that ``--json`` prints: medians, with their least and most in ``spread``.
 
+    ``greedy`` is without the card's sampling. ``sampled_vs_greedy`` compares the time to the end.
     ``threads`` is the peak of the server's process.
     """
 
@@ -46,6 +50,7 @@ class StreamsBench:
     tokens: int
     repetitions: int
     seconds: dict[str, float]
+    ratios: dict[str, float]
     spread: dict[str, tuple[float, float]]
     threads: int
 
@@ -64,22 +69,34 @@ def bench_streams(
         for number in range(STREAMS):
             runtime.user(f"person{number}")
         process, threads = psutil.Process(), 0
-        rounds: list[tuple[float, ...]] = []
-        for turn in range(repetitions + 1):
+
+        # Other prompts each time, since prompts are cached.
+        numbers = itertools.count()
+
+        def stream_all(settings: Mapping[str, float]) -> tuple[float, ...]:
+            nonlocal threads
             before = process.cpu_times().user + process.cpu_times().system
-            asked = outside.submit(_ask_all, port, secret, turn, tokens)
+            asked = outside.submit(_ask_all, port, secret, next(numbers), tokens, settings)
             while not asked.done():
                 threads = max(threads, threading.active_count())
                 time.sleep(0.01)
             after = process.cpu_times().user + process.cpu_times().system
-            figures = (*asked.result(), after - before)
-            if turn:
-                rounds.append(figures)
-                echo(f"{turn} of {repetitions}: all streams ended after {figures[2]:.2f} s")
+            return (*asked.result(), after - before)
+
+        stream_all({})
+        rounds: dict[str, list[tuple[float, ...]]] = {"": [], ", greedy": []}
+        for turn in range(1, repetitions + 1):
+            for (kind, figures), settings in zip(rounds.items(), ({}, GREEDY), strict=True):
+                figures.append(stream_all(settings))
+                echo(f"{turn} of {repetitions}{kind}: all ended after {figures[-1][2]:.2f} s")
         base = runtime.base().card.name
-    found = {
-        name: spread(each) for name, each in zip(_FIGURES, zip(*rounds, strict=True), strict=True)
+    seconds = {
+        f"{name}{kind}": each
+        for kind, figures in rounds.items()
+        for name, each in zip(_FIGURES, zip(*figures, strict=True), strict=True)
     }
+    found = {name: spread(each) for name, each in seconds.items()}
+    sampled = ratio(seconds[f"{_ENDED}, greedy"], seconds[_ENDED])
     return StreamsBench(
         bench="streams",
         base=base,
@@ -87,7 +104,11 @@ def bench_streams(
         tokens=tokens,
         repetitions=repetitions,
         seconds={name: each.median for name, each in found.items()},
-        spread={name: (each.least, each.most) for name, each in found.items()},
+        ratios={"sampled_vs_greedy": sampled.median},
+        spread={
+            name: (each.least, each.most)
+            for name, each in {**found, "sampled_vs_greedy": sampled}.items()
+        },
         threads=threads,
     )
 
@@ -109,7 +130,9 @@ def _serve(runtime: Runtime) -> Iterator[tuple[int, str]]:
         api.close()
 
 
-def _ask_all(port: int, secret: str, turn: int, tokens: int) -> tuple[float, float, float]:
+def _ask_all(
+    port: int, secret: str, turn: int, tokens: int, settings: Mapping[str, float]
+) -> tuple[float, float, float]:
     """Read all streams at once; return the median and last first event, and the total time."""
     headers = {"Authorization": f"Bearer {secret}"}
     limits = httpx2.Limits(max_connections=None)
@@ -121,7 +144,7 @@ def _ask_all(port: int, secret: str, turn: int, tokens: int) -> tuple[float, flo
 
         def ask(number: int) -> float:
             url = f"http://127.0.0.1:{port}/api/v1/users/person{number}/chat/stream"
-            body = {"prompt": f"Tell story {turn} of {number}.", "max_tokens": tokens}
+            body = {"prompt": f"Tell story {turn} of {number}.", "max_tokens": tokens, **settings}
             with client.stream("POST", url, json=body) as response:
                 response.raise_for_status()
                 lines = response.iter_lines()

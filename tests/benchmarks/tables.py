@@ -192,7 +192,11 @@ def _start(result: Result) -> Iterator[tuple[str, Table]]:
 
 
 def _streams(result: Result) -> Iterator[tuple[str, Table]]:
-    yield "streams", _spread_table(result, result["seconds"], "s")
+    rows = [
+        *_spread_rows(result, result["seconds"], "s"),
+        *_spread_rows(result, result.get("ratios", {}), "times"),
+    ]
+    yield "streams", make_table(_SPREAD_HEADS, rows)
 
 
 def _encryption(result: Result) -> Iterator[tuple[str, Table]]:
@@ -268,6 +272,7 @@ def _weights(result: Result) -> Iterator[tuple[str, Table]]:
 def _wave(result: Result) -> Iterator[tuple[str, Table]]:
     units = {
         "tokens_per_second": "tokens/s",
+        "sampled_tokens_per_second": "tokens/s",
         "resident_tokens_per_second": "tokens/s",
         "p50_first_token_seconds": "s",
         "p95_first_token_seconds": "s",
@@ -290,6 +295,7 @@ def _engines(result: Result) -> Iterator[tuple[str, Table]]:
     rows = [
         *_named(result.get("tokens_per_second"), "tokens a second, {}"),
         ("with a layer over without", _range(result.get("stack_over_bare")), "stack_over_bare"),
+        ("sampled over greedy", _range(result.get("sampled_vs_greedy")), "sampled_vs_greedy"),
         *_named(result.get("first_token_ms"), "first token, {} (ms)"),
         *_named(result.get("switch_ms"), "a switch of user, {} (ms)", "switch_{}"),
         (memory, _whole(result.get("memory_mb")), "memory_mb"),
@@ -330,6 +336,7 @@ def _server(result: Result) -> Iterator[tuple[str, Table]]:
         ("first token, server over library (ms)", _range(result.get("first_token_overhead_ms"))),
         *_named(result["tokens_per_second"], "16 streams, {}, tokens a second"),
         ("16 streams, server over library", _range(result.get("rate_ratio"))),
+        ("16 streams, sampled over greedy", _range(result.get("sampled_vs_greedy"))),
         ("healthz meanwhile (ms)", _range(result.get("healthz_ms"))),
     ]
     yield "server", make_table(("figure", "median (least to most)"), (row[:2] for row in rows))

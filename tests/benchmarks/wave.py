@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from benchmarks.figures import alternate, percentile, ratio, spread
-from benchmarks.load_users import load_users, name, question
+from benchmarks.load_users import both_samplings, load_users, name, question
 from personalpeft.engine.engine import Engine, Request
 from personalpeft.errors import InvalidInput
 from personalpeft.settings import Serving
@@ -25,7 +25,8 @@ _WARM_UP_USERS, _WARM_UP = 32, 4
 class WaveBench:
     """The object that ``--json`` prints: medians, with their least and most in ``spread``.
 
-    Any error ends the benchmark. ``host_fits`` is how many stacks host memory holds besides the
+    Any error ends the benchmark. ``sampled_tokens_per_second`` is a wave with the card's sampling,
+    and the other figures are greedy. ``host_fits`` is how many stacks host memory holds besides the
     slots; ``read_from_disk`` and ``read_from_host`` count a wave's loads.
     """
 
@@ -39,6 +40,7 @@ class WaveBench:
     p50_first_token_seconds: float
     p95_first_token_seconds: float
     tokens_per_second: float
+    sampled_tokens_per_second: float
     resident_tokens_per_second: float
     read_from_disk: int
     read_from_host: int
@@ -78,33 +80,39 @@ def bench_wave(
                 f"{users} users fit into {serving.slots} slots and host memory for {fits}.",
                 hint=f"Take more than {serving.slots + fits}.",
             )
+        greedy, card_sampling = both_samplings(people.base.card, tokens).values()
         waves: list[LoadResult] = []
+        loads = dict.fromkeys(("stack_loads_total", "stack_host_hits_total"), 0.0)
 
         def wave(repetition: int) -> float:
-            waves.append(run_load(engine, stacks, 2 * repetition, tokens))
+            before = engine.metrics()
+            waves.append(run_load(engine, stacks, 3 * repetition, greedy))
+            for counter, after in engine.metrics().items():
+                if counter in loads:
+                    loads[counter] += (after - before[counter]) / repetitions
             return waves[-1].rate
+
+        def sampled(repetition: int) -> float:
+            return run_load(engine, stacks, 3 * repetition + 1, card_sampling).rate
 
         def resident(repetition: int) -> float:
             same = [stacks[number % serving.slots] for number in range(users)]
             for stack in stacks[: serving.slots]:
                 engine.preload(stack)
-            return run_load(engine, same, 2 * repetition + 1, tokens).rate
+            return run_load(engine, same, 3 * repetition + 2, greedy).rate
 
         echo("warming up")
-        run_load(engine, stacks[:_WARM_UP_USERS], 0, _WARM_UP)
-        before = engine.metrics()
-        figures = alternate({"wave": wave, "resident": resident}, repetitions, echo)
-        after = engine.metrics()
+        run_load(engine, stacks[:_WARM_UP_USERS], 0, replace(greedy, max_tokens=_WARM_UP))
+        turns = {"wave": wave, "wave_sampled": sampled, "resident": resident}
+        figures = alternate(turns, repetitions, echo)
     rates, slower = spread(figures["wave"]), ratio(figures["wave"], figures["resident"])
+    samples = ratio(figures["wave_sampled"], figures["wave"])
     late = spread([percentile(each.first, 95) for each in waves])
-    loads = {
-        key: round((after[counter] - before[counter]) / repetitions)
-        for key, counter in (("disk", "stack_loads_total"), ("host", "stack_host_hits_total"))
-    }
     spreads = {
         "tokens_per_second": rates,
         "p95_first_token_seconds": late,
         "wave_vs_resident": slower,
+        "sampled_vs_greedy": samples,
     }
     return WaveBench(
         bench="wave",
@@ -117,17 +125,19 @@ def bench_wave(
         p50_first_token_seconds=spread([percentile(each.first, 50) for each in waves]).median,
         p95_first_token_seconds=late.median,
         tokens_per_second=rates.median,
+        sampled_tokens_per_second=spread(figures["wave_sampled"]).median,
         resident_tokens_per_second=spread(figures["resident"]).median,
-        read_from_disk=loads["disk"],
-        read_from_host=loads["host"],
-        ratios={"wave_vs_resident": slower.median},
+        read_from_disk=round(loads["stack_loads_total"]),
+        read_from_host=round(loads["stack_host_hits_total"]),
+        ratios={"wave_vs_resident": slower.median, "sampled_vs_greedy": samples.median},
         spread={key: (each.least, each.most) for key, each in spreads.items()},
     )
 
 
-def run_load(engine: Engine, stacks: Sequence[Stack], repetition: int, tokens: int) -> LoadResult:
+def run_load(
+    engine: Engine, stacks: Sequence[Stack], repetition: int, sampling: Sampling
+) -> LoadResult:
     """Answer one concurrent request of each user, each with its stack."""
-    sampling = Sampling(max_tokens=tokens)
     requests = [
         Request(name(number), question(number, repetition), stack, sampling)
         for number, stack in enumerate(stacks)

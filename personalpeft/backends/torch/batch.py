@@ -22,7 +22,7 @@ from personalpeft.backends.base import Occupancy, OutOfBlocks, OutputChunk, Sequ
 from personalpeft.backends.detokenizer import SequenceOutput
 from personalpeft.backends.sampler import Sampler
 from personalpeft.backends.tokenizer import ChatTokenizer
-from personalpeft.backends.torch.batch_sampling import compute_logprobs, sample_tokens
+from personalpeft.backends.torch.batch_sampling import sample_tokens
 from personalpeft.backends.torch.block_manager import BlockManager, block_hash, prefix_hashes
 from personalpeft.backends.torch.decode_graphs import DecodeGraphs, DecodeInputs
 from personalpeft.backends.torch.host_to_device import to_device
@@ -137,13 +137,13 @@ class Batch:
             return ()
         sampled = decoding + [row for row, count in reading if count == row.pending]
         logits = self._forward(decoding, reading)
-        picks = sample_tokens(logits, [row.sequence.sampler for row in sampled], self._model.ops)
         wanted = {
             index: row.sequence.top_logprobs
             for index, row in enumerate(sampled)
             if row.sequence.logprobs
         }
-        known = compute_logprobs(logits, picks, wanted)
+        samplers = [row.sequence.sampler for row in sampled]
+        picks, known = sample_tokens(logits, samplers, wanted, self._model.ops)
         for row in decoding:
             self._advance(row, 1)
         for row, count in reading:

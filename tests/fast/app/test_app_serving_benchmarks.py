@@ -161,7 +161,7 @@ def test_publish_times_other_streams_and_both_handovers(
 ) -> None:
     monkeypatch.setattr(publish, "_PAUSE", 0.01)
     result = publish.bench_publish(_BASE, repetitions=1, tokens=24, echo=_nothing)
-    assert set(result.ratios) == {"stall_p99"}
+    assert set(result.ratios) == {"stall_p99", "stall_sampled_p99", "sampled_vs_greedy"}
     assert result.published > 0
     handoff = {"merged_vs_adapter_handoff": result.merged_vs_adapter_handoff}
     _has_spreads(result.spread, result.milliseconds, result.ratios, handoff)
@@ -172,7 +172,8 @@ def test_a_wave_loads_each_stack_from_disk() -> None:
     result = bench_wave(_BASE, 12, repetitions=1, tokens=2, serving=small, echo=_nothing)
     assert (result.users, result.slots, result.host_fits) == (12, 4, 0)
     assert result.read_from_disk >= 12 - result.slots
-    assert set(result.ratios) == {"wave_vs_resident"}
+    assert set(result.ratios) == {"wave_vs_resident", "sampled_vs_greedy"}
+    assert result.sampled_tokens_per_second > 0
     assert 0 < result.p50_first_token_seconds <= result.p95_first_token_seconds
     named = {key: getattr(result, key) for key in ("tokens_per_second", "p95_first_token_seconds")}
     _has_spreads(result.spread, named, result.ratios)
@@ -180,12 +181,14 @@ def test_a_wave_loads_each_stack_from_disk() -> None:
 
 def test_a_server_is_measured_beside_the_library(shell: Shell) -> None:
     result = bench_server("fake", "fake", repetitions=2, tokens=8, echo=_nothing)
-    assert set(result.first_token_ms) == set(result.tokens_per_second) == {"library", "server"}
+    assert set(result.first_token_ms) == {"library", "server"}
+    assert set(result.tokens_per_second) == {"library", "server", "server, sampled"}
     assert all(
         each.least > 0
         for each in (*result.first_token_ms.values(), *result.tokens_per_second.values())
     )
     assert result.rate_ratio.least > 0
+    assert result.sampled_vs_greedy.least > 0
     assert result.healthz_ms.most < 10_000
     output = json.loads(
         shell.run("bench", "server", "--backend", "fake", "--repeat", "1", "--json").stdout
@@ -200,7 +203,7 @@ def test_sixty_four_concurrent_streams_are_measured(shell: Shell) -> None:
         ).stdout
     )
     assert (output["bench"], output["streams"]) == ("streams", 64)
-    assert set(output["spread"]) == set(output["seconds"])
+    assert set(output["spread"]) == {*output["seconds"], "sampled_vs_greedy"}
     assert min(output["seconds"].values()) > 0
     assert output["threads"] > 64
 
