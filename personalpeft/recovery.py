@@ -207,29 +207,27 @@ def _forget_again(
         _open(part, settings, clock) as store,
         store.database.read_transaction() as db,
     ):
-        owners = find_owners(db, [each.owner_key for each in erasures])
+        owners = find_owners(db, erasures)
     count = 0
     with Runtime(dataclasses.replace(settings, home=part), base, "auto", clock=clock) as runtime:
         for each in erasures:
-            if each.owner_key not in owners:
-                continue
-            # An earlier one may have erased it as well.
-            with suppress(Forgotten, NotFound):
-                if each.kind == "user":
-                    runtime.forget_user(owners[each.owner_key])
-                else:
-                    user = runtime.user(owners[each.owner_key], create=False)
-                    user.forget(_name_of(each, user), rebuild=False)
-                count += 1
+            for owner in sorted(owners[each.owner_key]):
+                # An earlier one may have erased it as well.
+                with suppress(Forgotten, NotFound):
+                    if each.kind == "user":
+                        runtime.forget_user(owner)
+                    else:
+                        user = runtime.user(owner, create=False)
+                        user.forget(_name_of(each, user), rebuild=False)
+                    count += 1
     return count
 
 
 def _name_of(erasure: LoggedErasure, user: User) -> str:
     """Return what to forget of a user. Raises ``NotFound`` for a layer that is not there."""
     if erasure.kind == "item":
-        return erasure.item
-    time = erasure.item.partition("/")[2]
-    layers = [each.layer for each in user.revisions() if each.at.isoformat() == time]
+        return erasure.name
+    layers = [each.layer for each in user.revisions() if each.at.isoformat() == erasure.name]
     if not layers:
         raise NotFound("The copy has no such layer.", hint="Nothing is to be done.")
     return layers[0]
