@@ -223,7 +223,7 @@ def test_home_comes_back_where_the_copy_cannot_take_its_place(
     contents, replace = home_contents(home), host.replace
 
     def fail(source: Path, target: Path) -> None:
-        if source.suffix == ".restoring":
+        if target == home and "replaced" not in source.name:
             raise PermissionError(13, "Permission denied")
         replace(source, target)
 
@@ -231,6 +231,63 @@ def test_home_comes_back_where_the_copy_cannot_take_its_place(
     with pytest.raises(HomeError):
         personalpeft.restore(tmp_path / "copies", home, replace=True)
     assert home_contents(home) == contents
+
+
+@pytest.mark.parametrize("left", ["nothing", "an empty folder"])
+def test_restore_that_was_killed_between_its_renames_is_finished_by_the_next_opening(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: str
+) -> None:
+    replace = host.replace
+
+    def die(source: Path, target: Path) -> None:
+        if target == home:
+            raise KeyboardInterrupt
+        replace(source, target)
+
+    with open_runtime(home) as runtime:
+        runtime.forget_user("bo")
+    with monkeypatch.context() as patched:
+        patched.setattr(host, "replace", die)
+        with pytest.raises(KeyboardInterrupt):
+            personalpeft.restore(tmp_path / "copies", home, replace=True)
+    assert not home.exists()
+    if left == "an empty folder":
+        home.mkdir()
+    with pytest.raises(HomeError, match="was being restored"):
+        personalpeft.open(home, backend="fake", read_only=True)
+    with open_runtime(home) as runtime:
+        assert [user.id for user in runtime.users()] == ["ada"]
+    report = personalpeft.restore(tmp_path / "copies", home, replace=True)
+    assert report.replaced is not None
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "copies",
+        "home",
+        "home.replaced-1",
+        "home.replaced-2",
+    ]
+
+
+def test_restored_folder_whose_home_was_never_moved_aside_is_not_used(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace = host.replace
+
+    def die(source: Path, target: Path) -> None:
+        if source == home:
+            raise KeyboardInterrupt
+        replace(source, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(host, "replace", die)
+        with pytest.raises(KeyboardInterrupt):
+            personalpeft.restore(tmp_path / "copies", home, replace=True)
+    with open_runtime(home) as runtime:
+        runtime.forget_user("bo")
+    shutil.rmtree(home)
+    with open_runtime(home) as runtime:
+        assert list(runtime.users()) == []
+    personalpeft.restore(tmp_path / "copies", home, replace=True)
+    assert not any("restored" in path.name for path in tmp_path.iterdir())
 
 
 def test_backup_inside_the_home_is_restored(home: Path) -> None:
