@@ -14,7 +14,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from io import BufferedReader
 from pathlib import Path
@@ -39,6 +39,8 @@ from personalpeft.store.archive_file import (
     write_archive,
 )
 from personalpeft.store.database import Row
+from personalpeft.store.error_mapping import map_home_errors
+from personalpeft.store.rows import format_time
 from personalpeft.store.store import Store
 from personalpeft.store.user_export import UserExport, check_export, insert_user, read_user
 from personalpeft.types import TRAINS, Message, Revision, Role, SignalKind, is_number
@@ -157,13 +159,12 @@ def import_user(
         if revisions and not why:
             check_adapters(revisions, blobs, base(), _PERSONAL)
     user = check_user_id(portable.user if as_user is None else as_user)
-    insert_user(
-        store,
-        portable.without_revisions() if why else portable,
-        user,
-        {} if why else blobs,
-        reason_prefix=_IMPORTED,
-    )
+    portable = portable.without_revisions() if why else portable
+    with map_home_errors(store.home):
+        if store.erasures.has_user(user, portable.since):
+            # Another user from now on, whom no restore forgets again.
+            portable = replace(portable, since=format_time(store.now()))
+    insert_user(store, portable, user, {} if why else blobs, reason_prefix=_IMPORTED)
     return ImportSummary(
         user,
         portable.user,

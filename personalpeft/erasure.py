@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import islice
 from typing import Any
 
 from personalpeft.certificate import Certificate
@@ -36,7 +37,7 @@ from personalpeft.publishing import unpublishing
 from personalpeft.services import Services
 from personalpeft.store.api_keys import ApiKeys
 from personalpeft.store.erasure import delete_pending_files, erase, erase_user
-from personalpeft.store.erasure_log import LoggedErasure, oldest_item
+from personalpeft.store.erasure_log import LoggedErasure, read_user_key
 from personalpeft.store.locks import learn_lease
 from personalpeft.store.store import Store
 from personalpeft.store.types import UserSummary
@@ -212,9 +213,7 @@ def forget_user(
                 draft.describe_user()
             api_keys.revoke_all(user)
             with store.database.read_transaction() as db:
-                oldest = oldest_item(db, user)
-            if oldest is not None:
-                store.erasures.append(LoggedErasure("user", oldest))
+                store.erasures.append(LoggedErasure("user", read_user_key(db, user)))
             erase_user(store, user)
         services.drop_user_caches(user)
     # After the leases: their files are deleted too. What fails now is done by the next opening.
@@ -328,12 +327,10 @@ def _find_target(store: Store, user: str, item: str, conversation: bool) -> Eras
 
 def _to_log(store: Store, user: str, target: ErasureTarget) -> list[LoggedErasure]:
     """Return the lines of the log by which a restore forgets a target again."""
-    lines = [LoggedErasure("item", item) for item in sorted(target.items)]
-    if target.layer is not None:
-        with store.database.read_transaction() as db:
-            oldest = oldest_item(db, user)
-        revisions = store.catalog.revisions(user, layer=target.layer)
-        if oldest is not None and revisions:
-            # By the time of its first revision: the log holds no name of a skill.
-            lines.insert(0, LoggedErasure("layer", f"{oldest}/{revisions[0].at.isoformat()}"))
-    return lines
+    with store.database.read_transaction() as db:
+        key = read_user_key(db, user)
+    # A layer by the time of its first revision: the log holds no name of a skill. It comes first,
+    # since with the items its revisions are erased.
+    times = (each.at for each in store.catalog.revisions(user) if each.layer == target.layer)
+    layers = [LoggedErasure("layer", f"{key}/{at.isoformat()}") for at in islice(times, 1)]
+    return [*layers, *(LoggedErasure("item", f"{key}/{item}") for item in sorted(target.items))]

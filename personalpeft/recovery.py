@@ -2,8 +2,7 @@
 
 Invariants: what was forgotten since the backup is forgotten again before the copy becomes the home.
 The home is as it was until the copy is whole, verified and on the disk. A kill before that leaves a
-folder that the next restore deletes. Then two renames follow: the former home goes aside, and the
-copy takes its place. A kill between them loses nothing, since both lie beside each other.
+folder that the next restore deletes. A kill later loses nothing: see ``store.replacement``.
 """
 
 from __future__ import annotations
@@ -43,6 +42,7 @@ from personalpeft.store.error_mapping import map_home_errors
 from personalpeft.store.home import DATABASE, open_store
 from personalpeft.store.integrity import verify
 from personalpeft.store.locks import Lock
+from personalpeft.store.replacement import finish_replacement, new_folders, replace_home
 from personalpeft.store.store import Store
 from personalpeft.types import Progress
 from personalpeft.user import User
@@ -92,7 +92,9 @@ def restore(
 ) -> RestoreReport:
     """Implement ``personalpeft.restore``, which documents the arguments."""
     home, backup = settings.home, _newest_copy(backup.expanduser().absolute())
-    exists = home.is_dir() and any(home.iterdir())
+    with map_home_errors(home):
+        finish_replacement(home)
+        exists = home.is_dir() and any(home.iterdir())
     if exists and not replace:
         raise InvalidInput(
             f"{home} is not empty.",
@@ -107,8 +109,9 @@ def restore(
             )
     part = home.with_name(f"{home.name}.restoring")
     with map_home_errors(home):
-        if part.exists():
-            shutil.rmtree(part)
+        for left in (part, *new_folders(home).values()):
+            if left.exists():
+                shutil.rmtree(left)
         _copy(backup, part, progress)
         erasures = merge_logs((backup, backup.parent, home, *others), part)
         keys = _home_keys(home, settings)
@@ -121,33 +124,23 @@ def restore(
         _keep_certificate_keys(home, keys, store)
     count = _forget_again(part, settings, base, erasures, clock)
     _check(part, settings, clock)
-    replaced = _free_name(home) if exists else None
+    replaced = None
     with map_home_errors(home):
-        if replaced is not None:
+        if exists:
             # Only asked for: the lock's file moves with the home.
             lock = Lock(home / "write.lock", home=home, what=f"The home {home}", now=clock.now)
             with lock.acquire(0.0):
                 pass
-        _swap(part, home, replaced)
+            replaced = replace_home(part, home)
+        else:
+            if home.exists():
+                home.rmdir()
+            host.replace(part, home)
+            host.sync_folder(home.parent)
     if replaced is not None and home in backup.parents:
         backup = replaced / backup.relative_to(home)
     lost = (replaced or home).joinpath(ENCRYPTION).exists() and not (home / ENCRYPTION).exists()
     return RestoreReport(home, backup, count, replaced, lost)
-
-
-def _swap(part: Path, home: Path, replaced: Path | None) -> None:
-    """Put a copy in place of a home, which goes to ``replaced``. An error changes nothing."""
-    if replaced is not None:
-        host.replace(home, replaced)
-    elif home.exists():
-        home.rmdir()
-    try:
-        host.replace(part, home)
-    except OSError:
-        if replaced is not None:
-            host.replace(replaced, home)
-        raise
-    host.sync_folder(home.parent)
 
 
 def _newest_copy(folder: Path) -> Path:
@@ -207,29 +200,27 @@ def _forget_again(
         _open(part, settings, clock) as store,
         store.database.read_transaction() as db,
     ):
-        owners = find_owners(db, [each.owner_key for each in erasures])
+        owners = find_owners(db, erasures)
     count = 0
     with Runtime(dataclasses.replace(settings, home=part), base, "auto", clock=clock) as runtime:
         for each in erasures:
-            if each.owner_key not in owners:
-                continue
-            # An earlier one may have erased it as well.
-            with suppress(Forgotten, NotFound):
-                if each.kind == "user":
-                    runtime.forget_user(owners[each.owner_key])
-                else:
-                    user = runtime.user(owners[each.owner_key], create=False)
-                    user.forget(_name_of(each, user), rebuild=False)
-                count += 1
+            for owner in sorted(owners[each.owner_key]):
+                # An earlier one may have erased it as well.
+                with suppress(Forgotten, NotFound):
+                    if each.kind == "user":
+                        runtime.forget_user(owner)
+                    else:
+                        user = runtime.user(owner, create=False)
+                        user.forget(_name_of(each, user), rebuild=False)
+                    count += 1
     return count
 
 
 def _name_of(erasure: LoggedErasure, user: User) -> str:
     """Return what to forget of a user. Raises ``NotFound`` for a layer that is not there."""
     if erasure.kind == "item":
-        return erasure.item
-    time = erasure.item.partition("/")[2]
-    layers = [each.layer for each in user.revisions() if each.at.isoformat() == time]
+        return erasure.name
+    layers = [each.layer for each in user.revisions() if each.at.isoformat() == erasure.name]
     if not layers:
         raise NotFound("The copy has no such layer.", hint="Nothing is to be done.")
     return layers[0]
@@ -267,9 +258,3 @@ def _keep_certificate_keys(home: Path, keys: HomeKeys | None, store: Store) -> N
         data = former.decrypt((home / CERTIFICATE_KEYS).read_bytes(), CERTIFICATE_KEYS)
         stored = store.cipher.encrypt(data, CERTIFICATE_KEYS, store.cipher.home_key)
         replace_file(store.home / CERTIFICATE_KEYS, stored)
-
-
-def _free_name(home: Path) -> Path:
-    """Return a path beside a home that does not exist."""
-    numbers = (home.with_name(f"{home.name}.replaced-{number}") for number in range(1, 10_000))
-    return next(path for path in numbers if not path.exists())

@@ -1,8 +1,12 @@
 """The log of what was forgotten: a backup from before still holds it, and a restore forgets it again.
 
-A line names an item by its id, a user by the id of the user's oldest item, and a layer by that and
-the time of its first revision. So the log has no words and no user's id. It lies in the home and
-beside its backups, so that one of them outlives the loss of the other.
+A line names a user by a digest of the id and of the microsecond at which the user was made, an item
+by that and its id, and a layer by that and the time of its first revision. So the log has no words
+and no user's id, and a user of the same id who is made later is another one. It lies in the home
+and beside its backups, so that one of them outlives the loss of the other.
+
+Earlier versions named an item by its id alone, and a user by the id of the user's oldest item. Such
+a line counts for every user who has that item.
 
 Invariants: a line is durable before the erasure begins, since a kill in between would leave an
 erased item that no restore forgets. A torn last line counts as none.
@@ -20,12 +24,14 @@ from typing import Literal, TypeAlias, get_args
 
 from personalpeft import host
 from personalpeft.store.blobs import replace_file
-from personalpeft.store.database import fetch_all, fetch_one, open_connection
+from personalpeft.store.database import fetch_all, open_connection
 from personalpeft.store.error_mapping import map_home_errors, sqlite3
 from personalpeft.store.rows import TOMBSTONE
+from personalpeft.types import canonical_digest
 
 LOG = "forgotten.jsonl"
 _TIMEOUT = 5.0
+_KEY_LENGTH = 32  # hex digits
 _FOLDERS = "backup-folders.json"
 
 ErasedKind: TypeAlias = Literal["item", "user", "layer"]
@@ -33,9 +39,10 @@ ErasedKind: TypeAlias = Literal["item", "user", "layer"]
 
 @dataclass(frozen=True, slots=True)
 class LoggedErasure:
-    """An erased turn or signal, or all of the user whose oldest one it is.
+    """An erased user, or an erased turn, signal or layer of a user.
 
-    Of a layer ``item`` is "<oldest item of the user>/<time of the layer's first revision>".
+    ``item`` is "<key of the user>", "<key>/<id>" of a turn or signal, or "<key>/<time of its first
+    revision>" of a layer.
     """
 
     kind: ErasedKind
@@ -43,8 +50,13 @@ class LoggedErasure:
 
     @property
     def owner_key(self) -> str:
-        """The id by which the home finds its user."""
+        """The key by which a home finds the user."""
         return self.item.partition("/")[0]
+
+    @property
+    def name(self) -> str:
+        """What was erased of the user: the id of an item, or the time of a layer."""
+        return self.item.rpartition("/")[2]
 
     def to_line(self) -> bytes:
         """Return the line of the log."""
@@ -72,6 +84,10 @@ class ErasureLog:
     def read(self) -> tuple[LoggedErasure, ...]:
         """Return all erasures, oldest first. Raises ``OSError``."""
         return read_log(self._home)
+
+    def has_user(self, user: str, since: str) -> bool:
+        """Return whether a user who was made at a time was forgotten. Raises ``OSError``."""
+        return LoggedErasure("user", user_key(user, since)) in self.read()
 
     def copy_to(self, folder: Path) -> None:
         """Bring the log beside the backups in a folder up to date. Raises ``HomeError``."""
@@ -124,9 +140,15 @@ def read_tombstones(database: Path, key: str | None) -> tuple[LoggedErasure, ...
 
     ``key`` is the key of the database, if it has one.
     """
-    sql = f"select id from {TOMBSTONE} where id is not null and kind in ('turn', 'signal')"
+    sql = (
+        f"select u.id as user, u.since, t.id from {TOMBSTONE} t join user u on u.id = t.user"
+        " where t.id is not null and t.kind in ('turn', 'signal')"
+    )
     with suppress(sqlite3.Error), closing(_open_to_read(database, key)) as db:
-        return tuple(LoggedErasure("item", str(item)) for (item,) in db.execute(sql))
+        return tuple(
+            LoggedErasure("item", f"{user_key(row['user'], row['since'])}/{row['id']}")
+            for row in fetch_all(db, sql)
+        )
     return ()
 
 
@@ -134,25 +156,29 @@ def _open_to_read(database: Path, key: str | None) -> sqlite3.Connection:
     return open_connection(database.absolute(), "mode=ro", timeout=_TIMEOUT, key=key)
 
 
-def find_owners(db: sqlite3.Connection, items: Sequence[str]) -> dict[str, str]:
-    """Return the user of each turn and signal of these that exists."""
+def find_owners(db: sqlite3.Connection, erasures: Iterable[LoggedErasure]) -> dict[str, set[str]]:
+    """Return the users of a home by the key of each erasure, as far as they exist."""
+    owners: dict[str, set[str]] = {each.owner_key: set() for each in erasures}
+    for row in fetch_all(db, "select id, since from user"):
+        if (key := user_key(row["id"], row["since"])) in owners:
+            owners[key].add(row["id"])
     among = "id in (select value from json_each(?))"
     sql = f"select id, user from turn where {among} union select id, user from signal where {among}"
-    wanted = json.dumps(list(items))
-    return {row["id"]: row["user"] for row in fetch_all(db, sql, wanted, wanted)}
+    items = json.dumps(list(owners))
+    for row in fetch_all(db, sql, items, items):
+        owners[row["id"]].add(row["user"])
+    return owners
 
 
-def oldest_item(db: sqlite3.Connection, user: str) -> str | None:
-    """Return the id of a user's first turn or signal, or None if there is none.
+def user_key(user: str, since: str) -> str:
+    """Return what the log calls a user. ``since`` is when the user was made, as in the database."""
+    return f"u_{canonical_digest([user, since])[:_KEY_LENGTH]}"
 
-    A backup holds the first entries of a user, so it holds this one or nothing of the user.
-    """
-    sql = (
-        "select id from (select id, seq from turn where user = ?"
-        " union all select id, seq from signal where user = ?) order by seq limit 1"
-    )
-    row = fetch_one(db, sql, user, user)
-    return None if row is None else str(row["id"])
+
+def read_user_key(db: sqlite3.Connection, user: str) -> str:
+    """Return what the log calls an existing user."""
+    (row,) = fetch_all(db, "select since from user where id = ?", user)
+    return user_key(user, row["since"])
 
 
 def _append(path: Path, erasures: Sequence[LoggedErasure]) -> None:

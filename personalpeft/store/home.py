@@ -22,6 +22,7 @@ from personalpeft.store.encryption import ENCRYPTION, HomeKeys, load_keys, read_
 from personalpeft.store.erasure import delete_pending_files
 from personalpeft.store.error_mapping import map_home_errors
 from personalpeft.store.locks import Lock
+from personalpeft.store.replacement import finish_replacement, is_replaced
 from personalpeft.store.schema import is_current, migrate
 from personalpeft.store.store import Store
 
@@ -64,6 +65,14 @@ def open_store(
     home = home.absolute()
     with map_home_errors(home):
         names = _list_names(home)
+        if not names and is_replaced(home):
+            if read_only:
+                raise HomeError(
+                    f"The home {home} was being restored when the program ended.",
+                    hint="Open the home for writing once, which finishes it.",
+                )
+            finish_replacement(home)
+            names = _list_names(home)
         _check_is_home(home, names)
         if DATABASE not in names:
             if read_only:

@@ -50,7 +50,6 @@ def check_home(
 ) -> None:
     """Check the home that an interrupted operation left, and that the operation can be done again."""
     erases = EVERY_OPERATION[operation].erases
-    _finish_restore(folder)
     kept = contents(folder)
     for key, ids in before.items():
         user = key.partition(" ")[0]
@@ -89,13 +88,6 @@ def _do_again(operation: str, folder: Path) -> None:
         assert find_problems(runtime) == []
     left = [path for path in folder.rglob("*") if path.name.endswith((".part", ".tmp"))]
     assert left == []
-
-
-def _finish_restore(folder: Path) -> None:
-    """Rename as docs/how-to/back-up.md says after a kill between the two renames of a restore."""
-    home, restored = folder / "home", folder / "home.restoring"
-    if not home.exists() and restored.exists():
-        restored.rename(home)
 
 
 def check_heads(runtime: Runtime) -> None:

@@ -111,6 +111,12 @@ def test_imported_layer_is_erased(tmp_path: Path, ada: User, runtime: Runtime) -
     assert ada.stack().entries
 
 
+def test_layer_that_was_taught_and_never_built_is_erased(home: Path, ada: User) -> None:
+    lesson = ada.teach(f"Write to {SECRET}.", "Dear", skill="email")
+    assert ada.forget("skill.email").signals == (lesson,)
+    assert holds(home) == []
+
+
 def test_forgotten_layer_and_conversation_stay_forgotten_in_a_restored_home(tmp_path: Path) -> None:
     home = tmp_path / "home"
     with open_runtime(home) as runtime:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 from pathlib import Path
 
@@ -67,6 +69,72 @@ def test_what_was_forgotten_since_the_backup_stays_forgotten(
     )
 
 
+def test_user_and_layer_without_any_turn_stay_forgotten(home: Path, tmp_path: Path) -> None:
+    with open_runtime(home) as runtime:
+        peft = runtime.user("ada").export_peft(tmp_path / "peft", layer="style")
+        runtime.user("cy").import_peft(peft)
+        runtime.user("dee").import_peft(peft, layer="skill.email")
+        runtime.user("eve")
+        runtime.maintenance.back_up(tmp_path / "copies")
+        ask(runtime.user("eve"))
+        runtime.user("dee").forget("skill.email")
+        for user in ("cy", "eve"):
+            runtime.forget_user(user)
+    assert personalpeft.restore(tmp_path / "copies", home, replace=True).forgotten == 3
+    with open_runtime(home) as runtime:
+        assert [user.id for user in runtime.users()] == ["ada", "bo", "dee"]
+        assert runtime.user("dee").layers() == ()
+
+
+def test_user_who_was_made_or_imported_anew_after_the_forgetting_is_kept(
+    home: Path, tmp_path: Path
+) -> None:
+    with open_runtime(home) as runtime:
+        runtime.user("ada").export(tmp_path / "ada.personal")
+        for user in ("ada", "bo"):
+            runtime.forget_user(user)
+        runtime.import_user(tmp_path / "ada.personal")
+        turn = ask(runtime.user("bo")).turn_id
+        runtime.maintenance.back_up(tmp_path / "copies")
+    assert personalpeft.restore(tmp_path / "copies", home, replace=True).forgotten == 0
+    with open_runtime(home) as runtime:
+        assert runtime.user("ada").stack().entries
+        assert [each.id for each in runtime.user("bo").turns()] == [turn]
+
+
+def test_what_one_of_two_users_with_the_same_turns_forgot_is_forgotten_of_that_one_alone(
+    home: Path, tmp_path: Path
+) -> None:
+    with open_runtime(home) as runtime:
+        ada = runtime.user("ada")
+        ada.export(tmp_path / "ada.personal")
+        for user in ("ad", "zoe"):
+            runtime.import_user(tmp_path / "ada.personal", as_user=user)
+        runtime.maintenance.back_up(tmp_path / "copies")
+        secret = ada.signals()[-1].id
+        ada.forget(secret)
+        runtime.forget_user("ad")
+    personalpeft.restore(tmp_path / "copies", home, replace=True)
+    with open_runtime(home) as runtime:
+        assert [user.id for user in runtime.users()] == ["ada", "bo", "zoe"]
+        assert secret in [each.id for each in runtime.user("zoe").signals()]
+        with pytest.raises(Forgotten):
+            runtime.user("ada").forget(secret)
+
+
+def test_log_of_an_earlier_version_still_counts(home: Path, tmp_path: Path) -> None:
+    with open_runtime(home) as runtime:
+        fact = runtime.user("ada").signals()[-1].id
+        turn = runtime.user("bo").turns()[-1].id
+    lines = [{"item": fact}, {"user": turn}]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (tmp_path / "copies" / "forgotten.jsonl").write_text(text)
+    assert personalpeft.restore(tmp_path / "copies", home, replace=True).forgotten == 2
+    with open_runtime(home) as runtime:
+        assert [user.id for user in runtime.users()] == ["ada"]
+        assert fact not in [each.id for each in runtime.user("ada").signals()]
+
+
 def test_what_was_forgotten_is_found_in_the_log_of_another_folder(
     home: Path, tmp_path: Path
 ) -> None:
@@ -108,7 +176,8 @@ def test_log_of_forgotten_items_has_no_words_and_no_user_and_survives_a_torn_lin
     for folder in (home, tmp_path / "copies"):
         lines = (folder / "forgotten.jsonl").read_bytes().splitlines()
         assert len(lines) == 4
-        assert not any(word in line for line in lines for word in (b"bo", b"ada", b"locker"))
+        ids = rb'"(item|user)": "u_[0-9a-f]{32}(/s_[0-9a-z]{26})?"'
+        assert sum(re.fullmatch(rb"\{%s\}" % ids, line) is not None for line in lines) == 3
 
 
 def test_former_home_is_kept_and_replaced_only_on_request(home: Path, tmp_path: Path) -> None:
@@ -154,7 +223,7 @@ def test_home_comes_back_where_the_copy_cannot_take_its_place(
     contents, replace = home_contents(home), host.replace
 
     def fail(source: Path, target: Path) -> None:
-        if source.suffix == ".restoring":
+        if target == home and "replaced" not in source.name:
             raise PermissionError(13, "Permission denied")
         replace(source, target)
 
@@ -162,6 +231,63 @@ def test_home_comes_back_where_the_copy_cannot_take_its_place(
     with pytest.raises(HomeError):
         personalpeft.restore(tmp_path / "copies", home, replace=True)
     assert home_contents(home) == contents
+
+
+@pytest.mark.parametrize("left", ["nothing", "an empty folder"])
+def test_restore_that_was_killed_between_its_renames_is_finished_by_the_next_opening(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: str
+) -> None:
+    replace = host.replace
+
+    def die(source: Path, target: Path) -> None:
+        if target == home:
+            raise KeyboardInterrupt
+        replace(source, target)
+
+    with open_runtime(home) as runtime:
+        runtime.forget_user("bo")
+    with monkeypatch.context() as patched:
+        patched.setattr(host, "replace", die)
+        with pytest.raises(KeyboardInterrupt):
+            personalpeft.restore(tmp_path / "copies", home, replace=True)
+    assert not home.exists()
+    if left == "an empty folder":
+        home.mkdir()
+    with pytest.raises(HomeError, match="was being restored"):
+        personalpeft.open(home, backend="fake", read_only=True)
+    with open_runtime(home) as runtime:
+        assert [user.id for user in runtime.users()] == ["ada"]
+    report = personalpeft.restore(tmp_path / "copies", home, replace=True)
+    assert report.replaced is not None
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "copies",
+        "home",
+        "home.replaced-1",
+        "home.replaced-2",
+    ]
+
+
+def test_restored_folder_whose_home_was_never_moved_aside_is_not_used(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace = host.replace
+
+    def die(source: Path, target: Path) -> None:
+        if source == home:
+            raise KeyboardInterrupt
+        replace(source, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(host, "replace", die)
+        with pytest.raises(KeyboardInterrupt):
+            personalpeft.restore(tmp_path / "copies", home, replace=True)
+    with open_runtime(home) as runtime:
+        runtime.forget_user("bo")
+    shutil.rmtree(home)
+    with open_runtime(home) as runtime:
+        assert list(runtime.users()) == []
+    personalpeft.restore(tmp_path / "copies", home, replace=True)
+    assert not any("restored" in path.name for path in tmp_path.iterdir())
 
 
 def test_backup_inside_the_home_is_restored(home: Path) -> None:
