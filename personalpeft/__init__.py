@@ -47,7 +47,7 @@ from personalpeft.errors import (
 if TYPE_CHECKING:
     from personalpeft.certificate import Certificate, verify_certificate
     from personalpeft.chat.compare import Comparison
-    from personalpeft.chat.conversation import Conversation, ConversationSummary
+    from personalpeft.chat.conversation import Conversation, ConversationSummary, TurnFeedback
     from personalpeft.chat.reply import Reply, Stream
     from personalpeft.clock import Clock
     from personalpeft.encryption import EncryptionReport
@@ -106,6 +106,7 @@ __all__ = [
     "ServingFailed",
     "Stream",
     "TrainingStatus",
+    "TurnFeedback",
     "User",
     "Verdict",
     "VllmServer",
@@ -136,6 +137,7 @@ _LAZY = {
     "Serving": "personalpeft.settings",
     "Stream": "personalpeft.chat.reply",
     "TrainingStatus": "personalpeft.learning.status",
+    "TurnFeedback": "personalpeft.chat.conversation",
     "User": "personalpeft.user",
     "Verdict": "personalpeft.types",
     "verify_certificate": "personalpeft.certificate",

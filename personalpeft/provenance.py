@@ -66,7 +66,7 @@ class Provenance:
         if self.turn.backend is not None:
             lines.append(f"  the backend {self.turn.backend} generated it")
         if not self.parts and not self.items and not self.forgotten:
-            lines.append("  the bare base answered, with nothing of yours")
+            lines.append("  the bare base answered, without your feedback")
         for part in self.parts:
             revision = part.revision
             lines.append(

@@ -127,7 +127,8 @@ def once(common: GlobalOptions) -> None:
     text = "\n".join(map(_format_entry, done))
     emit(common, {"did": done, "next": decision.upcoming}, text)
     if not done:
-        info(common, "Nothing was due.")
+        waits = any(each.blocked_by for each in decision.upcoming)
+        info(common, "What is due cannot start yet." if waits else "Nothing was due.")
     if decision.upcoming:
         action, when, reason = _format_upcoming(decision.upcoming[0])
         info(common, f"Next: {action}, {when} ({reason}).")

@@ -59,10 +59,11 @@ def feedback(
 
     Give one option. The newest feedback of a kind on a turn counts; comments add up.
     """
-    if up and down:
-        raise click.UsageError("Give either --up or --down.")
-    if editor and edit is not None:
-        raise click.UsageError("Give either --edit or --editor.")
+    texts = (edit, prefer, comment, reward)
+    if sum((up, down, editor, *(each is not None for each in texts))) != 1:
+        raise click.UsageError(
+            "Give one of --up, --down, --edit, --editor, --prefer, --comment and --reward."
+        )
     edit = edit if edit is None else read_argument(edit, what="edit")
     prefer = prefer if prefer is None else read_argument(prefer, what="preferred text")
     comment = comment if comment is None else read_argument(comment, what="comment")

@@ -62,7 +62,7 @@ def verify(common: GlobalOptions, repair: bool) -> None:
             report = runtime.repair(progress=display, cancelled=cancelled)
         problems, data, text = report.problems, report.as_json(), str(report)
     else:
-        with session.open_runtime(common, "change") as runtime:
+        with session.open_runtime(common, "read") as runtime:
             problems = runtime.verify()
         data, text = {"problems": problems}, ""
     lines = [f"{problem.where}: {problem.fault}\n  {problem.remedy}" for problem in problems]
@@ -123,9 +123,10 @@ def rebuild(common: GlobalOptions, revision: str | None, check: bool, all_users:
 def backup(common: GlobalOptions, folder: Path, keep: int) -> None:
     """Copy the home into FOLDER, beside earlier copies.
 
-    The home may be in use. Each copy is a home. To put one back: personalpeft restore
+    The home may be in use. A home of an earlier version is copied as it is. Each copy is a home. To
+    put one back: personalpeft restore
     """
-    with session.open_runtime(common, "change") as runtime:
+    with session.open_runtime(common, "read") as runtime:
         made = runtime.maintenance.back_up(folder.expanduser().absolute(), keep=keep)
     emit(common, made, str(made.path))
     if made.missing:

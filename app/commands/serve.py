@@ -129,7 +129,6 @@ def serve(
     with session.open_runtime(
         common, "make", display, serving, implicit_feedback, train=not no_train
     ) as runtime:
-        created = runtime.api_keys.ensure_admin_key()
         api = ApiV1(runtime)
         codes = SignInCodes(runtime.api_keys)
         limiter = limiter_of(runtime)
@@ -148,6 +147,8 @@ def serve(
         )
         # Before the slow load of the model, so that a port in use fails at once.
         server = Server(app, limiter, host=address, port=port)
+        # After that, so that a start that fails leaves no token, which --public asks for.
+        created = runtime.api_keys.ensure_admin_key()
         with display:
             runtime.engine()
         _log(common)

@@ -140,14 +140,18 @@ def plan(
     """Return what to do now. Call it again after the action."""
     due = [(each, reason) for each in backlogs if (reason := _due(settings, host, each))]
     due.sort(key=lambda each: (not each[0].unfinished, -priority(host, each[0]), each[0].id))
+    tasks = _due_tasks(settings, host, history)
     blocked = _blocked(settings, host, history)
     if not due or blocked is not None:
-        task = None if _is_serving(host, QUIET) else _due_task(settings, host, history)
-        return Decision(task, _upcoming(settings, host, backlogs, due, blocked))
-    (first, reason), *others = due
-    learn = LearnUser(first.id, max(_MIN_SECONDS, settings.budget * 60 - history.spent), reason)
-    rest = [each for each in backlogs if each != first]
-    return Decision(learn, _upcoming(settings, host, rest, others, None))
+        serving = _wait_for_quiet(host, QUIET)
+        first, rest = (None, tasks) if serving else (next(iter(tasks), None), tasks[1:])
+        waiting = [_waiting(task.kind, task.reason, serving) for task in rest]
+        return Decision(first, _upcoming(settings, host, backlogs, due, blocked, waiting))
+    (learner, reason), *others = due
+    learn = LearnUser(learner.id, max(_MIN_SECONDS, settings.budget * 60 - history.spent), reason)
+    left = [each for each in backlogs if each != learner]
+    waiting = [_waiting(task.kind, task.reason, None) for task in tasks]
+    return Decision(learn, _upcoming(settings, host, left, others, None, waiting))
 
 
 def priority(host: HostState, backlog: Backlog) -> float:
@@ -209,10 +213,9 @@ def _blocked(settings: Settings, host: HostState, history: History) -> Upcoming 
     if host.temperature is not None and host.temperature >= settings.temperature:
         heat = f"{host.temperature:.0f} °C of {settings.temperature:g}"
         return wait(Blocker.TEMPERATURE, f"waits until it is cooler ({heat})")
-    idle = max(timedelta(minutes=settings.idle), QUIET)
-    if host.served is not None and _is_serving(host, idle):
-        reason = f"waits until {_format_span(idle)} have passed without a request"
-        return wait(Blocker.SERVING, reason, host.served + idle)
+    serving = _wait_for_quiet(host, max(timedelta(minutes=settings.idle), QUIET))
+    if serving is not None:
+        return serving
     if host.other_cpu_load is not None and host.other_cpu_load > settings.load:
         load = f"{host.other_cpu_load:.0%} of {settings.load:.0%}"
         return wait(Blocker.LOAD, f"waits until other programs use less of the processors ({load})")
@@ -222,12 +225,18 @@ def _blocked(settings: Settings, host: HostState, history: History) -> Upcoming 
     return None
 
 
-def _is_serving(host: HostState, within: timedelta) -> bool:
+def _wait_for_quiet(host: HostState, idle: timedelta) -> Upcoming | None:
+    """Return what keeps everything waiting until ``idle`` has passed since the last reply."""
     # A distance, not an order: after a clock was set back, the last reply lies in the future.
-    return host.served is not None and abs(host.now - host.served) < within
+    if host.served is None or abs(host.now - host.served) >= idle:
+        return None
+    reason = f"waits until {_format_span(idle)} have passed without a request"
+    return Upcoming("everything", host.served + idle, reason, Blocker.SERVING)
 
 
-def _due_task(settings: Settings, host: HostState, history: History) -> Task | None:
+def _due_tasks(settings: Settings, host: HostState, history: History) -> list[Task]:
+    """Return the tasks that are due, in order of precedence."""
+    due = []
     for kind in TaskKind:
         if kind is TaskKind.PROBATION:
             last, reason = host.now.replace(minute=0, second=0, microsecond=0), "every hour"
@@ -236,8 +245,15 @@ def _due_task(settings: Settings, host: HostState, history: History) -> Task | N
         else:
             continue
         if history.tasks.get(kind) != (key := last.isoformat()):
-            return Task(kind, key, reason)
-    return None
+            due.append(Task(kind, key, reason))
+    return due
+
+
+def _waiting(action: str, reason: str, blocked: Upcoming | None) -> Upcoming:
+    """Return an action that is due and waits: for what blocks it, else for the one before it."""
+    if blocked is None:
+        return Upcoming(action, None, reason)
+    return Upcoming(action, blocked.at, f"{reason}; {blocked.reason}", blocked.blocked_by)
 
 
 def _daily_time(settings: Settings, kind: TaskKind) -> time | None:
@@ -253,22 +269,22 @@ def _upcoming(
     backlogs: Sequence[Backlog],
     due: Sequence[tuple[Backlog, str]],
     blocked: Upcoming | None,
+    tasks: Sequence[Upcoming],
 ) -> tuple[Upcoming, ...]:
-    actions = []
-    for backlog, reason in due:
-        until, why, blocker = None, reason, None
-        if blocked is not None:
-            until, why, blocker = blocked.at, f"{reason}; {blocked.reason}", blocked.blocked_by
-        actions.append(Upcoming(f"{backlog.id} learns", until, why, blocker))
-    at, waiting = _time(settings.learn_at), {backlog.id for backlog, _ in due}
+    """Return what comes next, the soonest first. ``due`` learns and ``tasks`` wait already."""
+    actions = [
+        *tasks,
+        *(_waiting(f"{backlog.id} learns", reason, blocked) for backlog, reason in due),
+    ]
+    at, named = _time(settings.learn_at), {each.action for each in actions}
     for backlog in backlogs:
-        if backlog.lessons and backlog.id not in waiting:
+        if backlog.lessons and f"{backlog.id} learns" not in named:
             reason = f"{pluralize(backlog.lessons, 'new lesson')} of {settings.min_signals}"
             when = next_occurrence(at, host.now, host.zone) if at else None
             actions.append(Upcoming(f"{backlog.id} learns", when, reason))
     for kind in TaskKind:
         daily = _daily_time(settings, kind)
-        if kind is not TaskKind.PROBATION and daily is not None:
+        if kind is not TaskKind.PROBATION and kind not in named and daily is not None:
             moment = next_occurrence(daily, host.now, host.zone)
             actions.append(Upcoming(kind, moment, f"every day at {daily:%H:%M}"))
     return tuple(sorted(actions, key=lambda each: each.at or _FAR))

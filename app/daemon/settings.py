@@ -65,7 +65,7 @@ _AtLeastOne = Annotated[float, Field(strict=True, ge=1, lt=1e9)]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The daemon's settings; docs/how-to/daemon.md explains each.
+    """The daemon's settings.
 
     Attributes:
         min_signals: New lessons of a user that are enough to learn at any time.
@@ -75,11 +75,11 @@ class Settings:
         require_ac_power: Whether a learn waits for mains power.
         load: Share (0 to 1) of all processors that other programs may use.
         temperature: Degrees Celsius above which a learn waits.
-        idle: Minutes without a reply before a learn starts.
-        budget: Minutes of learning a day.
-        backup: Folder of backups; "" for none.
+        idle: Minutes without a reply before a learn starts; ten seconds at least.
+        budget: Minutes of learning a day, for all users together.
+        backup: Folder of backups, relative to the home; "" for none.
         backup_keep: How many backups are kept.
-        poll_seconds: Seconds between two looks at the home.
+        poll_seconds: Seconds between two looks at the home; read at the start.
     """
 
     __pydantic_config__: ClassVar = ConfigDict(extra="forbid", allow_inf_nan=False)

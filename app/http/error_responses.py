@@ -57,6 +57,11 @@ _ANTHROPIC = {
     503: "overloaded_error",
     504: "timeout_error",
 }
+_ROUTES_HINT = "GET /api/v1/openapi.json lists all addresses below /api/v1."
+_NO_ROUTE = {
+    404: ("There is nothing at this address.", _ROUTES_HINT),
+    405: ("This address does not take this method.", _ROUTES_HINT),
+}
 
 
 class InvalidParameter(HTTPException):
@@ -118,8 +123,10 @@ def describe_error(
         where: What failed, for the log.
     """
     if isinstance(error, HTTPException):
-        kind = type(error).__name__
-        return error.code or 500, ErrorDetails(kind, error.description or error.name)
+        kind, text, hint = type(error).__name__, error.description or error.name, ""
+        if "description" not in vars(error):  # Raised by the routing.
+            text, hint = _NO_ROUTE.get(error.code or 500, (text, hint))
+        return error.code or 500, ErrorDetails(kind, text, hint)
     if not isinstance(error, PersonalPeftError):
         log.error("a bug in %s: %s", where, format_origin(error))
         message = f"its log has the details under the id {error_id(error)}."

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import secrets
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import chain
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -149,7 +151,9 @@ def blueprint(models: Models) -> Blueprint:
         batch = Generation(model, [prompt], **options.options(how))
         shape = _Shape(body, given, model.name)
         if body.stream:
-            return generation.sse_response(batch, _events(batch, shape, options), _fault)
+            numbers = itertools.count()
+            events = _events(batch, shape, options, numbers)
+            return generation.sse_response(batch, events, partial(_fault, numbers))
         (reply,) = batch.replies()
         output = _Output()
         for part in options.read(reply):
@@ -304,14 +308,15 @@ def _part(text: str, likely: list[dict[str, Any]]) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": likely}
 
 
-def _events(batch: Generation, shape: _Shape, options: ToolOptions) -> Iterator[str]:
-    count = 0
+def _event(numbers: Iterator[int], kind: str, **more: Any) -> str:
+    value = {"type": kind, "sequence_number": next(numbers), **more}
+    return generation.format_event(value, kind)
 
-    def event(kind: str, **more: Any) -> str:
-        nonlocal count
-        count += 1
-        return generation.format_event({"type": kind, "sequence_number": count - 1, **more}, kind)
 
+def _events(
+    batch: Generation, shape: _Shape, options: ToolOptions, numbers: Iterator[int]
+) -> Iterator[str]:
+    event = partial(_event, numbers)
     reader, output = ReplyReader(batch.streams[0], options), _Output()
     yield event("response.created", response=shape.begun())
     yield event("response.in_progress", response=shape.begun())
@@ -333,12 +338,6 @@ def _events(batch: Generation, shape: _Shape, options: ToolOptions) -> Iterator[
     )
 
 
-def _fault(body: dict[str, Any]) -> str:
-    error = body["error"]
-    flat = {
-        "type": "error",
-        "code": error["code"],
-        "message": error["message"],
-        "param": error["param"],
-    }
-    return generation.format_event({**flat, "sequence_number": 0}, "error")
+def _fault(numbers: Iterator[int], body: dict[str, Any]) -> str:
+    about = {name: body["error"][name] for name in ("code", "message", "param")}
+    return _event(numbers, "error", **about)

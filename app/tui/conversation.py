@@ -5,11 +5,11 @@ Invariant: at most one exchange of a conversation streams in: each is a reply to
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from personalpeft.types import Signal, SignalKind
+from personalpeft import TurnFeedback
 
 if TYPE_CHECKING:
     from personalpeft import Conversation as RecordedConversation
@@ -108,22 +108,22 @@ class Conversation:
         """Return the conversation without an exchange."""
         return self._with(each for each in self.exchanges if each.number != number)
 
-    def update(
-        self, recorded: RecordedConversation | None, signals: Mapping[str, Sequence[Signal]]
-    ) -> Conversation:
-        """Return the conversation as the ledger has it, then the prompts that the ledger lacks.
-
-        ``signals`` are by turn.
-        """
+    def update(self, recorded: RecordedConversation | None) -> Conversation:
+        """Return the conversation as the ledger has it, then the prompts that the ledger lacks."""
         numbers = {each.turn: each.number for each in self.exchanges if each.turn is not None}
         following = self._next_number()
-        exchanges = []
-        for at, turn in enumerate(recorded.turns if recorded is not None else ()):
-            number = numbers.get(turn.id, following + at)
-            exchanges.append(_read_exchange(number, turn, signals.get(turn.id, ())))
         unrecorded = (each for each in self.exchanges if each.turn is None)
-        conversation_id = recorded.id if recorded is not None else None
-        return Conversation(conversation_id, (*exchanges, *unrecorded))
+        if recorded is None:
+            return Conversation(None, tuple(unrecorded))
+        exchanges = (
+            _read_exchange(
+                numbers.get(turn.id, following + at),
+                turn,
+                recorded.feedback.get(turn.id, TurnFeedback()),
+            )
+            for at, turn in enumerate(recorded.turns)
+        )
+        return Conversation(recorded.id, (*exchanges, *unrecorded))
 
     def _with(self, exchanges: Iterable[Exchange]) -> Conversation:
         return replace(self, exchanges=tuple(exchanges))
@@ -132,23 +132,14 @@ class Conversation:
         return max((each.number for each in self.exchanges), default=-1) + 1
 
 
-def _read_exchange(number: int, turn: Turn, signals: Iterable[Signal]) -> Exchange:
-    rating, edited, comments = 0, None, 0
-    for signal in signals:
-        if signal.kind is SignalKind.RATING and "how" not in signal.payload:
-            rating = int(signal.payload["value"])
-        elif signal.kind is SignalKind.EDIT:
-            edited = str(signal.payload["text"])
-        elif signal.kind is SignalKind.COMMENT:
-            comments += 1
-    status: Status = "stopped" if turn.finish_reason == "cancelled" else "done"
+def _read_exchange(number: int, turn: Turn, feedback: TurnFeedback) -> Exchange:
     return Exchange(
         number,
         turn.messages[-1].content,
         turn.reply,
-        status,
+        "stopped" if turn.finish_reason == "cancelled" else "done",
         turn.id,
-        rating=rating,
-        edited=edited,
-        comments=comments,
+        rating=feedback.rating or 0,
+        edited=feedback.edit,
+        comments=len(feedback.comments),
     )

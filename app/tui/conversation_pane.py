@@ -158,7 +158,7 @@ class ConversationPane(Vertical):
             for key, each in self._open.items():
                 # A conversation that was opened or answered meanwhile is read next time.
                 if each.id in ids and key not in self._tasks:
-                    self._open[key] = each.update(state.conversations.get(each.id), state.signals)
+                    self._open[key] = each.update(state.conversations.get(each.id))
         self.draw()
         self.post_message(self.Recorded())
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from personalpeft.erasure import ForgetUserReport
     from personalpeft.memory.types import Item
     from personalpeft.rebase import RebaseReport
-    from personalpeft.types import HeadMove, Layer, Revision, Signal
+    from personalpeft.types import HeadMove, Layer, Revision
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -79,11 +79,10 @@ class ModelState:
 
 @dataclass(frozen=True, slots=True)
 class ChatState:
-    """The conversations in the ledger: the newest listed, the open ones whole, signals by turn."""
+    """The conversations in the ledger: the newest listed, the open ones whole."""
 
     summaries: tuple[ConversationSummary, ...]
     conversations: dict[str, Conversation]
-    signals: dict[str, list[Signal]]
     version: object
 
 
@@ -188,11 +187,8 @@ class UserSession:
                 conversations[each] = self.user.conversation(each)
             except NotFound:
                 continue
-        signals: dict[str, list[Signal]] = {}
-        for signal in self.user.signals():
-            signals.setdefault(signal.turn or "", []).append(signal)
         summaries = self.user.conversations(_MAX_CONVERSATIONS)
-        return ChatState(summaries, conversations, signals, version)
+        return ChatState(summaries, conversations, version)
 
     def read_model(self) -> ModelState:
         """Read the state of the model. Does not wait for it to load."""

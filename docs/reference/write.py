@@ -6,6 +6,7 @@ Run without arguments to write them all, as `make docs` does; `--check` names th
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -205,7 +206,7 @@ def configuration() -> str:
     lines = ["# Configuration", "", _MADE, "## Environment variables", ""]
     lines += _table(("variable", "meaning"), [(f"`{k}`", v) for k, v in variables.items()])
     lines += ["", "## The daemon", "", f"The table `[{TABLE}]` of `{FILE}` in the home:", ""]
-    lines += _settings_table(DaemonSettings)
+    lines += _settings_table(DaemonSettings, json.dumps)
     lines += ["", "## The engine", "", "`personalpeft.open(serving=Serving(...))`:", ""]
     lines += _settings_table(Serving)
     lines += ["", "## The home", ""]
@@ -340,11 +341,12 @@ def _click_context(
     )
 
 
-def _settings_table(kind: Any) -> list[str]:
+def _settings_table(kind: Any, show: Callable[[Any], str] = repr) -> list[str]:
+    """Return the fields of a class. ``show`` writes a default: for TOML as JSON does."""
     described = _attributes(kind)
     rows = []
     for each in fields(kind):
-        default = "none" if each.default in (None, MISSING) else f"`{each.default!r}`"
+        default = "none" if each.default in (None, MISSING) else f"`{show(each.default)}`"
         rows.append((f"`{each.name}`", default, described[each.name]))
     return _table(("key", "default", "meaning"), rows)
 

@@ -10,12 +10,21 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import Any
 
 from personalpeft.base_models.tool_calls import assistant_message
 from personalpeft.errors import Forgotten, InvalidInput, NotFound, suggest_nearest
 from personalpeft.store.store import Store
 from personalpeft.store.types import ConversationLink
-from personalpeft.types import Message, Signal, SignalKind, Turn
+from personalpeft.types import USER_SOURCE, Message, Signal, SignalKind, Turn
+
+# The field of ``TurnFeedback`` for each kind, and its key in the payload.
+_FIELDS: Mapping[SignalKind, tuple[str, str]] = {
+    SignalKind.RATING: ("rating", "value"),
+    SignalKind.EDIT: ("edit", "text"),
+    SignalKind.PREFERENCE: ("preference", "text"),
+    SignalKind.REWARD: ("reward", "value"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +39,31 @@ class ConversationSummary:
 
 
 @dataclass(frozen=True, slots=True)
+class TurnFeedback:
+    """The current feedback of the user on a turn. It leaves out implicit and foreign feedback.
+
+    Attributes:
+        rating: 1 or -1.
+        edit: The reply as it should have been.
+        preference: A text that is better.
+        reward: From -1 to 1.
+        comments: The rules that were given with this reply, oldest first.
+    """
+
+    rating: int | None = None
+    edit: str | None = None
+    preference: str | None = None
+    reward: float | None = None
+    comments: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Conversation:
     """One conversation.
 
     Attributes:
         turns: Oldest first, without those that were regenerated.
-        edits: The newest edit of each turn that has one.
+        feedback: By turn, for each turn that has any.
         system: The newest system messages.
     """
 
@@ -43,7 +71,7 @@ class Conversation:
 
     id: str
     turns: tuple[Turn, ...]
-    edits: Mapping[str, str]
+    feedback: Mapping[str, TurnFeedback]
     system: tuple[Message, ...] = ()
 
     @property
@@ -58,7 +86,8 @@ class Conversation:
         """
         messages: list[Message] = []
         for number, turn in enumerate(self.turns):
-            reply = self.edits.get(turn.id, turn.reply)
+            edit = self.feedback.get(turn.id, TurnFeedback()).edit
+            reply = turn.reply if edit is None else edit
             if reply.strip():
                 new = _new_messages(turn) if number else turn.messages
                 messages += [replace(m, tools=(), must_call=False) for m in new]
@@ -122,18 +151,28 @@ def read_conversation(
     chain = [] if end is None else _chain(by_id, end)
     turns = tuple(store.ledger.turn(user, link.turn) for link in chain)
     newest = store.ledger.turn(user, replaces) if replaces is not None else turns[-1]
-    ids = {turn.id for turn in turns}
-    edits = {
-        signal.turn: str(signal.payload["text"])
-        for signal in store.ledger.signals(user, kinds=[SignalKind.EDIT])
-        if signal.turn is not None and signal.turn in ids
-    }
+    feedback: dict[str, TurnFeedback] = {turn.id: TurnFeedback() for turn in turns}
+    for signal in store.ledger.signals(user, kinds=[*_FIELDS, SignalKind.COMMENT]):
+        if signal.turn in feedback:
+            feedback[signal.turn] = _add_signal(feedback[signal.turn], signal)
     return Conversation(
         wanted,
         turns,
-        edits,
+        {turn: each for turn, each in feedback.items() if each != TurnFeedback()},
         tuple(message for message in newest.messages if message.role == "system"),
     )
+
+
+def _add_signal(feedback: TurnFeedback, signal: Signal) -> TurnFeedback:
+    """Return the feedback with one more signal of the turn."""
+    payload = signal.payload
+    if signal.source != USER_SOURCE or "how" in payload:
+        return feedback
+    if signal.kind is SignalKind.COMMENT:
+        return replace(feedback, comments=(*feedback.comments, payload["text"]))
+    field, key = _FIELDS[signal.kind]
+    changes: dict[str, Any] = {field: payload[key]}
+    return replace(feedback, **changes)
 
 
 def conversation_of(store: Store, user: str, turn_id: str) -> str | None:

@@ -145,11 +145,11 @@ class ApiKeys(
                     f"{len(fitting)} tokens begin with {key_id!a}.", hint="Give more of the id."
                 )
             if not fitting:
-                ids = [key.id for key in keys.values()]
-                raise NotFound(
-                    f"There is no token {key_id[:64]!a}.",
-                    hint=suggest_nearest(key_id, ids, what="token"),
-                )
+                hint = suggest_nearest(key_id, [key.id for key in keys.values()], what="token")
+                if not keys and self.admin_key_file.exists():
+                    hint = "The first administrator's token is the only one, and has no id: delete "
+                    hint += f"{self.admin_key_file} to revoke it."
+                raise NotFound(f"There is no token {key_id[:64]!a}.", hint=hint)
             return keys.pop(fitting[0])
 
     def revoke_all(self, user: str) -> int:

@@ -99,8 +99,10 @@ class Database:
             yield
 
     def exclude_writers(self) -> AbstractContextManager[None]:
-        """Hold the write lock; on a read-only home, where it cannot be taken, do nothing."""
-        return nullcontext() if self.read_only else self.write_lock()
+        """Hold the write lock, also while reading; where no file can be written, do nothing."""
+        if self.read_only and not os.access(self._home, os.W_OK):
+            return nullcontext()
+        return self._writer.acquire(self._timeout)
 
     def set_journal_mode(self) -> None:
         """Set the journal mode of a new database to the one that this SQLite supports safely."""

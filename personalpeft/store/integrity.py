@@ -30,8 +30,8 @@ def verify(store: Store) -> tuple[Problem, ...]:
     """Return every problem of a home; empty if there is none.
 
     Writers go on meanwhile. Each user is read at one moment. A file that no revision names is
-    checked again under the write lock. A read-only home is checked without the lock, so a file that
-    a writer is just adding may be reported. Memory grows with the longest history of one user.
+    checked again under the write lock. Where no file can be written there is no lock, so a file
+    that a writer is just adding may be reported. Memory grows with the longest history of one user.
     Raises ``Busy``, ``HomeError``.
     """
     problems: list[Problem] = []

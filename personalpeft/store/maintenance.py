@@ -111,8 +111,9 @@ class Maintenance(
     def back_up(self, folder: Path, *, keep: int = 7) -> Backup:
         """Copy the home into a folder and delete all but the newest copies there.
 
-        The home may be in use. What is forgotten later is listed beside the copies, and
-        ``personalpeft.restore`` forgets it again.
+        The home may be in use, or open for reading: then a home of an earlier version is copied as
+        it is. What is forgotten later is listed beside the copies, and ``personalpeft.restore``
+        forgets it again.
 
         Args:
             folder: Where the copies lie. Each is a home.
@@ -124,7 +125,9 @@ class Maintenance(
             Damaged: The database cannot be read whole.
             Busy: Another copy is being made.
         """
-        with self.exclusive("backup"):
+        # Files beside the database are written also where that is open for reading.
+        leases = Leases(self._home, now=self._now, read_only=False)
+        with leases.acquire("upkeep-backup"):
             backup = back_up(self._database, self._blobs, folder, now=self._now(), keep=keep)
             self._erasures.copy_to(folder)
             return backup

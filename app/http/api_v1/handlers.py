@@ -70,9 +70,8 @@ def whoami(call: RequestContext) -> v.TokenInfo:
 
 
 def users(call: RequestContext) -> v.Page[UserSummary]:
-    limit = call.query.limit
-    found = call.runtime.users(after=call.query.after, limit=limit, search=call.query.search)
-    return v.Page(found, found[-1].id if len(found) == limit else None)
+    options = call.query.as_arguments()
+    return _one_page(lambda limit: call.runtime.users(**{**options, "limit": limit}), call.query)
 
 
 def forget_user(call: RequestContext) -> ForgetUserReport:
@@ -284,7 +283,7 @@ def _work(
 
 def _read_page(operation: Operation, read: Callable[..., Sequence[Any]], query: Any) -> v.Page[Any]:
     if operation.name in ("conversations", "turns"):
-        return _newest_first(read, query)
+        return _one_page(lambda limit: read(limit, before=query.after), query)
     options = query.as_arguments()
     found = read(**{name: options[name] for name in options if name not in ("after", "limit")})
     if operation.name in ("history", "reports"):
@@ -298,10 +297,10 @@ def _id(value: Any) -> str:
     return str(value.id)
 
 
-def _newest_first(read: Callable[..., Sequence[T]], query: Any) -> v.Page[T]:
-    """Return a page of what the library itself reads in pages, newest first."""
+def _one_page(read: Callable[[int], Sequence[T]], query: Any) -> v.Page[T]:
+    """Return a page of what the library itself reads in pages. ``read`` takes the limit."""
     # One more than the limit tells whether there is another page.
-    found = tuple(read(query.limit + 1, before=query.after))
+    found = tuple(read(query.limit + 1))
     part = found[: query.limit]
     return v.Page(part, _id(part[-1]) if len(found) > len(part) else None)
 

@@ -186,8 +186,8 @@ CONVERSATIONS = Operation(
 )  # fmt: skip
 CONVERSATION = Operation(
     "conversation", "GET", f"{_USER}/conversations/{{conversation}}", "Turns",
-    "One conversation: its turns, oldest first, without regenerated ones, and the edits of "
-    "them.", Conversation,
+    "One conversation: its turns, oldest first, without regenerated ones, and the user's own "
+    "feedback on them.", Conversation,
 )  # fmt: skip
 TURNS = Operation(
     "turns", "GET", f"{_USER}/turns", "Turns", "All turns, newest first.",

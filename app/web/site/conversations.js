@@ -1,7 +1,6 @@
 /** A conversation as the chat view shows it: the server's turns with the feedback on each. */
 
 /** @typedef {import("./user.js").User} User */
-/** @typedef {import("./user.js").Signal} Signal */
 
 /**
  * One prompt and its reply. `turn` is null until the ledger has it; `rating` is 0 for none.
@@ -22,22 +21,19 @@ export const newExchange = (prompt) => ({ prompt, reply: "", turn: null, stopped
  * @returns {Promise<Conversation>}
  */
 export async function readConversation(user, id) {
-  const [conversation, signals] = await Promise.all([user.conversation(id), user.signals()]);
-  const byTurn = Map.groupBy(signals, (signal) => signal.turn);
-  return { id: conversation.id, exchanges: conversation.turns.map((turn) => exchangeOf(turn, byTurn.get(turn.id) ?? [])) };
+  const { id: name, turns, feedback } = await user.conversation(id);
+  return { id: name, exchanges: turns.map((turn) => exchangeOf(turn, feedback[turn.id])) };
 }
 
-/** @param {import("./user.js").Turn} turn @param {Signal[]} signals @returns {Exchange} */
-function exchangeOf(turn, signals) {
-  /** @param {string} kind */
-  const latest = (kind) => signals.findLast((signal) => signal.kind === kind)?.payload;
+/** @param {import("./user.js").Turn} turn @param {import("./user.js").TurnFeedback | undefined} feedback @returns {Exchange} */
+function exchangeOf(turn, feedback) {
   return {
     prompt: turn.messages.findLast((message) => message.role === "user")?.content ?? "",
     reply: turn.reply,
     turn: turn.id,
     stopped: turn.finish_reason === "cancelled",
-    rating: latest("rating")?.value ?? 0,
-    edited: latest("edit")?.text ?? null,
-    comments: signals.filter((signal) => signal.kind === "comment").map((signal) => signal.payload.text),
+    rating: feedback?.rating ?? 0,
+    edited: feedback?.edit ?? null,
+    comments: feedback?.comments ?? [],
   };
 }

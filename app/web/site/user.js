@@ -17,6 +17,7 @@ import { ask, events, file, pages } from "./api.js";
  * @typedef {{ id: string, layer: string, parent: string | null, scores: Record<string, any>, verdict: string, reason: string, probation: boolean, at: string, signals: Record<string, string> }} Revision
  * @typedef {{ layer: string, before: string | null, after: string | null, cause: string, at: string }} Move
  * @typedef {{ id: string, kind: string, state: string, stage: string, progress: number, begun: string, ended: string | null, report: Report | null, forgotten: any, rebased: Rebased | null, error: { message: string, hint: string, kind: string } | null }} Job
+ * @typedef {{ rating: number | null, edit: string | null, comments: string[] }} TurnFeedback the user's own
  * @typedef {{ name: string, title: string, is_open: boolean }} Base
  * @typedef {{ base: string, to: string, name: string, outcome: string, verdict: string | null, reason: string, switched: boolean, against_bare_base: boolean, layers: { layer: string, before: string, after: string | null }[], questions: object[], examples: { prompt: string, before: string, after: string }[], improved: number, regressed: number, tied: number }} Rebased
  * @typedef {{ layer: string | null, stage: string, step: number, steps: number, since: string }} Learning
@@ -47,7 +48,7 @@ export class User extends EventTarget {
     return ask("GET", this.at("conversations"), { query: { limit, ...(after === null ? {} : { after }) } });
   }
 
-  /** @param {string} id @returns {Promise<{ id: string, turns: Turn[] }>} oldest turn first */
+  /** @param {string} id @returns {Promise<{ id: string, turns: Turn[], feedback: Record<string, TurnFeedback> }>} oldest turn first */
   conversation(id) {
     return ask("GET", this.at("conversations", id));
   }
@@ -61,11 +62,6 @@ export class User extends EventTarget {
     const found = this.known.get(id) ?? ask("GET", this.at("turns", id)).catch(() => null);
     this.known.set(id, found);
     return found;
-  }
-
-  /** @returns {Promise<Signal[]>} */
-  signals() {
-    return pages(this.at("signals"));
   }
 
   /** @returns {Promise<SignalStatus[]>} oldest first */

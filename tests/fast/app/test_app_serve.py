@@ -42,6 +42,8 @@ def test_a_taken_port_is_reported_before_the_model_is_loaded(shell: Shell) -> No
     assert "127.0.0.1" in refused.stderr
     assert "--port" in refused.stderr
     assert "Loading" not in refused.stderr
+    # A start that failed left no token, so other machines are still refused.
+    assert shell.run("serve", "--port", "0", "--public").exit_code == 3
 
 
 def test_on_a_terminal_it_prints_a_sign_in_link_to_the_page(shell: Shell) -> None:
@@ -119,3 +121,10 @@ def test_tokens_are_created_listed_and_revoked(shell: Shell) -> None:
     assert shell.run("token", "revoke", "zzzz").exit_code == 3
     where = shell.run("token", "first").stdout.strip()
     assert where == str(shell.home / "token")
+
+
+def test_the_first_token_is_named_where_no_other_can_be_revoked(shell: Shell) -> None:
+    where = shell.run("token", "first").stdout.strip()
+    refused = shell.run("token", "revoke", "zz")
+    assert refused.exit_code == 3
+    assert where in refused.stderr

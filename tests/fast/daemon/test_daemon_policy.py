@@ -255,6 +255,19 @@ def test_maintenance_waits_for_requests_and_runs_once_per_period() -> None:
     assert later[2].kind is TaskKind.PROBATION
 
 
+def test_due_work_that_waits_is_listed_with_its_cause() -> None:
+    served = NOON - timedelta(seconds=1)
+    decision = plan(SETTINGS, replace(HostState(NOON, BERLIN), served=served), [], History())
+    assert decision.action is None
+    assert [each.action for each in decision.upcoming] == list(TaskKind)
+    for each in decision.upcoming:
+        assert (each.at, each.blocked_by) == (served + QUIET, Blocker.SERVING)
+    # A task behind a learn or another task is due too, at a time that is not known.
+    for backlogs in ([], [Backlog("ada", 9, NOON)]):
+        upcoming = plan(SETTINGS, HostState(NOON, BERLIN), backlogs, History()).upcoming
+        assert [each.at for each in upcoming if each.action == TaskKind.BACKUP] == [None]
+
+
 def test_disabled_tasks_do_not_run() -> None:
     without = Settings(zone="Europe/Berlin", backup="", report_at="", learn_at="")
     done: dict[TaskKind, str] = {}

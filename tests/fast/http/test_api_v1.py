@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from flask import Flask
-from http_makers import Caller, user_caller
+from http_makers import Caller, admin_caller, user_caller
 
 import personalpeft
 from personalpeft import Runtime
@@ -176,6 +176,28 @@ def test_query_parameters_are_validated_as_strictly(ready: Caller) -> None:
     ):
         assert ready.get(f"{ADA}/signals?{query}").status_code in (400, 404), query
     assert len(ready.get(f"{ADA}/signals?limit=2&current=false").get_json()["items"]) == 2
+
+
+def test_a_last_page_of_users_that_is_full_names_no_next_one(
+    app: Flask, runtime: Runtime
+) -> None:
+    for user in ("ada", "bo", "cy"):
+        runtime.user(user)
+    admin = admin_caller(runtime, app)
+    for limit, following in ((2, "bo"), (3, None), (4, None)):
+        page = admin.get(f"{PREFIX}/users?limit={limit}").get_json()
+        assert page["next"] == following
+        assert len(page["items"]) == min(limit, 3)
+
+
+@pytest.mark.parametrize(("method", "status"), [("GET", 404), ("PATCH", 405)])
+def test_an_unknown_address_is_an_error_with_a_hint(
+    ada: Caller, method: str, status: int
+) -> None:
+    path = f"{ADA}/nothing" if status == 404 else ADA
+    refused = ada.ask(method, path)
+    assert refused.status_code == status
+    assert refused.get_json()["error"]["hint"]
 
 
 @pytest.mark.parametrize("path", ["turns", "conversations", "signals", "lessons"])

@@ -79,6 +79,20 @@ def test_a_stream_of_events_ends_with_the_whole_response(
     assert [e.sequence_number for e in events] == list(range(len(events)))
 
 
+def test_an_error_in_a_stream_continues_the_numbers_of_its_events(
+    client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeBackend, "_reply", lambda backend, row, stack: backend.encode("No."))
+    events = list(
+        client.responses.create(
+            model="ada", input="Hello", tools=[WEATHER], tool_choice="required", stream=True
+        )
+    )
+    assert events[-1].type == "error"
+    assert events[-1].code == "ServingFailed"
+    assert [e.sequence_number for e in events] == list(range(len(events)))
+
+
 def test_log_probs_are_returned_on_request(site: LocalServer, client: openai.OpenAI) -> None:
     parameters: dict[str, Any] = {
         "model": "ada",

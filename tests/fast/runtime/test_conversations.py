@@ -10,6 +10,7 @@ from runtime_makers import open_runtime
 
 from personalpeft import InvalidInput, NotFound, PromptTooLong, Runtime, User
 from personalpeft.backends.fake import FakeBackend
+from personalpeft.chat.conversation import TurnFeedback
 from personalpeft.chat.implicit_feedback import classify_message
 from personalpeft.types import Message, SignalKind, Turn
 
@@ -86,6 +87,30 @@ def test_regenerated_reply_replaces_the_old_one(
     conversation = ada.conversation(first.conversation_id or "")
     assert [turn.id for turn in conversation.turns] == [again.turn_id, third.turn_id]
     assert [m.content for m in conversation.messages() if m.role == "user"] == ["b", "d"]
+
+
+def test_conversation_has_the_users_own_current_feedback_of_each_turn(
+    observed_runtime: Runtime,
+) -> None:
+    ada = observed_runtime.user("ada")
+    first = ada.chat("hello")
+    second = ada.chat("and then?", conversation_id=first.conversation_id)
+    ada.observe(first, "copied")
+    ada.feedback(first, rating=-1, source="judge")
+    assert ada.conversation(first.conversation_id or "").feedback == {}
+    for rating in (1, -1):
+        ada.feedback(first, rating=rating)
+    ada.feedback(second, edit="Good day.")
+    ada.feedback(second, prefer="Hello.")
+    for comment in ("Be brief.", "Be kind."):
+        ada.feedback(second, comment=comment)
+    ada.retract(ada.feedback(second, reward=0.5))
+    assert ada.conversation(first.conversation_id or "").feedback == {
+        first.turn_id: TurnFeedback(rating=-1),
+        second.turn_id: TurnFeedback(
+            edit="Good day.", preference="Hello.", comments=("Be brief.", "Be kind.")
+        ),
+    }
 
 
 def test_conversations_are_listed_newest_first_in_pages(ada: User) -> None:

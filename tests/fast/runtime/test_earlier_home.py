@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from runtime_makers import FakeTime, ask, correct, open_runtime
 
 from personalpeft import Runtime, User
 from personalpeft.former_names import MOVE_CAUSES, ROLES, rename_report
 from personalpeft.types import Stack
+from personalpeft_app.cli import cli
 
 ARCHIVE = Path(__file__).parents[2] / "data" / "home_before_layout.tar.xz"
 USERS = (
@@ -189,6 +191,30 @@ def test_home_can_be_read_without_a_migration(tmp_path: Path, expected: dict[str
         ids = [signal.id for signal in runtime.user("ada", create=False).signals(current=False)]
         assert ids == [signal["id"] for signal in expected["users"]["ada"]["signals"]]
     assert (tmp_path / "home" / "personalpeft.db").read_bytes() == before
+
+
+def test_home_is_verified_and_copied_before_its_migration(tmp_path: Path) -> None:
+    with tarfile.open(ARCHIVE) as archive:
+        archive.extractall(tmp_path, filter="data")
+    home, copies = tmp_path / "home", tmp_path / "copies"
+    before = (home / "personalpeft.db").read_bytes()
+    common = ["--home", str(home), "--backend", "fake", "--json"]
+    runner = CliRunner()
+    verified = runner.invoke(cli, ["verify", *common])
+    # A file that an erasure left, which opening for writing deletes.
+    (problem,) = json.loads(verified.stdout)["problems"]
+    assert problem["where"].startswith("blobs/"), verified.output
+    copied = runner.invoke(cli, ["backup", str(copies), *common])
+    assert copied.exit_code == 0, copied.output
+    assert (home / "personalpeft.db").read_bytes() == before
+    # What is forgotten later is listed beside the copy, which is a home of the earlier version.
+    with open_runtime(home) as runtime:
+        ada = runtime.user("ada", create=False)
+        forgotten = ada.turns()[0].id
+        ada.forget(forgotten, rebuild=False)
+    assert forgotten in (copies / "forgotten.jsonl").read_text()
+    with open_runtime(Path(json.loads(copied.stdout)["path"]), read_only=True) as copy:
+        assert forgotten in [turn.id for turn in copy.user("ada", create=False).turns()]
 
 
 def test_each_user_is_as_before(user: User, expected: dict[str, Any]) -> None:

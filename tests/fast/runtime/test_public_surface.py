@@ -65,6 +65,7 @@ NAMES = [
     "ServingFailed",
     "Stream",
     "TrainingStatus",
+    "TurnFeedback",
     "User",
     "Verdict",
     "VllmServer",

@@ -125,6 +125,25 @@ def test_a_reopened_conversation_shows_its_feedback(site: Site, visit: Visit) ->
 
 
 @pytest.mark.exhaustive
+@pytest.mark.parametrize("runtime", ["kept"], indirect=True)
+def test_implicit_feedback_is_no_thumb_of_the_user(site: Site, visit: Visit) -> None:
+    page = visit.open()
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    visit.ask("Hello").get_by_role("button", name="Copy").click()
+    expect(page.locator(".note").last).to_contain_text("Copied.")
+    page.reload()
+    visit.wait_until_loaded()
+    ada = site.runtime.user("ada")
+    assert [each.payload.get("how") for each in ada.signals()] == ["copied"]
+    reply = page.locator("article.exchange")
+    good = reply.get_by_role("button", name="Good", exact=True)
+    expect(good).to_have_attribute("aria-pressed", "false")
+    good.click()
+    expect(reply.get_by_text("Rated good")).to_be_visible()
+    assert [each.payload.get("how") for each in ada.signals()] == ["copied", None]
+
+
+@pytest.mark.exhaustive
 def test_why_names_the_revisions_and_their_signals(site: Site, visit: Visit) -> None:
     correct(site.runtime)
     site.runtime.user("ada").learn()
