@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from personalpeft.errors import InvalidInput, NothingCause, NothingToLearn
-from personalpeft.formatting import pluralize, to_json
+from personalpeft.formatting import JsonMixin, pluralize
 from personalpeft.learning.data.training_examples import Lesson, load_assignments
 from personalpeft.learning.evaluate.across_bases import (
     BaseComparison,
@@ -78,7 +78,7 @@ class RebaseQuestion:
 
 
 @dataclass(frozen=True, slots=True)
-class RebaseReport:
+class RebaseReport(JsonMixin):
     """How one rebase ended.
 
     Attributes:
@@ -142,11 +142,6 @@ class RebaseReport:
     def tied(self) -> int:
         """How many wanted answers are as likely."""
         return self._count(PairedResult.TIED)
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the report as plain data."""
-        data: dict[str, Any] = to_json(self)
-        return data
 
     def __str__(self) -> str:
         ended = f"LIVE on {self.name} now" if self.switched else "nothing has changed"

@@ -245,11 +245,6 @@ class Engine(EngineCore):
                 self._scheduler.unpin(key)
                 self._notify()
 
-    def preload(self, stack: Stack) -> None:
-        """Load a stack into a slot before its first request. Raises as ``pin``."""
-        with self.pin(stack):
-            pass
-
     def yield_to_foreground(self, max_seconds: float) -> None:
         """Wait while foreground requests wait or run, at most ``max_seconds``.
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from personalpeft.formatting import pluralize, to_json
+from personalpeft.formatting import JsonMixin, pluralize
 from personalpeft.learning.data.scrubber import LessonPart, PersonalDataKind, RemovedText
 from personalpeft.learning.gate.evidence import CONFIRMATION_E_VALUE, Leakage
 from personalpeft.learning.outcomes import (
@@ -67,7 +67,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class LearnReport:
+class LearnReport(JsonMixin):
     """How one learn, or one review of a probation, ended.
 
     ``before`` is the head that the candidate was judged against. For an event it is the revision
@@ -141,11 +141,6 @@ class LearnReport:
     def is_unfinished(self) -> bool:
         """Whether a later learn continues the training of this layer."""
         return self.outcome is LearnOutcome.UNFINISHED and self.steps > 0
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the report as plain data, with its texts beside its codes."""
-        data: dict[str, Any] = to_json(self)
-        return data
 
     def __str__(self) -> str:
         return "\n\n".join(

@@ -145,7 +145,8 @@ def _gaps(
         for number in range(_OTHERS)
     ]
     for request in requests:
-        loaded.engine.preload(request.stack)
+        with loaded.engine.pin(request.stack):
+            pass
     last: dict[int, float] = {}
     for piece in loaded.engine.stream(requests):
         now = time.perf_counter()
@@ -186,8 +187,8 @@ class _Publisher:
                 time.sleep(_PAUSE)
                 began = time.perf_counter()
                 self._people.publish(new)
-                self._people.engine.preload(self._people.stack(_OTHERS))
-                self.spans.append((began, time.perf_counter()))
+                with self._people.engine.pin(self._people.stack(_OTHERS)):
+                    self.spans.append((began, time.perf_counter()))
         except Exception as error:  # noqa: BLE001 - raised again by the thread that asks
             self._failure = error
 

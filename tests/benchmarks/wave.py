@@ -98,7 +98,8 @@ def bench_wave(
         def resident(repetition: int) -> float:
             same = [stacks[number % serving.slots] for number in range(users)]
             for stack in stacks[: serving.slots]:
-                engine.preload(stack)
+                with engine.pin(stack):
+                    pass
             return run_load(engine, same, 3 * repetition + 2, greedy).rate
 
         echo("warming up")

@@ -99,12 +99,6 @@ def memory_to_plan(device: torch.device) -> int:
     return host.total_memory()
 
 
-def release_memory() -> None:
-    """Return a GPU's memory that nothing uses to the other programs on it."""
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-
-
 def _multiplies_bfloat16() -> bool:
     """Return whether the CPU multiplies bfloat16, and the libraries do it correctly."""
     # PyTorch for macOS is built without this library.

@@ -293,7 +293,9 @@ def test_a_closing_engine_does_not_wait_for_a_hanging_load(
 
     def warm() -> None:
         try:
-            engine.preload(Stack(tiny_base.digest, (StackEntry("style", "style@1", "12" * 32),)))
+            entry = StackEntry("style", "style@1", "12" * 32)
+            with engine.pin(Stack(tiny_base.digest, (entry,))):
+                pass
         except ServingFailed as error:
             ended.append(error)
 

@@ -204,6 +204,12 @@ class StreamReader:
         return self.end().pieces[-1].finish
 
 
+def preload(engine: Engine, stack: Stack) -> None:
+    """Load a stack into a slot and leave it there."""
+    with engine.pin(stack):
+        pass
+
+
 def ask(engine: Engine, *requests: Request, **more: Any) -> StreamReader:
     return StreamReader(engine.stream(requests, **more))
 
@@ -216,7 +222,7 @@ def start_together(
     They wait with their stacks loaded until the row of another user has made its step.
     """
     for each in requests:
-        engine.preload(each.stack)
+        preload(engine, each.stack)
     other = ask(engine, request(user="nobody", max_tokens=1))
     wait_for_running(engine, 1)
     readers = [ask(engine, each) for each in requests]

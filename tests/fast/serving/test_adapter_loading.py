@@ -14,6 +14,7 @@ from serving_makers import (
     ask,
     digest_of,
     engine_on,
+    preload,
     request,
     stack,
     start_together,
@@ -89,7 +90,11 @@ def test_requests_for_one_missing_stack_share_one_load(source: AdapterSource) ->
         readers = [
             ask(engine, request((1,), f"prompt {n}", user=f"user-{n % 3}")) for n in range(5)
         ]
-        scored = threading.Thread(target=engine.preload, args=(stack(1),), daemon=True)
+        scored = threading.Thread(
+            target=preload,
+            args=(engine, stack(1)),
+            daemon=True,
+        )
         scored.start()
         wait_for_waiting(engine, 5)
         wait_until(lambda: engine._scheduler.adapters.keys and engine._scheduler.pin_requests)
@@ -111,7 +116,7 @@ def test_a_failed_load_reaches_only_its_waiting_requests_and_is_not_cached(
 
         def hold() -> None:
             try:
-                engine.preload(stack(1))
+                preload(engine, stack(1))
             except KeyError as error:
                 errors.append(error)
 
@@ -275,8 +280,8 @@ def test_a_pinned_stack_keeps_its_slot_and_an_unpinned_one_until_it_is_needed(
 
 def test_a_preloaded_stack_is_resident_for_its_first_request(source: AdapterSource) -> None:
     with engine_on(read=source) as engine:
-        engine.preload(stack(5))
-        engine.preload(stack())
+        preload(engine, stack(5))
+        preload(engine, stack())
         assert source.reads == digests(5)
         complete_in_turn(engine, 5)
         assert engine.metrics()["stack_hits_total"] == 1
@@ -293,7 +298,11 @@ def test_a_revision_published_during_a_reply_serves_the_next_one(
         old = engine.stream([request((1,))])
         stepped.go()
         received = next(old).text
-        publishing = threading.Thread(target=engine.preload, args=(stack(2),), daemon=True)
+        publishing = threading.Thread(
+            target=preload,
+            args=(engine, stack(2)),
+            daemon=True,
+        )
         publishing.start()
         new = ask(engine, request((2,)))
         stepped.run()

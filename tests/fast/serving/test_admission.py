@@ -11,6 +11,7 @@ from serving_makers import (
     SteppedBackend,
     ask,
     engine_on,
+    preload,
     request,
     stack,
     text,
@@ -26,7 +27,7 @@ from personalpeft.settings import Serving
 def test_a_user_with_a_hundred_requests_delays_others_by_one(source: AdapterSource) -> None:
     stepped = SteppedBackend(rows=2)
     with engine_on(stepped, source, max_queue_per_user=100) as engine:
-        engine.preload(stack(2))
+        preload(engine, stack(2))
         flood = ask(engine, *(request((1,), f"prompt {n}", user="ada") for n in range(100)))
         wait_for_running(engine, 2)
         one = ask(engine, request((2,), user="bo"))

@@ -20,6 +20,7 @@ from serving_makers import (
     ask,
     digest_of,
     engine_on,
+    preload,
     request,
     stack,
     start_together,
@@ -428,7 +429,7 @@ def test_a_failure_of_the_batching_loop_reaches_all_requests_and_later_ones(
 
     stepped = Doomed(slots=1)
     with engine_on(stepped, source) as engine:
-        engine.preload(stack(1))
+        preload(engine, stack(1))
         bare = ask(engine, request())
         wait_for_running(engine, 1)
         other = ask(engine, request((2,), user="bo"))
@@ -437,7 +438,7 @@ def test_a_failure_of_the_batching_loop_reaches_all_requests_and_later_ones(
 
         def hold() -> None:
             try:
-                engine.preload(stack(3))
+                preload(engine, stack(3))
             except ServingFailed as error:
                 held.append(error)
 
@@ -475,7 +476,7 @@ def test_closing_cancels_open_replies(source: AdapterSource) -> None:
         with pytest.raises(ServingFailed):
             text(engine, request())
         with pytest.raises(ServingFailed):
-            engine.preload(stack(1))
+            preload(engine, stack(1))
 
 
 def test_an_unused_engine_closes_at_once() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from backend_makers import fake_backend, llamacpp_backend, torch_backend
-from serving_makers import AdapterSource, StreamReader, request, stack
+from serving_makers import AdapterSource, StreamReader, preload, request, stack
 from vllm_maker import vllm_backend
 
 from personalpeft.backends.base import Backend
@@ -121,7 +121,10 @@ def test_a_reply_finishes_on_the_stack_it_started_with(
         engine.stream([request((1,), base=engine.backend.base, max_tokens=60, temperature=0.0)])
     )
     newer = [
-        threading.Thread(target=engine.preload, args=(stack(n, base=engine.backend.base),))
+        threading.Thread(
+            target=preload,
+            args=(engine, stack(n, base=engine.backend.base)),
+        )
         for n in (4, 5, 6, 7)
     ]
     for thread in newer:

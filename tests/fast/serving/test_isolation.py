@@ -26,7 +26,15 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from serving_makers import BASE, AdapterSource, SteppedBackend, StreamReader, request, stack
+from serving_makers import (
+    BASE,
+    AdapterSource,
+    SteppedBackend,
+    StreamReader,
+    preload,
+    request,
+    stack,
+)
 from vllm_maker import vllm_backend
 
 from personalpeft.adapters.compose import compose
@@ -151,7 +159,8 @@ class EngineMachine(RuleBasedStateMachine):
         self.live[user] = data.draw(st.sampled_from(REVISIONS[user]))
         if ahead:
             warming = threading.Thread(
-                target=self.engine.preload, args=(stack(*self.live[user], base=self.base),)
+                target=preload,
+                args=(self.engine, stack(*self.live[user], base=self.base)),
             )
             warming.start()
             self._wait_until(lambda: not warming.is_alive())

@@ -16,6 +16,7 @@ from serving_makers import (
     SteppedBackend,
     ask,
     engine_on,
+    preload,
     request,
     stack,
     start_together,
@@ -66,7 +67,7 @@ def test_the_youngest_row_is_preempted_and_all_replies_are_complete(source: Adap
     backend = LimitedBackend(3 * size + 9)
     with engine_on(backend, source) as engine:
         for number in (0, 1):
-            engine.preload(stack(number))
+            preload(engine, stack(number))
         assert engine.complete(requests) == alone
         assert engine.metrics()["num_preemptions_total"] == len(backend.removed) > 0
         # The first row never, and of three the last before the second.
@@ -96,7 +97,7 @@ def test_background_work_is_preempted_before_interactive_requests_and_resumes_af
 ) -> None:
     backend = FailingBackend(slots=2, rows=4)
     with engine_on(backend, source) as engine:
-        engine.preload(stack(1))
+        preload(engine, stack(1))
         learn = ask(engine, request((1,), user="learn", background=True))
         wait_for_running(engine, 1)
         people = [ask(engine, request((1,), user=user)) for user in ("ada", "bo")]

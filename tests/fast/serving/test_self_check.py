@@ -15,6 +15,7 @@ from serving_makers import (
     SteppedBackend,
     ask,
     engine_on,
+    preload,
     request,
     stack,
     text,
@@ -175,7 +176,7 @@ def test_a_failing_check_ends_no_reply() -> None:
 def test_the_metrics_of_a_reply() -> None:
     stepped, time = SteppedBackend(), ManualClock()
     with engine_on(stepped, clock=time.clock()) as engine:
-        engine.preload(stack(1))
+        preload(engine, stack(1))
         query = request((1,))
         reply = ask(engine, query)
         wait_for_running(engine, 1)
