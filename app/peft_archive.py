@@ -6,12 +6,15 @@ library's own reader checks the contents.
 
 from __future__ import annotations
 
+import hashlib
 import zipfile
 import zlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from personalpeft.adapters.formats.peft import CONFIG_FILE, PROVENANCE_FILE, TENSOR_FILE
 from personalpeft.errors import AdapterError
+from personalpeft.sandbox import Limits, certify
 
 _FILES = (CONFIG_FILE, TENSOR_FILE, PROVENANCE_FILE)
 _LARGEST = 256 * 2**20
@@ -37,9 +40,35 @@ def zip_adapter(folder: Path, archive: Path) -> None:
 
 
 def unzip_adapter(archive: Path, folder: Path) -> None:
-    """Unpack an untrusted archive into an existing folder. Raises ``AdapterError``."""
+    """Unpack an untrusted archive into an existing folder. A child with limits reads it first.
+
+    Raises ``AdapterError``.
+    """
+    certificate = certify(
+        f"{__name__}:certify_archive",
+        {"path": str(archive)},
+        Limits.for_files(_LARGEST, memory_factor=1, bytes_a_second=1 << 24),
+        source=archive.name,
+        error=AdapterError,
+    )
+
+    def write(name: str, part: bytes) -> None:
+        with (folder / name).open("ab") as target:
+            target.write(part)
+
+    if _read_archive(archive, write) != certificate.get(str(archive)):
+        raise AdapterError("The archive changed while it was read.", hint="Send it again.")
+
+
+def certify_archive(path: str) -> Mapping[str, str]:
+    """Read an archive in a child of ``sandbox``, and return its digest."""
+    return {path: _read_archive(Path(path), lambda name, part: None)}
+
+
+def _read_archive(archive: Path, write: Callable[[str, bytes], object]) -> str:
+    """Pass on the parts of each file of an untrusted archive, and return the archive's digest."""
     try:
-        with zipfile.ZipFile(archive) as file:
+        with archive.open("rb") as opened, zipfile.ZipFile(opened) as file:
             entries = file.infolist()
             names = [entry.filename for entry in entries]
             if len(set(names)) < len(names) or not set(names) <= {*_FILES}:
@@ -48,7 +77,8 @@ def unzip_adapter(archive: Path, folder: Path) -> None:
                 )
             room = _LARGEST
             for entry in entries:
-                with file.open(entry) as source, (folder / entry.filename).open("xb") as target:
+                write(entry.filename, b"")
+                with file.open(entry) as source:
                     # The size in the archive's index may be false.
                     while part := source.read(_PART):
                         room -= len(part)
@@ -57,7 +87,9 @@ def unzip_adapter(archive: Path, folder: Path) -> None:
                                 "The archive is too large.",
                                 hint=f"At most {_LARGEST} bytes are accepted.",
                             )
-                        target.write(part)
+                        write(entry.filename, part)
+            opened.seek(0)
+            return hashlib.file_digest(opened, "sha256").hexdigest()
     except (
         zipfile.BadZipFile,
         zlib.error,

@@ -179,18 +179,34 @@ def import_user(
 def _certify(source: Path) -> Mapping[str, str]:
     """Have a child with limits read a file first. Raises ``PersonalFileError``."""
     with suppress(OSError):
-        size = source.stat().st_size
-        limits = Limits.for_files(
-            size, memory_factor=_MEMORY_FACTOR, bytes_a_second=_BYTES_A_SECOND
-        )
         return certify(
             f"{__name__}:certify_personal_file",
             {"path": str(source)},
-            limits,
+            _limits(source.stat().st_size),
             source=source.name,
             error=PersonalFileError,
         )
     return {}  # The file cannot be opened. Reading it says why.
+
+
+def certify_bytes(reader: Callable[[bytes], object], data: bytes, what: str) -> None:
+    """Have a child with limits read an archive first that lies in no file.
+
+    Args:
+        reader: A function of a module, with the argument ``data``. It runs in a child of ``sandbox``.
+        data: The archive.
+        what: What messages call it.
+
+    Raises:
+        PersonalPeftError: What the reader raises, or ``PersonalFileError``.
+    """
+    name = f"{reader.__module__}:{reader.__name__}"
+    limits = _limits(len(data))
+    certify(name, {}, limits, source=what, error=PersonalFileError, data=data)
+
+
+def _limits(size: int) -> Limits:
+    return Limits.for_files(size, memory_factor=_MEMORY_FACTOR, bytes_a_second=_BYTES_A_SECOND)
 
 
 def certify_personal_file(path: str) -> Mapping[str, str]:

@@ -96,6 +96,7 @@ class CertificateDraft:
     ) -> Certificate:
         """Describe the outcome, measure again, and sign."""
         statement, store = self._statement, self._services.store
+        self._keys_destroyed = list(erased.keys_destroyed)
         statement["exposure"] = self._exposure.measure_after(progress)
         statement["closure"] |= _counts(erased)
         statement["revisions"]["after"] = self._heads()

@@ -21,8 +21,10 @@ from functools import partial
 from itertools import groupby
 from typing import Any
 
+from personalpeft.adapters.formats.packed import unpack
 from personalpeft.archive import (
     USER_KEYS,
+    certify_bytes,
     check_adapters,
     check_reports,
     check_revisions,
@@ -41,6 +43,7 @@ from personalpeft.learning.train.config import BUILD_FORMAT
 from personalpeft.services import Services
 from personalpeft.store import rows
 from personalpeft.store.archive_file import (
+    BLOBS,
     ArchiveContent,
     ArchiveFormat,
     map_archive_errors,
@@ -58,7 +61,7 @@ from personalpeft.store.continuation import (
 from personalpeft.store.erasure import delete_pending_files, erase_user
 from personalpeft.store.locks import learn_lease, user_leases
 from personalpeft.store.user_export import UserExport, decode_revisions, insert_user, read_user
-from personalpeft.types import Revision, Stack, StackEntry, Verdict, canonical_digest
+from personalpeft.types import Json, Revision, Stack, StackEntry, Verdict, canonical_digest
 
 _COMMON_KEYS: Mapping[str, type] = {"base": str, "build": dict, "at": str}
 _BUNDLE = ArchiveFormat(
@@ -75,6 +78,7 @@ _RESULT = ArchiveFormat(
     keys={"user": str, "since": str, "seq": int, "chain": str, **_COMMON_KEYS, "report": dict},
     hint="The result is damaged or not from personalpeft. Learn again.",
 )
+_BUNDLE_NAME, _RESULT_NAME = "The learn bundle", "The result of a learn"
 # How far the clocks of two machines may differ. Heads are ordered by their times.
 _MAX_CLOCK_SKEW = timedelta(minutes=5)
 _BUILD_HINT = (
@@ -149,7 +153,8 @@ def learn_bundles(
 def apply_result(services: Services, user: str, result: bytes) -> LearnReport:
     """Implement ``User.apply_learn``, which documents the arguments."""
     store, base = services.store, services.base
-    with map_archive_errors("The result of a learn", _RESULT):
+    certify_bytes(certify_result, result, _RESULT_NAME)
+    with map_archive_errors(_RESULT_NAME, _RESULT):
         content = read_archive(io.BytesIO(result), _RESULT)
         index, entries = content.index, content.entries
         if index["user"] != user:
@@ -166,7 +171,7 @@ def apply_result(services: Services, user: str, result: bytes) -> LearnReport:
         # Before what it refers to is looked up, which may be gone.
         with store.database.read_transaction() as db:
             check_unmoved(db, user, position)
-        with map_archive_errors("The result of a learn", _RESULT):
+        with map_archive_errors(_RESULT_NAME, _RESULT):
             revisions = _check_result(services, user, content)
         if not entries:
             return report
@@ -202,15 +207,19 @@ def _check_base(wanted: object, digest: str, what: str) -> None:
 
 
 def _check_build(wanted: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    _check_build_format(wanted)
+    if wanted != settings:
+        raise BuildMismatch(
+            "The recipe, the gate or the retrieval model differs between the machines.",
+            hint=_BUILD_HINT,
+        )
+
+
+def _check_build_format(wanted: Mapping[str, Any]) -> None:
     form = wanted.get("format")
     if form != BUILD_FORMAT:
         raise BuildMismatch(
             f"The learn is of build format {str(form)[:20]}, and this machine has {BUILD_FORMAT}.",
-            hint=_BUILD_HINT,
-        )
-    if wanted != settings:
-        raise BuildMismatch(
-            "The recipe, the gate or the retrieval model differs between the machines.",
             hint=_BUILD_HINT,
         )
 
@@ -227,8 +236,37 @@ def _once_live(export: UserExport) -> Iterator[Mapping[str, Any]]:
             waiting.append(row["parent"])
 
 
+def certify_bundle(data: bytes) -> Json:
+    """Read a bundle in a child of ``sandbox``."""
+    with map_archive_errors(_BUNDLE_NAME, _BUNDLE):
+        content = read_archive(io.BytesIO(data), _BUNDLE)
+        _check_build_format(content.index["build"])
+        check_user(user_of(content, _BUNDLE), _BUNDLE)
+        _unpack_all(content)
+    return {}
+
+
+def certify_result(data: bytes) -> Json:
+    """Read a result in a child of ``sandbox``."""
+    with map_archive_errors(_RESULT_NAME, _RESULT):
+        content = read_archive(io.BytesIO(data), _RESULT)
+        index = content.index
+        _check_build_format(index["build"])
+        position = LedgerPosition(index["since"], index["seq"], index["chain"])
+        check_continuation(index["user"], position, content.entries)
+        from_json(index["report"])
+        _unpack_all(content)
+    return {}
+
+
+def _unpack_all(content: ArchiveContent) -> None:
+    for digest, data in content.blobs.items():
+        unpack(data, source=f"{BLOBS}{digest}")
+
+
 def _open_bundle(services: Services, data: bytes) -> _Bundle:
-    with map_archive_errors("The learn bundle", _BUNDLE):
+    certify_bytes(certify_bundle, data, _BUNDLE_NAME)
+    with map_archive_errors(_BUNDLE_NAME, _BUNDLE):
         content = read_archive(io.BytesIO(data), _BUNDLE)
         index = content.index
         base = services.base

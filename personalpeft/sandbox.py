@@ -67,6 +67,7 @@ def certify(
     *,
     source: str,
     error: type[PersonalPeftError],
+    data: bytes | None = None,
 ) -> Mapping[str, str]:
     """Run a reader in a child.
 
@@ -76,6 +77,7 @@ def certify(
         limits: What the child may use.
         source: What messages call the file.
         error: What to raise if the child ends without an answer.
+        data: Bytes that are in no file. The reader gets them as its argument ``data``.
 
     Returns:
         The SHA-256 of what the reader parsed, by name.
@@ -84,9 +86,17 @@ def certify(
         PersonalPeftError: What the reader raised, or ``error``.
     """
     if getattr(sys, "frozen", False) or not sys.executable:
-        return cast(Mapping[str, str], _find(reader)(**arguments))
-    request = {"reader": reader, "arguments": arguments, "limits": asdict(limits)}
-    answer = _ask(json.dumps(request).encode() + b"\n", limits.seconds * _WALL_PER_CPU_SECOND)
+        more = {} if data is None else {"data": data}
+        return cast(Mapping[str, str], _find(reader)(**arguments, **more))
+    request = {
+        "reader": reader,
+        "arguments": arguments,
+        "limits": asdict(limits),
+        "bytes": None if data is None else len(data),
+    }
+    answer = _ask(
+        json.dumps(request).encode() + b"\n" + (data or b""), limits.seconds * _WALL_PER_CPU_SECOND
+    )
     match answer:
         case {"digests": dict(digests)}:
             return {str(name): str(digest) for name, digest in digests.items()}
@@ -191,13 +201,19 @@ def serve() -> None:
     """Answer requests from the standard input until it ends. This is the server's program."""
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
     while _arrives(requests.fileno()) and (line := requests.readline()):
-        request = json.loads(line)
-        reader = _find(request["reader"])
-        run = _run_forked if hasattr(os, "fork") else _run
-        answers.write(run(reader, request["arguments"], Limits(**request["limits"])) + b"\n")
+        answers.write(_answer(json.loads(line), requests) + b"\n")
         answers.flush()
-        if run is _run:
+        if not hasattr(os, "fork"):
             return
+
+
+def _answer(request: dict[str, Any], requests: IO[bytes]) -> bytes:
+    """Run the reader of a request, whose bytes follow it."""
+    reader, arguments = _find(request["reader"]), request["arguments"]
+    if request["bytes"] is not None:
+        arguments["data"] = requests.read(request["bytes"])
+    run = _run_forked if hasattr(os, "fork") else _run
+    return run(reader, arguments, Limits(**request["limits"]))
 
 
 def _find(reader: str) -> Callable[..., Any]:

@@ -25,7 +25,7 @@ from personalpeft.base_models.types import Base, ModelCard, Source
 from personalpeft.errors import CardError, InvalidInput, NotFound, WeightsError
 from personalpeft.sandbox import Limits, certify
 from personalpeft.settings import WeightsMode
-from personalpeft.types import Architecture, Progress, Sampling
+from personalpeft.types import Architecture, Json, Progress, Sampling
 
 _TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 # A longer context takes more memory than most machines have.
@@ -261,6 +261,13 @@ def _from_folder(folder: Path, template: str | None) -> LocalModel:
         sampling=Sampling(**_folder_sampling(folder)),
         learning=recipe(size // width),
     )
+    certify(
+        f"{__name__}:certify_template",
+        {"template": chosen, "control": facts.control, "bos": facts.bos, "eos": facts.eos},
+        Limits.for_files(len(chosen), memory_factor=64, bytes_a_second=1 << 20),
+        source=f"{folder}: its chat template cannot be used",
+        error=CardError,
+    )
     base = Base(
         card,
         "0" * 64,
@@ -284,6 +291,20 @@ def _from_folder(folder: Path, template: str | None) -> LocalModel:
         kv_bytes=2 * 2 * facts.architecture.blocks * kv_heads * head_dim,
         is_mappable=True,
     )
+
+
+def certify_template(template: str, control: Sequence[str], bos: str, eos: str) -> Json:
+    """Run a chat template in a child of ``sandbox``, since it may never end.
+
+    A template that only fails is refused outside, with the name of its folder.
+    """
+    card = ModelCard("new", "", "", Source("folder"), targets=(), context=1)
+    architecture = Architecture("", "", 1, {})
+    control = tuple(control)
+    base = Base(card, "", Path(), template, architecture, control=control, bos=bos, eos=eos)
+    with suppress(CardError):
+        _check_template(base, Path())
+    return {}
 
 
 def recipe(parameters: int) -> dict[str, Any]:

@@ -29,9 +29,9 @@ from personalpeft import host
 from personalpeft.errors import Damaged, InvalidInput
 from personalpeft.store.blobs import Blobs, replace_file
 from personalpeft.store.certificate_keys import CERTIFICATE_KEYS
-from personalpeft.store.database import Database, has_table
+from personalpeft.store.database import Database, fetch_all, has_table
 from personalpeft.store.encryption import ENCRYPTION
-from personalpeft.store.error_mapping import map_home_errors
+from personalpeft.store.error_mapping import map_home_errors, sqlite3
 
 COPY_NAME = re.compile(r"copy-(\d{6})-\d{8}")
 _PART = ".part"
@@ -67,8 +67,7 @@ def back_up(database: Database, blobs: Blobs, folder: Path, *, now: datetime, ke
         path = folder / f"copy-{number:06}-{now:%Y%m%d}"
         part = path.with_name(path.name + _PART)
         part.mkdir(mode=0o700)
-        digests = _copy_database(database, part / database.path.name)
-        missing = [each for each in digests if not _copy_blob(blobs, each, part, previous)]
+        digests, missing = _copy_contents(database, blobs, part, previous)
         for name in ("config.toml", "models", CERTIFICATE_KEYS, ENCRYPTION):
             with suppress(FileNotFoundError, NotADirectoryError):
                 _copy_settings(home / name, part / name)
@@ -81,6 +80,29 @@ def back_up(database: Database, blobs: Blobs, folder: Path, *, now: datetime, ke
         for old in removed:
             shutil.rmtree(old)
     return Backup(path, len(digests) - len(missing), tuple(missing), tuple(removed))
+
+
+def _copy_contents(
+    database: Database, blobs: Blobs, part: Path, previous: Path | None
+) -> tuple[list[str], list[str]]:
+    """Copy the database and the files, and return the digests of all files and the missing ones."""
+    path = part / database.path.name
+    while True:
+        digests = _copy_database(database, path)
+        missing = [each for each in digests if not _copy_blob(blobs, each, part, previous)]
+        # A forget that destroyed a key meanwhile gave the files another, which the copy has not.
+        with database.read_transaction() as now, closing(database.open_other(path)) as copy:
+            if _read_keys(copy) <= _read_keys(now):
+                return digests, missing
+        for each in part.iterdir():
+            shutil.rmtree(each) if each.is_dir() else each.unlink()
+
+
+def _read_keys(db: sqlite3.Connection) -> set[str]:
+    """Return the ids of all data keys."""
+    if not has_table(db, "data_key"):
+        return set()
+    return {row["id"] for row in fetch_all(db, "select id from data_key")}
 
 
 def _copy_database(database: Database, path: Path) -> list[str]:

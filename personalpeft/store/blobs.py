@@ -3,7 +3,7 @@
 In an encrypted home the name is the SHA-256 of the bytes before they were encrypted.
 
 Invariants: a file gets its name only when it is whole and on the disk. Its content never changes,
-except that right bytes replace damaged ones. Files are written and deleted under the write lock, so
+except that right bytes replace damaged ones, and that its key is wrapped anew. Files are written and deleted under the write lock, so
 a leftover can be told from a new blob.
 """
 
@@ -13,14 +13,14 @@ import hashlib
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from personalpeft import host
 from personalpeft.errors import Damaged
 from personalpeft.host import sync_folder
-from personalpeft.store.database import Database
+from personalpeft.store.database import Database, fetch_all
 from personalpeft.store.encryption import FileCipher
 from personalpeft.store.error_mapping import map_home_errors, sqlite3
 
@@ -82,6 +82,33 @@ class Blobs:
             replace_file(path, self._cipher.encrypt(data, digest, key, *recipients))
         return digest
 
+    def replace_keys(self, user: str, former: Collection[str]) -> None:
+        """Wrap the keys of a user's files anew, with the user's present data key.
+
+        Call it under the write lock. After a kill it can be called again.
+
+        Args:
+            user: The user.
+            former: The ids of the data keys that no file is to need any more, hex.
+
+        Raises:
+            HomeError: A file cannot be written. Each file opens with its former key or the new one.
+        """
+        with self._database.read_transaction() as db:
+            sql = "select distinct digest from revision where user = ? order by digest"
+            digests = [row["digest"] for row in fetch_all(db, sql, user)]
+        key = self._cipher.user_key(user) if digests else None
+        if key is None:
+            return
+        with map_home_errors(self._home):
+            for path in map(self.expected_path, digests):
+                with suppress(FileNotFoundError):
+                    stored = path.read_bytes()
+                    wrapped = self._cipher.replace_recipient(stored, former, key)
+                    if wrapped != stored:
+                        replace_file(path, wrapped)
+                        sync_folder(path.parent)
+
     def path(self, digest: str) -> Path:
         """Return the path of an existing blob, unread. Raises ``Damaged`` if it is missing."""
         if not self.exists(digest):
@@ -108,7 +135,12 @@ class Blobs:
         path = self.path(digest)
         with map_home_errors(self._home):
             stored = path.read_bytes()
-            data = self._cipher.decrypt(stored, digest, db)
+            try:
+                data = self._cipher.decrypt(stored, digest, db)
+            except Damaged:
+                # Its key may have been replaced since the file was read.
+                stored = path.read_bytes()
+                data = self._cipher.decrypt(stored, digest, db)
         if hashlib.sha256(data).hexdigest() != digest:
             raise Damaged(
                 f"The blob {digest} in {self._home} does not match its digest.", hint=_HINT

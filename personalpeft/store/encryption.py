@@ -7,7 +7,8 @@ is, and holds no secret. Two keys are derived from the home's key: one opens the
 
 Each user has a data key in the table ``data_key``, wrapped by the home's. An encrypted file has a
 key of its own, wrapped by the data key of each user that it belongs to, or by the home's. So the
-files of a user can be opened no more once the row of the data key is gone.
+files of a user can be opened no more once the row of the data key is gone. An erasure of revisions
+replaces the user's data key: the files that stay are wrapped anew, and the former row is deleted.
 
 Invariants: AES-256-GCM with random nonces. The name of a file is authenticated with it, so files
 cannot be exchanged. In a home that is not encrypted all bytes pass unchanged.
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import hmac
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -39,6 +40,12 @@ _KEY, _ID, _NONCE, _TAG = 32, 16, 12, 16
 _WRAPPED = _NONCE + _KEY + _TAG
 # 128 MiB and about 0.4 s: what OWASP recommends for scrypt.
 _SCRYPT_N, _SCRYPT_R, _SCRYPT_P, _SCRYPT_BYTES = 2**17, 8, 1, 2**28
+# The other keys of a user are being destroyed.
+_CURRENT_KEY = """
+select id from data_key k where user = ? and not exists (
+    select 1 from pending_deletion p where p.user = k.user and p.kind = 'data_key' and p.name = k.id
+)
+"""
 _RESTORE = "Restore the home from a backup."
 _MISSING = "Without its key the home cannot be opened."
 
@@ -233,14 +240,13 @@ class FileCipher:
         """
         if self._keys is None:
             return None
-        sql = "select id from data_key where user = ?"
         if db is None:
             with self._database.read_transaction() as reader:
-                row = fetch_one(reader, sql, user)
+                row = fetch_one(reader, _CURRENT_KEY, user)
             if row is not None and (known := self._find_key(bytes.fromhex(row["id"]))):
                 return known
         with nullcontext(db) if db else self._database.write_transaction() as writer:
-            row = fetch_one(writer, sql, user)
+            row = fetch_one(writer, _CURRENT_KEY, user)
             if row is not None:
                 known = self._find_key(bytes.fromhex(row["id"]), writer)
                 if known is None:
@@ -253,13 +259,34 @@ class FileCipher:
             )
             return new
 
-    def user_key_ids(self, user: str) -> list[str]:
-        """Return the ids of the data keys of a user, hex: none, or one."""
+    def user_key_ids(self, user: str, db: sqlite3.Connection | None = None) -> list[str]:
+        """Return the ids of the data keys of a user, hex. More than one while one is replaced.
+
+        ``db`` is a connection in a transaction, where one is open.
+        """
         if self._keys is None:
             return []
-        with self._database.read_transaction() as db:
-            rows = fetch_all(db, "select id from data_key where user = ?", user)
+        with nullcontext(db) if db else self._database.read_transaction() as reader:
+            rows = fetch_all(reader, "select id from data_key where user = ?", user)
         return [row["id"] for row in rows]
+
+    def replace_recipient(self, stored: bytes, former: Collection[str], new: DataKey) -> bytes:
+        """Return a file that a new key opens in place of former ones. Its content is not encrypted
+        again. A file that none of them opens is returned unchanged.
+
+        Args:
+            stored: The bytes of the file.
+            former: The ids of keys of this home, hex.
+            new: The new key.
+        """
+        heads, body = _split(stored)
+        for key_id, wrapped in heads:
+            key = self._find_key(key_id) if key_id.hex() in former else None
+            if file_key := key and _unwrap(key.key, wrapped, key_id):
+                kept = [head for head in heads if head[0].hex() not in former]
+                kept.append((new.id, self._wrap(new.key, file_key, new.id)))
+                return _join(kept, body)
+        return stored
 
     def encrypt(self, data: bytes, name: str, *recipients: DataKey | None) -> bytes:
         """Return the bytes of a file that each of the recipients opens."""
@@ -267,10 +294,8 @@ class FileCipher:
             return data
         keys = [each for each in recipients if each is not None]
         file_key = self._entropy(_KEY)
-        heads = [each.id + self._wrap(each.key, file_key, each.id) for each in keys]
-        return b"".join(
-            [_MAGIC, bytes([len(heads)]), *heads, *self._encrypt(file_key, data, name.encode())]
-        )
+        heads = [(each.id, self._wrap(each.key, file_key, each.id)) for each in keys]
+        return _join(heads, *self._encrypt(file_key, data, name.encode()))
 
     def decrypt(self, stored: bytes, name: str, db: sqlite3.Connection | None = None) -> bytes:
         """Return the content of a file. Raises ``Damaged``, also if its key was destroyed.
@@ -330,6 +355,13 @@ def _unwrap(key: bytes, wrapped: bytes | memoryview, name: bytes) -> bytes | Non
     except (InvalidTag, ValueError):
         return None
     return data
+
+
+def _join(heads: Sequence[tuple[bytes, bytes]], *body: bytes | memoryview) -> bytes:
+    """Return a file of its recipients, each with the wrapped key, and the encrypted bytes."""
+    return b"".join(
+        [_MAGIC, bytes([len(heads)]), *(part for head in heads for part in head), *body]
+    )
 
 
 def _split(stored: bytes) -> tuple[list[tuple[bytes, bytes]], memoryview]:

@@ -10,6 +10,8 @@ Invariants:
   base than the erased one, the head is the bare base.
 - Files and the journal cannot be part of the transaction. It lists them as pending deletions. The
   next opening of the home completes those that are left.
+- In an encrypted home an erasure of revisions or checkpoints destroys the user's data key, so that
+  no copy of the files opens any more. The key is deleted when all files that stay have another one.
 - Of an erased user no row is left, not even a tombstone: it would hold the id.
 """
 
@@ -17,7 +19,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -56,13 +58,20 @@ def erase(store: Store, user: str, erasure: Erasure) -> ErasureResult:
         HomeError: The home cannot be written.
     """
     with store.database.write_lock():
+        keys: list[str] = []
         with store.database.write_transaction() as db:
             result = _erase_rows(db, user, erasure, store.now())
+            if result.revisions or store.has_sessions(user):
+                keys = store.cipher.user_key_ids(user, db)
+                _enqueue_deletions(db, user, [("data_key", key) for key in keys])
         # The erasure is committed. A file that cannot be deleted now is deleted by the next
         # opening.
+        complete = False
         with suppress(Busy, HomeError):
-            return replace(result, complete=delete_pending_files(store, user))
-        return replace(result, complete=False)
+            complete = delete_pending_files(store, user)
+        left = store.cipher.user_key_ids(user)
+        destroyed = tuple(key for key in keys if key not in left)
+        return replace(result, complete=complete, keys_destroyed=destroyed)
 
 
 def erase_user(store: Store, user: str) -> None:
@@ -84,7 +93,7 @@ def erase_user(store: Store, user: str) -> None:
         for table in tables:
             db.execute(f"delete from {table['name']} where user = ?", [user])
         db.execute("delete from user where id = ?", [user])
-        _enqueue_deletions(db, user, unnamed_blobs(db, [row["digest"] for row in digests]))
+        _enqueue_deletions(db, user, _list_files(db, [row["digest"] for row in digests]))
 
 
 def delete_pending_files(store: Store, user: str | None = None, *, wait: bool = True) -> bool:
@@ -118,6 +127,7 @@ def delete_pending_files(store: Store, user: str | None = None, *, wait: bool = 
                     shutil.rmtree(store.home / "sessions" / row["user"])
             elif row["kind"] == "note":
                 (store.home / "notes" / row["name"]).unlink(missing_ok=True)
+        _destroy_keys(store, pending)
         if not store.database.truncate_journal(wait=wait):
             return False
         with store.database.write_transaction() as db:
@@ -125,6 +135,18 @@ def delete_pending_files(store: Store, user: str | None = None, *, wait: bool = 
             db.executemany("delete from pending_deletion where id = ?", ids)
         # These rows named the user and the files.
         return store.database.truncate_journal(wait=wait)
+
+
+def _destroy_keys(store: Store, pending: Iterable[Row]) -> None:
+    """Delete the data keys that are listed, once no file that stays needs them."""
+    keys: dict[str, list[str]] = {}
+    for row in pending:
+        if row["kind"] == "data_key":
+            keys.setdefault(row["user"], []).append(row["name"])
+    for user, names in keys.items():
+        store.blobs.replace_keys(user, names)
+        with store.database.write_transaction() as db:
+            db.execute(f"delete from data_key where id {_IN_LIST}", [json.dumps(names)])
 
 
 def _read_pending(store: Store, user: str | None) -> list[Row]:
@@ -190,8 +212,8 @@ def _erase_rows(db: sqlite3.Connection, user: str, erasure: Erasure, at: datetim
     ]
     insert_rows(db, TOMBSTONE, ("user", "seq", "kind", "id", "at"), tombstones)
     _derive_chain(eraser)
-    blobs = unnamed_blobs(db, [row["digest"] for row in revisions])
-    _enqueue_deletions(db, user, blobs)
+    files = _list_files(db, [row["digest"] for row in revisions])
+    _enqueue_deletions(db, user, files)
     kinds = [kind for kind, _ in eraser.erased.values()]
     return ErasureResult(
         turns=kinds.count("turn"),
@@ -199,15 +221,22 @@ def _erase_rows(db: sqlite3.Connection, user: str, erasure: Erasure, at: datetim
         revisions=kinds.count("revision"),
         reports=kinds.count("report"),
         vectors=vectors,
-        files=len(blobs),
+        files=sum(kind == "blob" for kind, _ in files),
         emptied=len(erasure.emptied),
         heads=heads,
     )
 
 
-def _enqueue_deletions(db: sqlite3.Connection, user: str, blobs: Iterable[str]) -> None:
-    """List what an erasure deletes beside the database once its transaction is committed."""
-    pending = [*(("blob", digest) for digest in sorted(blobs)), ("sessions", ""), ("journal", "")]
+def _list_files(db: sqlite3.Connection, digests: Collection[str]) -> list[tuple[str, str]]:
+    """Return what an erasure of revisions with these files deletes, by kind and name."""
+    blobs = (("blob", digest) for digest in sorted(unnamed_blobs(db, digests)))
+    return [*blobs, ("sessions", ""), ("journal", "")]
+
+
+def _enqueue_deletions(
+    db: sqlite3.Connection, user: str, pending: Iterable[tuple[str, str]]
+) -> None:
+    """List what is deleted once the transaction is committed."""
     values = [(user, kind, name) for kind, name in pending]
     insert_rows(db, "pending_deletion", ("user", "kind", "name"), values)
 

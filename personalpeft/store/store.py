@@ -97,6 +97,10 @@ class Store:
             for file in (path, *path.parent.glob(".*.part")):
                 file.unlink(missing_ok=True)
 
+    def has_sessions(self, user: str) -> bool:
+        """Return whether any training state of a user is saved."""
+        return any((self.home / "sessions" / check_user_id(user)).glob("*"))
+
     def _session_path(self, user: str, layer: str) -> Path:
         folder = self.home / "sessions" / check_user_id(user)
         return folder / f"{check_layer_name(layer)}.session"

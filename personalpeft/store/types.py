@@ -110,6 +110,7 @@ class ErasureResult:
     - ``heads``: the new head of each layer whose head was erased.
     - ``complete``: False if a reader kept the database's journal from being cleared. The next
       opening clears it.
+    - ``keys_destroyed``: the ids of the user's data keys that were destroyed, hex.
     """
 
     turns: int = 0
@@ -121,6 +122,7 @@ class ErasureResult:
     emptied: int = 0
     heads: Mapping[str, str | None] = field(default_factory=dict)
     complete: bool = True
+    keys_destroyed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

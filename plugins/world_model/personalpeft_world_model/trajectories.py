@@ -8,16 +8,18 @@ user is an action, each of the assistant the next state. The last one ends with 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from personalpeft import InvalidInput
+from personalpeft.sandbox import Limits, certify
 from personalpeft.types import Demonstration, Message
 from personalpeft_world_model.environment import State
 
 RESET = "reset"
+_LARGEST = 1 << 30  # Bytes of a file.
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,24 +145,57 @@ def write_jsonl(path: Path, trajectories: Iterable[Trajectory]) -> int:
 
 
 def read_jsonl(path: Path) -> tuple[Trajectory, ...]:
-    """Return the trajectories of a file. Raises ``InvalidInput`` that names a wrong line."""
+    """Return the trajectories of a file. A child process with limits reads it first.
+
+    Raises ``InvalidInput`` that names a wrong line.
+    """
+    data = _read(path)
+    certify(
+        f"{__name__}:certify_trajectories",
+        {"source": str(path)},
+        Limits.for_files(len(data), memory_factor=64, bytes_a_second=1 << 20),
+        source=str(path),
+        error=InvalidInput,
+        data=data,
+    )
+    return _parse(data, str(path))
+
+
+def certify_trajectories(source: str, data: bytes) -> Mapping[str, str]:
+    """Read trajectories in a child of ``personalpeft.sandbox``."""
+    _parse(data, source)
+    return {}
+
+
+def _read(path: Path) -> bytes:
     try:
-        lines: Sequence[str] = path.read_text("utf-8").splitlines()
+        with path.open("rb") as file:
+            data = file.read(_LARGEST + 1)
     except OSError as error:
         raise InvalidInput(
             f"{path} cannot be read: {error.strerror}.", hint="Check the path."
         ) from error
+    if len(data) > _LARGEST:
+        raise InvalidInput(
+            f"{path} has more than {_LARGEST} bytes.", hint="Split it into several files."
+        )
+    return data
+
+
+def _parse(data: bytes, source: str) -> tuple[Trajectory, ...]:
+    try:
+        lines = data.decode().splitlines()
     except UnicodeDecodeError as error:
-        raise InvalidInput(f"{path} is not UTF-8 text.", hint="Name a file of JSONL.") from error
+        raise InvalidInput(f"{source} is not UTF-8 text.", hint="Name a file of JSONL.") from error
     found = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
             found.append(Trajectory.from_chat(json.loads(line)))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise InvalidInput(
-                f"Line {number} of {path} is no trajectory: {error}.",
+                f"Line {number} of {source} is no trajectory: {error}.",
                 hint='Give {"messages": [system, user, assistant, ...]} on each line.',
             ) from error
     return tuple(found)

@@ -62,6 +62,7 @@ def test_a_chat_without_a_first_state_is_read_too(tmp_path: Path) -> None:
         '{"messages": [{"role": "user", "content": "go"}]}',
         '{"messages": [{"role": "system", "content": "t"}, {"role": "user", "content": "go"}]}',
         '{"messages": [{"role": "system", "content": 5}]}',
+        '{"messages": ' + "[" * 100_000,
     ],
 )
 def test_a_wrong_line_is_named(tmp_path: Path, line: str) -> None:

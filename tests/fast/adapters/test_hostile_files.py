@@ -10,6 +10,8 @@ import gzip
 import io
 import os
 import random
+import shutil
+import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -34,8 +36,10 @@ from personalpeft.adapters.types import Adapter
 from personalpeft.base_models.gguf.tensor_names import GgufNames
 from personalpeft.base_models.local_models import inspect_local_model
 from personalpeft.base_models.model_card import read_card
-from personalpeft.errors import AdapterError, PersonalFileError, WeightsError
+from personalpeft.base_models.types import Base
+from personalpeft.errors import AdapterError, CardError, PersonalFileError, WeightsError
 from personalpeft.sandbox import Limits, certify
+from personalpeft_app.peft_archive import unzip_adapter
 
 NAMES = GgufNames("llama", {}, ARCHITECTURE.blocks, ARCHITECTURE.block_path, {})
 CARD = (resources.files("personalpeft_models") / "tiny-random.toml").read_bytes()
@@ -247,9 +251,56 @@ def test_template_that_never_ends_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.exhaustive
-def test_model_with_a_template_that_never_ends_is_not_added(tmp_path: Path) -> None:
+def test_model_with_a_template_that_never_ends_is_not_added(
+    tmp_path: Path, tiny_base: Base
+) -> None:
     with pytest.raises(WeightsError):
         inspect_local_model(model_file(tmp_path / "model.gguf", ENDLESS), cache=tmp_path)
+    folder = shutil.copytree(tiny_base.folder, tmp_path / "model")
+    with pytest.raises(CardError, match="chat template"):
+        inspect_local_model(folder, cache=tmp_path, template=ENDLESS)
+
+
+def test_folder_with_a_template_that_takes_all_memory_is_not_added(
+    tmp_path: Path, tiny_base: Base
+) -> None:
+    folder = shutil.copytree(tiny_base.folder, tmp_path / "model")
+    with pytest.raises(CardError, match="chat template"):
+        inspect_local_model(folder, cache=tmp_path, template="{{ 'a' * 10 ** 17 }}")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="uses a forked process")
+@pytest.mark.parametrize("kind", ["personal", "bundle", "result", "zip"])
+def test_file_of_a_stranger_is_not_read_where_no_child_can_be_started(
+    kind: str, homes: Homes, peft_files: dict[str, bytes], tmp_path: Path
+) -> None:
+    def read() -> object:
+        file, folder = tmp_path / "file", tmp_path / "folder"
+        folder.mkdir()
+        with zipfile.ZipFile(file, "w") as archive:
+            for name, data in peft_files.items():
+                archive.writestr(name, data)
+        match kind:
+            case "personal":
+                file.write_bytes(homes.personal)
+                return homes.elsewhere.import_user(file, as_user="other")
+            case "bundle":
+                return homes.elsewhere.learn_bundles([homes.bundle])
+            case "result":
+                return homes.ada.apply_learn(homes.result)
+        return unzip_adapter(file, folder)
+
+    # The server of children belongs to the process that started it, so a fork needs another.
+    child = os.fork()
+    if child == 0:
+        sys.executable = shutil.which("false") or ""
+        try:
+            read()
+        except PersonalPeftError as error:
+            os._exit(0 if "ended without a result" in error.message else 1)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_card_of_many_bytes_is_not_read(tmp_path: Path) -> None:

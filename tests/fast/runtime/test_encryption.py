@@ -137,6 +137,95 @@ def test_forgetting_a_user_destroys_the_users_key(home: Path, tmp_path: Path) ->
         assert not any(cipher.is_current(path.read_bytes()) for path in blobs)
 
 
+@pytest.mark.parametrize("what", ["signal", "conversation", "layer"])
+def test_old_copy_of_a_forgotten_adapter_opens_no_more(
+    home: Path, tmp_path: Path, what: str
+) -> None:
+    with open_runtime(home) as runtime:
+        ada = runtime.user("ada")
+        kept, learned = ada.stack().entries[0].digest, correct(ada, 4, first=10)
+        assert ada.learn().revision
+        erased = ada.stack().entries[0].digest
+        shutil.copytree(home / "blobs", tmp_path / "blobs")
+        store = runtime._services.store
+        former = store.cipher.user_key_ids("ada")
+        turn = ada.signals()[-1].turn
+        item = {"signal": learned[0], "conversation": turn, "layer": "style"}[what]
+        assert item is not None
+        report = ada.forget(
+            item,
+            conversation=what == "conversation",
+            rebuild=what == "signal",
+            certificate=True,
+        )
+        assert report.certificate is not None
+        assert report.certificate.statement["keys_destroyed"] == former
+        assert former[0] in report.certificate.to_markdown()
+        # With the home's key and a copy of the files from before.
+        blobs = [path for path in (tmp_path / "blobs").rglob("*") if path.is_file()]
+        assert len(blobs) >= 2
+        assert not any(store.cipher.is_current(path.read_bytes()) for path in blobs)
+        assert not store.blobs.exists(erased)
+        # What stays is readable, and so is what was built with the new key.
+        assert store.blobs.exists(kept) is (what != "layer")
+        assert runtime.verify() == ()
+
+
+def test_forgetting_what_was_never_learned_destroys_no_key(home: Path) -> None:
+    with open_runtime(home) as runtime:
+        ada = runtime.user("ada")
+        keys = runtime._services.store.cipher.user_key_ids("ada")
+        report = ada.forget(ada.remember("Nothing."), certificate=True)
+        assert report.certificate is not None
+        assert report.certificate.statement["keys_destroyed"] == []
+        assert runtime._services.store.cipher.user_key_ids("ada") == keys
+
+
+def test_users_who_share_an_adapter_forget_it_one_after_the_other(
+    home: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "ada.personal"
+    with open_runtime(home) as runtime:
+        ada = runtime.user("ada")
+        ada.export(file)
+        runtime.import_user(file, as_user="cleo")
+        cleo = runtime.user("cleo")
+        before = greedy(cleo)
+        shutil.copytree(home / "blobs", tmp_path / "blobs")
+        ada.forget("style")
+        assert greedy(cleo) == before
+        cleo.forget("style")
+        cipher = runtime._services.store.cipher
+        blobs = [path for path in (tmp_path / "blobs").rglob("*") if path.is_file()]
+        assert blobs
+        assert not any(cipher.is_current(path.read_bytes()) for path in blobs)
+
+
+def test_backup_beside_a_forget_has_the_keys_of_its_files(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_runtime(home) as runtime:
+        ada = runtime.user("ada")
+        (item, *_) = correct(ada, 4, first=10)
+        ada.learn()
+        copy_file, forgotten = os.link, []
+
+        def forget_first(*args: Any, **more: Any) -> None:
+            if not forgotten:
+                forgotten.append(item)
+                ada.forget(item, rebuild=False)
+            copy_file(*args, **more)
+
+        copies = tmp_path / "copies"
+        runtime.maintenance.back_up(copies)
+        monkeypatch.setattr(os, "link", forget_first)
+        assert runtime.maintenance.back_up(copies).missing == ()
+        assert forgotten
+    assert personalpeft.restore(copies, tmp_path / "restored").forgotten == 0
+    with open_runtime(tmp_path / "restored") as restored:
+        assert restored.verify() == ()
+
+
 def test_backup_is_encrypted_and_restores(home: Path, tmp_path: Path) -> None:
     copies, before = tmp_path / "copies", replies(home)
     with open_runtime(home) as runtime:
@@ -301,8 +390,8 @@ def test_damaged_or_exchanged_files_are_found(home: Path) -> None:
         assert "does not match its digest" in problem.fault
 
 
-def _encrypt_killed(home: Path, point: int, *, rotate: bool) -> bool:
-    """Encrypt in a child that ends at its n-th sync, rename or deletion; return whether it ended."""
+def _killed(point: int, work: Callable[..., object], *arguments: Any, **more: Any) -> bool:
+    """Work in a child that ends at its n-th sync, rename or deletion; return whether it ended."""
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0
@@ -319,7 +408,7 @@ def _encrypt_killed(home: Path, point: int, *, rotate: bool) -> bool:
     for name in ("fsync", "rename", "replace", "unlink", "rmdir", "mkdir"):
         setattr(os, name, dying(getattr(os, name)))
     try:
-        personalpeft.encrypt(home, "file", rotate=rotate)
+        work(*arguments, **more)
     except BaseException:  # noqa: BLE001
         os._exit(3)
     os._exit(0)
@@ -343,7 +432,7 @@ def test_kill_while_encrypting_loses_nothing(
     seen = set()
     for point in itertools.count(0, step):
         copy = shutil.copytree(plain, tmp_path / f"killed-{point}")
-        was_killed = _encrypt_killed(copy, point, rotate=rotate)
+        was_killed = _killed(point, personalpeft.encrypt, copy, "file", rotate=rotate)
         is_decided = (copy / ".converted").exists() or (copy / ".converted-moving").exists()
         if is_decided:
             with pytest.raises(HomeError, match="was being changed"):
@@ -360,6 +449,40 @@ def test_kill_while_encrypting_loses_nothing(
             break
     # Before the decision, after it, and at the end.
     assert {(rotate, False), (True, True), (True, False)} <= seen
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="ends a forked process")
+@pytest.mark.parametrize("step", [9, pytest.param(1, marks=pytest.mark.exhaustive)])
+def test_kill_while_a_key_is_destroyed_leaves_all_other_files_readable(
+    home: Path, tmp_path: Path, step: int
+) -> None:
+    with open_runtime(home) as runtime:
+        ada = runtime.user("ada")
+        (item, *_) = correct(ada, 4, first=10)
+        ada.learn()
+        former = runtime._services.store.cipher.user_key_ids("ada")
+    blobs = shutil.copytree(home / "blobs", tmp_path / "blobs")
+
+    def forget() -> None:
+        with open_runtime(home) as runtime:
+            runtime.user("ada").forget(item, rebuild=False)
+
+    template, forgotten = home.rename(tmp_path / "before"), set()
+    for point in itertools.count(0, step):
+        shutil.copytree(template, home)
+        was_killed = _killed(point, forget)
+        with open_runtime(home) as runtime:
+            assert runtime.verify() == ()
+            store = runtime._services.store
+            is_forgotten = item not in {signal.id for signal in runtime.user("ada").signals()}
+            assert (store.cipher.user_key_ids("ada") != former) is is_forgotten
+            opens = [store.cipher.is_current(path.read_bytes()) for path in blobs.glob("*/*")]
+            assert any(opens) is not is_forgotten
+        forgotten.add(is_forgotten)
+        shutil.rmtree(home)
+        if not was_killed:
+            break
+    assert forgotten == {False, True}
 
 
 def test_json_of_the_home_names_no_secret(home: Path, keys: Path) -> None:
