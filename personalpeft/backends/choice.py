@@ -109,8 +109,8 @@ def default_batch(name: str) -> int:
     Args:
         name: One of ``BACKENDS``. A vLLM server needs no torch here that uses the GPU.
     """
-    on_gpu = {"torch": host.has_gpu, "vllm": host.cuda_of_driver}.get(name)
-    return _GPU_BATCH if on_gpu is not None and on_gpu() else DEFAULT_BATCH
+    on_gpu = (name == "torch" and host.has_gpu()) or (name == "vllm" and host.cuda_of_driver())
+    return _GPU_BATCH if on_gpu else DEFAULT_BATCH
 
 
 def _why_not_llamacpp(card: ModelCard, base: Base | None) -> ChoiceReason | None:
