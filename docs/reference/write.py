@@ -18,6 +18,8 @@ import click
 import http_api
 
 import personalpeft
+from personalpeft.adapters.formats.packed import FORMAT
+from personalpeft.adapters.types import Manifest
 from personalpeft.base_models.registry import all_cards
 from personalpeft.engine.metrics import COUNTERS, GAUGES, HISTOGRAMS
 from personalpeft.errors import ERROR_CODES, PersonalPeftError
@@ -34,6 +36,7 @@ from personalpeft.settings import (
     Serving,
     VllmServer,
 )
+from personalpeft.store.rows import COLUMNS, TOMBSTONE
 from personalpeft.user import User
 from personalpeft_app.cli import PLUGIN_COMMANDS_TITLE, PROGRAM, cli
 from personalpeft_app.client.transport import NotAllowed, Unreachable
@@ -242,7 +245,78 @@ def bases() -> str:
     return "\n".join(lines) + "\n"
 
 
+_MANIFEST = {
+    "base": "digest of the base",
+    "layer": "name of the layer",
+    "rank": "rank of A and B",
+    "scaling": "what `B @ A` is multiplied by",
+    "targets": "paths of the adapted linear modules",
+    "recipe": "how it was trained, as in the revision",
+    "signals": "digest of the lessons",
+    "below": "digests of the adapters that it was built on, lowest first",
+    "parent": "digest of the adapter that the build started from, or null",
+}
+
+_FORMATS = """\
+## The packed adapter
+
+Files in `blobs/` of a home and of archives, named by the SHA-256 of their bytes. Each is a safetensors file: `<projection>.A` has the shape
+`[blocks, rank, inputs]`, `<projection>.B` has `[blocks, outputs, rank]`, both float16 (float32 where a number is too large). \
+`__metadata__` has the key
+`personalpeft` with the canonical JSON of `{"format": FORMAT, "manifest": {...}}`. The same adapter gives the same bytes.
+
+"""
+
+_ARCHIVES = """\
+## The `.personal` file
+
+One user, with everything. A zip archive of these members; reading checks every digest, and reads no member that the index does not name.
+
+| member | content |
+| --- | --- |
+| `personal.json` | `format` ("personalpeft.personal"), `version`, `user`, `since`, `entries`, `chain`, `trains`, `layers`, and \
+`files`: bytes and SHA-256 of every other member |
+| `ledger.jsonl` | one entry a line, in order: `seq`, `kind`, `digest`, `chain`, `forgotten` and `content` |
+| `blobs/<digest>` | packed adapters |
+
+`digest` is the SHA-256 of the canonical JSON of `content`. `chain` is the SHA-256 over the entry before and this one
+([the hash chain](../explanation/ledger.md#the-hash-chain)). The content of an entry by its kind; an erased one has a tombstone:
+
+"""
+
+_OTHERS = """
+Times are ISO 8601 in UTC with microseconds; lists and mappings are canonical JSON in a string.
+
+## Others
+
+| file | what it is |
+| --- | --- |
+| PEFT folder | `adapter_config.json` and `adapter_model.safetensors` as PEFT and vLLM read them, and `personalpeft.json` with \
+the provenance, tied to the tensors by their SHA-256 |
+| published folder | a PEFT folder named by the SHA-256 of the list that `sha256sum` prints of its two files \
+([fleets](../how-to/vllm-fleet.md)) |
+| learn bundle, learn result | archives as above with the index `bundle.json` or `result.json`: what a learn on another machine \
+reads, and what it appends |
+| certificate of erasure | JSON with `statement`, `public_key` and `signature` ([Certificates](../explanation/certificate.md)) |
+| card | TOML ([Cards](cards.md)) |
+| home | [Configuration](configuration.md#the-home) lists its files |
+"""
+
+
+def file_formats() -> str:
+    """Return the page of the formats of files."""
+    lines = ["# File formats", "", _MADE, *_FORMATS.replace("FORMAT", str(FORMAT)).splitlines()]
+    keys = [each.name for each in fields(Manifest)]
+    lines += _table(("manifest", "meaning"), [(f"`{key}`", _MANIFEST[key]) for key in keys])
+    lines += ["", *_ARCHIVES.splitlines()]
+    columns = {kind: ", ".join(f"`{name}`" for name in each) for kind, each in COLUMNS.items()}
+    rows = [(kind, columns[kind]) for kind in COLUMNS if kind != TOMBSTONE]
+    lines += _table(("kind", "content"), [*rows, ("a tombstone", columns[TOMBSTONE])])
+    return "\n".join(lines) + "\n" + _OTHERS
+
+
 PAGES: Mapping[str, Callable[[], str]] = {
+    "file-formats.md": file_formats,
     "commands.md": commands,
     "python.md": python,
     "errors.md": errors,
