@@ -87,9 +87,9 @@ def bench_wave(
         def wave(repetition: int) -> float:
             before = engine.metrics()
             waves.append(run_load(engine, stacks, 3 * repetition, greedy))
-            for counter, after in engine.metrics().items():
-                if counter in loads:
-                    loads[counter] += (after - before[counter]) / repetitions
+            after = engine.metrics()
+            for counter in loads:
+                loads[counter] += (after[counter] - before[counter]) / repetitions
             return waves[-1].rate
 
         def sampled(repetition: int) -> float:
