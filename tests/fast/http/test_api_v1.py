@@ -178,9 +178,7 @@ def test_query_parameters_are_validated_as_strictly(ready: Caller) -> None:
     assert len(ready.get(f"{ADA}/signals?limit=2&current=false").get_json()["items"]) == 2
 
 
-def test_a_last_page_of_users_that_is_full_names_no_next_one(
-    app: Flask, runtime: Runtime
-) -> None:
+def test_a_last_page_of_users_that_is_full_names_no_next_one(app: Flask, runtime: Runtime) -> None:
     for user in ("ada", "bo", "cy"):
         runtime.user(user)
     admin = admin_caller(runtime, app)
@@ -191,9 +189,7 @@ def test_a_last_page_of_users_that_is_full_names_no_next_one(
 
 
 @pytest.mark.parametrize(("method", "status"), [("GET", 404), ("PATCH", 405)])
-def test_an_unknown_address_is_an_error_with_a_hint(
-    ada: Caller, method: str, status: int
-) -> None:
+def test_an_unknown_address_is_an_error_with_a_hint(ada: Caller, method: str, status: int) -> None:
     path = f"{ADA}/nothing" if status == 404 else ADA
     refused = ada.ask(method, path)
     assert refused.status_code == status
