@@ -21,12 +21,9 @@ from personalpeft_app.progress import Display
 if TYPE_CHECKING:
     from personalpeft import Runtime, Serving, User
     from personalpeft.settings import Observing
-    from personalpeft.store.types import UserSummary
     from personalpeft.types import HeadMove
 
 Mode: TypeAlias = Literal["read", "change", "make"]
-
-_PAGE = 500
 
 
 @contextmanager
@@ -87,14 +84,6 @@ def open_user(
         reported = _report_withdrawn(common, user, set())
         yield user
         _report_withdrawn(common, user, reported)
-
-
-def iterate_users(runtime: Runtime) -> Iterator[UserSummary]:
-    """Yield all users of a home by id, a page at a time."""
-    after = None
-    while page := runtime.users(after=after, limit=_PAGE):
-        yield from page
-        after = page[-1].id
 
 
 def _report_withdrawn(common: GlobalOptions, user: User, reported: set[HeadMove]) -> set[HeadMove]:

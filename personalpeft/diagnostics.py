@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import personalpeft
 from personalpeft.backends.choice import BackendChoice, check_backend, choose_backend
 from personalpeft.base_models import files
+from personalpeft.base_models.files import weights_status
 from personalpeft.base_models.registry import find_card
 from personalpeft.base_models.types import ModelCard
 from personalpeft.errors import (
@@ -26,7 +27,6 @@ from personalpeft.errors import (
     InvalidInput,
     MissingPackage,
     PersonalPeftError,
-    WeightsError,
     get_error_codes,
 )
 from personalpeft.extras import available_extras, extra_required
@@ -72,21 +72,6 @@ def run_checks(
         The result of each check.
     """
     return tuple(_Checks(resolve(home, os.environ), base, backend, progress).run(load=load))
-
-
-def weights_status(card: ModelCard) -> str:
-    """Return where a base's weights are: "here", "missing", "from the hub" or "random"."""
-    source = card.source
-    try:
-        if source.kind in ("package", "gguf"):
-            files.gguf_parts(card)
-        elif source.kind == "folder" and source.path is not None:
-            files.folder_files(card, source.path)
-        else:
-            return "from the hub" if source.kind == "hub" else "random"
-    except WeightsError:
-        return "missing"
-    return "here"
 
 
 def _check(name: str, check: Callable[[], str]) -> CheckResult:

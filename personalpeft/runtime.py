@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Self, get_args
 
@@ -18,6 +20,7 @@ from personalpeft.archive import ImportSummary, import_user
 from personalpeft.backends import load_backend
 from personalpeft.backends.base import TrainingBackend
 from personalpeft.backends.choice import TORCH, BackendChoice, check_backend, choose_backend
+from personalpeft.base_models.files import weights_status
 from personalpeft.base_models.registry import all_cards, find_card
 from personalpeft.base_models.resolve import collect_bases, find_changed_files, resolve_base
 from personalpeft.base_models.types import Base, ModelCard
@@ -30,9 +33,10 @@ from personalpeft.engine.completion_cache import CompletionCache
 from personalpeft.engine.engine import Engine
 from personalpeft.erasure import ForgetUserReport, forget_user
 from personalpeft.erasure_certificate import items_with_text
-from personalpeft.errors import InvalidInput
+from personalpeft.errors import InvalidInput, NotFound
 from personalpeft.ids import check_layer_name, check_user_id
 from personalpeft.learn_bundles import learn_bundles
+from personalpeft.learning.activity_summary import ActivitySummary
 from personalpeft.learning.evaluate.probes import general_prompts, open_completion_cache
 from personalpeft.learning.learner import Learner
 from personalpeft.learning.options import LearnOptions, no_progress, not_cancelled
@@ -55,6 +59,8 @@ from personalpeft.store.maintenance import Maintenance
 from personalpeft.store.types import GarbageReport, Problem, UserSummary
 from personalpeft.types import Progress
 from personalpeft.user import User
+
+_USERS_AT_ONCE = 500
 
 
 class Runtime(
@@ -152,6 +158,28 @@ class Runtime(
             InvalidInput: The limit is below 1.
         """
         return self._services.store.catalog.users(after=after, limit=limit, search=search)
+
+    def iter_users(self) -> Iterator[UserSummary]:
+        """Yield all users by id. Users may be made and forgotten meanwhile."""
+        after = None
+        while page := self.users(after=after, limit=_USERS_AT_ONCE):
+            yield from page
+            after = page[-1].id
+
+    def activity_summaries(
+        self, since: datetime | timedelta = timedelta(days=1), until: datetime | None = None
+    ) -> tuple[ActivitySummary, ...]:
+        """Summarize what learning did for each user with any activity, by id.
+
+        The arguments are those of ``User.activity_summary``.
+        """
+        summaries = []
+        for each in self.iter_users():
+            if each.turns or each.signals or each.revisions:
+                with suppress(NotFound):  # The user was forgotten after the page was read.
+                    user = self.user(each.id, create=False)
+                    summaries.append(user.activity_summary(since, until))
+        return tuple(summary for summary in summaries if not summary.is_empty)
 
     def import_user(self, file: str | Path, *, as_user: str | None = None) -> ImportSummary:
         """Import the user of a ``.personal`` file that ``User.export`` wrote, perhaps under another
@@ -374,6 +402,15 @@ class Runtime(
     def models(self) -> tuple[ModelCard, ...]:
         """Return the cards of the package and of the home's ``models/``. Raises ``CardError``."""
         return all_cards([self.settings.home / "models"])
+
+    def available_bases(self) -> tuple[ModelCard, ...]:
+        """Return those of them whose weights are on this machine, and first the open one.
+
+        These can be named in a rebase. Raises ``CardError``, ``WeightsError``.
+        """
+        here = self.base().card
+        others = (card for card in self.models() if weights_status(card) == "here")
+        return (here, *(card for card in others if card.name != here.name))
 
     @property
     def embedder(self) -> str:

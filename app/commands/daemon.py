@@ -186,11 +186,10 @@ def report(common: GlobalOptions) -> None:
     undo it. Refusals have their reasons. For any other time: personalpeft report --since.
     """
     from personalpeft_app.daemon.journal import TASK, from_text
-    from personalpeft_app.daemon.tasks import summarize_users
 
     with session.open_runtime(common, "read") as runtime:
         window = from_text(runtime.maintenance.read_note(TASK)).last_report
-        summaries = summarize_users(runtime, window) if window else []
+        summaries = runtime.activity_summaries(window.since, window.until) if window else ()
     data = {
         "since": window.since if window else None,
         "until": window.until if window else None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 _BASE = "(the base)"
 _UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
-_STALE = {
+_STALE: Mapping[str, str] = {
     "stack below changed": "is trained on a layer that changed; the next learn judges it again",
     "lessons retracted": "is trained on feedback that no longer counts; the next learn builds it "
     "without that",
@@ -40,7 +41,6 @@ def stack(common: GlobalOptions) -> None:
         layers = user.layers()
         revisions = {revision.id: revision for revision in user.revisions()}
         pending = user.pending().news
-        stale = {each.layer: _STALE[each.kind] for each in pending if each.kind in _STALE}
     data, rows = [], []
     for layer in layers:
         head = revisions.get(layer.head) if layer.head else None
@@ -61,8 +61,9 @@ def stack(common: GlobalOptions) -> None:
     emit(common, {"user": user.id, "layers": data, "pending": pending}, table)
     if not layers:
         info(common, f"{user.id} has no layer yet: the bare base answers.")
-    for name, problem in stale.items():
-        info(common, f"{name} {problem}.")
+    for each in pending:
+        if each.kind in _STALE:
+            info(common, f"{each.layer} {_STALE[each.kind]}.")
 
 
 @command("revisions", examples=("revisions", "revisions --layer style --json"))
@@ -209,14 +210,10 @@ def report(common: GlobalOptions, since: timedelta | datetime, everyone: bool) -
     """
     if everyone:
         with session.open_runtime(common, "read") as runtime:
-            summaries = [
-                runtime.user(each.id, create=False).activity_summary(since)
-                for each in session.iterate_users(runtime)
-            ]
-        summaries = [each for each in summaries if not each.is_empty]
+            summaries = runtime.activity_summaries(since)
     else:
         with session.open_user(common, "read") as user:
-            summaries = [user.activity_summary(since)]
+            summaries = (user.activity_summary(since),)
     data = {"users": [each.as_json() for each in summaries]}
     emit(common, data, "\n\n".join(map(str, summaries)))
     if not summaries:
@@ -304,8 +301,8 @@ def users(common: GlobalOptions, after: str | None, limit: int) -> None:
     then the id to continue after.
     """
     with session.open_runtime(common, "read") as runtime:
-        page = runtime.users(after=after, limit=limit)
-        more = len(page) == limit and bool(runtime.users(after=page[-1].id, limit=1))
+        found = runtime.users(after=after, limit=limit + 1)
+    page, more = found[:limit], len(found) > limit
     rows = [
         (
             each.id,

@@ -121,7 +121,7 @@ def learn(
     ):
         users = list(dict.fromkeys((common.user_id(), *others)))
         if all_users:
-            users = [each.id for each in session.iterate_users(runtime)]
+            users = [each.id for each in runtime.iter_users()]
         reports = runtime.learn_many(users, layer, progress=display, cancelled=cancelled, **options)
         was_stopped = cancelled()
     if all_users:

@@ -101,7 +101,7 @@ def rebuild(common: GlobalOptions, revision: str | None, check: bool, all_users:
     ):
         names = [common.user_id()]
         if all_users:
-            names = [each.id for each in session.iterate_users(runtime)]
+            names = [each.id for each in runtime.iter_users()]
         reports = []
         for user in (runtime.user(name, create=False) for name in names):
             heads = [layer.head for layer in user.layers() if layer.head]

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from personalpeft import NotFound, Runtime
-from personalpeft.learning.status import Pending, TrainingTrigger, TriggerKind
+from personalpeft.learning.status import Pending
 from personalpeft.store.types import UserSummary
-from personalpeft_app.daemon.policy import Backlog
-from personalpeft_app.session import iterate_users
 
 # A rollback, among others, alters no number of a user's summary. It is seen after this many reads.
 _FULL_READ_EVERY = 30
@@ -25,7 +23,7 @@ class BacklogCache:
         self._reads += 1
         if self._reads % _FULL_READ_EVERY == 0:
             self._pending = {}
-        for summary in iterate_users(runtime):
+        for summary in runtime.iter_users():
             if not summary.signals:
                 continue
             before = self._pending.get(summary.id)
@@ -42,22 +40,3 @@ class BacklogCache:
     def forget(self, user: str) -> None:
         """Read this user anew the next time."""
         self._pending.pop(user, None)
-
-
-def new_triggers(pending: Pending, attempts: tuple[str, ...]) -> tuple[TrainingTrigger, ...]:
-    """Return the reasons to learn without those that led to nothing before."""
-    return tuple(each for each in pending.news if each.key not in attempts)
-
-
-def backlog_of(pending: Pending, attempts: tuple[str, ...]) -> Backlog:
-    """Return what one user has to learn."""
-    triggers = new_triggers(pending, attempts)
-    lessons = [each for each in triggers if each.kind != TriggerKind.UNFINISHED]
-    return Backlog(
-        pending.user,
-        len(lessons),
-        min((each.at for each in lessons if each.at is not None), default=None),
-        len(lessons) < len(triggers),
-        pending.learned,
-        pending.seconds,
-    )

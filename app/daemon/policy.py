@@ -18,6 +18,7 @@ from datetime import UTC, date, datetime, time, timedelta, tzinfo
 from enum import StrEnum
 
 from personalpeft.formatting import pluralize
+from personalpeft.learning.status import Pending
 from personalpeft_app.daemon.settings import Settings
 
 QUIET = timedelta(seconds=10)
@@ -46,27 +47,6 @@ class Blocker(StrEnum):
     SERVING = "serving"
     LOAD = "load"
     BUDGET = "budget"
-
-
-@dataclass(frozen=True, slots=True)
-class Backlog:
-    """What one user has to learn.
-
-    Attributes:
-        id: The user.
-        lessons: How many lessons no learn has considered.
-        since: The time of the oldest of them.
-        unfinished: Whether a learn ran out of its budget and can go on.
-        learned: The time of the last learn that reported something.
-        seconds: The mean duration of the last learns, None without any.
-    """
-
-    id: str
-    lessons: int
-    since: datetime | None = None
-    unfinished: bool = False
-    learned: datetime | None = None
-    seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,11 +115,11 @@ class Decision:
 
 
 def plan(
-    settings: Settings, host: HostState, backlogs: Sequence[Backlog], history: History
+    settings: Settings, host: HostState, backlogs: Sequence[Pending], history: History
 ) -> Decision:
     """Return what to do now. Call it again after the action."""
     due = [(each, reason) for each in backlogs if (reason := _due(settings, host, each))]
-    due.sort(key=lambda each: (not each[0].unfinished, -priority(host, each[0]), each[0].id))
+    due.sort(key=lambda each: (not each[0].is_unfinished, -priority(host, each[0]), each[0].user))
     tasks = _due_tasks(settings, host, history)
     blocked = _blocked(settings, host, history)
     if not due or blocked is not None:
@@ -148,13 +128,13 @@ def plan(
         waiting = [_waiting(task.kind, task.reason, serving) for task in rest]
         return Decision(first, _upcoming(settings, host, backlogs, due, blocked, waiting))
     (learner, reason), *others = due
-    learn = LearnUser(learner.id, max(_MIN_SECONDS, settings.budget * 60 - history.spent), reason)
+    learn = LearnUser(learner.user, max(_MIN_SECONDS, settings.budget * 60 - history.spent), reason)
     left = [each for each in backlogs if each != learner]
     waiting = [_waiting(task.kind, task.reason, None) for task in tasks]
     return Decision(learn, _upcoming(settings, host, left, others, None, waiting))
 
 
-def priority(host: HostState, backlog: Backlog) -> float:
+def priority(host: HostState, backlog: Pending) -> float:
     """Return lessons per expected second of learning, times one plus the days of waiting.
 
     The waiting time keeps users who learn slowly from waiting forever.
@@ -185,9 +165,9 @@ def _moment(day: date, at: time, zone: tzinfo) -> datetime:
     return datetime.combine(day, at, zone).replace(fold=0).astimezone(UTC)
 
 
-def _due(settings: Settings, host: HostState, backlog: Backlog) -> str:
+def _due(settings: Settings, host: HostState, backlog: Pending) -> str:
     """Return why a user should learn, apart from what blocks everyone; empty without a reason."""
-    if backlog.unfinished:
+    if backlog.is_unfinished:
         return "a learn that ran out of its time goes on"
     lessons = pluralize(backlog.lessons, "new lesson")
     if backlog.lessons >= settings.min_signals:
@@ -266,22 +246,22 @@ def _daily_time(settings: Settings, kind: TaskKind) -> time | None:
 def _upcoming(
     settings: Settings,
     host: HostState,
-    backlogs: Sequence[Backlog],
-    due: Sequence[tuple[Backlog, str]],
+    backlogs: Sequence[Pending],
+    due: Sequence[tuple[Pending, str]],
     blocked: Upcoming | None,
     tasks: Sequence[Upcoming],
 ) -> tuple[Upcoming, ...]:
     """Return what comes next, the soonest first. ``due`` learns and ``tasks`` wait already."""
     actions = [
         *tasks,
-        *(_waiting(f"{backlog.id} learns", reason, blocked) for backlog, reason in due),
+        *(_waiting(f"{backlog.user} learns", reason, blocked) for backlog, reason in due),
     ]
     at, named = _time(settings.learn_at), {each.action for each in actions}
     for backlog in backlogs:
-        if backlog.lessons and f"{backlog.id} learns" not in named:
+        if backlog.lessons and f"{backlog.user} learns" not in named:
             reason = f"{pluralize(backlog.lessons, 'new lesson')} of {settings.min_signals}"
             when = next_occurrence(at, host.now, host.zone) if at else None
-            actions.append(Upcoming(f"{backlog.id} learns", when, reason))
+            actions.append(Upcoming(f"{backlog.user} learns", when, reason))
     for kind in TaskKind:
         daily = _daily_time(settings, kind)
         if kind is not TaskKind.PROBATION and kind not in named and daily is not None:

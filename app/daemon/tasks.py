@@ -17,7 +17,6 @@ from personalpeft.formatting import pluralize
 from personalpeft.learning.activity_summary import ActivitySummary
 from personalpeft_app.daemon.policy import TaskKind
 from personalpeft_app.daemon.settings import Settings
-from personalpeft_app.session import iterate_users
 
 _MAX_LOG_AGE = timedelta(days=30)
 
@@ -52,13 +51,13 @@ def run_task(
         case TaskKind.CLEAN:
             return _delete_old_logs(runtime.settings.cache, now)
         case TaskKind.REPORT:
-            line = format_line(summarize_users(runtime, window))
+            line = format_line(runtime.activity_summaries(window.since, window.until))
             return f"{line}. Read it: personalpeft daemon report" if line else ""
 
 
 def _review_probation(runtime: Runtime) -> str:
     ended = []
-    for summary in iterate_users(runtime):
+    for summary in runtime.iter_users():
         if summary.revisions:
             # A learn reviews it too. A user may be forgotten after the page was read.
             with suppress(Busy, NotFound):
@@ -93,17 +92,6 @@ def next_window(last: ReportWindow | None, now: datetime) -> ReportWindow:
     """
     follows = last is not None and last.until <= now
     return ReportWindow(last.until if last and follows else now - timedelta(days=1), now)
-
-
-def summarize_users(runtime: Runtime, window: ReportWindow) -> list[ActivitySummary]:
-    """Return the report: a summary of each user with any activity, by id."""
-    summaries = []
-    for each in iterate_users(runtime):
-        if each.turns or each.signals or each.revisions:
-            with suppress(NotFound):  # The user was deleted after the page was read.
-                user = runtime.user(each.id, create=False)
-                summaries.append(user.activity_summary(window.since, window.until))
-    return [summary for summary in summaries if not summary.is_empty]
 
 
 def format_line(report: Sequence[ActivitySummary]) -> str:

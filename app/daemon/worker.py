@@ -30,7 +30,7 @@ from personalpeft import (
 from personalpeft.clock import SYSTEM, Clock
 from personalpeft.errors import format_origin
 from personalpeft_app.daemon import tasks
-from personalpeft_app.daemon.backlog_cache import BacklogCache, backlog_of, new_triggers
+from personalpeft_app.daemon.backlog_cache import BacklogCache
 from personalpeft_app.daemon.journal import (
     MAX_INTERRUPTIONS,
     TASK,
@@ -134,7 +134,7 @@ class Worker:
     def _decide(self) -> Decision:
         attempts = self.journal.attempts
         backlogs = [
-            backlog_of(pending, attempts.get(user, ()))
+            pending.without(attempts.get(user, ()))
             for user, pending in self._backlogs.read(self._runtime).items()
             if user not in self._busy
         ]
@@ -177,11 +177,11 @@ class Worker:
     def _learn(self, runtime: Runtime, learn: LearnUser) -> None:
         user, attempts = learn.user, self.journal.attempts.get(learn.user, ())
         try:
-            triggers = new_triggers(runtime.user(user, create=False).pending(), attempts)
+            pending = runtime.user(user, create=False).pending().without(attempts)
         except NotFound:  # The user was forgotten after this was decided.
             self._backlogs.forget(user)
             return
-        keys = tuple(each.key for each in triggers)
+        keys = tuple(each.key for each in pending.news)
         resumed = user in self.journal.started
         self._save_journal(self.journal.start(user, keys))
         monitor = _HostMonitor(self)

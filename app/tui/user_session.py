@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from personalpeft.errors import BaseMismatch, Cancelled, NotFound, PersonalPeftError
-from personalpeft.learning.outcomes import MoveCause, SignalUse
+from personalpeft.learning.outcomes import MoveCause
 from personalpeft.learning.report import LearnReport, from_json
-from personalpeft.learning.status import TriggerKind
 
 if TYPE_CHECKING:
     from personalpeft import Conversation, ConversationSummary, Reply, Runtime, User
@@ -152,12 +151,7 @@ class UserSession:
 
     def bases(self) -> tuple[str, ...]:
         """Return the names of the bases that this machine has, the open one first."""
-        from personalpeft.diagnostics import weights_status
-
-        here = self._runtime.base().card.name
-        cards = self._runtime.models()
-        others = (each for each in cards if weights_status(each) == "here")
-        return (here, *(each.name for each in others if each.name != here))
+        return tuple(card.name for card in self._runtime.available_bases())
 
     def rebase(self, to: str, task: TaskHandle, *, accept: bool) -> RebaseReport:
         """Build the layers on another base and compare; with ``accept`` switch.
@@ -203,14 +197,13 @@ class UserSession:
             except PersonalPeftError:
                 # The base is missing. Loading has reported that.
                 stack = None
-        rebuilds = (TriggerKind.STACK_BELOW_CHANGED, TriggerKind.RETRACTED)
+        pending = user.pending()
         return ModelState(
             layers=user.layers(),
             revisions=user.revisions(),
             report=from_json(reports[-1]) if reports else None,
             stack=stack,
-            pending=sum(each.use_code is SignalUse.PENDING for each in user.signal_statuses())
-            + sum(each.kind in rebuilds for each in user.pending().news),
+            pending=pending.lessons + sum(pending.too_few.values()),
             withdrawn=tuple(m for m in user.history() if m.cause == MoveCause.WITHDRAWN),
             problem=problem,
             items=user.items(),

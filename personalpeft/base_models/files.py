@@ -111,6 +111,21 @@ def _weight_names(card: ModelCard, folder: Path) -> list[str]:
     )
 
 
+def weights_status(card: ModelCard) -> str:
+    """Return where a base's weights are: "here", "missing", "from the hub" or "random"."""
+    source = card.source
+    try:
+        if source.kind in ("package", "gguf"):
+            gguf_parts(card)
+        elif source.kind == "folder" and source.path is not None:
+            folder_files(card, source.path)
+        else:
+            return "from the hub" if source.kind == "hub" else "random"
+    except WeightsError:
+        return "missing"
+    return "here"
+
+
 def hub_folder(card: ModelCard, report: Callable[[str, float], None]) -> Path:
     """Return the folder of a hub source, downloaded unless ``HF_HUB_OFFLINE`` is set."""
     from huggingface_hub import constants, snapshot_download

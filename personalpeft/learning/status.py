@@ -11,11 +11,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
 
+from personalpeft.formatting import pluralize
 from personalpeft.learning.data.scrubber import RemovedText
 from personalpeft.learning.data.training_examples import Assignment, lessons_for, load_assignments
 from personalpeft.learning.layers import ancestors, inspect_layer, known_layers
@@ -116,16 +117,53 @@ class TrainingTrigger:
 class Pending:
     """The triggers of a user (``news``), and what helps to choose when to learn.
 
-    ``too_few``: for each layer that was never built, its number of lessons and the number that a
-    first learn takes. ``learned``: when a learn last ended. ``seconds``: how long the last builds
-    took on average.
+    ``too_few``: how many lessons each layer has that was never built and needs more for a first
+    learn. ``learned``: when a learn last ended. ``seconds``: how long the last builds took on
+    average.
     """
 
+    json_properties = ("lessons", "text")
+
     user: str
-    news: tuple[TrainingTrigger, ...]
-    too_few: Mapping[str, int]
-    learned: datetime | None
-    seconds: float | None
+    news: tuple[TrainingTrigger, ...] = ()
+    too_few: Mapping[str, int] = field(default_factory=dict)
+    learned: datetime | None = None
+    seconds: float | None = None
+
+    @property
+    def lessons(self) -> int:
+        """How many lessons, and layers to judge or build again, no learn has considered."""
+        return sum(each.kind is not TriggerKind.UNFINISHED for each in self.news)
+
+    @property
+    def since(self) -> datetime | None:
+        """When the oldest lesson of them was given."""
+        lessons = (each for each in self.news if each.kind is not TriggerKind.UNFINISHED)
+        return min((each.at for each in lessons if each.at is not None), default=None)
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether a learn ran out of its budget and can go on."""
+        return any(each.kind is TriggerKind.UNFINISHED for each in self.news)
+
+    @property
+    def text(self) -> str:
+        """What waits, in a few words."""
+        lessons = sum(each.kind is TriggerKind.LESSON for each in self.news)
+        if lessons:
+            return f"{pluralize(lessons, 'lesson')} to learn from"
+        if self.is_unfinished:
+            return "An unfinished learn can continue"
+        if self.news:
+            removed = any(each.kind is TriggerKind.RETRACTED for each in self.news)
+            return "Retracted feedback is to be removed" if removed else "A layer below changed"
+        if few := sum(self.too_few.values()):
+            return f"{pluralize(few, 'lesson')} so far; the first learn needs a few more"
+        return "Nothing new to learn"
+
+    def without(self, keys: Collection[str]) -> Pending:
+        """Return it without the triggers of some keys."""
+        return replace(self, news=tuple(each for each in self.news if each.key not in keys))
 
 
 def pending(store: Store, user: str) -> Pending:

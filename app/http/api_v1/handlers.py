@@ -19,7 +19,6 @@ from personalpeft import Runtime
 from personalpeft.archive import ExportSummary, ImportSummary
 from personalpeft.chat.compare import LabeledComparison
 from personalpeft.chat.reply import Reply
-from personalpeft.diagnostics import weights_status
 from personalpeft.erasure import ForgetReport, ForgetUserReport
 from personalpeft.errors import InvalidInput, NotFound, PersonalFileError, suggest_nearest
 from personalpeft.learning.activity_summary import ActivitySummary
@@ -144,12 +143,9 @@ def rebase(call: RequestContext) -> v.Job:
 
 
 def bases(call: RequestContext) -> tuple[v.BaseInfo, ...]:
-    here = call.runtime.base().card.name
-    return tuple(
-        v.BaseInfo(card.name, card.title, card.name == here)
-        for card in call.runtime.models()
-        if card.name == here or weights_status(card) == "here"
-    )
+    here, *others = call.runtime.available_bases()
+    infos = [v.BaseInfo(here.name, here.title, True)]
+    return (*infos, *(v.BaseInfo(card.name, card.title, False) for card in others))
 
 
 def jobs(call: RequestContext) -> v.Page[v.Job]:

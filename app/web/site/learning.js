@@ -7,7 +7,7 @@ import { button, h, inlineText } from "./dom.js";
 import { coalesce } from "./coalesce.js";
 import { headline } from "./report.js";
 import * as notify from "./notify.js";
-import { count, layerName, percent } from "./format.js";
+import { layerName, percent } from "./format.js";
 
 /** @typedef {import("./user.js").Job} Job */
 /** @typedef {import("./user.js").Learning} Learning */
@@ -55,7 +55,7 @@ export function learningStrip(user, place) {
     if (job || elsewhere) return;
     try {
       const pending = await user.pending();
-      if (!job && !elsewhere) text.textContent = waiting(pending);
+      if (!job && !elsewhere) text.textContent = pending.text;
     } catch (error) {
       text.textContent = "The state of learning is unknown.";
       notify.error(error);
@@ -163,16 +163,4 @@ function trainingText({ layer, stage, step, steps }) {
   const part = stage === "Practising" ? "round" : "step";
   const what = stage === "Judging" || !steps ? stage.toLowerCase() || "beginning" : `${part} ${step} of ${steps}`;
   return layer ? `${layerName(layer)}: ${what}` : "Learning";
-}
-
-/** @param {{ news: { kind: string, layer: string }[], too_few: Record<string, number> }} pending */
-export function waiting(pending) {
-  const lessons = pending.news.filter((news) => news.kind === "lesson").length;
-  if (lessons) return `${count(lessons, "lesson")} to learn from`;
-  if (pending.news.some((news) => news.kind === "unfinished")) return "An unfinished learn can continue";
-  if (pending.news.some((news) => news.kind === "lessons retracted")) return "Retracted feedback is to be unlearned";
-  if (pending.news.length) return "A layer below changed";
-  const few = Object.values(pending.too_few).reduce((sum, number) => sum + number, 0);
-  if (few) return `${count(few, "lesson")} so far; the first learn needs a few more`;
-  return "Nothing new to learn";
 }

@@ -94,7 +94,7 @@ export class User extends EventTarget {
     return pages(this.at("reports"));
   }
 
-  /** @returns {Promise<{ news: { kind: string, layer: string }[], too_few: Record<string, number>, seconds: number | null }>} */
+  /** @returns {Promise<{ text: string, seconds: number | null }>} */
   pending() {
     return ask("GET", this.at("pending"));
   }

@@ -172,13 +172,9 @@ def _learn(
 
 def _find_due_users(home: str | None, base: str, backend: str) -> list[str]:
     """Return the users who have something to learn."""
-    due: list[str] = []
     with personalpeft.open(home, base, backend, read_only=True) as runtime:
-        last: str | None = None
-        while page := runtime.users(after=last):
-            due += [each.id for each in page if runtime.user(each.id, create=False).pending().news]
-            last = page[-1].id
-    return due
+        users = [each.id for each in runtime.iter_users()]
+        return [each for each in users if runtime.user(each, create=False).pending().news]
 
 
 class _Display:

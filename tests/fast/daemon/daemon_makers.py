@@ -19,7 +19,6 @@ from personalpeft_app.daemon import journal
 from personalpeft_app.daemon.journal import TASK, LogEntry
 from personalpeft_app.daemon.machine import MachineReading
 from personalpeft_app.daemon.policy import Decision
-from personalpeft_app.daemon.tasks import summarize_users
 from personalpeft_app.daemon.worker import Worker
 
 BERLIN = ZoneInfo("Europe/Berlin")
@@ -190,7 +189,9 @@ class World:
         """Return the daemon's last report, as read now."""
         with personalpeft.open(self.home, base="fake", backend="fake", clock=self.clock) as runtime:
             period = journal.from_text(runtime.maintenance.read_note(TASK)).last_report
-            return summarize_users(runtime, period) if period else []
+            if period is None:
+                return []
+            return list(runtime.activity_summaries(period.since, period.until))
 
     def pending(self, user: str = "ada") -> int:
         with personalpeft.open(self.home, base="fake", backend="fake") as runtime:

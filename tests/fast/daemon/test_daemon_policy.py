@@ -12,10 +12,10 @@ from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
+from personalpeft.learning.status import Pending, TrainingTrigger, TriggerKind
 from personalpeft_app.daemon.journal import Journal, from_text
 from personalpeft_app.daemon.policy import (
     QUIET,
-    Backlog,
     Blocker,
     History,
     HostState,
@@ -29,6 +29,22 @@ from personalpeft_app.daemon.policy import (
 )
 from personalpeft_app.daemon.settings import Settings
 from personalpeft_app.daemon.tasks import ReportWindow
+
+
+def waiting(
+    user: str,
+    lessons: int,
+    since: datetime | None = None,
+    *,
+    unfinished: bool = False,
+    learned: datetime | None = None,
+    seconds: float | None = None,
+) -> Pending:
+    """Return what waits to be learned of a user with so many lessons, the oldest ``since``."""
+    kinds = [TriggerKind.LESSON] * lessons + [TriggerKind.UNFINISHED] * unfinished
+    news = tuple(TrainingTrigger(str(n), kind, "style", since) for n, kind in enumerate(kinds))
+    return Pending(user, news, {}, learned, seconds)
+
 
 SETTINGS = Settings(zone="Europe/Berlin", learn_at="02:30")
 NOON = at("2026-01-14 12:00")
@@ -58,9 +74,9 @@ class SimulatedHost:
     def host(self) -> HostState:
         return HostState(self.now, BERLIN, served=self.served, **self.reading)  # type: ignore[arg-type]
 
-    def backlogs(self) -> list[Backlog]:
+    def backlogs(self) -> list[Pending]:
         return [
-            Backlog(
+            waiting(
                 user,
                 len(times),
                 min(times, default=None),
@@ -183,7 +199,7 @@ def test_a_repeated_hour_counts_once_and_a_skipped_hour_is_delayed() -> None:
 
 
 def next_action(
-    backlogs: list[Backlog],
+    backlogs: list[Pending],
     settings: Settings = SETTINGS,
     past: History | None = None,
     **readings: object,
@@ -194,10 +210,10 @@ def next_action(
 
 
 def test_the_user_with_the_most_gain_per_second_learns_first_and_waiting_raises_priority() -> None:
-    quick = Backlog("quick", 9, NOON, seconds=10.0)
-    slow = Backlog("slow", 9, NOON, seconds=100.0)
-    much = Backlog("much", 30, NOON, seconds=30.0)
-    begun = Backlog("begun", 0, unfinished=True)
+    quick = waiting("quick", 9, NOON, seconds=10.0)
+    slow = waiting("slow", 9, NOON, seconds=100.0)
+    much = waiting("much", 30, NOON, seconds=30.0)
+    begun = waiting("begun", 0, unfinished=True)
     for backlogs in ([quick, slow, much], [much, slow, quick]):
         act = next_action(backlogs)
         assert isinstance(act, LearnUser)
@@ -206,7 +222,7 @@ def test_the_user_with_the_most_gain_per_second_learns_first_and_waiting_raises_
     assert isinstance(act, LearnUser)
     assert (act.user, act.seconds) == ("begun", 3600.0)
     host = HostState(NOON + timedelta(days=30), BERLIN)
-    assert priority(host, slow) > priority(host, replace(much, since=host.now))
+    assert priority(host, slow) > priority(host, waiting("much", 30, host.now, seconds=30.0))
 
 
 @pytest.mark.parametrize(
@@ -222,7 +238,7 @@ def test_the_user_with_the_most_gain_per_second_learns_first_and_waiting_raises_
 def test_a_blocked_learn_names_its_reason_and_missing_sensors_block_nothing(
     readings: dict[str, object], blocker: Blocker
 ) -> None:
-    backlogs = [Backlog("ada", 9, NOON)]
+    backlogs = [waiting("ada", 9, NOON)]
     assert isinstance(next_action(backlogs), LearnUser)
     host = replace(HostState(NOON, BERLIN), **readings)  # type: ignore[arg-type]
     done = dict.fromkeys(TaskKind, "")
@@ -263,7 +279,7 @@ def test_due_work_that_waits_is_listed_with_its_cause() -> None:
     for each in decision.upcoming:
         assert (each.at, each.blocked_by) == (served + QUIET, Blocker.SERVING)
     # A task behind a learn or another task is due too, at a time that is not known.
-    for backlogs in ([], [Backlog("ada", 9, NOON)]):
+    for backlogs in ([], [waiting("ada", 9, NOON)]):
         upcoming = plan(SETTINGS, HostState(NOON, BERLIN), backlogs, History()).upcoming
         assert [each.at for each in upcoming if each.action == TaskKind.BACKUP] == [None]
 
@@ -275,7 +291,7 @@ def test_disabled_tasks_do_not_run() -> None:
         done[act.kind] = act.key
     assert set(done) == {TaskKind.PROBATION, TaskKind.COLLECT, TaskKind.CLEAN}
     assert not isinstance(
-        next_action([Backlog("ada", 7, NOON - timedelta(days=9))], without), LearnUser
+        next_action([waiting("ada", 7, NOON - timedelta(days=9))], without), LearnUser
     )
 
 

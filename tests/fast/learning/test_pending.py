@@ -51,6 +51,19 @@ def test_too_few_lessons_for_a_first_learn_are_not_pending(
     assert keys(ada) == edits
 
 
+def test_what_waits_is_counted_and_named_without_what_was_tried(ada: User) -> None:
+    assert ada.pending().text == "Nothing new to learn"
+    correct(ada, 3)
+    few = ada.pending()
+    assert (few.lessons, few.since, few.is_unfinished) == (0, None, False)
+    assert few.text.startswith("3 lessons so far")
+    edits = correct(ada, 3, first=10)
+    pending = ada.pending()
+    assert pending.lessons == 6
+    assert pending.since == min(each.at for each in pending.news if each.at)
+    assert pending.without(edits).lessons == 3
+
+
 def test_refused_learn_is_not_pending_again(ada: User, monkeypatch: pytest.MonkeyPatch) -> None:
     correct(ada, 6)
     monkeypatch.setattr(
