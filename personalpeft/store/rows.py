@@ -73,6 +73,7 @@ COLUMNS: Mapping[str, Mapping[str, Column]] = {
         "conversation": _O,
         "previous": _O,
         "backend": _O,
+        "backend_reason": _O,
     },
     "signal": {
         "id": _T,
@@ -175,6 +176,7 @@ def decode_turn(row: Row) -> Turn:
         conversation_id=values["conversation"] or None,
         previous=values["previous"],
         backend=values["backend"],
+        backend_reason=values["backend_reason"],
     )
 
 
