@@ -73,10 +73,11 @@ def bench_wave(
         engine = people.engine
         stacks = [people.stack(number) for number in range(users)]
         fits = serving.host_bytes // people.stage(stacks[0]).nbytes
-        if users <= serving.slots + fits:
+        slots = engine.backend.slots
+        if users <= slots + fits:
             raise InvalidInput(
-                f"{users} users fit into {serving.slots} slots and host memory for {fits}.",
-                hint=f"Take more than {serving.slots + fits}.",
+                f"{users} users fit into {slots} slots and host memory for {fits}.",
+                hint=f"Take more than {slots + fits}.",
             )
         waves: list[LoadResult] = []
 
@@ -85,8 +86,8 @@ def bench_wave(
             return waves[-1].rate
 
         def resident(repetition: int) -> float:
-            same = [stacks[number % serving.slots] for number in range(users)]
-            for stack in stacks[: serving.slots]:
+            same = [stacks[number % slots] for number in range(users)]
+            for stack in stacks[:slots]:
                 engine.preload(stack)
             return run_load(engine, same, 2 * repetition + 1, tokens).rate
 
@@ -111,7 +112,7 @@ def bench_wave(
         base=base_name,
         repetitions=repetitions,
         users=users,
-        slots=serving.slots,
+        slots=slots,
         rows=serving.max_batch,
         host_fits=fits,
         p50_first_token_seconds=spread([percentile(each.first, 50) for each in waves]).median,
