@@ -1,7 +1,6 @@
 # make demo shows what this is; make test checks the promises, make test-all everything. They need Python 3.11 or newer, a C++
 # compiler and a package registry.
 SHELL := bash
-.SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 # One after another even under make -j, so that the first failure is the one that is shown.
@@ -12,6 +11,9 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 # Processes that test side by side: one more than two processors, since many tests wait for something.
 WORKERS ?= 3
+
+# The first failure ends a recipe that begins with it. A variable cannot ask for it: macOS has make 3.81, without .SHELLFLAGS.
+STRICT = set -euo pipefail
 
 export HF_HUB_OFFLINE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -31,7 +33,7 @@ demo: $(STAMP) ## See it all work, on the real base, in a throw-away home
 
 # The folders of a run of tests. It has one cache, unless PERSONALPEFT_CACHE names one: the real base is prepared once, and kernels are
 # compiled once. Homes lie in memory where there is room: a home syncs what it writes, and a disk lets it wait.
-TEST_FOLDERS = MADE=; trap 'rm -rf $$MADE' EXIT; \
+TEST_FOLDERS = $(STRICT); MADE=; trap 'rm -rf $$MADE' EXIT; \
   if [ -z "$${PERSONALPEFT_CACHE:-}" ]; then export PERSONALPEFT_CACHE=$$(mktemp -d); MADE=$$PERSONALPEFT_CACHE; fi; \
   if [ "$$(df --output=avail /dev/shm 2>/dev/null | tail -1)" -gt 2000000 ] 2>/dev/null; then \
     export PYTEST_DEBUG_TEMPROOT=$$(mktemp -d /dev/shm/personalpeft-XXXXXX); MADE="$$MADE $$PYTEST_DEBUG_TEMPROOT"; fi
@@ -129,7 +131,7 @@ TINKER_CLIENTS := tinker==0.16.1 tinker==0.24.1 tinker==0.38.0 mindlab-toolkit==
 TINKER_PYTHONS := $(subst $() ,:,$(foreach client,$(TINKER_CLIENTS),.venv-tinker/$(client)/bin/python))
 
 tinker-env: ## Pythons with the clients of Tinker's API in .venv-tinker, for the tests of plugins/tinker_server (3 GB)
-	@for client in $(TINKER_CLIENTS); do \
+	@$(STRICT); for client in $(TINKER_CLIENTS); do \
 	  [ -e .venv-tinker/$$client/.installed ] && continue; \
 	  echo "== installing $$client into .venv-tinker"; \
 	  case $$client in tinker-cookbook*) more="tinker==0.22.0 sympy pylatexenc math-verify setuptools";; *) more=;; esac; \
@@ -163,7 +165,7 @@ $(STAMP): pyproject.toml constraints.txt plugins/ray_updates/pyproject.toml plug
 	@$(call check_python,$(BIN)/python,It is that of .venv: run make clean first)
 	@echo "== installing into .venv; the first time this takes some minutes"
 	@command -v c++ g++ clang++ cl >/dev/null || echo "note: there is no C++ compiler here, so llama-cpp-python cannot be built" >&2
-	@$(BIN)/pip install --progress-bar off -c constraints.txt -e ".[dev]" -e plugins/ray_updates -e plugins/t2t -e plugins/tinker_server \
+	@$(STRICT); $(BIN)/pip install --progress-bar off -c constraints.txt -e ".[dev]" -e plugins/ray_updates -e plugins/t2t -e plugins/tinker_server \
 	  -e plugins/vllm_resolver -e plugins/world_model \
 	  | { grep --line-buffered -E '^(Collecting|  Building|Successfully|Installing)' || true; } | cut -c 1-100 || { \
 	  echo "error: The packages could not be installed; pip says above why." >&2; \

@@ -7,7 +7,8 @@ import platform
 import random
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from importlib.metadata import PackageNotFoundError, version
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import personalpeft
-from personalpeft.backends.choice import BackendChoice, check_backend, choose_backend
+from personalpeft.backends.choice import FEW, BackendChoice, check_backend, choose_backend
 from personalpeft.base_models import files
 from personalpeft.base_models.files import weights_status
 from personalpeft.base_models.registry import find_card
@@ -30,6 +31,7 @@ from personalpeft.errors import (
     get_error_codes,
 )
 from personalpeft.extras import available_extras, extra_required
+from personalpeft.formatting import pluralize
 from personalpeft.settings import Settings, resolve
 from personalpeft.types import Progress
 
@@ -71,7 +73,8 @@ def run_checks(
     Returns:
         The result of each check.
     """
-    return tuple(_Checks(resolve(home, os.environ), base, backend, progress).run(load=load))
+    checks = _Checks(resolve(home, os.environ), base, backend, progress)
+    return tuple(_without_repeats(checks.run(load=load)))
 
 
 def _check(name: str, check: Callable[[], str]) -> CheckResult:
@@ -79,6 +82,16 @@ def _check(name: str, check: Callable[[], str]) -> CheckResult:
         return CheckResult(name, check())
     except PersonalPeftError as error:
         return CheckResult(name, error.message, False, error.hint, get_error_codes(error).exit_code)
+
+
+def _without_repeats(results: Iterable[CheckResult]) -> Iterator[CheckResult]:
+    """Yield results without the failures that an earlier check has reported."""
+    faults = set()
+    for result in results:
+        if result.ok or result.message not in faults:
+            yield result
+        if not result.ok:
+            faults.add(result.message)
 
 
 class _Checks:
@@ -113,13 +126,17 @@ class _Checks:
         yield CheckResult("extras", _describe_extras())
         yield _check("sqlite", _check_sqlite)
         if self._backend != "fake":
+            # Before what depends on it, whose failures are then the same.
+            yield _check("base", self._check_base)
             yield _check("backend", lambda: str(self._choice))
             self._progress("Checking the processor", 0.0)
             yield _check("device", self._check_device)
         yield _check("home", self._check_home)
+        if self._backend != "fake":
+            yield _check("serve", self._check_serve)
+            yield _check("learning", self._check_learning)
         yield _check("cache", self._check_cache)
         if self._backend != "fake":
-            yield _check("base", self._check_base)
             yield _check("retrieval model", _check_retrieval_model)
         if load:
             yield from self._load_model()
@@ -139,12 +156,42 @@ class _Checks:
                     hint="Set PERSONALPEFT_VLLM_URL; docs/how-to/engines.md says how to start one.",
                 )
             return f"the vLLM server at {self._settings.vllm.url}; --load asks it for the base"
-        try:
+        with _torch_required():
             from personalpeft.backends.torch.device import choose_device
-        except ImportError as error:
-            hint = "Run: pip install torch"
-            raise MissingPackage(f"torch cannot be loaded: {error}", hint=hint) from error
-        return choose_device().reason
+        return str(choose_device())
+
+    def _check_serve(self) -> str:
+        """Return what ``serve`` chooses without ``--max-batch``."""
+        from personalpeft.store.home import DATABASE
+
+        home, users = self._settings.home, 0
+        if (home / DATABASE).exists():
+            with personalpeft.open(home, self._base, self._requested, read_only=True) as runtime:
+                users = runtime.count_users(FEW + 1)
+        choice = choose_backend(check_backend(self._requested), self._card(), None, users=users)
+        found = f"more than {FEW} users" if users > FEW else pluralize(users, "user")
+        return f"{choice}; the home has {found}"
+
+    def _check_learning(self) -> str:
+        """Return where torch learns, and where it keeps the weights."""
+        with _torch_required():
+            from personalpeft.backends.torch.device import choose_device, choose_learning_device
+            from personalpeft.backends.torch.weights_choice import choose_weights
+        from personalpeft.base_models.mapped_weights import map_source
+
+        settings, card = self._settings, self._card()
+        where = (
+            choose_device()
+            if self._choice.trains
+            else choose_learning_device(
+                _unpacked_size(card), settings.learning_device, settings.weights
+            )
+        )
+        if weights_status(card) != "here":
+            return f"torch, {where}; weights {settings.weights}, which the first load decides"
+        return (
+            f"torch, {where}; {choose_weights(partial(map_source, card), where, settings.weights)}"
+        )
 
     def _cpu_features(self) -> str:
         """Return which processor features llama.cpp uses, if that was measured for the file."""
@@ -226,6 +273,26 @@ class _Checks:
             except PersonalPeftError as error:
                 code = get_error_codes(error).exit_code
                 yield CheckResult("model", error.message, False, error.hint, code)
+
+
+def _unpacked_size(card: ModelCard) -> int:
+    """Return the bytes of a base's weights in bfloat16, 0 where they cannot be counted yet."""
+    from personalpeft.base_models.mapped_weights import map_source
+
+    try:
+        return 2 * map_source(card).parameters
+    except WeightsError:
+        return 0
+
+
+@contextmanager
+def _torch_required() -> Iterator[None]:
+    """Name the package where torch cannot be imported."""
+    try:
+        yield
+    except ImportError as error:
+        hint = "Run: pip install torch"
+        raise MissingPackage(f"torch cannot be loaded: {error}", hint=hint) from error
 
 
 def _describe_extras() -> str:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from personalpeft.backends.choice import describe_choice
 from personalpeft.errors import Forgotten
 from personalpeft.learning.layers import trained_on
 from personalpeft.learning.report import excerpt, format_leakage, signal_text
@@ -45,6 +46,7 @@ class Provenance:
             "stack": self.turn.stack.digest,
             "base": self.turn.stack.base,
             "backend": self.turn.backend,
+            "backend_reason": self.turn.backend_reason,
             "parts": [
                 {
                     "layer": part.revision.layer,
@@ -64,7 +66,7 @@ class Provenance:
     def __str__(self) -> str:
         lines = [f"{self.turn.id}: {excerpt(self.turn.reply)}"]
         if self.turn.backend is not None:
-            lines.append(f"  the backend {self.turn.backend} generated it")
+            lines.append(f"  from {describe_choice(self.turn.backend, self.turn.backend_reason)}")
         if not self.parts and not self.items and not self.forgotten:
             lines.append("  the bare base answered, without your feedback")
         for part in self.parts:

@@ -19,8 +19,12 @@ from personalpeft.adapters.types import Adapter
 from personalpeft.archive import ImportSummary, import_user
 from personalpeft.backends import load_backend
 from personalpeft.backends.base import TrainingBackend
+<<<<<<< HEAD
 from personalpeft.backends.choice import TORCH, BackendChoice, check_backend, choose_backend
 from personalpeft.base_models.files import weights_status
+=======
+from personalpeft.backends.choice import FEW, TORCH, BackendChoice, check_backend, choose_backend
+>>>>>>> choice
 from personalpeft.base_models.registry import all_cards, find_card
 from personalpeft.base_models.resolve import collect_bases, find_changed_files, resolve_base
 from personalpeft.base_models.types import Base, ModelCard
@@ -122,6 +126,7 @@ class Runtime(
             plugins=Plugins(settings.plugins),
             model=LazyModel(
                 self._load_base,
+                self._choose,
                 self._load_engine,
                 self._load_learning_engine,
                 self._load_completions,
@@ -572,8 +577,18 @@ class Runtime(
 
     def backend_choice(self) -> BackendChoice:
         """Return the backend that serves, and why it was chosen. Raises as ``base``."""
-        base = self._services.base
-        return choose_backend(self._backend, base.card, self.serving.max_batch, base=base)
+        return self._services.model.choice()
+
+    @property
+    def max_requests(self) -> int:
+        """Requests that may run or wait at once. Loads nothing."""
+        return self._choose().max_batch + self.serving.max_queue
+
+    def count_users(self, limit: int) -> int:
+        """Return how many users there are, at most ``limit``. An owner of an API key is one."""
+        users = {user.id for user in self.users(limit=limit)}
+        users |= {key.user for key in self.api_keys.list_keys() if key.user is not None}
+        return min(limit, len(users))
 
     def close(self) -> None:
         """Close the home and release the model. Open streams end as cancelled turns.
@@ -604,6 +619,12 @@ class Runtime(
 
             return fake_base()
         return resolve_base(self._card, cache=self.settings.cache, progress=self._progress)
+
+    def _choose(self, base: Base | None = None) -> BackendChoice:
+        """Return the backend that serves, as far as the card tells without the base."""
+        serving, card = self.serving, self._card or self.base().card
+        users = self.count_users(FEW + 1) if serving.users is None else serving.users
+        return choose_backend(self._backend, card, serving.max_batch, users=users, base=base)
 
     def _load_engine(self, base: Base) -> Engine:
         return self._open_engine(base, self.backend_choice())

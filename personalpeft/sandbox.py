@@ -43,7 +43,10 @@ _HINT = "The file is damaged or was made to do harm; get it again from its sourc
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a child may use: bytes of address space, and seconds of processor time."""
+    """What a child may use: bytes of address space, and seconds of processor time.
+
+    macOS does not enforce the first, and Windows neither.
+    """
 
     memory: int
     seconds: int

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from weakref import WeakSet
 
 from personalpeft.backends.base import TrainingBackend
+from personalpeft.backends.choice import BackendChoice
 from personalpeft.base_models.types import Base
 from personalpeft.chat.reply import Stream
 from personalpeft.chat.routing import AdapterRouter
@@ -31,6 +32,7 @@ class LazyModel:
 
     Args:
         load_base: Returns the base.
+        choose: Returns the backend that serves a base. It is asked once, so that both engines fit.
         load_engine: Returns the engine that serves.
         load_learning_engine: Returns the engine that learns, or None where that one does.
         load_completions: Returns the cache of completions of the engine that learns.
@@ -39,19 +41,22 @@ class LazyModel:
     def __init__(
         self,
         load_base: Callable[[], Base],
+        choose: Callable[[Base], BackendChoice],
         load_engine: Callable[[Base], Engine],
         load_learning_engine: Callable[[Base], Engine | None],
         load_completions: Callable[[Engine], CompletionCache],
     ) -> None:
         self._load_base = load_base
+        self._choose = choose
         self._load_engine = load_engine
         self._load_learning_engine = load_learning_engine
         self._load_completions = load_completions
-        # Guards the base and the engine that serves.
+        # Guards the base, the choice and the engine that serves.
         self._lock = threading.RLock()
         # Guards the rest, so that a chat does not wait while an engine is loaded for a learn.
         self._learning_lock = threading.RLock()
         self._base: Base | None = None
+        self._choice: BackendChoice | None = None
         self._engine: Engine | None = None
         # None while nothing learns, and where the engine that serves learns too.
         self._learning_engine: Engine | None = None
@@ -65,6 +70,13 @@ class LazyModel:
             if self._base is None:
                 self._base = self._load_base()
             return self._base
+
+    def choice(self) -> BackendChoice:
+        """Return the backend that serves, and why. Raises as ``base``."""
+        with self._lock:
+            if self._choice is None:
+                self._choice = self._choose(self.base())
+            return self._choice
 
     def engine(self) -> Engine:
         """Return the engine that serves, with the base loaded."""

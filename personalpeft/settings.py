@@ -24,6 +24,8 @@ KEYS = "PERSONALPEFT_KEYS"
 PASSPHRASE = "PERSONALPEFT_PASSPHRASE"
 DEFAULT_BATCH = 16
 """Replies that torch generates at once on a processor, unless a setting says otherwise."""
+DEFAULT_SLOTS = 32
+"""Adapter stacks on a processor at once, unless a setting says otherwise."""
 _APP = "personalpeft"
 
 Observing: TypeAlias = Literal["off", "kept", "learned"]
@@ -140,8 +142,11 @@ class Serving:
     """Limits of the engine.
 
     Args:
-        slots: Adapter stacks on the device at once.
+        slots: Adapter stacks on the device at once. None: 32, and on a GPU one for each reply that
+            is generated at once, as far as its memory allows.
         max_batch: Replies that are generated at once. None: as many as suit the backend.
+        users: Users who may ask at once, where ``max_batch`` is None. The backend "auto" is torch
+            for more than two. None: as many as the home has when the model is loaded.
         host_bytes: Bytes of adapter stacks that are kept in host memory.
         max_queue: Requests that may wait, of all users together.
         max_queue_per_user: Requests of one user that may wait.
@@ -152,8 +157,9 @@ class Serving:
         InvalidInput: A limit is below its least value.
     """
 
-    slots: int = 32
+    slots: int | None = None
     max_batch: int | None = None
+    users: int | None = 1
     host_bytes: int = 256 * 2**20
     max_queue: int = 256
     max_queue_per_user: int = 64
@@ -163,7 +169,7 @@ class Serving:
     def __post_init__(self) -> None:
         for name in (each.name for each in fields(self) if each.name != "self_check"):
             value, smallest = getattr(self, name), 0 if name == "host_bytes" else 1
-            if name == "max_batch" and value is None:
+            if name in ("slots", "max_batch", "users") and value is None:
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < smallest:
                 raise InvalidInput(
@@ -175,11 +181,6 @@ class Serving:
                 f"self_check cannot be {share!r}.",
                 hint="Give a number from 0 (never) to 1 (every reply).",
             )
-
-    @property
-    def max_requests(self) -> int:
-        """Requests that may run or wait."""
-        return (self.max_batch or DEFAULT_BATCH) + self.max_queue
 
 
 def resolve(home: str | Path | None, environ: Mapping[str, str]) -> Settings:

@@ -212,6 +212,7 @@ class Turn:
             for turns that an earlier version wrote.
         previous: The turn that this one continues, if any.
         backend: The backend that generated the reply. None where an earlier version wrote the turn.
+        backend_reason: Why that backend served, a ``ChoiceReason``. None likewise.
     """
 
     id: str
@@ -227,6 +228,7 @@ class Turn:
     conversation_id: str | None = None
     previous: str | None = None
     backend: str | None = None
+    backend_reason: str | None = None
 
     @property
     def ended(self) -> bool:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _LOOPBACK = "127.0.0.1"
 _EVERYWHERE = "0.0.0.0"
+_FEW = " For more than two users start it again when the home has them, or give --max-batch 16."
 
 
 @command(
@@ -58,7 +59,8 @@ _EVERYWHERE = "0.0.0.0"
 @option(
     "--max-batch",
     type=click.IntRange(1, 256),
-    help="Replies in one batch. Default: 16, and 128 on a GPU.",
+    help="Replies in one batch. Default: 2 where the home has at most two users and llama.cpp can"
+    " serve them; else 16, and 128 on a GPU.",
 )
 @option("--max-queue", type=click.IntRange(1, 512), default=48, help="Requests in the queue.")
 @option(
@@ -103,6 +105,7 @@ def serve(
     Ctrl-C and SIGTERM let open replies end.
     """
     from personalpeft import Serving
+    from personalpeft.backends.choice import ChoiceReason, default_batch
     from personalpeft.store.api_keys import ADMIN_KEY_FILE
     from personalpeft_app.http import security
     from personalpeft_app.http.api_v1.routes import ApiV1
@@ -122,9 +125,11 @@ def serve(
             "Other machines cannot be served: there is no token yet.",
             hint="Run: personalpeft token first",
         )
-    from personalpeft.backends.choice import default_batch
 
-    serving = Serving(max_batch=max_batch or default_batch("torch"), max_queue=max_queue)
+    if tinker:
+        # Its clients train on torch, and sample many replies at once.
+        max_batch = max_batch or default_batch("torch")
+    serving = Serving(max_batch=max_batch, max_queue=max_queue, users=None)
     display = Display(common)
     with session.open_runtime(
         common, "make", display, serving, implicit_feedback, train=not no_train
@@ -151,14 +156,25 @@ def serve(
         created = runtime.api_keys.ensure_admin_key()
         with display:
             runtime.engine()
+            choice = runtime.backend_choice()
         _log(common)
         url = f"http://{f'[{address}]' if ':' in address else address}:{server.port}"
         emit(
             common,
-            {"url": url, "token_file": runtime.api_keys.admin_key_file, "token_made": created},
+            {
+                "url": url,
+                "token_file": runtime.api_keys.admin_key_file,
+                "token_made": created,
+                "backend": choice.name,
+                "backend_reason": choice.reason,
+                "max_batch": choice.max_batch,
+            },
             url,
         )
         sys.stdout.flush()
+        info(
+            common, f"Engine: {choice}." + (_FEW if choice.reason is ChoiceReason.FEW_ROWS else "")
+        )
         info(common, f"The token is in {runtime.api_keys.admin_key_file}. Ctrl-C stops.")
         # A service's output is stored, and a secret has no place there.
         if sys.stderr.isatty():

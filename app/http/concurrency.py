@@ -67,4 +67,4 @@ def limiter_of(runtime: Runtime) -> ConcurrencyLimiter:
 
 
 def _count(runtime: Runtime) -> int:
-    return runtime.serving.max_requests
+    return runtime.max_requests

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from personalpeft.errors import InvalidInput, NotFound, suggest_nearest
 from personalpeft.extras import extra_required
+from personalpeft.settings import DEFAULT_SLOTS
 
 if TYPE_CHECKING:
     from personalpeft.backends.base import Backend
@@ -25,7 +26,7 @@ def load_backend(
     name: str,
     base: Base,
     *,
-    slots: int,
+    slots: int | None,
     rows: int,
     cache: Path,
     vllm: VllmServer | None,
@@ -39,7 +40,7 @@ def load_backend(
     Args:
         name: One of ``BACKENDS``.
         base: The base.
-        slots: How many stacks can be attached at once.
+        slots: How many stacks can be attached at once; None for what suits the backend.
         rows: How many sequences the batch can hold.
         cache: The folder for what is built for this machine.
         vllm: The server of the backend ``vllm``.
@@ -70,7 +71,7 @@ def load_backend(
         with extra_required():
             from personalpeft.backends.llamacpp.backend import LlamaCppBackend
 
-            return LlamaCppBackend(base, slots=slots, rows=rows, cache=cache)
+            return LlamaCppBackend(base, slots=slots or DEFAULT_SLOTS, rows=rows, cache=cache)
     if name == "vllm":
         with extra_required():
             from personalpeft.backends.vllm.backend import VllmBackend
@@ -82,7 +83,7 @@ def load_backend(
             )
         return VllmBackend(
             base,
-            slots=slots,
+            slots=slots or max(DEFAULT_SLOTS, rows),
             rows=rows,
             cache=cache,
             server=vllm,
@@ -92,7 +93,7 @@ def load_backend(
     if name == "fake":
         from personalpeft.backends.fake import FakeBackend
 
-        return FakeBackend(base, slots=slots, rows=rows)
+        return FakeBackend(base, slots=slots or DEFAULT_SLOTS, rows=rows)
     raise NotFound(
         f"There is no backend called {name!r}.",
         hint=suggest_nearest(name, BACKENDS, what="backend"),

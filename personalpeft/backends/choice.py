@@ -2,11 +2,13 @@
 
 torch serves many users at once, and trains. llama.cpp answers one user two to three times as fast
 on a processor, with a quarter of the memory. The choice depends on the base, the limits and the
-machine alone, never on the load. So the same request gets the same reply.
+machine. It is made once, when the model is loaded, and never depends on the load. So the same
+request gets the same reply.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib.util import find_spec
@@ -16,6 +18,7 @@ from personalpeft.backends import BACKENDS
 from personalpeft.base_models.gguf.tensor_names import gguf_names
 from personalpeft.base_models.types import Base, ModelCard
 from personalpeft.errors import NotFound, WeightsError, suggest_nearest
+from personalpeft.formatting import pluralize
 from personalpeft.settings import DEFAULT_BATCH
 
 AUTO = "auto"
@@ -23,7 +26,8 @@ AUTO = "auto"
 _GPU_BATCH = 128
 # llama.cpp reads each row in a call of its own. From three rows on torch is faster together
 # (docs/benchmarks/index.md).
-_FEW_ROWS = 2
+FEW = 2
+"""The most users, and replies at once, that llama.cpp serves by default."""
 
 
 class ChoiceReason(StrEnum):
@@ -38,7 +42,7 @@ class ChoiceReason(StrEnum):
     UNSUPPORTED = "unsupported"
 
 
-_TEXTS = {
+_TEXTS: Mapping[str, str] = {
     ChoiceReason.REQUESTED: "it was requested",
     ChoiceReason.FEW_ROWS: "it answers one or two users fastest, and takes the least memory",
     ChoiceReason.MANY_ROWS: "it answers more than two users at once fastest",
@@ -63,7 +67,19 @@ class BackendChoice:
         return self.name not in ("llamacpp", "vllm")
 
     def __str__(self) -> str:
-        return f"{self.name}, since {_TEXTS[self.reason]}"
+        at_once = pluralize(self.max_batch, "reply", "replies")
+        return f"{describe_choice(self.name, self.reason)}; {at_once} at once"
+
+
+def describe_choice(name: str, reason: str | None) -> str:
+    """Return a backend and why it was chosen, as far as the reason is known here.
+
+    Args:
+        name: The backend.
+        reason: A ``ChoiceReason``; another text of a later version; None where it is not known.
+    """
+    text = _TEXTS.get(reason or "")
+    return f"{name}, since {text}" if text else name
 
 
 TORCH = BackendChoice("torch", ChoiceReason.REQUESTED, DEFAULT_BATCH)
@@ -81,24 +97,31 @@ def check_backend(name: str) -> str:
 
 
 def choose_backend(
-    name: str, card: ModelCard, max_batch: int | None, *, base: Base | None = None
+    name: str,
+    card: ModelCard,
+    max_batch: int | None,
+    *,
+    users: int = 1,
+    base: Base | None = None,
 ) -> BackendChoice:
     """Choose the backend for a base on this machine.
 
     Args:
         name: One of ``BACKENDS``, or "auto".
         card: The card of the base.
-        max_batch: Replies that may be generated at once; None for what suits the backend.
+        max_batch: Replies that may be generated at once; None for what suits users and backend.
+        users: Users who may ask at once.
         base: The base; None where it is not prepared yet. Then its architecture is not checked.
     """
     if name != AUTO:
         return BackendChoice(name, ChoiceReason.REQUESTED, max_batch or default_batch(name))
-    if max_batch is not None and max_batch > _FEW_ROWS:
-        return BackendChoice("torch", ChoiceReason.MANY_ROWS, max_batch)
+    if (max_batch or users) > FEW:
+        many = max_batch or default_batch("torch")
+        return BackendChoice("torch", ChoiceReason.MANY_ROWS, many)
     problem = _why_not_llamacpp(card, base)
     if problem is not None:
         return BackendChoice("torch", problem, max_batch or default_batch("torch"))
-    return BackendChoice("llamacpp", ChoiceReason.FEW_ROWS, max_batch or _FEW_ROWS)
+    return BackendChoice("llamacpp", ChoiceReason.FEW_ROWS, max_batch or FEW)
 
 
 def default_batch(name: str) -> int:
@@ -109,7 +132,7 @@ def default_batch(name: str) -> int:
     Args:
         name: One of ``BACKENDS``. A vLLM server needs no torch here that uses the GPU.
     """
-    on_gpu = (name == "torch" and host.has_gpu()) or (name == "vllm" and host.cuda_of_driver())
+    on_gpu = host.has_gpu() if name == "torch" else name == "vllm" and host.cuda_of_driver() > 0
     return _GPU_BATCH if on_gpu else DEFAULT_BATCH
 
 

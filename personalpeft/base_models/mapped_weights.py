@@ -157,15 +157,16 @@ def map_weights(base: Base) -> MappedWeights:
     return MappedWeights(_map_folder(base.folder), None)
 
 
-def map_source(card: ModelCard) -> MappedWeights | None:
-    """Map the file of a card as ``map_weights`` does, under the names in it.
+def map_source(card: ModelCard) -> MappedWeights:
+    """Map the file that a card names, under the names in it, before the base is prepared.
 
-    None for a source that has no file before it is prepared. Raises as ``map_weights``.
+    Raises as ``map_weights``, and for a source that is no file yet.
     """
     if gguf_parts(card):
         return MappedWeights(_map_gguf(card), None)
-    path = card.source.path
-    return None if path is None else MappedWeights(_map_folder(path), None)
+    if card.source.path is None:
+        raise WeightsError(f"{card.name} has no file yet.", hint="Open it once.")
+    return MappedWeights(_map_folder(card.source.path), None)
 
 
 def bytes_to_load(parameters: int, width: int) -> int:

@@ -171,6 +171,7 @@ def compare(
             erasure_mark=erasure_mark,
             conversation_id="",
             backend=engine.backend.name,
+            backend_reason=services.model.choice().reason,
         )
         payload: dict[str, object] = {
             "text": chosen.text,

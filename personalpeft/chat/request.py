@@ -88,6 +88,7 @@ def start_stream(
             conversation_id=position.conversation_id,
             previous=position.previous,
             backend=engine.backend.name,
+            backend_reason=services.model.choice().reason,
         )
         # The turn is recorded, so what this raises must not fail the reply.
         with suppress(PersonalPeftError):

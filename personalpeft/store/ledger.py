@@ -87,6 +87,7 @@ class Ledger:
         conversation_id: str | None = None,
         previous: str | None = None,
         backend: str | None = None,
+        backend_reason: str | None = None,
     ) -> Turn:
         """Append one turn and create the user if needed.
 
@@ -103,6 +104,7 @@ class Ledger:
             conversation_id: The conversation. None starts one; "" is for a turn without one.
             previous: The turn that this one continues.
             backend: The backend that generated the reply.
+            backend_reason: Why that backend served.
 
         Raises:
             InvalidId: The user id is invalid.
@@ -128,6 +130,7 @@ class Ledger:
                 conversation_id=turn_id if conversation_id is None else conversation_id,
                 previous=previous,
                 backend=backend,
+                backend_reason=backend_reason,
             )
             row = rows.encode_turn(turn)
             append_entries(db, user, [NewEntry("turn", row)])

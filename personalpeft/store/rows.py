@@ -80,6 +80,7 @@ COLUMNS: Mapping[str, Mapping[str, Column]] = {
         "conversation": _O,
         "previous": _O,
         "backend": _O,
+        "backend_reason": _O,
     },
     "signal": {
         "id": _T,
@@ -182,6 +183,7 @@ def decode_turn(row: Row) -> Turn:
         conversation_id=values["conversation"] or None,
         previous=values["previous"],
         backend=values["backend"],
+        backend_reason=values["backend_reason"],
     )
 
 

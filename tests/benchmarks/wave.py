@@ -75,10 +75,11 @@ def bench_wave(
         engine = people.engine
         stacks = [people.stack(number) for number in range(users)]
         fits = serving.host_bytes // people.stage(stacks[0]).nbytes
-        if users <= serving.slots + fits:
+        slots = engine.backend.slots
+        if users <= slots + fits:
             raise InvalidInput(
-                f"{users} users fit into {serving.slots} slots and host memory for {fits}.",
-                hint=f"Take more than {serving.slots + fits}.",
+                f"{users} users fit into {slots} slots and host memory for {fits}.",
+                hint=f"Take more than {slots + fits}.",
             )
         greedy, card_sampling = both_samplings(people.base.card, tokens).values()
         waves: list[LoadResult] = []
@@ -96,8 +97,8 @@ def bench_wave(
             return run_load(engine, stacks, 3 * repetition + 1, card_sampling).rate
 
         def resident(repetition: int) -> float:
-            same = [stacks[number % serving.slots] for number in range(users)]
-            for stack in stacks[: serving.slots]:
+            same = [stacks[number % slots] for number in range(users)]
+            for stack in stacks[: slots]:
                 with engine.pin(stack):
                     pass
             return run_load(engine, same, 3 * repetition + 2, greedy).rate
@@ -120,7 +121,7 @@ def bench_wave(
         base=base_name,
         repetitions=repetitions,
         users=users,
-        slots=serving.slots,
+        slots=slots,
         rows=serving.max_batch,
         host_fits=fits,
         p50_first_token_seconds=spread([percentile(each.first, 50) for each in waves]).median,

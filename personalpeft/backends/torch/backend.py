@@ -27,7 +27,7 @@ from personalpeft.backends.torch.batch import Batch
 from personalpeft.backends.torch.decode_graphs import CudaGraph, DecodeGraphs, Recorder
 from personalpeft.backends.torch.device import DeviceChoice, choose_device, memory_to_plan
 from personalpeft.backends.torch.kv_cache import PagedKVCache, bytes_per_token
-from personalpeft.backends.torch.lora_bank import LoRABank, StagedWeights
+from personalpeft.backends.torch.lora_bank import LoRABank, StagedWeights, default_slots
 from personalpeft.backends.torch.model_runner import ModelRunner
 from personalpeft.backends.torch.openmp import release_threads
 from personalpeft.backends.torch.ops import choose_ops
@@ -61,7 +61,7 @@ class TorchBackend(BatchBackend):
 
     Args:
         base: The base model.
-        slots: Size of the adapter bank.
+        slots: Size of the adapter bank; None for ``default_slots``.
         rows: Most sequences in a batch.
         where: Device and dtype; None chooses them.
         cache: For compiled kernels, product choices and reference outputs; None caches nothing.
@@ -76,7 +76,7 @@ class TorchBackend(BatchBackend):
         self,
         base: Base,
         *,
-        slots: int = 8,
+        slots: int | None = 8,
         rows: int = 16,
         where: DeviceChoice | None = None,
         cache: Path | None = None,
@@ -85,7 +85,7 @@ class TorchBackend(BatchBackend):
     ) -> None:
         where = where or choose_device()
         super().__init__(base)
-        self.slots, self.rows = slots, rows
+        self.rows = rows
         ops, reason = choose_ops(where.device, where.dtype, cache)
         self.logprob_tolerance = _TOLERANCE.get(where.dtype, _TOLERANCE[torch.float32])
         kept = choose_weights(partial(map_weights, base), where, weights)
@@ -104,6 +104,7 @@ class TorchBackend(BatchBackend):
         vocabulary = self._model.vocabulary_size
         self._score_reads = max(1, _SCORE_BYTES // (vocabulary * where.dtype.itemsize))
         self._references = ReferenceCache(self._model, f"{where.dtype}, {computed}", cache)
+        self.slots = slots or default_slots(base.architecture, where, rows)
         self._bank = LoRABank(base.architecture, self.slots, ops)
         num_blocks = _num_blocks(self._model, self.rows)
         kv_cache = PagedKVCache(self._model.module.config, num_blocks, ops)

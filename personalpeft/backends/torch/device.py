@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -21,11 +21,22 @@ _LEARNING_BYTES = 3 * 2**30
 
 @dataclass(frozen=True, slots=True)
 class DeviceChoice:
-    """Device and dtype of the base, and the reason, a line for ``doctor``."""
+    """Device and dtype of the base.
+
+    Attributes:
+        device: The device.
+        dtype: The dtype of the base there.
+        reason: Both in words. Builds record it.
+        note: Why an existing GPU does not compute, or empty. Builds do not record it.
+    """
 
     device: torch.device
     dtype: torch.dtype
     reason: str
+    note: str = ""
+
+    def __str__(self) -> str:
+        return "; ".join(filter(None, (self.reason, self.note)))
 
 
 def choose_device(*, gpu: bool = True) -> DeviceChoice:
@@ -42,27 +53,12 @@ def choose_device(*, gpu: bool = True) -> DeviceChoice:
             dtype, name = torch.float32, "float32"
         reason = f"{name} on {torch.cuda.get_device_name()}"
         return DeviceChoice(torch.device("cuda"), dtype, reason)
-    threads = torch.get_num_threads()
+    threads, note = torch.get_num_threads(), _why_not_gpu() if gpu else ""
     if _multiplies_bfloat16():
         reason = f"bfloat16 on the processor, {threads} threads"
-        return DeviceChoice(torch.device("cpu"), torch.bfloat16, reason)
+        return DeviceChoice(torch.device("cpu"), torch.bfloat16, reason, note)
     reason = f"float32 on the processor, {threads} threads (it does not multiply bfloat16)"
-    return DeviceChoice(torch.device("cpu"), torch.float32, reason)
-
-
-def describe_unused_gpu() -> str:
-    """Return why torch cannot use the machine's NVIDIA GPU, a line for ``doctor``, or "" if it can.
-
-    Also "" without a GPU.
-    """
-    driver, needed = host.cuda_of_driver(), host.cuda_of_torch()
-    if not driver or torch.cuda.is_available():
-        return ""
-    if not needed:
-        return "torch is built without CUDA and does not use the NVIDIA GPU"
-    if needed > driver:
-        return f"the driver of the NVIDIA GPU is too old for CUDA {needed}, which torch uses"
-    return "torch cannot use the NVIDIA GPU"
+    return DeviceChoice(torch.device("cpu"), torch.float32, reason, note)
 
 
 def choose_learning_device(
@@ -81,15 +77,23 @@ def choose_learning_device(
     Raises:
         InvalidInput: The user chose a GPU, and there is none.
     """
-    if mode == "cuda" and not torch.cuda.is_available():
+    found = torch.cuda.is_available()
+    if mode == "cuda" and not found:
         raise InvalidInput(
             "The learning device is cuda, and torch finds no GPU.",
             hint="Set PERSONALPEFT_LEARNING_DEVICE=auto, or install a CUDA build of torch.",
         )
-    if mode == "auto" and weights != "mapped" and torch.cuda.is_available():
-        fits = memory_to_plan(torch.device("cuda")) >= size + _LEARNING_BYTES
-        return choose_device(gpu=fits)
-    return choose_device(gpu=mode == "cuda")
+    if not found or mode == "cuda":
+        return choose_device()
+    if mode == "cpu":
+        note = "PERSONALPEFT_LEARNING_DEVICE says so"
+    elif weights == "mapped":
+        note = "PERSONALPEFT_WEIGHTS keeps the weights in their file, off the GPU"
+    elif memory_to_plan(torch.device("cuda")) < size + _LEARNING_BYTES:
+        note = "too little of the GPU's memory is free"
+    else:
+        return choose_device()
+    return replace(choose_device(gpu=False), note=note)
 
 
 def memory_to_plan(device: torch.device) -> int:
@@ -97,6 +101,18 @@ def memory_to_plan(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return host.total_memory()
+
+
+def _why_not_gpu() -> str:
+    """Return why torch cannot use the NVIDIA GPU of this machine, or "" without one."""
+    driver, needed = host.cuda_of_driver(), host.cuda_of_torch()
+    if not driver:
+        return ""
+    if not needed:
+        return "torch is built without CUDA and does not use the NVIDIA GPU"
+    if needed > driver:
+        return f"the driver of the NVIDIA GPU is too old for CUDA {needed}, which torch uses"
+    return "torch cannot use the NVIDIA GPU"
 
 
 def _multiplies_bfloat16() -> bool:

@@ -17,12 +17,18 @@ from torch.nn.functional import linear
 
 from personalpeft.adapters.compose import overflow_error
 from personalpeft.adapters.types import AdapterStack
+from personalpeft.backends.torch.device import DeviceChoice, memory_to_plan
 from personalpeft.backends.torch.host_to_device import CopyStream, can_pin
 from personalpeft.backends.torch.lora_layers import ActiveLoRA, FrozenLinear, group_projections
 from personalpeft.backends.torch.ops.base import LoRAMapping, Ops, StackedLoRAWeights
 from personalpeft.backends.torch.training.lora_autograd import FusedLoRAWeights
+from personalpeft.settings import DEFAULT_SLOTS
 from personalpeft.types import Architecture
 
+# The rank that memory is planned for: that of several layers.
+_PLANNED_RANK = 64
+# Share of a GPU's free memory for slots.
+_MEMORY_SHARE = 1 / 4
 # The bank's rank is a multiple of this, so that mixed ranks do not reallocate it each time.
 _RANK_MULTIPLE = 8
 
@@ -83,6 +89,26 @@ class BatchedLoRA:
             layer,
         )
         return y
+
+
+def default_slots(architecture: Architecture, where: DeviceChoice, rows: int) -> int:
+    """Return how many stacks a device has room for by default.
+
+    On a GPU each row may have a stack of its own, as far as the free memory allows.
+
+    Args:
+        architecture: The base's.
+        where: Device and dtype.
+        rows: Most sequences in a batch.
+    """
+    if where.device.type != "cuda":
+        return DEFAULT_SLOTS
+    numbers = sum(
+        len(group.names) * group.inputs + group.outputs for group in group_projections(architecture)
+    )
+    size = architecture.blocks * _PLANNED_RANK * numbers * where.dtype.itemsize
+    fits = int(memory_to_plan(where.device) * _MEMORY_SHARE) // size
+    return max(DEFAULT_SLOTS, min(rows, fits))
 
 
 class LoRABank:

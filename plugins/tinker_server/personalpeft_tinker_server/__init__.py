@@ -26,7 +26,7 @@ class TinkerExtension:
 
         options = options or Options.from_environment(os.environ)
         self.service = Service(runtime, options, clock)
-        places = runtime.serving.max_requests
+        places = runtime.max_requests
         self.blueprint = Routes(self.service, host, clock, max(1, places // 2)).blueprint
 
     def close(self) -> None:

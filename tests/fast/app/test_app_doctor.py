@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import pytest
 from app_makers import Shell
 
+import personalpeft
 from personalpeft.backends.llamacpp.cpu_probe import probe_cpu
+from personalpeft.base_models.card_writer import card_text
 from personalpeft.base_models.gguf.file import source_gguf_file
 from personalpeft.base_models.registry import find_card
+from personalpeft.base_models.types import Source
 
 _REAL = "smollm2-135m-instruct"
 
 
-def check_results(shell: Shell, *args: str) -> tuple[int, dict[str, Any]]:
+def check_results(
+    shell: Shell, *args: str, backend: str = "llamacpp", **env: str
+) -> tuple[int, dict[str, Any]]:
     """Return the exit code and each check's result by its name."""
-    result = shell.run("doctor", *args, "--json", backend="llamacpp")
+    result = shell.run("doctor", *args, "--json", backend=backend, **env)
     assert "Traceback" not in result.output
     return result.exit_code, {each["name"]: each for each in json.loads(result.stdout)["checks"]}
 
@@ -46,9 +54,59 @@ def test_loading_reports_the_features_in_use_and_creates_no_home(shell: Shell) -
     )
 
 
+def test_the_engine_of_a_server_follows_the_users_of_the_home(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("personalpeft.host.has_gpu", lambda: False)
+    found = []
+    for users in ((), ("ada", "bo"), ("cy",)):
+        with personalpeft.open(shell.home, backend="fake") as runtime:
+            for user in users:
+                # A key shows that somebody is to come.
+                runtime.api_keys.create(user) if user == "bo" else runtime.user(user)
+        _, checks = check_results(shell, "--base", _REAL, backend="auto")
+        found.append(checks["serve"]["message"])
+        assert checks["backend"]["message"].startswith("llamacpp")
+    assert [each.partition(",")[0] for each in found] == ["llamacpp", "llamacpp", "torch"]
+    assert ["2 replies" in each for each in found] == [True, True, False]
+
+
+def test_what_learns_is_reported_with_the_reason_for_its_weights(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def learning(free: int, **env: str) -> str:
+        monkeypatch.setattr("personalpeft.host.free_memory", lambda: free)
+        _, checks = check_results(shell, "--base", _REAL, **env)
+        return str(checks["learning"]["message"])
+
+    fits, tight, chosen = (
+        learning(1 << 40),
+        learning(1 << 30),
+        learning(0, PERSONALPEFT_WEIGHTS="loaded"),
+    )
+    assert all(each.startswith("torch, ") for each in (fits, tight, chosen))
+    assert "1024.0 GiB" in fits
+    assert "in the file (" in tight
+    assert "1.0 GiB" in tight
+    assert "PERSONALPEFT_WEIGHTS" in chosen
+
+
+@pytest.mark.parametrize("backend", ["auto", "torch", "llamacpp"])
+def test_a_base_that_is_missing_is_one_fault(shell: Shell, tmp_path: Path, backend: str) -> None:
+    card = card_text(
+        replace(
+            find_card(_REAL), name="mine", source=Source("package", files=("no_such:model.gguf",))
+        )
+    )
+    (tmp_path / "mine.toml").write_text(card, "utf-8")
+    for base in (str(tmp_path / "mine.toml"), "no-such-base"):
+        code, checks = check_results(shell, "--base", base, backend=backend)
+        assert code
+        assert [name for name, each in checks.items() if not each["ok"]] == ["base"]
+
+
 def test_a_mistyped_backend_is_reported(shell: Shell) -> None:
-    result = shell.run("doctor", "--json", backend="torhc")
-    (backend,) = (each for each in json.loads(result.stdout)["checks"] if each["name"] == "backend")
-    assert result.exit_code
-    assert not backend["ok"]
-    assert "torch" in backend["hint"]
+    code, checks = check_results(shell, backend="torhc")
+    assert code
+    assert [name for name, each in checks.items() if not each["ok"]] == ["backend"]
+    assert "torch" in checks["backend"]["hint"]

@@ -20,7 +20,13 @@ def test_a_server_creates_its_token_prints_its_path_and_stops_on_a_signal(shell:
     assert server.stdout is not None
     said = json.loads(_first_json(server.stdout))
     token = shell.home / "token"
-    assert said == {"url": said["url"], "token_file": str(token), "token_made": True}
+    engine = {"backend": "fake", "backend_reason": "requested", "max_batch": 16}
+    assert said == {
+        "url": said["url"],
+        "token_file": str(token),
+        "token_made": True,
+        **engine,
+    }
     secret = token.read_text().strip()
     assert stat.S_IMODE(token.stat().st_mode) == 0o600
     asked = urllib.request.Request(

@@ -27,7 +27,7 @@ from personalpeft.backends.torch import host_to_device, model_runner
 from personalpeft.backends.torch.device import DeviceChoice, choose_learning_device
 from personalpeft.backends.torch.host_to_device import to_device
 from personalpeft.backends.torch.llama import empty_llama
-from personalpeft.backends.torch.lora_bank import LoRABank
+from personalpeft.backends.torch.lora_bank import LoRABank, default_slots
 from personalpeft.backends.torch.ops import Ops
 from personalpeft.backends.torch.ops.base import KV_BLOCK_SIZE
 from personalpeft.backends.torch.training.session import TorchSession
@@ -199,6 +199,20 @@ def test_a_gpu_holds_as_many_tokens_as_its_free_memory_allows(
     assert blocks[2**40] * KV_BLOCK_SIZE == 64 * tiny_base.card.context
 
 
+def test_each_row_on_a_gpu_may_have_a_stack_of_its_own_as_far_as_memory_allows(
+    tiny_base: Base, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = DeviceChoice(torch.device("cuda"), torch.bfloat16, "for tests")
+    found = []
+    for free in (2**20, 2**26, 2**40):
+        fake_gpu(monkeypatch, free)
+        found.append(default_slots(tiny_base.architecture, gpu, 128))
+    assert found[0] == 32 < found[1] < found[2] == 128
+    assert default_slots(tiny_base.architecture, gpu, 2) == 32
+    on_cpu = DeviceChoice(torch.device("cpu"), torch.bfloat16, "for tests")
+    assert default_slots(tiny_base.architecture, on_cpu, 128) == 32
+
+
 @pytest.mark.parametrize(
     ("mode", "weights", "free", "device"),
     [
@@ -217,7 +231,11 @@ def test_learning_beside_another_backend_takes_a_gpu_that_has_the_memory(
     device: str,
 ) -> None:
     fake_gpu(monkeypatch, free)
-    assert choose_learning_device(1 << 20, mode, weights).device.type == device
+    where = choose_learning_device(1 << 20, mode, weights)
+    assert where.device.type == device
+    # Why it is not the GPU, beside what builds record.
+    assert bool(where.note) == (device == "cpu")
+    assert where.note not in where.reason or not where.note
 
 
 def test_a_gpu_that_is_not_there_is_refused_by_name() -> None:

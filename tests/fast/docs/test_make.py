@@ -33,9 +33,10 @@ def _program(path: Path, script: str) -> Path:
     return path
 
 
-def _make_demo(checkout: Path, python: Path | str) -> list[str]:
-    ended = subprocess.run(
-        ["make", "demo", f"PYTHON={python}"],
+def _make(checkout: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run make as version 3.81 does, which macOS has: it takes no flags of the shell."""
+    return subprocess.run(
+        ["make", ".SHELLFLAGS=-c", *arguments],
         cwd=checkout,
         env={**os.environ, "MAKEFLAGS": ""},
         capture_output=True,
@@ -43,6 +44,10 @@ def _make_demo(checkout: Path, python: Path | str) -> list[str]:
         timeout=60,
         check=False,
     )
+
+
+def _make_demo(checkout: Path, python: Path | str) -> list[str]:
+    ended = _make(checkout, "demo", f"PYTHON={python}")
     assert ended.returncode == 2
     return [line.partition(":")[0] for line in ended.stderr.splitlines()]
 
@@ -74,3 +79,29 @@ def test_a_failed_installation_is_an_error_and_is_retried(checkout: Path) -> Non
     _program(checkout / ".venv/bin/pip", "echo no compiler >&2; exit 1")
     assert "error" in _make_demo(checkout, good)
     assert not (checkout / ".venv/.installed").exists()
+
+
+def _install(checkout: Path, **scripts: str) -> None:
+    """Stand in for the environment, whose other programs do nothing."""
+    for name in ("python", "ruff", "mypy", "lint-imports", "pytest"):
+        _program(checkout / ".venv/bin" / name, scripts.get(name, "exit 0"))
+    (checkout / ".venv/.installed").touch()
+
+
+@pytest.mark.parametrize("target", ["test", "crash"])
+@pytest.mark.parametrize(
+    "failing", ["not (exhaustive", "tests/crash", "slow and not"], ids=["first", "crash", "last"]
+)
+def test_a_failed_run_of_tests_fails_the_target(checkout: Path, target: str, failing: str) -> None:
+    _install(checkout, pytest=f'case "$*" in *"{failing}"*) exit 1;; esac')
+    expected = 2 if ("crash" in failing) == (target == "crash") else 0
+    assert _make(checkout, target).returncode == expected
+
+
+def test_a_client_that_cannot_be_installed_counts_as_missing(checkout: Path) -> None:
+    python = _program(
+        checkout / "python",
+        'mkdir -p "$3/bin"; printf "#!/bin/sh\\nexit 1\\n" > "$3/bin/pip"; chmod +x "$3/bin/pip"',
+    )
+    assert _make(checkout, "tinker-env", f"PYTHON={python}").returncode == 2
+    assert not list((checkout / ".venv-tinker").glob("*/.installed"))

@@ -8,12 +8,16 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from gguf_models import write_model
 from runtime_makers import ask, greedy, open_runtime, quick_card, style
 
 import personalpeft
 from personalpeft import NotFound, Serving, User, host
-from personalpeft.backends.choice import ChoiceReason, choose_backend
+from personalpeft.backends.choice import ChoiceReason, choose_backend, describe_choice
+from personalpeft.base_models.card_writer import write_card
+from personalpeft.base_models.local_models import inspect_local_model
 from personalpeft.base_models.registry import find_card
+from personalpeft.base_models.types import Base
 
 GGUF, RANDOM = find_card("smollm2-135m-instruct"), find_card("tiny-random")
 
@@ -21,6 +25,34 @@ GGUF, RANDOM = find_card("smollm2-135m-instruct"), find_card("tiny-random")
 @pytest.fixture
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("personalpeft.host.has_gpu", lambda: False)
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_users_decide_where_no_batch_is_set(tmp_path: Path) -> None:
+    for users, expected in ((2, "llamacpp"), (3, "torch")):
+        assert choose_backend("auto", GGUF, None, users=users).name == expected
+        assert choose_backend("auto", GGUF, 2, users=users).name == "llamacpp"
+        assert choose_backend("auto", GGUF, 3, users=users).name == "torch"
+    limits = Serving(users=None, max_queue=1)
+    with personalpeft.open(tmp_path, GGUF.name, serving=limits) as runtime:
+        found = []
+        for user in ("ada", "bo", "cy"):
+            runtime.user(user)
+            found.append(runtime.max_requests)
+    assert found == [3, 3, 17]
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_the_choice_stays_while_users_come(tmp_path: Path, tiny_base: Base) -> None:
+    path = tmp_path / "model.gguf"
+    write_model("llama", tiny_base, path)
+    card = write_card(inspect_local_model(path, cache=tmp_path).card, tmp_path)
+    with personalpeft.open(tmp_path / "home", card, serving=Serving(users=None)) as runtime:
+        chosen = runtime.backend_choice()
+        for user in ("ada", "bo", "cy"):
+            runtime.user(user)
+        assert runtime.backend_choice() == chosen
+        assert not chosen.trains
 
 
 @pytest.mark.usefixtures("no_gpu")
@@ -70,15 +102,17 @@ def test_a_gpu_counts_only_if_the_installed_torch_can_use_it(
 def test_a_gpu_that_torch_does_not_use_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    from personalpeft.backends.torch.device import describe_unused_gpu
+    from personalpeft.backends.torch.device import choose_device
 
-    found = []
-    for available, cuda in ((False, 0), (False, 13), (True, 12)):
-        monkeypatch.setattr(torch.cuda, "is_available", lambda available=available: available)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    notes = []
+    for cuda in (0, 13):
         monkeypatch.setattr("personalpeft.host.cuda_of_torch", lambda cuda=cuda: cuda)
-        found.append(describe_unused_gpu())
-    assert len(set(found)) == 3
-    assert found[2] == ""
+        notes.append(choose_device().note)
+    assert all("GPU" in note for note in notes)
+    assert len(set(notes)) == 2
+    monkeypatch.setattr("personalpeft.host.cuda_of_driver", lambda: 0)
+    assert choose_device().note == ""
 
 
 def test_requested_backend_is_never_replaced(tmp_path: Path) -> None:
@@ -90,13 +124,18 @@ def test_requested_backend_is_never_replaced(tmp_path: Path) -> None:
         personalpeft.open(tmp_path, backend="lama")
 
 
-def test_turn_and_provenance_name_the_backend(tmp_path: Path) -> None:
+def test_turn_and_provenance_name_the_backend_and_why_it_served(tmp_path: Path) -> None:
     with open_runtime(tmp_path) as runtime:
         ada = runtime.user("ada")
         reply = ask(ada)
-        assert ada.turns()[0].backend == "fake"
-        assert ada.why(reply).as_json()["backend"] == "fake"
-        assert "fake" in str(ada.why(reply))
+        turn, why = ada.turns()[0], ada.why(reply)
+        assert (turn.backend, turn.backend_reason) == ("fake", ChoiceReason.REQUESTED)
+        data = why.as_json()
+        assert (data["backend"], data["backend_reason"]) == ("fake", "requested")
+        assert describe_choice("fake", "requested") in str(why)
+        # Where an earlier or a later version wrote the turn.
+        for reason in (None, "of another version"):
+            assert describe_choice("fake", reason) == "fake"
 
 
 @pytest.mark.usefixtures("tiny_base")

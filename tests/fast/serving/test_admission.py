@@ -158,6 +158,7 @@ def test_a_paused_request_does_not_start_and_a_failing_pause_reaches_its_caller(
     [
         ("slots", 0),
         ("max_batch", True),
+        ("users", 0),
         ("max_batch", 1.5),
         ("host_bytes", -1),
         ("max_queue", 0),

@@ -136,6 +136,7 @@ _FORMER = (
     "alter table turn drop column conversation",
     "alter table turn drop column previous",
     "alter table turn drop column backend",
+    "alter table turn drop column backend_reason",
     "alter table layer drop column scope",
     "drop table tombstone",
     "drop table pending_deletion",
@@ -168,7 +169,7 @@ def test_home_of_the_former_version_is_migrated(home: Path) -> None:
             for (name,) in database.execute("select name from sqlite_master where type = 'index'")
         }
         assert {"layer_live", "revision_by_file", "turn_looked_up", "turn_by_reply"} <= names
-        assert database.execute("pragma user_version").fetchone() == (14,)
+        assert database.execute("pragma user_version").fetchone() == (15,)
 
 
 def test_home_of_the_former_version_can_be_read_without_migration(home: Path) -> None:
