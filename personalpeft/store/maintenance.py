@@ -125,7 +125,9 @@ class Maintenance(
             Busy: Another copy is being made.
         """
         with self.exclusive("backup"):
-            backup = back_up(self._database, self._blobs, folder, now=self._now(), keep=keep)
+            backup = back_up(
+                self._database, self._blobs, self._cipher, folder, now=self._now(), keep=keep
+            )
             self._erasures.copy_to(folder)
             return backup
 
