@@ -60,6 +60,7 @@ from personalpeft.store.gc import collect_garbage
 from personalpeft.store.home import open_store
 from personalpeft.store.integrity import verify
 from personalpeft.store.maintenance import Maintenance
+from personalpeft.store.plugin_data import PluginData
 from personalpeft.store.types import GarbageReport, Problem, UserSummary
 from personalpeft.types import Progress
 from personalpeft.user import User
@@ -445,6 +446,16 @@ class Runtime(
     def maintenance(self) -> Maintenance:
         """Locks, notes and backups for programs that maintain this home, such as the daemon."""
         return self._services.store.maintenance
+
+    def plugin_data(self, name: str) -> PluginData:
+        """Return what a plugin keeps in this home: SQLite databases and immutable files.
+
+        Backups have it, and in an encrypted home it is encrypted. Raises ``HomeError``.
+
+        Args:
+            name: The name of the plugin and of its folder in the home.
+        """
+        return PluginData(self.settings.home, name, self._services.store.cipher)
 
     def read_published_file(self, digest: str, file: str) -> bytes:
         """Return a file of a published stack, by the digest in its name ``personalpeft:<digest>``.

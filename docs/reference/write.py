@@ -97,6 +97,7 @@ _HOME_FILES = {
     FILE: "Your settings; personalpeft only reads it.",
     "token": "The first admin token, readable by you alone.",
     "backups/": "The daemon's backups.",
+    "tinker/": "Runs and saved weights of the Tinker server. Other plugins have a folder each, too.",
     "forgotten.jsonl": "Ids of what was forgotten, for restored backups.",
     "backup-folders.json": "Where backups lie.",
     "certificate-keys.json": "The keys that sign certificates.",

@@ -1,8 +1,8 @@
 """Copies of a home that are homes themselves.
 
 ``personalpeft.restore`` puts a copy in place of a home. A copy is the folder
-``<folder>/copy-<number>-<day>/``. It has the database at one moment and every file that a revision
-in it names. It has no training state, locks or API keys. It has no records of publications, since
+``<folder>/copy-<number>-<day>/``. It has the database at one moment, every file that a revision in it
+names, and what plugins keep in the home. It has no training state, locks or API keys. It has no records of publications, since
 it must not remove what the home published.
 
 Invariants:
@@ -29,9 +29,16 @@ from personalpeft import host
 from personalpeft.errors import Damaged, InvalidInput
 from personalpeft.store.blobs import Blobs, replace_file
 from personalpeft.store.certificate_keys import CERTIFICATE_KEYS
-from personalpeft.store.database import Database, fetch_all, has_table
-from personalpeft.store.encryption import ENCRYPTION
+from personalpeft.store.database import Database, create_file, fetch_all, has_table
+from personalpeft.store.encryption import ENCRYPTION, FileCipher
 from personalpeft.store.error_mapping import map_home_errors, sqlite3
+from personalpeft.store.plugin_data import (
+    databases,
+    files,
+    open_database,
+    plugin_folders,
+    stored_key,
+)
 
 COPY_NAME = re.compile(r"copy-(\d{6})-\d{8}")
 _PART = ".part"
@@ -52,7 +59,15 @@ class Backup:
     removed: tuple[Path, ...]
 
 
-def back_up(database: Database, blobs: Blobs, folder: Path, *, now: datetime, keep: int) -> Backup:
+def back_up(
+    database: Database,
+    blobs: Blobs,
+    cipher: FileCipher,
+    folder: Path,
+    *,
+    now: datetime,
+    keep: int,
+) -> Backup:
     """Implement ``Maintenance.back_up``, which documents the arguments. ``now`` names the copy."""
     if keep < 1:
         raise InvalidInput(f"keep must be 1 or more, got {keep}.", hint="Older copies are deleted.")
@@ -71,9 +86,10 @@ def back_up(database: Database, blobs: Blobs, folder: Path, *, now: datetime, ke
         for name in ("config.toml", "models", CERTIFICATE_KEYS, ENCRYPTION):
             with suppress(FileNotFoundError, NotADirectoryError):
                 _copy_settings(home / name, part / name)
-        for each in (part / "blobs", *sorted((part / "blobs").glob("*")), part):
-            if each.is_dir():
-                host.sync_folder(each)
+        for plugin in plugin_folders(home):
+            _copy_plugin(plugin, blobs, cipher.database_key, part, previous)
+        for each in sorted(part.glob("**/"), reverse=True):
+            host.sync_folder(each)
         part.rename(path)
         host.sync_folder(folder)
         removed = [*copies, path][:-keep]
@@ -113,23 +129,71 @@ def _copy_database(database: Database, path: Path) -> list[str]:
         copy.execute("pragma journal_mode=delete").fetchall()
         with database.read_transaction() as db:
             db.backup(copy)
-        if copy.execute("pragma quick_check").fetchone()[0] != "ok":
-            raise Damaged(
-                f"The database in {database.path.parent} is damaged and was not copied.",
-                hint="Run verify; keep the older copies.",
-            )
+        _check_copy(copy, database.path)
         if has_table(copy, "publication"):
             copy.execute("delete from publication")
         sql = "select distinct digest from revision order by digest"
         digests = [digest for (digest,) in copy.execute(sql)]
-    with path.open("rb+") as file:
-        host.sync_file(file.fileno())
+    _sync(path)
     return digests
+
+
+def _check_copy(copy: sqlite3.Connection, source: Path) -> None:
+    if copy.execute("pragma quick_check").fetchone()[0] != "ok":
+        raise Damaged(
+            f"The database {source} is damaged and was not copied.",
+            hint="Run verify; keep the older copies.",
+        )
+
+
+def _copy_plugin(
+    folder: Path, blobs: Blobs, key: str | None, copy: Path, previous: Path | None
+) -> None:
+    """Copy the databases and files of a plugin. ``key`` is the key of the home's databases."""
+    home = folder.parent
+
+    def copy_files() -> None:
+        for path in files(folder):
+            name = path.relative_to(home)
+            with suppress(FileNotFoundError):  # The plugin has just deleted it.
+                if not (copy / name).exists() and not _link(blobs, name, copy, previous):
+                    replace_file(copy / name, path.read_bytes())
+
+    # Most of them before the plugin has to wait.
+    copy_files()
+    for source in databases(folder):
+        path = copy / source.relative_to(home)
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        create_file(path)
+        its_key = stored_key(source, key)
+        # SQLite copies nothing from a connection that may write, so another one holds the lock.
+        with (
+            closing(open_database(source, its_key)) as lock,
+            closing(open_database(source, its_key)) as db,
+            closing(open_database(path, its_key)) as target,
+        ):
+            target.execute("pragma journal_mode=delete").fetchall()
+            lock.execute("begin immediate")
+            db.backup(target)
+            _check_copy(target, source)
+            copy_files()
+        _sync(path)
 
 
 def _copy_blob(blobs: Blobs, digest: str, copy: Path, previous: Path | None) -> bool:
     """Copy one file, and return whether it was intact."""
     name = Path("blobs", digest[:2], digest)
+    if _link(blobs, name, copy, previous):
+        return True
+    try:
+        replace_file(copy / name, blobs.read_stored(digest))
+    except Damaged:
+        return False
+    return True
+
+
+def _link(blobs: Blobs, name: Path, copy: Path, previous: Path | None) -> bool:
+    """Share a file with the copy before, and return whether that has it."""
     path = copy / name
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if previous is not None:
@@ -138,11 +202,12 @@ def _copy_blob(blobs: Blobs, digest: str, copy: Path, previous: Path | None) -> 
             if blobs.can_open(previous / name):
                 os.link(previous / name, path)
                 return True
-    try:
-        replace_file(path, blobs.read_stored(digest))
-    except Damaged:
-        return False
-    return True
+    return False
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb+") as file:
+        host.sync_file(file.fileno())
 
 
 def _copy_settings(source: Path, path: Path) -> None:

@@ -21,10 +21,18 @@ from personalpeft.errors import Damaged
 from personalpeft.store.blobs import Blobs, replace_file
 from personalpeft.store.certificate_keys import CERTIFICATE_KEYS
 from personalpeft.store.database import Database, create_file, fetch_all, open_connection
-from personalpeft.store.encryption import ENCRYPTION, HomeKeys
+from personalpeft.store.encryption import ENCRYPTION, FileCipher, HomeKeys
 from personalpeft.store.error_mapping import map_home_errors, sqlite3
 from personalpeft.store.integrity import verify
 from personalpeft.store.locks import Lock
+from personalpeft.store.plugin_data import (
+    databases,
+    files,
+    plugin_folders,
+    read_file,
+    stored_key,
+    write_file,
+)
 from personalpeft.store.schema import REPLACED_ID
 from personalpeft.store.store import Store
 
@@ -32,7 +40,7 @@ _COPY, _DECIDED, _MOVING = ".converting", ".converted", ".converted-moving"
 PENDING = frozenset({_COPY, _DECIDED, _MOVING})
 """The folders in a home that a conversion leaves when it is killed."""
 
-_REPLACED = ("blobs", "sessions", "notes", CERTIFICATE_KEYS, ENCRYPTION)
+_REPLACED = frozenset({"blobs", "sessions", "notes", CERTIFICATE_KEYS, ENCRYPTION})
 _JOURNALS = ("-wal", "-shm", "-journal")
 _TIMEOUT = 10.0
 _ALONE_TIMEOUT = 1.0  # A program that is open does not close its connections meanwhile.
@@ -60,11 +68,7 @@ def convert(
     with store.database.write_lock(), map_home_errors(home):
         store.close()
         copy, key = home / _COPY, store.cipher.database_key
-        db = open_connection(path, "mode=rw", timeout=_ALONE_TIMEOUT, key=key, exclusive=True)
-        with ExitStack() as on_error, closing(db):
-            # Fails if there is another connection, and keeps others out until this one is closed.
-            db.execute("begin exclusive")
-            db.execute("commit")
+        with ExitStack() as on_error, closing(_open_alone(path, key)) as db:
             on_error.callback(shutil.rmtree, copy, ignore_errors=True)
             copy.mkdir(mode=0o700)
             _copy_database(db, copy / path.name, new)
@@ -89,7 +93,8 @@ def finish_conversion(home: Path) -> None:
     decided, moving = home / _DECIDED, home / _MOVING
     if decided.is_dir():
         journals = [each for suffix in _JOURNALS for each in home.glob(f"*.db{suffix}")]
-        for path in (*journals, *(home / name for name in _REPLACED)):
+        folders = {path.name for path in decided.iterdir() if path.is_dir()}
+        for path in (*journals, *(home / name for name in _REPLACED | folders)):
             if path.is_dir():
                 shutil.rmtree(path)
             else:
@@ -105,7 +110,7 @@ def finish_conversion(home: Path) -> None:
 
 
 def _copy_database(db: sqlite3.Connection, path: Path, new: HomeKeys | None) -> None:
-    """Copy the database with another key. The data keys in the copy belong to no user."""
+    """Copy a database with another key."""
     create_file(path)
     key = f"x'{new.database}'" if new else ""
     db.execute("attach ? as copy key ?", [f"{path.as_uri()}?mode=rw", key])
@@ -114,7 +119,6 @@ def _copy_database(db: sqlite3.Connection, path: Path, new: HomeKeys | None) -> 
     for mark in ("application_id", "user_version"):
         (value,) = db.execute(f"pragma main.{mark}").fetchone()
         db.execute(f"pragma copy.{mark}={value}")
-    db.execute("update copy.data_key set user = ''")
     for table in fetch_all(db, "select name from main.sqlite_master where type = 'table'"):
         name = table["name"]
         counts = [f"(select count(*) from {each}.{name})" for each in ("main", "copy")]
@@ -135,6 +139,9 @@ def _copy_files(
     )
     with Store(copy, database, now=store.now, entropy=store.entropy, keys=new) as target:
         database.set_journal_mode()
+        with database.write_transaction() as db:
+            # The former keys belong to no user.
+            db.execute("update data_key set user = ''")
         former = store.cipher.with_database(database)
         blobs = Blobs(home, database, former)
         with database.read_transaction() as db:
@@ -150,6 +157,7 @@ def _copy_files(
                 data = target.cipher.encrypt(data, path.name, target.cipher.home_key)
                 (target_path := copy / path.relative_to(home)).parent.mkdir(0o700, exist_ok=True)
                 replace_file(target_path, data)
+        _copy_plugins(home, copy, former, target.cipher, new)
         with database.write_transaction() as db:
             db.execute("delete from data_key where user = ''")
         if new is not None:
@@ -165,3 +173,33 @@ def _copy_files(
     for folder in (*copy.glob("notes"), copy):
         host.sync_folder(folder)
     return len({row["digest"] for row in rows})
+
+
+def _copy_plugins(
+    home: Path, copy: Path, former: FileCipher, cipher: FileCipher, new: HomeKeys | None
+) -> None:
+    """Copy what plugins keep in a home into its copy. Damaged files are left out."""
+    for folder in plugin_folders(home):
+        (target := copy / folder.name).mkdir(mode=0o700)
+        for path in databases(folder):
+            key = stored_key(path, former.database_key)
+            with closing(_open_alone(path, key)) as db:
+                _copy_database(db, target / path.name, new)
+        for path in files(folder):
+            (parent := target / path.parent.name).mkdir(mode=0o700, exist_ok=True)
+            if (data := read_file(path, former)) is not None:
+                write_file(parent / path.name, data, cipher)
+        for each in (*target.glob("*/"), target):
+            host.sync_folder(each)
+
+
+def _open_alone(path: Path, key: str | None) -> sqlite3.Connection:
+    """Open the only connection to a database, which keeps others out. Raises ``Busy`` if it is not."""
+    db = open_connection(path, "mode=rw", timeout=_ALONE_TIMEOUT, key=key, exclusive=True)
+    try:
+        db.execute("begin exclusive")
+        db.execute("commit")
+    except sqlite3.Error:
+        db.close()
+        raise
+    return db

@@ -128,7 +128,9 @@ class Maintenance(
         # Files beside the database are written also where that is open for reading.
         leases = Leases(self._home, now=self._now, read_only=False)
         with leases.acquire("upkeep-backup"):
-            backup = back_up(self._database, self._blobs, folder, now=self._now(), keep=keep)
+            backup = back_up(
+                self._database, self._blobs, self._cipher, folder, now=self._now(), keep=keep
+            )
             self._erasures.copy_to(folder)
             return backup
 

@@ -1,6 +1,6 @@
 """What must survive a restart: sessions, runs, calls, checkpoints and samplers, in one SQLite file.
 
-Files of weights lie beside it, named by their SHA-256.
+Weights are files beside it (``personalpeft.store.plugin_data``).
 
 Invariants: a row survives a kill of the server before a client hears of it, and a row of a
 checkpoint a power cut, too. A file is durable before a row names it. One process at a time has the
@@ -9,19 +9,17 @@ folder open.
 
 from __future__ import annotations
 
-import hashlib
-import sqlite3
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 
 from personalpeft.errors import Busy
-from personalpeft.host import sync_folder
-from personalpeft.store.blobs import replace_file
+from personalpeft.host import replace
+from personalpeft.store.error_mapping import sqlite3
+from personalpeft.store.plugin_data import PluginData
 
 _SCHEMA = """
 create table if not exists sessions (
@@ -52,18 +50,19 @@ create table if not exists owners (owner text primary key, since text not null);
 
 
 class Database:
-    """The file and the folder of weights. Safe to use from several threads.
+    """The database and the files of weights. Safe to use from several threads.
 
     Args:
-        folder: The plugin's folder in the home; it is created.
+        data: What the plugin keeps in the home.
 
     Raises:
         Busy: Another process has the folder open.
+        HomeError: It cannot be written, or is not encrypted though its home is.
     """
 
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._process = FileLock(folder / "lock")
+    def __init__(self, data: PluginData) -> None:
+        self._data = data
+        self._process = FileLock(data.folder / "lock")
         try:
             self._process.acquire(timeout=0)
         except Timeout:
@@ -71,18 +70,27 @@ class Database:
                 "Another server of this home serves Tinker's API.",
                 hint="Stop it, or start this one without --tinker.",
             ) from None
-        self._files = folder / "weights"
-        self._files.mkdir(mode=0o700, exist_ok=True)
         self._lock = threading.RLock()
-        # One connection: SQLite serializes writers anyway.
-        self._db = sqlite3.connect(
-            folder / "server.sqlite3", check_same_thread=False, isolation_level=None
-        )
+        try:
+            self._adopt_former_files()
+            data.delete_partial_files()
+            # One connection: SQLite serializes writers anyway.
+            self._db = data.connect("server")
+        except BaseException:
+            self._process.release()
+            raise
         self._db.row_factory = sqlite3.Row
         self._db.execute("pragma journal_mode=wal").fetchall()
         self._db.execute("pragma synchronous=normal").fetchall()
-        self._db.execute("pragma secure_delete=on").fetchall()
         self._db.executescript(_SCHEMA)
+
+    def _adopt_former_files(self) -> None:
+        """Move the weights that an earlier version kept in a folder of its own."""
+        former = self._data.folder / "weights"
+        if former.is_dir():
+            for path in former.iterdir():
+                replace(path, self._data.files / path.name)
+            former.rmdir()
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -122,20 +130,11 @@ class Database:
 
     def put_file(self, data: bytes) -> str:
         """Write a file and return its SHA-256."""
-        digest = hashlib.sha256(data).hexdigest()
-        path = self._files / digest
-        if not path.exists():
-            replace_file(path, data)
-            sync_folder(self._files)
-        return digest
+        return self._data.put_file(data)
 
     def read_file(self, digest: str) -> bytes | None:
         """Return a file, None if it is missing or damaged."""
-        try:
-            data = (self._files / digest).read_bytes()
-        except FileNotFoundError:
-            return None
-        return data if hashlib.sha256(data).hexdigest() == digest else None
+        return self._data.read_file(digest)
 
     def delete_unnamed_files(self, candidates: Iterable[str | None]) -> None:
         """Delete those of some files that no row names."""
@@ -147,7 +146,7 @@ class Database:
                     digest,
                 )
                 if named is None:
-                    (self._files / digest).unlink(missing_ok=True)
+                    self._data.delete_file(digest)
 
     def erase_owner(self, owner: str) -> None:
         """Erase all rows of an owner, and the files that no other row names."""

@@ -75,7 +75,7 @@ class Service:
 
     def __init__(self, runtime: Runtime, options: Options, clock: Clock) -> None:
         self._runtime, self._options, self._clock = runtime, options, clock
-        self._db = Database(runtime.settings.home / FOLDER)
+        self._db = Database(runtime.plugin_data(FOLDER))
         self._started = False
         self._lock, self._owners_lock = threading.Lock(), threading.Lock()
         self._erase_forgotten()

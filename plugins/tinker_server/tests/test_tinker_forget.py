@@ -63,4 +63,4 @@ def test_the_server_erases_the_files_and_calls_of_a_forgotten_user(
     else:
         server.extension.service.do_chores()
     assert trace not in _bytes_of(server)
-    assert list((server.runtime.settings.home / "tinker" / "weights").iterdir()) == []
+    assert list((server.runtime.settings.home / "tinker" / "files").iterdir()) == []

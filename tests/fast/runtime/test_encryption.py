@@ -8,6 +8,7 @@ import os
 import shutil
 import stat
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,11 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ask(bo, "I am Bo.")
         runtime.maintenance.write_note("daemon", WORD)
         ada.forget(ada.remember("My code is 4711."), certificate=True)
+        data = runtime.plugin_data("parrots")
+        digest = data.put_file(WORD.encode())
+        with closing(data.connect()) as db:
+            db.execute("create table parrot (file text, name text)")
+            db.execute("insert into parrot values (?, ?)", [digest, WORD])
     return home
 
 
