@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Self, get_args
 
+from personalpeft import host
 from personalpeft.adapters.formats.packed import unpack
 from personalpeft.adapters.formats.published import read_published_adapter
 from personalpeft.adapters.types import Adapter
@@ -98,6 +99,7 @@ class Runtime(
         self.serving = serving
         self._clock = clock
         self._progress = progress
+        host.remove_leftover_folders()
         store = open_store(
             settings.home,
             now=clock.now,

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
-from contextlib import suppress
-from pathlib import Path
-
 from personalpeft import host
 from personalpeft.adapters.formats.gguf import write_gguf_lora
 from personalpeft.adapters.types import AdapterStack
@@ -26,14 +22,7 @@ class LoadedAdapters(AttachedStacks[LoraAdapter]):
         self.put(key, lambda: self._load(stack))
 
     def _load(self, stack: AdapterStack) -> LoraAdapter:
-        # The library reads from a path only. In shared memory the file need not go to a disk.
-        if folder := host.shared_memory():
-            with suppress(OSError):
-                return self._load_through(stack, folder)
-        return self._load_through(stack, None)
-
-    def _load_through(self, stack: AdapterStack, parent: Path | None) -> LoraAdapter:
-        with tempfile.TemporaryDirectory(prefix="personalpeft-", dir=parent) as folder:
-            file = Path(folder, "stack.gguf")
+        # The library reads from a path only.
+        with host.temporary_file("stack.gguf") as file:
             write_gguf_lora(self._names, stack, file)
             return self._model.load_adapter(file)
