@@ -10,6 +10,7 @@ import hashlib
 import os
 import platform
 import runpy
+import shutil
 import signal
 import stat
 import subprocess
@@ -39,6 +40,8 @@ _MEMORY_GROUPS = {
         ("total_active_file", "total_inactive_file"),
     ),
 }
+# Of the names of temporary folders. No other program's have it.
+_TEMPORARY = "personalpeft-private-"
 _MMAP_THRESHOLD, _LARGE_BLOCK = -3, 1 << 20  # M_MMAP_THRESHOLD of glibc, bytes
 
 
@@ -192,6 +195,92 @@ def shared_memory() -> Path | None:
     """Return a folder in memory, or None on a system without one."""
     folder = Path("/dev/shm")
     return folder if os.access(folder, os.W_OK) else None
+
+
+@contextmanager
+def temporary_file(name: str) -> Iterator[Path]:
+    """Yield a path to write a file to and to read it by. The file is deleted at the end.
+
+    On Linux it lies in memory under no name of its own, so a killed process leaves nothing of it.
+    Elsewhere it lies in a ``temporary_folder``. Only this process can open the path.
+    """
+    handle = -1
+    with suppress(AttributeError, OSError):
+        handle = os.memfd_create(name)
+    path = Path(f"/proc/self/fd/{handle}")
+    try:
+        if path.exists():
+            yield path
+            return
+    finally:
+        if handle >= 0:
+            os.close(handle)
+    with temporary_folder() as folder:
+        yield folder / name
+
+
+@contextmanager
+def temporary_folder(size: int = 1 << 28) -> Iterator[Path]:
+    """Yield a new folder that only this account can read. It is deleted at the end.
+
+    ``remove_leftover_folders`` deletes what a killed process leaves of one. Raises ``OSError``.
+
+    Args:
+        size: How many bytes it is to hold. It lies in memory where there is room for them. By default
+            the files of an adapter.
+    """
+    memory = shared_memory()
+    if memory is not None and shutil.disk_usage(memory).free < size:
+        memory = None
+    folder, lock = _make_locked_folder(memory)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        if lock is not None:
+            os.close(lock)
+
+
+def remove_leftover_folders() -> None:
+    """Delete the temporary folders of processes that were killed. It never fails.
+
+    Windows has no locks of folders, which tell a living process. There they stay.
+    """
+    for parent in filter(None, (shared_memory(), Path(tempfile.gettempdir()))):
+        with suppress(OSError):
+            for folder in parent.glob(f"{_TEMPORARY}*"):
+                lock = _lock_folder(folder, wait=False)
+                if lock is not None:
+                    shutil.rmtree(folder, ignore_errors=True)
+                    os.close(lock)
+
+
+def _make_locked_folder(parent: Path | None) -> tuple[Path, int | None]:
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=_TEMPORARY, dir=parent))
+        lock = _lock_folder(folder, wait=True)
+        if folder.exists():
+            return folder, lock
+        # Another process took it for a leftover before it was locked.
+        if lock is not None:
+            os.close(lock)
+
+
+def _lock_folder(folder: Path, *, wait: bool) -> int | None:
+    """Return a descriptor that locks a folder of this account, or None if that cannot be had.
+
+    The system releases the lock when the process ends.
+    """
+    with suppress(ImportError, AttributeError, OSError):
+        import fcntl
+
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        with suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if is_owner(os.fstat(handle)):
+                return handle
+        os.close(handle)
+    return None
 
 
 def is_crash(exit_status: int) -> bool:

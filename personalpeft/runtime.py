@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Self, get_args
 
+from personalpeft import host
 from personalpeft.adapters.formats.packed import unpack
 from personalpeft.adapters.formats.published import read_published_adapter
 from personalpeft.adapters.types import Adapter
@@ -109,6 +110,7 @@ class Runtime(
         self.serving = serving
         self._clock = clock
         self._progress = progress
+        host.remove_leftover_folders()
         store = open_store(
             settings.home,
             now=clock.now,

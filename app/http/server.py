@@ -15,8 +15,8 @@ import shutil
 import time
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack
-from tempfile import SpooledTemporaryFile
-from typing import IO, Any, cast
+from io import BytesIO
+from typing import Any
 
 from flask import Blueprint, Flask, Response, g, jsonify, request
 from werkzeug.exceptions import ServiceUnavailable
@@ -38,8 +38,8 @@ from personalpeft_app.http.models import Models
 
 access = logging.getLogger("personalpeft.access")
 
-# Bytes of the bodies of all requests together, and of one body in memory.
-_MOST_HELD, _IN_MEMORY = 2 * validation.LARGEST_FILE, 2**19
+# Bytes of the bodies of all requests together. They lie in memory.
+_MOST_HELD = 2 * validation.LARGEST_FILE
 _HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
@@ -119,10 +119,11 @@ def _admit(app: Flask, limiter: ConcurrencyLimiter) -> None:
         token, size = security.caller().id, security.check_body()
         if size:
             g.held.enter_context(bodies.hold(token, size))
-            body = g.held.enter_context(SpooledTemporaryFile(_IN_MEMORY))  # noqa: SIM115
+            # In memory: a user's file is not to lie on a disk.
+            body = g.held.enter_context(BytesIO())
             shutil.copyfileobj(request.stream, body)
             body.seek(0)
-            request.stream = cast(IO[bytes], body)
+            request.stream = body
         g.held.enter_context(limiter.hold(token))
 
     def end(response: Response) -> Response:

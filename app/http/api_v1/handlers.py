@@ -11,11 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
-from personalpeft import Runtime
+from personalpeft import Runtime, host
 from personalpeft.archive import ExportSummary, ImportSummary
 from personalpeft.chat.compare import LabeledComparison
 from personalpeft.chat.reply import Reply
@@ -31,6 +29,7 @@ from personalpeft_app.http.api_v1.jobs import Jobs
 from personalpeft_app.http.api_v1.operations import OPERATIONS, Operation
 from personalpeft_app.http.concurrency import Quota
 from personalpeft_app.http.security import caller
+from personalpeft_app.http.validation import LARGEST_FILE
 from personalpeft_app.peft_archive import unzip_adapter, zip_adapter
 
 T = TypeVar("T")
@@ -207,10 +206,8 @@ def choose(call: RequestContext) -> LabeledComparison:
 @contextmanager
 def export(call: RequestContext) -> Iterator[ExportSummary]:
     """Yield the file, which exists inside the context only."""
-    with TemporaryDirectory(prefix="personal-") as folder:
-        yield call.user.export(
-            Path(folder) / f"{call.user.id}.personal", adapters=call.query.adapters
-        )
+    with host.temporary_folder(2 * LARGEST_FILE) as folder:
+        yield call.user.export(folder / f"{call.user.id}.personal", adapters=call.query.adapters)
 
 
 def import_user(call: RequestContext) -> ImportSummary:
@@ -226,23 +223,23 @@ def import_user(call: RequestContext) -> ImportSummary:
 @contextmanager
 def export_peft(call: RequestContext) -> Iterator[v.PackedFile]:
     """Yield the file as ``export`` does."""
-    with TemporaryDirectory(prefix="personal-") as folder:
-        archive = Path(folder) / f"{call.user.id}.zip"
-        zip_adapter(call.user.export_peft(Path(folder) / "peft", layer=call.query.layer), archive)
+    with host.temporary_folder(2 * LARGEST_FILE) as folder:
+        archive = folder / f"{call.user.id}.zip"
+        zip_adapter(call.user.export_peft(folder / "peft", layer=call.query.layer), archive)
         yield v.PackedFile(archive, archive.stat().st_size)
 
 
 def import_peft(call: RequestContext) -> Revision:
-    with TemporaryDirectory(prefix="personal-") as folder:
-        unzip_adapter(call.body, Path(folder))
+    with host.temporary_folder(LARGEST_FILE) as folder:
+        unzip_adapter(call.body, folder)
         return call.user.import_peft(folder, layer=call.query.layer)
 
 
 @contextmanager
 def export_gguf(call: RequestContext) -> Iterator[v.PackedFile]:
     """Yield the file as ``export`` does."""
-    with TemporaryDirectory(prefix="personal-") as folder:
-        file = call.user.export_gguf(Path(folder) / f"{call.user.id}.gguf", layer=call.query.layer)
+    with host.temporary_folder(2 * LARGEST_FILE) as folder:
+        file = call.user.export_gguf(folder / f"{call.user.id}.gguf", layer=call.query.layer)
         yield v.PackedFile(file, file.stat().st_size)
 
 

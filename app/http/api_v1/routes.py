@@ -12,14 +12,12 @@ import shutil
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from itertools import chain
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from flask import Blueprint, Response, request, send_file
 from werkzeug.exceptions import UnsupportedMediaType
 
-from personalpeft import Runtime
+from personalpeft import Runtime, host
 from personalpeft.archive import ExportSummary
 from personalpeft.clock import SYSTEM, Clock
 from personalpeft.errors import InvalidInput
@@ -152,10 +150,11 @@ def _body(operation: Operation) -> Generator[Any, None, None]:
     if operation.upload:
         if request.mimetype != PERSONAL:
             raise UnsupportedMediaType(f"Send {operation.file}, with Content-Type: {PERSONAL}.")
-        with TemporaryDirectory(prefix="personal-") as folder:
-            path = Path(folder) / "sent.personal"
+        with host.temporary_folder(validation.LARGEST_FILE) as folder:
+            path = folder / "sent.personal"
             with path.open("wb") as file:
                 shutil.copyfileobj(request.stream, file)
+            request.stream.close()
             yield path
     elif operation.body is not None:
         is_given = operation.needs_body or request.get_data()

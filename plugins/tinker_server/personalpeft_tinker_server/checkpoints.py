@@ -11,16 +11,14 @@ import json
 import tarfile
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from sqlite3 import Row
-from tempfile import TemporaryDirectory
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import safetensors.numpy
 
-from personalpeft import Runtime
+from personalpeft import Runtime, host
 from personalpeft.adapters.compose import compose, concatenate
 from personalpeft.adapters.formats.packed import pack, unpack
 from personalpeft.adapters.formats.peft import export_peft, import_peft
@@ -235,8 +233,8 @@ class Checkpoints:
         """Return a checkpoint as a tar file of a PEFT folder."""
         base = self._runtime.base()
         out = io.BytesIO()
-        with TemporaryDirectory(prefix="personalpeft-tinker-") as folder:
-            peft = Path(folder) / "adapter"
+        with host.temporary_folder() as folder:
+            peft = folder / "adapter"
             export_peft(self._adapter(row), base.architecture, peft, base_name=base.card.name)
             with tarfile.open(fileobj=out, mode="w") as tar:
                 for file in sorted(peft.iterdir()):
@@ -284,8 +282,8 @@ class Checkpoints:
         adapter = self._adapter(self.find(owner, request.tinker_path))
         manifest = replace(adapter.manifest, layer=request.layer, below=(), parent=None)
         base = self._runtime.base()
-        with TemporaryDirectory(prefix="personalpeft-tinker-") as folder:
-            peft = Path(folder) / "adapter"
+        with host.temporary_folder() as folder:
+            peft = folder / "adapter"
             export_peft(
                 replace(adapter, manifest=manifest),
                 base.architecture,
@@ -374,8 +372,8 @@ class Checkpoints:
         if owner.startswith("user:") and owner != f"user:{user}":
             raise NotFound("This layer is another user's.", hint="Open one of your own.")
         base = self._runtime.base()
-        with TemporaryDirectory(prefix="personalpeft-tinker-") as folder:
-            peft = Path(folder) / "adapter"
+        with host.temporary_folder() as folder:
+            peft = folder / "adapter"
             self._runtime.user(user, create=False).export_peft(peft, layer=layer)
             return import_peft(peft, base.architecture, layer=layer, base=base.digest)
 

@@ -6,10 +6,8 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
-from personalpeft import InvalidInput, User
+from personalpeft import InvalidInput, User, host
 from personalpeft.types import Revision
 from personalpeft_world_model.environment import Environment, Outcome, State
 from personalpeft_world_model.model import WorldModel
@@ -137,6 +135,6 @@ def warm_start(model: WorldModel, user: User, skill: str) -> Revision:
         raise InvalidInput(
             f"{layer} has a live revision already.", hint="Roll it back to the base first."
         )
-    with TemporaryDirectory(prefix="world-") as folder:
-        path = model.user.export_peft(Path(folder) / "adapter", layer=model.layer)
+    with host.temporary_folder() as folder:
+        path = model.user.export_peft(folder / "adapter", layer=model.layer)
         return user.import_peft(path, layer=layer)

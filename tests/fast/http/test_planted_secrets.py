@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -22,7 +23,7 @@ from flask import Flask
 from http_makers import Caller, user_caller
 from runtime_makers import correct, open_runtime
 
-from personalpeft import PersonalPeftError, Runtime
+from personalpeft import PersonalPeftError, Runtime, host
 from personalpeft_app.cli import cli
 from personalpeft_app.http.api_v1.routes import ApiV1
 from personalpeft_app.http.server import make_app
@@ -72,7 +73,12 @@ REFUSED: dict[str, tuple[str, str, dict[str, Any]]] = {
     "malformed JSON": ("POST", "/v1/responses", {"data": f'{{"input": "{WORDS}"'}),
     "a wrong type": ("POST", "/v1/messages", {"json": {"model": "ada", "messages": WORDS}}),
     "a wrong value": ("POST", "/api/v1/users/ada/chat", {"json": {"prompt": [WORDS]}}),
-    "a file that is none": ("POST", "/api/v1/users", {"data": WORDS}),
+    "a file of another type": ("POST", "/api/v1/import", {"data": WORDS}),
+    "an adapter that is none": (
+        "POST",
+        "/api/v1/users/ada/peft?layer=style",
+        {"data": WORDS, "content_type": "application/octet-stream"},
+    ),
 }
 
 
@@ -122,6 +128,29 @@ def test_secrets_of_a_session_stay_in_the_ledger(
     assert holders(runtime.settings.home, str(caller.secret), ENVIRONMENT_KEY) == []
     names = {path.name.partition("-")[0] for path in holders(runtime.settings.home, WORDS)}
     assert len(names) == 1, names
+
+
+def test_files_of_users_that_are_sent_and_fetched_lie_in_memory(
+    runtime: Runtime, app: Flask, admin: Caller, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    memory = host.shared_memory()
+    if memory is None or shutil.disk_usage(memory).free < 1 << 30:
+        pytest.skip("there is no room in memory for files")
+    runtime.user("ada").remember(f"My dog is called {WORDS}.")
+    # A file in the temporary folder would be an error.
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    before = set(memory.iterdir())
+    sent = admin.get("/api/v1/users/ada/export")
+    assert sent.status_code == 200
+    answer = admin.ask(
+        "POST", "/api/v1/import?as_user=bo", data=sent.data, content_type="application/octet-stream"
+    )
+    assert answer.status_code == 201
+    large = admin.ask(
+        "POST", "/api/v1/import", data=bytes(1 << 20), content_type="application/octet-stream"
+    )
+    assert large.status_code == 422
+    assert not [each for each in set(memory.iterdir()) - before if "private" in each.name]
 
 
 @pytest.mark.parametrize("command", ["doctor", "models", "stack", "revisions"])
