@@ -28,6 +28,7 @@ from personalpeft.errors import (
     InvalidInput,
     MissingPackage,
     PersonalPeftError,
+    WeightsError,
     get_error_codes,
 )
 from personalpeft.extras import available_extras, extra_required

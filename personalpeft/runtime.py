@@ -20,12 +20,8 @@ from personalpeft.adapters.types import Adapter
 from personalpeft.archive import ImportSummary, import_user
 from personalpeft.backends import load_backend
 from personalpeft.backends.base import TrainingBackend
-<<<<<<< HEAD
-from personalpeft.backends.choice import TORCH, BackendChoice, check_backend, choose_backend
-from personalpeft.base_models.files import weights_status
-=======
 from personalpeft.backends.choice import FEW, TORCH, BackendChoice, check_backend, choose_backend
->>>>>>> choice
+from personalpeft.base_models.files import weights_status
 from personalpeft.base_models.registry import all_cards, find_card
 from personalpeft.base_models.resolve import collect_bases, find_changed_files, resolve_base
 from personalpeft.base_models.types import Base, ModelCard

@@ -98,7 +98,7 @@ def bench_wave(
 
         def resident(repetition: int) -> float:
             same = [stacks[number % slots] for number in range(users)]
-            for stack in stacks[: slots]:
+            for stack in stacks[:slots]:
                 with engine.pin(stack):
                     pass
             return run_load(engine, same, 3 * repetition + 2, greedy).rate
