@@ -14,8 +14,8 @@ def to_json(value: Any) -> Any:
     """Return ``value`` as data that JSON can hold, at every depth.
 
     Dataclasses become objects of their fields, with the properties named in their class's
-    ``json_properties``. Datetimes become ISO 8601 text, enums their values, paths text. Tuples and
-    sets become lists.
+    ``json_properties``. Datetimes become ISO 8601 text, enums their values, paths text. Tuples
+    become lists, and sets sorted lists.
     """
     if is_dataclass(value) and not isinstance(value, type):
         names = [field.name for field in fields(value)]
@@ -23,13 +23,26 @@ def to_json(value: Any) -> Any:
         return {name: to_json(getattr(value, name)) for name in names}
     if isinstance(value, Mapping):
         return {str(key): to_json(each) for key, each in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
+    if isinstance(value, list | tuple):
         return [to_json(each) for each in value]
+    if isinstance(value, set | frozenset):
+        return sorted(map(to_json, value))
     if isinstance(value, datetime):
         return value.isoformat()
     if isinstance(value, Enum):
         return value.value
     return str(value) if isinstance(value, Path) else value
+
+
+class HasJson:
+    """A dataclass with ``as_json``."""
+
+    __slots__ = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the value as data that JSON can hold: what all faces show."""
+        data: dict[str, Any] = to_json(self)
+        return data
 
 
 def pluralize(number: int, singular: str, plural: str = "") -> str:

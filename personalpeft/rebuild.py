@@ -16,7 +16,7 @@ import numpy as np
 from personalpeft.adapters.formats.packed import pack, unpack
 from personalpeft.adapters.types import Adapter
 from personalpeft.errors import AdapterError, Damaged, NotFound
-from personalpeft.formatting import to_json
+from personalpeft.formatting import HasJson
 from personalpeft.learning.environment import describe_environment, recorded_environment
 from personalpeft.learning.learner import Learner
 from personalpeft.learning.outcomes import RebuildOutcome
@@ -65,7 +65,7 @@ class Closeness:
 
 
 @dataclass(frozen=True, slots=True)
-class RebuildReport:
+class RebuildReport(HasJson):
     """How the rebuild of one revision ended.
 
     Attributes:
@@ -111,11 +111,6 @@ class RebuildReport:
         )
         return tuple(pair for pair in pairs if pair[1] != pair[2])
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the report as plain data."""
-        data: dict[str, Any] = to_json(self)
-        return data
-
     def __str__(self) -> str:
         lines = [f"{self.user} · {self.revision}: {_TITLES[self.outcome]}"]
         if self.detail:
@@ -149,7 +144,7 @@ class RebuildReport:
 
 
 @dataclass(frozen=True, slots=True)
-class RepairReport:
+class RepairReport(HasJson):
     """What a repair did.
 
     Attributes:
@@ -165,11 +160,6 @@ class RepairReport:
     live: frozenset[str] = frozenset()
     parts: int = 0
     problems: tuple[Problem, ...] = ()
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the report as plain data."""
-        data: dict[str, Any] = to_json(self)
-        return {**data, "live": sorted(self.live)}
 
     def __str__(self) -> str:
         lines = [

@@ -56,7 +56,7 @@ def test_turn_and_provenance_name_the_backend(tmp_path: Path) -> None:
         ada = runtime.user("ada")
         reply = ask(ada)
         assert ada.turns()[0].backend == "fake"
-        assert ada.why(reply).as_json()["backend"] == "fake"
+        assert ada.why(reply).as_json()["turn"]["backend"] == "fake"
         assert "fake" in str(ada.why(reply))
 
 
