@@ -23,10 +23,10 @@ def to_json(value: Any) -> Any:
         return {name: to_json(getattr(value, name)) for name in names}
     if isinstance(value, Mapping):
         return {str(key): to_json(each) for key, each in value.items()}
-    if isinstance(value, set | frozenset):
-        return sorted(map(to_json, value))
     if isinstance(value, list | tuple):
         return [to_json(each) for each in value]
+    if isinstance(value, set | frozenset):
+        return sorted(map(to_json, value))
     if isinstance(value, datetime):
         return value.isoformat()
     if isinstance(value, Enum):
@@ -34,13 +34,13 @@ def to_json(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-class JsonMixin:
-    """``as_json`` of a dataclass."""
+class HasJson:
+    """A dataclass with ``as_json``."""
 
     __slots__ = ()
 
     def as_json(self) -> dict[str, Any]:
-        """Return all fields as plain data."""
+        """Return the value as data that JSON can hold: what all faces show."""
         data: dict[str, Any] = to_json(self)
         return data
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from personalpeft.backends.choice import describe_choice
 from personalpeft.errors import Forgotten
+from personalpeft.formatting import HasJson
 from personalpeft.learning.layers import trained_on
 from personalpeft.learning.report import excerpt, format_leakage, signal_text
 from personalpeft.store.store import Store
@@ -24,7 +24,7 @@ class RevisionProvenance:
 
 
 @dataclass(frozen=True, slots=True)
-class Provenance:
+class Provenance(HasJson):
     """Where a reply came from. Without parts and forgotten revisions: the bare base.
 
     Attributes:
@@ -38,30 +38,6 @@ class Provenance:
     parts: tuple[RevisionProvenance, ...]
     items: tuple[Signal, ...]
     forgotten: tuple[str, ...] = ()
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the provenance as plain data."""
-        return {
-            "turn": self.turn.id,
-            "stack": self.turn.stack.digest,
-            "base": self.turn.stack.base,
-            "backend": self.turn.backend,
-            "backend_reason": self.turn.backend_reason,
-            "parts": [
-                {
-                    "layer": part.revision.layer,
-                    "revision": part.revision.id,
-                    "weight": part.weight,
-                    "verdict": str(part.revision.verdict),
-                    "reason": part.revision.reason,
-                    "leakage": part.revision.scores.get("leakage", {}),
-                    "signals": [_signal(signal) for signal in part.signals],
-                }
-                for part in self.parts
-            ],
-            "items": [_signal(signal) for signal in self.items],
-            "forgotten": list(self.forgotten),
-        }
 
     def __str__(self) -> str:
         lines = [f"{self.turn.id}: {excerpt(self.turn.reply)}"]
@@ -99,15 +75,6 @@ def build_provenance(store: Store, turn: Turn) -> Provenance:
         parts.append(RevisionProvenance(revision, entry.weight, own))
     items = tuple(store.ledger.signal(turn.user, signal) for signal in turn.used)
     return Provenance(turn, tuple(parts), items, tuple(forgotten))
-
-
-def _signal(signal: Signal) -> dict[str, Any]:
-    return {
-        "id": signal.id,
-        "kind": str(signal.kind),
-        "at": signal.at.isoformat(),
-        "payload": dict(signal.payload),
-    }
 
 
 def _lines(signals: Sequence[Signal]) -> list[str]:

@@ -16,7 +16,7 @@ import numpy as np
 from personalpeft.adapters.formats.packed import pack, unpack
 from personalpeft.adapters.types import Adapter
 from personalpeft.errors import AdapterError, Damaged, NotFound
-from personalpeft.formatting import JsonMixin
+from personalpeft.formatting import HasJson
 from personalpeft.learning.environment import describe_environment, recorded_environment
 from personalpeft.learning.learner import Learner
 from personalpeft.learning.outcomes import RebuildOutcome
@@ -65,7 +65,7 @@ class Closeness:
 
 
 @dataclass(frozen=True, slots=True)
-class RebuildReport(JsonMixin):
+class RebuildReport(HasJson):
     """How the rebuild of one revision ended.
 
     Attributes:
@@ -144,7 +144,7 @@ class RebuildReport(JsonMixin):
 
 
 @dataclass(frozen=True, slots=True)
-class RepairReport(JsonMixin):
+class RepairReport(HasJson):
     """What a repair did.
 
     Attributes:

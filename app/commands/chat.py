@@ -117,11 +117,11 @@ class PlainChat:
 
     def _learn(self, rest: str) -> None:
         report = run_learn(self.user, self.display)
-        emit(self.common, report.as_json(), str(report))
+        emit(self.common, report, str(report))
 
     def _why(self, rest: str) -> None:
         provenance = self.user.why(self._reply())
-        emit(self.common, provenance.as_json(), str(provenance))
+        emit(self.common, provenance, str(provenance))
 
     def _new(self, rest: str) -> None:
         self.conversation_id, self.last = None, None

@@ -193,7 +193,7 @@ def report(common: GlobalOptions) -> None:
     data = {
         "since": window.since if window else None,
         "until": window.until if window else None,
-        "users": [each.as_json() for each in summaries],
+        "users": summaries,
     }
     emit(common, data, "\n\n".join(each.in_full() for each in summaries))
     if not summaries:

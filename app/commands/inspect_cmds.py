@@ -168,7 +168,7 @@ def why(common: GlobalOptions, turn: str) -> None:
     """
     with session.open_user(common, "read") as user:
         provenance = user.why(turn)
-    emit(common, provenance.as_json(), str(provenance))
+    emit(common, provenance, str(provenance))
 
 
 class _Since(click.ParamType):
@@ -214,8 +214,7 @@ def report(common: GlobalOptions, since: timedelta | datetime, everyone: bool) -
     else:
         with session.open_user(common, "read") as user:
             summaries = (user.activity_summary(since),)
-    data = {"users": [each.as_json() for each in summaries]}
-    emit(common, data, "\n\n".join(map(str, summaries)))
+    emit(common, {"users": summaries}, "\n\n".join(map(str, summaries)))
     if not summaries:
         info(common, "There was no activity in this time.")
 

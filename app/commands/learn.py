@@ -232,7 +232,7 @@ def rebase(common: GlobalOptions, other: str, accept: bool, compare_only: bool) 
             progress=display,
             cancelled=cancelled,
         )
-    emit(common, report.as_json(), str(report))
+    emit(common, report, str(report))
     if report.switched:
         info(common, f"From now on: --base {other}, or set PERSONALPEFT_BASE.")
     elif any(layer.before != layer.after for layer in report.layers):

@@ -60,7 +60,7 @@ def verify(common: GlobalOptions, repair: bool) -> None:
             stop_on_interrupt(display) as cancelled,
         ):
             report = runtime.repair(progress=display, cancelled=cancelled)
-        problems, data, text = report.problems, report.as_json(), str(report)
+        problems, data, text = report.problems, report, str(report)
     else:
         with session.open_runtime(common, "read") as runtime:
             problems = runtime.verify()
@@ -109,8 +109,7 @@ def rebuild(common: GlobalOptions, revision: str | None, check: bool, all_users:
                 user.check_rebuild(each, progress=display, cancelled=cancelled)
                 for each in ([revision] if revision else heads)
             ]
-    data = {"revisions": [report.as_json() for report in reports]}
-    emit(common, data, "\n".join(map(str, reports)))
+    emit(common, {"revisions": reports}, "\n".join(map(str, reports)))
     if not reports:
         info(common, "No revision is live: there is nothing to check.")
     if not all(report.equal for report in reports):

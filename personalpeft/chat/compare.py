@@ -12,12 +12,14 @@ import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
+from typing import Any
 
 from personalpeft.chat.request import augment_prompt, check_tool_support, stack_with_revision
 from personalpeft.chat.validation import Prompt, check_prompt, check_sampling
 from personalpeft.engine.engine import Engine, Request
 from personalpeft.errors import Cancelled, InvalidInput
 from personalpeft.feedback import review_probation, training_payload
+from personalpeft.formatting import to_json
 from personalpeft.learning.report import excerpt
 from personalpeft.services import Services
 from personalpeft.stacks import BASE, resolve_revision
@@ -40,6 +42,15 @@ class Answer:
     def name(self) -> str:
         """A name that does not reveal the revision: 8 hex digits of the text's SHA-256."""
         return hashlib.sha256(self.text.encode()).hexdigest()[:8]
+
+
+@dataclass(frozen=True, slots=True)
+class BlindAnswer:
+    """One of two answers, without its revision."""
+
+    number: int
+    name: str
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +96,14 @@ class Comparison:
             raise InvalidInput("An empty answer cannot be preferred.", hint="Choose the other one.")
         return self.record_preference(chosen, other)
 
-    def as_json(self) -> dict[str, object]:
+    @property
+    def blind_answers(self) -> tuple[BlindAnswer, ...]:
+        """The answers without their revisions."""
+        return tuple(BlindAnswer(n, each.name, each.text) for n, each in enumerate(self.answers, 1))
+
+    def as_json(self) -> dict[str, Any]:
         """Return the comparison as plain data, without the revisions."""
-        answers = [
-            {"number": n, "name": each.name, "text": each.text}
-            for n, each in enumerate(self.answers, 1)
-        ]
+        answers = to_json(self.blind_answers)
         return {"prompt": self.prompt, "answers": answers, "same": self.same}
 
     def __str__(self) -> str:

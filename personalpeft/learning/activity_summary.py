@@ -6,10 +6,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 from personalpeft.errors import InvalidInput
-from personalpeft.formatting import to_json
+from personalpeft.formatting import HasJson
 from personalpeft.learning.outcomes import MoveCause
 from personalpeft.learning.report import (
     LearnReport,
@@ -26,13 +25,15 @@ _LEARN_CAUSES = (MoveCause.LEARN, MoveCause.ACCEPTED, MoveCause.WITHDRAWN)
 
 
 @dataclass(frozen=True, slots=True)
-class ActivitySummary:
+class ActivitySummary(HasJson):
     """The activity of a user from ``since`` to ``until``.
 
     ``signals`` counts them by kind. ``reports`` are those of learns and probations. ``live`` is the
     head of each layer when the summary was made, None for the bare base. ``under`` are the
     revisions that these replaced, one learn after the other.
     """
+
+    json_properties = ("undo",)
 
     user: str
     since: datetime
@@ -49,10 +50,10 @@ class ActivitySummary:
         """Whether nothing happened."""
         return not (self.turns or self.signals or self.reports or self.moves)
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the summary as plain data, with how to undo each report."""
-        reports = [{**each.as_json(), "undo": self._undo(each)} for each in self.reports]
-        return {**to_json(self), "reports": reports}
+    @property
+    def undo(self) -> tuple[str, ...]:
+        """How to undo each report now, in the same order; empty where there is nothing to undo."""
+        return tuple(map(self._undo, self.reports))
 
     def __str__(self) -> str:
         return self._format(format_briefly, "    ")
@@ -68,9 +69,9 @@ class ActivitySummary:
             f"{self.user}, {_format_time(self.since)} to {_format_time(self.until)}",
             f"  {counts}{f' ({kinds})' if kinds else ''}",
         ]
-        for report in self.reports:
+        for report, undo in zip(self.reports, self.undo, strict=True):
             lines += ["", *format_one(report)]
-            if undo := self._undo(report):
+            if undo:
                 lines.append(f"{indent}{undo}")
         moves = [
             f"  {move.layer}: {move.before or 'the base'} -> {move.after or 'the base'}"

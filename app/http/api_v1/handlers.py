@@ -189,12 +189,8 @@ def activity_summary(call: RequestContext) -> ActivitySummary:
 
 def compare(call: RequestContext) -> v.BlindComparison:
     found = call.user.compare(**call.body.as_arguments(), cancelled=call.is_disconnected)
-    answers = tuple(
-        v.BlindAnswer(number, each.name, each.text) for number, each in enumerate(found.answers, 1)
-    )
-    return v.BlindComparison(
-        call.ephemeral.add_comparison(call.user.id, found), found.prompt, answers, found.same
-    )
+    name = call.ephemeral.add_comparison(call.user.id, found)
+    return v.BlindComparison(name, found.prompt, found.blind_answers, found.same)
 
 
 def choose(call: RequestContext) -> LabeledComparison:

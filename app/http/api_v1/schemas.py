@@ -23,6 +23,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from personalpeft.chat.compare import BlindAnswer
 from personalpeft.chat.reply import Reply
 from personalpeft.chat.validation import MAX_TEXT_LENGTH, MAX_TOOLS, Truncation
 from personalpeft.erasure import ForgetReport
@@ -408,15 +409,6 @@ class PackedFile:
 
     path: Path
     bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class BlindAnswer:
-    """One of two answers, without its revision."""
-
-    number: int
-    name: str
-    text: str
 
 
 @dataclass(frozen=True, slots=True)

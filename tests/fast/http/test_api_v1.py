@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from flask import Flask
 from http_makers import Caller, admin_caller, user_caller
 
@@ -18,6 +19,7 @@ import personalpeft
 from personalpeft import Runtime
 from personalpeft.adapters.formats import published
 from personalpeft.errors import ERROR_CODES
+from personalpeft_app.cli import cli
 from personalpeft_app.http.api_v1.ephemeral_state import MAX_PER_USER
 from personalpeft_app.http.api_v1.handlers import HANDLERS
 from personalpeft_app.http.api_v1.operations import OPERATIONS, PREFIX
@@ -210,6 +212,47 @@ def test_pages_continue_to_the_end(ready: Caller, path: str) -> None:
         after = f"&after={page['next']}"
     assert pages == whole["items"]
     assert len(pages) == 5
+
+
+def test_the_command_line_prints_what_the_api_answers(
+    ready: Caller, runtime: Runtime, app: Flask
+) -> None:
+    user = runtime.user("ada")
+    user.remember("My dog is called Biscuit.")
+    user.learn()
+    turn = user.chat("And now?").turn_id
+    admin, where = admin_caller(runtime, app), ["--home", str(runtime.settings.home)]
+
+    def shown(*command: str) -> Any:
+        result = CliRunner().invoke(
+            cli, [*command, *where, "--backend=fake", "--user=ada", "--json"]
+        )
+        return json.loads(result.stdout)
+
+    def answered(path: str) -> Any:
+        return admin.get(f"{PREFIX}{path}").get_json()
+
+    assert shown("why", turn) == answered(f"/users/ada/turns/{turn}/why")
+    assert shown("lessons")["lessons"] == answered("/users/ada/lessons")["items"]
+    assert shown("memory")["items"] == answered("/users/ada/items")["items"]
+    assert shown("stack")["pending"] == answered("/users/ada/pending")["news"]
+    assert shown("users") == {"users": (page := answered("/users"))["items"], "next": page["next"]}
+    (printed,), digest = shown("report")["users"], answered("/users/ada/digest")
+    period = {"since": digest["since"], "until": digest["until"]}
+    assert {**printed, **period} == digest
+    assert digest["undo"]
+    for name in ("turns", "revisions"):
+        # The command adds the feedback on a turn, and whether a revision is live.
+        wanted = answered(f"/users/ada/{name}")["items"]
+        pairs = zip(shown(name)[name], wanted, strict=True)
+        assert all(printed.items() >= known.items() for printed, known in pairs)
+    body = {"prompt": "What else?", "a": "live", "b": "base"}
+    blind = ready.post(f"{ADA}/comparisons", body).get_json()
+    compared = shown("compare", "What else?", "live", "base")
+    assert {(each["name"], each["text"]) for each in compared["answers"]} == {
+        (each["name"], each["text"]) for each in blind["answers"]
+    }
+    assert {*compared} - {"choice"} == {*blind} - {"id"}
 
 
 # Jobs

@@ -71,7 +71,7 @@ def test_report_and_revision_have_the_score(ada: User) -> None:
     assert revision.scores["leakage"] == leakage
     assert f"{leakage['auc']:.2f}" in str(report)
     why = ada.why(ask(ada))
-    assert [part["leakage"] for part in why.as_json()["parts"]] == [leakage]
+    assert [part.revision.scores["leakage"] for part in why.parts] == [leakage]
     # Of a second learn all that is held out counts, also what was held out before.
     correct(ada, 8, first=12)
     assert ada.learn().scores["leakage"]["unseen"] == 5

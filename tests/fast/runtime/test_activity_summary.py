@@ -58,7 +58,7 @@ def test_summary_text_and_json_have_the_same_content(ada: User) -> None:
     undo = "personalpeft rollback style --to base --user ada"
     assert undo in text
     (listed,) = data["reports"]
-    assert undo in listed["undo"]
+    assert undo in data["undo"][0]
     assert (listed["revision"], listed["reason"]) == (report.revision, report.reason)
     assert listed["examples"]
     assert listed["sources"]
@@ -66,20 +66,15 @@ def test_summary_text_and_json_have_the_same_content(ada: User) -> None:
 
 def test_each_learn_in_the_window_has_an_undo_command(ada: User, time: FakeTime) -> None:
     first, second = two_days_apart(ada, time)
-    both = [
-        report["undo"] for report in ada.activity_summary(timedelta(days=3)).as_json()["reports"]
-    ]
-    assert both == [
+    both = ada.activity_summary(timedelta(days=3)).undo
+    assert list(both) == [
         "undo, with all that came after it: personalpeft rollback style --to base --user ada",
         f"undo: personalpeft rollback style --to {first.revision} --user ada",
     ]
     ada.rollback("style", None)
     ada.rollback("style", second.revision)
     ada.rollback("style", first.revision)
-    assert [
-        bool(report["undo"])
-        for report in ada.activity_summary(timedelta(days=3)).as_json()["reports"]
-    ] == [True, False]
+    assert [bool(each) for each in ada.activity_summary(timedelta(days=3)).undo] == [True, False]
 
 
 def test_revision_that_is_no_longer_live_has_no_undo_command(ada: User) -> None:

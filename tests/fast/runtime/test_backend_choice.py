@@ -130,7 +130,7 @@ def test_turn_and_provenance_name_the_backend_and_why_it_served(tmp_path: Path) 
         reply = ask(ada)
         turn, why = ada.turns()[0], ada.why(reply)
         assert (turn.backend, turn.backend_reason) == ("fake", ChoiceReason.REQUESTED)
-        data = why.as_json()
+        data = why.as_json()["turn"]
         assert (data["backend"], data["backend_reason"]) == ("fake", "requested")
         assert describe_choice("fake", "requested") in str(why)
         # Where an earlier or a later version wrote the turn.
