@@ -171,7 +171,13 @@ class ForgetUserReport:
 
 
 def forget_user(
-    services: Services, api_keys: ApiKeys, user: str, *, dry_run: bool, certificate: bool = False
+    services: Services,
+    api_keys: ApiKeys,
+    user: str,
+    *,
+    dry_run: bool,
+    certificate: bool,
+    progress: Progress,
 ) -> ForgetUserReport:
     """Implement ``Runtime.forget_user``, which documents the arguments.
 
@@ -199,6 +205,8 @@ def forget_user(
         return report(store.catalog.user(user), complete=True)
     draft = CertificateDraft(services, user, "user", not_cancelled) if certificate else None
     with store.leases.acquire(learn_lease(user)), unpublishing(services, user) as unpublish:
+        if draft is not None:
+            draft.measure_user_before(progress)
         with store.database.write_lock():
             summary = store.catalog.user(user)
             # Before the records go: after a kill in between, nothing would name the copies.
@@ -220,7 +228,7 @@ def forget_user(
     complete = False
     with suppress(Busy, HomeError):
         complete = delete_pending_files(store, user)
-    signed = draft.finish_user(complete) if draft is not None else None
+    signed = draft.finish_user(complete, progress) if draft is not None else None
     return report(summary, complete=complete, certificate=signed)
 
 

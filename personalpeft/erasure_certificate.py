@@ -9,6 +9,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 from personalpeft.certificate import (
@@ -18,11 +19,11 @@ from personalpeft.certificate import (
     require_signing,
     sign_statement,
 )
-from personalpeft.erasure_exposure import ExposureMeasure, not_measured
+from personalpeft.erasure_exposure import ExposureMeasure
 from personalpeft.errors import Forgotten, NotFound
 from personalpeft.ids import new_id
 from personalpeft.learning.environment import describe_installation
-from personalpeft.learning.erasure_plan import ErasurePlan, texts_of
+from personalpeft.learning.erasure_plan import ErasurePlan, texts_beside, texts_of
 from personalpeft.learning.publish import imported_inputs
 from personalpeft.learning.report import LearnReport
 from personalpeft.services import Services
@@ -36,6 +37,7 @@ from personalpeft.types import (
     Progress,
     Revision,
     Signal,
+    Stack,
     Turn,
     canonical_digest,
 )
@@ -70,7 +72,15 @@ class CertificateDraft:
 
     def measure_before(self, plan: ErasurePlan, progress: Progress) -> None:
         """Measure how far the live stack has memorized the items. Raises ``Cancelled``."""
-        self._exposure.measure_before(plan, progress)
+        revisions = plan.removal.revisions
+        self._exposure.measure_before(plan.items, revisions, lambda _: plan.elsewhere, progress)
+
+    def measure_user_before(self, progress: Progress) -> None:
+        """Measure how far the live stack has memorized what a whole user gave."""
+        store, user = self._services.store, self._user
+        items = (*store.ledger.turns(user), *store.ledger.signals(user))
+        revisions = [revision.id for revision in store.catalog.revisions(user)]
+        self._exposure.measure_before(items, revisions, partial(texts_beside, items), progress)
 
     def describe(self, plan: ErasurePlan) -> None:
         """Describe what is about to be erased. Call it under the write lock."""
@@ -128,14 +138,15 @@ class CertificateDraft:
         # Of an encrypted home: the key of the user's files goes with the user's rows.
         self._keys_destroyed = store.cipher.user_key_ids(user)
 
-    def finish_user(self, complete: bool) -> Certificate:
-        """Sign the certificate of a whole user."""
+    def finish_user(self, complete: bool, progress: Progress) -> Certificate:
+        """Measure again on the bare base, and sign the certificate of a whole user."""
         self._statement["closure"]["complete"] = complete
+        bare = Stack(self._services.base.digest)
         self._statement |= {
             "rebuilt": [],
             "not_rebuilt": [],
             "equality": {"check": "none", "holds": None, "revisions": []},
-            "exposure": not_measured("no revision of the user is left"),
+            "exposure": self._exposure.measure_after(progress, bare),
             "chain": None,
         }
         return self._sign()

@@ -6,11 +6,10 @@ The texts are in memory only, from ``measure_before`` to the end of ``measure_af
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import islice
 
 from personalpeft.errors import Cancelled, PersonalPeftError
-from personalpeft.learning.erasure_plan import ErasurePlan
 from personalpeft.learning.evaluate.exposure import (
     UNSEEN,
     Exposure,
@@ -51,21 +50,37 @@ class ExposureMeasure:
         self._before: list[Exposure] = []
         self._not_measured = ""
 
-    def measure_before(self, plan: ErasurePlan, progress: Progress) -> None:
+    def measure_before(
+        self,
+        items: Sequence[Turn | Signal],
+        revisions: Collection[str],
+        remaining: Callable[[Turn | Signal], Sequence[str]],
+        progress: Progress,
+    ) -> None:
         """Choose what is measured, and measure it under the live stack.
 
         Raises ``Cancelled``. Another error is stated as the reason why there is no measure.
+
+        Args:
+            items: What is forgotten.
+            revisions: The ids of the revisions that are erased with them.
+            remaining: Returns the other texts of the user that one of the items is compared with.
+            progress: Called with a stage and the share of it that is done, 0 to 1.
         """
         try:
             stack = live_stack(self._services, self._user)
-            if not {entry.revision for entry in stack.entries} & plan.removal.revisions:
+            live = {entry.revision for entry in stack.entries} & set(revisions)
+            if not live:
                 self._not_measured = "no live revision was built from it"
                 return
-            secrets = self._find_secrets(plan, stack)
+            secrets = self._find_secrets(items, live, remaining)
             if not secrets:
                 self._not_measured = "no answer of it has a word that occurs nowhere else"
                 return
-            self._matched = self._match(secrets, plan.elsewhere, stack.base, progress)
+            words = words_of([text for item, _ in secrets for text in remaining(item)])
+            self._matched = self._match(
+                [secret for _, secret in secrets], words, stack.base, progress
+            )
             if not self._matched:
                 self._not_measured = "there are too few other texts of its form"
             self._before = self._measure(stack, "Measuring before", progress)
@@ -74,12 +89,15 @@ class ExposureMeasure:
         except PersonalPeftError as error:
             self._not_measured = f"{type(error).__name__} before the erasure"
 
-    def measure_after(self, progress: Progress) -> Json:
-        """Measure the same under the stack that is live now, and return both."""
+    def measure_after(self, progress: Progress, stack: Stack | None = None) -> Json:
+        """Measure the same under the stack that is live now, and return both.
+
+        ``stack`` is what answers now, where the user is gone.
+        """
         if not self._before:
             return not_measured(self._not_measured)
         try:
-            stack = live_stack(self._services, self._user)
+            stack = stack or live_stack(self._services, self._user)
             after = self._measure(stack, "Measuring after", progress)
         except PersonalPeftError as error:
             return not_measured(f"{type(error).__name__} after the erasure")
@@ -93,9 +111,13 @@ class ExposureMeasure:
         ]
         return {**not_measured(""), "results": results}
 
-    def _find_secrets(self, plan: ErasurePlan, stack: Stack) -> list[Secret]:
+    def _find_secrets(
+        self,
+        items: Sequence[Turn | Signal],
+        live: Collection[str],
+        remaining: Callable[[Turn | Signal], Sequence[str]],
+    ) -> list[tuple[Turn | Signal, Secret]]:
         store, user = self._services.store, self._user
-        live = {entry.revision for entry in stack.entries} & plan.removal.revisions
         trained = {
             signal
             for each in live
@@ -104,14 +126,18 @@ class ExposureMeasure:
             if role == SignalRole.TRAINED
         }
         # What the revision was trained on first. A turn and its feedback may have the same answer.
-        answers: dict[str, tuple[str, tuple[Message, ...], str]] = {}
-        for item in sorted(plan.items, key=lambda each: each.id not in trained):
+        answers: dict[str, tuple[Turn | Signal, tuple[Message, ...], str]] = {}
+        for item in sorted(items, key=lambda each: each.id not in trained):
             for messages, answer in self._answers(item):
                 key = canonical_json([answer, *(each.to_list() for each in messages)])
-                answers.setdefault(key, (item.id, messages, answer))
-        tried = islice(answers.values(), _MAX_TRIED)
-        found = (find_secret(*each, plan.elsewhere) for each in tried)
-        return list(islice(filter(None, found), MAX_SECRETS))
+                answers.setdefault(key, (item, messages, answer))
+        found = []
+        for item, messages, answer in islice(answers.values(), _MAX_TRIED):
+            secret = find_secret(item.id, messages, answer, remaining(item))
+            found += [(item, secret)] if secret else []
+            if len(found) == MAX_SECRETS:
+                break
+        return found
 
     def _answers(self, item: Turn | Signal) -> Iterable[tuple[tuple[Message, ...], str]]:
         """Yield the answers of an item, each after its prompt."""
@@ -131,10 +157,10 @@ class ExposureMeasure:
             yield turn.messages, str(payload.get("text", turn.reply))
 
     def _match(
-        self, secrets: Sequence[Secret], elsewhere: Sequence[str], base: str, progress: Progress
+        self, secrets: Sequence[Secret], words: Sequence[str], base: str, progress: Progress
     ) -> list[MatchedSecret]:
         rng = random.Random(self._services.clock.entropy(16))
-        words, found = words_of(elsewhere), list[MatchedSecret]()
+        found: list[MatchedSecret] = []
         with self._services.model.learning():
             for number, secret in enumerate(secrets):
                 progress("Matching", number / len(secrets))

@@ -199,7 +199,12 @@ class Runtime(
         return import_user(self._services.store, self._services.model.base, Path(file), as_user)
 
     def forget_user(
-        self, user_id: str, *, dry_run: bool = False, certificate: bool = False
+        self,
+        user_id: str,
+        *,
+        dry_run: bool = False,
+        certificate: bool = False,
+        progress: Progress = no_progress,
     ) -> ForgetUserReport:
         """Erase a user for good: the whole ledger, all layers, published copies and API keys.
 
@@ -211,7 +216,9 @@ class Runtime(
         Args:
             user_id: The exact id.
             dry_run: Only report what would be erased.
-            certificate: Make a signed certificate, ``report.certificate``.
+            certificate: Make a signed certificate, ``report.certificate``. It measures how far the
+                model knew some of the items, and the bare base, which takes a minute or more.
+            progress: Called with a stage and the share of it that is done, 0 to 1.
 
         Returns:
             How much was erased.
@@ -225,7 +232,12 @@ class Runtime(
         """
         check_user_id(user_id)
         return forget_user(
-            self._services, self._api_keys, user_id, dry_run=dry_run, certificate=certificate
+            self._services,
+            self._api_keys,
+            user_id,
+            dry_run=dry_run,
+            certificate=certificate,
+            progress=progress,
         )
 
     def items_with_text(self, certificate: Certificate, text: str) -> tuple[str, ...]:

@@ -106,12 +106,16 @@ def forget_user(
     lists what would be erased and asks.
     """
     _check_certificate(certificate, dry_run)
-    with session.open_runtime(common, "read" if dry_run else "change") as runtime:
+    display = Display(common)
+    with session.open_runtime(common, "read" if dry_run else "change", display) as runtime:
         if not (dry_run or yes):
             _check_can_ask(common)
             click.echo(str(runtime.forget_user(name, dry_run=True)), err=True)
             click.confirm(f"Forget {name} for good?", abort=True, err=True)
-        report = runtime.forget_user(name, dry_run=dry_run, certificate=certificate is not None)
+        with display:
+            report = runtime.forget_user(
+                name, dry_run=dry_run, certificate=certificate is not None, progress=display
+            )
     emit(common, report, str(report))
     _write_certificate(common, certificate, report.certificate)
 

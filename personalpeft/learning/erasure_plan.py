@@ -353,6 +353,20 @@ def texts_of(signal: Signal) -> list[str]:
     return [text for text in (*texts, *(payload.get("questions") or ())) if isinstance(text, str)]
 
 
+def texts_beside(items: Iterable[Turn | Signal], item: Turn | Signal) -> list[str]:
+    """Return what the user said in other items, except those of the same turn."""
+
+    def turn_of(each: Turn | Signal) -> str:
+        return each.id if isinstance(each, Turn) else each.turn or each.id
+
+    others = (each for each in items if turn_of(each) != turn_of(item))
+    return [
+        text
+        for each in others
+        for text in ([each.messages[-1].content] if isinstance(each, Turn) else texts_of(each))
+    ]
+
+
 def _contains(wanted: Sequence[str], texts: Iterable[str]) -> bool:
     return any(each in text for text in map(comparable, texts) for each in wanted)
 

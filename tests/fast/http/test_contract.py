@@ -887,6 +887,7 @@ _LIBRARY_ONLY = {
     "learn": {"paused", "recipe", "verifier"},
     "compare": {"cancelled"},
     "collect_garbage": {"progress"},
+    "forget_user": {"progress"},
 }
 
 

@@ -139,6 +139,22 @@ def test_exposure_is_measured_before_and_after(
     assert {"Matching", "Measuring before", "Measuring after"} <= set(stages)
 
 
+def test_exposure_of_a_whole_user_is_measured_before_and_on_the_bare_base(
+    ada: User, runtime: Runtime
+) -> None:
+    teach_secret(ada)
+    items = {*(signal.id for signal in ada.signals()), *(turn.id for turn in ada.turns())}
+    certificate = runtime.forget_user(ada.id, certificate=True).certificate
+    assert certificate is not None
+    exposure = certificate.statement["exposure"]
+    assert 1 <= len(exposure["results"]) <= 4
+    for result in exposure["results"]:
+        assert result["item"] in items
+        # The bare base has memorized nothing: all texts are as likely as it makes them.
+        assert result["after"]["auc"] == 0.5
+        assert result["before"]["rank"] >= 1
+
+
 def test_exposure_is_not_measured_where_no_live_revision_saw_the_item(ada: User) -> None:
     ada.learn()
     item = ada.remember(f"My dog is {SECRETS[0]}.")
