@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from personalpeft.errors import InvalidInput, NothingCause, NothingToLearn
-from personalpeft.formatting import JsonMixin, pluralize
+from personalpeft.formatting import HasJson, pluralize
 from personalpeft.learning.data.training_examples import Lesson, load_assignments
 from personalpeft.learning.evaluate.across_bases import (
     BaseComparison,
@@ -78,7 +78,7 @@ class RebaseQuestion:
 
 
 @dataclass(frozen=True, slots=True)
-class RebaseReport(JsonMixin):
+class RebaseReport(HasJson):
     """How one rebase ended.
 
     Attributes:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from personalpeft.formatting import JsonMixin, pluralize
+from personalpeft.formatting import HasJson, pluralize
 from personalpeft.learning.data.scrubber import LessonPart, PersonalDataKind, RemovedText
 from personalpeft.learning.gate.evidence import CONFIRMATION_E_VALUE, Leakage
 from personalpeft.learning.outcomes import (
@@ -67,7 +67,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class LearnReport(JsonMixin):
+class LearnReport(HasJson):
     """How one learn, or one review of a probation, ended.
 
     ``before`` is the head that the candidate was judged against. For an event it is the revision
