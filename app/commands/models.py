@@ -117,13 +117,13 @@ def models_add(
             progress=display,
         )
     backend = choose_backend(common.backend or "auto", model.card, None).name
-    needed, free = model.memory(backend), _free_memory()
+    needed, disk, free = model.memory(backend), model.disk(backend), _free_memory()
     if not common.json:
         emit(common, {}, _describe(model))
     info(
         common,
         f"Opening it with {backend} needs about {_gib(needed)} of memory ({_gib(free)} are free)"
-        + (f" and {_gib(model.disk)} of disk." if model.disk else "."),
+        + (f" and {_gib(disk)} of disk." if disk else "."),
     )
     tries = not no_try and needed <= free
     reply = _ask(common, model) if tries else None

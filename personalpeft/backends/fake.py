@@ -86,6 +86,7 @@ def fake_base() -> Base:
         card,
         canonical_digest("fake base, format 1"),
         Path(),
+        Path(),
         _TEMPLATE,
         architecture,
         control=("\1",),

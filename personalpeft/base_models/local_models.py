@@ -64,10 +64,10 @@ class LocalModel:
         weights = {"torch": 2 * _HALF * self.parameters, "llamacpp": self.size}.get(backend, 0)
         return _OVERHEAD + max(unpacking, weights + cache if weights else 0)
 
-    @property
-    def disk(self) -> int:
-        """About how many bytes of the cache it takes."""
-        return _HALF * self.parameters if self.card.source.kind == "gguf" else 0
+    def disk(self, backend: str) -> int:
+        """Return about how many bytes of the cache the first opening with a backend takes."""
+        unpacks = backend == "torch" and self.card.source.kind == "gguf"
+        return _HALF * self.parameters if unpacks else 0
 
 
 def inspect_local_model(
@@ -197,6 +197,7 @@ def _propose_card(
         card,
         "0" * 64,
         file.parent,
+        Path(),
         text,
         Architecture(facts.architecture, "", 1, {}),
         control=tuple(dict.fromkeys((*facts.control, *facts.stop_tokens))),
@@ -251,6 +252,7 @@ def _from_folder(folder: Path, template: str | None) -> LocalModel:
         card,
         "0" * 64,
         folder,
+        Path(),
         chosen,
         facts.architecture,
         control=facts.control,

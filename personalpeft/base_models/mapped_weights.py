@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from personalpeft.base_models.files import FRESH_COPY, gguf_parts
-from personalpeft.base_models.gguf.file import source_gguf_file
+from personalpeft.base_models.files import FRESH_COPY
+from personalpeft.base_models.gguf.file import find_gguf_file
 from personalpeft.base_models.gguf.mapped import MappedTensor, Numbers, PlainFormat, map_gguf
 from personalpeft.base_models.gguf.tensor_names import GgufNames, gguf_names
 from personalpeft.base_models.types import Base
@@ -145,18 +145,12 @@ class MappedWeights:
 
 
 def map_weights(base: Base) -> MappedWeights:
-    """Map the file that the base comes from: one GGUF file, or a folder's safetensors.
+    """Map the file that the base comes from: a GGUF file, or a folder's safetensors.
 
     Raises:
         WeightsError: There is no such file, or a tensor is stored in an unknown way.
     """
-    if gguf_parts(base.card):
-        file = source_gguf_file(base.card)
-        if file is None:
-            raise WeightsError(
-                f"The GGUF file of {base.card.name} comes in parts, which cannot be mapped.",
-                hint="Unpack the weights instead: PERSONALPEFT_WEIGHTS=loaded.",
-            )
+    if file := find_gguf_file(base):
         weights = map_gguf(file)
         for each in weights.values():
             if each.format.name not in MAPPED_FORMATS:

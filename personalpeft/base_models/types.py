@@ -154,7 +154,8 @@ class Base:
 
     card: ModelCard
     digest: str
-    folder: Path  # config.json, tokenizer.json and safetensors weights, in one file or shards
+    folder: Path  # config.json and tokenizer.json; ``resolve.unpacked_folder`` has the weights too
+    cache: Path  # where files that are made of the base lie
     template: str
     architecture: Architecture  # with the projections that the card's targets name
     stop_tokens: tuple[str, ...] = ()  # end a reply; the first ends a turn in the template

@@ -39,10 +39,11 @@ from personalpeft.backends.torch.training.session import (
     advance,
     forward_backward,
 )
-from personalpeft.backends.torch.weights_choice import WeightsChoice, choose_weights
+from personalpeft.backends.torch.weights_choice import choose_weights, load_weights
 from personalpeft.base_models.types import Base
 from personalpeft.errors import WeightsError
 from personalpeft.settings import WeightsMode
+from personalpeft.types import Progress
 
 # Tokens of one scoring pass, and the most bytes of their logits.
 _SCORE_TOKENS, _SCORE_BYTES = 1024, 64 * 2**20
@@ -65,6 +66,7 @@ class TorchBackend(BatchBackend):
         cache: For compiled kernels, product choices and reference outputs; None caches nothing.
         weights: Where the base's weights are kept.
         record: How decoding steps are recorded; None: as CUDA graphs on a GPU, else not at all.
+        progress: Called with a stage and its progress, 0 to 1, while weights are unpacked.
     """
 
     name = "torch"
@@ -80,21 +82,22 @@ class TorchBackend(BatchBackend):
         cache: Path | None = None,
         weights: WeightsMode = "auto",
         record: Recorder | None = None,
+        progress: Progress = lambda stage, done: None,
     ) -> None:
         where = where or choose_device()
         super().__init__(base)
         self.slots, self.rows = slots, rows
         ops, reason = choose_ops(where.device, where.dtype, cache)
         self.logprob_tolerance = _TOLERANCE.get(where.dtype, _TOLERANCE[torch.float32])
-        kept = choose_weights(base, where, weights)
+        kept = choose_weights(base, where, weights, progress)
         try:
-            self._model = ModelRunner(base, where, ops, cache, kept.mapped)
+            self._model = ModelRunner(base, where, ops, cache, kept)
         except WeightsError:
             if weights != "auto" or kept.mapped is None:
                 raise
             # A model of a kind whose file has other names, such as a multimodal one.
-            kept = WeightsChoice(None)
-            self._model = ModelRunner(base, where, ops, cache)
+            kept = load_weights(base, where, progress)
+            self._model = ModelRunner(base, where, ops, cache, kept)
         # Results of torch's own operations depend on the batch.
         self.batch_invariant = ops.batch_invariant and self._model.batch_invariant
         self.maps_weights = kept.mapped is not None

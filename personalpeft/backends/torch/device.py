@@ -12,6 +12,7 @@ from personalpeft.backends.torch.batch_invariant_matmul import (
     ProductShape,
     is_usable,
 )
+from personalpeft.base_models.resolve import unpacked_bytes
 from personalpeft.base_models.types import Base
 from personalpeft.errors import InvalidInput
 from personalpeft.settings import LearningDevice, WeightsMode
@@ -73,8 +74,8 @@ def choose_learning_device(
             hint="Set PERSONALPEFT_LEARNING_DEVICE=auto, or install a CUDA build of torch.",
         )
     if mode == "auto" and weights != "mapped" and torch.cuda.is_available():
-        needed = sum(file.stat().st_size for file in base.folder.glob("model*.safetensors"))
-        fits = memory_to_plan(torch.device("cuda")) >= needed + _LEARNING_BYTES
+        needed = unpacked_bytes(base) + _LEARNING_BYTES
+        fits = memory_to_plan(torch.device("cuda")) >= needed
         return choose_device(gpu=fits)
     return choose_device(gpu=mode == "cuda")
 

@@ -37,7 +37,7 @@ def base_of(card: ModelCard) -> Base:
     architecture = Architecture("any", "model.layers", 1, projections)
     assert card.template is not None
     control = (*card.stop_tokens, "<|im_start|>")
-    return Base(card, "0" * 64, Path(), card.template, architecture, control=control)
+    return Base(card, "0" * 64, Path(), Path(), card.template, architecture, control=control)
 
 
 def test_there_is_a_card_for_each_base_that_people_have() -> None:
