@@ -172,7 +172,7 @@ def _describe(model: LocalModel) -> str:
         ("weights", f"{model.quantisation}, {model.size / 1e9:.2f} GB"),
         ("context", f"{context} tokens"),
         ("chat template", "yes" if model.has_template else "no, given"),
-        ("tools", "yes" if model.has_tools else "no"),
+        ("tool calls", card.tool_format or "none"),
         ("licence", card.licence),
     )
     return "\n".join(f"{name:<15}{to_one_line(value)}" for name, value in rows)

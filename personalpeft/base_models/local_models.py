@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from personalpeft.base_models.chat_template import end_of_turn, supports_tools
+from personalpeft.base_models.chat_template import end_of_turn, find_tool_format
 from personalpeft.base_models.digest_cache import sealed_digest
 from personalpeft.base_models.files import folder_digest, folder_files, read_json
 from personalpeft.base_models.gguf.describe import GgufFacts, describe_gguf
@@ -23,7 +23,7 @@ from personalpeft.base_models.registry import all_cards, find_card
 from personalpeft.base_models.types import Base, ModelCard, Source
 from personalpeft.errors import CardError, InvalidInput, NotFound, WeightsError
 from personalpeft.sandbox import Limits, certify
-from personalpeft.types import Architecture, Progress, Sampling
+from personalpeft.types import Architecture, Progress, Sampling, ToolFormat
 
 _TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 # A longer context takes more memory than most machines have.
@@ -53,7 +53,6 @@ class LocalModel:
     size: int  # of the files, in bytes
     trained_context: int
     has_template: bool  # of its own
-    has_tools: bool
     kv_bytes: int  # of a token's keys and values
 
     def memory(self, backend: str) -> int:
@@ -205,7 +204,7 @@ def _propose_card(
         eos=facts.eos,
     )
     return LocalModel(
-        card=card,
+        card=replace(card, tool_format=_check_template(base, file)),
         architecture=facts.architecture,
         parameters=facts.parameters,
         tokens=facts.tokens,
@@ -213,7 +212,6 @@ def _propose_card(
         size=facts.size,
         trained_context=facts.context,
         has_template=facts.template is not None,
-        has_tools=_check_template(base, file),
         kv_bytes=facts.kv_bytes,
     )
 
@@ -260,7 +258,7 @@ def _from_folder(folder: Path, template: str | None) -> LocalModel:
         eos=facts.eos,
     )
     return LocalModel(
-        card=card,
+        card=replace(card, tool_format=_check_template(base, folder)),
         architecture=facts.architecture.model_type,
         parameters=size // width,
         tokens=0,
@@ -268,7 +266,6 @@ def _from_folder(folder: Path, template: str | None) -> LocalModel:
         size=size,
         trained_context=trained,
         has_template=facts.template is not None,
-        has_tools=_check_template(base, folder),
         kv_bytes=2 * 2 * facts.architecture.blocks * kv_heads * head_dim,
     )
 
@@ -302,8 +299,8 @@ def _folder_sampling(folder: Path) -> dict[str, Any]:
     return settings
 
 
-def _check_template(base: Base, where: Path) -> bool:
-    """Return whether a template shows tools. Raise ``CardError`` if it does not work."""
+def _check_template(base: Base, where: Path) -> ToolFormat:
+    """Return how a template shows tool calls. Raise ``CardError`` if it does not work."""
     try:
         end_of_turn(base)
     except InvalidInput as error:
@@ -311,7 +308,7 @@ def _check_template(base: Base, where: Path) -> bool:
             f"{where}: its chat template cannot be used: {error.message}",
             hint="Give another with --chat-template FILE.",
         ) from error
-    return supports_tools(base)
+    return find_tool_format(base)
 
 
 def _same_model(facts: GgufFacts, cards: Sequence[ModelCard]) -> ModelCard | None:

@@ -33,7 +33,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 
-from personalpeft.base_models.chat_template import end_of_turn
+from personalpeft.base_models.chat_template import end_of_turn, find_tool_format
 from personalpeft.base_models.convert import (
     RECIPE,
     make_random_model,
@@ -216,7 +216,9 @@ def _base(
             f"The chat template of {card.name} refuses a plain chat: {error}", hint=error.hint
         ) from error
     stops = (*((last,) if last else ()), *card.stop_tokens, *facts.stops)
-    return replace(base, stop_tokens=tuple(dict.fromkeys(stops)))
+    return replace(
+        base, stop_tokens=tuple(dict.fromkeys(stops)), tool_format=find_tool_format(base)
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from personalpeft.base_models.model_files import find_models
 from personalpeft.base_models.resolve import resolve_base, unpacked_folder
 from personalpeft.base_models.types import Base, ModelCard, Source
 from personalpeft.errors import CardError, NotFound, WeightsError
+from personalpeft.types import ToolFormat
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +60,11 @@ def test_what_a_file_says_of_itself_is_in_its_card(file: Path, tmp_path: Path) -
     card = model.card
     assert (card.name, card.title, card.licence) == ("tiny-qwen3", "Tiny qwen3", "apache-2.0")
     assert (model.architecture, model.quantisation, card.context) == ("qwen3", "F32", 16384)
-    assert (card.stop_tokens[0], model.has_template, model.has_tools) == ("<|im_end|>", True, False)
+    assert (card.stop_tokens[0], model.has_template, card.tool_format) == (
+        "<|im_end|>",
+        True,
+        ToolFormat.NONE,
+    )
     assert model.size == file.stat().st_size
     assert card.source.digest is not None
     assert read_card(write_card(card, tmp_path / "models")) == card

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from personalpeft.base_models.chat_template import end_of_turn, render_chat, supports_tools
+from personalpeft.base_models.chat_template import end_of_turn, find_tool_format, render_chat
 from personalpeft.base_models.local_models import recipe
 from personalpeft.base_models.registry import all_cards, find_card
 from personalpeft.base_models.types import Base, ModelCard
 from personalpeft.learning.train.config import load_training_configs
-from personalpeft.types import Architecture, Message
+from personalpeft.types import Architecture, Message, ToolFormat
 
 _SPLIT = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 _FUSED = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
@@ -49,6 +49,7 @@ def test_a_card_names_targets_stops_and_a_recipe(card: ModelCard) -> None:
     assert card.targets == (_FUSED if card.name.startswith("phi") else _SPLIT)
     assert card.stop_tokens
     assert card.licence != "unknown"
+    assert card.tool_format is not None
     architecture = {f"mlp.{name}": (8, 8) for name in card.targets}
     recipes = load_training_configs(card.name, card.learning, architecture)
     style, memory = card.learning["learning_rate"], card.learning["memory"]["learning_rate"]
@@ -72,4 +73,4 @@ def test_a_template_of_a_card_answers_at_once_and_calls_tools(card: ModelCard) -
     assert prompt.rstrip().endswith("<think>\n\n</think>")
     assert "<think>" not in render_chat(base, chat, add_generation_prompt=False)
     assert end_of_turn(base) == "<|im_end|>"
-    assert supports_tools(base)
+    assert find_tool_format(base) is card.tool_format is ToolFormat.HERMES
