@@ -234,7 +234,7 @@ class _Checks:
             return f"{cache} does not exist yet"
         bases = [path for path in (cache / "bases").glob("*") if path.is_dir()]
         count = sum(".tmp-" not in path.name for path in bases)
-        return f"{cache}, prepared bases: {count}"
+        return f"{cache}, folders of prepared bases: {count}"
 
     def _check_base(self) -> str:
         card = self._card()

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.util import find_spec
@@ -296,6 +296,86 @@ def is_alive(pid: int) -> bool:
     with suppress(OverflowError):
         return bool(psutil.pid_exists(pid))
     return False
+
+
+def can_fork() -> bool:
+    """Return whether a process can copy itself. One of Windows cannot."""
+    return hasattr(os, "fork")
+
+
+def kill_session(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process that was started in a session of its own, with its children.
+
+    Windows has no sessions, so children live on there.
+    """
+    with suppress(OSError):
+        if hasattr(os, "killpg"):
+            os.killpg(process.pid, signal.SIGKILL)
+        else:
+            process.kill()
+
+
+def wait_for_input(pipe: IO[bytes], seconds: float) -> bool:
+    """Return whether a pipe has input, or has ended, within a time. True at once on Windows."""
+    if not can_fork():
+        return True
+    from select import select
+
+    return bool(select([pipe], [], [], seconds)[0])
+
+
+def run_confined(compute: Callable[[], bytes], memory: int, seconds: int, most: int) -> bytes:
+    """Run a function in a child with limits. A system without ``fork`` runs it in this process.
+
+    The child inherits no descriptor, and writes no file.
+
+    Args:
+        compute: The function.
+        memory: Bytes of address space that the child may use.
+        seconds: Seconds of processor time that it may use.
+        most: Bytes of the result that are read.
+
+    Returns:
+        The result of the function. Empty if the child ended without one.
+    """
+    if not can_fork():
+        return compute()
+    receiving, sending = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            _confine(sending, memory, seconds)
+            with os.fdopen(sending, "wb") as pipe:
+                pipe.write(compute())
+        finally:
+            os._exit(0)
+    os.close(sending)
+    with os.fdopen(receiving, "rb") as pipe:
+        answer = pipe.read(most)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return answer
+
+
+def _confine(sending: int, memory: int, seconds: int) -> None:
+    """Take from this process all descriptors but one, and all but its share of the machine."""
+    import resource
+
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for standard in range(3):
+        os.dup2(nothing, standard)
+    os.closerange(3, sending)
+    os.closerange(sending + 1, 1 << 16)
+    for name, limit in (
+        (resource.RLIMIT_AS, memory),
+        (resource.RLIMIT_CPU, seconds),
+        (resource.RLIMIT_FSIZE, 0),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_NPROC, 0),
+    ):
+        # A system may allow less than that already.
+        with suppress(OSError, ValueError):
+            resource.setrlimit(name, (limit, limit))
 
 
 def start_mark(pid: int) -> str:

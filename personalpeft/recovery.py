@@ -169,7 +169,7 @@ def _copy(backup: Path, part: Path, progress: Progress) -> None:
         progress("Copying", number / len(files))
         target = part / path.relative_to(backup)
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with path.open("rb") as source, os.fdopen(_create(target), "wb") as copy:
+        with path.open("rb") as source, open(target, "xb", opener=_open_private) as copy:
             shutil.copyfileobj(source, copy)
             copy.flush()
             host.sync_file(copy.fileno())
@@ -184,8 +184,8 @@ def _files(backup: Path) -> Iterator[Path]:
         yield from sorted(path.rglob("*")) if path.is_dir() and not path.is_symlink() else [path]
 
 
-def _create(path: Path) -> int:
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o600)
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _forget_again(

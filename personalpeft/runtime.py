@@ -23,7 +23,12 @@ from personalpeft.backends.base import TrainingBackend
 from personalpeft.backends.choice import FEW, TORCH, BackendChoice, check_backend, choose_backend
 from personalpeft.base_models.files import weights_status
 from personalpeft.base_models.registry import all_cards, find_card
-from personalpeft.base_models.resolve import collect_bases, find_changed_files, resolve_base
+from personalpeft.base_models.resolve import (
+    collect_bases,
+    find_changed_files,
+    resolve_base,
+    unpacked_folder,
+)
 from personalpeft.base_models.types import Base, ModelCard
 from personalpeft.certificate import Certificate
 from personalpeft.chat.routing import AdapterRouter
@@ -579,6 +584,17 @@ class Runtime(
         """Return the open base, files hashed. Raises ``WeightsError``, ``CardError``."""
         return self._services.base
 
+    def model_folder(self) -> Path:
+        """Return a folder with the open base that vLLM and transformers load.
+
+        It holds config, tokenizer and weights. A GGUF file is unpacked into the cache the first
+        time, which takes two bytes a parameter of disk.
+
+        Raises:
+            WeightsError: The base cannot be prepared or unpacked.
+        """
+        return unpacked_folder(self.base(), progress=self._progress)
+
     def engine(self) -> Engine:
         """Return the engine that serves, with the base loaded."""
         return self._services.engine
@@ -677,6 +693,7 @@ class Runtime(
             weights=self.settings.weights,
             learning_device=self.settings.learning_device,
             serves=serves,
+            progress=self._progress,
         )
         engine = Engine(backend, self._adapter, self.serving, self._clock, give_way)
         self._progress("Loading the model", 1.0)

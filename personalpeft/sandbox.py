@@ -25,10 +25,12 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import IO, Any, Self, cast
 
+from personalpeft import host
 from personalpeft.errors import ERROR_CODES, PersonalPeftError, get_error_type
 
 _IDLE_SECONDS = 60
@@ -161,13 +163,8 @@ class _Server:
         self._process.wait()
 
     def _kill(self) -> None:
-        if self._process.poll() is not None:
-            return
-        with suppress(OSError):
-            if hasattr(os, "killpg"):
-                os.killpg(self._process.pid, 9)
-            else:
-                self._process.kill()
+        if self._process.poll() is None:
+            host.kill_session(self._process)
 
 
 _lock = threading.Lock()
@@ -203,20 +200,18 @@ def _close() -> None:
 def serve() -> None:
     """Answer requests from the standard input until it ends. This is the server's program."""
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
-    while _arrives(requests.fileno()) and (line := requests.readline()):
-        answers.write(_answer(json.loads(line), requests) + b"\n")
+    while host.wait_for_input(requests, _IDLE_SECONDS) and (line := requests.readline()):
+        request = json.loads(line)
+        reader, arguments = _find(request["reader"]), request["arguments"]
+        if request["bytes"] is not None:
+            arguments["data"] = requests.read(request["bytes"])
+        run = partial(_run, reader, arguments)
+        limits = Limits(**request["limits"])
+        answer = host.run_confined(run, limits.memory, limits.seconds, _ANSWER_LIMIT)
+        answers.write(_as_line(answer))
         answers.flush()
-        if not hasattr(os, "fork"):
+        if not host.can_fork():
             return
-
-
-def _answer(request: dict[str, Any], requests: IO[bytes]) -> bytes:
-    """Run the reader of a request, whose bytes follow it."""
-    reader, arguments = _find(request["reader"]), request["arguments"]
-    if request["bytes"] is not None:
-        arguments["data"] = requests.read(request["bytes"])
-    run = _run_forked if hasattr(os, "fork") else _run
-    return run(reader, arguments, Limits(**request["limits"]))
 
 
 def _find(reader: str) -> Callable[..., Any]:
@@ -224,61 +219,15 @@ def _find(reader: str) -> Callable[..., Any]:
     return cast(Callable[..., Any], getattr(import_module(module), name))
 
 
-def _arrives(handle: int) -> bool:
-    """Wait for input. Return whether there was any in a minute."""
-    if not hasattr(os, "fork"):
-        return True
-    from select import select
-
-    return bool(select([handle], [], [], _IDLE_SECONDS)[0])
-
-
-def _run_forked(reader: Callable[..., Any], arguments: dict[str, Any], limits: Limits) -> bytes:
-    """Run a reader in a child, and return its answer."""
-    receiving, sending = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            _confine(sending, limits)
-            with os.fdopen(sending, "wb") as pipe:
-                pipe.write(_run(reader, arguments, limits))
-        finally:
-            os._exit(0)
-    os.close(sending)
-    with os.fdopen(receiving, "rb") as pipe:
-        answer = pipe.read(_ANSWER_LIMIT)
-    os.kill(child, 9)
-    os.waitpid(child, 0)
-    # The child is not trusted to write one line of JSON.
+def _as_line(answer: bytes) -> bytes:
+    """Return an answer as a line of JSON. The child is not trusted to write one."""
     with suppress(ValueError):
-        return json.dumps(json.loads(answer)).encode()
-    return b"{}"
+        return json.dumps(json.loads(answer)).encode() + b"\n"
+    return b"{}\n"
 
 
-def _confine(sending: int, limits: Limits) -> None:
-    """Take from this process all descriptors but one, and all but its share of the machine."""
-    import resource
-
-    nothing = os.open(os.devnull, os.O_RDWR)
-    for standard in range(3):
-        os.dup2(nothing, standard)
-    os.closerange(3, sending)
-    os.closerange(sending + 1, 1 << 16)
-    for name, limit in (
-        (resource.RLIMIT_AS, limits.memory),
-        (resource.RLIMIT_CPU, limits.seconds),
-        (resource.RLIMIT_FSIZE, 0),
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_NPROC, 0),
-    ):
-        # A system may allow less than that already.
-        with suppress(OSError, ValueError):
-            resource.setrlimit(name, (limit, limit))
-
-
-def _run(reader: Callable[..., Any], arguments: dict[str, Any], limits: Limits) -> bytes:
+def _run(reader: Callable[..., Any], arguments: dict[str, Any]) -> bytes:
     """Return the answer of a reader as JSON. Any other error of a reader ends its process."""
-    del limits
     try:
         answer: dict[str, Any] = {"digests": reader(**arguments)}
     except PersonalPeftError as error:

@@ -67,6 +67,15 @@ class SignalRole(StrEnum):
     HELD_OUT = "held_out"
 
 
+class ToolFormat(StrEnum):
+    """How a base writes calls of tools. ``base_models.tool_calls`` has each form."""
+
+    NONE = "none"
+    HERMES = "hermes"
+    LLAMA3_JSON = "llama3_json"
+    PHI4_MINI = "phi4_mini"
+
+
 @dataclass(frozen=True, slots=True)
 class ToolCall:
     """A call of a tool by a reply. A tool's result names the call by ``id``."""

@@ -229,7 +229,7 @@ def _base(shape: ModelShape, folder: Path, source: Source) -> Base:
     )
     architecture = architecture_of(_empty_model(folder), shape.kind)
     digest = canonical_digest([str(shape), str(source.kind)])
-    return Base(card, digest, folder, _TEMPLATE, architecture, (END,), (END,))
+    return Base(card, digest, folder, folder / "cache", _TEMPLATE, architecture, (END,), (END,))
 
 
 def _empty_model(folder: Path) -> Any:

@@ -17,7 +17,7 @@ import pytest
 
 from personalpeft.backends.base import Backend
 from personalpeft.base_models.registry import find_card
-from personalpeft.base_models.resolve import resolve_base
+from personalpeft.base_models.resolve import resolve_base, unpacked_folder
 from personalpeft.base_models.types import Base
 from personalpeft.errors import MissingPackage
 from personalpeft.settings import VllmServer
@@ -57,7 +57,13 @@ def running(base: Base, folder: Path, **more: Any) -> Iterator[VllmServer]:
     try:
         log = folder / "vllm.log"
         with vllm.run_server(
-            python, base.folder, log, options=options, environment=few, echo=print, **shape
+            python,
+            unpacked_folder(base),
+            log,
+            options=options,
+            environment=few,
+            echo=print,
+            **shape,
         ) as server:
             yield VllmServer(server.url, patience=2.0, timeout=60.0)
     except MissingPackage as error:

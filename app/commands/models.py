@@ -124,12 +124,13 @@ def models_add(
     backend = choose_backend(common.backend or "auto", model.card, None).name
     free = host.free_memory()
     needed = model.memory(backend, settings.weights, free)
+    disk = model.disk(backend)
     if not common.json:
         emit(common, {}, _describe(model))
     info(
         common,
         f"Opening it with {backend} needs about {_gib(needed)} of memory ({_gib(free)} are free)"
-        + (f" and {_gib(model.disk)} of disk." if model.disk else "."),
+        + (f" and {_gib(disk)} of disk." if disk else "."),
     )
     tries = not no_try and needed <= free
     reply = _ask(common, model) if tries else None
@@ -178,7 +179,7 @@ def _describe(model: LocalModel) -> str:
         ("weights", f"{model.quantisation}, {model.size / 1e9:.2f} GB"),
         ("context", f"{context} tokens"),
         ("chat template", "yes" if model.has_template else "no, given"),
-        ("tools", "yes" if model.has_tools else "no"),
+        ("tool calls", card.tool_format or "none"),
         ("licence", card.licence),
     )
     return "\n".join(f"{name:<15}{to_one_line(value)}" for name, value in rows)

@@ -13,9 +13,9 @@ from itertools import islice
 from typing import Any
 
 from personalpeft import Runtime, User
-from personalpeft.base_models.chat_template import supports_tools
 from personalpeft.errors import InvalidId, NotFound
 from personalpeft.ids import USER_ID, check_user_id
+from personalpeft.types import ToolFormat
 from personalpeft_app.http.error_responses import InvalidParameter, UnknownModel
 from personalpeft_app.http.security import caller
 
@@ -84,9 +84,9 @@ class Models:
         )
 
     @property
-    def supports_tools(self) -> bool:
-        """Whether the base's chat template supports tools."""
-        return supports_tools(self._runtime.base())
+    def tool_format(self) -> ToolFormat:
+        """How the base writes tool calls."""
+        return self._runtime.base().tool_format
 
     @property
     def default_stops(self) -> tuple[str, ...]:

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from personalpeft import Reply, ServingFailed
-from personalpeft.base_models.tool_calls import CALL_ENDS, CallReader, ReplyPart
+from personalpeft.base_models.tool_calls import ReplyPart, call_end, call_reader
 from personalpeft.chat.validation import Tool, check_prompt, check_tools
 from personalpeft.errors import InvalidInput
-from personalpeft.types import Json, ToolCall
+from personalpeft.types import Json, ToolCall, ToolFormat
 from personalpeft_app.http.error_responses import InvalidParameter
 from personalpeft_app.http.models import Models
 from personalpeft_app.http.validation import Part
@@ -66,19 +66,24 @@ class ToolOptions:
     Attributes:
         tools: Empty if tools are switched off.
         required: Whether the reply must call a tool, or the name of one.
-        single: Whether the reply ends with its first call.
+        single: Whether the reply ends with its first call. Where that has no mark at its end, later
+            ones are left out.
         default_stops: The stop strings of a request that names none.
+        tool_format: How the base writes calls.
     """
 
     tools: tuple[Tool, ...] = ()
     required: bool | str = False
     single: bool = False
     default_stops: tuple[str, ...] = ()
+    tool_format: ToolFormat = ToolFormat.NONE
 
     def options(self, how: Mapping[str, Any]) -> dict[str, Any]:
         """Return options for ``User.stream`` with the tools."""
-        # A stop string replaces the defaults.
-        stop = (*(how["stop"] or self.default_stops), CALL_ENDS) if self.single else how["stop"]
+        stop = how["stop"]
+        if self.single and (end := call_end(self.tool_format)):
+            # A stop string replaces the defaults.
+            stop = (*(stop or self.default_stops), end)
         return {**how, "tools": self.tools, "must_call": self.required, "stop": stop}
 
     def parts(self, pieces: Iterable[str]) -> Iterator[ReplyPart]:
@@ -86,10 +91,18 @@ class ToolOptions:
         if not self.tools:
             yield from pieces
             return
-        parser = CallReader()
+        called = False
+        for part in self._read(pieces):
+            is_call = isinstance(part, ToolCall)
+            if not (is_call and called and self.single):
+                yield part
+            called = called or is_call
+
+    def _read(self, pieces: Iterable[str]) -> Iterator[ReplyPart]:
+        reader = call_reader(self.tool_format)
         for piece in pieces:
-            yield from parser.push(piece)
-        yield from parser.finish()
+            yield from reader.push(piece)
+        yield from reader.finish()
 
     def read(self, reply: Reply) -> list[ReplyPart]:
         """Return the texts and calls of a whole reply. Raises as ``check``."""
@@ -119,7 +132,7 @@ class ToolOptions:
 
     def stop_of(self, reply: Reply) -> str:
         """Return the request's stop string that ended a reply, else empty."""
-        return "" if self.single and reply.stop == CALL_ENDS else reply.stop
+        return "" if self.single and reply.stop == call_end(self.tool_format) else reply.stop
 
 
 def calls_of(parts: Iterable[ReplyPart]) -> list[ToolCall]:
@@ -138,7 +151,7 @@ def tool_options(
         if choice:
             raise InvalidParameter("tool_choice: there are no tools to choose from.", "tool_choice")
         return ToolOptions()
-    if not models.supports_tools:
+    if models.tool_format is ToolFormat.NONE:
         raise InvalidParameter("tools: the chat template of this base has no tools.", "tools")
     try:
         checked = check_tools(tools)
@@ -154,7 +167,7 @@ def tool_options(
         return ToolOptions()
     if isinstance(choice, str) and choice not in (tool["function"]["name"] for tool in checked):
         raise InvalidParameter("tool_choice names none of the tools.", "tool_choice")
-    return ToolOptions(checked, choice, single, models.default_stops)
+    return ToolOptions(checked, choice, single, models.default_stops, models.tool_format)
 
 
 def openai_choice(choice: ChoiceWord | NamedTool | FlatNamedTool) -> Choice:
@@ -174,7 +187,7 @@ def check_calls(
     """Return the messages if their tool calls are valid. Raises ``InvalidParameter``."""
     about = {"tool_calls", "tool_call_id"}
     if any(message["role"] == "tool" or about & message.keys() for message in messages):
-        if not models.supports_tools:
+        if models.tool_format is ToolFormat.NONE:
             raise InvalidParameter(f"{where}: the chat template of this base has no tools.", where)
         try:
             check_prompt(messages)

@@ -225,7 +225,7 @@ def bases() -> str:
     lines = ["# Bases", "", _MADE]
     lines += ["`--base NAME` opens one of these; `personalpeft models` lists yours too.", ""]
     lines += _table(
-        ("name", "model", "weights", "licence", "context", "temperature, top_p, top_k"),
+        ("name", "model", "weights", "licence", "context", "temperature, top_p, top_k", "tools"),
         [
             (
                 f"`{card.name}`",
@@ -234,13 +234,16 @@ def bases() -> str:
                 card.licence,
                 card.context,
                 f"{card.sampling.temperature:g}, {card.sampling.top_p:g}, {card.sampling.top_k}",
+                card.tool_format or "",
             )
             for card in cards
         ],
     )
     lines += [
         "",
-        "The sampling settings of hub models are the makers' where they name some. [Use your own base]",
+        "The sampling settings of hub models are the makers' where they name some. A base without tools "
+        "refuses requests with tools; the others write calls in [this format](cards.md#tool-calls). "
+        "[Use your own base]",
     ]
     lines[-1] += "(../how-to/own-base.md) adds any other model."
     return "\n".join(lines) + "\n"

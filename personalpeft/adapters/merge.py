@@ -1,7 +1,7 @@
 """Write a base with a stack merged into its weights, for programs without LoRA support.
 
 Invariants: each weight is the base's own plus the stack's change, summed in float32 and rounded
-once. A folder appears complete or not at all.
+once. Those of a GGUF file are unpacked to bfloat16 first. A folder appears complete or not at all.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from personalpeft.adapters.compose import concatenate
 from personalpeft.adapters.formats.ollama import build_modelfile
 from personalpeft.adapters.safe_io import write_folder_atomically
 from personalpeft.adapters.types import AdapterStack
+from personalpeft.base_models.files import MANIFEST
 from personalpeft.base_models.gguf.tensor_names import gguf_names
 from personalpeft.base_models.gguf.writer import weights_of, write_gguf
+from personalpeft.base_models.resolve import unpacked_folder
 from personalpeft.base_models.types import Base
 from personalpeft.errors import WeightsError
 
@@ -44,18 +46,19 @@ def write_merged_folder(base: Base, stack: AdapterStack, folder: Path) -> None:
     from safetensors.torch import save_file
 
     with write_folder_atomically(folder) as new:
-        for file in sorted(base.folder.iterdir()):
+        source = unpacked_folder(base)
+        for file in sorted(source.iterdir()):
             if (
                 file.suffix in (".json", ".jinja")
                 and not file.name.endswith(_SKIPPED_SUFFIXES)
-                and file.name != "base.json"
+                and file.name != MANIFEST
             ):
                 shutil.copyfile(file, new / file.name)
         # The card may replace the template that lies in the base's folder.
         (new / "chat_template.jinja").write_text(base.template, "utf-8")
         try:
             save_file(
-                dict(_merged_weights(base, stack)),
+                dict(_merged_weights(base, source, stack)),
                 new / "model.safetensors",
                 metadata={"format": "pt"},
             )
@@ -81,12 +84,13 @@ def write_merged_gguf(
     """
     names = gguf_names(base)
     with write_folder_atomically(folder) as new:
-        write_gguf(base, names, new / _GGUF, partial(_merged_weights, base, stack), for_others=True)
+        merged = partial(_merged_weights, base, unpacked_folder(base), stack)
+        write_gguf(base, names, new / _GGUF, merged, for_others=True)
         check(new / _GGUF)
         (new / "Modelfile").write_text(build_modelfile(base, _GGUF), "utf-8")
 
 
-def _merged_weights(base: Base, stack: AdapterStack) -> Iterator[tuple[str, Tensor]]:
+def _merged_weights(base: Base, source: Path, stack: AdapterStack) -> Iterator[tuple[str, Tensor]]:
     import torch
 
     pairs = concatenate(stack)
@@ -96,7 +100,7 @@ def _merged_weights(base: Base, stack: AdapterStack) -> Iterator[tuple[str, Tens
         for projection, pair in pairs.items()
         for block in range(architecture.blocks)
     }
-    for name, weight in weights_of(base):
+    for name, weight in weights_of(source):
         # As transformers renames a multimodal model's weights when it loads them.
         loaded = re.sub(r"^language_model\.model\.", "model.language_model.", name)
         if loaded in adapted:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from personalpeft.backends.base import Backend
     from personalpeft.base_models.types import Base
     from personalpeft.settings import LearningDevice, VllmServer, WeightsMode
+    from personalpeft.types import Progress
 
 __all__ = ["BACKENDS", "load_backend"]
 
@@ -34,6 +35,7 @@ def load_backend(
     weights: WeightsMode = "auto",
     learning_device: LearningDevice = "auto",
     serves: bool = True,
+    progress: Progress = lambda stage, done: None,
 ) -> Backend:
     """Load a base into a backend, and import the backend's libraries.
 
@@ -48,6 +50,7 @@ def load_backend(
         weights: Where torch keeps the base's weights.
         learning_device: Where torch learns for a base that another backend serves.
         serves: Whether the backend serves. Otherwise it learns beside the one that does.
+        progress: Called with a stage and its progress, 0 to 1, while torch unpacks weights.
 
     Returns:
         The backend. Close it when it is not needed any more.
@@ -61,11 +64,20 @@ def load_backend(
         with _collection_paused():
             from personalpeft.backends.torch.backend import TorchBackend
             from personalpeft.backends.torch.device import choose_learning_device
+            from personalpeft.base_models.resolve import unpacked_bytes
 
-            size = sum(file.stat().st_size for file in base.folder.glob("model*.safetensors"))
-            where = None if serves else choose_learning_device(size, learning_device, weights)
+            where = None
+            if not serves:
+                size = unpacked_bytes(base)
+                where = choose_learning_device(size, learning_device, weights)
             return TorchBackend(
-                base, slots=slots, rows=rows, where=where, cache=cache, weights=weights
+                base,
+                slots=slots,
+                rows=rows,
+                where=where,
+                cache=cache,
+                weights=weights,
+                progress=progress,
             )
     if name == "llamacpp":
         with extra_required():

@@ -40,7 +40,7 @@ from personalpeft.backends.detokenizer import SequenceOutput
 from personalpeft.backends.sampler import TokenLogprobs
 from personalpeft.base_models.chat_template import render_chat
 from personalpeft.base_models.types import Base, ModelCard, Source
-from personalpeft.types import Architecture, Message, canonical_digest
+from personalpeft.types import Architecture, Message, ToolFormat, canonical_digest
 
 _WORDS = (
     *("amber", "birch", "cloud", "dune", "ember", "fern"),
@@ -86,9 +86,11 @@ def fake_base() -> Base:
         card,
         canonical_digest("fake base, format 1"),
         Path(),
+        Path(),
         _TEMPLATE,
         architecture,
         control=("\1",),
+        tool_format=ToolFormat.HERMES,
     )
 
 

@@ -46,6 +46,7 @@ def card_text(card: ModelCard) -> str:
                 "system_prompt": card.system,
                 "stop_tokens": list(card.stop_tokens),
                 "chat_template": card.template,
+                "tool_format": card.tool_format,
             },
         ),
         ("source", {"kind": source.kind, "path": str(source.path), "digest": source.digest}),

@@ -22,13 +22,20 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from personalpeft.base_models.tool_calls import read_calls
 from personalpeft.base_models.types import Base
 from personalpeft.errors import CardError, InvalidInput, PersonalPeftError
-from personalpeft.types import Message, ToolCall
+from personalpeft.types import Message, ToolCall, ToolFormat
 
 _ZERO_WIDTH_SPACE = "\u200b"
 # Templates mark tools, calls and results with these. They are not control tokens of tokenizers.
-_MARKS = tuple(
-    f"<{slash}{name}>" for name in ("tools", "tool_call", "tool_response") for slash in ("", "/")
+_MARKS = (
+    *(
+        f"<{name}>"
+        for each in ("tools", "tool_call", "tool_response")
+        for name in (each, f"/{each}")
+    ),
+    *(f"<|{name}|>" for each in ("tool", "tool_call") for name in (each, f"/{each}")),
 )
+# Phi-4 mini's template shows the tools of a system message. This is the one of its makers' example.
+_PHI4_MINI_SYSTEM = "You are a helpful assistant with some tools."
 
 
 class _Refusal(TemplateError):
@@ -55,7 +62,14 @@ def render_chat(
     return _render(base, messages, add_generation_prompt=add_generation_prompt)
 
 
-def _render(base: Base, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
+def _render(
+    base: Base,
+    messages: Sequence[Message],
+    *,
+    add_generation_prompt: bool = True,
+    tool_format: ToolFormat | None = None,
+) -> str:
+    """Return messages through the template as they are. ``tool_format`` replaces the base's."""
     about_tools = any(
         message.tools or message.tool_calls or message.role == "tool" for message in messages
     )
@@ -64,6 +78,8 @@ def _render(base: Base, messages: Sequence[Message], *, add_generation_prompt: b
     # The last tools that a message offers are the ones that can be called.
     offered = next((message.tools for message in reversed(messages) if message.tools), ())
     tools = [_escaped(tool, control) for tool in offered] or None
+    if (tool_format or base.tool_format) is ToolFormat.PHI4_MINI:
+        escaped, tools = _phi4_mini_messages(escaped, tools or ()), None
     try:
         return _compile(base.template).render(
             messages=escaped,
@@ -133,6 +149,29 @@ def _escaped(value: Any, control: Sequence[str]) -> Any:
     return value
 
 
+def _phi4_mini_messages(
+    messages: Sequence[dict[str, Any]], tools: Sequence[Any]
+) -> list[dict[str, Any]]:
+    """Return messages with tools and calls where Phi-4 mini reads them. Its template shows neither.
+
+    The tools are a text in the system message, and calls are a part of a reply.
+    """
+    shown: list[dict[str, Any]] = []
+    for message in messages:
+        calls = [
+            {"name": call["function"]["name"], "arguments": call["function"]["arguments"]}
+            for call in message.get("tool_calls", ())
+        ]
+        text = f"<|tool_call|>{_tojson(calls)}<|/tool_call|>" if calls else ""
+        shown.append({**message, "content": message["content"] + text})
+    if tools:
+        if not shown or shown[0]["role"] != "system":
+            shown.insert(0, {"role": "system", "content": _PHI4_MINI_SYSTEM})
+        functions = [tool.get("function", tool) for tool in tools]
+        shown[0] = {**shown[0], "tools": _tojson(functions)}
+    return shown
+
+
 @lru_cache(maxsize=16)
 def _spellings(control: tuple[str, ...]) -> tuple[tuple[str, ...], re.Pattern[str] | None]:
     # The pattern looks ahead for all but the first character, to match spellings that overlap.
@@ -175,27 +214,42 @@ def end_of_turn(base: Base) -> str | None:
     return max((token for token in base.control if after.startswith(token)), key=len, default=None)
 
 
-def supports_tools(base: Base) -> bool:
-    """Return whether the chat template shows tools, results, and calls as ``tool_calls`` reads."""
+def find_tool_format(base: Base) -> ToolFormat:
+    """Return how a base writes tool calls: as its card says, or in the format of its template.
+
+    ``NONE`` if the template does not show tools, their results, and calls in that format.
+    """
+    wanted = base.card.tool_format
+    formats = ToolFormat if wanted is None else (wanted,)
+    return next((each for each in formats if _shows_tools(base, each)), ToolFormat.NONE)
+
+
+def _shows_tools(base: Base, tool_format: ToolFormat) -> bool:
     call = ToolCall("personalpeft_tool", {"text": "personalpeft calls"}, "call_1")
     about = {
         "name": call.name,
         "description": "personalpeft offers",
         "parameters": {"type": "object", "properties": {}},
     }
+    asked, answered = "personalpeft asks", "personalpeft answers"
+    tools = ({"type": "function", "function": about},)
     messages = [
-        Message("user", "personalpeft asks"),
+        Message("user", asked, tools=tools),
         Message("assistant", "", (call,)),
-        Message(
-            "tool", "personalpeft answers", (), call.id, ({"type": "function", "function": about},)
-        ),
+        Message("tool", answered, tool_call_id=call.id),
     ]
     try:
-        text = _render(base, messages)
+        text = _render(base, messages, tool_format=tool_format)
+        prompt = _render(base, messages[:1], tool_format=tool_format)
     except PersonalPeftError:
         return False
-    _, calls = read_calls(text)
-    shown = "personalpeft offers" in text and "personalpeft answers" in text
-    return shown and any(
+    reply = text.rpartition(answered)[0].rpartition(asked)[2]
+    if tool_format is ToolFormat.LLAMA3_JSON and reply:
+        # Nothing may stand around the call: it has no marks.
+        reply = text.removeprefix(prompt)
+        ends = (reply.find(each) for each in base.control if each in reply)
+        reply = reply[: min(ends, default=len(reply))]
+    _, calls = read_calls(reply, tool_format)
+    return "personalpeft offers" in text and any(
         (each.name, each.arguments) == (call.name, call.arguments) for each in calls
     )

@@ -6,26 +6,28 @@ how they are made.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import shutil
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from personalpeft.base_models.files import SINGLE, joined
+from personalpeft.base_models.files import MANIFEST, SINGLE, joined
 from personalpeft.base_models.gguf.config import correct_config
 from personalpeft.base_models.gguf.header import read_header
 from personalpeft.base_models.gguf.mapped import map_gguf
 from personalpeft.base_models.gguf.to_safetensors import unpack_weights
 from personalpeft.base_models.gguf.writer import SPLITTING_PATTERNS
 from personalpeft.base_models.types import RandomShape
+from personalpeft.types import Progress
 
 RECIPE = 1
 
 CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 
-def convert_gguf(parts: Sequence[Path], into: Path, report: Callable[[str, float], None]) -> Path:
-    """Dequantise a GGUF file to bf16 safetensors, with config, tokenizer and template.
+def write_gguf_config(parts: Sequence[Path], into: Path, report: Progress) -> Path:
+    """Write config, tokenizer and template of a GGUF file as transformers reads them.
 
     Args:
         parts: The parts of the file.
@@ -36,7 +38,7 @@ def convert_gguf(parts: Sequence[Path], into: Path, report: Callable[[str, float
         The folder.
 
     Raises:
-        WeightsError: The architecture is not supported, or a weight does not fit it.
+        WeightsError: The file scales positions in an unknown way.
     """
     import torch
     from transformers import (
@@ -49,20 +51,49 @@ def convert_gguf(parts: Sequence[Path], into: Path, report: Callable[[str, float
     with joined(parts, into) as file:
         folder, name = str(file.parent), file.name
         header = read_header(file)
-        tensors = map_gguf(file, header)
         report("Reading the tokenizer", 0.0)
         tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=name, local_files_only=True)
         _set_pre_tokenizer(tokenizer.backend_tokenizer, header.metadata.get("tokenizer.ggml.pre"))
         tokenizer.save_pretrained(str(into))
         config = AutoConfig.from_pretrained(folder, gguf_file=name, local_files_only=True)
-        correct_config(config, header.metadata, tensors)
-        unpack_weights(config, tensors, into / SINGLE, partial(report, "Unpacking the weights"))
+        # The map ends with this call, since Windows deletes no mapped file.
+        correct_config(config, header.metadata, map_gguf(file, header))
         model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
         config.architectures = [model_class.__name__]
         config.dtype = torch.bfloat16
         config.save_pretrained(str(into))
         GenerationConfig.from_model_config(config).save_pretrained(str(into))
-        del tensors  # Windows deletes no mapped file.
+    return into
+
+
+def unpack_gguf(file: Path, config: Path, into: Path, report: Progress, *, full: bool) -> Path:
+    """Dequantise a GGUF file to safetensors beside its config, tokenizer and template.
+
+    Args:
+        file: The file.
+        config: The folder that ``write_gguf_config`` wrote.
+        into: An empty folder.
+        report: Called with the stage and its progress, 0 to 1.
+        full: Whether to write float32 instead of bfloat16.
+
+    Returns:
+        The new folder.
+
+    Raises:
+        WeightsError: The architecture is not supported, or a weight does not fit it.
+    """
+    from transformers import AutoConfig
+
+    for each in config.iterdir():
+        if each.name != MANIFEST:
+            shutil.copyfile(each, into / each.name)
+    unpack_weights(
+        AutoConfig.from_pretrained(str(config), local_files_only=True),
+        map_gguf(file),
+        into / SINGLE,
+        partial(report, "Unpacking the weights"),
+        full=full,
+    )
     return into
 
 

@@ -22,6 +22,8 @@ from personalpeft.types import canonical_digest
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+MANIFEST = "base.json"
+"""What the cache knows of a prepared base. It is no part of the model."""
 _BLOCK = 1 << 20
 _ORIGINAL = "original_max_position_embeddings"
 FRESH_COPY = "Get a fresh copy of the model."

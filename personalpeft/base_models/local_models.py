@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from personalpeft.base_models.chat_template import end_of_turn, supports_tools
+from personalpeft.base_models.chat_template import end_of_turn, find_tool_format
 from personalpeft.base_models.digest_cache import sealed_digest
 from personalpeft.base_models.files import folder_digest, folder_files, read_json
 from personalpeft.base_models.gguf.describe import GgufFacts, describe_gguf
@@ -25,7 +25,7 @@ from personalpeft.base_models.types import Base, ModelCard, Source
 from personalpeft.errors import CardError, InvalidInput, NotFound, WeightsError
 from personalpeft.sandbox import Limits, certify
 from personalpeft.settings import WeightsMode
-from personalpeft.types import Architecture, Json, Progress, Sampling
+from personalpeft.types import Architecture, Json, Progress, Sampling, ToolFormat
 
 _TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 # A longer context takes more memory than most machines have.
@@ -55,7 +55,6 @@ class LocalModel:
     size: int  # of the files, in bytes
     trained_context: int
     has_template: bool  # of its own
-    has_tools: bool
     kv_bytes: int  # of a token's keys and values
     is_mappable: bool  # whether torch reads the weights as the file stores them
 
@@ -77,10 +76,10 @@ class LocalModel:
         needed = {"torch": loaded, "llamacpp": self.size}.get(backend, 0)
         return _OVERHEAD + max(unpacking, needed + cache if needed else 0)
 
-    @property
-    def disk(self) -> int:
-        """About how many bytes of the cache it takes."""
-        return _HALF * self.parameters if self.card.source.kind == "gguf" else 0
+    def disk(self, backend: str) -> int:
+        """Return about how many bytes of the cache the first opening with a backend takes."""
+        unpacks = backend == "torch" and self.card.source.kind == "gguf"
+        return _HALF * self.parameters if unpacks else 0
 
 
 def inspect_local_model(
@@ -210,6 +209,7 @@ def _propose_card(
         card,
         "0" * 64,
         file.parent,
+        Path(),
         text,
         Architecture(facts.architecture, "", 1, {}),
         control=tuple(dict.fromkeys((*facts.control, *facts.stop_tokens))),
@@ -217,7 +217,7 @@ def _propose_card(
         eos=facts.eos,
     )
     return LocalModel(
-        card=card,
+        card=replace(card, tool_format=_check_template(base, file)),
         architecture=facts.architecture,
         parameters=facts.parameters,
         tokens=facts.tokens,
@@ -225,7 +225,6 @@ def _propose_card(
         size=facts.size,
         trained_context=facts.context,
         has_template=facts.template is not None,
-        has_tools=_check_template(base, file),
         kv_bytes=facts.kv_bytes,
         is_mappable=facts.formats <= set(MAPPED_FORMATS),
     )
@@ -272,6 +271,7 @@ def _from_folder(folder: Path, template: str | None) -> LocalModel:
         card,
         "0" * 64,
         folder,
+        Path(),
         chosen,
         facts.architecture,
         control=facts.control,
@@ -279,7 +279,7 @@ def _from_folder(folder: Path, template: str | None) -> LocalModel:
         eos=facts.eos,
     )
     return LocalModel(
-        card=card,
+        card=replace(card, tool_format=_check_template(base, folder)),
         architecture=facts.architecture.model_type,
         parameters=size // width,
         tokens=0,
@@ -287,7 +287,6 @@ def _from_folder(folder: Path, template: str | None) -> LocalModel:
         size=size,
         trained_context=trained,
         has_template=facts.template is not None,
-        has_tools=_check_template(base, folder),
         kv_bytes=2 * 2 * facts.architecture.blocks * kv_heads * head_dim,
         is_mappable=True,
     )
@@ -301,7 +300,7 @@ def certify_template(template: str, control: Sequence[str], bos: str, eos: str) 
     card = ModelCard("new", "", "", Source("folder"), targets=(), context=1)
     architecture = Architecture("", "", 1, {})
     control = tuple(control)
-    base = Base(card, "", Path(), template, architecture, control=control, bos=bos, eos=eos)
+    base = Base(card, "", Path(), Path(), template, architecture, control=control, bos=bos, eos=eos)
     with suppress(CardError):
         _check_template(base, Path())
     return {}
@@ -336,8 +335,8 @@ def _folder_sampling(folder: Path) -> dict[str, Any]:
     return settings
 
 
-def _check_template(base: Base, where: Path) -> bool:
-    """Return whether a template shows tools. Raise ``CardError`` if it does not work."""
+def _check_template(base: Base, where: Path) -> ToolFormat:
+    """Return how a template shows tool calls. Raise ``CardError`` if it does not work."""
     try:
         end_of_turn(base)
     except InvalidInput as error:
@@ -345,7 +344,7 @@ def _check_template(base: Base, where: Path) -> bool:
             f"{where}: its chat template cannot be used: {error.message}",
             hint="Give another with --chat-template FILE.",
         ) from error
-    return supports_tools(base)
+    return find_tool_format(base)
 
 
 def _same_model(facts: GgufFacts, cards: Sequence[ModelCard]) -> ModelCard | None:

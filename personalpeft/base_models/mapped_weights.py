@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from personalpeft.base_models.files import FRESH_COPY, gguf_parts
-from personalpeft.base_models.gguf.file import source_gguf_file
+from personalpeft.base_models.files import FRESH_COPY
+from personalpeft.base_models.gguf.file import find_gguf_file, source_gguf_file
 from personalpeft.base_models.gguf.mapped import MappedTensor, Numbers, PlainFormat, map_gguf
 from personalpeft.base_models.gguf.tensor_names import GgufNames, gguf_names
 from personalpeft.base_models.types import Base, ModelCard
@@ -147,13 +147,13 @@ class MappedWeights:
 
 
 def map_weights(base: Base) -> MappedWeights:
-    """Map the file that the base comes from: one GGUF file, or a folder's safetensors.
+    """Map the file that the base comes from: a GGUF file, or a folder's safetensors.
 
     Raises:
         WeightsError: There is no such file, or a tensor is stored in an unknown way.
     """
-    if gguf_parts(base.card):
-        return MappedWeights(_map_gguf(base.card), gguf_names(base))
+    if file := find_gguf_file(base):
+        return MappedWeights(_map_gguf(file), gguf_names(base))
     return MappedWeights(_map_folder(base.folder), None)
 
 
@@ -162,8 +162,8 @@ def map_source(card: ModelCard) -> MappedWeights:
 
     Raises as ``map_weights``, and for a source that is no file yet.
     """
-    if gguf_parts(card):
-        return MappedWeights(_map_gguf(card), None)
+    if file := source_gguf_file(card):
+        return MappedWeights(_map_gguf(file), None)
     if card.source.path is None:
         raise WeightsError(f"{card.name} has no file yet.", hint="Open it once.")
     return MappedWeights(_map_folder(card.source.path), None)
@@ -179,13 +179,7 @@ def bytes_to_load(parameters: int, width: int) -> int:
     return 2 * width * parameters + _OTHER_BYTES
 
 
-def _map_gguf(card: ModelCard) -> Mapping[str, MappedTensor]:
-    file = source_gguf_file(card)
-    if file is None:
-        raise WeightsError(
-            f"The GGUF file of {card.name} comes in parts, which cannot be mapped.",
-            hint="Unpack the weights instead: PERSONALPEFT_WEIGHTS=loaded.",
-        )
+def _map_gguf(file: Path) -> Mapping[str, MappedTensor]:
     weights = map_gguf(file)
     for each in weights.values():
         if each.format.name not in MAPPED_FORMATS:

@@ -1,6 +1,7 @@
 """Resolve a card to a base that can be loaded.
 
-Finds the files and hashes them. Converts any other format into a cached folder of safetensors.
+Finds the files and hashes them. Of a GGUF file it makes a cached folder with config and tokenizer,
+and another one with the weights in safetensors when something needs them so.
 
 Invariants:
 
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import re
 import shutil
@@ -31,10 +33,16 @@ from typing import Any
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 
-from personalpeft.base_models.chat_template import end_of_turn
-from personalpeft.base_models.convert import RECIPE, convert_gguf, make_random_model
+from personalpeft.base_models.chat_template import end_of_turn, find_tool_format
+from personalpeft.base_models.convert import (
+    RECIPE,
+    make_random_model,
+    unpack_gguf,
+    write_gguf_config,
+)
 from personalpeft.base_models.digest_cache import sealed_digest
 from personalpeft.base_models.files import (
+    MANIFEST,
     SINGLE,
     check_digest,
     folder_digest,
@@ -46,6 +54,8 @@ from personalpeft.base_models.files import (
     read_json,
 )
 from personalpeft.base_models.gguf.describe import describe_gguf
+from personalpeft.base_models.gguf.file import find_gguf_file
+from personalpeft.base_models.gguf.header import read_header
 from personalpeft.base_models.inspect import FACTS, ModelFacts, inspect_model, restrict_to_targets
 from personalpeft.base_models.types import Base, ModelCard
 from personalpeft.errors import (
@@ -59,7 +69,8 @@ from personalpeft.types import Progress, canonical_digest, canonical_json
 
 _log = logging.getLogger(__name__)
 
-_MANIFEST = "base.json"
+# In a base's digest. The tokenizer's own file depends on transformers' release.
+_GGUF_TOKENIZER = f"gguf {RECIPE}"
 
 _ENTRY_NAME = re.compile(r"[0-9a-f]{16}-\d+\.\d+")
 _LEFTOVER = ".tmp-"
@@ -87,8 +98,14 @@ def resolve_base(card: ModelCard, *, cache: Path, progress: Progress | None = No
             parts, cache, lambda done: report(f"Checking {parts[0].name}", done)
         )
         check_digest(card, weights, str(parts[0]))
-        entry = _entry(card, weights, cache, report, lambda into: convert_gguf(parts, into, report))
-        return _base(card, entry.folder, entry.facts, weights, f"gguf {RECIPE}")
+        entry = _entry(
+            card,
+            canonical_digest([weights, "config"]),
+            cache,
+            report,
+            lambda into: write_gguf_config(parts, into, report),
+        )
+        return _base(card, entry.folder, cache, entry.facts, weights, _GGUF_TOKENIZER)
 
     if source.kind == "random" and (shape := source.shape) is not None:
         key = canonical_digest([source.seed, asdict(shape), card.context])
@@ -100,7 +117,8 @@ def resolve_base(card: ModelCard, *, cache: Path, progress: Progress | None = No
             lambda into: make_random_model(source.seed, shape, card.context, into),
         )
         weights = canonical_digest([entry.files[SINGLE], asdict(shape)])
-        return _base(card, entry.folder, entry.facts, weights, entry.files["tokenizer.json"])
+        tokenizer = entry.files["tokenizer.json"]
+        return _base(card, entry.folder, cache, entry.facts, weights, tokenizer)
 
     folder = hub_folder(card, report) if source.kind == "hub" else source.path or Path()
     digests = {}
@@ -116,10 +134,58 @@ def resolve_base(card: ModelCard, *, cache: Path, progress: Progress | None = No
         if path.suffix in (".json", ".jinja") and path.name not in digests and path.is_file()
     }
     entry = _entry(card, canonical_digest([weights, settings]), cache, report, lambda into: folder)
-    return _base(card, folder, entry.facts, weights, digests["tokenizer.json"])
+    return _base(card, folder, cache, entry.facts, weights, digests["tokenizer.json"])
 
 
-def _base(card: ModelCard, folder: Path, facts: ModelFacts, weights: str, tokenizer: str) -> Base:
+def unpacked_folder(
+    base: Base, *, full: bool = False, progress: Progress = lambda stage, done: None
+) -> Path:
+    """Return the folder with a base's config, tokenizer and weights in safetensors.
+
+    A GGUF file is unpacked into the cache the first time.
+
+    Args:
+        base: The base.
+        full: Whether to unpack to float32 instead of bfloat16.
+        progress: Called with the stage and its progress, 0 to 1.
+
+    Raises:
+        WeightsError: The file was changed, or cannot be unpacked.
+    """
+    file = find_gguf_file(base)
+    if file is None:
+        return base.folder
+    card, name = base.card, file.name
+    weights = sealed_digest([file], base.cache, lambda done: progress(f"Checking {name}", done))
+    if base.digest != _digest(weights, _GGUF_TOKENIZER, base.template):
+        raise WeightsError(
+            f"The weights of {card.name} were changed while it was open: {file}.",
+            hint="Open it again.",
+        )
+    return _entry(
+        card,
+        canonical_digest([weights, "float32"]) if full else weights,
+        base.cache,
+        progress,
+        lambda into: unpack_gguf(file, base.folder, into, progress, full=full),
+    ).folder
+
+
+def unpacked_bytes(base: Base) -> int:
+    """Return how many bytes of weights ``unpacked_folder`` has. It unpacks nothing."""
+    file = find_gguf_file(base)
+    if file is None:
+        return sum(each.stat().st_size for each in base.folder.glob("model*.safetensors"))
+    return 2 * sum(math.prod(each.shape) for each in read_header(file).tensors.values())
+
+
+def _digest(weights: str, tokenizer: str, template: str) -> str:
+    return canonical_digest({"weights": weights, "tokenizer": tokenizer, "template": template})
+
+
+def _base(
+    card: ModelCard, folder: Path, cache: Path, facts: ModelFacts, weights: str, tokenizer: str
+) -> Base:
     template = card.template or facts.template
     if template is None:
         raise CardError(f"{card.name} has no chat template.", hint="Set chat_template in its card.")
@@ -132,8 +198,9 @@ def _base(card: ModelCard, folder: Path, facts: ModelFacts, weights: str, tokeni
         )
     base = Base(
         card=card,
-        digest=canonical_digest({"weights": weights, "tokenizer": tokenizer, "template": template}),
+        digest=_digest(weights, tokenizer, template),
         folder=folder,
+        cache=cache,
         template=template,
         architecture=restrict_to_targets(facts.architecture, card),
         control=tuple(dict.fromkeys((*facts.control, *card.stop_tokens))),
@@ -149,7 +216,9 @@ def _base(card: ModelCard, folder: Path, facts: ModelFacts, weights: str, tokeni
             f"The chat template of {card.name} refuses a plain chat: {error}", hint=error.hint
         ) from error
     stops = (*((last,) if last else ()), *card.stop_tokens, *facts.stops)
-    return replace(base, stop_tokens=tuple(dict.fromkeys(stops)))
+    return replace(
+        base, stop_tokens=tuple(dict.fromkeys(stops)), tool_format=find_tool_format(base)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +246,7 @@ def _entry(
         folder.parent.mkdir(parents=True, exist_ok=True)
         # A read-only cache can be used.
         with suppress(OSError), _locked(folder, report):
-            os.utime(folder / _MANIFEST)
+            os.utime(folder / MANIFEST)
         entry = _read_entry(folder, key, cache)
         if entry is None:
             with _locked(folder, report):
@@ -205,7 +274,7 @@ def _make_entry(
     files = {path.name: hash_files([path]) for path in sorted(fresh.iterdir())}
     content = {"source": key, "files": files, "facts": to_json(facts)}
     sealed = {**content, "seal": canonical_digest(content)}
-    (fresh / _MANIFEST).write_text(canonical_json(sealed), "utf-8")
+    (fresh / MANIFEST).write_text(canonical_json(sealed), "utf-8")
     if folder.exists():
         folder.rename(_temporary_folder(folder) / "changed")
     fresh.rename(folder)
@@ -222,7 +291,7 @@ def find_changed_files(cache: Path) -> list[Path]:
             if _ENTRY_NAME.fullmatch(entry.name) and entry.is_dir():
                 content = _read_manifest(entry)
                 if content is None:
-                    changed.append(entry / _MANIFEST)
+                    changed.append(entry / MANIFEST)
                     continue
                 changed += [
                     entry / name
@@ -250,7 +319,7 @@ def collect_bases(cache: Path, *, dry_run: bool = False) -> list[int]:
         entry = bases / name
         if _ENTRY_NAME.fullmatch(name):
             with suppress(OSError), FileLock(f"{entry}.lock").acquire(timeout=0):
-                manifest = entry / _MANIFEST
+                manifest = entry / MANIFEST
                 is_unused = manifest.exists() and manifest.stat().st_mtime < before
                 removed = [*_leftovers(entry), *([entry] if is_unused else [])]
                 sizes += [_size(folder) for folder in removed]
@@ -269,7 +338,7 @@ def _size(folder: Path) -> int:
 def _read_manifest(folder: Path) -> dict[str, Any] | None:
     """Return an entry's manifest unless it is missing or changed."""
     try:
-        content = json.loads((folder / _MANIFEST).read_text("utf-8"))
+        content = json.loads((folder / MANIFEST).read_text("utf-8"))
         seal = content.pop("seal")
         return content if seal == canonical_digest(content) else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -283,7 +352,7 @@ def _read_entry(folder: Path, key: str, cache: Path) -> _Entry | None:
         return None
     files = content["files"]
     try:
-        if {path.name for path in folder.iterdir()} != {_MANIFEST, *files}:
+        if {path.name for path in folder.iterdir()} != {MANIFEST, *files}:
             return None
     except FileNotFoundError:
         return None  # Another process has removed it.

@@ -20,7 +20,7 @@ from pydantic import (
     with_config,
 )
 
-from personalpeft.types import Architecture, Json, Sampling
+from personalpeft.types import Architecture, Json, Sampling, ToolFormat
 
 SourceKind: TypeAlias = Literal["package", "folder", "gguf", "hub", "random"]
 
@@ -145,6 +145,8 @@ class ModelCard:
     gate: Json = field(default_factory=dict)  # overrides of the gate's margins
     # overrides of ``RLConfig``
     practice: Annotated[Json, _key_of("practice")] = field(default_factory=dict)
+    # how the model writes tool calls; None: as its template shows
+    tool_format: ToolFormat | None = None
     note: str = ""  # one sentence for lists of bases
 
 
@@ -154,10 +156,12 @@ class Base:
 
     card: ModelCard
     digest: str
-    folder: Path  # config.json, tokenizer.json and safetensors weights, in one file or shards
+    folder: Path  # config.json and tokenizer.json; ``resolve.unpacked_folder`` has the weights too
+    cache: Path  # where files that are made of the base lie
     template: str
     architecture: Architecture  # with the projections that the card's targets name
     stop_tokens: tuple[str, ...] = ()  # end a reply; the first ends a turn in the template
     control: tuple[str, ...] = ()  # tokens that no text of a message may spell
     bos: str = ""  # the template's ``bos_token``
     eos: str = ""  # the template's ``eos_token``
+    tool_format: ToolFormat = ToolFormat.NONE  # how it writes tool calls

@@ -16,7 +16,7 @@ from personalpeft.base_models.tool_calls import assistant_message
 from personalpeft.errors import Forgotten, InvalidInput, NotFound, suggest_nearest
 from personalpeft.store.store import Store
 from personalpeft.store.types import ConversationLink
-from personalpeft.types import USER_SOURCE, Message, Signal, SignalKind, Turn
+from personalpeft.types import USER_SOURCE, Message, Signal, SignalKind, ToolFormat, Turn
 
 # The field of ``TurnFeedback`` for each kind, and its key in the payload.
 _FIELDS: Mapping[SignalKind, tuple[str, str]] = {
@@ -79,10 +79,13 @@ class Conversation:
         """The first prompt, on one line."""
         return _title(self.turns[0])
 
-    def messages(self) -> tuple[Message, ...]:
+    def messages(self, tool_format: ToolFormat = ToolFormat.HERMES) -> tuple[Message, ...]:
         """Return the messages so far, each reply as it was edited.
 
         A turn without a reply is left out.
+
+        Args:
+            tool_format: How tool calls are written. Those in another format stay text.
         """
         messages: list[Message] = []
         for number, turn in enumerate(self.turns):
@@ -91,7 +94,7 @@ class Conversation:
             if reply.strip():
                 new = _new_messages(turn) if number else turn.messages
                 messages += [replace(m, tools=(), must_call=False) for m in new]
-                messages.append(assistant_message(reply, turn.id))
+                messages.append(assistant_message(reply, turn.id, tool_format))
         return (*self.system, *(m for m in messages if m.role != "system"))
 
 

@@ -14,7 +14,7 @@ from personalpeft.base_models.tool_calls import assistant_message
 from personalpeft.engine.request import OutputStream
 from personalpeft.errors import Forgotten, InvalidInput, NotFound
 from personalpeft.store.store import Store
-from personalpeft.types import FinishReason, Message, Stack, ToolCall, Turn, Usage
+from personalpeft.types import FinishReason, Message, Stack, ToolCall, ToolFormat, Turn, Usage
 
 # Tokens decoded with each token: alone, some tokenizers drop its leading space.
 _CONTEXT_TOKENS = 4
@@ -55,6 +55,7 @@ class Reply:
         conversation_id: The conversation, to continue it.
         dropped_messages: Messages of the conversation that were left out of the prompt, the oldest
             first, since it was too long.
+        tool_format: How tool calls are written in the text.
     """
 
     json_properties = ("tool_calls",)
@@ -68,11 +69,12 @@ class Reply:
     logprobs: tuple[TokenLogprob, ...] = ()
     conversation_id: str | None = None
     dropped_messages: int = 0
+    tool_format: ToolFormat = ToolFormat.HERMES
 
     @property
     def message(self) -> Message:
         """The reply as an assistant message for the next prompt, with its tool calls parsed."""
-        return assistant_message(self.text, self.turn_id)
+        return assistant_message(self.text, self.turn_id, self.tool_format)
 
     @property
     def tool_calls(self) -> tuple[ToolCall, ...]:
@@ -96,6 +98,7 @@ class Stream(Iterator[str]):
         record: Appends the turn to the ledger and returns the reply with its id.
         on_chunk: Called with each chunk that arrives.
         decode: Turns tokens into text, if log-probs were requested.
+        tool_format: How the base writes tool calls.
     """
 
     def __init__(
@@ -106,6 +109,7 @@ class Stream(Iterator[str]):
         record: Callable[[Reply], Reply],
         on_chunk: Callable[[], None] = lambda: None,
         decode: Callable[[Sequence[int]], str] | None = None,
+        tool_format: ToolFormat = ToolFormat.HERMES,
     ) -> None:
         self._outputs = outputs
         self._on_chunk = on_chunk
@@ -114,6 +118,7 @@ class Stream(Iterator[str]):
         self.prompt_tokens = prompt_tokens
         self._record = record
         self._decode = decode
+        self._tool_format = tool_format
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprob] = []
         self._reply: Reply | None = None
@@ -188,7 +193,16 @@ class Stream(Iterator[str]):
             # Also when the reader leaves early: the ledger holds all text that a user has seen.
             if started:
                 usage = Usage(self.prompt_tokens, generated)
-                reply = Reply("".join(text), "", self.stack, usage, finish, stop, self.logprobs)
+                reply = Reply(
+                    "".join(text),
+                    "",
+                    self.stack,
+                    usage,
+                    finish,
+                    stop,
+                    self.logprobs,
+                    tool_format=self._tool_format,
+                )
                 try:
                     self._reply = self._record(reply)
                 except Forgotten as error:

@@ -7,7 +7,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
-from personalpeft.base_models.chat_template import supports_tools
 from personalpeft.chat.conversation import (
     conversation_of,
     drop_oldest,
@@ -24,7 +23,7 @@ from personalpeft.feedback import observe
 from personalpeft.learning.evaluate.measures import internalized_rules
 from personalpeft.services import Services
 from personalpeft.stacks import live_stack, select_layers, stack_with_head
-from personalpeft.types import Message, Sampling, Stack
+from personalpeft.types import Message, Sampling, Stack, ToolFormat
 
 # Memory may add an eighth of the base's context to a prompt.
 _MEMORY_SHARE = 8
@@ -107,6 +106,7 @@ def start_stream(
         record,
         _activity_marker(services),
         engine.backend.decode if chat.logprobs else None,
+        services.base.tool_format,
     )
     services.streams.add(stream)
     return stream
@@ -133,7 +133,7 @@ def _continue_conversation(
                 f"{chat.replaces} is in no conversation.", hint="Chat without replaces."
             )
     conversation = read_conversation(store, user, conversation_id or "", replaces=chat.replaces)
-    history = conversation.messages()
+    history = conversation.messages(services.base.tool_format)
     if any(message.role == "system" for message in chat.messages):
         history = tuple(message for message in history if message.role != "system")
     messages = (*history, *chat.messages)
@@ -200,7 +200,7 @@ def _record_implicit_feedback(
 
 def check_tool_support(services: Services, messages: Sequence[Message]) -> None:
     """Raise ``InvalidInput`` if the base's chat template would drop the tools in the messages."""
-    if uses_tools(messages) and not supports_tools(services.base):
+    if uses_tools(messages) and services.base.tool_format is ToolFormat.NONE:
         raise InvalidInput(
             "The chat template of this base does not support tools.",
             hint="Leave tools out, or open a base that supports them.",

@@ -104,7 +104,9 @@ class Engine(EngineCore):
         if request.tokens:
             tokens = request.tokens
         elif request.template:
-            tokens = backend.render(request.messages) + backend.encode(request.reply_prefix)
+            tokens = backend.render(request.messages) + backend.encode(
+                request.reply_prefix(backend.base.tool_format)
+            )
         else:
             text = "".join(message.content for message in request.messages)
             tokens = backend.bos_tokens + backend.encode(text)
@@ -164,7 +166,7 @@ class Engine(EngineCore):
             )
             for index, request in enumerate(requests)
         ]
-        return OutputStream(group, self._submit)
+        return OutputStream(group, self._submit, self.backend.base.tool_format)
 
     def complete(
         self,

@@ -15,7 +15,7 @@ from typing import Self, TypeAlias
 
 from personalpeft.backends.base import OutputChunk, SequenceState, Tokens
 from personalpeft.base_models.tool_calls import find_unfinished_call
-from personalpeft.types import Message, Sampling, Stack
+from personalpeft.types import Message, Sampling, Stack, ToolFormat
 
 Predicate: TypeAlias = Callable[[], bool]
 
@@ -50,12 +50,15 @@ class Request:
     tokens: Tokens = ()
     stop_tokens: frozenset[int] = frozenset()
 
-    @property
-    def reply_prefix(self) -> str:
-        """The text that the reply starts with, read after the prompt instead of generated."""
-        if self.tokens:
+    def reply_prefix(self, tool_format: ToolFormat) -> str:
+        """Return the text that the reply starts with, read after the prompt, not generated.
+
+        Args:
+            tool_format: How the base writes tool calls.
+        """
+        if self.tokens or not self.template:
             return ""
-        return find_unfinished_call(self.messages[-1]) if self.template else ""
+        return find_unfinished_call(self.messages[-1], tool_format)
 
 
 class RequestStatus(Enum):
@@ -129,12 +132,18 @@ class OutputStream(Iterator[OutputChunk]):
     called from any thread and frees the group's sequences within a step.
     """
 
-    def __init__(self, group: RequestGroup, submit: Callable[[RequestGroup], None]) -> None:
+    def __init__(
+        self,
+        group: RequestGroup,
+        submit: Callable[[RequestGroup], None],
+        tool_format: ToolFormat,
+    ) -> None:
         self._group = group
         self._submit = submit
         self._submitted = False
         self._unfinished = len(group.requests)
-        self._prefixes = {r.index: p for r in group.requests if (p := r.request.reply_prefix)}
+        prefixes = {each.index: each.request.reply_prefix(tool_format) for each in group.requests}
+        self._prefixes = {index: prefix for index, prefix in prefixes.items() if prefix}
 
     @property
     def prompts(self) -> tuple[Tokens, ...]:

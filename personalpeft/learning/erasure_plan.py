@@ -26,7 +26,16 @@ from personalpeft.learning.publish import imported_inputs
 from personalpeft.learning.revealing_text import RevealingText, comparable, has_words
 from personalpeft.store.store import Store
 from personalpeft.store.types import Erasure
-from personalpeft.types import Json, Message, Revision, Signal, SignalKind, ToolCall, Turn
+from personalpeft.types import (
+    Json,
+    Message,
+    Revision,
+    Signal,
+    SignalKind,
+    ToolCall,
+    ToolFormat,
+    Turn,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +80,9 @@ class _Exchange:
         # An answer with tool calls comes back as its calls and its text.
         calls = _calls_of(answer)
         is_answer = answer.content in self.answers or any(
-            calls == read_calls(each) for each in self.answers
+            calls == read_calls(each, tool_format)
+            for each in self.answers
+            for tool_format in ToolFormat
         )
         return is_answer or tuple(messages[: index + 1]) == self.messages
 

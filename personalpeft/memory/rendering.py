@@ -1,9 +1,12 @@
 """How rules and facts enter a prompt. Pure.
 
 Rules join the system message, under a heading that attributes them to the user. Facts stand before
-the last question, in the user's own message. Without rules, the prompt begins with demonstrations
-of a question that is answered from a fact. An item takes one line, inside quotation marks that it
+the last question, in the user's own message. Without rules, demonstrations of a question that is
+answered from a fact precede that message. An item takes one line, inside quotation marks that it
 cannot close.
+
+Invariant: facts change nothing before the last question. So a prompt begins as that of the turn
+before it, up to the question of that turn, and what is cached of those tokens is found again.
 """
 
 from __future__ import annotations
@@ -114,18 +117,11 @@ def _before_question(facts: str, question: str) -> str:
 def _add_facts(
     messages: tuple[Message, ...], facts: str, demonstrations: tuple[Message, ...]
 ) -> tuple[Message, ...]:
-    """Return the messages with facts before the last question, after the demonstrations."""
+    """Return the messages with demonstrations and facts before the last question."""
     last = max(at for at, message in enumerate(messages) if message.role == "user")
     question = messages[last]
     asked = replace(question, content=_before_question(facts, question.content))
-    first = next(at for at, message in enumerate(messages) if message.role != "system")
-    return (
-        *messages[:first],
-        *demonstrations,
-        *messages[first:last],
-        asked,
-        *messages[last + 1 :],
-    )
+    return (*messages[:last], *demonstrations, asked, *messages[last + 1 :])
 
 
 def _add_system_text(

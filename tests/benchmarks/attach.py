@@ -57,7 +57,7 @@ def bench_attach(base_name: str, *, repetitions: int, echo: Callable[[str], None
         folders = [loaded.peft_folder(number, Path(work)) for number in range(_ADAPTERS)]
         stacks = [loaded.stack(number) for number in range(_ADAPTERS)]
         echo("loading the peer")
-        peft = baselines.load_with_adapters(loaded.base.folder, folders[:1])
+        peft = baselines.load_with_adapters(loaded.runtime.model_folder(), folders[:1])
 
         staged = {stack.digest: loaded.stage(stack) for stack in stacks}
 

@@ -18,6 +18,7 @@ from benchmarks.engines_vllm import REQUESTS, STACKS, prepared, rate
 from benchmarks.figures import Spread, alternate, ratio, spread
 from benchmarks.fleet import Fleet, example, fleets
 from benchmarks.load_users import LoadedUsers, load_users
+from personalpeft.base_models.resolve import unpacked_folder
 from personalpeft.engine.engine import Engine
 from personalpeft.settings import VllmServer
 from personalpeft.types import Stack
@@ -69,7 +70,7 @@ def bench_fleet(
             fleets(
                 python,
                 found,
-                base.folder,
+                unpacked_folder(base),
                 work,
                 replicas=list(_REPLICAS.values()),
                 threads=threads,

@@ -25,6 +25,7 @@ from benchmarks.engine_comparison import (
 from benchmarks.figures import Spread, alternate, ratio, spread
 from benchmarks.load_users import RANK, LoadedUsers, load_users, question
 from personalpeft.backends.base import Continuation
+from personalpeft.base_models.resolve import unpacked_folder
 from personalpeft.base_models.types import Base
 from personalpeft.engine.engine import Engine, Request
 from personalpeft.settings import VllmServer
@@ -73,7 +74,7 @@ def bench_vllm(
         with (
             vllm.run_server(
                 python,
-                base.folder,
+                unpacked_folder(base),
                 Path(work) / "vllm.log",
                 # One slot more than there are stacks, for rows on the bare base.
                 slots=STACKS + 1,
@@ -109,7 +110,7 @@ def bench_vllm(
 
 
 def prepared(base_name: str, work: Path) -> Base:
-    """Write the base's folder before a server is started on it."""
+    """Resolve the base that a server is started on."""
     with personalpeft.open(work / "home", base_name) as runtime:
         return runtime.base()
 

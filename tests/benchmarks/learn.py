@@ -167,7 +167,7 @@ def _measured(
             generic = generic_texts(sampler.way("base"))
             backend = runtime.engine().backend
             plain = run_plain_loop(
-                runtime.base().folder, backend, person, nights, generic, known, course.seed
+                runtime.model_folder(), backend, person, nights, generic, known, course.seed
             )
             figures[TRAINER], times = plain.figures, plain.nights
             seconds[TRAINER], tokens[TRAINER] = plain.seconds, plain.tokens

@@ -205,7 +205,7 @@ def _adapter_handoff(loaded: LoadedUsers, seed: int, repetition: int) -> float:
 
 
 def _merged_handoff(loaded: LoadedUsers, adapter: Path, work: Path, repetition: int) -> float:
-    model = baselines.load_with_adapters(loaded.base.folder, [adapter])
+    model = baselines.load_with_adapters(loaded.runtime.model_folder(), [adapter])
     prompt = loaded.engine.backend.render(question(_OTHERS, repetition))
     folder = work / "merged"
     began = time.perf_counter()

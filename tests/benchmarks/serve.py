@@ -94,7 +94,7 @@ def bench_serve(
             server = ends.enter_context(
                 vllm.run_server(
                     python,
-                    loaded.base.folder,
+                    loaded.runtime.model_folder(),
                     log,
                     adapters=few,
                     slots=len(few),
@@ -104,8 +104,8 @@ def bench_serve(
                 )
             )
         echo("loading the peers")
-        plain = baselines.load_plain(loaded.base.folder)
-        mixed = baselines.load_with_adapters(loaded.base.folder, folders)
+        plain = baselines.load_plain(loaded.runtime.model_folder())
+        mixed = baselines.load_with_adapters(loaded.runtime.model_folder(), folders)
         names = [folder.name for folder in folders]
         bandwidth: list[float] = []
 

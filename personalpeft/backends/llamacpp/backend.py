@@ -47,7 +47,7 @@ class LlamaCppBackend(BatchBackend):
         super().__init__(base, lock=self._lock)
         self.slots, self.rows = slots, rows
         names = gguf_names(base)
-        self._file = resolve_gguf_file(base, names, cache)
+        self._file = resolve_gguf_file(base, names)
         probe = probe_cpu(self._file, cache)
         threads = threads or host.usable_cores()
         # The lock guards it, as it guards the batch and the scorer.

@@ -42,9 +42,11 @@ from personalpeft.backends.torch.training.session import (
 )
 from personalpeft.backends.torch.weights_choice import WeightsChoice, WeightsReason, choose_weights
 from personalpeft.base_models.mapped_weights import map_weights
+from personalpeft.base_models.resolve import unpacked_folder
 from personalpeft.base_models.types import Base
 from personalpeft.errors import WeightsError
 from personalpeft.settings import WeightsMode
+from personalpeft.types import Progress
 
 # Tokens of one scoring pass, and the most bytes of their logits.
 _SCORE_TOKENS, _SCORE_BYTES = 1024, 64 * 2**20
@@ -67,6 +69,7 @@ class TorchBackend(BatchBackend):
         cache: For compiled kernels, product choices and reference outputs; None caches nothing.
         weights: Where the base's weights are kept.
         record: How decoding steps are recorded; None: as CUDA graphs on a GPU, else not at all.
+        progress: Called with a stage and its progress, 0 to 1, while weights are unpacked.
     """
 
     name = "torch"
@@ -82,21 +85,25 @@ class TorchBackend(BatchBackend):
         cache: Path | None = None,
         weights: WeightsMode = "auto",
         record: Recorder | None = None,
+        progress: Progress = lambda stage, done: None,
     ) -> None:
         where = where or choose_device()
         super().__init__(base)
         self.rows = rows
         ops, reason = choose_ops(where.device, where.dtype, cache)
         self.logprob_tolerance = _TOLERANCE.get(where.dtype, _TOLERANCE[torch.float32])
+        # What float32 holds is the file's own numbers, so that nothing is trained on rounded ones.
+        full = where.dtype is torch.float32
+        unpacked = partial(unpacked_folder, base, full=full, progress=progress)
         kept = choose_weights(partial(map_weights, base), where, weights)
         try:
-            self._model = ModelRunner(base, where, ops, cache, kept.mapped)
+            self._model = ModelRunner(base, where, ops, cache, kept.mapped or unpacked())
         except WeightsError:
             if weights != "auto" or kept.mapped is None:
                 raise
             # A model of a kind whose file has other names, such as a multimodal one.
             kept = WeightsChoice(None, WeightsReason.NOT_MAPPABLE)
-            self._model = ModelRunner(base, where, ops, cache)
+            self._model = ModelRunner(base, where, ops, cache, unpacked())
         # Results of torch's own operations depend on the batch.
         self.batch_invariant = ops.batch_invariant and self._model.batch_invariant
         self.maps_weights = kept.mapped is not None

@@ -68,10 +68,11 @@ class ModelRunner:
         where: DeviceChoice,
         ops: Ops,
         cache: Path | None,
-        mapped: MappedWeights | None = None,
+        weights: MappedWeights | Path,
     ) -> None:
         self.base = base
         self.where = where
+        mapped = weights if isinstance(weights, MappedWeights) else None
         on_cpu = where.device.type == "cpu"
         threads = min(torch.get_num_threads(), host.usable_cores()) if on_cpu else 1
         self._chooser = (
@@ -85,10 +86,10 @@ class ModelRunner:
         self.module: Any
         self._context: LoRAContext
         self._products: Mapping[str, FrozenLinear]
-        if mapped is None:
-            self._load(LoadedLinears(self._chooser))
+        if isinstance(weights, Path):
+            self._load(weights, LoadedLinears(self._chooser))
         else:
-            self._build(mapped)
+            self._build(weights)
         self._fused_attention = install_fused_modules(self.module, ops)
         self._rotary_tables = [
             part for part in self.module.modules() if isinstance(part, RotaryTable)
@@ -110,13 +111,13 @@ class ModelRunner:
         self._most_tokens = kept // _activation_bytes(base.architecture, where.dtype)
         self._head_rows = _LOADED_HEAD_ROWS if mapped is None else _MAPPED_HEAD_ROWS
 
-    def _load(self, make_linear: LoadedLinears) -> None:
-        """Load all weights into memory."""
-        base, where = self.base, self.where
-        module = load_llama(base.folder, where.dtype) or _load_with_transformers(base, where)
+    def _load(self, folder: Path, make_linear: LoadedLinears) -> None:
+        """Load all weights of a folder into memory."""
+        where = self.where
+        module = load_llama(folder, where.dtype) or _load_with_transformers(folder, where)
         self.module = module.to(where.device).eval().requires_grad_(False)
         self._context, self._products = install_lora_layers(
-            self.module, base.architecture, make_linear
+            self.module, self.base.architecture, make_linear
         )
         if self._chooser is not None:
             head = self.module.get_output_embeddings()
@@ -369,7 +370,7 @@ class _Boundary(torch.autograd.Function):
         return grads[0], None
 
 
-def _load_with_transformers(base: Base, where: DeviceChoice) -> Any:
+def _load_with_transformers(folder: Path, where: DeviceChoice) -> Any:
     # Not at the top: it takes longer than the rest of a start.
     from transformers import AttentionInterface, AutoModelForCausalLM
     from transformers.utils import logging
@@ -377,7 +378,7 @@ def _load_with_transformers(base: Base, where: DeviceChoice) -> Any:
     logging.disable_progress_bar()
     AttentionInterface.register("personalpeft", paged_attention_forward)
     module = AutoModelForCausalLM.from_pretrained(
-        base.folder,
+        folder,
         dtype=where.dtype,
         attn_implementation="personalpeft",
         local_files_only=True,

@@ -78,7 +78,7 @@ def choose_weights(
 
     Raises:
         WeightsError: They cannot stay in their file, and the mode says so.
-        InvalidInput: The same on a GPU.
+        InvalidInput: They cannot stay in their file on a GPU, and the mode says so.
     """
     if mode == "loaded":
         return WeightsChoice(None, WeightsReason.REQUESTED)

@@ -127,7 +127,8 @@ class ModelCheck:
     def _mismatch(self, name: str, reason: str) -> BaseMismatch:
         return BaseMismatch(
             f"The vLLM server's {name} must be {self._base.card.name} as it is here: {reason}.",
-            hint=f"Start it with --model {self._base.folder}, or open the base that it serves.",
+            hint="Start it on the base's folder, as docs/how-to/engines.md says, or open the base "
+            "that it serves.",
         )
 
 

@@ -1,4 +1,4 @@
-"""Get a base as one GGUF file: its source, or a file that is written once from its weights.
+"""Get a base as one GGUF file: its source, or a file that is made once from its parts or weights.
 
 Invariant: a file in the cache is complete or missing, and its hash is checked on every call.
 """
@@ -21,23 +21,31 @@ from personalpeft.base_models.types import Base, ModelCard
 from personalpeft.errors import WeightsError
 
 
-def resolve_gguf_file(base: Base, names: GgufNames, cache: Path) -> Path:
+def resolve_gguf_file(base: Base, names: GgufNames) -> Path:
     """Return the base as one GGUF file.
 
     Args:
         base: The base.
         names: Its tensor names in GGUF files.
-        cache: The folder for a file that has to be written.
 
     Raises:
         WeightsError: llama.cpp cannot compute the base, or the file cannot be written.
     """
+    return find_gguf_file(base) or _cached_file(
+        base, f"{FORMAT}", lambda into: write_gguf(base, names, into)
+    )
+
+
+def find_gguf_file(base: Base) -> Path | None:
+    """Return the GGUF file that a base comes from, its parts joined; None for another source.
+
+    Raises:
+        WeightsError: The file is missing, or its parts cannot be joined.
+    """
     parts = gguf_parts(base.card)
-    if not parts:
-        return _cached_file(base, cache, f"{FORMAT}", lambda into: write_gguf(base, names, into))
-    if len(parts) == 1:
-        return parts[0]
-    return _cached_file(base, cache, "joined", lambda into: join(parts, into))
+    if len(parts) > 1:
+        return _cached_file(base, "joined", lambda into: join(parts, into))
+    return parts[0] if parts else None
 
 
 def source_gguf_file(card: ModelCard) -> Path | None:
@@ -46,9 +54,9 @@ def source_gguf_file(card: ModelCard) -> Path | None:
     return parts[0] if len(parts) == 1 else None
 
 
-def _cached_file(base: Base, cache: Path, kind: str, make: Callable[[Path], None]) -> Path:
+def _cached_file(base: Base, kind: str, make: Callable[[Path], None]) -> Path:
     """Return a file of the cache; make it if it is missing or changed."""
-    folder = cache / "gguf"
+    folder = base.cache / "gguf"
     file = folder / f"{base.digest[:16]}-{kind}.gguf"
     seal = file.with_suffix(".sha256")
     try:
@@ -57,7 +65,7 @@ def _cached_file(base: Base, cache: Path, kind: str, make: Callable[[Path], None
             if (
                 file.exists()
                 and seal.exists()
-                and seal.read_text("utf-8") == sealed_digest([file], cache)
+                and seal.read_text("utf-8") == sealed_digest([file], base.cache)
             ):
                 return file
             # Of processes that died: only the holder of the lock makes this file.

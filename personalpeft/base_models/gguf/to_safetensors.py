@@ -1,7 +1,7 @@
-"""Unpack the weights of a GGUF file to bf16 safetensors, a few rows at a time.
+"""Unpack the weights of a GGUF file to safetensors, a few rows at a time.
 
-Invariants: the numbers are those that transformers unpacks, bit by bit. Memory holds a few rows, not
-the model.
+Invariants: the numbers are those that transformers unpacks, bit by bit: in float32, or rounded once
+to bfloat16. Memory holds a few rows, not the model.
 """
 
 from __future__ import annotations
@@ -21,11 +21,17 @@ from personalpeft.errors import WeightsError
 
 # Numbers that are unpacked at a time.
 _NUMBERS = 1 << 22
-_BFLOAT16_BYTES = 2
+# Names in safetensors, and bytes of a number.
+_FLOAT32, _BFLOAT16 = ("F32", 4), ("BF16", 2)
 
 
 def unpack_weights(
-    config: Any, tensors: Mapping[str, MappedTensor], file: Path, report: Callable[[float], None]
+    config: Any,
+    tensors: Mapping[str, MappedTensor],
+    file: Path,
+    report: Callable[[float], None],
+    *,
+    full: bool,
 ) -> None:
     """Write a file's weights under transformers' names.
 
@@ -34,6 +40,7 @@ def unpack_weights(
         tensors: The tensors of the GGUF file.
         file: The new safetensors file.
         report: Called with the share that is done, 0 to 1.
+        full: Whether to write float32, the file's own numbers, instead of bfloat16.
 
     Raises:
         WeightsError: The architecture is not supported, or a weight is missing or has another shape.
@@ -48,7 +55,7 @@ def unpack_weights(
     weights, shapes = MappedWeights(tensors, names), _shapes(config)
     total, done = sum(map(math.prod, shapes.values())), 0
     with file.open("wb") as out:
-        out.write(_header(shapes))
+        out.write(_header(shapes, *(_FLOAT32 if full else _BFLOAT16)))
         for name, shape in shapes.items():
             if weights.shape(name) != shape:
                 raise WeightsError(
@@ -56,7 +63,7 @@ def unpack_weights(
                     hint="Get a fresh copy of the file.",
                 )
             for rows in weights.parts(name, _NUMBERS):
-                out.write(_to_bfloat16(rows))
+                out.write(rows.tobytes() if full else _to_bfloat16(rows))
                 done += rows.size
                 report(done / total)
 
@@ -73,13 +80,13 @@ def _shapes(config: Any) -> dict[str, tuple[int, ...]]:
     return {name: tuple(weights[name].shape) for name in sorted(weights)}
 
 
-def _header(shapes: Mapping[str, tuple[int, ...]]) -> bytes:
+def _header(shapes: Mapping[str, tuple[int, ...]], dtype: str, size: int) -> bytes:
     """Return the header of a safetensors file."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     at = 0
     for name, shape in shapes.items():
-        end = at + _BFLOAT16_BYTES * math.prod(shape)
-        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [at, end]}
+        end = at + size * math.prod(shape)
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, end]}
         at = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)

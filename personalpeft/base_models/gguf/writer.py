@@ -81,16 +81,16 @@ def write_gguf(
             writer.add_tokenizer_model("none")
         else:
             write_tokenizer(writer)
-        _write_weights(writer, names, weights or partial(weights_of, base))
+        _write_weights(writer, names, weights or partial(weights_of, base.folder))
     finally:
         writer.close()
 
 
-def weights_of(base: Base) -> Iterator[tuple[str, Tensor]]:
-    """Yield all weights under transformers' names, one at a time."""
+def weights_of(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    """Yield all weights of a folder under transformers' names, one at a time."""
     from safetensors import safe_open
 
-    for file in sorted(base.folder.glob("*.safetensors")):
+    for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, framework="pt") as tensors:
             for name in sorted(tensors.keys()):
                 yield name, tensors.get_tensor(name)

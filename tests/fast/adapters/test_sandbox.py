@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -62,8 +64,6 @@ def test_child_inherits_no_secret_of_the_environment(monkeypatch: pytest.MonkeyP
 @pytest.mark.skipif(sys.platform != "linux", reason="lists /proc")
 def test_child_inherits_no_descriptor(tmp_path: Path) -> None:
     with (tmp_path / "private").open("w") as file:
-        import os
-
         os.set_inheritable(file.fileno(), True)
         found = run("list_descriptors")
     others = {each for each in found.values() if each != "/dev/null"}
@@ -97,3 +97,38 @@ def test_frozen_program_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> No
     assert run("take_memory", count=1) == {"taken": "1"}
     with pytest.raises(AdapterError):
         run("refuse")
+
+
+# What Windows lacks, taken away from the program and from the processes that it starts.
+_WITHOUT_FORK = """
+import os, sys
+del os.fork, os.killpg
+sys.modules["resource"] = sys.modules["fcntl"] = None
+"""
+_CALLS = """
+from personalpeft.errors import PersonalFileError
+from personalpeft.sandbox import Limits, certify
+
+def run(reader, **arguments):
+    limits = Limits(1 << 30, 20)
+    reader = f"sandbox_readers:{reader}"
+    return certify(reader, arguments, limits, source="file", error=PersonalFileError)
+
+print(run("take_memory", count=1), run("take_memory", count=2))
+try:
+    run("crash")
+except PersonalFileError as error:
+    print(error.message)
+"""
+
+
+def test_system_without_fork_reads_in_a_new_process_for_each_call(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(_WITHOUT_FORK)
+    paths = os.pathsep.join([str(tmp_path), str(Path(__file__).parent), *sys.path])
+    environment = {**os.environ, "PYTHONPATH": paths}
+    done = subprocess.run(
+        [sys.executable, "-c", _CALLS], env=environment, capture_output=True, text=True, check=True
+    )
+    first, second = done.stdout.splitlines()
+    assert first == "{'taken': '1'} {'taken': '2'}"
+    assert second.startswith("file: the process that read it ended")

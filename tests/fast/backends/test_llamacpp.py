@@ -406,7 +406,7 @@ def test_the_estimated_memory_of_a_context_is_no_less_than_llamacpps(
     base: Base, shared_cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     names = gguf_names(base)
-    file = resolve_gguf_file(base, names, shared_cache)
+    file = resolve_gguf_file(base, names)
     model = Model(file, repack=False, threads=lambda: 1)
     for places in (512, 4096):
         shape = ContextParams(places, CHUNK, 1, names.full)

@@ -27,7 +27,7 @@ def weights_in(base: Base, kind: torch.dtype, largest: float) -> Weights:
     """Return the base's weights in another type, each with one number of this size."""
 
     def weights() -> Iterator[tuple[str, torch.Tensor]]:
-        for name, tensor in weights_of(base):
+        for name, tensor in weights_of(base.folder):
             changed = tensor.to(kind)
             changed.view(-1)[0] = largest
             yield name, changed
@@ -63,7 +63,7 @@ def test_streamed_file_is_byte_identical_to_one_written_at_once(
 ) -> None:
     file = tmp_path / "model.gguf"
     write_gguf(tiny, gguf_names(tiny), file, weights_in(tiny, kind, largest))
-    assert len(GGUFReader(file).tensors) == len(list(weights_of(tiny)))
+    assert len(GGUFReader(file).tensors) == len(list(weights_of(tiny.folder)))
     assert file.read_bytes() == write_with_gguf_writer(tmp_path / "at-once.gguf", file).read_bytes()
 
 
@@ -110,6 +110,7 @@ def test_writing_more_weights_takes_no_more_memory(tiny: Base, tmp_path: Path) -
 
 _KILLED = """
 import os, signal, sys
+from dataclasses import replace
 from pathlib import Path
 from personalpeft.base_models.gguf import file as gguf_file
 from personalpeft.base_models.gguf.tensor_names import gguf_names
@@ -122,7 +123,7 @@ def write(base, names, into):
 
 gguf_file.write_gguf = write
 base = resolve_base(find_card("tiny-random"), cache=Path(sys.argv[1]))
-gguf_file.resolve_gguf_file(base, gguf_names(base), Path(sys.argv[2]))
+gguf_file.resolve_gguf_file(replace(base, cache=Path(sys.argv[2])), gguf_names(base))
 """
 
 
@@ -135,6 +136,6 @@ def test_partial_file_of_a_killed_process_is_not_used(
     )
     assert killed.returncode == -signal.SIGKILL
     assert len([path for path in (tmp_path / "gguf").iterdir() if path.is_dir()]) == 1
-    file = resolve_gguf_file(tiny, gguf_names(tiny), tmp_path)
+    file = resolve_gguf_file(replace(tiny, cache=tmp_path), gguf_names(tiny))
     assert GGUFReader(file).tensors
     assert [path for path in (tmp_path / "gguf").iterdir() if path.is_dir()] == []

@@ -23,9 +23,10 @@ from personalpeft.base_models.gguf.header import read_header
 from personalpeft.base_models.local_models import inspect_local_model, recipe
 from personalpeft.base_models.model_card import parse_card, read_card
 from personalpeft.base_models.model_files import find_models
-from personalpeft.base_models.resolve import resolve_base
+from personalpeft.base_models.resolve import resolve_base, unpacked_folder
 from personalpeft.base_models.types import Base, ModelCard, Source
 from personalpeft.errors import CardError, NotFound, WeightsError
+from personalpeft.types import ToolFormat
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +46,7 @@ def test_a_file_computes_what_its_model_computes(
     expected = write_model(kind, tiny_base, tmp_path / "model.gguf")
     card = inspect_local_model(tmp_path / "model.gguf", cache=tmp_path).card
     base = resolve_base(card, cache=tmp_path / "cache")
-    model = AutoModelForCausalLM.from_pretrained(base.folder, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(unpacked_folder(base), dtype=torch.float32).eval()
     tokens = torch.arange(200)[None] % 250
     with torch.inference_mode():
         torch.testing.assert_close(
@@ -60,7 +61,11 @@ def test_what_a_file_says_of_itself_is_in_its_card(file: Path, tmp_path: Path) -
     card = model.card
     assert (card.name, card.title, card.licence) == ("tiny-qwen3", "Tiny qwen3", "apache-2.0")
     assert (model.architecture, model.quantisation, card.context) == ("qwen3", "F32", 16384)
-    assert (card.stop_tokens[0], model.has_template, model.has_tools) == ("<|im_end|>", True, False)
+    assert (card.stop_tokens[0], model.has_template, card.tool_format) == (
+        "<|im_end|>",
+        True,
+        ToolFormat.NONE,
+    )
     assert model.size == file.stat().st_size
     assert card.source.digest is not None
     assert read_card(write_card(card, tmp_path / "models")) == card
@@ -358,7 +363,7 @@ def test_a_quantised_file_has_the_numbers_that_transformers_unpacks(
     loaded = AutoModelForCausalLM.from_pretrained(
         tmp_path, gguf_file=path.name, dtype=torch.bfloat16, config=base_config(base)
     )
-    unpacked = load_file(base.folder / "model.safetensors")
+    unpacked = load_file(unpacked_folder(base) / "model.safetensors")
     for name, weight in unpacked.items():
         assert torch.equal(weight, loaded.state_dict()[name]), name
 

@@ -8,21 +8,37 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import huggingface_hub
+import numpy as np
 import pytest
+from backend_makers import continuation, device_choice
 from base_makers import card, package, tiny_gguf
 from filelock import FileLock
+from safetensors.numpy import load_file
+from safetensors.torch import load_file as load_tensors
 from tokenizers import Tokenizer
 
 import personalpeft
+from personalpeft.adapters.compose import compose
+from personalpeft.adapters.merge import write_merged_folder
 from personalpeft.backends.tokenizer import ChatTokenizer
+from personalpeft.backends.torch.backend import TorchBackend
 from personalpeft.base_models.chat_template import render_chat
+from personalpeft.base_models.gguf.file import resolve_gguf_file
+from personalpeft.base_models.gguf.tensor_names import gguf_names
+from personalpeft.base_models.mapped_weights import map_weights
 from personalpeft.base_models.registry import find_card
-from personalpeft.base_models.resolve import collect_bases, resolve_base
-from personalpeft.base_models.types import Base, Source
+from personalpeft.base_models.resolve import (
+    collect_bases,
+    find_changed_files,
+    resolve_base,
+    unpacked_folder,
+)
+from personalpeft.base_models.types import Base, ModelCard, Source
 from personalpeft.errors import CardError, WeightsError
 from personalpeft.types import Message
 
@@ -71,7 +87,7 @@ def folder(tiny: Base, tmp_path: Path) -> Path:
 
 def test_random_base_is_complete_and_reproducible(tiny: Base, tmp_path: Path) -> None:
     again = resolve_base(find_card("tiny-random"), cache=tmp_path)
-    assert again == replace(tiny, folder=again.folder)
+    assert again == replace(tiny, folder=again.folder, cache=tmp_path)
     assert {"config.json", "tokenizer.json", "model.safetensors"} <= {
         path.name for path in again.folder.iterdir()
     }
@@ -253,9 +269,9 @@ def test_invalid_gguf_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         resolve_base(card(source), cache=tmp_path / "cache")
 
 
-def test_split_gguf_is_unpacked_without_output_and_verified_each_time(
-    tiny: Base, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def split_gguf(tiny: Base, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelCard:
+    """Return the card of a GGUF file in two parts."""
     content = tiny_gguf(tiny, tmp_path / "tiny.gguf")
     package(tmp_path, "weights_part1", "a.part0", content[:50_000])
     package(tmp_path, "weights_part2", "a.part1", content[50_000:])
@@ -265,26 +281,123 @@ def test_split_gguf_is_unpacked_without_output_and_verified_each_time(
         files=("weights_part1:a.part0", "weights_part2:a.part1"),
         digest="sha256:" + hashlib.sha256(content).hexdigest(),
     )
-    stages: list[str] = []
-    mine = card(source)
-    base = resolve_base(
-        mine, cache=tmp_path / "cache", progress=lambda stage, done: stages.append(stage)
-    )
+    return card(source)
+
+
+def test_split_gguf_is_prepared_without_output_and_verified_each_time(
+    tiny: Base, split_gguf: ModelCard, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    base = resolve_base(split_gguf, cache=tmp_path / "cache")
     assert capfd.readouterr() == ("", "")
-    assert "Unpacking the weights" in stages
     assert base.template == tiny.template
     assert base.stop_tokens == ("<|im_end|>",)
     assert list(base.architecture.projections) == ["self_attn.q_proj", "self_attn.v_proj"]
-    assert {path.suffix for path in base.folder.iterdir()} <= {".json", ".safetensors", ".jinja"}
 
     # SmolLM's tokenizer splits off each digit, so a space never joins one.
     tokenizer = Tokenizer.from_file(str(base.folder / "tokenizer.json"))
     assert tokenizer.encode(" 1", add_special_tokens=False).tokens == ["Ġ", "1"]
 
-    assert resolve_base(mine, cache=tmp_path / "cache") == base
-    (tmp_path / "weights_part2" / "a.part1").write_bytes(content[50_000:-1] + b"\xff")
+    assert resolve_base(split_gguf, cache=tmp_path / "cache") == base
+    part = tmp_path / "weights_part2" / "a.part1"
+    part.write_bytes(part.read_bytes()[:-1] + b"\xff")
     with pytest.raises(WeightsError):
-        resolve_base(mine, cache=tmp_path / "cache")
+        resolve_base(split_gguf, cache=tmp_path / "cache")
+
+
+def unpacked_weights(cache: Path) -> list[Path]:
+    return sorted(cache.rglob("*.safetensors"))
+
+
+def test_the_weights_of_a_gguf_file_are_unpacked_when_they_are_loaded_and_not_before(
+    split_gguf: ModelCard, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    cache = tmp_path / "cache"
+    base = resolve_base(split_gguf, cache=cache)
+    mapped = TorchBackend(base, where=device_choice("float32"), weights="mapped")
+    assert unpacked_weights(cache) == []
+    # llama.cpp reads the same joined file.
+    assert list(cache.rglob("*.gguf")) == [resolve_gguf_file(base, gguf_names(base))]
+    stages: list[str] = []
+    loaded = TorchBackend(
+        base,
+        where=device_choice("float32"),
+        weights="loaded",
+        progress=lambda stage, done: stages.append(stage),
+    )
+    assert "Unpacking the weights" in stages
+    assert len(unpacked_weights(cache)) == 1
+    assert capfd.readouterr() == ("", "")
+    items = [continuation(mapped, "what is this?", "It is a thing.")]
+    (one,), (other,) = mapped.score(items, None), loaded.score(items, None)
+    assert one.token_logprobs == pytest.approx(other.token_logprobs, rel=1e-4, abs=1e-4)
+    assert resolve_base(split_gguf, cache=cache).digest == base.digest
+    assert find_changed_files(cache) == []
+
+
+def test_in_float32_the_numbers_of_a_gguf_file_are_loaded_without_rounding(
+    split_gguf: ModelCard, tmp_path: Path
+) -> None:
+    base = resolve_base(split_gguf, cache=tmp_path / "cache")
+    loaded = TorchBackend(base, where=device_choice("float32"), weights="loaded")
+    assert "weights unpacked to float32" in loaded.description
+    (file,) = unpacked_weights(tmp_path / "cache")
+    weights, unpacked = map_weights(base), load_file(file)
+    for name, numbers in unpacked.items():
+        assert np.array_equal(numbers, np.concatenate(list(weights.parts(name, 1 << 22)))), name
+    rounded = TorchBackend(base, where=device_choice("bfloat16"), weights="loaded")
+    assert "unpacked" not in rounded.description
+    assert len(unpacked_weights(tmp_path / "cache")) == 2
+    assert rounded.base.digest == loaded.base.digest
+
+
+def test_a_gguf_file_is_unpacked_for_the_export_of_a_merged_model(
+    split_gguf: ModelCard, tmp_path: Path
+) -> None:
+    base = resolve_base(split_gguf, cache=tmp_path / "cache")
+    write_merged_folder(base, compose([]), tmp_path / "merged")
+    source = unpacked_folder(base)
+    merged = {path.name for path in (tmp_path / "merged").iterdir()}
+    assert merged == {path.name for path in source.iterdir()} - {"base.json"}
+    read = (tmp_path / "merged" / "model.safetensors", source / "model.safetensors")
+    weights, expected = map(load_tensors, read)
+    assert all(weights[name].equal(expected[name]) for name in weights | expected)
+
+
+def test_a_file_that_changes_while_its_base_is_open_is_not_unpacked(
+    tiny: Base, tmp_path: Path
+) -> None:
+    content, path = tiny_gguf(tiny, tmp_path / "tiny.gguf"), tmp_path / "tiny.gguf"
+    base = resolve_base(card(Source("gguf", path=path)), cache=tmp_path / "cache")
+    path.write_bytes(content[:-1] + b"\x01")
+    with pytest.raises(WeightsError, match="changed while it was open"):
+        unpacked_folder(base)
+
+
+def test_two_programs_at_once_unpack_a_file_once(split_gguf: ModelCard, tmp_path: Path) -> None:
+    base = resolve_base(split_gguf, cache=tmp_path / "cache")
+    stages: list[str] = []
+    with ThreadPoolExecutor(3) as programs:
+        calls = [
+            programs.submit(
+                unpacked_folder, base, progress=lambda stage, done: stages.append(stage)
+            )
+            for _ in range(3)
+        ]
+    assert len({call.result() for call in calls}) == 1
+    # Reported at the begin and at the end.
+    assert stages.count("Preparing mine") == 2
+
+
+def test_unpacked_weights_that_were_changed_are_found_and_unpacked_again(
+    split_gguf: ModelCard, tmp_path: Path
+) -> None:
+    base = resolve_base(split_gguf, cache=tmp_path / "cache")
+    file = unpacked_folder(base) / "model.safetensors"
+    content = file.read_bytes()
+    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert find_changed_files(tmp_path / "cache") == [file]
+    assert unpacked_folder(base) == file.parent
+    assert file.read_bytes() == content
 
 
 def test_folder_is_used_in_place(tiny: Base, folder: Path, tmp_path: Path) -> None:

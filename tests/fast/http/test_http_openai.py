@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,13 @@ import numpy as np
 import openai
 import pytest
 from http_makers import Caller, LocalServer, admin_caller
+from tool_templates import CALLS
 
 import personalpeft
 from personalpeft import Runtime
+from personalpeft.backends import fake
 from personalpeft.backends.fake import FakeBackend
+from personalpeft.types import ToolFormat
 from personalpeft_app.http.server import make_app
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -416,6 +420,36 @@ def test_without_parallel_calls_a_reply_ends_after_its_first_call(
             model="ada", messages=HELLO, tools=[WEATHER], parallel_tool_calls=parallel
         ).choices[0]
         assert (got.finish_reason, len(got.message.tool_calls)) == ("tool_calls", count)
+
+
+@pytest.mark.parametrize("tool_format", CALLS)
+def test_a_call_is_returned_in_whatever_format_the_base_writes_it(
+    tool_format: ToolFormat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = replace(fake.fake_base(), tool_format=tool_format)
+    monkeypatch.setattr(fake, "fake_base", lambda: base)
+    call = CALLS[tool_format]
+    several = {
+        ToolFormat.HERMES: call * 2,
+        ToolFormat.LLAMA3_JSON: f"{call}; {call}",
+        ToolFormat.PHI4_MINI: call.partition("]<")[0] + ", " + call.partition("[")[2],
+    }
+    with personalpeft.open(tmp_path / "home", backend="fake") as runtime:
+        caller = admin_caller(runtime, make_app(runtime, owner="ada"))
+        for reply, parallel, count in (
+            (call, True, 1),
+            (several[tool_format], True, 2),
+            (several[tool_format], False, 1),
+        ):
+            encoded = runtime.engine().backend.encode(reply)
+            monkeypatch.setattr(FakeBackend, "_reply", lambda *args, encoded=encoded: encoded)
+            asked = {"tools": [WEATHER], "parallel_tool_calls": parallel}
+            got = caller.post(
+                "/v1/chat/completions", {"model": "ada", "messages": HELLO, **asked}
+            ).json["choices"][0]
+            calls = [each["function"] for each in got["message"]["tool_calls"]]
+            assert (got["finish_reason"], got["message"]["content"]) == ("tool_calls", None)
+            assert calls == [{"name": "f", "arguments": '{"x": [1]}'}] * count
 
 
 def test_tools_are_refused_by_a_template_without_them(tmp_path: Path) -> None:

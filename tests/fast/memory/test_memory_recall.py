@@ -17,6 +17,8 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from memory_makers import CountingEmbedder, Home, count_words, joined_text, opened
 
+from personalpeft.base_models.chat_template import render_chat
+from personalpeft.base_models.types import Base
 from personalpeft.errors import HomeError
 from personalpeft.memory.embedder import HashEmbedder
 from personalpeft.memory.items import MAX_FACTS
@@ -75,15 +77,51 @@ def test_fact_adds_demonstrations_unless_there_are_rules(
     ]
     home.fact("ada", "My dog is called Biscuit.")
     shown = home.recall("ada", request).messages
-    before, after = shown[1:-3], shown[-3:]
-    assert shown[0].role == "system"
-    assert [message.role for message in before] == ["user", "assistant"] * (len(before) // 2)
-    assert before
-    assert "Biscuit" not in "".join(message.content for message in before)
-    assert after[:2] == tuple(request[1:3])
+    demonstrations = shown[3:-1]
+    assert shown[:3] == tuple(request[:3])
+    assert demonstrations
+    roles = [message.role for message in demonstrations]
+    assert roles == ["user", "assistant"] * (len(demonstrations) // 2)
+    assert "Biscuit" not in "".join(message.content for message in demonstrations)
     # The model would imitate them instead of following the rule.
     home.rule("ada", "Answer in Spanish.")
     assert len(home.recall("ada", request).messages) == len(request)
+
+
+def test_each_turn_of_a_conversation_begins_with_the_turns_before_it(
+    home: Home, tiny_base: Base
+) -> None:
+    home.fact("ada", "My dog is called Biscuit.")
+    home.fact("ada", "I live in a town called Ghent.")
+    questions = (
+        "How do I boil an egg?",
+        "What is my dog called?",
+        "Thanks.",
+        "How long does rice take?",
+        "What is the town called that I live in?",
+        "And pasta?",
+    )
+    history: list[Message] = [Message("system", "You are a cook.")]
+    found = []
+    for question in questions:
+        recall = home.recall("ada", [*history, Message("user", question)])
+        found.append(bool(recall.item_ids))
+        assert recall.messages[: len(history)] == tuple(history)
+        before = render_chat(tiny_base, history, add_generation_prompt=False)
+        assert render_chat(tiny_base, recall.messages).startswith(before)
+        # The ledger records what the user wrote, without the facts.
+        history += [Message("user", question), Message("assistant", "A reply.")]
+    assert (found[0], found[1], found[3], found[4]) == (False, True, False, True)
+
+
+def test_a_first_question_comes_after_the_system_message_and_the_demonstrations(
+    home: Home,
+) -> None:
+    home.fact("ada", "My dog is called Biscuit.")
+    question = Message("user", "What is my dog called?")
+    alone = home.recall("ada", [question]).messages
+    system = Message("system", "You are a cook.")
+    assert home.recall("ada", [system, question]).messages == (system, *alone)
 
 
 def test_fact_comes_without_demonstrations_where_the_budget_has_no_room_for_them(

@@ -4,13 +4,17 @@ calls.
 
 from __future__ import annotations
 
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import pytest
 from runtime_makers import home_unchanged, open_runtime
+from tool_templates import CALLS, TEMPLATES
 
 from personalpeft import InvalidInput, User
+from personalpeft.base_models.registry import find_card
+from personalpeft.types import ToolFormat
 
 WEATHER = {
     "type": "function",
@@ -157,6 +161,23 @@ def test_invalid_tool_or_message_is_refused_and_records_nothing(tmp_path: Path, 
         with home_unchanged(tmp_path), pytest.raises(InvalidInput) as caught:
             ada.chat(**{"prompt": [QUESTION], **BAD[bad]})
         assert caught.value.hint
+
+
+@pytest.mark.parametrize("tool_format", TEMPLATES)
+def test_required_call_is_begun_in_the_format_of_the_base(
+    tmp_path: Path, tool_format: ToolFormat
+) -> None:
+    card = find_card("tiny-random")
+    text = (resources.files("personalpeft_models") / "tiny-random.toml").read_text("utf-8")
+    own = text.replace(str(card.template), TEMPLATES[tool_format])
+    (tmp_path / "own.toml").write_text(own.replace("tiny-random", "own"), "utf-8")
+    with open_runtime(tmp_path / "home", tmp_path / "own.toml") as runtime:
+        reply = runtime.user("ada").chat(
+            [QUESTION], tools=[WEATHER], must_call=True, temperature=0, max_tokens=4
+        )
+    begin = CALLS[tool_format].partition(' {"x"')[0].replace('"f"', '"weather"')
+    assert reply.text.startswith(begin)
+    assert reply.tool_format is tool_format
 
 
 def test_base_without_tool_support_says_so(tmp_path: Path) -> None:

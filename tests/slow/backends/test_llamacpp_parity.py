@@ -31,7 +31,7 @@ from personalpeft.backends.llamacpp.context_pool import CHUNK
 from personalpeft.base_models.gguf.file import resolve_gguf_file
 from personalpeft.base_models.gguf.tensor_names import gguf_names
 from personalpeft.base_models.registry import find_card
-from personalpeft.base_models.resolve import resolve_base
+from personalpeft.base_models.resolve import resolve_base, unpacked_folder
 from personalpeft.base_models.types import Base, Source
 from personalpeft.types import Message, Sampling
 
@@ -49,7 +49,9 @@ def real_base(shared_cache: Path) -> Base:
 @pytest.fixture(scope="module")
 def unpacked(real_base: Base, shared_cache: Path) -> Base:
     """Return the same weights as a folder. llama.cpp keeps its precision."""
-    card = replace(real_base.card, name="unpacked", source=Source("folder", path=real_base.folder))
+    card = replace(
+        real_base.card, name="unpacked", source=Source("folder", path=unpacked_folder(real_base))
+    )
     return resolve_base(card, cache=shared_cache)
 
 
@@ -166,9 +168,7 @@ def test_context_takes_no_more_memory_than_estimated(
     real_base: Base, shared_cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     names = gguf_names(real_base)
-    model = Model(
-        resolve_gguf_file(real_base, names, shared_cache), repack=False, threads=lambda: 1
-    )
+    model = Model(resolve_gguf_file(real_base, names), repack=False, threads=lambda: 1)
     for places in (512, 4096):
         shape = ContextParams(places, CHUNK, 1, names.full)
         place, lane = context_bytes(names, model.vocab_size, shape)

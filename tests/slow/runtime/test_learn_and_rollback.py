@@ -19,6 +19,7 @@ from benchmarks.styles import GENERAL, LESSONS, STYLES, UNSEEN
 from personalpeft import LearnReport, Runtime, User
 from personalpeft.adapters.compose import compose
 from personalpeft.backends.base import SequenceState
+from personalpeft.base_models.resolve import unpacked_folder
 from personalpeft.engine.engine import Request
 from personalpeft.types import Message, Sampling, Stack, Verdict
 
@@ -198,7 +199,9 @@ def test_peft_loads_the_export_with_equal_replies(learned: LearnedStyle, tmp_pat
 
     folder = learned.ada.export_peft(tmp_path / "style")
     base = learned.runtime.base()
-    plain: Any = AutoModelForCausalLM.from_pretrained(base.folder, dtype=torch.float32)
+    plain: Any = AutoModelForCausalLM.from_pretrained(
+        unpacked_folder(base, full=True), dtype=torch.float32
+    )
     theirs: Any = PeftModel.from_pretrained(plain, str(folder)).eval()
     ours = torch_backend(base, slots=1)
     attach(
