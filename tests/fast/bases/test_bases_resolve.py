@@ -339,13 +339,11 @@ def test_in_float32_the_numbers_of_a_gguf_file_are_loaded_without_rounding(
 ) -> None:
     base = resolve_base(split_gguf, cache=tmp_path / "cache")
     loaded = TorchBackend(base, where=device_choice("float32"), weights="loaded")
-    assert "weights unpacked to float32" in loaded.description
     (file,) = unpacked_weights(tmp_path / "cache")
     weights, unpacked = map_weights(base), load_file(file)
     for name, numbers in unpacked.items():
         assert np.array_equal(numbers, np.concatenate(list(weights.parts(name, 1 << 22)))), name
     rounded = TorchBackend(base, where=device_choice("bfloat16"), weights="loaded")
-    assert "unpacked" not in rounded.description
     assert len(unpacked_weights(tmp_path / "cache")) == 2
     assert rounded.base.digest == loaded.base.digest
 
