@@ -47,8 +47,8 @@ learning_rate = 0.01
 tokens_per_parameter = 10.0
 """,
     name="tiny-quick",
-    targets=["q_proj", "v_proj", "down_proj"],
-    context=1024,
+    target_modules=["q_proj", "v_proj", "down_proj"],
+    context_length=1024,
     max_tokens=8,
 )
 

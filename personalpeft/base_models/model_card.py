@@ -9,6 +9,7 @@ import json
 import math
 import re
 import tomllib
+import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, get_args
@@ -105,11 +106,22 @@ def parse_card(text: str, *, where: str, folder: Path) -> ModelCard:
     except _Mistake as error:
         mistake = error
     else:
+        _warn_of_deprecated_keys(content, where)
         return card
     raise CardError(
         f"{where}, line {line_of(text, mistake.path)}: {'.'.join(mistake.path)} {mistake.what}.",
         hint=mistake.hint,
     )
+
+
+def _warn_of_deprecated_keys(content: Mapping[str, Any], where: str) -> None:
+    for table in (content, content["source"].get("shape", {})):
+        for key in DEPRECATED_KEYS.keys() & table.keys():
+            warnings.warn(
+                f"{where}: {key} is called {DEPRECATED_KEYS[key]} now",
+                DeprecationWarning,
+                stacklevel=3,
+            )
 
 
 class _Mistake(Exception):

@@ -36,7 +36,7 @@ DEPRECATED_KEYS = {
     "heads": "num_attention_heads",
     "kv_heads": "num_key_value_heads",
 }
-"""Keys of cards that differ from the field name. The field name is a deprecated key."""
+"""Deprecated keys of cards, which are names of fields, and the keys of today."""
 
 
 def _key_of(name: str) -> Any:

@@ -14,8 +14,8 @@ CARD = """\
 name = "{name}"
 title = "{title}"
 licence = "MIT"
-targets = ["q_proj"]
-context = 128
+target_modules = ["q_proj"]
+context_length = 128
 [source]
 kind = "hub"
 repo = "owner/name"

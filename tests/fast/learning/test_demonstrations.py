@@ -14,7 +14,7 @@ from personalpeft.plugins import Task
 from personalpeft.types import Demonstration, Message, Verdict
 
 LAYER = "skill.world.a"
-CARD = tiny_card("\n[gate]\nmax_kl = 100\n", name="tiny-bulk", context=1024)
+CARD = tiny_card("\n[gate]\nmax_kl = 100\n", name="tiny-bulk", context_length=1024)
 QUICK = {
     "rank": 4,
     "target_modules": ["q_proj", "v_proj"],

@@ -476,8 +476,8 @@ def test_refused_open_creates_no_home(
 
 def test_card_error_names_file_line_and_key(tmp_path: Path) -> None:
     card = quick_card(tmp_path)
-    card.write_text(card.read_text().replace("context = 1024", 'context = "many"'))
-    line = card.read_text().splitlines().index('context = "many"') + 1
+    card.write_text(card.read_text().replace("context_length = 1024", 'context_length = "many"'))
+    line = card.read_text().splitlines().index('context_length = "many"') + 1
     with pytest.raises(CardError, match=r"context") as raised:
         personalpeft.open(tmp_path / "home", base=card)
     assert re.search(rf"line {line}\b|:{line}\b", raised.value.message)
