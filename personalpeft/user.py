@@ -829,7 +829,10 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
         return list_conversations(self._services.store, self.id, limit, before)
 
     def conversation(self, conversation_id: str) -> Conversation:
-        """Return one conversation, by its id or a unique prefix. Raises ``NotFound``."""
+        """Return one conversation, by its id or a unique prefix: turns and the feedback on them.
+
+        Raises ``NotFound``.
+        """
         return read_conversation(self._services.store, self.id, conversation_id)
 
     def turn(self, reply: Reply | Turn | str) -> Turn:

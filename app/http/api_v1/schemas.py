@@ -1,12 +1,15 @@
 """Bodies and queries of the API, and its answers where the library has no value for them.
 
-The library's method of the same name documents what each field means.
+A body or query has the parameters of the library's method of the same name, with its defaults.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from inspect import Parameter, getdoc, signature
 from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, TypeAlias, TypeVar
 
@@ -20,6 +23,7 @@ from pydantic import (
     ValidationError,
     ValidatorFunctionWrapHandler,
     WrapValidator,
+    create_model,
 )
 from pydantic_core import PydanticCustomError
 
@@ -95,189 +99,63 @@ Cursor: TypeAlias = Annotated[str, *_name("[a-z0-9@._-]+", 128, InvalidInput)]
 LongText: TypeAlias = Annotated[PlainText, Len(1, MAX_TEXT_LENGTH)]
 ShortText: TypeAlias = Annotated[PlainText, Len(1, MAX_ITEM_LENGTH)]
 Prompt: TypeAlias = LongText | Annotated[tuple[Message, ...], Len(1, 1000)]
-Seconds: TypeAlias = Annotated[float, Gt(0), Le(1e9)]
-Megabytes: TypeAlias = Annotated[float, Gt(0), Le(1e9)]
-# ``memory`` is the old name, for one release.
-MemoryBudget: TypeAlias = Annotated[
-    Megabytes | None, Field(validation_alias=AliasChoices("max_memory_mb", "memory"))
-]
+Positive: TypeAlias = Annotated[float, Gt(0), Le(1e9)]
 Count: TypeAlias = Annotated[int, Ge(1), Le(1_000_000), _WHOLE]
 JobKind: TypeAlias = Literal["learn", "learn_many", "practice", "forget", "rebase"]
 PageSize: TypeAlias = Annotated[int, Ge(1), Le(1000), _WHOLE]
+Choice: TypeAlias = (
+    Annotated[Literal[1, 2], _WHOLE] | Annotated[str, *_name("[0-9a-f]+", 64, InvalidInput)]
+)
 
+FIELDS: Mapping[str, Any] = {
+    "a": RevisionName,
+    "answer": ShortText,
+    "as_user": UserId,
+    "b": RevisionName,
+    "comment": ShortText,
+    "conversation_id": ConversationId,
+    "edit": LongText,
+    "family": Annotated[PlainText, Len(0, 200)],
+    "item": ForgetItem,
+    "layer": LayerName,
+    "layers": Annotated[tuple[LayerName, ...], Len(0, 100)],
+    "max_memory_mb": Positive,
+    "max_tokens": Count,
+    "must_call": bool | ToolName,
+    "prefer": LongText,
+    "prompt": Prompt,
+    "questions": Annotated[tuple[ShortText, ...], Len(0, 100)],
+    "rating": Annotated[Literal[1, -1], _WHOLE],
+    "replaces": TurnId,
+    "revision": RevisionName,
+    "reward": Annotated[float, Ge(-1), Le(1)],
+    "rounds": Count,
+    "scope": Scope,
+    "search": Annotated[PlainText, Len(0, 64)],
+    "seconds": Positive,
+    "seed": Annotated[int, Ge(0), Le(2**63 - 1), _WHOLE],
+    "seen": Literal["copied", "regenerated", "contradicted", "thanked"],
+    "shaping": PluginName,
+    "signals": Annotated[tuple[ItemId, ...], Len(1, 1000)],
+    "skill": SkillName,
+    "source": SourceName,
+    "start": Start,
+    "steps": Count,
+    "stop": Annotated[tuple[Annotated[PlainText, Len(1, 1000)], ...], Len(0, 16)],
+    "temperature": Annotated[float, Ge(0), Le(10)],
+    "text": ShortText,
+    "timeout": Annotated[float, Ge(0.1), Le(1e9)],
+    "tools": Annotated[tuple[Json, ...], Len(0, MAX_TOOLS)],
+    "top_logprobs": Annotated[int, Ge(0), Le(MAX_TOP_LOGPROBS), _WHOLE],
+    "top_p": Annotated[float, Gt(0), Le(1)],
+    "truncation": Truncation,
+    "users": Annotated[tuple[UserId, ...], Len(0, 10_000)],
+    "weight": Annotated[float, Ge(-2), Le(2)],
+}
+"""The type of each parameter of the library that a body or query may have. A bool needs none."""
 
-# Bodies
-
-
-class ChatBody(RequestModel):
-    """A prompt and how to answer it; see ``User.chat``."""
-
-    prompt: Prompt
-    tools: Annotated[tuple[Json, ...], Len(0, MAX_TOOLS)] = ()
-    must_call: bool | ToolName = False
-    temperature: Annotated[float, Ge(0), Le(10)] | None = None
-    top_p: Annotated[float, Gt(0), Le(1)] | None = None
-    max_tokens: Count | None = None
-    stop: Annotated[tuple[Annotated[PlainText, Len(1, 1000)], ...], Len(0, 16)] = ()
-    seed: Annotated[int, Ge(0), Le(2**63 - 1), _WHOLE] = 0
-    memory: bool = True
-    layers: Annotated[tuple[LayerName, ...], Len(0, 100)] | None = None
-    revision: RevisionName | None = None
-    template: bool = True
-    logprobs: bool = False
-    top_logprobs: Annotated[int, Ge(0), Le(MAX_TOP_LOGPROBS), _WHOLE] = 0
-    conversation_id: ConversationId | None = None
-    replaces: TurnId | None = None
-    truncation: Truncation | None = None
-    timeout: Annotated[float, Ge(0.1), Le(1e9)] | None = None
-
-
-class FeedbackBody(RequestModel):
-    """Feedback on a reply: exactly one field beside source and train; see ``User.feedback``."""
-
-    rating: Annotated[Literal[1, -1], _WHOLE] | None = None
-    edit: LongText | None = None
-    prefer: LongText | None = None
-    comment: ShortText | None = None
-    reward: Annotated[float, Ge(-1), Le(1)] | None = None
-    source: SourceName = "person"
-    train: bool | None = None
-
-
-class ObserveBody(RequestModel):
-    """Implicit feedback; see ``User.observe``."""
-
-    seen: Literal["copied", "regenerated", "contradicted", "thanked"]
-    train: bool | None = None
-
-
-class TeachBody(RequestModel):
-    """A prompt and the wanted answer; see ``User.teach``."""
-
-    prompt: LongText
-    answer: LongText
-    skill: SkillName | None = None
-    source: SourceName = "person"
-    train: bool | None = None
-
-
-class RememberBody(RequestModel):
-    """A fact and the questions that it answers; see ``User.remember``."""
-
-    text: ShortText
-    questions: Annotated[tuple[ShortText, ...], Len(0, 100)] = ()
-    answer: ShortText | None = None
-    source: SourceName = "person"
-    train: bool | None = None
-
-
-class RetractBody(RequestModel):
-    """The ids of signals to retract, or unique prefixes; see ``User.retract``."""
-
-    signals: Annotated[tuple[ItemId, ...], Len(1, 1000)]
-    training_only: bool = False
-
-
-class EditItemBody(RequestModel):
-    """The new text of a rule or fact; see ``User.edit_item``."""
-
-    text: ShortText
-    questions: Annotated[tuple[ShortText, ...], Len(0, 100)] | None = None
-    answer: ShortText | None = None
-
-
-class LearnBody(RequestModel):
-    """What to learn, and the budget; see ``User.learn``."""
-
-    layer: LayerName | None = None
-    start: Start = "auto"
-    seconds: Seconds | None = None
-    steps: Count | None = None
-    max_memory_mb: MemoryBudget = None
-    dry_run: bool = False
-    accept: bool = False
-
-
-class LearnManyBody(LearnBody):
-    """The users, and the budget of all of them together; see ``Runtime.learn_many``."""
-
-    users: Annotated[tuple[UserId, ...], Len(0, 10_000)]
-
-
-class PracticeBody(RequestModel):
-    """What to practise, the names of plugins, and the budget; see ``User.practice``."""
-
-    skill: SkillName
-    verifier: PluginName
-    family: Annotated[PlainText, Len(0, 200)] = ""
-    shaping: PluginName | None = None
-    rounds: Count | None = None
-    seconds: Seconds | None = None
-    steps: Count | None = None
-    max_memory_mb: MemoryBudget = None
-    accept: bool = False
-
-
-class RebaseBody(RequestModel):
-    """The name of a base, and whether to switch; see ``Runtime.rebase``."""
-
-    to: BaseName
-    accept: bool = False
-    compare_only: bool = False
-
-
-class ForgetBody(RequestModel):
-    """The id of a turn, signal, rule or fact, a prefix, "last", or a layer; see ``User.forget``."""
-
-    item: ForgetItem
-    conversation: bool = False
-    rebuild: bool = True
-    dry_run: bool = False
-    certificate: bool = False
-
-
-class CompareBody(RequestModel):
-    """A prompt for two revisions of a layer; see ``User.compare``."""
-
-    prompt: Prompt
-    a: RevisionName = "live"
-    b: RevisionName = "previous"
-    layer: LayerName = "style"
-    max_tokens: Count | None = None
-    memory: bool = True
-
-
-class ChooseBody(RequestModel):
-    """The better answer: 1, 2, or its name."""
-
-    which: Annotated[Literal[1, 2], _WHOLE] | Annotated[str, *_name("[0-9a-f]+", 64, InvalidInput)]
-
-
-class RollbackBody(RequestModel):
-    """The revision to go back to: an id, a prefix, "previous", or null for the bare base."""
-
-    to: RevisionName | None = "previous"
-
-
-class TrainingBody(RequestModel):
-    """Whether feedback may be trained on; see ``User.set_training``."""
-
-    allowed: bool
-
-
-class WeightBody(RequestModel):
-    """The weight of a layer; see ``User.set_weight``."""
-
-    weight: Annotated[float, Ge(-2), Le(2)]
-
-
-class ScopeBody(RequestModel):
-    """When a layer is active; see ``User.scope``."""
-
-    scope: Scope
-
-
-# Queries
+# Former names, for one release.
+_ALIASES = {"max_memory_mb": AliasChoices("max_memory_mb", "memory")}
 
 
 class Empty(RequestModel):
@@ -291,36 +169,6 @@ class PageQuery(RequestModel):
     limit: PageSize = 100
 
 
-class UsersQuery(PageQuery):
-    """A page of the users whose id contains ``search``."""
-
-    search: Annotated[PlainText, Len(0, 64)] = ""
-
-
-class DryRunQuery(RequestModel):
-    """``dry_run=true`` only reports."""
-
-    dry_run: bool = False
-
-
-class ForgetUserQuery(DryRunQuery):
-    """``certificate=true`` makes a signed certificate; see ``Runtime.forget_user``."""
-
-    certificate: bool = False
-
-
-class LayerQuery(PageQuery):
-    """A page of one layer or of all."""
-
-    layer: LayerName | None = None
-
-
-class CurrentQuery(PageQuery):
-    """A page; ``current=false`` includes superseded and retracted signals."""
-
-    current: bool = True
-
-
 class DigestQuery(RequestModel):
     """A period: from ``since``, or the last ``seconds`` (one day by default), to ``until``."""
 
@@ -329,28 +177,60 @@ class DigestQuery(RequestModel):
     until: datetime | None = None
 
 
-class ExportQuery(RequestModel):
-    """``adapters=false`` omits the adapters. The next learn rebuilds them from the signals."""
+class ChooseBody(RequestModel):
+    """The better answer: 1, 2, or its name."""
 
-    adapters: bool = True
-
-
-class PeftQuery(RequestModel):
-    """One layer, or the whole stack."""
-
-    layer: LayerName | None = None
+    which: Choice
 
 
-class PeftImportQuery(RequestModel):
-    """The layer of the imported revision."""
+def request_model(
+    name: str,
+    method: Callable[..., Any],
+    *,
+    base: type[RequestModel] = RequestModel,
+    without: Collection[str] = (),
+    types: Mapping[str, Any] | None = None,
+) -> type[RequestModel] | None:
+    """Return a body or query with the parameters of a method of the library; None without any.
 
-    layer: LayerName = "style"
+    Args:
+        name: The name of the model.
+        method: The method. Its docstring describes the fields.
+        base: The model to extend.
+        without: Parameters to leave out. Those without a type in ``FIELDS`` are left out too.
+        types: Types in place of those in ``FIELDS``.
+    """
+    known, about = {**FIELDS, **(types or {})}, argument_texts(method)
+    fields: dict[str, Any] = {}
+    for each in signature(method).parameters.values():
+        kind = known.get(each.name, bool if each.annotation in ("bool", "bool | None") else None)
+        if kind is None or each.name in without or each.name in base.model_fields:
+            continue
+        default = ... if each.default is Parameter.empty else each.default
+        fields[each.name] = (
+            kind | None if default is None else kind,
+            Field(
+                default,
+                description=about.get(each.name),
+                validation_alias=_ALIASES.get(each.name),
+            ),
+        )
+    text = f"The arguments of ``{method.__qualname__}``."
+    return create_model(name, __base__=base, __doc__=text, **fields) if fields else None
 
 
-class ImportQuery(RequestModel):
-    """Another id than the file's for the imported user."""
-
-    as_user: UserId | None = None
+def argument_texts(method: Callable[..., Any]) -> Mapping[str, str]:
+    """Return what the docstring of a method says of each argument."""
+    found: dict[str, str] = {}
+    names: Sequence[str] = ()
+    _, _, text = (getdoc(method) or "").partition("\nArgs:\n")
+    for line in text.partition("\n\n")[0].splitlines():
+        if entry := re.fullmatch(r"    (\w+(?:, \w+)*): (.*)", line):
+            names = entry[1].split(", ")
+            found |= dict.fromkeys(names, entry[2])
+        else:
+            found |= {name: f"{found[name]} {line.strip()}" for name in names}
+    return found
 
 
 # Answers
