@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
-from itertools import islice
 from typing import Any, get_args
 
 import numpy as np
@@ -26,7 +25,6 @@ from personalpeft.store.hash_chain import NewEntry, append_entries, create_user
 from personalpeft.store.id_lookup import resolve_id, resolve_layer, resolve_user
 from personalpeft.store.revisions import (
     check_revision,
-    is_recorded,
     read_build_record,
     read_head,
     read_holdout,
@@ -34,7 +32,7 @@ from personalpeft.store.revisions import (
     record_move,
     record_revision,
 )
-from personalpeft.store.types import ANY_HEAD, BuildRecord, NewRevision, UserSummary
+from personalpeft.store.types import ANY_HEAD, BuildRecord, UserSummary
 from personalpeft.types import HeadMove, Json, Layer, Revision, Scope, Stack, StackEntry, is_number
 
 # All columns: a home of an earlier version that is open for reading has no ``trains``.
@@ -214,58 +212,16 @@ class Catalog:
             NotFound: The user does not have the parent or a signal.
             InvalidInput: An id or role is invalid, or a held-out signal was trained on.
         """
-        new = NewRevision(revision, blob, report, promote, cause)
-        check_revision(new)
+        check_revision(revision, blob)
         # File and rows under one lock: verify must never find the blob of a revision on its way.
         with self._database.write_transaction() as db:
             resolve_user(db, revision.user)
             head = read_head(db, revision.user, revision.layer)
             if promote and expected_head not in (ANY_HEAD, head):
                 return False
-            record_revision(db, new, self._now())
+            record_revision(db, revision, report, promote=promote, cause=cause, at=self._now())
             self._blobs.put(revision.user, blob, db=db)
             return True
-
-    def add_revisions(
-        self,
-        new: Iterable[NewRevision],
-        *,
-        batch_size: int = 1000,
-        progress: Callable[[int], None] = lambda done: None,
-    ) -> int:
-        """Record many revisions of many users in order; create missing users.
-
-        Recorded revisions are skipped, so the call can be repeated after a kill. Memory does not
-        grow with their number.
-
-        Args:
-            new: The revisions.
-            batch_size: How many make one durable transaction.
-            progress: Receives after each batch how many were read.
-
-        Returns:
-            How many were added.
-
-        Raises:
-            InvalidId: A user id is invalid.
-            PersonalPeftError: As ``add_revision``. Earlier batches stay.
-        """
-        source, done, added = iter(new), 0, 0
-        while batch := list(islice(source, batch_size)):
-            for each in batch:
-                check_revision(each)
-            with self._database.write_transaction() as db:
-                at, files = self._now(), dict[tuple[str, str], bytes]()
-                for each in batch:
-                    create_user(db, each.revision.user, at)
-                    if not is_recorded(db, each.revision):
-                        record_revision(db, each, at)
-                        files[each.revision.user, each.revision.digest] = each.blob
-                        added += 1
-                self._blobs.put_many(((user, blob) for (user, _), blob in files.items()), db=db)
-            done += len(batch)
-            progress(done)
-        return added
 
     def add_judgement(self, revision: Revision, report: Json, *, move: HeadMove) -> bool:
         """Record a revision's new judgement and move the head, in one transaction.

@@ -21,7 +21,7 @@ from personalpeft.store.database import Row, fetch_all, fetch_one
 from personalpeft.store.error_mapping import sqlite3
 from personalpeft.store.hash_chain import NewEntry, append_entries
 from personalpeft.store.id_lookup import resolve_id, resolve_user
-from personalpeft.store.types import BuildRecord, NewRevision
+from personalpeft.store.types import BuildRecord
 from personalpeft.types import HeadMove, Json, Revision, SignalRole
 
 _ROLES = frozenset(SignalRole)
@@ -29,11 +29,10 @@ _ROLES = frozenset(SignalRole)
 _MAX_ARRIVALS = 32
 
 
-def check_revision(new: NewRevision) -> None:
+def check_revision(revision: Revision, blob: bytes) -> None:
     """Check a revision: ``Damaged`` for a wrong blob, ``InvalidInput`` for an invalid name."""
-    revision = new.revision
     check_layer_name(revision.layer)
-    if hashlib.sha256(new.blob).hexdigest() != revision.digest:
+    if hashlib.sha256(blob).hexdigest() != revision.digest:
         raise Damaged(
             f"The packed file of {revision.id} does not match its digest.",
             hint="Build the revision again.",
@@ -62,28 +61,39 @@ def is_recorded(db: sqlite3.Connection, revision: Revision) -> bool:
     return row is not None
 
 
-def record_revision(db: sqlite3.Connection, new: NewRevision, at: datetime) -> None:
+def record_revision(
+    db: sqlite3.Connection,
+    revision: Revision,
+    report: Json,
+    *,
+    promote: bool,
+    cause: str,
+    at: datetime,
+) -> None:
     """Record a revision. One that is recorded already only gets a new judgement.
 
     Args:
         db: A connection in a write transaction, which stores the blob before it commits.
-        new: What ``check_revision`` accepted, of an existing user.
+        revision: What ``check_revision`` accepted, of an existing user.
+        report: The report of its learn.
+        promote: Whether it becomes the head.
+        cause: The cause of that move.
         at: The time of the judgement.
 
     Raises:
         NotFound: The user does not have the parent or a signal.
         InvalidInput: The JSON is invalid, or a held-out signal was trained on.
     """
-    known = is_recorded(db, new.revision)
-    revision = _resolve_references(db, new.revision, trained=not known)
+    known = is_recorded(db, revision)
+    revision = _resolve_references(db, revision, trained=not known)
     user, layer = revision.user, revision.layer
     ensure_layer(db, user, layer)
     entries = [] if known else [_revision_entry(revision)]
-    entries += _judgement_entries(revision, new.report, at)
+    entries += _judgement_entries(revision, report, at)
     before = read_head(db, user, layer)
-    moves = new.promote and before != revision.id
+    moves = promote and before != revision.id
     if moves:
-        move = HeadMove(user, layer, before, revision.id, new.cause, at)
+        move = HeadMove(user, layer, before, revision.id, cause, at)
         entries.append(NewEntry("move", rows.encode("move", move)))
     append_entries(db, user, entries)
     record_roles(db, user, layer, revision.id, revision.signals)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from personalpeft.types import Json, Message, Revision
+from personalpeft.types import Json, Message
 
 ANY_HEAD = "*"
 """As ``expected_head``: move the head whatever it is."""
@@ -38,17 +38,6 @@ class ConversationLink:
     at: datetime
     conversation: str | None
     previous: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class NewRevision:
-    """A revision to record: its packed file, its report, whether to promote it, and the cause."""
-
-    revision: Revision
-    blob: bytes
-    report: Json
-    promote: bool = True
-    cause: str = "import"
 
 
 @dataclass(frozen=True, slots=True)

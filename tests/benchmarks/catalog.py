@@ -26,6 +26,7 @@ import numpy as np
 
 import personalpeft
 from benchmarks import child_environment
+from benchmarks.bulk import NewRevision, add_revisions
 from benchmarks.peak import peak_mb
 from personalpeft.adapters.formats.packed import pack
 from personalpeft.adapters.types import Adapter, LoRAWeights, Manifest
@@ -35,7 +36,6 @@ from personalpeft.learning.publish import imported_revision
 from personalpeft.store.gc import collect_garbage
 from personalpeft.store.home import open_store
 from personalpeft.store.store import Store
-from personalpeft.store.types import NewRevision
 from personalpeft.types import StackEntry, canonical_digest
 
 _BATCH = 2000
@@ -99,7 +99,8 @@ def bench_catalog(users: int, *, progress: Callable[[str, float], None]) -> Cata
         def build(first: int, end: int) -> tuple[float, float]:
             began = time.perf_counter()
             with _opened(home) as store:
-                store.catalog.add_revisions(
+                add_revisions(
+                    store,
                     builds(base, first, end),
                     batch_size=_BATCH,
                     progress=lambda done: progress(

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 import personalpeft
+from benchmarks.bulk import NewRevision, add_revisions
 from personalpeft import Runtime
 from personalpeft.adapters.compose import compose, in_half
 from personalpeft.adapters.formats.packed import pack
@@ -28,7 +29,6 @@ from personalpeft.learning.publish import imported_revision
 from personalpeft.settings import Serving, VllmServer
 from personalpeft.store.home import open_store
 from personalpeft.store.store import Store
-from personalpeft.store.types import NewRevision
 from personalpeft.types import Message, Stack, canonical_digest
 
 RANK = 8
@@ -121,7 +121,7 @@ def load_users(
             base = runtime.base()
             echo(f"making {users} users")
             builds = (build(base, name(number), number) for number in range(users))
-            store.catalog.add_revisions(builds, batch_size=_BATCH)
+            add_revisions(store, builds, batch_size=_BATCH)
             echo("loading the model")
             runtime.engine()
             yield LoadedUsers(runtime, store, users)

@@ -1,4 +1,4 @@
-"""Bulk import writes the same rows as single calls, and resumes after a kill."""
+"""Many users: pages, shared files, and a bulk path that writes what single calls write."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from store_makers import BASE, add_fact, add_revision, beside, opened, output, packed
 
+from benchmarks.bulk import NewRevision, add_revisions
 from personalpeft.errors import Damaged, InvalidId, InvalidInput, NotFound
 from personalpeft.store.integrity import verify
 from personalpeft.store.store import Store
-from personalpeft.store.types import NewRevision
 from personalpeft.types import StackEntry, Verdict
 
 
@@ -30,7 +30,7 @@ def new_revision(
     **changes: object,
 ) -> NewRevision:
     revision, blob = packed(user, layer, content, **changes)
-    return NewRevision(revision, blob, {"verdict": str(revision.verdict)}, promote, "learn")
+    return NewRevision(revision, blob, {"verdict": str(revision.verdict)}, promote)
 
 
 def dump_rows(home: Path) -> list[str]:
@@ -65,10 +65,10 @@ def test_batches_of_any_size_write_the_same_rows_as_single_calls(
         for each in builds:
             store.catalog.ensure_user(each.revision.user)
             store.catalog.add_revision(
-                each.revision, each.blob, each.report, promote=each.promote, cause=each.cause
+                each.revision, each.blob, each.report, promote=each.promote, cause="import"
             )
     with _open_with_fixed_clock(at_once) as store:
-        assert store.catalog.add_revisions(builds, batch_size=batch) == len(builds)
+        assert add_revisions(store, builds, batch_size=batch) == len(builds)
         assert verify(store) == ()
     assert dump_rows(singly) == dump_rows(at_once)
 
@@ -86,7 +86,7 @@ def test_stack_of_several_layers_may_come_in_one_batch(store: Store) -> None:
     entry = StackEntry("style", style.revision.id, style.revision.digest)
     builds = [style, new_revision("bob"), new_revision("ada", "memory", b"memory", below=(entry,))]
     child = new_revision("ada", content=b"child", parent=style.revision.id)
-    assert store.catalog.add_revisions([*builds, child]) == 4
+    assert add_revisions(store, [*builds, child]) == 4
     assert [each.revision for each in store.catalog.stack("ada", BASE).entries] == [
         child.revision.id,
         builds[2].revision.id,
@@ -98,93 +98,42 @@ def test_stack_of_several_layers_may_come_in_one_batch(store: Store) -> None:
 def test_existing_revision_is_skipped_and_not_made_live_again(store: Store) -> None:
     first, second = new_revision("ada"), new_revision("ada", content=b"two")
     reported: list[int] = []
-    assert (
-        store.catalog.add_revisions([first, second, first], batch_size=2, progress=reported.append)
-        == 2
-    )
+    assert add_revisions(store, [first, second, first], batch_size=2, progress=reported.append) == 2
     assert reported == [2, 3]
     store.catalog.move_head("ada", "style", None, base=BASE, cause="rollback")
-    assert store.catalog.add_revisions([first, second]) == 0
+    assert add_revisions(store, [first, second]) == 0
     assert store.catalog.stack("ada", BASE).entries == ()
     assert len(store.catalog.reports("ada")) == 2
     assert verify(store) == ()
 
 
 def test_one_blob_is_shared_by_many_users(store: Store) -> None:
-    store.catalog.add_revisions(new_revision(f"user-{n}") for n in range(50))
+    add_revisions(store, [new_revision(f"user-{n}") for n in range(50)])
     assert len(list((store.home / "blobs").rglob("*"))) == 2  # The folder and its file.
     assert verify(store) == ()
 
 
-def test_invalid_revision_rolls_back_its_batch_and_no_other(store: Store) -> None:
+def test_an_invalid_revision_records_nothing(store: Store) -> None:
     add_fact(store, "ada")
     question = add_fact(store, "ada")
     add_revision(store, b"pins", signals={question.id: "pinned"})
+    store.catalog.ensure_user("zoe")
     wrong: list[tuple[NewRevision, type[Exception]]] = [
-        (new_revision("ADA"), InvalidId),
         (new_revision("zoe", parent="style@000000000000"), NotFound),
         (new_revision("zoe", signals={question.id: "train"}), NotFound),
         (new_revision("ada", content=b"new", signals={question.id: "train"}), InvalidInput),
         (new_revision("zoe", digest="0" * 64, id="style@000000000000"), Damaged),
         (new_revision("zoe", recipe={"rate": float("nan")}), InvalidInput),
     ]
-    for number, (each, error) in enumerate(wrong):
-        before = store.catalog.users()
+    before = store.catalog.revisions("ada")
+    for each, error in wrong:
         with pytest.raises(error):
-            store.catalog.add_revisions(
-                [new_revision(f"good-{number}"), new_revision("never"), each],
-                batch_size=1 if number else 3,
+            store.catalog.add_revision(
+                each.revision, each.blob, each.report, promote=True, cause="import"
             )
-        names = {user.id for user in store.catalog.users()} - {user.id for user in before}
-        assert names <= {f"good-{number}", "never"}
-        assert (names == set()) == (number == 0)
-    assert "zoe" not in {user.id for user in store.catalog.users()}
-
-
-def test_many_blobs_are_written(store: Store) -> None:
-    builds = [new_revision(f"user-{n}", content=str(n % 9).encode()) for n in range(40)]
-    assert store.catalog.add_revisions(builds, batch_size=7) == 40
-    assert all(store.blobs.read(each.revision.digest) == each.blob for each in builds)
+    assert store.catalog.revisions("ada") == before
+    assert store.catalog.revisions("zoe") == ()
     assert verify(store) == ()
-
-
-_MANY = """
-from personalpeft.store.types import NewRevision
-def many(count):
-    for number in range(count):
-        revision, blob = packed(f"user-{number:05}", content=str(number % 7).encode())
-        yield NewRevision(revision, blob, {})
-"""
-
-
-@pytest.mark.exhaustive
-def test_import_resumes_after_a_kill(home: Path) -> None:
-    script = (
-        _MANY
-        + "opened(home).catalog.add_revisions(many(10**6), batch_size=50, progress=lambda n: print(n, flush=True))"
-    )
-    process = beside(script, home)
-    assert process.stdout is not None
-    for _ in range(4):
-        acknowledged = int(process.stdout.readline())
-    process.kill()
-    process.communicate(timeout=60)
-    with opened(home) as store:
-        kept = len(_user_ids(store))
-        assert kept >= acknowledged
-        assert kept % 50 == 0
-    finished = output(
-        beside(
-            _MANY + "print(opened(home).catalog.add_revisions(many(5000), batch_size=500))", home
-        )
-    )
-    assert int(finished) == max(0, 5000 - kept)
-    with opened(home) as store:
-        assert verify(store) == ()
-
-
-def _user_ids(store: Store) -> list[str]:
-    return list(_ids_by_page(store, 1000))
 
 
 def _ids_by_page(store: Store, limit: int) -> Iterator[str]:
@@ -197,7 +146,7 @@ def _ids_by_page(store: Store, limit: int) -> Iterator[str]:
 @pytest.mark.parametrize("limit", [1, 3, 10, 11])
 def test_pages_of_users_hold_each_user_once_in_order(store: Store, limit: int) -> None:
     names = [f"user-{number}" for number in range(9)] + ["ada"]
-    store.catalog.add_revisions(new_revision(name) for name in names)
+    add_revisions(store, [new_revision(name) for name in names])
     assert list(_ids_by_page(store, limit)) == sorted(names)
     assert store.catalog.users(after="user-8") == ()
     assert [user.id for user in store.catalog.users(after="b", limit=2)] == ["user-0", "user-1"]
@@ -227,6 +176,6 @@ def test_another_process_sees_a_new_head_within_a_second(home: Path) -> None:
 
 
 def test_refused_revisions_are_recorded_and_not_live(store: Store) -> None:
-    store.catalog.add_revisions([new_revision("ada", promote=False, verdict=Verdict.REFUSED)])
+    add_revisions(store, [new_revision("ada", promote=False, verdict=Verdict.REFUSED)])
     assert store.catalog.stack("ada", BASE).entries == ()
     assert store.catalog.revisions("ada")[0].verdict is Verdict.REFUSED

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from store_makers import BASE, add_fact, add_revision, add_turn, opened, packed
 
+from benchmarks.bulk import NewRevision, add_revisions
 from personalpeft.store.error_mapping import sqlite3 as ours
 from personalpeft.store.gc import collect_garbage
 from personalpeft.store.integrity import verify
 from personalpeft.store.store import Store
-from personalpeft.store.types import NewRevision
 from personalpeft.types import SignalKind
 
 # The schema and the migrations do not grow with the home. json_each scans its argument. Deletions
@@ -71,7 +71,7 @@ def browse(store: Store) -> None:
             unknown("adda")
     with pytest.raises(LookupError):
         store.catalog.revision("ada", "style@nothing")
-    store.catalog.add_revisions([NewRevision(*packed("eve"), {})])
+    add_revisions(store, [NewRevision(*packed("eve"), {})])
     collect_garbage(store)
 
 
