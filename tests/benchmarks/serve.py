@@ -19,8 +19,9 @@ from pathlib import Path
 from benchmarks import baselines, vllm
 from benchmarks.figures import Spread, alternate, ratio, spread
 from benchmarks.load_users import RANK, LoadedUsers, load_users, name, question
-from personalpeft.backends.base import Backend, SequenceState, Tokens
-from personalpeft.types import Sampling
+from personalpeft.backends.base import Backend
+from personalpeft.backends.sequence import Request, SequenceState, Tokens
+from personalpeft.types import Sampling, Stack
 
 ROWS = 16
 _VLLM_ADAPTERS = 4
@@ -206,10 +207,14 @@ class _BackendDriver:
         batch = [
             # Another owner each time, since cached prompts belong to their owner.
             SequenceState(
+                Request(
+                    f"{name(number)}-{repetition}-{adapted}-{sampled}",
+                    (),
+                    Stack(self.backend.base.digest),
+                    sampling,
+                ),
                 prompt,
                 self._keys[number] if adapted else None,
-                sampling,
-                f"{name(number)}-{repetition}-{adapted}-{sampled}",
             )
             for number, prompt in enumerate(self.prompts(rows, repetition))
         ]
