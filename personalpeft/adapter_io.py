@@ -14,11 +14,10 @@ from personalpeft.adapters.formats.packed import pack
 from personalpeft.adapters.formats.peft import export_peft, export_stack_peft, import_peft
 from personalpeft.adapters.merge import write_merged_folder, write_merged_gguf
 from personalpeft.adapters.types import Adapter
-from personalpeft.archive import write_errors
 from personalpeft.backends.llamacpp.tokenizer_check import check_tokenizer
 from personalpeft.base_models.gguf.tensor_names import GgufNames, gguf_names
 from personalpeft.base_models.types import Base
-from personalpeft.errors import InvalidInput, NotFound, WeightsError
+from personalpeft.errors import InvalidInput, NotFound, WeightsError, map_write_errors
 from personalpeft.ids import check_layer_name
 from personalpeft.learning.layers import stack_below
 from personalpeft.learning.publish import imported_revision
@@ -49,7 +48,7 @@ def export_gguf(services: Services, user: str, file: Path, layer: str | None) ->
     if target.exists():
         raise InvalidInput(f"{target} already exists.", hint="Name a file that does not exist yet.")
     with (
-        write_errors(target),
+        map_write_errors(target),
         TemporaryDirectory(prefix=".personalpeft-", dir=target.parent) as folder,
     ):
         part = Path(folder, target.name)

@@ -23,7 +23,7 @@ from typing import IO, Any, get_args
 from personalpeft import host
 from personalpeft.adapters.formats.packed import unpack
 from personalpeft.base_models.types import Base
-from personalpeft.errors import InvalidInput, PersonalFileError, PersonalPeftError
+from personalpeft.errors import InvalidInput, PersonalFileError, PersonalPeftError, map_write_errors
 from personalpeft.former_names import rename_report
 from personalpeft.ids import check_layer_name, check_user_id
 from personalpeft.learning.gate.evidence import eval_history
@@ -125,21 +125,8 @@ def new_file(target: Path) -> Iterator[IO[bytes]]:
         raise InvalidInput(
             f"{target} already exists.", hint="Choose another name, or move it away."
         )
-    with write_errors(target), host.create_file(target) as file:
+    with map_write_errors(target), host.create_file(target) as file:
         yield file
-
-
-@contextmanager
-def write_errors(target: Path) -> Iterator[None]:
-    """Raise ``InvalidInput`` for an ``OSError`` inside."""
-    try:
-        yield
-    except PersonalPeftError:
-        raise
-    except OSError as error:
-        raise InvalidInput(
-            f"{target} cannot be written: {error.strerror or error}.", hint="Choose another place."
-        ) from error
 
 
 def import_user(

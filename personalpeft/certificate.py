@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from personalpeft.certificate_page import render
-from personalpeft.errors import Damaged, HomeError, InvalidInput, NotFound
+from personalpeft.errors import Damaged, HomeError, InvalidInput, NotFound, map_write_errors
 from personalpeft.extras import extra_required
 from personalpeft.types import Json, canonical_json, parse_strict_json
 
@@ -60,14 +60,9 @@ class Certificate:
         """
         paths = check_certificate_path(file)
         for path, text in zip(paths, (self.to_json(), self.to_markdown()), strict=True):
-            try:
-                with path.open("x", encoding="utf-8") as out:
-                    out.write(text)
-            except OSError as error:
-                raise InvalidInput(
-                    f"{path} cannot be written: {error.strerror or error}.",
-                    hint="Name a new file in a folder that you can write.",
-                ) from error
+            hint = "Name a new file in a folder that you can write."
+            with map_write_errors(path, hint=hint), path.open("x", encoding="utf-8") as out:
+                out.write(text)
         return paths
 
 

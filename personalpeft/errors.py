@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from enum import StrEnum
+from pathlib import Path
 from traceback import walk_tb
 from typing import NamedTuple
 
@@ -230,6 +232,19 @@ def _format_lines(error: BaseException) -> str:
         context = None if cause.__suppress_context__ else cause.__context__
         cause = cause.__cause__ or context
     return "\ncaused by ".join(parts)
+
+
+@contextmanager
+def map_write_errors(path: Path, *, hint: str = "Choose another place.") -> Iterator[None]:
+    """Raise ``InvalidInput`` for an ``OSError`` inside, of a path that a user chose."""
+    try:
+        yield
+    except PersonalPeftError:
+        raise
+    except OSError as error:
+        raise InvalidInput(
+            f"{path} cannot be written: {error.strerror or error}.", hint=hint
+        ) from error
 
 
 def suggest_nearest(wanted: str, known: Iterable[str], *, what: str) -> str:

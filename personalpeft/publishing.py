@@ -28,7 +28,7 @@ from personalpeft.errors import (
     Damaged,
     InvalidInput,
     NotFound,
-    PersonalPeftError,
+    map_write_errors,
 )
 from personalpeft.ids import check_user_id
 from personalpeft.services import Services
@@ -79,7 +79,8 @@ def publish(
     ``place`` is the folder. ``read_adapter`` reads an adapter by its packed file's digest.
     """
     store = services.store
-    with store.maintenance.exclusive("publish"), _folder_errors(place):
+    hint = "Make room there, or name another folder. Earlier publications are still there."
+    with store.maintenance.exclusive("publish"), map_write_errors(place, hint=hint):
         user_ids = _users_with_layers(store) if users is None else _check_users(store, users)
         stacks_published: list[PublishedStack] = []
         written = removed = 0
@@ -193,16 +194,3 @@ def _check_users(store: Store, users: Sequence[str]) -> tuple[str, ...]:
 def _publish_lock(store: Store, user: str) -> AbstractContextManager[None]:
     """Hold a user's publication lock. All processes share it. Raises ``Busy``."""
     return store.leases.acquire(publish_lease(user), timeout=_LOCK_SECONDS)
-
-
-@contextmanager
-def _folder_errors(place: Path) -> Iterator[None]:
-    try:
-        yield
-    except PersonalPeftError:
-        raise
-    except OSError as error:
-        raise InvalidInput(
-            f"{place} cannot hold published stacks: {error.strerror or error}.",
-            hint="Make room there, or name another folder. Earlier publications are still there.",
-        ) from error

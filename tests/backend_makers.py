@@ -14,17 +14,11 @@ import pytest
 
 from personalpeft.adapters.compose import compose
 from personalpeft.adapters.types import Adapter, AdapterStack, LoRAWeights, Manifest
-from personalpeft.backends.base import (
-    Backend,
-    Continuation,
-    OutputChunk,
-    SequenceState,
-    Session,
-    SessionSpec,
-)
+from personalpeft.backends.base import Backend, Continuation, Session, SessionSpec
+from personalpeft.backends.sequence import OutputChunk, Request, SequenceState
 from personalpeft.base_models.types import Base
 from personalpeft.learning.train.losses import DPOLoss, SFTLoss
-from personalpeft.types import FinishReason, Message, Sampling
+from personalpeft.types import FinishReason, Message, Sampling, Stack
 
 if TYPE_CHECKING:
     from personalpeft.backends.torch.device import DeviceChoice
@@ -92,7 +86,24 @@ def row(
     **sampling: Any,
 ) -> SequenceState:
     tokens = backend.render([Message("user", prompt)])
-    return SequenceState(tokens, stack, Sampling(**{"max_tokens": 12, **sampling}), owner, logprobs)
+    return sequence(tokens, stack, Sampling(**{"max_tokens": 12, **sampling}), owner, logprobs)
+
+
+def sequence(
+    tokens: Sequence[int],
+    stack: str | None = None,
+    sampling: Sampling = Sampling(),
+    owner: str = "ada",
+    logprobs: bool = False,
+) -> SequenceState:
+    """Return a sequence of tokens on an attached stack."""
+    request = Request(owner, (), Stack(""), sampling, logprobs=logprobs)
+    return SequenceState(request, tuple(tokens), stack)
+
+
+def with_request(row: SequenceState, **changes: Any) -> SequenceState:
+    """Return a row whose request differs in some fields."""
+    return replace(row, request=replace(row.request, **changes))
 
 
 def attach(backend: Backend, key: str, stack: AdapterStack) -> None:

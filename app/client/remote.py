@@ -8,11 +8,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from personalpeft.adapters.safe_io import read_file
-from personalpeft.archive import ExportSummary, ImportSummary, write_errors
+from personalpeft.archive import ExportSummary, ImportSummary
 from personalpeft.chat.reply import Reply
 from personalpeft.chat.validation import Prompt
 from personalpeft.deprecation import RenamedAttributes, accept_renamed_arguments
-from personalpeft.errors import InvalidInput, PersonalFileError
+from personalpeft.errors import InvalidInput, PersonalFileError, map_write_errors
 from personalpeft.ids import check_user_id
 from personalpeft.learning.activity_summary import ActivitySummary
 from personalpeft.runtime import Runtime
@@ -145,13 +145,13 @@ class RemoteUser(RemoteObject, RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
     def export_peft(self, folder: str | Path, *, layer: str | None = None) -> Path:
         """Export as ``User.export_peft``, to a folder here."""
         target = Path(folder).expanduser().absolute()
-        with write_errors(target):
+        with map_write_errors(target):
             if target.exists() and any(target.iterdir()):
                 raise InvalidInput(f"{target} must be empty.", hint="Choose an empty folder.")
         with TemporaryDirectory(prefix="personal-") as beside:
             archive = Path(beside) / "peft.zip"
             self._transport.download(do.EXPORT_PEFT, {"layer": layer}, archive, user=self.id)
-            with write_errors(target):
+            with map_write_errors(target):
                 target.mkdir(parents=True, exist_ok=True)
                 unzip_adapter(archive, target)
         return target

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from personalpeft.errors import AdapterError, InvalidInput, PersonalPeftError
+from personalpeft.errors import AdapterError, InvalidInput, map_write_errors
 from personalpeft.sandbox import Limits, certify
 from personalpeft.types import parse_strict_json
 
@@ -155,7 +155,7 @@ def _check_plain(value: Any, depth: int) -> None:
 @contextmanager
 def write_folder_atomically(folder: Path) -> Iterator[Path]:
     """Yield a temporary folder that replaces an empty or missing ``folder`` on success."""
-    try:
+    with map_write_errors(folder, hint="Choose a folder that can be written to."):
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise InvalidInput(
                 f"{folder} is there already.",
@@ -170,10 +170,3 @@ def write_folder_atomically(folder: Path) -> Iterator[Path]:
             sibling.rename(folder)
         finally:
             shutil.rmtree(sibling, ignore_errors=True)
-    except PersonalPeftError:
-        raise
-    except OSError as error:
-        raise InvalidInput(
-            f"{folder} cannot be written: {error.strerror or error}.",
-            hint="Choose a folder that can be written to.",
-        ) from error

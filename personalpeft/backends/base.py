@@ -13,97 +13,20 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from personalpeft.adapters.types import AdapterStack, LoRAWeights
+from personalpeft.backends.sequence import OutputChunk, SequenceState, Tokens
 from personalpeft.base_models.types import Base
-from personalpeft.types import FinishReason, Message, Sampling
-
-Tokens: TypeAlias = tuple[int, ...]
+from personalpeft.types import Message
 
 
 class OutOfBlocks(Exception):
     """A step needs a key-value block and none is free. Remove a sequence and step again."""
-
-
-# eq=False: two sequences with the same prompt are two sequences.
-@dataclass(eq=False, slots=True)
-class SequenceState:
-    """One request as a backend sees it, with its output so far: a row of one batch at a time.
-
-    After ``OutOfBlocks`` a sequence may be removed and admitted again, and continues where it was.
-
-    Attributes:
-        prompt_tokens: The prompt.
-        adapter_key: The key of an attached stack, None for the bare base.
-        sampling: How tokens are picked.
-        owner: The user whose prompt caches may be used.
-        logprobs: Whether chunks carry the log-prob of each token.
-        top_logprobs: How many of the likeliest tokens to report, at most ``MAX_TOP_LOGPROBS``.
-        stop_tokens: Tokens that end the reply, besides those of the base.
-        token_ids: The prompt and the tokens picked so far.
-        output: The reply's ``SequenceOutput``, from the first admission on.
-        sampler: The backend's random state, from the first admission on.
-    """
-
-    prompt_tokens: Tokens
-    adapter_key: str | None
-    sampling: Sampling
-    owner: str = ""
-    logprobs: bool = False
-    top_logprobs: int = 0
-    stop_tokens: frozenset[int] = frozenset()
-    token_ids: list[int] = field(init=False)
-    output: Any = field(init=False, default=None)
-    sampler: Any = field(init=False, default=None)
-
-    def __post_init__(self) -> None:
-        self.token_ids = list(self.prompt_tokens)
-
-    @property
-    def output_tokens(self) -> Tokens:
-        """The tokens picked so far, without one that ended the reply."""
-        return tuple(self.token_ids[len(self.prompt_tokens) :])
-
-    def finish(self, reason: FinishReason) -> OutputChunk:
-        """Return the last chunk of a sequence that left its batch: the text still held back."""
-        if self.output is None:
-            return OutputChunk(-1, "", (), reason)
-        chunk: OutputChunk = self.output.end(reason)
-        return chunk
-
-
-@dataclass(frozen=True, slots=True)
-class OutputChunk:
-    """What one step added to one sequence: the tokens, and the text that became certain with them.
-
-    Attributes:
-        index: The sequence's number in its batch; in a stream, the index of the request.
-        text: New text, cut before a stop string; may be empty.
-        tokens: New tokens.
-        finish: Why the reply ended, in its last chunk.
-        logprobs: The log-prob of each token (nats, at temperature 1), if asked for.
-        top_logprobs: The likeliest tokens in the place of each, likeliest first, if asked for.
-        stop_string: The stop string that ended the reply, if one did.
-        stop_token: The token that ended the reply, if one did. It is not one of ``tokens``.
-        stop_logprob: Its log-prob, if asked for.
-        error: Why this sequence alone cannot go on. The caller must remove it.
-    """
-
-    index: int
-    text: str
-    tokens: Tokens
-    finish: FinishReason | None = None
-    logprobs: tuple[float, ...] = ()
-    top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
-    stop_string: str = ""
-    stop_token: int | None = None
-    stop_logprob: float | None = None
-    error: Exception | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -399,10 +322,9 @@ class Backend(Protocol):
         ...
 
     def attach(self, key: str, staged: StagedStack) -> None:
-        """Attach a stack. Attaching a key twice is allowed.
+        """Attach a stack to a free slot.
 
-        The caller counts uses, and detaches a key only when it has none.
-        Raises ``RuntimeError`` if all slots are taken.
+        The caller counts slots and uses: it attaches at most ``slots`` different keys.
         """
         ...
 
@@ -410,7 +332,7 @@ class Backend(Protocol):
         """Detach a stack that no sequence, score or session uses, and free its slot.
 
         A key that is not attached is ignored. If another thread is attaching the key, its
-        ``attach`` may raise. Raises ``RuntimeError`` if a sequence of the batch uses it.
+        ``attach`` may raise.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Turn the tokens of a reply into text as they come, and end the reply.
+"""Turn the tokens of a reply into text as they come, up to a stop string.
 
 Invariants: the chunks of a stream, joined, are the text of all its tokens. That text ends before
 the first complete stop string. No chunk shows half a character or the beginning of a stop string.
@@ -11,12 +11,7 @@ text that it has held back.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Protocol
-
-from personalpeft.backends.base import OutputChunk, SequenceState
-from personalpeft.backends.sampler import TokenLogprobs
-from personalpeft.types import FinishReason
 
 _REPLACEMENT_CHARACTER = "\ufffd"
 
@@ -100,62 +95,6 @@ class Detokenizer:
             self._context = self._decoded
         self._decoded = len(self._tokens)
         return new
-
-
-class SequenceOutput:
-    """The reply of one sequence, token by token.
-
-    It ends with a stop token, a stop string or its longest length. After its end it takes no token.
-    """
-
-    def __init__(self, number: int, sequence: SequenceState, decoder: Decoder) -> None:
-        self.number, self.sequence = number, sequence
-        self._stop_tokens = decoder.stop_tokens | sequence.stop_tokens
-        self._text = Detokenizer(decoder, sequence.sampling.stop)
-        self.num_tokens = 0
-
-    @classmethod
-    def of(cls, number: int, sequence: SequenceState, decoder: Decoder) -> SequenceOutput:
-        """Return the output of an admitted sequence; of a resumed one, as it was.
-
-        Args:
-            number: The sequence's number in the batch.
-            sequence: The sequence.
-            decoder: Its base's tokenizer.
-        """
-        output: SequenceOutput = sequence.output or cls(number, sequence, decoder)
-        output.number = number
-        sequence.output = output
-        return output
-
-    def append(self, token: int, logprobs: TokenLogprobs | None = None) -> OutputChunk:
-        """Add a token, and return what it adds to the text and whether it ends the reply."""
-        if token in self._stop_tokens:
-            return replace(
-                self.end("stop"),
-                stop_token=token,
-                stop_logprob=logprobs.logprob if logprobs else None,
-            )
-        self.num_tokens += 1
-        self.sequence.token_ids.append(token)
-        text = self._text.push(token)
-        finish: FinishReason | None = "stop" if self._text.stopped else None
-        if finish is None and self.num_tokens >= self.sequence.sampling.max_tokens:
-            text += self._text.finish()
-            finish = "stop" if self._text.stopped else "length"
-        return OutputChunk(
-            self.number,
-            text,
-            (token,),
-            finish,
-            logprobs=(logprobs.logprob,) if logprobs else (),
-            top_logprobs=(logprobs.top,) if logprobs and self.sequence.top_logprobs else (),
-            stop_string=self._text.stop_string,
-        )
-
-    def end(self, finish: FinishReason) -> OutputChunk:
-        """Return the last chunk of a reply that something else ends."""
-        return OutputChunk(self.number, self._text.finish(), (), finish)
 
 
 def _overlap(text: str, stop: str) -> int:

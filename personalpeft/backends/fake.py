@@ -8,9 +8,7 @@ of trained continuations, so the gate promotes. Undoing brings back the former r
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
-import threading
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,23 +19,20 @@ import numpy.typing as npt
 
 from personalpeft.adapters.compose import concatenate
 from personalpeft.adapters.types import AdapterStack, LoRAWeights
-from personalpeft.backends.attached_stacks import AttachedStacks
 from personalpeft.backends.base import (
     AdamParams,
     Continuation,
     ForwardResult,
     Loss,
     Occupancy,
-    OutputChunk,
     Score,
-    SequenceState,
     Session,
     SessionSpec,
     StagedStack,
-    Tokens,
 )
-from personalpeft.backends.detokenizer import SequenceOutput
+from personalpeft.backends.batch_backend import SequenceBatch
 from personalpeft.backends.sampler import TokenLogprobs
+from personalpeft.backends.sequence import OutputChunk, SequenceState, Tokens
 from personalpeft.base_models.chat_template import render_chat
 from personalpeft.base_models.types import Base, ModelCard, Source
 from personalpeft.types import Architecture, Message, ToolFormat, canonical_digest
@@ -105,17 +100,16 @@ class _Stack:
 
 # eq=False: two sequences with the same fields are two sequences.
 @dataclass(eq=False, slots=True)
-class _Sequence:
+class _FakeSequence:
     """A sequence in the batch, how many of its tokens are unread, and its whole reply."""
 
     state: SequenceState
     stack: _Stack | None
     num_unread: int
     reply: tuple[int, ...]
-    output: SequenceOutput
 
 
-class FakeBackend:
+class FakeBackend(SequenceBatch[_FakeSequence]):
     """See ``Backend``. A byte of UTF-8 is one token, so is each word; byte 0 ends a turn."""
 
     name = "fake"
@@ -128,14 +122,10 @@ class FakeBackend:
     bos_tokens: Tokens = ()
 
     def __init__(self, base: Base, *, slots: int = 8, rows: int = 16) -> None:
+        super().__init__(self, rows=rows, max_length=base.card.context)
         self.base = base
         self.slots = slots
-        self.rows = rows
-        self.max_length = base.card.context
-        self._lock = threading.Lock()
-        self._attached = AttachedStacks[_Stack](slots)
-        self._sequences: dict[int, _Sequence] = {}
-        self._numbers = itertools.count()
+        self._attached: dict[str, _Stack] = {}
 
     def render(self, messages: Sequence[Message]) -> Tokens:
         return self.encode(render_chat(self.base, messages))
@@ -162,57 +152,34 @@ class FakeBackend:
     def attach(self, key: str, staged: StagedStack) -> None:
         if not isinstance(staged, _Stack):
             raise TypeError("the stack was staged for another backend")
-        self._attached.put(key, lambda: staged)
+        self._attached[key] = staged
 
     def detach(self, key: str) -> None:
-        with self._lock:
-            if any(each.state.adapter_key == key for each in self._sequences.values()):
-                raise RuntimeError("a sequence of the batch uses this stack")
-            self._attached.drop(key)
-
-    def admit(self, sequence: SequenceState) -> int | None:
-        if len(sequence.prompt_tokens) + sequence.sampling.max_tokens > self.max_length:
-            raise ValueError(f"a sequence must have at most {self.max_length} tokens")
-        with self._lock:
-            key = sequence.adapter_key
-            stack = None if key is None else self._attached.get(key)
-            if len(self._sequences) >= self.rows:
-                return None
-            number = next(self._numbers)
-            output = SequenceOutput.of(number, sequence, self)
-            num_unread, reply = len(sequence.token_ids), self._reply(sequence, stack)
-            self._sequences[number] = _Sequence(sequence, stack, num_unread, reply, output)
-            return number
+        self._attached.pop(key, None)
 
     def step(self) -> Sequence[OutputChunk]:
-        with self._lock:
-            advanced = map(self._advance, self._sequences.values())
-            chunks = [chunk for chunk in advanced if chunk]
-            for chunk in chunks:
-                if chunk.finish:
-                    del self._sequences[chunk.index]
-            return chunks
-
-    def remove(self, number: int) -> None:
-        with self._lock:
-            self._sequences.pop(number, None)
+        advanced = map(self._advance, self._running.values())
+        chunks = [chunk for chunk in advanced if chunk]
+        for chunk in chunks:
+            if chunk.finish:
+                del self._running[chunk.index]
+        return chunks
 
     def clear_cache(self) -> None:
         """Nothing is cached."""
 
     def occupancy(self) -> Occupancy:
-        with self._lock:
-            used = sum(len(s.state.token_ids) - s.num_unread for s in self._sequences.values())
-            return Occupancy(len(self._sequences), used, self.rows * self.max_length, 0)
+        used = [len(s.state.token_ids) - s.num_unread for s in tuple(self._running.values())]
+        return Occupancy(len(used), sum(used), self.rows * self.max_length, 0)
 
     def check_integrity(self) -> None:
-        if len(self._sequences) > self.rows:
+        if len(self._running) > self.rows:
             raise RuntimeError("more sequences than rows")
 
     def score(
         self, items: Sequence[Continuation], stack: str | None, *, kl: bool = False, top: int = 0
     ) -> tuple[Score, ...]:
-        attached = None if stack is None else self._attached.get(stack)
+        attached = None if stack is None else self._attached[stack]
         scores = []
         for item in items:
             logprobs = _logprobs(item.prompt, item.completion, attached)
@@ -227,8 +194,8 @@ class FakeBackend:
         return tuple(scores)
 
     def session(self, spec: SessionSpec) -> Session:
-        if spec.base_key is not None:
-            self._attached.get(spec.base_key)
+        if spec.base_key is not None and spec.base_key not in self._attached:
+            raise KeyError(spec.base_key)
         return _FakeSession(spec)
 
     def advance(
@@ -271,25 +238,31 @@ class FakeBackend:
     def close(self) -> None:
         self._attached.clear()
 
-    def _advance(self, sequence: _Sequence) -> OutputChunk | None:
+    def _start(self, sequence: SequenceState) -> _FakeSequence:
+        key = sequence.adapter_key
+        stack = None if key is None else self._attached[key]
+        return _FakeSequence(sequence, stack, len(sequence.token_ids), self._reply(sequence, stack))
+
+    def _advance(self, sequence: _FakeSequence) -> OutputChunk | None:
         sequence.num_unread = max(0, sequence.num_unread - _CHUNK)
         if sequence.num_unread:
             return None
-        state, done = sequence.state, sequence.output.num_tokens
+        state, done = sequence.state, sequence.state.num_output_tokens
         token = sequence.reply[done] if done < len(sequence.reply) else _END
         logprobs = None
         if state.logprobs:
             tokens = (*state.output_tokens, token)
             logprob = _logprobs(state.prompt_tokens, tokens, sequence.stack)[-1]
-            likeliest = _top_logprobs(token, logprob)[: state.top_logprobs]
+            likeliest = _top_logprobs(token, logprob)[: state.request.top_logprobs]
             logprobs = TokenLogprobs(logprob, likeliest)
-        return sequence.output.append(token, logprobs)
+        return state.append(token, logprobs)
 
     def _reply(self, sequence: SequenceState, stack: _Stack | None) -> tuple[int, ...]:
         """Return a tool call, or four words by prompt and seed and two more by the stack."""
         if call := _find_tool_call(self.decode(sequence.prompt_tokens)):
             return self.encode(call)
-        seed = sequence.sampling.seed if sequence.sampling.temperature else 0
+        sampling = sequence.request.sampling
+        seed = sampling.seed if sampling.temperature else 0
         words = _pick_words(canonical_digest([list(sequence.prompt_tokens), seed]), 4)
         if stack is not None:
             words += [_AS, _IN, *_pick_words(stack.digest, 2)]

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Self
 
-from personalpeft.backends.base import OutputChunk
+from personalpeft.backends.sequence import OutputChunk
 from personalpeft.base_models.tool_calls import assistant_message
 from personalpeft.engine.request import OutputStream
 from personalpeft.errors import Forgotten, InvalidInput, NotFound

@@ -26,8 +26,9 @@ from contextlib import suppress
 from dataclasses import replace
 
 from personalpeft.adapters.types import Adapter
-from personalpeft.backends.base import Backend, OutOfBlocks, OutputChunk
+from personalpeft.backends.base import Backend, OutOfBlocks
 from personalpeft.backends.error_mapping import to_serving_error
+from personalpeft.backends.sequence import OutputChunk
 from personalpeft.clock import Clock
 from personalpeft.engine.fair_queue import FairQueue
 from personalpeft.engine.loader import AdapterLoader
@@ -207,7 +208,7 @@ class EngineCore:
                 return
             is_resumed = request.status is RequestStatus.PREEMPTED
             with self._changed:
-                self._scheduler.start(request, number)
+                self._scheduler.start(request)
             if not is_resumed:
                 request.started = self._timer()
                 self._metrics.record_start(request)

@@ -17,19 +17,14 @@ from contextlib import contextmanager
 
 from personalpeft.adapters.formats.packed import pack
 from personalpeft.adapters.types import Adapter
-from personalpeft.backends.base import Backend, Continuation, Score, Tokens
+from personalpeft.backends.base import Backend, Continuation, Score
 from personalpeft.backends.error_mapping import map_model_errors
+from personalpeft.backends.sequence import Request, Tokens
 from personalpeft.clock import SYSTEM, Clock
 from personalpeft.engine.core import REOPEN, EngineCore, closed_error
 from personalpeft.engine.fair_queue import QueueLimit
 from personalpeft.engine.metrics import Snapshot
-from personalpeft.engine.request import (
-    OutputStream,
-    Predicate,
-    Request,
-    RequestGroup,
-    RequestState,
-)
+from personalpeft.engine.request import OutputStream, Predicate, RequestGroup, RequestState
 from personalpeft.engine.scheduler import PinRequest
 from personalpeft.errors import BaseMismatch, Cancelled, PromptTooLong, QueueFull, ServingFailed
 from personalpeft.settings import Serving
@@ -153,14 +148,9 @@ class Engine(EngineCore):
         group = RequestGroup(cancelled, paused)
         group.requests += [
             RequestState(
+                request,
                 self.tokenize(request),
                 self._key(request.stack),
-                request.sampling,
-                request.user,
-                request.logprobs,
-                request.top_logprobs,
-                request.stop_tokens,
-                request=request,
                 group=group,
                 index=index,
             )

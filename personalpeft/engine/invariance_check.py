@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from random import Random
 from typing import TypeAlias
 
-from personalpeft.backends.base import OutputChunk
+from personalpeft.backends.sequence import OutputChunk, Request
 from personalpeft.engine.engine import Engine
-from personalpeft.engine.request import OutputStream, Request
+from personalpeft.engine.request import OutputStream
 from personalpeft.types import Message, Sampling, Stack
 
 _MAX_TOKENS = 8

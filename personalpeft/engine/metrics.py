@@ -11,7 +11,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from personalpeft.backends.base import OutputChunk
+from personalpeft.backends.sequence import OutputChunk
 from personalpeft.engine.request import RequestState
 
 COUNTERS: Mapping[str, str] = {

@@ -13,52 +13,10 @@ from enum import Enum
 from queue import SimpleQueue
 from typing import Self, TypeAlias
 
-from personalpeft.backends.base import OutputChunk, SequenceState, Tokens
-from personalpeft.base_models.tool_calls import find_unfinished_call
-from personalpeft.types import Message, Sampling, Stack, ToolFormat
+from personalpeft.backends.sequence import OutputChunk, SequenceState, Tokens
+from personalpeft.types import Stack, ToolFormat
 
 Predicate: TypeAlias = Callable[[], bool]
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What a caller asks for: messages of one user, the stack that answers, and how to sample.
-
-    Attributes:
-        user: The owner of the request. Prompt caches are never shared between users.
-        messages: The conversation as the model reads it.
-        stack: The adapters to attach.
-        sampling: Temperature, length, seed and stop strings.
-        timeout: Seconds for the whole reply from submission; None for no limit.
-        background: Never refused for a full queue, and never served before foreground requests.
-        template: Whether to apply the chat template. Without it the text is read and continued.
-        logprobs: Whether chunks carry the log-prob of each token.
-        top_logprobs: How many of the likeliest tokens to report in each position.
-        tokens: The prompt as tokens, instead of messages.
-        stop_tokens: Tokens that end the reply, besides those of the base.
-    """
-
-    user: str
-    messages: tuple[Message, ...]
-    stack: Stack
-    sampling: Sampling
-    timeout: float | None = None
-    background: bool = False
-    template: bool = True
-    logprobs: bool = False
-    top_logprobs: int = 0
-    tokens: Tokens = ()
-    stop_tokens: frozenset[int] = frozenset()
-
-    def reply_prefix(self, tool_format: ToolFormat) -> str:
-        """Return the text that the reply starts with, read after the prompt, not generated.
-
-        Args:
-            tool_format: How the base writes tool calls.
-        """
-        if self.tokens or not self.template:
-            return ""
-        return find_unfinished_call(self.messages[-1], tool_format)
 
 
 class RequestStatus(Enum):
@@ -96,13 +54,12 @@ class RequestGroup:
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class RequestState(SequenceState):
-    """One request: its prompt and settings, its status, and its output so far.
+    """One request as the engine sees it: its group and its status.
 
-    Times are in seconds on the engine's clock. ``number`` is the number of its sequence in the
-    backend while it runs. ``order`` is the number of its first start and decides who is preempted.
+    Times are in seconds on the engine's clock. ``order`` is the number of its first start and
+    decides who is preempted.
     """
 
-    request: Request
     group: RequestGroup
     index: int
     status: RequestStatus = RequestStatus.WAITING
@@ -110,7 +67,6 @@ class RequestState(SequenceState):
     deadline: float | None = None
     started: float = 0.0
     last_token: float | None = None
-    number: int = -1
     order: int = -1
     is_checked: bool = False
     output_logprobs: list[float] = field(default_factory=list)

@@ -91,13 +91,12 @@ class Scheduler:
 
         return self.queue.next_ready(is_ready)
 
-    def start(self, request: RequestState, number: int) -> None:
-        """Record that a request runs as the backend's sequence ``number``."""
+    def start(self, request: RequestState) -> None:
+        """Record that the backend admitted a request."""
         if request.order < 0:
             request.order = next(self._orders)
-        request.number = number
         request.status = RequestStatus.RUNNING
-        self.running[number] = request
+        self.running[request.number] = request
         self.queue.start(request)
         if request.adapter_key is not None:
             self.adapters.pin(request.adapter_key)

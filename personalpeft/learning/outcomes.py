@@ -144,7 +144,7 @@ class _CodeWithText(StrEnum):
 
 
 class SignalUse(_CodeWithText):
-    """What a signal is used for, in one build (`Source`) or so far (`SignalStatus`).
+    """What a signal is used for, in one build (`SignalUsage`) or so far (`SignalStatus`).
 
     Stored reports of earlier versions hold the texts.
     """

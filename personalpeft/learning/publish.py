@@ -35,7 +35,7 @@ from personalpeft.learning.outcomes import (
     text_reason,
 )
 from personalpeft.learning.plan import Plan
-from personalpeft.learning.report import LearnReport, Source, signal_text
+from personalpeft.learning.report import LearnReport, SignalUsage, signal_text
 from personalpeft.services import Services
 from personalpeft.store.store import Store
 from personalpeft.types import (
@@ -382,7 +382,7 @@ def failed_report(services: Services, user: str, layer: str, error: Exception) -
     )
 
 
-def _list_sources(store: Store, plan: Plan, use_of_new: SignalUse) -> tuple[Source, ...]:
+def _list_sources(store: Store, plan: Plan, use_of_new: SignalUse) -> tuple[SignalUsage, ...]:
     """Return the use of each signal. ``use_of_new`` is the use of newly trained signals."""
     examples = (*plan.new_examples, *plan.undesirable_examples)
     new = {each.signal for each in examples} - trained_on(store, plan.parent)
@@ -409,5 +409,5 @@ def _list_sources(store: Store, plan: Plan, use_of_new: SignalUse) -> tuple[Sour
             use = SignalUse.UNUSED if is_unused else SignalUse.IN_PROMPT
         layer = each.layer if use is SignalUse.OTHER_LAYER else None
         text = signal_text(signal)
-        sources.append(Source(signal.id, str(signal.kind), text, use, each.reason, layer))
+        sources.append(SignalUsage(signal.id, str(signal.kind), text, use, each.reason, layer))
     return tuple(sources)

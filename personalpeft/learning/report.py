@@ -42,7 +42,7 @@ class Example:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class SignalUsage:
     """One signal, its use in the build, and why. ``layer``: the other layer that it is for."""
 
     json_properties = ("use", "why")
@@ -97,7 +97,7 @@ class LearnReport(HasJson):
     before: str | None = None
     probation: bool = False
     steps: int = 0
-    sources: tuple[Source, ...] = ()
+    sources: tuple[SignalUsage, ...] = ()
     examples: tuple[Example, ...] = ()
     scores: Mapping[str, Any] = field(default_factory=dict)
     removed: tuple[RemovedText, ...] = ()
@@ -223,15 +223,15 @@ _EARLIER_USES: Mapping[str, SignalUse] = {
 }
 
 
-def _source(data: Mapping[str, Any]) -> Source:
+def _source(data: Mapping[str, Any]) -> SignalUsage:
     signal, kind, text = data["signal"], data["kind"], data["text"]
     if "use_code" in data:
         reason, layer = _reason(data["reason"]), data["layer"]
-        return Source(signal, kind, text, SignalUse(data["use_code"]), reason, layer)
+        return SignalUsage(signal, kind, text, SignalUse(data["use_code"]), reason, layer)
     use, reason = data["use"], text_reason(data["why"])
     if use in _EARLIER_USES:
-        return Source(signal, kind, text, _EARLIER_USES[use], reason)
-    return Source(signal, kind, text, SignalUse.OTHER_LAYER, reason, use.removeprefix("for "))
+        return SignalUsage(signal, kind, text, _EARLIER_USES[use], reason)
+    return SignalUsage(signal, kind, text, SignalUse.OTHER_LAYER, reason, use.removeprefix("for "))
 
 
 def _reason(data: Mapping[str, Any]) -> Reason:
@@ -255,7 +255,7 @@ def signal_text(signal: Signal) -> str:
     return str(next((value for value in values if value is not None), ""))
 
 
-def _format_source(source: Source) -> str:
+def _format_source(source: SignalUsage) -> str:
     """Return one signal as a line."""
     return f"{source.signal[-6:]}  {source.kind:<13} {excerpt(source.text)}"
 
@@ -350,7 +350,7 @@ def _format_sources(report: LearnReport) -> list[str]:
     return lines
 
 
-def _list_sources(sources: Sequence[Source], limit: int) -> list[str]:
+def _list_sources(sources: Sequence[SignalUsage], limit: int) -> list[str]:
     return _cut([f"      {_format_source(source)}" for source in sources], limit)
 
 

@@ -86,15 +86,11 @@ class Memory:
         self._catalog = catalog
         self.embedder = embedder
 
-    def items(self, user: str, kind: ItemKind | None = None) -> tuple[Item, ...]:
+    def items(self, user: str) -> tuple[Item, ...]:
         """Return the items in effect, oldest first. Raises ``NotFound``."""
         signals = self._signals(user)
         hidden = superseded_facts([each for each in signals if each.kind is SignalKind.FACT])
-        return tuple(
-            _item(each)
-            for each in signals
-            if each.id not in hidden and kind in (None, _KIND_OF[each.kind])
-        )
+        return tuple(_item(each) for each in signals if each.id not in hidden)
 
     def edit(
         self,

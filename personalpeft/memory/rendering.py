@@ -31,7 +31,7 @@ _FACT_HEADING = "I said:"
 
 
 @dataclass(frozen=True, slots=True)
-class Demonstration:
+class FewShotExample:
     """A fact of no user, a question that it answers, and the answer."""
 
     fact: str
@@ -84,10 +84,10 @@ def quote_line(text: str) -> str:
 
 
 @cache
-def load_demonstrations() -> tuple[Demonstration, ...]:
+def load_demonstrations() -> tuple[FewShotExample, ...]:
     """Return the demonstrations of the package."""
     text = (resources.files(__package__) / "demonstrations.toml").read_text("utf-8")
-    return tuple(Demonstration(**each) for each in tomllib.loads(text)["demonstrations"])
+    return tuple(FewShotExample(**each) for each in tomllib.loads(text)["demonstrations"])
 
 
 def _demonstration_turns() -> tuple[Message, ...]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from personalpeft.backends.base import Tokens
+from personalpeft.backends.sequence import Tokens
 from personalpeft.backends.torch.device import choose_device
 from personalpeft.errors import MissingPackage, ServingFailed
 

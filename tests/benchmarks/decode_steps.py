@@ -25,15 +25,16 @@ from random_models import SHAPES, make_gguf_base, unpack_base
 
 from benchmarks.load_users import both_samplings
 from benchmarks.result import describe_measurement
-from personalpeft.backends.base import Continuation, SequenceState, SessionSpec, TrainingBackend
+from personalpeft.backends.base import Continuation, SessionSpec, TrainingBackend
 from personalpeft.backends.sampler import Sampler
+from personalpeft.backends.sequence import Request, SequenceState
 from personalpeft.backends.torch.backend import TorchBackend
 from personalpeft.backends.torch.decode_graphs import Recording, Step
 from personalpeft.base_models.registry import all_cards
 from personalpeft.base_models.types import Base, ModelCard
 from personalpeft.formatting import to_json
 from personalpeft.learning.train.losses import KLRegularizer, SFTLoss
-from personalpeft.types import Sampling
+from personalpeft.types import Sampling, Stack
 
 RANK, PROMPT, STEPS, WARM_UP = 8, 64, 64, 8
 # Training items of a step, as in a learn of a dozen edits.
@@ -57,7 +58,8 @@ def step_times(
     for row in range(rows):
         prompt = tuple(random.integers(0, 255, PROMPT).tolist())
         key = f"stack {row}" if mixed else None
-        backend.admit(SequenceState(prompt, key, sampling, "ada", False))
+        request = Request("ada", (), Stack(backend.base.digest), sampling)
+        backend.admit(SequenceState(request, prompt, key))
     while backend.occupancy().num_sequences:
         began = time.perf_counter()
         chunks = backend.step()

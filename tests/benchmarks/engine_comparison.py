@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from benchmarks.load_users import question
-from personalpeft.backends.base import Tokens
+from personalpeft.backends.sequence import Tokens
 from personalpeft.engine.engine import Engine, Request
 from personalpeft.types import Message, Sampling, Stack
 

@@ -29,7 +29,8 @@ from typing import Any
 
 from benchmarks.learn_course import LONG, TOGETHER, Ask, Evaluator, Example, Round, Tally
 from benchmarks.personas import Persona
-from personalpeft.backends.base import Backend, Tokens
+from personalpeft.backends.base import Backend
+from personalpeft.backends.sequence import Tokens
 from personalpeft.errors import MissingPackage
 from personalpeft.learning.evaluate.probes import load_general_prompts
 from personalpeft.types import Message

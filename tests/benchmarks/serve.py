@@ -26,7 +26,9 @@ from benchmarks.load_users import (
     name,
     question,
 )
-from personalpeft.backends.base import Backend, SequenceState, Tokens
+from personalpeft.backends.base import Backend
+from personalpeft.backends.sequence import Request, SequenceState, Tokens
+from personalpeft.types import Stack
 
 ROWS = 16
 _VLLM_ADAPTERS = 4
@@ -210,10 +212,14 @@ class _BackendDriver:
         batch = [
             # Another owner each time, since cached prompts belong to their owner.
             SequenceState(
+                Request(
+                    f"{name(number)}-{repetition}-{adapted}-{sampled}",
+                    (),
+                    Stack(self.backend.base.digest),
+                    sampling,
+                ),
                 prompt,
                 self._keys[number] if adapted else None,
-                sampling,
-                f"{name(number)}-{repetition}-{adapted}-{sampled}",
             )
             for number, prompt in enumerate(self.prompts(rows, repetition))
         ]

@@ -27,7 +27,7 @@ from typing import Any
 
 import httpx2
 
-from personalpeft.backends.base import Tokens
+from personalpeft.backends.sequence import Tokens
 from personalpeft.errors import InvalidInput, MissingPackage, ServingFailed
 
 VARIABLE = "PERSONALPEFT_BENCH_VLLM"

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from personalpeft import host
+from personalpeft.adapters.formats.gguf import write_gguf_lora
 from personalpeft.adapters.types import AdapterStack
 from personalpeft.backends.base import Continuation, Score, StagedStack
 from personalpeft.backends.batch_backend import BatchBackend
-from personalpeft.backends.llamacpp.adapters import LoadedAdapters
 from personalpeft.backends.llamacpp.batch import Batch
-from personalpeft.backends.llamacpp.binding import ContextParams, Model
+from personalpeft.backends.llamacpp.binding import ContextParams, LoraAdapter, Model
 from personalpeft.backends.llamacpp.context_pool import CHUNK, ContextPool, MemoryBudget
 from personalpeft.backends.llamacpp.cpu_probe import probe_cpu
 from personalpeft.backends.llamacpp.scoring import Scorer
@@ -46,7 +46,7 @@ class LlamaCppBackend(BatchBackend):
         self._lock = threading.Lock()
         super().__init__(base, lock=self._lock)
         self.slots, self.rows = slots, rows
-        names = gguf_names(base)
+        self._names = names = gguf_names(base)
         self._file = resolve_gguf_file(base, names)
         probe = probe_cpu(self._file, cache)
         threads = threads or host.usable_cores()
@@ -58,10 +58,10 @@ class LlamaCppBackend(BatchBackend):
         budget = memory_budget(names, self._model.vocab_size, params, wanted=wanted)
         self.max_length = min(budget.n_ctx, base.card.context)
         self.description = f"llama.cpp on the processor, up to {threads} threads; {probe.reason}"
-        self._adapters = LoadedAdapters(slots, names, self._model)
-        pool = ContextPool(budget, params, self._model.new_context, max_free=slots)
+        self._adapters: dict[str, LoraAdapter] = {}
+        self._pool = ContextPool(budget, params, self._model.new_context, max_free=slots)
         self._batch = Batch(
-            pool, self._adapters, self._tokenizer, rows=rows, max_length=self.max_length
+            self._pool, self._adapters, self._tokenizer, rows=rows, max_length=self.max_length
         )
         params = ContextParams(self.max_length, _SCORE_BATCH, _SCORE_OUTPUTS, names.full)
         self._scorer = Scorer(params, self._model.new_context, self._lock)
@@ -72,7 +72,15 @@ class LlamaCppBackend(BatchBackend):
     def attach(self, key: str, staged: StagedStack) -> None:
         if not isinstance(staged, AdapterStack):
             raise TypeError("the stack was staged for another backend")
-        self._adapters.attach(key, staged)
+        # The batch waits neither for writing nor for loading.
+        self._adapters[key] = self._load(staged)
+
+    def detach(self, key: str) -> None:
+        with self._lock:
+            if adapter := self._adapters.pop(key, None):
+                # It is removed from all contexts before it is freed.
+                self._pool.remove_adapter(adapter)
+                adapter.close()
 
     def clear_cache(self) -> None:
         with self._lock:
@@ -86,20 +94,23 @@ class LlamaCppBackend(BatchBackend):
     def score(
         self, items: Sequence[Continuation], stack: str | None, *, kl: bool = False, top: int = 0
     ) -> tuple[Score, ...]:
-        adapter = None if stack is None else self._adapters.get(stack)
+        adapter = None if stack is None else self._adapters[stack]
         return self._scorer.score(items, adapter, kl=kl, top=top)
-
-    def _drop(self, key: str) -> None:
-        self._batch.drop(key)
 
     def close(self) -> None:
         """Free the model and all contexts."""
         self._scorer.close()
         with self._lock:
             self._batch.close()
-            for adapter in self._adapters.clear():
-                adapter.close()
+            while self._adapters:
+                self._adapters.popitem()[1].close()
             self._model.close()
+
+    def _load(self, stack: AdapterStack) -> LoraAdapter:
+        """Write a stack as one GGUF LoRA and load it. The library reads from a path only."""
+        with host.temporary_file("stack.gguf") as file:
+            write_gguf_lora(self._names, stack, file)
+            return self._model.load_adapter(file)
 
 
 def memory_budget(

@@ -19,8 +19,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from personalpeft.backends.base import Tokens
 from personalpeft.backends.llamacpp.binding import Context, ContextParams, Logits, LoraAdapter
+from personalpeft.backends.sequence import Tokens
 
 CHUNK = 64
 """Tokens of a prompt in one call. A prompt is cut at multiples of it, whatever is cached."""

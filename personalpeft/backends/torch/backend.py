@@ -119,7 +119,13 @@ class TorchBackend(BatchBackend):
         graphs, recorded = _try_graphs(self._model, self._bank, kv_cache, record)
         self.description = ", ".join(filter(None, (computed, recorded)))
         self._batch = Batch(
-            self._model, self._tokenizer, self._bank, kv_cache, rows=self.rows, graphs=graphs
+            self._model,
+            self._tokenizer,
+            self._bank,
+            kv_cache,
+            rows=rows,
+            max_length=self.max_length,
+            graphs=graphs,
         )
         release_threads()  # The threads that loaded the model.
 
@@ -131,7 +137,7 @@ class TorchBackend(BatchBackend):
             raise TypeError("the stack must be staged by this backend")
         self._bank.fill_slot(key, staged)
 
-    def _drop(self, key: str) -> None:
+    def detach(self, key: str) -> None:
         self._bank.free_slot(key)
 
     def clear_cache(self) -> None:

@@ -10,7 +10,6 @@ admitted again reads its tokens as a prompt, with the same keys and values as be
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from personalpeft.backends.base import Occupancy, OutOfBlocks, OutputChunk, SequenceState
-from personalpeft.backends.detokenizer import SequenceOutput
-from personalpeft.backends.sampler import Sampler
+from personalpeft.backends.base import Occupancy, OutOfBlocks
+from personalpeft.backends.batch_backend import SequenceBatch
+from personalpeft.backends.sequence import OutputChunk, SequenceState
 from personalpeft.backends.tokenizer import ChatTokenizer
 from personalpeft.backends.torch.batch_sampling import sample_tokens
 from personalpeft.backends.torch.block_manager import BlockManager, block_hash, prefix_hashes
@@ -39,19 +38,16 @@ _PROMPT_TOKENS_ALONE = {"cpu": 1024, "cuda": 2048}
 
 
 @dataclass(slots=True)
-class _RunningSequence:
+class _PagedSequence:
     """A running sequence, with what it has on the device.
 
     Attributes:
-        tokens: The sequence's own list, of which the model has read the first ``num_read``.
+        num_read: How many of its tokens the model has read.
         table: ``blocks`` as an array.
         hash_: The hash of the last of the first ``num_hashed`` blocks, which are full.
     """
 
-    number: int
     sequence: SequenceState
-    tokens: list[int]
-    output: SequenceOutput
     slot: int
     blocks: list[int]
     table: npt.NDArray[np.int32]
@@ -60,16 +56,17 @@ class _RunningSequence:
     hash_: bytes
 
     @property
+    def tokens(self) -> list[int]:
+        return self.sequence.token_ids
+
+    @property
     def pending(self) -> int:
         """How many tokens are still to be read; 1 while the row is being decoded."""
         return len(self.tokens) - self.num_read
 
 
-class Batch:
-    """Up to ``rows`` sequences at once. Not thread-safe: one thread runs it.
-
-    Steps that read no prompts run as ``graphs``, if they are given.
-    """
+class Batch(SequenceBatch[_PagedSequence]):
+    """The batch. Steps that read no prompts run as ``graphs``, if they are given."""
 
     def __init__(
         self,
@@ -79,24 +76,15 @@ class Batch:
         kv_cache: PagedKVCache,
         *,
         rows: int,
+        max_length: int,
         graphs: DecodeGraphs | None = None,
     ) -> None:
-        self._model, self._tokenizer = model, tokenizer
-        self._bank, self._kv_cache, self._graphs = bank, kv_cache, graphs
-        self._max_rows = rows
+        super().__init__(tokenizer, rows=rows, max_length=max_length)
+        self._model, self._bank, self._kv_cache, self._graphs = model, bank, kv_cache, graphs
         self._blocks = BlockManager(kv_cache.num_blocks)
-        self._running: dict[int, _RunningSequence] = {}
-        self._numbers = itertools.count()
         self._reused = 0
 
-    def admit(self, sequence: SequenceState) -> int | None:
-        """See ``Backend.admit``."""
-        longest = len(sequence.prompt_tokens) + sequence.sampling.max_tokens
-        limit = self._blocks.num_blocks * KV_BLOCK_SIZE
-        if longest > limit:
-            raise ValueError(f"a sequence must have at most {limit} tokens, got {longest}")
-        if len(self._running) >= self._max_rows:
-            return None
+    def _start(self, sequence: SequenceState) -> _PagedSequence | None:
         slot = self._bank.slot_of(sequence.adapter_key)
         # At least the last token is read again, since the next token comes from it.
         hashes = list(prefix_hashes(self._model.base.digest, sequence, sequence.token_ids[:-1]))
@@ -106,15 +94,10 @@ class Batch:
         if allocated is None:
             return None
         blocks, found = allocated
-        number = next(self._numbers)
-        if sequence.sampler is None:
-            sequence.sampler = Sampler(sequence.sampling)
+        if not sequence.num_output_tokens:
             self._reused += found * KV_BLOCK_SIZE
-        self._running[number] = _RunningSequence(
-            number=number,
+        return _PagedSequence(
             sequence=sequence,
-            tokens=sequence.token_ids,
-            output=SequenceOutput.of(number, sequence, self._tokenizer),
             slot=slot,
             blocks=blocks,
             table=np.array(blocks, np.int32),
@@ -122,7 +105,6 @@ class Batch:
             num_hashed=found,
             hash_=hashes[found],
         )
-        return number
 
     def step(self) -> Sequence[OutputChunk]:
         """See ``Backend.step``."""
@@ -138,7 +120,7 @@ class Batch:
         sampled = decoding + [row for row, count in reading if count == row.pending]
         logits = self._forward(decoding, reading)
         wanted = {
-            index: row.sequence.top_logprobs
+            index: row.sequence.request.top_logprobs
             for index, row in enumerate(sampled)
             if row.sequence.logprobs
         }
@@ -150,23 +132,16 @@ class Batch:
             self._advance(row, count)
         chunks = []
         for index, (row, token) in enumerate(zip(sampled, picks, strict=True)):
-            chunk = row.output.append(token, known.get(index))
+            chunk = row.sequence.append(token, known.get(index))
             if chunk.finish is not None:
-                self.remove(row.number)
+                self.remove(chunk.index)
             chunks.append(chunk)
         if not self._running:
             release_threads()
         return chunks
 
-    def remove(self, number: int) -> None:
-        """See ``Backend.remove``."""
-        row = self._running.pop(number, None)
-        if row is not None:
-            self._blocks.free(row.blocks)
-
-    def uses(self, key: str) -> bool:
-        """Return whether a row of the batch uses a stack."""
-        return any(row.sequence.adapter_key == key for row in self._running.values())
+    def _release(self, running: _PagedSequence) -> None:
+        self._blocks.free(running.blocks)
 
     def clear_cache(self) -> None:
         """See ``Backend.clear_cache``."""
@@ -186,7 +161,7 @@ class Batch:
         """See ``Backend.check_integrity``."""
         self._blocks.check_integrity([row.blocks for row in self._running.values()])
 
-    def _choose_prompts(self, *, beside_decoding: bool) -> list[tuple[_RunningSequence, int]]:
+    def _choose_prompts(self, *, beside_decoding: bool) -> list[tuple[_PagedSequence, int]]:
         """Return the prompts to read in this step, oldest first, and how many tokens of each."""
         budgets = _PROMPT_TOKENS_BESIDE_DECODING if beside_decoding else _PROMPT_TOKENS_ALONE
         budget = budgets.get(self._model.where.device.type, budgets["cpu"])
@@ -199,7 +174,7 @@ class Batch:
         return chosen
 
     def _forward(
-        self, decoding: Sequence[_RunningSequence], reading: Sequence[tuple[_RunningSequence, int]]
+        self, decoding: Sequence[_PagedSequence], reading: Sequence[tuple[_PagedSequence, int]]
     ) -> torch.Tensor:
         """Run the model once for all rows, each on the slot that ``admit`` gave it.
 
@@ -248,7 +223,7 @@ class Batch:
             length=max(positions) + 1,
         )
 
-    def _advance(self, row: _RunningSequence, count: int) -> None:
+    def _advance(self, row: _PagedSequence, count: int) -> None:
         row.num_read += count
         while (row.num_hashed + 1) * KV_BLOCK_SIZE <= row.num_read:
             begin = row.num_hashed * KV_BLOCK_SIZE
@@ -257,7 +232,7 @@ class Batch:
             row.num_hashed += 1
 
 
-def _block_table(rows: Sequence[_RunningSequence]) -> npt.NDArray[np.int32]:
+def _block_table(rows: Sequence[_PagedSequence]) -> npt.NDArray[np.int32]:
     """Return the rows' blocks, ``[rows, most blocks of a row]``."""
     table = np.zeros((len(rows), max((len(row.table) for row in rows), default=0)), np.int32)
     for index, row in enumerate(rows):

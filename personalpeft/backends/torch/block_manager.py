@@ -16,7 +16,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from personalpeft.backends.base import SequenceState
+from personalpeft.backends.sequence import SequenceState
 from personalpeft.backends.torch.ops.base import KV_BLOCK_SIZE
 from personalpeft.types import canonical_digest
 

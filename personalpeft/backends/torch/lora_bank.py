@@ -169,17 +169,9 @@ class LoRABank:
         return StagedWeights(rank, tuple(a), tuple(b))
 
     def fill_slot(self, key: str, staged: StagedWeights) -> None:
-        """Copy a stack to a free slot, unless the key has one.
-
-        Raises:
-            RuntimeError: No slot is free. Free one first.
-        """
+        """Copy a stack to a free slot."""
         with self._fill_lock:
             with self._lock:
-                if key in self._slot_of:
-                    return
-                if not self._free:
-                    raise RuntimeError(f"all {self._slots} slots are in use; free one first")
                 slot = self._free.pop()
             self._grow_rank(staged.rank)
             # Without the lock that each step takes: no row points to this slot yet.

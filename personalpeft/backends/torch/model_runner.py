@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from personalpeft import host
 from personalpeft.backends.thread_governor import ThreadGovernor, thread_counts
-from personalpeft.backends.torch.autograd import apply_function, differentiable
+from personalpeft.backends.torch.autograd import BlockCheckpoints, apply_function, differentiable
 from personalpeft.backends.torch.batch_invariant_matmul import (
     ProductChooser,
 )
@@ -43,7 +43,6 @@ from personalpeft.backends.torch.mapped_model import (
 )
 from personalpeft.backends.torch.openmp import limit_threads, release_threads
 from personalpeft.backends.torch.ops import Ops
-from personalpeft.backends.torch.training.activation_checkpoints import BlockCheckpoints
 from personalpeft.backends.torch.training.fused_modules import RotaryTable, install_fused_modules
 from personalpeft.backends.torch.training.packing import PackedSequence
 from personalpeft.base_models.mapped_weights import MappedWeights

@@ -17,7 +17,6 @@ from personalpeft.adapters.formats.published import (
     build_published_adapter,
 )
 from personalpeft.adapters.types import AdapterStack
-from personalpeft.backends.attached_stacks import AttachedStacks
 from personalpeft.backends.base import Continuation, Score, StagedStack
 from personalpeft.backends.batch_backend import BatchBackend
 from personalpeft.backends.vllm.adapter_registry import AdapterRegistry, Registration
@@ -26,7 +25,7 @@ from personalpeft.backends.vllm.client import ServedModel, VllmClient
 from personalpeft.backends.vllm.model_check import LogprobTrace, ModelCheck
 from personalpeft.backends.vllm.transport import Transport
 from personalpeft.base_models.types import Base
-from personalpeft.errors import InvalidInput, ServingFailed
+from personalpeft.errors import ServingFailed, map_write_errors
 from personalpeft.settings import VllmServer, WeightsMode
 
 # Mean nats per token: other sequences in the server's batch change its rounding.
@@ -88,7 +87,7 @@ class VllmBackend(BatchBackend):
             self.max_length = min(model.max_model_len or base.card.context, base.card.context)
             room = f"up to {max_loras}" if max_loras else "an unknown number of"
             self.description = f"vLLM at {server.url}, base {model.name}, {room} stacks at once"
-            self._attached = AttachedStacks[Registration](self.slots)
+            self._attached = dict[str, Registration]()
             self._loading: dict[str, Future[Registration]] = {}
             self._batch = Batch(
                 client,
@@ -124,13 +123,13 @@ class VllmBackend(BatchBackend):
     def attach(self, key: str, staged: StagedStack) -> None:
         if not isinstance(staged, Registration):
             raise TypeError("the stack was staged for another backend")
-        self._attached.put(key, lambda: self._register(key, staged))
+        self._attached[key] = self._register(key, staged)
 
-    def _drop(self, key: str) -> None:
+    def detach(self, key: str) -> None:
         # A load of the key is cancelled: the server may be slow.
         if loading := self._loading.get(key):
             loading.cancel()
-        if registration := self._attached.drop(key):
+        if registration := self._attached.pop(key, None):
             self._transport.start(self._registry.unregister(registration))
 
     def clear_cache(self) -> None:
@@ -152,7 +151,7 @@ class VllmBackend(BatchBackend):
         torch = TorchBackend(self.base, slots=1, rows=1, cache=self._cache, weights=self._weights)
         try:
             if stack is not None:
-                torch.attach(stack, torch.stage(self._attached.get(stack).stack))
+                torch.attach(stack, torch.stage(self._attached[stack].stack))
             return torch.score(items, stack, kl=kl, top=top)
         finally:
             torch.close()
@@ -191,10 +190,5 @@ class VllmBackend(BatchBackend):
 def _open_folders(place: Path, process: str) -> PublishedAdapterFolder:
     # The machine's name becomes part of a path and of stacks' names.
     machine = re.sub("[^a-z0-9-]", "-", platform.node().casefold())[:63] or "here"
-    try:
+    with map_write_errors(place, hint="Set PERSONALPEFT_VLLM_FOLDER to a folder."):
         return PublishedAdapterFolder(place, f"{machine}.{process}")
-    except OSError as error:
-        raise InvalidInput(
-            f"{place} must be a folder that can be written: {error.strerror or error}.",
-            hint="Set PERSONALPEFT_VLLM_FOLDER to such a folder.",
-        ) from error

@@ -14,8 +14,8 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from personalpeft.backends.base import SequenceState, Tokens
 from personalpeft.backends.sampler import TokenLogprobs
+from personalpeft.backends.sequence import SequenceState, Tokens
 from personalpeft.backends.vllm.transport import Response, Transport
 from personalpeft.errors import ServingFailed
 from personalpeft.types import FinishReason
@@ -133,7 +133,7 @@ class VllmClient:
             UnknownModel: The server has no such name. Raised before the first chunk.
             ServingFailed: The server failed.
         """
-        sampling = sequence.sampling
+        sampling, top = sequence.request.sampling, sequence.request.top_logprobs
         body: dict[str, Any] = {
             "model": name,
             "prompt": list(sequence.prompt_tokens),
@@ -150,7 +150,7 @@ class VllmClient:
             "return_token_ids": True,
         }
         if sequence.logprobs:
-            body |= {"logprobs": sequence.top_logprobs, "return_tokens_as_token_ids": True}
+            body |= {"logprobs": top, "return_tokens_as_token_ids": True}
         async with self.transport.stream_events("/v1/completions", body) as events:
             if isinstance(events, Response):
                 raise _completion_error(events)
@@ -170,7 +170,7 @@ def _parse_chunk(choice: Mapping[str, Any], sequence: SequenceState) -> Completi
             data = choice["logprobs"]
             tops = data.get("top_logprobs") or [None] * len(tokens)
             logprobs = tuple(
-                TokenLogprobs(float(logprob), _parse_top(top or {}, sequence.top_logprobs))
+                TokenLogprobs(float(logprob), _parse_top(top or {}, sequence.request.top_logprobs))
                 for logprob, top in zip(data["token_logprobs"], tops, strict=True)
             )
         if not all(token in _VALID_TOKENS for token in tokens) or (

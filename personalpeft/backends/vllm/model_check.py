@@ -15,13 +15,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
 
-from personalpeft.backends.base import Continuation, SequenceState, Tokens
+from personalpeft.backends.base import Continuation
+from personalpeft.backends.sequence import Request, SequenceState, Tokens
 from personalpeft.backends.tokenizer import ChatTokenizer
 from personalpeft.backends.vllm.client import ServedModel, VllmClient
 from personalpeft.base_models.types import Base
 from personalpeft.errors import BaseMismatch, InvalidInput, suggest_nearest
 from personalpeft.host import write_file_atomically
-from personalpeft.types import Sampling
+from personalpeft.types import Sampling, Stack
 
 # Two scripts, digits, spaces and line ends, where tokenizers differ.
 _TOKENIZER_TEXT = "It's 1,024 o'clock;  naïve café\n\n\tприветствие."
@@ -102,7 +103,8 @@ class ModelCheck:
     async def generate(self, name: str) -> LogprobTrace:
         """Return a greedy reply to the fixed text. Raises ``UnknownModel``, ``ServingFailed``."""
         sampling = Sampling(temperature=0, max_tokens=_REPLY_TOKENS)
-        sequence = SequenceState(check_prompt(self._tokenizer), None, sampling, logprobs=True)
+        request = Request("", (), Stack(self._base.digest), sampling, logprobs=True)
+        sequence = SequenceState(request, check_prompt(self._tokenizer), None)
         stream = self._client.stream_completion(sequence, name, self._salt(), ())
         return tuple(
             [

@@ -20,9 +20,9 @@ from personalpeft.backends.base import (
     ModelOutputs,
     Session,
     SessionSpec,
-    Tokens,
     TrainingBackend,
 )
+from personalpeft.backends.sequence import Tokens
 from personalpeft.errors import InvalidInput
 from personalpeft_tinker_server import models
 from personalpeft_tinker_server.codec import Array, read_tensor, read_tokens

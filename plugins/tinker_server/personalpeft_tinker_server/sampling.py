@@ -7,7 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from personalpeft import Runtime
-from personalpeft.backends.base import Continuation, Score, Tokens
+from personalpeft.backends.base import Continuation, Score
+from personalpeft.backends.sequence import Tokens
 from personalpeft.clock import Clock
 from personalpeft.engine.engine import Request
 from personalpeft.errors import Cancelled, InvalidInput, NotFound

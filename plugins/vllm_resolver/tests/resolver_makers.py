@@ -118,7 +118,8 @@ def card_for_vllm(folder: Path) -> Path:
     tiny = (resources.files("personalpeft_models") / "tiny-random.toml").read_text("utf-8")
     path = folder / "tiny-vllm.toml"
     path.write_text(
-        tiny.replace("tiny-random", "tiny-vllm").replace("hidden_size = 64", "hidden_size = 128"), "utf-8"
+        tiny.replace("tiny-random", "tiny-vllm").replace("hidden_size = 64", "hidden_size = 128"),
+        "utf-8",
     )
     return path
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from backend_makers import sequence
 from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,10 +18,9 @@ from hypothesis.stateful import (
     rule,
 )
 
-from personalpeft.backends.base import SequenceState
+from personalpeft.backends.sequence import SequenceState
 from personalpeft.backends.torch.block_manager import BlockManager, prefix_hashes
 from personalpeft.backends.torch.ops.base import KV_BLOCK_SIZE
-from personalpeft.types import Sampling
 
 COUNT = 12
 
@@ -30,7 +30,7 @@ def hashes_of(row: SequenceState, base: str = "base") -> list[bytes]:
 
 
 def row(tokens: Sequence[int], owner: str = "ada", stack: str | None = None) -> SequenceState:
-    return SequenceState(tuple(tokens), stack, Sampling(), owner)
+    return sequence(tokens, stack, owner=owner)
 
 
 class SharingMachine(RuleBasedStateMachine):

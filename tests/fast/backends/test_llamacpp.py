@@ -22,6 +22,7 @@ from backend_makers import (
     llamacpp_backend,
     random_stack,
     row,
+    sequence,
     torch_backend,
 )
 from example_counts import examples
@@ -29,7 +30,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from llama_cpp import llama_cpp
 
-from personalpeft.backends.base import Backend, Continuation, SequenceState
+from personalpeft.backends.base import Backend, Continuation
 from personalpeft.backends.llamacpp import backend as reckoning
 from personalpeft.backends.llamacpp.backend import LlamaCppBackend, context_bytes
 from personalpeft.backends.llamacpp.binding import ContextParams, Model
@@ -109,7 +110,7 @@ def converse(
         results.append(Message("user", question))
         sampling = Sampling(max_tokens=24)
         (reply,) = generate(
-            backend, [SequenceState(backend.render(results), stack, sampling, owner, logprobs=True)]
+            backend, [sequence(backend.render(results), stack, sampling, owner, logprobs=True)]
         )
         results.append(Message("assistant", reply.text))
         replies.append(reply)

@@ -151,7 +151,7 @@ def test_a_single_lost_stack_needs_no_check(double: VllmDouble, open_on: Open) -
     backend = open_on(double)
     attach(backend, "one", random_stack(backend, 1))
     whole = generate_text(backend, "one")
-    del double.adapters[backend._attached.get("one").name]
+    del double.adapters[backend._attached["one"].name]
     double.requests.clear()
     assert generate_text(backend, "one") == whole
     assert double.request_count("/tokenize") == 0

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from runtime_makers import correct, open_runtime
 
-from personalpeft.backends.base import SequenceState
 from personalpeft.backends.fake import FakeBackend
+from personalpeft.backends.sequence import SequenceState
 
 
 @pytest.mark.parametrize("stage", ["Reading", "Judging"])

@@ -18,8 +18,8 @@ import pytest
 from runtime_makers import ask, correct, greedy, home_unchanged, open_runtime, quick_card
 
 from personalpeft import Busy, Cancelled, InvalidInput, LearnReport, NotFound, PluginError, User
-from personalpeft.backends.base import SequenceState
 from personalpeft.backends.fake import FakeBackend, _FakeSession
+from personalpeft.backends.sequence import SequenceState
 from personalpeft.backends.torch.training.session import TorchSession
 from personalpeft.engine.engine import Engine
 from personalpeft.learning.outcomes import ReasonCode

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from personalpeft.learning.outcomes import LearnOutcome, ReasonCode, SignalUse, reason
-from personalpeft.learning.report import Example, LearnReport, Source, excerpt, from_json
+from personalpeft.learning.report import Example, LearnReport, SignalUsage, excerpt, from_json
 
 WHY = reason(ReasonCode.EDIT)
 
@@ -34,14 +34,14 @@ REPORT = LearnReport(
     probation=True,
     steps=30,
     sources=(
-        Source(
+        SignalUsage(
             "sig_00000000000000000000000abc",
             "edit",
             "Ahoy!",
             SignalUse.LEARNED,
             reason(ReasonCode.EDIT),
         ),
-        Source(
+        SignalUsage(
             "sig_00000000000000000000000def",
             "rating",
             "1",
@@ -132,7 +132,9 @@ def test_score_that_is_not_a_number_is_shown() -> None:
 
 
 def test_long_list_of_signals_is_counted_and_shortened() -> None:
-    many = tuple(Source(f"sig_{n:026}", "edit", "Ahoy!", SignalUse.LEARNED, WHY) for n in range(40))
+    many = tuple(
+        SignalUsage(f"sig_{n:026}", "edit", "Ahoy!", SignalUse.LEARNED, WHY) for n in range(40)
+    )
     text = str(replace(REPORT, sources=many))
     assert "40" in text
     assert "28" in text

@@ -41,7 +41,11 @@ def first_card(folder: Path) -> Path:
 def other_card(folder: Path, name: str = "tiny-other", **changes: object) -> Path:
     """Return the card of another tiny base, which also has another shape and rank."""
     card = CARD.replace('"tiny-quick"', f'"{name}"')
-    for old, new in {"seed = 7": "seed = 8", "hidden_size = 64": "hidden_size = 48", **changes}.items():
+    for old, new in {
+        "seed = 7": "seed = 8",
+        "hidden_size = 64": "hidden_size = 48",
+        **changes,
+    }.items():
         assert old in card
         card = card.replace(old, str(new))
     path = folder / f"{name}.toml"
@@ -251,7 +255,9 @@ def test_updated_weights_are_compared_with_the_bare_base_and_accepted_by_name(
 def test_updated_weights_are_compared_with_the_former_ones_where_both_are_here(
     bases: Bases,
 ) -> None:
-    updated = other_card(bases.home.parent, "tiny-updated", **{"hidden_size = 64": "hidden_size = 64"})
+    updated = other_card(
+        bases.home.parent, "tiny-updated", **{"hidden_size = 64": "hidden_size = 64"}
+    )
     updated.write_text(updated.read_text().replace('"tiny-updated"', '"tiny-quick"'))
     report = bases.rebase(bases.first, updated, accept=True)
     assert report.switched

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from personalpeft.adapters.types import Adapter, LoRAWeights, Manifest
-from personalpeft.backends.base import OutputChunk, SequenceState
 from personalpeft.backends.fake import FakeBackend, fake_base
+from personalpeft.backends.sequence import OutputChunk, SequenceState
 from personalpeft.base_models.types import Base
 from personalpeft.clock import Clock
 from personalpeft.engine.engine import Engine, Request

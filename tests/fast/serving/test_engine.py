@@ -30,8 +30,9 @@ from serving_makers import (
     wait_until,
 )
 
-from personalpeft.backends.base import Continuation, SequenceState
+from personalpeft.backends.base import Continuation
 from personalpeft.backends.fake import FakeBackend, fake_base
+from personalpeft.backends.sequence import SequenceState
 from personalpeft.engine.engine import Engine
 from personalpeft.errors import (
     BaseMismatch,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 import pytest
-from backend_makers import generate, llamacpp_backend, torch_backend
+from backend_makers import generate, llamacpp_backend, sequence, torch_backend
 from example_counts import examples
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
@@ -38,11 +38,12 @@ from serving_makers import (
 from vllm_maker import vllm_backend
 
 from personalpeft.adapters.compose import compose
-from personalpeft.backends.base import Backend, OutOfBlocks, OutputChunk, SequenceState
+from personalpeft.backends.base import Backend, OutOfBlocks
 from personalpeft.backends.fake import FakeBackend
+from personalpeft.backends.sequence import OutputChunk, Request, SequenceState
 from personalpeft.base_models.types import Base
 from personalpeft.engine.engine import Engine
-from personalpeft.engine.request import OutputStream, Request
+from personalpeft.engine.request import OutputStream
 from personalpeft.errors import Busy
 from personalpeft.settings import Serving, VllmServer
 
@@ -84,7 +85,7 @@ class ReferenceEngine:
             tokens = self._backend.render(query.messages)
             (reply,) = generate(
                 self._backend,
-                [SequenceState(tokens, name, query.sampling, f"stranger-{next(self._owners)}")],
+                [sequence(tokens, name, query.sampling, f"stranger-{next(self._owners)}")],
             )
             if name is not None:
                 self._backend.detach(name)
@@ -241,7 +242,7 @@ class OutOfMemoryBackend(SteppedBackend):
     """Has no memory for each third step while the batch holds more than one row."""
 
     def step(self) -> Sequence[OutputChunk]:
-        if len(self._sequences) > 1 and self.steps % 3 == 2 and self.short != self.steps:
+        if len(self._running) > 1 and self.steps % 3 == 2 and self.short != self.steps:
             self.short = self.steps
             raise OutOfBlocks
         return super().step()
@@ -312,8 +313,8 @@ class MixingBackend(SteppedBackend):
 
     def admit(self, row: SequenceState) -> int | None:
         number = super().admit(row)
-        if number is not None and number % 3 == 2 and len(self._sequences) > 1:
-            live, before = self._sequences[number], next(iter(self._sequences.values()))
+        if number is not None and number % 3 == 2 and len(self._running) > 1:
+            live, before = self._running[number], next(iter(self._running.values()))
             live.reply = self._reply(live.state, before.stack)
         return number
 

@@ -25,8 +25,9 @@ from serving_makers import (
     wait_until,
 )
 
-from personalpeft.backends.base import OutOfBlocks, OutputChunk, SequenceState
+from personalpeft.backends.base import OutOfBlocks
 from personalpeft.backends.fake import FakeBackend
+from personalpeft.backends.sequence import OutputChunk, SequenceState
 from personalpeft.base_models.types import Base
 from personalpeft.engine.engine import Engine, Request
 from personalpeft.engine.request import RequestStatus
@@ -46,17 +47,17 @@ class LimitedBackend(FakeBackend):
         return None if self._tokens() + len(row.token_ids) > self.tokens else super().admit(row)
 
     def step(self) -> Sequence[OutputChunk]:
-        if self._tokens() + len(self._sequences) > self.tokens and len(self._sequences) > 1:
+        if self._tokens() + len(self._running) > self.tokens and len(self._running) > 1:
             raise OutOfBlocks
         return super().step()
 
     def remove(self, number: int) -> None:
-        if number in self._sequences:
-            self.removed.append(self._sequences[number].state.owner)
+        if number in self._running:
+            self.removed.append(self._running[number].state.owner)
         super().remove(number)
 
     def _tokens(self) -> int:
-        return sum(len(live.state.token_ids) for live in self._sequences.values())
+        return sum(len(live.state.token_ids) for live in self._running.values())
 
 
 def test_the_youngest_row_is_preempted_and_all_replies_are_complete(source: AdapterSource) -> None:
@@ -108,7 +109,7 @@ def test_background_work_is_preempted_before_interactive_requests_and_resumes_af
         backend.go()
         wait_until(lambda: engine.metrics()["num_preemptions_total"] == 2)
         # The learn was first; still ada's request stays.
-        assert [backend._sequences[n].state.owner for n in backend._sequences] == ["ada"]
+        assert [backend._running[n].state.owner for n in backend._running] == ["ada"]
         states = [r.status for r in engine._scheduler.queue]
         assert states == [RequestStatus.PREEMPTED] * 2
         backend.run()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -23,8 +24,9 @@ from serving_makers import (
     wait_until,
 )
 
-from personalpeft.backends.base import Continuation, Score, SequenceState
+from personalpeft.backends.base import Continuation, Score
 from personalpeft.backends.fake import FakeBackend
+from personalpeft.backends.sequence import SequenceState
 from personalpeft.clock import Clock
 from personalpeft.engine.engine import Engine
 from personalpeft.engine.metrics import GAUGES, Metrics
@@ -37,7 +39,7 @@ class LeakingBackend(FakeBackend):
     def admit(self, row: SequenceState) -> int | None:
         number = super().admit(row)
         if number is not None:
-            live = self._sequences[number]
+            live = self._running[number]
             first = self.__dict__.setdefault("kept", {}).setdefault(row.prompt_tokens, live)
             live.stack, live.reply = first.stack, first.reply
         return number
@@ -49,11 +51,11 @@ class ForgetfulBackend(FakeBackend):
     def admit(self, row: SequenceState) -> int | None:
         number = super().admit(row)
         if number is not None:
-            live = self._sequences[number]
+            live = self._running[number]
             first = self.__dict__.setdefault("first", row)
             # The first request's token list, which has the same length.
-            live.state = replace(row, prompt_tokens=first.prompt_tokens)
-            live.state.token_ids = row.token_ids
+            live.state = copy(row)
+            live.state.prompt_tokens = first.prompt_tokens
             live.reply = self._reply(first, live.stack)
         return number
 

@@ -20,14 +20,16 @@ from backend_makers import (
     llamacpp_backend,
     random_stack,
     row,
+    sequence,
     torch_backend,
 )
 
 from benchmarks.engine_comparison import AGREE, FIXED, PROMPTS
-from personalpeft.backends.base import Backend, Continuation, SequenceState
+from personalpeft.backends.base import Backend, Continuation
 from personalpeft.backends.llamacpp.backend import context_bytes
 from personalpeft.backends.llamacpp.binding import ContextParams, Model
 from personalpeft.backends.llamacpp.context_pool import CHUNK
+from personalpeft.backends.sequence import SequenceState
 from personalpeft.base_models.gguf.file import resolve_gguf_file
 from personalpeft.base_models.gguf.tensor_names import gguf_names
 from personalpeft.base_models.registry import find_card
@@ -124,7 +126,7 @@ def conversation(
     replies = []
     for question in QUESTIONS:
         messages.append(Message("user", question))
-        asked = SequenceState(
+        asked = sequence(
             backend.render(messages), stack, Sampling(max_tokens=40), owner, logprobs=True
         )
         reply = writing.join(asked)

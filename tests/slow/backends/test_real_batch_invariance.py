@@ -23,7 +23,8 @@ from backend_makers import (
 )
 
 import personalpeft
-from personalpeft.backends.base import Backend, SequenceState
+from personalpeft.backends.base import Backend
+from personalpeft.backends.sequence import SequenceState
 from personalpeft.base_models.types import Base
 from personalpeft.engine.invariance_check import check_batch_invariance
 from personalpeft.host import cpu_flags

@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from backend_makers import attach, generate, torch_backend
+from backend_makers import attach, generate, sequence, torch_backend
 
 import personalpeft
 from benchmarks.styles import GENERAL, LESSONS, STYLES, UNSEEN
 from personalpeft import LearnReport, Runtime, User
 from personalpeft.adapters.compose import compose
-from personalpeft.backends.base import SequenceState
 from personalpeft.base_models.resolve import unpacked_folder
 from personalpeft.engine.engine import Request
 from personalpeft.types import Message, Sampling, Stack, Verdict
@@ -213,7 +212,7 @@ def test_peft_loads_the_export_with_equal_replies(learned: LearnedStyle, tmp_pat
     )
     for prompt in UNSEEN[:2]:
         tokens = ours.render([Message("user", prompt)])
-        (said,) = generate(ours, [SequenceState(tokens, "style", Sampling(max_tokens=16))])
+        (said,) = generate(ours, [sequence(tokens, "style", Sampling(max_tokens=16))])
         with torch.inference_mode():
             expected = theirs.generate(
                 torch.tensor([tokens]),
