@@ -73,7 +73,7 @@ class LlamaCppBackend(BatchBackend):
         if not isinstance(staged, AdapterStack):
             raise TypeError("the stack was staged for another backend")
         # The batch waits neither for writing nor for loading.
-        self._adapters[key] = self._load(staged)
+        self._adapters[key] = load_stack(self._model, self._names, staged)
 
     def detach(self, key: str) -> None:
         with self._lock:
@@ -106,11 +106,18 @@ class LlamaCppBackend(BatchBackend):
                 self._adapters.popitem()[1].close()
             self._model.close()
 
-    def _load(self, stack: AdapterStack) -> LoraAdapter:
-        """Write a stack as one GGUF LoRA and load it. The library reads from a path only."""
-        with host.temporary_file("stack.gguf") as file:
-            write_gguf_lora(self._names, stack, file)
-            return self._model.load_adapter(file)
+
+def load_stack(model: Model, names: GgufNames, stack: AdapterStack) -> LoraAdapter:
+    """Write a stack as one GGUF LoRA and load it. The library reads from a path only.
+
+    Args:
+        model: The base.
+        names: The base's tensor names in GGUF files.
+        stack: The stack.
+    """
+    with host.temporary_file("stack.gguf") as file:
+        write_gguf_lora(names, stack, file)
+        return model.load_adapter(file)
 
 
 def memory_budget(

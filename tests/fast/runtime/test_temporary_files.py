@@ -16,7 +16,7 @@ from runtime_makers import open_runtime
 
 from personalpeft import host
 from personalpeft.backends.base import Backend
-from personalpeft.backends.llamacpp.adapters import LoadedAdapters
+from personalpeft.backends.llamacpp.backend import load_stack
 from personalpeft.base_models.gguf.tensor_names import gguf_names
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="kills a forked process")
@@ -49,7 +49,7 @@ def load_and_die(backend: Backend) -> None:
     if child == 0:
         model: Any = DyingModel()
         names = gguf_names(backend.base)
-        LoadedAdapters(1, names, model).attach("one", random_stack(backend, 1))
+        load_stack(model, names, random_stack(backend, 1))
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
 
