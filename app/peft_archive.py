@@ -18,7 +18,7 @@ from personalpeft.sandbox import Limits, certify
 
 _FILES = (CONFIG_FILE, TENSOR_FILE, PROVENANCE_FILE)
 _LARGEST = 256 * 2**20
-_PART = 2**20
+_PART = 1 << 20
 _HINT = f"Send a zip of {CONFIG_FILE} and {TENSOR_FILE}, with no folder around them."
 
 
@@ -75,18 +75,15 @@ def _read_archive(archive: Path, write: Callable[[str, bytes], object]) -> str:
                 raise AdapterError(
                     "The archive must hold the files of a PEFT folder and nothing else.", hint=_HINT
                 )
-            room = _LARGEST
+            # No more is read than the size in the archive's index says.
+            if sum(entry.file_size for entry in entries) > _LARGEST:
+                raise AdapterError(
+                    "The archive is too large.", hint=f"At most {_LARGEST} bytes are accepted."
+                )
             for entry in entries:
                 write(entry.filename, b"")
                 with file.open(entry) as source:
-                    # The size in the archive's index may be false.
                     while part := source.read(_PART):
-                        room -= len(part)
-                        if room < 0:
-                            raise AdapterError(
-                                "The archive is too large.",
-                                hint=f"At most {_LARGEST} bytes are accepted.",
-                            )
                         write(entry.filename, part)
             opened.seek(0)
             return hashlib.file_digest(opened, "sha256").hexdigest()
