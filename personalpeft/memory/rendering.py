@@ -26,7 +26,9 @@ _RULES_HEADING = "The user asked earlier, in their own words:"
 # "The user said" in the system message, and 48 before the question. Two demonstrations gave 54,
 # this heading 60, a third demonstration 63, a fourth one 60. A demonstration of not knowing gave
 # 31. As a turn of its own, with an acknowledgement, a fact gave 28 to 38. Three other people: 32 of
-# 72 in the system message, 57 in this form.
+# 72 in the system message, 57 in this form. With the right fact and one other turn before the
+# question, demonstrations before that turn gave 45 and 41 of 48 for the two groups of people, and
+# before the question 47 and 44.
 _FACT_HEADING = "I said:"
 
 
