@@ -1,7 +1,8 @@
 """The training pipeline, for lessons and for practice alike: plan, train, evaluate, gate, publish.
 
-- dataset -> plan: ``build_plan`` reads lessons from the ledger, ``plan_practice`` draws tasks.
-- plan -> train -> evaluate -> gate -> publish: ``TrainingPipeline``, below.
+- dataset -> plan: ``learner.py`` decides which layers to build. ``build_plan`` reads lessons from
+  the ledger, ``plan_practice`` draws tasks.
+- plan -> train -> evaluate -> gate -> publish: ``TrainingPipeline._run_stages``, below.
 
 A learn builds the layers of several users at once, and each stage runs for all of them. A practice
 is the build of one user. It is trained by its own loop, and it is to improve tasks.
@@ -81,7 +82,11 @@ U = TypeVar("U")
 
 @dataclass(frozen=True, slots=True)
 class TrainingPipeline:
-    """Builds layers for one learn or practice, which began at ``started`` on the timer."""
+    """Builds layers for one learn or practice, which began at ``started`` on the timer.
+
+    A stage takes and returns a value for each user. A user for whom it returns a report or an
+    error is done: that is the user's result, and the later stages do not see the user.
+    """
 
     services: Services
     margins: Margins
@@ -131,40 +136,21 @@ class TrainingPipeline:
     def _run_stages(self, plans: Mapping[str, Plan], results: dict[str, BuildResult]) -> None:
         """Run the stages for a group. A report or an error ends the build of its user."""
         candidates = self._train(plans, results)
-        self._judge_and_publish(candidates, results)
+        self._run_stages_after_training(candidates, results)
 
     def judge_and_publish(self, candidate: Candidate) -> BuildResult:
         """Run the stages after the training for a candidate, and return its report or the error."""
         results: dict[str, BuildResult] = {}
-        self._judge_and_publish({candidate.plan.user: candidate}, results)
+        self._run_stages_after_training({candidate.plan.user: candidate}, results)
         return results[candidate.plan.user]
 
-    def _judge_and_publish(
+    def _run_stages_after_training(
         self, candidates: Mapping[str, Candidate], results: dict[str, BuildResult]
     ) -> None:
-        candidates = _each_user(lambda _, each: self._begin_judging(each), candidates, results)
-        if not candidates:
-            return
-        self._show("Judging", len(candidates), 0.0)
-        evaluated = self._evaluate(candidates, results)
-        self._show("Judging", len(candidates), 1.0)
-
-        def publish(user: str, result: EvalResult) -> LearnReport:
-            evidence, examples = result
-            judgement = self._judge(candidates[user], evidence)
-            return self._publish(candidates[user], judgement, evidence, examples)
-
-        _each_user(publish, evaluated, results)
-
-    def _begin_judging(self, candidate: Candidate) -> Candidate | LearnReport:
-        """Return the candidate, or the report where it came out as the live revision."""
-        plan = candidate.plan
-        if candidate.entry in plan.live.entries:
-            return record_unchanged(self.services, candidate)
-        publish_status(
-            self.services.store, plan.user, plan.layer, "Judging", plan.progress, plan.progress
-        )
-        return candidate
+        changed = self._drop_unchanged(candidates, results)
+        evaluated = self._evaluate(changed, results)
+        judged = self._judge(changed, evaluated, results)
+        self._publish(changed, evaluated, judged, results)
 
     # train
 
@@ -258,11 +244,31 @@ class TrainingPipeline:
 
     # evaluate
 
+    def _drop_unchanged(
+        self, candidates: Mapping[str, Candidate], results: dict[str, BuildResult]
+    ) -> dict[str, Candidate]:
+        """Record the candidates that came out as the live revision, and return the others."""
+
+        def check(user: str, candidate: Candidate) -> Candidate | LearnReport:
+            if candidate.entry in candidate.plan.live.entries:
+                return record_unchanged(self.services, candidate)
+            return candidate
+
+        return _each_user(check, candidates, results)
+
     def _evaluate(
         self, candidates: Mapping[str, Candidate], results: dict[str, BuildResult]
     ) -> dict[str, EvalResult]:
         """Measure each candidate on held-out lessons and probes, and what a verifier judges."""
+        if not candidates:
+            return {}
         services, options = self.services, self.options
+        for user, candidate in candidates.items():
+            plan = candidate.plan
+            publish_status(
+                services.store, user, plan.layer, "Judging", plan.progress, plan.progress
+            )
+        self._show("Judging", len(candidates), 0.0)
         jobs = _each_user(lambda _, each: self._make_eval_job(each), candidates, results)
         evaluated = evaluate(
             services.learning_engine,
@@ -282,7 +288,9 @@ class TrainingPipeline:
                 services.learning_engine, jobs[user], plan.answer_verifier, result[0], options
             )
 
-        return _each_user(add_verified, evaluated, results)
+        measured = _each_user(add_verified, evaluated, results)
+        self._show("Judging", len(candidates), 1.0)
+        return measured
 
     def _make_eval_job(self, candidate: Candidate) -> EvalJob:
         plan, store = candidate.plan, self.services.store
@@ -341,8 +349,18 @@ class TrainingPipeline:
 
     # gate
 
-    def _judge(self, candidate: Candidate, evidence: Evidence) -> Judgement:
-        """Return the verdict on a candidate, with the evidence for and against it."""
+    def _judge(
+        self,
+        candidates: Mapping[str, Candidate],
+        evaluated: Mapping[str, EvalResult],
+        results: dict[str, BuildResult],
+    ) -> dict[str, Judgement]:
+        """Return the verdict on each candidate, with the evidence for and against it."""
+        return _each_user(
+            lambda user, each: self._judge_candidate(candidates[user], each[0]), evaluated, results
+        )
+
+    def _judge_candidate(self, candidate: Candidate, evidence: Evidence) -> Judgement:
         store, plan = self.services.store, candidate.plan
         head = live_revision(store, plan.user, plan.layer, plan.live)
         learned = trained_on(store, head)
@@ -372,12 +390,25 @@ class TrainingPipeline:
 
     def _publish(
         self,
+        candidates: Mapping[str, Candidate],
+        evaluated: Mapping[str, EvalResult],
+        judged: Mapping[str, Judgement],
+        results: dict[str, BuildResult],
+    ) -> None:
+        """Record each candidate, and make those live that were promoted."""
+
+        def publish(user: str, judgement: Judgement) -> LearnReport:
+            return self._publish_candidate(candidates[user], judgement, *evaluated[user])
+
+        _each_user(publish, judged, results)
+
+    def _publish_candidate(
+        self,
         candidate: Candidate,
         judgement: Judgement,
         evidence: Evidence,
         examples: tuple[Example, ...],
     ) -> LearnReport:
-        """Record a judged candidate, and make it live where it was promoted."""
         plan = candidate.plan
         report = report_of(
             self.services,
