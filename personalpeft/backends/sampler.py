@@ -143,7 +143,7 @@ def _draw_from_nucleus(drops: Logits, weights: Logits, draw: Draw) -> int:
     threshold = (1 - draw.top_p) * total / (2 * len(weights))
     near = np.flatnonzero(weights >= threshold)
     # As integers, numbers that are not negative are in the same order.
-    order = _PartialSort(near, drops[near].view(np.int32), weights[near])
+    ordered = _PartialSort(near, drops[near].view(np.int32), weights[near])
     _, nucleus = ordered.reach(draw.top_p * total)
     index, _ = ordered.reach(math.floor(draw.number * nucleus) + 1)
     return index

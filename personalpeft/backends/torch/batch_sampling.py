@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -140,9 +141,8 @@ def _compute_logprobs(logits: Tensor, tokens: Tensor, rows: Tensor) -> tuple[Ten
 
 def _read(*tensors: Tensor) -> list[list[float]]:
     """Return the numbers of tensors, after one wait for the device."""
-    numbers = torch.cat([tensor.flatten().double() for tensor in tensors])
-    sizes = [tensor.numel() for tensor in tensors]
-    return [part.tolist() for part in numbers.cpu().split(sizes)]
+    numbers = iter(torch.cat([tensor.flatten().double() for tensor in tensors]).tolist())
+    return [list(itertools.islice(numbers, tensor.numel())) for tensor in tensors]
 
 
 def _to_ints(numbers: Sequence[float]) -> list[int]:
