@@ -143,13 +143,13 @@ def _draw_from_nucleus(drops: Logits, weights: Logits, draw: Draw) -> int:
     threshold = (1 - draw.top_p) * total / (2 * len(weights))
     near = np.flatnonzero(weights >= threshold)
     # As integers, numbers that are not negative are in the same order.
-    order = _RankedTokens(near, drops[near].view(np.int32), weights[near])
-    _, nucleus = order.reach(draw.top_p * total)
-    index, _ = order.reach(math.floor(draw.number * nucleus) + 1)
+    ordered = _PartialSort(near, drops[near].view(np.int32), weights[near])
+    _, nucleus = ordered.reach(draw.top_p * total)
+    index, _ = ordered.reach(math.floor(draw.number * nucleus) + 1)
     return index
 
 
-class _RankedTokens:
+class _PartialSort:
     """Indices in the order of their ranks, of equal ones the lower first, with their weights.
 
     Few are sorted. Of many, the weights of those with equal high bits are added up. Only the group
@@ -176,7 +176,7 @@ class _RankedTokens:
             return int(self._indices[place]), float(self._sums[place])
         above = float(self._sums[place - 1]) if place else 0.0
         group = np.flatnonzero(self._groups == place)
-        rest = _RankedTokens(
+        rest = _PartialSort(
             self._indices[group], self._ranks[group], self._weights[group], self._shift - 16
         )
         index, reached = rest.reach(target - above)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
-from itertools import islice
 
 import numpy as np
 import torch
@@ -142,7 +142,7 @@ def _compute_logprobs(logits: Tensor, tokens: Tensor, rows: Tensor) -> tuple[Ten
 def _read(*tensors: Tensor) -> list[list[float]]:
     """Return the numbers of tensors, after one wait for the device."""
     numbers = iter(torch.cat([tensor.flatten().double() for tensor in tensors]).tolist())
-    return [list(islice(numbers, tensor.numel())) for tensor in tensors]
+    return [list(itertools.islice(numbers, tensor.numel())) for tensor in tensors]
 
 
 def _to_ints(numbers: Sequence[float]) -> list[int]:

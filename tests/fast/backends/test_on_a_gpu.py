@@ -116,12 +116,13 @@ def test_a_step_reads_the_device_once_and_copies_its_inputs_once(
     attach(backend, "one", random_stack(backend, 1))
     backend.admit(row(backend, "a greedy one", "one", temperature=0.0))
     backend.admit(row(backend, "drawn", temperature=0.8, top_p=0.9, top_k=40, seed=3))
+    backend.admit(row(backend, "with log-probs", temperature=0.8, logprobs=True))
     for _ in range(3):
         reads.clear()
         with Recorder() as recorder:
-            assert len(backend.step()) == 2
+            assert len(backend.step()) == 3
         assert len(reads) == 1
-        # The pass; the draws.
+        # The pass; the draws, and which rows report log-probs.
         assert recorder.transfers == 2
 
 
