@@ -89,6 +89,8 @@ lint: $(STAMP) ## Format, lint, types, and the directions of imports
 	@echo "== ruff format"; $(BIN)/ruff format --check .
 	@echo "== ruff check"; $(BIN)/ruff check .
 	@echo "== mypy"; $(BIN)/mypy
+	@mkdir -p build/mypy; ln -sfn $(CURDIR)/app build/mypy/personalpeft_app
+	@echo "== mypy of app/"; MYPYPATH=build/mypy $(BIN)/mypy -p personalpeft_app
 	@echo "== lint-imports"; $(BIN)/lint-imports
 
 docs: $(STAMP) ## Write the pages that are made from the code and from measured results, and build the site into build/site

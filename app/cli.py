@@ -161,7 +161,7 @@ def _checkout_commands() -> tuple[click.Command, ...]:
     if not (tests / "benchmarks" / "cli.py").is_file():
         return ()
     sys.path.append(str(tests))
-    from benchmarks.cli import bench
+    from benchmarks.cli import bench  # type: ignore[import-not-found]
 
     return (bench,)
 

@@ -45,8 +45,8 @@ def error_boundary(common: Callable[[], GlobalOptions]) -> Iterator[None]:
     except (click.ClickException, click.exceptions.Exit, click.Abort):
         raise
     except Exception as bug:  # The one place that must let nothing pass.
-        error = wrap_bug(bug, common())
-        code = print_error(error.message, error.hint, kind="Bug", code=BUG, as_data=common().json)
+        shown = wrap_bug(bug, common())
+        code = print_error(shown.message, shown.hint, kind="Bug", code=BUG, as_data=common().json)
         raise click.exceptions.Exit(code) from bug
 
 

@@ -6,6 +6,7 @@ library's own reader checks the contents.
 
 from __future__ import annotations
 
+import shutil
 import zipfile
 import zlib
 from pathlib import Path
@@ -15,7 +16,6 @@ from personalpeft.errors import AdapterError
 
 _FILES = (CONFIG_FILE, TENSOR_FILE, PROVENANCE_FILE)
 _LARGEST = 256 * 2**20
-_PART = 2**20
 _HINT = f"Send a zip of {CONFIG_FILE} and {TENSOR_FILE}, with no folder around them."
 
 
@@ -46,18 +46,14 @@ def unzip_adapter(archive: Path, folder: Path) -> None:
                 raise AdapterError(
                     "The archive must hold the files of a PEFT folder and nothing else.", hint=_HINT
                 )
-            room = _LARGEST
+            # No more is read than the size in the archive's index says.
+            if sum(entry.file_size for entry in entries) > _LARGEST:
+                raise AdapterError(
+                    "The archive is too large.", hint=f"At most {_LARGEST} bytes are accepted."
+                )
             for entry in entries:
                 with file.open(entry) as source, (folder / entry.filename).open("xb") as target:
-                    # The size in the archive's index may be false.
-                    while part := source.read(_PART):
-                        room -= len(part)
-                        if room < 0:
-                            raise AdapterError(
-                                "The archive is too large.",
-                                hint=f"At most {_LARGEST} bytes are accepted.",
-                            )
-                        target.write(part)
+                    shutil.copyfileobj(source, target)
     except (
         zipfile.BadZipFile,
         zlib.error,

@@ -91,11 +91,13 @@ def remote_method(
                 return answer.signal
             case v.BlindComparison():
                 choose = partial(_choose, self._transport, answer.id, path)
-                return Comparison(answer.prompt, answer.answers, choose)
+                # Blind ones, which have what a choice needs.
+                answers: Any = answer.answers
+                return Comparison(answer.prompt, answers, choose)
         return None if library.return_annotation == "None" else answer
 
     call.__signature__ = shown  # type: ignore[attr-defined]  # read by ``inspect``
-    return call
+    return call  # type: ignore[return-value]  # self is a ``RemoteObject``
 
 
 def _choose(

@@ -7,7 +7,7 @@ import sys
 import threading
 from contextlib import AbstractContextManager, ExitStack
 from signal import SIGTERM
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -249,7 +249,7 @@ def _open_learning(common: GlobalOptions) -> AbstractContextManager[Runtime]:
 
 def _acquire_lease(
     common: GlobalOptions, runtime: Runtime, stopping: threading.Event
-) -> AbstractContextManager[None] | None:
+) -> AbstractContextManager[Any] | None:
     """Wait for the lease of the home and return it acquired; None if the process is to end
     first.
     """

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from personalpeft import Busy, NotFound, Runtime
+from personalpeft import Busy, LearnReport, NotFound, Runtime
 from personalpeft.formatting import pluralize
 from personalpeft.learning.activity_summary import ActivitySummary
 from personalpeft_app.daemon.policy import TaskKind
@@ -56,7 +56,7 @@ def run_task(
 
 
 def _review_probation(runtime: Runtime) -> str:
-    ended = []
+    ended: list[LearnReport] = []
     for summary in runtime.iter_users():
         if summary.revisions:
             # A learn reviews it too. A user may be forgotten after the page was read.

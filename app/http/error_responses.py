@@ -123,10 +123,10 @@ def describe_error(
         where: What failed, for the log.
     """
     if isinstance(error, HTTPException):
-        kind, text, hint = type(error).__name__, error.description or error.name, ""
+        name, text, hint = type(error).__name__, error.description or error.name, ""
         if "description" not in vars(error):  # Raised by the routing.
             text, hint = _NO_ROUTE.get(error.code or 500, (text, hint))
-        return error.code or 500, ErrorDetails(kind, text, hint)
+        return error.code or 500, ErrorDetails(name, text, hint)
     if not isinstance(error, PersonalPeftError):
         log.error("a bug in %s: %s", where, format_origin(error))
         message = f"its log has the details under the id {error_id(error)}."

@@ -52,7 +52,7 @@ class GenerationBody(Body):
     stream: bool = False
 
     def sampling(
-        self, max_tokens: int | None, *, stop: StopTexts = (), seed: int | None = None
+        self, max_tokens: int | None, *, stop: StopTexts | tuple[()] = (), seed: int | None = None
     ) -> dict[str, Any]:
         """Return the sampling options for ``User.stream``. Without a seed one is drawn."""
         return {

@@ -77,7 +77,7 @@ def make_app(
         MAX_CONTENT_LENGTH=validation.LARGEST, MAX_FORM_MEMORY_SIZE=validation.LARGEST
     )
     app.url_map.strict_slashes = False
-    app.json.sort_keys = False
+    app.json.sort_keys = False  # type: ignore[attr-defined]  # of the default provider
     security.install_auth(app, runtime.api_keys, names)
     error_responses.install_error_handlers(app, (runtime.settings.home, runtime.settings.cache))
 

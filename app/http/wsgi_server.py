@@ -151,13 +151,14 @@ class _Connection(HTTPConnection):
 class _Gateway(Gateway_10):
     """One request to the app."""
 
-    def get_environ(self) -> dict[str, Any]:
+    def get_environ(self) -> dict[str, Any]:  # type: ignore[override]  # its stub says None
         gone = partial(_is_disconnected, self.req.conn.socket)
         if self.req.chunked_read:
             # Chunks have lengths and ends of their own.
             self.req.rfile = _Chunks(self.req.conn.rfile, 2 * validation.LARGEST)
         # Under the name that waitress gives it, so that the app finds it under either server.
-        found = {**super().get_environ(), "waitress.client_disconnected": gone}
+        environ: Any = super().get_environ()  # type: ignore[no-untyped-call]
+        found = {**environ, "waitress.client_disconnected": gone}
         if not self.req.chunked_read:
             # Werkzeug takes it as true whatever it is, and a body that was cut off as whole.
             del found["wsgi.input_terminated"]
@@ -179,7 +180,7 @@ class _Server(WSGIServer):
             accepted_queue_size=threads,
             accepted_queue_timeout=1,
             timeout=_SILENCE,
-            shutdown_timeout=_LOOK,
+            shutdown_timeout=_LOOK,  # type: ignore[arg-type]  # seconds, whole or not
         )
         self.gateway = _Gateway
         self.open_connections: WeakSet[_Connection] = WeakSet()

@@ -23,7 +23,7 @@ from personalpeft_app.tui.controls import ConversationList
 from personalpeft_app.tui.conversation_pane import ConversationPane
 from personalpeft_app.tui.dialogs import keys_help
 from personalpeft_app.tui.key_input import OrderedKeyInput
-from personalpeft_app.tui.keys import COMMANDS
+from personalpeft_app.tui.keys import COMMANDS, bindings
 from personalpeft_app.tui.model_pane import ModelPane
 from personalpeft_app.tui.notifier import show_note
 from personalpeft_app.tui.user_session import TaskHandle, UserSession
@@ -61,22 +61,14 @@ class Tui(OrderedKeyInput):
     CSS_PATH = "look.tcss"
     TITLE = "personalpeft"
     COMMAND_PALETTE_DISPLAY = "^P"
-    HORIZONTAL_BREAKPOINTS: ClassVar[list[tuple[int, str]]] = [
+    HORIZONTAL_BREAKPOINTS: ClassVar[list[tuple[int, str]]] = [  # type: ignore[misc]  # as it says
         (0, "-narrow"),
         (_WIDE, "-wide"),
         (_WIDEST, "-widest"),
     ]
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("f1", "keys", "All keys"),
-        Binding("f2", "conversations", "Conversations"),
-        Binding("f3", "model", "Your model"),
-        Binding("f4", "remember", "Add a fact"),
-        Binding("ctrl+n", "new", "New conversation"),
-        Binding("ctrl+r", "retry", "Regenerate"),
-        Binding("ctrl+l", "learn", "Learn"),
-        Binding("escape", "stop", "Stop"),
-        Binding("ctrl+c", "interrupt", "Stop", show=False),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = bindings(
+        "Everywhere", Binding("ctrl+c", "interrupt", "Stop", show=False)
+    )
 
     def __init__(self, session: UserSession, loading: TaskHandle) -> None:
         # Without ansi_color Textual would still send greys.

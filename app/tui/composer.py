@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, TypeAlias
 
 from textual import events
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 from textual.message import Message
 from textual.widgets import TextArea
+
+from personalpeft_app.tui.keys import bindings
 
 Mode: TypeAlias = Literal["ask", "comment", "remember"]
 
@@ -32,7 +34,7 @@ _NEW_LINE = ("ctrl+j", "shift+enter")
 class Composer(TextArea):
     """A text field. Enter sends the text, which stays until ``clear_sent``."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+up", "app.read", "To the replies")]
+    BINDINGS: ClassVar[list[BindingType]] = bindings("In the prompt")
 
     @dataclass
     class Sent(Message):

@@ -15,6 +15,7 @@ from textual.widgets import OptionList
 from textual.widgets.option_list import Option
 
 from personalpeft_app.tui import views
+from personalpeft_app.tui.keys import bindings
 from personalpeft_app.tui.theme import DIM
 from personalpeft_app.tui.views import Row
 
@@ -76,7 +77,7 @@ class ConversationList(RowList):
 class RevisionList(RowList):
     """Every revision, each layer's newest first, and below them the bare base."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("b", "compare", "Compare blind")]
+    BINDINGS: ClassVar[list[BindingType]] = bindings("In the revisions")
 
     @dataclass
     class RevisionAction(Message):
@@ -95,13 +96,14 @@ class RevisionList(RowList):
 
     def _act(self, *, compare: bool) -> None:
         if self.chosen[1] is not None:
-            self.post_message(self.RevisionAction(*self.chosen[1], compare=compare))
+            layer, revision = self.chosen[1]
+            self.post_message(self.RevisionAction(layer, revision, compare))
 
 
 class ForgettableList(RowList):
     """A list of replies, signals, rules and facts. Rows with an id can be forgotten."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("d,delete", "forget", "Forget")]
+    BINDINGS: ClassVar[list[BindingType]] = bindings("In why and memory")
 
     @dataclass
     class ForgetRequested(Message):
@@ -119,12 +121,7 @@ class ForgettableList(RowList):
 class WeightControl(Widget, can_focus=True):
     """A weight from 0 to 2, set with the arrow keys or the mouse."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("left,minus", "step(-1)", "Less"),
-        Binding("right,plus", "step(1)", "More"),
-        Binding("0", "set(0.0)", "Without the layer"),
-        Binding("1", "set(1.0)", "As learned"),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = bindings("In the stack")
 
     @dataclass
     class WeightChanged(Message):

@@ -18,7 +18,7 @@ from textual.widgets.option_list import Option
 from personalpeft.errors import PersonalPeftError
 from personalpeft_app.output import printable
 from personalpeft_app.tui import views
-from personalpeft_app.tui.keys import KEYS
+from personalpeft_app.tui.keys import KEYS, bindings
 from personalpeft_app.tui.markdown import ReplyMarkdown
 from personalpeft_app.tui.notifier import show_error, show_note
 
@@ -115,7 +115,7 @@ class ConfirmDialog(Dialog[bool]):
 
 def forget_dialog(text: Content, report: ForgetReport) -> ConfirmDialog:
     """Ask whether to forget an item, below its text and what would be erased."""
-    preview = Static(views.forget_preview(text, report), markup=False)
+    preview = Static(Content.assemble(text, "\n\n", printable(str(report))), markup=False)
     facts = VerticalScroll(preview, classes="body")
     return ConfirmDialog("Forget this for good?", facts, yes="forget it", no="keep it")
 
@@ -142,7 +142,8 @@ class ForgetUserDialog(Dialog[bool]):
         self._preview = preview
 
     def body(self) -> ComposeResult:
-        yield Static(views.forget_user_preview(self._preview), markup=False)
+        more = "What was typed here is lost too. Backups and exported files are not changed."
+        yield Static(printable(f"{self._preview}\n{more}\n"), markup=False)
         yield Input(placeholder=f"Type {self._preview.user}, then Enter.")
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
@@ -155,12 +156,9 @@ class ForgetUserDialog(Dialog[bool]):
 class BlindCompareDialog(Dialog[bool]):
     """Two answers in random order. It names them after a choice. Returns whether one was made."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("1", "choose(1)", "The first"),
-        Binding("2", "choose(2)", "The second"),
-        Binding("n,escape", "leave", "Neither"),
-        Binding("enter", "close", "Close", show=False),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = bindings(
+        "In a comparison", Binding("enter", "close", "Close", show=False)
+    )
 
     # Neither answer may look chosen.
     AUTO_FOCUS = ""

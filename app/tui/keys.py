@@ -1,73 +1,95 @@
 """Every key and command of the terminal chat.
 
-The help on F1, the palette and docs/how-to/terminal-chat.md show these tables.
+The widgets take their bindings from these tables. The help on F1, the palette and
+docs/how-to/terminal-chat.md show them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
+
+from textual.binding import Binding, BindingType
 
 
 class Key(NamedTuple):
-    """A key, or several, and its action."""
+    """A key, or several, what it does, and the actions by key where they are bindings."""
 
     press: str
     does: str
+    actions: Mapping[str, str] = {}
 
 
 KEYS: dict[str, tuple[Key, ...]] = {
     "Everywhere": (
-        Key("F1", "show this list"),
+        Key("F1", "show this list", {"f1": "keys"}),
         Key("Ctrl+P", "find a command by name: training off, forget this user"),
-        Key("F2", "show the conversations"),
-        Key("F3", "show your model: stack, revisions, report, why, memory"),
-        Key("F4", "add a fact"),
-        Key("Ctrl+N", "start a conversation"),
-        Key("Ctrl+R", "regenerate the last reply"),
-        Key("Ctrl+L", "learn, or cancel the learn"),
-        Key("Esc", "stop the reply; otherwise go to the prompt"),
+        Key("F2", "show the conversations", {"f2": "conversations"}),
+        Key("F3", "show your model: stack, revisions, report, why, memory", {"f3": "model"}),
+        Key("F4", "add a fact", {"f4": "remember"}),
+        Key("Ctrl+N", "start a conversation", {"ctrl+n": "new"}),
+        Key("Ctrl+R", "regenerate the last reply", {"ctrl+r": "retry"}),
+        Key("Ctrl+L", "learn, or cancel the learn", {"ctrl+l": "learn"}),
+        Key("Esc", "stop the reply; otherwise go to the prompt", {"escape": "stop"}),
         Key("Tab", "go to the next part of the screen"),
         Key("Ctrl+Q", "quit"),
     ),
     "In the prompt": (
         Key("Enter", "send"),
         Key("Ctrl+J", "insert a line break"),
-        Key("Ctrl+↑", "go to the replies; ↑ too, if the prompt is empty"),
+        Key("Ctrl+↑", "go to the replies; ↑ too, if the prompt is empty", {"ctrl+up": "app.read"}),
         Key("Ctrl+C", "copy the selection; otherwise stop the reply"),
     ),
     "On a reply": (
-        Key("↑ ↓", "go to another reply"),
-        Key("+ -", "rate it good, not good"),
-        Key("e", "edit it in its place"),
-        Key("c", "comment: add a rule for all replies"),
-        Key("r", "regenerate it"),
-        Key("y", "copy it"),
-        Key("w", "show why"),
-        Key("o", "show the address of a link, then open it"),
-        Key("Enter", "go back to the prompt"),
+        Key("↑ ↓", "go to another reply", {"up,k": "app.select(-1)", "down,j": "app.select(1)"}),
+        Key("+ -", "rate it good, not good", {"plus": "app.good", "minus": "app.bad"}),
+        Key("e", "edit it in its place", {"e": "app.edit_reply"}),
+        Key("c", "comment: add a rule for all replies", {"c": "app.comment"}),
+        Key("r", "regenerate it", {"r": "app.retry"}),
+        Key("y", "copy it", {"y": "app.copy_reply"}),
+        Key("w", "show why", {"w": "app.why"}),
+        Key("o", "show the address of a link, then open it", {"o": "app.links"}),
+        Key("Enter", "go back to the prompt", {"enter": "app.write"}),
     ),
     "While editing a reply": (
-        Key("Ctrl+S", "save the edit"),
-        Key("Esc", "leave; the draft stays"),
+        Key("Ctrl+S", "save the edit", {"ctrl+s": "app.save_edit"}),
+        Key("Esc", "leave; the draft stays", {"escape": "app.close_editor"}),
     ),
     "In your model": (
         Key("← →", "go to another tab"),
-        Key("↓", "go into the tab"),
+        Key("↓", "go into the tab", {"down": "app.focus_next", "up": "app.focus_previous"}),
     ),
     "In the stack": (
-        Key("← →", "change the weight of a layer"),
-        Key("1, 0", "set the weight to 1, to 0"),
+        Key(
+            "← →",
+            "change the weight of a layer",
+            {"left,minus": "step(-1)", "right,plus": "step(1)"},
+        ),
+        Key("1, 0", "set the weight to 1, to 0", {"1": "set(1.0)", "0": "set(0.0)"}),
     ),
     "In the revisions": (
         Key("Enter", "make it live"),
-        Key("b", "compare it blind with the live one"),
+        Key("b", "compare it blind with the live one", {"b": "compare"}),
     ),
-    "In why and memory": (Key("d", "forget an entry; asks first and lists the consequences"),),
+    "In why and memory": (
+        Key("d", "forget an entry; asks first and lists the consequences", {"d,delete": "forget"}),
+    ),
     "In a comparison": (
-        Key("1, 2", "choose that answer"),
-        Key("n, Esc", "choose neither"),
+        Key("1, 2", "choose that answer", {"1": "choose(1)", "2": "choose(2)"}),
+        Key("n, Esc", "choose neither", {"n,escape": "leave"}),
     ),
 }
+
+
+def bindings(where: str, *more: BindingType) -> list[BindingType]:
+    """Return the bindings of a group of keys, and more."""
+    found = [
+        Binding(keys, action, key.does)
+        for key in KEYS[where]
+        for keys, action in key.actions.items()
+    ]
+    return [*found, *more]
+
 
 # The palette: name, description and action of each command.
 COMMANDS = (

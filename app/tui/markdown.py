@@ -72,7 +72,7 @@ def _plain(lines: Sequence[str]) -> list[Token]:
     ]
 
 
-class _Table(Markdown.BLOCKS["table_open"]):  # type: ignore[misc]  # a class out of a mapping
+class _Table(Markdown.BLOCKS["table_open"]):  # type: ignore[misc,name-defined,valid-type]  # out of a mapping
     def on_mount(self) -> None:
         # Textual reads a cell's tooltip as markup, but a model's text is not markup.
         for cell in self.query("MarkdownTableCellContents"):
@@ -82,7 +82,10 @@ class _Table(Markdown.BLOCKS["table_open"]):  # type: ignore[misc]  # a class ou
 class ReplyMarkdown(Markdown):
     """One reply, also while it streams in."""
 
-    BLOCKS: ClassVar[dict[str, type[MarkdownBlock]]] = {**Markdown.BLOCKS, "table_open": _Table}
+    BLOCKS: ClassVar[dict[str, type[MarkdownBlock]]] = {  # type: ignore[misc]  # as Textual says
+        **Markdown.BLOCKS,
+        "table_open": _Table,
+    }
 
     def __init__(self, text: str = "") -> None:
         super().__init__(printable(text), parser_factory=_parser, open_links=False, classes="reply")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual import work
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
 from textual.css.query import NoMatches
@@ -33,6 +33,7 @@ from personalpeft_app.tui.dialogs import (
     forget_dialog,
     rebase_dialog,
 )
+from personalpeft_app.tui.keys import bindings
 from personalpeft_app.tui.notifier import errors_shown, show_note
 from personalpeft_app.tui.user_session import ModelState, TaskHandle, UserSession, describe_error
 
@@ -55,10 +56,7 @@ class ModelPane(Vertical):
     """The panes, under tabs. ``loading`` is the task that loads the model."""
 
     # Keys that the tabs and the weights do not use.
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("down", "app.focus_next", "Into the tab"),
-        Binding("up", "app.focus_previous", "Back to the tabs"),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = bindings("In your model")
 
     class Changed(Message):
         """The state of the model or a task changed."""
@@ -375,7 +373,7 @@ class ModelPane(Vertical):
             show_note(self, "Nothing was learned yet; there is nothing to undo.")
 
     @work
-    async def _change(self, change: Callable[..., Any], layer: str, value: Any) -> None:
+    async def _change(self, change: Callable[[str, Any], Any], layer: str, value: Any) -> None:
         with errors_shown(self):
             move = await self._session.call(change, layer, value)
             if move is not None:

@@ -11,15 +11,17 @@ from typing import ClassVar
 
 from textual import events
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.content import Content
 from textual.message import Message
+from textual.widget import Widget
 from textual.widgets import Static, TextArea
 
 from personalpeft_app.output import printable
 from personalpeft_app.tui import views
 from personalpeft_app.tui.conversation import Conversation, Exchange
+from personalpeft_app.tui.keys import bindings
 from personalpeft_app.tui.markdown import ReplyMarkdown, links
 
 
@@ -50,10 +52,7 @@ _EDITOR_ACTIONS = (
 class ReplyEditor(TextArea):
     """The editor of a reply, in its place."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("ctrl+s", "app.save_edit", "Save the edit"),
-        Binding("escape", "app.close_editor", "Close the editor"),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = bindings("While editing a reply")
 
     def __init__(self, text: str) -> None:
         super().__init__(text, compact=True, highlight_cursor_line=False)
@@ -135,19 +134,7 @@ def _actions_of(exchange: Exchange) -> str:
 class Transcript(VerticalScroll):
     """A scrolling list of exchanges. With the focus, single letters act on the selected one."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up,k", "app.select(-1)", "The previous reply"),
-        Binding("down,j", "app.select(1)", "The next reply"),
-        Binding("plus", "app.good", "Good"),
-        Binding("minus", "app.bad", "Not good"),
-        Binding("e", "app.edit_reply", "Edit"),
-        Binding("c", "app.comment", "Comment"),
-        Binding("r", "app.retry", "Retry"),
-        Binding("y", "app.copy_reply", "Copy"),
-        Binding("w", "app.why", "Why"),
-        Binding("o", "app.links", "Open a link"),
-        Binding("enter", "app.write", "Write"),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = bindings("On a reply")
 
     def __init__(self) -> None:
         super().__init__(id="transcript")
@@ -181,7 +168,9 @@ class Transcript(VerticalScroll):
         views.update({each.number: ExchangeView(each.number) for each in new})
         if new:
             await self.mount_all(views[each.number] for each in new)
-            order = {views[each.number]: at for at, each in enumerate(conversation.exchanges, 1)}
+            order: dict[Widget, int] = {
+                views[each.number]: at for at, each in enumerate(conversation.exchanges, 1)
+            }
             self.sort_children(key=lambda child: order.get(child, 0))
             self.anchor()
         for each in conversation.exchanges:

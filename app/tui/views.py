@@ -19,7 +19,6 @@ from personalpeft_app.tui.theme import DIM
 
 if TYPE_CHECKING:
     from personalpeft import LearnReport, Provenance
-    from personalpeft.erasure import ForgetReport, ForgetUserReport
     from personalpeft.memory.types import Item
     from personalpeft.rebase import RebaseReport
     from personalpeft.types import Layer, Revision
@@ -230,24 +229,6 @@ def memory(items: Sequence[Item]) -> list[Row]:
     return rows or [_note("Nothing yet. F4 adds a fact, c on a reply a rule.")]
 
 
-def forget_preview(text: Content, report: ForgetReport) -> Content:
-    """Describe the effect of forgetting an item."""
-    parts: list[Content | str] = [text, "\n"]
-    destroyed = ((report.turns, "turn"), (report.signals, "signal"), (report.revisions, "revision"))
-    counts = [pluralize(len(ids), each) for ids, each in destroyed if ids]
-    parts.append(f"\nDestroyed for good: {', '.join(counts)}.")
-    if report.emptied:
-        parts.append(f"\nEmptied: {pluralize(len(report.emptied), 'turn')} that had it in view.")
-    for layer_name, head in report.heads.items():
-        parts.append(
-            f"\n{layer_name} goes back to {head or 'the bare base'} and is rebuilt without it."
-        )
-    if report.stands:
-        places = pluralize(len(report.stands), "other place")
-        parts.append(f"\nThe same words stay in {places}.")
-    return Content.assemble(*parts)
-
-
 def rebase(report: RebaseReport) -> Content:
     """Return how the new stack did against the live one, and what the gate says."""
     mark, colour = _MARKS[report.verdict]
@@ -269,20 +250,6 @@ def rebase_answers(report: RebaseReport, *, after: bool) -> Content:
             (f"{printable(answer).strip() or '(nothing)'}\n\n", ""),
         ]
     return Content.assemble(*parts or [("Nothing is held out to ask.", DIM)])
-
-
-def forget_user_preview(report: ForgetUserReport) -> Content:
-    """Describe the effect of forgetting the whole user."""
-    counts = (
-        (report.turns, "turn"),
-        (report.signals, "signal"),
-        (report.revisions, "revision"),
-        (report.api_keys, "API key"),
-    )
-    return Content(
-        f"Destroyed for good: {', '.join(pluralize(*each) for each in counts)}, and what was typed "
-        "here.\nBackups and exported files are not changed.\n"
-    )
 
 
 def _heading(text: str, colour: str = "", more: str = "") -> Row:

@@ -13,7 +13,7 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from personalpeft import Runtime
 from personalpeft.archive import ExportSummary, ImportSummary
@@ -259,7 +259,8 @@ def _of_library(operation: Operation) -> Callable[[RequestContext], Any]:
         options = (call.query if call.body is None else call.body).as_arguments()
         if operation.answer is v.Job:
             work = partial(_work, method, options)
-            return call.jobs.begin(call.owner, operation.name, work, users=options.get("users", ()))
+            kind, users = cast(v.JobKind, operation.name), options.get("users", ())
+            return call.jobs.begin(call.owner, kind, work, users=users)
         result = method(**options)
         is_signal = operation.answer in (v.SignalCreated, v.SignalRecorded)
         return operation.answer(result) if is_signal else result

@@ -16,6 +16,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 from personalpeft.clock import Clock
@@ -123,7 +124,7 @@ class Jobs:
         while not seen.over:
             with self._changed:
                 changed = self._changed.wait_for(
-                    lambda before=seen: entry.job is not before, timeout=heartbeat
+                    partial(_has_changed, entry, seen), timeout=heartbeat
                 )
                 seen = entry.job
             yield seen if changed else None
@@ -201,6 +202,10 @@ class Jobs:
 
     def _id(self) -> str:
         return new_id("j", self._clock.now(), self._clock.entropy)
+
+
+def _has_changed(entry: _Entry, seen: Job) -> bool:
+    return entry.job is not seen
 
 
 def _result_fields(result: JobResult | None) -> dict[str, Any]:

@@ -112,7 +112,8 @@ class Operation:
     @property
     def response(self) -> Any:
         """The type of the whole answer."""
-        return v.Page[self.answer] if self.paged else self.answer
+        page: Any = v.Page
+        return page[self.answer] if self.paged else self.answer
 
     @property
     def needs_body(self) -> bool:

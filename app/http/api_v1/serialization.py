@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
-from pydantic.json_schema import GenerateJsonSchema
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode
 from pydantic_core import ErrorDetails
 
 from personalpeft.errors import ERROR_CODES, InvalidInput, PersonalPeftError, suggest_nearest
@@ -75,7 +75,7 @@ def schemas(
     answers: Mapping[str, Any], requests: Mapping[str, Any]
 ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """Return the schema of each of these types by its key, and the schemas that they refer to."""
-    inputs = [
+    inputs: list[tuple[str, JsonSchemaMode, TypeAdapter[Any]]] = [
         *((name, "serialization", adapter(kind)) for name, kind in answers.items()),
         *((name, "validation", adapter(kind)) for name, kind in requests.items()),
     ]
