@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import personalpeft
 from personalpeft.backends.choice import FEW, BackendChoice, check_backend, choose_backend
 from personalpeft.base_models import files
-from personalpeft.base_models.files import weights_status
+from personalpeft.base_models.files import weights_status as weights_status
 from personalpeft.base_models.registry import find_card
 from personalpeft.base_models.types import ModelCard
 from personalpeft.errors import (

@@ -11,7 +11,7 @@ from functools import partial, wraps
 from inspect import signature
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from personalpeft.chat.compare import Comparison, LabeledComparison
+from personalpeft.chat.compare import BlindAnswer, Comparison, LabeledComparison
 from personalpeft.chat.reply import turn_id_of
 from personalpeft.chat.validation import check_prompt, check_tools
 from personalpeft_app.client.streaming import RemoteStream, follow
@@ -104,8 +104,8 @@ def _choose(
     transport: Transport,
     comparison: str,
     path: Mapping[str, str],
-    chosen: v.BlindAnswer,
-    other: v.BlindAnswer,
+    chosen: BlindAnswer,
+    other: BlindAnswer,
 ) -> LabeledComparison:
     return transport.call(CHOOSE, {"which": chosen.name}, **path, comparison=comparison)
 

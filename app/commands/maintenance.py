@@ -53,6 +53,7 @@ def verify(common: GlobalOptions, repair: bool) -> None:
 
     The exit code is 0 without a problem, or none left, else 8.
     """
+    data: Any
     if repair:
         display = Display(common)
         with (

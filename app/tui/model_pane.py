@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar
 
 from textual import work
 from textual.app import ComposeResult
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from personalpeft import TrainingStatus
     from personalpeft.erasure import ForgetUserReport
     from personalpeft.rebase import RebaseReport
+    from personalpeft.types import HeadMove
 
 _WEIGHT_HINT = (
     "[$secondary][b $primary]← →[/] set a weight, [b $primary]1[/] as learned, "
@@ -363,7 +365,7 @@ class ModelPane(Vertical):
         if any(each.name == layer and each.head == to for each in self.state.layers):
             show_note(self, f"{layer}: {to or 'the bare base'} is live already.")
         else:
-            self._change(self._user.rollback, layer, to)
+            self._change(layer, partial(self._user.rollback, layer, to))
 
     def undo(self) -> None:
         """Undo the last change of the highest layer."""
@@ -373,16 +375,17 @@ class ModelPane(Vertical):
             show_note(self, "Nothing was learned yet; there is nothing to undo.")
 
     @work
-    async def _change(self, change: Callable[[str, Any], Any], layer: str, value: Any) -> None:
+    async def _change(self, layer: str, change: Callable[[], HeadMove | None]) -> None:
         with errors_shown(self):
-            move = await self._session.call(change, layer, value)
+            move = await self._session.call(change)
             if move is not None:
                 before, after = (each or "the bare base" for each in (move.before, move.after))
                 show_note(self, f"{layer}: {before} → {after}")
         await self._refresh()
 
     def on_weight_control_weight_changed(self, event: WeightControl.WeightChanged) -> None:
-        self._change(self._user.set_weight, event.layer, event.weight)
+        set_weight = partial(self._user.set_weight, event.layer, event.weight)
+        self._change(event.layer, set_weight)
 
     def on_revision_list_revision_action(self, event: RevisionList.RevisionAction) -> None:
         if event.compare:
