@@ -151,7 +151,7 @@ class RepairReport(HasJson):
         repaired: The revisions whose file was built again and put back.
         unrepaired: The revisions whose file is still missing or damaged, and why.
         live: The ids of those of them that are live, as "user/revision".
-        parts: How many partial files of killed programs were deleted.
+        parts: How many partial files and unfinished backups of killed programs were deleted.
         problems: What ``Runtime.verify`` finds afterwards.
     """
 

@@ -39,6 +39,7 @@ from personalpeft.store.erasure_log import (
     read_tombstones,
 )
 from personalpeft.store.error_mapping import map_home_errors
+from personalpeft.store.gc import delete_unnamed_blobs
 from personalpeft.store.home import DATABASE, open_store
 from personalpeft.store.integrity import verify
 from personalpeft.store.locks import Lock
@@ -227,8 +228,9 @@ def _name_of(erasure: LoggedErasure, user: User) -> str:
 
 
 def _check(part: Path, settings: Settings, clock: Clock) -> None:
-    """Raise ``Damaged`` if a copy is not whole."""
+    """Raise ``Damaged`` if a copy is not whole. What no revision in it names is deleted first."""
     with _open(part, settings, clock) as store:
+        delete_unnamed_blobs(store)
         problems = verify(store)
     if problems:
         raise Damaged(

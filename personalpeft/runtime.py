@@ -529,8 +529,9 @@ class Runtime(
 
         A file is put back only if its digest comes out as recorded. Elsewhere, such as on another
         kind of processor, nothing changes: the head stays, and the report says what can be done.
-        Deletes partial files of killed programs. Loads the model only if a file is lost. After a
-        kill each file is whole or still lost; repeat it.
+        Deletes what killed programs left unfinished in the home and in the folders of its backups.
+        Loads the model only if a file is lost. After a kill each file is whole or still lost; repeat
+        it.
 
         Args:
             progress: Called with a stage and the share of it that is done, 0 to 1.

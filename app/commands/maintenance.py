@@ -49,7 +49,7 @@ def verify(common: GlobalOptions, repair: bool) -> None:
 
     With --repair, adapter files that are lost or damaged are built again from the feedback. They
     are put back only if their digest is the recorded one, as on the same kind of processor. No live
-    revision is replaced by another.
+    revision is replaced by another. What killed programs left unfinished is deleted.
 
     The exit code is 0 without a problem, or none left, else 8.
     """

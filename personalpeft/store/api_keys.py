@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import threading
 from collections.abc import Iterator
@@ -95,17 +94,12 @@ class ApiKeys(
         with map_home_errors(self._home):
             if self.admin_key_file.exists():
                 return False
-            suffix = self._store.entropy(6).hex()
-            part = self._home / f".{ADMIN_KEY_FILE}-{suffix}.part"
-            try:
-                replace_file(part, f"{self._new_secret()}\n".encode())
-                # Two servers that start at once must share one key: the link of the second fails.
-                os.link(part, self.admin_key_file)
-            except FileExistsError:
-                return False
-            finally:
-                part.unlink(missing_ok=True)
-            host.sync_folder(self._home)
+            with self._store.database.write_lock():
+                # Two servers that start at once must share one key.
+                if self.admin_key_file.exists():
+                    return False
+                replace_file(self.admin_key_file, f"{self._new_secret()}\n".encode())
+                host.sync_folder(self._home)
             return True
 
     def create(self, user: str | None, *, worker: bool = False) -> tuple[ApiKey, str]:
@@ -217,7 +211,7 @@ class ApiKeys(
 
     @contextmanager
     def _change(self) -> Iterator[dict[str, ApiKey]]:
-        with self._store.leases.acquire("tokens"):
+        with self._store.database.write_lock():
             keys = self._read_keys()
             yield keys
             stored = {digest: asdict(key) for digest, key in keys.items()}

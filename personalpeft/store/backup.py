@@ -26,7 +26,7 @@ from datetime import datetime
 from pathlib import Path
 
 from personalpeft import host
-from personalpeft.errors import Damaged, InvalidInput
+from personalpeft.errors import Damaged
 from personalpeft.store.blobs import Blobs, replace_file
 from personalpeft.store.certificate_keys import CERTIFICATE_KEYS
 from personalpeft.store.database import Database, create_file, fetch_all, has_table
@@ -69,13 +69,9 @@ def back_up(
     keep: int,
 ) -> Backup:
     """Implement ``Maintenance.back_up``, which documents the arguments. ``now`` names the copy."""
-    if keep < 1:
-        raise InvalidInput(f"keep must be 1 or more, got {keep}.", hint="Older copies are deleted.")
     home = database.path.parent
     with map_home_errors(folder):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for part in folder.glob(f"copy-*{_PART}"):
-            shutil.rmtree(part)
+        delete_unfinished(folder)
         copies = sorted(p for p in folder.iterdir() if COPY_NAME.fullmatch(p.name) and p.is_dir())
         previous = copies[-1] if copies else None
         number = int(previous.name.split("-")[1]) + 1 if previous else 1
@@ -119,6 +115,14 @@ def _read_keys(db: sqlite3.Connection) -> set[str]:
     if not has_table(db, "data_key"):
         return set()
     return {row["id"] for row in fetch_all(db, "select id from data_key")}
+
+
+def delete_unfinished(folder: Path) -> int:
+    """Delete the copies that killed programs left; return how many there were. Raises ``OSError``."""
+    parts = list(folder.glob(f"copy-*{_PART}"))
+    for part in parts:
+        shutil.rmtree(part)
+    return len(parts)
 
 
 def _copy_database(database: Database, path: Path) -> list[str]:

@@ -90,9 +90,13 @@ class ErasureLog:
         return LoggedErasure("user", user_key(user, since)) in self.read()
 
     def copy_to(self, folder: Path) -> None:
-        """Bring the log beside the backups in a folder up to date. Raises ``HomeError``."""
+        """Bring the log in a folder of backups up to date, and list the folder.
+
+        The caller has the write lock. Raises ``HomeError``.
+        """
         folder = folder.absolute()
         with map_home_errors(folder):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             _append(folder / LOG, self.read())
             folders = self.folders()
             if folder not in folders:

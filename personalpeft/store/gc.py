@@ -7,11 +7,15 @@ Invariants:
   age. A clock that is a day wrong makes such a learn fail. It leaves no row without a file.
 - Readers need no lock: a revision names whatever a stack names.
 - A session is disposable, and one in use is written every few steps.
+- A partial file is deleted under the lock under which such files are written: the write lock, a
+  user's lease on learning, or that of backups. So its writer is dead. One in a plugin's folder, which
+  has a lock of its own, is deleted when it is a day old.
 - Files are read in small batches, so neither memory nor a writer's wait grows with their number.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -19,10 +23,13 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
+from personalpeft.errors import Busy, HomeError
 from personalpeft.store.blobs import DIGEST
 from personalpeft.store.database import Database
 from personalpeft.store.erasure import delete_pending_files
 from personalpeft.store.error_mapping import map_home_errors, read_only_error
+from personalpeft.store.locks import learn_lease
+from personalpeft.store.plugin_data import plugin_folders
 from personalpeft.store.revisions import unnamed_blobs
 from personalpeft.store.store import Store
 from personalpeft.store.types import GarbageReport
@@ -67,8 +74,7 @@ def collect_garbage(
                 parts=report.parts + parts,
                 bytes=report.bytes + sum(size for _, size in deleted),
             )
-        before = (now - BLOB_AGE).timestamp()
-        for size in _collect_parts(store.home, before, dry_run):
+        for size in _collect_parts(store, dry_run):
             report = replace(report, parts=report.parts + 1, bytes=report.bytes + size)
         before = (now - SESSION_AGE).timestamp()
         for size in _collect_sessions(store.home / "sessions", before, dry_run):
@@ -77,15 +83,28 @@ def collect_garbage(
     return report
 
 
+def delete_unnamed_blobs(store: Store) -> None:
+    """Delete all blobs that no revision names, in a home that no other program uses."""
+    with map_home_errors(store.home):
+        for _, files in store.blobs.batches():
+            for _ in _collect_files(store.database, files, before=math.inf, dry_run=False):
+                pass
+
+
 def delete_partial_files(store: Store) -> int:
-    """Delete the files in ``blobs/`` that a killed writer left, and return how many there were."""
+    """Delete what killed programs left unfinished in the home and in the folders of its backups.
+
+    Return how many files and unfinished backups there were. Raises ``HomeError``, ``Busy``.
+    """
     count = 0
     with store.database.write_lock(), map_home_errors(store.home):
         for _, files in store.blobs.batches():
             for path in filter(_is_part, files):
                 path.unlink(missing_ok=True)
                 count += 1
-    return count
+    with map_home_errors(store.home):
+        count += sum(1 for _ in _collect_parts(store, dry_run=False))
+    return count + store.maintenance.delete_unfinished_backups()
 
 
 def _is_part(path: Path) -> bool:
@@ -116,13 +135,22 @@ def _collect_files(
                 yield path.name, _delete(path, dry_run)
 
 
-def _collect_parts(home: Path, before: float, dry_run: bool) -> Iterator[int]:
-    """Delete what a killed program left of a note or a list; yield the size of each file.
-
-    These are written without the lock, so a new one may have a living writer.
-    """
-    for folder in (home, home / "notes"):
-        for path in folder.glob(f".*{_PART}"):
+def _collect_parts(store: Store, dry_run: bool) -> Iterator[int]:
+    """Delete partial files outside of ``blobs/``; yield the size of each."""
+    pattern = f".*{_PART}"
+    with store.database.exclude_writers():
+        for folder in (store.home, store.home / "notes"):
+            for path in list(folder.glob(pattern)):
+                yield _delete(path, dry_run)
+    for folder in store.home.glob("sessions/*/"):
+        if any(folder.glob(pattern)):
+            # While a user learns, the file may have a living writer.
+            with suppress(Busy, HomeError), store.leases.acquire(learn_lease(folder.name)):
+                for path in list(folder.glob(pattern)):
+                    yield _delete(path, dry_run)
+    before = (store.now() - BLOB_AGE).timestamp()
+    for folder in plugin_folders(store.home):
+        for path in list(folder.glob(f"*/{pattern}")):
             if _is_old(path, before):
                 with suppress(FileNotFoundError):
                     yield _delete(path, dry_run)

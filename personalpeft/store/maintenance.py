@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
 from personalpeft.deprecation import RenamedAttributes
-from personalpeft.store.backup import Backup, back_up
+from personalpeft.errors import Busy, InvalidInput
+from personalpeft.store.backup import Backup, back_up, delete_unfinished
 from personalpeft.store.blobs import Blobs, replace_file
 from personalpeft.store.database import Database
 from personalpeft.store.encryption import FileCipher
 from personalpeft.store.erasure_log import ErasureLog
-from personalpeft.store.error_mapping import map_home_errors, read_only_error
+from personalpeft.store.error_mapping import map_home_errors
 from personalpeft.store.locks import Leases
 
 _MAX_NOTE_BYTES = 4 << 20
@@ -90,11 +91,9 @@ class Maintenance(
             return None
 
     def write_note(self, task: str, text: str) -> None:
-        """Save a task's note durably, in place of its last one. Raises ``HomeError``."""
-        if self._database.read_only:
-            raise read_only_error(self._home)
+        """Save a task's note durably, in place of its last one. Raises ``HomeError``, ``Busy``."""
         path = self._note_path(task)
-        with map_home_errors(self._home):
+        with self._database.write_lock(), map_home_errors(self._home):
             path.parent.mkdir(mode=0o700, exist_ok=True)
             data = self._cipher.encrypt(text.encode(), path.name, self._cipher.home_key)
             replace_file(path, data)
@@ -125,14 +124,29 @@ class Maintenance(
             Damaged: The database cannot be read whole.
             Busy: Another copy is being made.
         """
+        if keep < 1:
+            raise InvalidInput(
+                f"keep must be 1 or more, got {keep}.", hint="Older copies are deleted."
+            )
         # Files beside the database are written also where that is open for reading.
         leases = Leases(self._home, now=self._now, read_only=False)
+        read_only = self._database.read_only
         with leases.acquire("upkeep-backup"):
-            backup = back_up(
+            # First, so that a killed copy lies in a folder that the home knows.
+            with nullcontext() if read_only else self._database.write_lock():
+                self._erasures.copy_to(folder)
+            return back_up(
                 self._database, self._blobs, self._cipher, folder, now=self._now(), keep=keep
             )
-            self._erasures.copy_to(folder)
-            return backup
+
+    def delete_unfinished_backups(self) -> int:
+        """Delete what killed backups left in the known folders; return how many there were."""
+        count = 0
+        with suppress(Busy), self.exclusive("backup"):
+            for folder in self._erasures.folders():
+                with suppress(OSError):  # Its drive may be away.
+                    count += delete_unfinished(folder)
+        return count
 
     def _note_path(self, task: str) -> Path:
         return self._home / "notes" / f"{task}.json"

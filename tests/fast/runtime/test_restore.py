@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shutil
@@ -178,6 +179,19 @@ def test_log_of_forgotten_items_has_no_words_and_no_user_and_survives_a_torn_lin
         assert len(lines) == 4
         ids = rb'"(item|user)": "u_[0-9a-f]{32}(/s_[0-9a-z]{26})?"'
         assert sum(re.fullmatch(rb"\{%s\}" % ids, line) is not None for line in lines) == 3
+
+
+def test_adapter_that_no_revision_of_the_copy_names_is_left_out(home: Path, tmp_path: Path) -> None:
+    # A replica's files may be newer or older than its database.
+    (copy,) = (each for each in (tmp_path / "copies").iterdir() if each.is_dir())
+    digest = hashlib.sha256(b"weights").hexdigest()
+    stray = copy / "blobs" / digest[:2] / digest
+    stray.parent.mkdir(exist_ok=True)
+    stray.write_bytes(b"weights")
+    personalpeft.restore(copy, home, replace=True)
+    assert not list(home.rglob(digest))
+    with open_runtime(home) as runtime:
+        assert runtime.verify() == ()
 
 
 def test_former_home_is_kept_and_replaced_only_on_request(home: Path, tmp_path: Path) -> None:

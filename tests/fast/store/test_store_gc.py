@@ -5,14 +5,17 @@ writers.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from store_makers import BASE, add_fact, add_revision, beside, opened, output, packed
 
+from personalpeft import host
 from personalpeft.errors import HomeError
-from personalpeft.store.gc import collect_garbage
+from personalpeft.store.gc import collect_garbage, delete_partial_files
 from personalpeft.store.integrity import verify
 from personalpeft.store.store import Store
 from personalpeft.store.types import GarbageReport
@@ -176,15 +179,47 @@ for number in range(40):
         assert [problem for problem in verify(store) if "Harmless" not in problem.remedy] == []
 
 
-def test_partial_notes_are_collected_a_day_after_a_kill(home: Path) -> None:
+@pytest.mark.parametrize(
+    "delete", [delete_partial_files, lambda store: collect_garbage(store).parts]
+)
+def test_what_killed_programs_left_unfinished_is_deleted(
+    home: Path, tmp_path: Path, delete: Callable[[Store], int]
+) -> None:
     with opened(home) as store:
-        (home / "notes").mkdir(exist_ok=True)
-        old, fresh = home / "notes" / ".published.js-1.part", home / ".backup-folde-2.part"
-        for path in (old, fresh):
+        add_fact(store)
+        store.save_session("ada", "style", b"x")
+        left = [
+            home / "notes" / ".published.js-1.part",
+            home / ".backup-folde-2.part",
+            home / "sessions" / "ada" / ".style.sessio-3.part",
+        ]
+        for path in left:
+            path.parent.mkdir(exist_ok=True)
             path.write_bytes(b"half")
-        os.utime(old, (0, 0))
-        os.utime(fresh, (2**31, 2**31))
-        report = collect_garbage(store)
-        assert (report.parts, report.bytes) == (1, 4)
-        assert not old.exists()
-        assert fresh.exists()
+        # Their writer may be alive while a learn runs.
+        with store.leases.acquire("learn-ada"):
+            assert delete(store) == 2
+        assert delete(store) == 1
+        assert not any(path.exists() for path in left)
+        assert store.load_session("ada", "style") == b"x"
+
+
+def test_backup_that_was_killed_is_deleted(home: Path, tmp_path: Path) -> None:
+    class Killed(BaseException):
+        pass
+
+    def kill(*arguments: object) -> NoReturn:
+        raise Killed
+
+    with opened(home) as store:
+        add_fact(store)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(host, "sync_folder", kill)
+            with pytest.raises(Killed):
+                store.maintenance.back_up(tmp_path / "copies")
+        (part,) = (tmp_path / "copies").glob("copy-*")
+        with store.maintenance.exclusive("backup"):
+            assert delete_partial_files(store) == 0
+        assert part.exists()
+        assert delete_partial_files(store) == 1
+        assert not part.exists()
