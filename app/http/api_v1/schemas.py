@@ -233,6 +233,7 @@ class ForgetBody(RequestModel):
     rebuild: bool = True
     dry_run: bool = False
     certificate: bool = False
+    check_rebuild: bool = False
 
 
 class CompareBody(RequestModel):

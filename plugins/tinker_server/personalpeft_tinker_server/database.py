@@ -13,7 +13,7 @@ import hashlib
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,12 @@ from personalpeft.errors import Busy
 from personalpeft.host import sync_folder
 from personalpeft.store.blobs import replace_file
 
+FOLDER = "tinker"
+"""The plugin's folder in the home."""
+USER_OWNER = "user:"
+"""What the owner of a user's rows begins with, before the id."""
+_FILE = "server.sqlite3"
+_COUNTED = ("runs", "calls", "checkpoints", "samplers")
 _SCHEMA = """
 create table if not exists sessions (
     id text primary key, owner text not null, seen real not null, tags text not null,
@@ -51,6 +57,20 @@ create table if not exists owners (owner text primary key, since text not null);
 """
 
 
+def count_user_data(home: Path, user: str) -> dict[str, int]:
+    """Return how many rows of each kind a home's Tinker server has of a user."""
+    file = home / FOLDER / _FILE
+    if not file.is_file():
+        return {}
+    with closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=rw", uri=True)) as db:
+        return {
+            table: db.execute(
+                f"select count(*) from {table} where owner = ?", [f"{USER_OWNER}{user}"]
+            ).fetchone()[0]
+            for table in _COUNTED
+        }
+
+
 class Database:
     """The file and the folder of weights. Safe to use from several threads.
 
@@ -75,9 +95,7 @@ class Database:
         self._files.mkdir(mode=0o700, exist_ok=True)
         self._lock = threading.RLock()
         # One connection: SQLite serializes writers anyway.
-        self._db = sqlite3.connect(
-            folder / "server.sqlite3", check_same_thread=False, isolation_level=None
-        )
+        self._db = sqlite3.connect(folder / _FILE, check_same_thread=False, isolation_level=None)
         self._db.row_factory = sqlite3.Row
         self._db.execute("pragma journal_mode=wal").fetchall()
         self._db.execute("pragma synchronous=normal").fetchall()
