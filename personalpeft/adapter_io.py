@@ -11,10 +11,16 @@ from personalpeft import host, stacks
 from personalpeft.adapters.compose import compose
 from personalpeft.adapters.formats.gguf import import_gguf_lora, write_gguf_lora
 from personalpeft.adapters.formats.packed import pack
-from personalpeft.adapters.formats.peft import export_peft, export_stack_peft, import_peft
+from personalpeft.adapters.formats.peft import (
+    TENSOR_FILE,
+    export_peft,
+    export_stack_peft,
+    import_peft,
+)
 from personalpeft.adapters.merge import write_merged_folder, write_merged_gguf
 from personalpeft.adapters.types import Adapter
 from personalpeft.backends.llamacpp.tokenizer_check import check_tokenizer
+from personalpeft.base_models.files import hash_files
 from personalpeft.base_models.gguf.tensor_names import GgufNames, gguf_names
 from personalpeft.base_models.types import Base
 from personalpeft.errors import InvalidInput, NotFound, WeightsError, map_write_errors
@@ -22,6 +28,7 @@ from personalpeft.ids import check_layer_name
 from personalpeft.learning.layers import stack_below
 from personalpeft.learning.publish import imported_revision
 from personalpeft.services import Services
+from personalpeft.store.exports import ExportKind
 from personalpeft.types import Revision
 
 MergedForm: TypeAlias = Literal["safetensors", "gguf"]
@@ -33,10 +40,12 @@ def export_peft_folder(services: Services, user: str, folder: Path, layer: str |
     parts = _live_adapters(services, user, layer)
     target = folder.expanduser().absolute()
     architecture, name = services.base.architecture, services.base.card.name
-    if layer is None:
-        export_stack_peft(parts, architecture, target, base_name=name)
-    else:
-        export_peft(parts[0][0], architecture, target, base_name=name)
+    with services.store.exports.recording(user, ExportKind.PEFT) as set_digest:
+        if layer is None:
+            export_stack_peft(parts, architecture, target, base_name=name)
+        else:
+            export_peft(parts[0][0], architecture, target, base_name=name)
+        set_digest(hash_files([target / TENSOR_FILE]))
     return target
 
 
@@ -49,11 +58,13 @@ def export_gguf(services: Services, user: str, file: Path, layer: str | None) ->
         raise InvalidInput(f"{target} already exists.", hint="Name a file that does not exist yet.")
     with (
         map_write_errors(target),
+        services.store.exports.recording(user, ExportKind.GGUF) as set_digest,
         TemporaryDirectory(prefix=".personalpeft-", dir=target.parent) as folder,
     ):
         part = Path(folder, target.name)
         title = f"personalpeft for {services.base.card.title}"
         write_gguf_lora(names, stack, part, title=title)
+        set_digest(hash_files([part]))
         host.replace(part, target)
     return target
 
@@ -67,10 +78,11 @@ def export_merged(services: Services, user: str, folder: Path, form: MergedForm)
         )
     stack = compose(_live_adapters(services, user, None))
     target, base = folder.expanduser().absolute(), services.base
-    if form == "gguf":
-        write_merged_gguf(base, stack, target, partial(check_tokenizer, base))
-    else:
-        write_merged_folder(base, stack, target)
+    with services.store.exports.recording(user, ExportKind.MERGED):
+        if form == "gguf":
+            write_merged_gguf(base, stack, target, partial(check_tokenizer, base))
+        else:
+            write_merged_folder(base, stack, target)
     return target
 
 

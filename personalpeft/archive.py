@@ -22,6 +22,7 @@ from typing import IO, Any, get_args
 
 from personalpeft import host
 from personalpeft.adapters.formats.packed import unpack
+from personalpeft.base_models.files import hash_files
 from personalpeft.base_models.types import Base
 from personalpeft.errors import InvalidInput, PersonalFileError, PersonalPeftError, map_write_errors
 from personalpeft.former_names import rename_report
@@ -40,6 +41,7 @@ from personalpeft.store.archive_file import (
 )
 from personalpeft.store.database import Row
 from personalpeft.store.error_mapping import map_home_errors
+from personalpeft.store.exports import ExportKind
 from personalpeft.store.rows import format_time
 from personalpeft.store.store import Store
 from personalpeft.store.user_export import UserExport, check_export, insert_user, read_user
@@ -106,8 +108,10 @@ def export_user(store: Store, user: str, path: Path, *, adapters: bool) -> Expor
     portable = read_user(store, user)
     digests = sorted({each["digest"] for each in portable.contents("revision")}) if adapters else []
     blobs = {digest: partial(store.blobs.read, digest) for digest in digests}
-    with new_file(target) as file:
-        write_archive(file, _PERSONAL, user_index(portable), portable.entries, blobs)
+    with store.exports.recording(user, ExportKind.PERSONAL) as set_digest:
+        with new_file(target) as file:
+            write_archive(file, _PERSONAL, user_index(portable), portable.entries, blobs)
+        set_digest(hash_files([target]))
     turns, signals, revisions = (
         len(portable.contents(kind)) for kind in ("turn", "signal", "revision")
     )

@@ -118,12 +118,17 @@ def _equality(equality: Mapping[str, Any]) -> Iterator[str]:
         return
     yield (
         "Checked: whether any live revision has an erased signal or revision among its inputs, at any "
-        "depth. A build depends on its inputs alone. Not checked: a second build and its bytes."
+        "depth. A build depends on its inputs alone."
     )
     yield ""
     for each in equality["revisions"]:
         verdict = "no erased input" if each["holds"] else "NOT SHOWN: an erased or unknown input"
         yield f"- {each['digest'][:16]}: {verdict}"
+    yield ""
+    if not equality.get("rebuilds"):
+        yield "Not checked: a second build and its bytes."
+    for each in equality.get("rebuilds", ()):
+        yield f"- {each['digest'][:16]}, built a second time: {each['outcome']}"
 
 
 def _exposure(exposure: Mapping[str, Any]) -> Iterator[str]:
@@ -159,8 +164,23 @@ def _remains(remains: Mapping[str, Any]) -> Iterator[str]:
             yield f"- {label}: {_list(remains[key])}"
     if remains["mentions"]:
         yield f"- the same words in other items: {_list(remains['mentions'])}"
-    yield f"- exported files: {remains['exports']}"
+    yield f"- exported files: {_exports(remains['exports'])}"
+    # Certificates of earlier versions have no counts of plugins.
+    for name, counts in remains.get("plugins", {}).items():
+        kept = "not known" if counts is None else _counts(counts)
+        yield f"- kept by the plugin {name}: {kept}"
     yield f"- logs: {remains['logs']}"
+
+
+def _exports(exports: Sequence[Mapping[str, Any]] | str) -> str:
+    # Earlier versions recorded no exports, and said so.
+    if isinstance(exports, str):
+        return exports
+    return _list([f"{each['kind']} of {each['at'][:16]}" for each in exports])
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{number} {kind}" for kind, number in counts.items())
 
 
 def _list(values: Sequence[str]) -> str:

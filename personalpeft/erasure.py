@@ -41,7 +41,7 @@ from personalpeft.store.erasure_log import LoggedErasure, read_user_key
 from personalpeft.store.locks import learn_lease
 from personalpeft.store.store import Store
 from personalpeft.store.types import UserSummary
-from personalpeft.types import Progress
+from personalpeft.types import Json, Progress
 
 _INCOMPLETE = (
     "  another program reads an older snapshot of this home; the next command that opens it "
@@ -241,10 +241,14 @@ def forget(
     rebuild: bool,
     dry_run: bool,
     certificate: bool,
+    rebuild_again: Callable[[str], Json] | None,
     progress: Progress,
     cancelled: Callable[[], bool],
 ) -> ForgetReport:
-    """Implement ``User.forget``, which documents the arguments."""
+    """Implement ``User.forget``, which documents the arguments.
+
+    ``rebuild_again`` builds a revision a second time and returns how that ended.
+    """
     store, clock = services.store, services.clock
     began, at = clock.timer(), clock.now()
     progress("Reading", 0.0)
@@ -312,7 +316,7 @@ def forget(
             waiting[layer] = error.message
     signed = None
     if draft is not None:
-        signed = draft.finish(plan, erased, rebuilt, waiting, progress)
+        signed = draft.finish(plan, erased, rebuilt, waiting, rebuild_again, progress)
     return report(
         plan,
         reports=erased.reports,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
@@ -20,7 +20,7 @@ from personalpeft.certificate import (
     sign_statement,
 )
 from personalpeft.erasure_exposure import ExposureMeasure
-from personalpeft.errors import Forgotten, NotFound
+from personalpeft.errors import Forgotten, NotFound, PersonalPeftError
 from personalpeft.ids import new_id
 from personalpeft.learning.environment import describe_installation
 from personalpeft.learning.erasure_plan import ErasurePlan, texts_beside, texts_of
@@ -30,6 +30,7 @@ from personalpeft.services import Services
 from personalpeft.store.backup import COPY_NAME
 from personalpeft.store.certificate_keys import CertificateKeys, load_certificate_keys
 from personalpeft.store.hash_chain import read_chain_head
+from personalpeft.store.plugin_data import PluginData
 from personalpeft.store.store import Store
 from personalpeft.store.types import ErasureResult
 from personalpeft.types import (
@@ -41,6 +42,8 @@ from personalpeft.types import (
     Turn,
     canonical_digest,
 )
+
+_ALWAYS = datetime.min.replace(tzinfo=UTC)
 
 ErasureKind: TypeAlias = Literal["item", "conversation", "layer", "user"]
 
@@ -97,7 +100,8 @@ class CertificateDraft:
             "revisions": sorted(r.digest for r in revisions if r.id in removal.revisions),
         }
         self._statement["revisions"] = {"before": self._heads()}
-        self._statement["remains"] = self._remains([each.id for each in plan.remaining])
+        since = min((item.at for item in plan.items), default=_ALWAYS)
+        self._statement["remains"] = self._remains([each.id for each in plan.remaining], since)
 
     def finish(
         self,
@@ -105,9 +109,13 @@ class CertificateDraft:
         erased: ErasureResult,
         rebuilt: Sequence[LearnReport],
         waiting: Mapping[str, str],
+        rebuild_again: Callable[[str], Json] | None,
         progress: Progress,
     ) -> Certificate:
-        """Describe the outcome, measure again, and sign."""
+        """Describe the outcome, measure again, and sign.
+
+        ``rebuild_again`` builds a live revision a second time and returns how that ended.
+        """
         statement, store = self._statement, self._services.store
         self._keys_destroyed = list(erased.keys_destroyed)
         statement["exposure"] = self._exposure.measure_after(progress)
@@ -120,6 +128,8 @@ class CertificateDraft:
         ]
         statement["not_rebuilt"] = [self._layer(layer) for layer in sorted(waiting)]
         statement["equality"] = self._check_inputs(plan)
+        if rebuild_again is not None:
+            statement["equality"]["rebuilds"] = self._rebuild_again(rebuild_again)
         with store.database.read_transaction() as db:
             entries, head = read_chain_head(db, self._user)
         statement["chain"] = {"entries": entries, "head": head}
@@ -137,7 +147,7 @@ class CertificateDraft:
             "revisions": sorted(revision.digest for revision in store.catalog.revisions(user)),
         }
         self._statement["revisions"] = {"before": self._heads(), "after": []}
-        self._statement["remains"] = self._remains([])
+        self._statement["remains"] = self._remains([], _ALWAYS)
         # Of an encrypted home: the key of the user's files goes with the user's rows.
         self._keys_destroyed = store.cipher.user_key_ids(user)
 
@@ -184,8 +194,8 @@ class CertificateDraft:
         """Return the name of a layer. A skill's own name is the user's word."""
         return name if name in ("style", "memory") else _skill_name(self._keys, name)
 
-    def _remains(self, mentions: Sequence[str]) -> Json:
-        """Return what the home knows of that may hold the items still."""
+    def _remains(self, mentions: Sequence[str], since: datetime) -> Json:
+        """Return what the home knows of that may hold the items, which are not older than ``since``."""
         store = self._services.store
         closure = self._statement["closure"]
         concerned = {*closure["turns"], *closure["emptied"]}
@@ -203,7 +213,18 @@ class CertificateDraft:
             "published": list(store.publications.folders(self._user)),
             "remote_engines": sorted(each for each in backends if each == "vllm"),
             "mentions": sorted(mentions),
-            "exports": "not recorded by the home",
+            "exports": [
+                {
+                    "at": _time(each.at),
+                    "kind": str(each.kind),
+                    "name": self._keys.name("export", each.digest) if each.digest else None,
+                }
+                for each in store.exports.of_user(self._user)
+                if each.at >= since
+            ],
+            "plugins": self._services.plugins.count_user_data(
+                lambda name: PluginData(store.home, name, store.cipher), self._user
+            ),
             "logs": "the home logs no texts; other programs' logs are not known to it",
         }
 
@@ -232,6 +253,20 @@ class CertificateDraft:
             )
         holds_all = all(each["holds"] for each in checked) if checked else None
         return {"check": "inputs", "holds": holds_all, "revisions": checked}
+
+    def _rebuild_again(self, build: Callable[[str], Json]) -> list[Json]:
+        """Return how a second build of each live revision ended."""
+        store, user = self._services.store, self._user
+        ended: list[Json] = []
+        for layer in store.catalog.layers(user):
+            if layer.head is not None:
+                digest = store.catalog.revision(user, layer.head).digest
+                try:
+                    ended.append({"digest": digest, **build(layer.head)})
+                except PersonalPeftError as error:
+                    outcome = type(error).__name__
+                    ended.append({"digest": digest, "outcome": outcome, "rebuilt": None})
+        return ended
 
     def _sign(self) -> Certificate:
         system = f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"

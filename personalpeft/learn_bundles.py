@@ -12,6 +12,7 @@ the other home holds nothing of its user.
 
 from __future__ import annotations
 
+import hashlib
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -59,6 +60,7 @@ from personalpeft.store.continuation import (
     read_continuation,
 )
 from personalpeft.store.erasure import delete_pending_files, erase_user
+from personalpeft.store.exports import ExportKind
 from personalpeft.store.locks import learn_lease, user_leases
 from personalpeft.store.user_export import UserExport, decode_revisions, insert_user, read_user
 from personalpeft.types import Json, Revision, Stack, StackEntry, Verdict, canonical_digest
@@ -123,7 +125,10 @@ def make_bundle(
     file = io.BytesIO()
     blobs = {digest: partial(store.blobs.read, digest) for digest in digests}
     write_archive(file, _BUNDLE, index, export.entries, blobs)
-    return file.getvalue()
+    bundle = file.getvalue()
+    with store.exports.recording(user, ExportKind.LEARN_BUNDLE) as set_digest:
+        set_digest(hashlib.sha256(bundle).hexdigest())
+    return bundle
 
 
 def learn_bundles(

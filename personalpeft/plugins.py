@@ -9,6 +9,8 @@ command ``personalpeft_app`` too.
 - ``personalpeft.http``: a factory that takes an open ``Runtime`` and an ``HttpHost``, and returns an
   ``HttpExtension``.
 - ``personalpeft.commands``: a ``click.Command``, which ``personalpeft NAME`` runs.
+- ``personalpeft.user_data``: a function that takes the folder of a home and the id of a user, and
+  returns what the plugin keeps of the user: a number for each kind. Certificates of erasure state it.
 
 The plugins that ship use the same entry points. Callers may pass an object instead of a name.
 
@@ -32,6 +34,7 @@ VERIFIERS = "personalpeft.verifiers"
 SHAPINGS = "personalpeft.shapings"
 HTTP = "personalpeft.http"
 COMMANDS = "personalpeft.commands"
+USER_DATA = "personalpeft.user_data"
 RIGHT = "right"
 
 T = TypeVar("T")
@@ -192,6 +195,28 @@ class Plugins:
     def command(self, name: str) -> Any:
         """Return the object that a command's name stands for. Raises as ``verifier``."""
         return self._load(COMMANDS, "command", name, lambda command: command)
+
+    def count_user_data(
+        self, open_data: Callable[[str], Any], user: str
+    ) -> Mapping[str, Mapping[str, int] | None]:
+        """Return how much each plugin keeps of a user, by plugin and kind.
+
+        None stands for a plugin that fails. Plugins that keep nothing are left out.
+
+        Args:
+            open_data: As ``Runtime.plugin_data``.
+            user: The user's id.
+        """
+        found: dict[str, Mapping[str, int] | None] = {}
+        for name in self.names(USER_DATA):
+            try:
+                counts = self._load(
+                    USER_DATA, "counter", name, lambda count: count(open_data, user)
+                )
+                found[name] = {str(kind): int(number) for kind, number in counts.items() if number}
+            except (PersonalPeftError, AttributeError, TypeError, ValueError):
+                found[name] = None
+        return {name: counts for name, counts in found.items() if counts != {}}
 
     def _resolve(
         self, group: str, kind: str, plugin: Any, protocol: Any, create: Callable[[Any], Any]

@@ -360,6 +360,9 @@ class Runtime(
             ServingFailed: The model failed, perhaps for lack of memory.
         """
         self.user(user_id, create=False)
+        if self._backend == "fake" and to != "fake":
+            # The fake backend reads no card, and an unknown name is an error there too.
+            find_card(to, cards=[self.settings.home / "models"])
         other = Runtime(
             self.settings,
             to,

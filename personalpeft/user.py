@@ -727,6 +727,7 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
         rebuild: bool = True,
         dry_run: bool = False,
         certificate: bool = False,
+        check_rebuild: bool = False,
         progress: Progress = no_progress,
         cancelled: Callable[[], bool] = not_cancelled,
     ) -> ForgetReport:
@@ -747,6 +748,8 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
             certificate: Make a signed certificate, ``report.certificate``. It measures how far the
                 model knew the items, before and after, which takes a minute or more. After a kill
                 there is none.
+            check_rebuild: Build each live revision again for the certificate, and state whether the
+                bytes are equal. That takes as long as the learns did.
             progress: Called with a stage and the share of it that is done, 0 to 1.
             cancelled: Return True to cancel. After the erasure it only stops the rebuilding.
 
@@ -764,6 +767,11 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
             MissingPackage: A certificate needs the package cryptography.
         """
         item_id = item if isinstance(item, str) and item != "last" else self.turn(item).id
+
+        def rebuild_again(revision: str) -> Mapping[str, str | None]:
+            report = self.check_rebuild(revision, progress=progress, cancelled=cancelled)
+            return {"outcome": str(report.outcome), "rebuilt": report.rebuilt}
+
         return erasure.forget(
             self._services,
             self.id,
@@ -772,6 +780,7 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
             rebuild=rebuild,
             dry_run=dry_run,
             certificate=certificate,
+            rebuild_again=rebuild_again if check_rebuild else None,
             progress=progress,
             cancelled=cancelled,
         )

@@ -10,6 +10,7 @@ from pathlib import Path
 import example_counts
 import pytest
 from backend_makers import fake_backend, llamacpp_backend, torch_backend
+from pickle_watch import PickleWatch
 from vllm_maker import running, tiny_base_for_vllm, vllm_backend
 
 from personalpeft.backends.base import Backend
@@ -28,6 +29,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=None,
         help="how many requests test_schema_fuzzing.py generates over all operations together",
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Watch every test of the session, those of plugins too."""
+    config.pluginmanager.register(PickleWatch())
 
 
 # Registered before pytest reads --hypothesis-profile.

@@ -42,6 +42,11 @@ certificate_option = click.option(
 @click.option("--later", is_flag=True, help="Erase now, and rebuild with the next learn.")
 @click.option("--yes", is_flag=True, help="Do not ask first.")
 @certificate_option
+@click.option(
+    "--check-rebuild",
+    is_flag=True,
+    help="For the certificate, build each live revision again and compare the bytes.",
+)
 def forget(
     common: GlobalOptions,
     item: str,
@@ -50,6 +55,7 @@ def forget(
     later: bool,
     yes: bool,
     certificate: Path | None,
+    check_rebuild: bool,
 ) -> None:
     """Erase a turn, a fact, a rule or other feedback, a conversation or a layer, for good.
 
@@ -66,6 +72,8 @@ def forget(
     model knew it, before and after. To check one: personalpeft verify-certificate
     """
     _check_certificate(certificate, dry_run)
+    if check_rebuild and certificate is None:
+        raise click.UsageError("--check-rebuild needs --certificate.")
     display = Display(common)
     with session.open_user(common, "read" if dry_run else "change", display) as user:
         if not (dry_run or yes):
@@ -84,6 +92,7 @@ def forget(
                 rebuild=not later,
                 dry_run=dry_run,
                 certificate=certificate is not None,
+                check_rebuild=check_rebuild,
                 progress=display,
                 cancelled=cancelled,
             )

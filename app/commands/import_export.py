@@ -33,7 +33,7 @@ def export(common: GlobalOptions, file: str, no_adapters: bool) -> None:
     It holds the turns, the feedback, the revisions with their reports, and the adapters. It is not
     encrypted.
     """
-    with session.open_user(common, "read") as user:
+    with session.open_user(common, "change") as user:
         summary = user.export(file, adapters=not no_adapters)
     emit(common, summary, str(summary.path))
     contents = f"{_count_contents(summary)}, {pluralize(summary.adapters, 'adapter')}"
@@ -145,7 +145,7 @@ def export_merged(common: GlobalOptions, folder: str, form: MergedForm) -> None:
 def _export_to(common: GlobalOptions, what: str, write: Callable[[User], Path]) -> Path:
     """Let the user write a file or folder (``what``), and print its path."""
     display = Display(common)
-    with session.open_user(common, "read", display) as user, display:
+    with session.open_user(common, "change", display) as user, display:
         target = write(user)
     emit(common, {what: target, "user": user.id}, str(target))
     return target

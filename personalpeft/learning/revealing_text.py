@@ -10,6 +10,9 @@ reveals an erased one if it has a *revealing part*, which no remaining text has:
   would not put into all these texts once, with letters as frequent as they are there.
 - Two characters or more in a row, in scripts without spaces between words. The scripts are those
   whose lines may break inside words (Unicode Standard Annex 14).
+- One Chinese character, such as a name of Chinese or Japanese people. Any short text lacks most of
+  them, so the remaining texts must be long enough: a character as frequent as this one is in the
+  erased texts would be expected in them three times, so that chance leaves it out in 5 %.
 """
 
 from __future__ import annotations
@@ -35,6 +38,8 @@ _INVISIBLE = regex.compile(r"\p{Cf}+")
 _MARKS = regex.compile(r"\p{Mn}+")
 _MIN_LETTERS = 3
 _MIN_RUN = 2
+_IDEOGRAPH = regex.compile(r"\p{Han}")
+_MIN_EXPECTED = 3.0
 
 
 class RevealingText:
@@ -96,11 +101,15 @@ def _script(letter: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Split:
-    """The words of texts that can reveal anything, the runs without spaces, and all letters."""
+    """The words of texts that can reveal anything, and the runs without spaces.
+
+    Also how often each character is in all words, and in all runs.
+    """
 
     words: frozenset[str]
     runs: frozenset[str]
     letters: Counter[str] = field(default_factory=Counter)
+    run_letters: Counter[str] = field(default_factory=Counter)
 
 
 class _RevealingParts:
@@ -113,7 +122,9 @@ class _RevealingParts:
             word for word in erased.words - remaining.words if not self._is_remaining(word)
         }
         self._long_words = [word for word in self._words if not self._is_likely(word)]
-        self._parts = _unique_parts(erased.runs, remaining.runs)
+        self._parts = _unique_parts(erased.runs, remaining.runs) | _unique_ideographs(
+            erased.run_letters, remaining.run_letters
+        )
         self._sizes = {len(part) for part in self._parts}
 
     def are_in(self, text: _Split) -> bool:
@@ -166,6 +177,16 @@ def _unique_parts(erased: Iterable[str], remaining: Iterable[str]) -> frozenset[
     return frozenset(parts)
 
 
+def _unique_ideographs(erased: Counter[str], remaining: Counter[str]) -> frozenset[str]:
+    """Return the ideographs of erased runs that chance would have put into the remaining ones."""
+    needed = _MIN_EXPECTED * erased.total() / max(1, remaining.total())
+    return frozenset(
+        letter
+        for letter, count in erased.items()
+        if letter not in remaining and count >= needed and _IDEOGRAPH.match(letter)
+    )
+
+
 def _with_marks(text: str) -> str:
     if text.isascii():
         return text.casefold()
@@ -185,13 +206,16 @@ def _split(texts: Sequence[str], form: Callable[[str], str]) -> _Split:
     words: set[str] = set()
     runs: set[str] = set()
     letters: Counter[str] = Counter()
+    run_letters: Counter[str] = Counter()
     for text in map(form, texts):
         found = (_ASCII_WORD if text.isascii() else _WORD).findall(text)
         letters.update("".join(found))
         words.update(found)
         if not text.isascii():
-            runs.update(_RUN.findall(text))
-    return _Split(frozenset(filter(_can_reveal, words)), frozenset(runs), letters)
+            in_text = _RUN.findall(text)
+            runs.update(in_text)
+            run_letters.update("".join(in_text))
+    return _Split(frozenset(filter(_can_reveal, words)), frozenset(runs), letters, run_letters)
 
 
 def _count_letters(run: str) -> int:

@@ -207,6 +207,8 @@ def _erase_rows(db: sqlite3.Connection, user: str, erasure: Erasure, at: datetim
     _erase_layers(eraser, erasure.layers)
     _redact(eraser, "report", "body", erasure.redact_json)
     _redact(eraser, "judgement", "scores", erasure.redact_json)
+    # The digest of a file that had the erased words could confirm a guess of them.
+    db.execute("update export set digest = null where user = ?", [user])
     tombstones = [
         (user, seq, kind, name, rows.format_time(at)) for seq, (kind, name) in eraser.erased.items()
     ]

@@ -41,7 +41,10 @@ class PluginData:
         """The folder. Other files in it are in no backup, and ``encrypt`` deletes them."""
         self.files = self.folder / "files"
         """The folder of the files."""
-        with map_home_errors(home):
+
+    def create(self) -> None:
+        """Create the folder if it does not exist. Raises ``HomeError``."""
+        with map_home_errors(self._home):
             self.files.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def connect(self, name: str = "data") -> sqlite3.Connection:
@@ -50,6 +53,7 @@ class PluginData:
         It commits each statement unless a transaction was begun. Any thread may use it, one at a
         time. Raises ``HomeError``.
         """
+        self.create()
         path = self.folder / f"{name}{_SUFFIX}"
         key = self._cipher.database_key
         with map_home_errors(self.folder):
@@ -63,6 +67,7 @@ class PluginData:
 
     def put_file(self, data: bytes) -> str:
         """Write a file durably and return its SHA-256 (hex). Raises ``HomeError``."""
+        self.create()
         digest = hashlib.sha256(data).hexdigest()
         path = self.files / digest
         with map_home_errors(self._home):

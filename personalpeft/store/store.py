@@ -16,6 +16,7 @@ from personalpeft.store.database import Database
 from personalpeft.store.encryption import FileCipher, HomeKeys
 from personalpeft.store.erasure_log import ErasureLog
 from personalpeft.store.error_mapping import map_home_errors, read_only_error
+from personalpeft.store.exports import Exports
 from personalpeft.store.ledger import Ledger
 from personalpeft.store.locks import Leases
 from personalpeft.store.maintenance import Maintenance
@@ -47,6 +48,7 @@ class Store:
         self.ledger = Ledger(database, now=now, entropy=entropy)
         self.catalog = Catalog(database, self.blobs, now=now)
         self.publications = Publications(database)
+        self.exports = Exports(database, now)
         self.erasures = ErasureLog(home)
         self.maintenance = Maintenance(
             home, database, self.blobs, self.cipher, self.leases, self.erasures, now=now

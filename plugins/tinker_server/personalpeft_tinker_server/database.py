@@ -10,8 +10,8 @@ folder open.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
 from typing import Any
 
 from filelock import FileLock, Timeout
@@ -21,6 +21,12 @@ from personalpeft.host import replace
 from personalpeft.store.error_mapping import sqlite3
 from personalpeft.store.plugin_data import PluginData
 
+FOLDER = "tinker"
+"""The plugin's folder in the home."""
+USER_OWNER = "user:"
+"""What the owner of a user's rows begins with, before the id."""
+_NAME = "server"
+_COUNTED = ("runs", "calls", "checkpoints", "samplers")
 _SCHEMA = """
 create table if not exists sessions (
     id text primary key, owner text not null, seen real not null, tags text not null,
@@ -49,6 +55,20 @@ create table if not exists owners (owner text primary key, since text not null);
 """
 
 
+def count_user_data(open_data: Callable[[str], PluginData], user: str) -> dict[str, int]:
+    """Return how many rows of each kind a home's Tinker server has of a user."""
+    data = open_data(FOLDER)
+    if not (data.folder / f"{_NAME}.sqlite3").is_file():
+        return {}
+    with closing(data.connect(_NAME)) as db:
+        return {
+            table: db.execute(
+                f"select count(*) from {table} where owner = ?", [f"{USER_OWNER}{user}"]
+            ).fetchone()[0]
+            for table in _COUNTED
+        }
+
+
 class Database:
     """The database and the files of weights. Safe to use from several threads.
 
@@ -62,6 +82,7 @@ class Database:
 
     def __init__(self, data: PluginData) -> None:
         self._data = data
+        data.create()
         self._process = FileLock(data.folder / "lock")
         try:
             self._process.acquire(timeout=0)
@@ -75,7 +96,7 @@ class Database:
             self._adopt_former_files()
             data.delete_partial_files()
             # One connection: SQLite serializes writers anyway.
-            self._db = data.connect("server")
+            self._db = data.connect(_NAME)
         except BaseException:
             self._process.release()
             raise

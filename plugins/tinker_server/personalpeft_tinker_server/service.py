@@ -16,19 +16,15 @@ from personalpeft.clock import Clock
 from personalpeft.errors import InvalidInput, NotFound, QueueFull
 from personalpeft_tinker_server import models
 from personalpeft_tinker_server.checkpoints import USER_SCHEME, Checkpoints
-from personalpeft_tinker_server.database import Database
+from personalpeft_tinker_server.database import FOLDER, USER_OWNER, Database
 from personalpeft_tinker_server.futures import Futures, QueuedCall, call_id
 from personalpeft_tinker_server.sampling import Sampler
 from personalpeft_tinker_server.training import SILENCE_SECONDS, Trainer, sampler_id
-
-FOLDER = "tinker"
-"""The plugin's folder in the home."""
 
 # Runs of clients that send heartbeats that one owner may have.
 _MAX_RUNS = 16
 # Seconds without a heartbeat after which a run is over. Until then its client may come back.
 _RUN_SECONDS = 24 * 3600.0
-_USER = "user:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +117,7 @@ class Service:
         Creates the user, so that it can be forgotten. Erases what a forgotten user of this id left.
         """
         self._runtime.user(user)
-        owner = f"{_USER}{user}"
+        owner = f"{USER_OWNER}{user}"
         self._erase_former(owner)
         return owner
 
@@ -130,7 +126,7 @@ class Service:
         with self._owners_lock:
             since = None
             with suppress(NotFound):
-                user = self._runtime.user(owner.removeprefix(_USER), create=False)
+                user = self._runtime.user(owner.removeprefix(USER_OWNER), create=False)
                 since = str(user.summary().since)
             noted = self._db.row("select since from owners where owner = ?", owner)
             if noted is not None and noted["since"] != since:

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from tinker_makers import TEXT, CallFailed, Run, TinkerServer, datum
 
+from personalpeft_tinker_server.database import count_user_data
+
 TRACE = list(b"a sentence that only ada has")
 
 
@@ -64,3 +66,15 @@ def test_the_server_erases_the_files_and_calls_of_a_forgotten_user(
         server.extension.service.do_chores()
     assert trace not in _bytes_of(server)
     assert list((server.runtime.settings.home / "tinker" / "files").iterdir()) == []
+
+
+def test_what_the_server_keeps_of_a_user_is_counted(start: Callable[[], TinkerServer]) -> None:
+    server = start()
+    data = server.runtime.plugin_data
+    assert set(count_user_data(data, "ada").values()) == {0}
+    _train(server, "ada", TRACE)
+    kept = count_user_data(data, "ada")
+    assert kept["runs"] == 1
+    assert kept["checkpoints"] == 1
+    assert kept["calls"] >= 1
+    assert set(count_user_data(data, "ad").values()) == {0}

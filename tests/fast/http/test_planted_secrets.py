@@ -14,11 +14,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 from flask import Flask
 from http_makers import Caller, user_caller
 from runtime_makers import correct, open_runtime
@@ -153,20 +154,127 @@ def test_files_of_users_that_are_sent_and_fetched_lie_in_memory(
     assert not [each for each in set(memory.iterdir()) - before if "private" in each.name]
 
 
-@pytest.mark.parametrize("command", ["doctor", "models", "stack", "revisions"])
-def test_json_about_the_program_holds_no_secret(command: str, tmp_path: Path) -> None:
-    home = tmp_path / "home"
-    with open_runtime(home) as runtime:
+@dataclass(frozen=True)
+class Planted:
+    """A home with words and a key in it, files beside it, and ids of what holds the words."""
+
+    folder: Path
+    ids: dict[str, str]
+    key: str
+
+    def run(self, arguments: str, stdin: str | None = None) -> Result:
+        """Run a command with ``--json`` on the fake backend. ``{name}`` is an id or a path."""
+        environment = {
+            "PERSONALPEFT_HOME": str(self.folder / "home"),
+            "PERSONALPEFT_CACHE": str(self.folder / "cache"),
+            "PERSONALPEFT_USER": "ada",
+        }
+        given = [each.format(**self.ids, folder=self.folder) for each in arguments.split()]
+        return CliRunner().invoke(
+            cli, ["--backend", "fake", "--json", *given], input=stdin, env=environment
+        )
+
+
+@pytest.fixture(scope="module")
+def planted_home(tmp_path_factory: pytest.TempPathFactory) -> Planted:
+    folder = tmp_path_factory.mktemp("planted")
+    with open_runtime(folder / "home") as runtime:
         ada = runtime.user("ada")
         ada.remember(f"My dog is called {WORDS}.")
+        ada.teach(f"Who is {WORDS}?", f"{WORDS} is a dog.", skill="dogs")
         correct(ada)
+        edit = ada.feedback(ada.chat(WORDS, temperature=0), edit=f"Ahoy! {WORDS}. Arrr!")
         ada.learn()
-        key = runtime.api_keys.create("ada")[1]
-    environment = {"PERSONALPEFT_HOME": str(home), "PERSONALPEFT_USER": "ada"}
-    found = CliRunner().invoke(cli, ["--backend", "fake", "--json", command], env=environment)
-    json.loads(found.stdout)
-    for each in (WORDS, key, ENVIRONMENT_KEY):
-        assert each not in found.output
+        ada.export(folder / "ada.personal")
+        ada.export_peft(folder / "peft")
+        runtime.maintenance.back_up(folder / "copies")
+        ids = {
+            "turn": ada.turns()[0].id,
+            "revision": ada.revisions()[0].id,
+            "edit": edit,
+        }
+        return Planted(folder, ids, runtime.api_keys.create("ada")[1])
+
+
+# All commands whose task is not to print words, in an order in which each finds what it needs.
+COMMANDS = (
+    "stack",
+    "revisions",
+    "users",
+    "models",
+    "models list",
+    "doctor",
+    "verify",
+    "rebuild --check {revision}",
+    "set-weight style 0.5",
+    "scope style near",
+    "set-training on",
+    "rollback style",
+    "rollback style --to {revision}",
+    "publish --to {folder}/published",
+    "token list",
+    "backup {folder}/copies",
+    "gc",
+    "path",
+    "export {folder}/new.personal",
+    "export-peft {folder}/new-peft",
+    "import {folder}/ada.personal --as bo",
+    "import-peft {folder}/peft --layer skill.other",
+    "daemon status",
+    "daemon run-once",
+    "forget {edit} --yes --later --certificate {folder}/erased.json",
+    "verify-certificate {folder}/erased.json",
+    "forget-user bo --yes",
+    "completion bash",
+)
+# These fail, and what they were given or found holds the words. The second part is standard input.
+FAILING = {
+    "import {folder}/ada.personal": "",
+    "import-peft {folder}/home": "",
+    "import-gguf {folder}/ada.personal": "",
+    "export {folder}/ada.personal": "",
+    "export-gguf {folder}/lora.gguf": "",
+    "export-merged {folder}/peft": "",
+    "restore {folder}/copies": "",
+    "rollback nosuch": "",
+    "rebuild --check nosuch": "",
+    "rebase --to nosuch": "",
+    "practice nosuch": "",
+    "ask --max-tokens 0 -": WORDS,
+    "ask --system x --user bo! -": WORDS,
+    "remember -": f"{WORDS} " * 20_000,
+    "teach - {turn}{turn} --skill Not-a-skill": WORDS,
+    "feedback nosuch --edit -": WORDS,
+    "feedback {turn} --edit -": "\0" + WORDS,
+    "forget s_nosuch --yes": "",
+    "encrypt --key paper": "",
+    "verify-certificate {folder}/ada.personal": "",
+}
+# They print words: that is what they are for. Or they run until they are stopped.
+PRINT_WORDS = {"chat", "compare", "learn", "lessons", "memory", "report", "retract", "turns", "why"}
+RUN_ON = {"bench", "demo", "serve", "tui"}
+
+
+def test_every_command_is_tried_or_is_there_to_print_words() -> None:
+    tried = {line.split()[0] for line in (*COMMANDS, *FAILING)}
+    assert tried | PRINT_WORDS | RUN_ON == cli.commands.keys()
+
+
+def test_commands_about_the_program_print_no_secret(planted_home: Planted) -> None:
+    for command in COMMANDS:
+        found = planted_home.run(command)
+        assert found.exit_code == 0, (command, found.output)
+        for each in (WORDS, planted_home.key, ENVIRONMENT_KEY):
+            assert each not in found.output, command
+
+
+def test_failing_commands_print_no_secret(planted_home: Planted) -> None:
+    for command, stdin in FAILING.items():
+        found = planted_home.run(command, stdin)
+        assert found.exit_code not in (0, 1), (command, found.output)
+        assert json.loads(found.stderr)["error"]["message"], command
+        for each in (WORDS, planted_home.key, ENVIRONMENT_KEY):
+            assert each not in found.output, command
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="lists /proc")

@@ -91,6 +91,40 @@ def test_what_is_common_to_the_language_of_the_texts_is_not_found(
     assert not RevealingText([item], [remaining]).is_in([reply])
 
 
+_DIARY = {
+    "Japanese": [
+        "今日は朝から雨が降っていたので家で本を読みました。",
+        "明日の会議は何時からですか。資料の名前を教えてください。",
+        "私の娘は学校でピアノを習っています。",
+    ],
+    "Chinese": [
+        "今天早上下雨了,我在家里看书。",
+        "明天的会议几点开始?",
+        "我女儿在学校学钢琴,名字很好听。",
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("language", "item", "reply"),
+    [
+        ("Japanese", "息子は翔です。", "翔くん、おはよう。"),
+        ("Chinese", "我儿子叫鹏。", "鹏,早上好!"),
+    ],
+)
+def test_name_of_one_character_is_found_if_chance_would_have_put_it_into_the_other_texts(
+    language: str, item: str, reply: str
+) -> None:
+    texts = _DIARY[language]
+    assert RevealingText([item], texts).is_in([reply])
+    # It remains elsewhere.
+    assert not RevealingText([item], [*texts, reply[0]]).is_in([reply])
+    # Of so few texts nothing can be said.
+    assert not RevealingText([item], [texts[1][:4]]).is_in([reply])
+    # A character that the other texts have too.
+    assert not RevealingText([item], texts).is_in([texts[2][:3]])
+
+
 @pytest.mark.parametrize(
     ("item", "mention"),
     [

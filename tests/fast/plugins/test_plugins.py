@@ -10,7 +10,16 @@ import pytest
 
 from personalpeft import InvalidInput, NotFound, PluginError
 from personalpeft import plugins as house
-from personalpeft.plugins import HTTP, SHAPINGS, VERIFIERS, Attempt, HttpHost, Plugins, Task
+from personalpeft.plugins import (
+    HTTP,
+    SHAPINGS,
+    USER_DATA,
+    VERIFIERS,
+    Attempt,
+    HttpHost,
+    Plugins,
+    Task,
+)
 from personalpeft.settings import resolve
 
 TASK = Task("one", "Say yes.", {})
@@ -51,6 +60,10 @@ def broken(*args: object) -> Any:
 
 def private(family: str) -> Any:
     raise InvalidInput("There is no such family.", hint="Try another.")
+
+
+def count_cards(open_data: Callable[[str], Any], user: str) -> Any:
+    return {"cards": 2, "letters": 0} if user == "ada" else {}
 
 
 Declare = Callable[..., None]
@@ -232,3 +245,17 @@ def test_an_http_extension_gets_the_runtime_and_the_server(declare: Declare) -> 
     for name in ("broken", "wrong"):
         with pytest.raises(PluginError, match=name):
             Plugins().http_extension(name, None, host)
+
+
+def test_plugins_say_what_they_keep_of_a_user_and_one_that_fails_hinders_nothing(
+    declare: Declare,
+) -> None:
+    declare("cards", "count_cards", USER_DATA)
+    declare("none", "broken", USER_DATA)
+    declare("nothing", "NotAPlugin", USER_DATA)
+    assert Plugins().count_user_data(lambda name: None, "ada") == {
+        "cards": {"cards": 2},
+        "none": None,
+        "nothing": None,
+    }
+    assert Plugins(allowed=("cards",)).count_user_data(lambda name: None, "bo") == {}

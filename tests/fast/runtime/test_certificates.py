@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import stat
 from pathlib import Path
 
 import pytest
-from runtime_makers import ask, home_unchanged, open_runtime, quick_card, style
+from runtime_makers import ask, correct, home_unchanged, open_runtime, quick_card, style
 
 import personalpeft
 from personalpeft import (
@@ -108,6 +109,19 @@ def test_rebuilt_revisions_have_the_inputs_of_a_home_that_never_had_the_item(
     assert inputs[0] == inputs[1]
 
 
+def test_second_builds_of_the_live_revisions_are_stated_if_asked_for(ada: User) -> None:
+    item = teach_secret(ada)
+    correct(ada, 5, first=20)
+    certificate = certify(ada, item, check_rebuild=True)
+    equality = certificate.statement["equality"]
+    live = {entry.digest for entry in ada.stack().entries}
+    assert live
+    assert {each["digest"] for each in equality["rebuilds"]} == live
+    for each in equality["rebuilds"]:
+        assert (each["outcome"], each["rebuilt"]) == ("equal", each["digest"])
+    assert "built a second time: equal" in certificate.to_markdown()
+
+
 def test_layer_from_elsewhere_is_not_claimed_to_be_free_of_the_item(
     tmp_path: Path, ada: User
 ) -> None:
@@ -182,6 +196,43 @@ def test_what_remains_is_listed(tmp_path: Path, ada: User, runtime: Runtime) -> 
     remains = certify(ada, ada.remember(f"My dog is {SECRETS[0]}.")).statement["remains"]
     assert remains["backups"] == [{"folder": str(tmp_path / "copies"), "copies": 1}]
     assert remains["mentions"] == [mention.turn_id]
+
+
+def test_exports_and_bundles_are_listed_in_what_remains(
+    tmp_path: Path, ada: User, runtime: Runtime
+) -> None:
+    ada.export(tmp_path / "before.personal")
+    item = teach_secret(ada)
+    ada.export(tmp_path / "after.personal")
+    ada.export_peft(tmp_path / "peft")
+    ada.bundle_learn()
+    with pytest.raises(InvalidInput):
+        ada.export(tmp_path / "after.personal")
+    certificate = certify(ada, item)
+    exports = certificate.statement["remains"]["exports"]
+    # What was exported before the item was given has nothing of it.
+    kinds = [each["kind"] for each in exports]
+    assert kinds == ["personal", "peft", "learn_bundle"]
+    digest = hashlib.sha256((tmp_path / "after.personal").read_bytes()).hexdigest()
+    assert exports[0]["name"] not in (None, digest)
+    assert digest not in certificate.to_json()
+    assert "learn_bundle of 20" in certificate.to_markdown()
+    # A digest could confirm a guess of what was in the file.
+    exported = runtime._services.store.exports.of_user(ada.id)
+    assert len(exported) == 4
+    assert {each.digest for each in exported} == {None}
+    whole = runtime.forget_user(ada.id, certificate=True).certificate
+    assert whole is not None
+    assert len(whole.statement["remains"]["exports"]) == 4
+
+
+def test_certificate_of_an_earlier_version_is_still_read(written: Path, tmp_path: Path) -> None:
+    remains = dict(verify_certificate(written).statement["remains"])
+    del remains["plugins"]
+    remains["exports"] = "not recorded by the home"
+    statement = {**verify_certificate(written).statement, "remains": remains}
+    (tmp_path / "old.json").write_text(sign_statement(statement, b"k" * 32).to_json())
+    assert "not recorded" in verify_certificate(tmp_path / "old.json").to_markdown()
 
 
 def test_home_alone_can_tell_later_which_item_it_was(

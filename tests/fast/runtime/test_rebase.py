@@ -356,6 +356,14 @@ def test_users_without_layers_and_unknown_names_get_an_error(bases: Bases) -> No
             runtime.rebase("ada", "no-such-base")
 
 
+def test_unknown_base_is_named_also_where_nothing_is_live_and_no_model_is_loaded(
+    runtime: Runtime,
+) -> None:
+    runtime.user("bo")
+    with pytest.raises(NotFound, match="no-such-base"):
+        runtime.rebase("bo", "no-such-base")
+
+
 EVIDENCE = Evidence((), (), (), ProbeResults(), 0.0)
 
 

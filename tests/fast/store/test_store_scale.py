@@ -142,6 +142,7 @@ _FORMER = (
     "drop table pending_deletion",
     "drop table publication",
     "drop table data_key",
+    "drop table export",
     "alter table user drop column trains",
     "delete from _sqlite_migrations where name <> '0001_first'",
     "pragma user_version = 1",
@@ -169,7 +170,7 @@ def test_home_of_the_former_version_is_migrated(home: Path) -> None:
             for (name,) in database.execute("select name from sqlite_master where type = 'index'")
         }
         assert {"layer_live", "revision_by_file", "turn_looked_up", "turn_by_reply"} <= names
-        assert database.execute("pragma user_version").fetchone() == (15,)
+        assert database.execute("pragma user_version").fetchone() == (16,)
 
 
 def test_home_of_the_former_version_can_be_read_without_migration(home: Path) -> None:
