@@ -102,6 +102,7 @@ def test_plain_data_in_an_encrypted_home_is_refused_until_it_is_encrypted(tmp_pa
     personalpeft.encrypt(home, "file")
     with open_runtime(home) as runtime:
         data = runtime.plugin_data("parrots")
+        data.create()
         with closing(sqlite3.connect(data.folder / "data.sqlite3")) as db, db:
             db.execute("create table parrot (file text, name text)")
             db.execute("insert into parrot values (?, ?)", [data.put_file(WORD.encode()), WORD])
