@@ -1,7 +1,8 @@
 """Check that llama.cpp tokenizes texts, from a GGUF file, as the base's own tokenizer does.
 
 A GGUF file names one of llama.cpp's pre-tokenizers and has no rules of its own. So both tokenize
-texts of the kinds that tokenizers disagree on. ``User.export_merged`` checks each GGUF file so.
+texts of the kinds that tokenizers disagree on. ``User.export_merged`` checks each GGUF file so. The
+backend does not: it serves tokens of the base's own tokenizer, so this stands alone.
 """
 
 from __future__ import annotations
