@@ -7,6 +7,15 @@ from pathlib import Path
 
 import pytest
 from crash_makers import CrashFolder, make_crash_folder
+from crash_operations import ENCRYPTED
+
+from personalpeft.settings import KEYS
+
+
+@pytest.fixture(autouse=True)
+def own_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put the folder of keys back, which each operation sets."""
+    monkeypatch.setenv(KEYS, "")
 
 
 @pytest.fixture(scope="session")
@@ -17,6 +26,8 @@ def prepared(
     root, made = tmp_path_factory.mktemp("prepared"), {}
 
     def prepare(operation: str) -> CrashFolder:
+        if operation in ENCRYPTED:
+            pytest.importorskip("sqlcipher3")
         if operation not in made:
             made[operation] = make_crash_folder(operation, root / operation)
         return made[operation]

@@ -8,10 +8,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from crash_operations import EVERY_OPERATION, SECRET, contents, open_home, users
+from crash_operations import ENCRYPTED, EVERY_OPERATION, SECRET, contents, open_home, users
 
 import personalpeft
 from personalpeft import Runtime
+from personalpeft.store.encryption import ENCRYPTION
 
 # How many writes of each operation are interrupted. ``make crash`` sets more.
 _POINTS = "PERSONALPEFT_CRASH_POINTS"
@@ -50,6 +51,8 @@ def check_home(
 ) -> None:
     """Check the home that an interrupted operation left, and that the operation can be done again."""
     erases = EVERY_OPERATION[operation].erases
+    if operation in ENCRYPTED:
+        assert_no_secret(folder / "home")
     kept = contents(folder)
     for key, ids in before.items():
         user = key.partition(" ")[0]
@@ -60,7 +63,7 @@ def check_home(
         if kind in ("turn", "signal", "revision"):
             assert what in kept[f"ada {kind}"]
     if "forgotten" in promised:
-        assert_erased(folder / "home")
+        assert_erased(folder)
     if "file" in promised:
         check_file(folder / promised["file"], folder)
     if "backup" in promised:
@@ -83,7 +86,7 @@ def _do_again(operation: str, folder: Path) -> None:
     """Perform the operation to its end, and check that nothing of the interruption is left."""
     EVERY_OPERATION[operation].act(folder, lambda kind, what: None)
     if EVERY_OPERATION[operation].erases:
-        assert_erased(folder / "home")
+        assert_erased(folder)
     with open_home(folder) as runtime:
         check_heads(runtime)
         assert find_problems(runtime) == []
@@ -111,7 +114,17 @@ def check_file(path: Path, folder: Path) -> None:
     shutil.rmtree(folder / "other")
 
 
-def assert_erased(home: Path) -> None:
+def assert_erased(folder: Path) -> None:
+    """Check that no file of a folder's home has the secret in its bytes, once it is decrypted."""
+    home = folder / "home"
+    if (home / ENCRYPTION).exists():
+        home = shutil.copytree(home, folder / "decrypted")
+        personalpeft.decrypt(home)
+    assert_no_secret(home)
+    shutil.rmtree(folder / "decrypted", ignore_errors=True)
+
+
+def assert_no_secret(home: Path) -> None:
     """Check that no file of a home has the secret in its bytes."""
     found = [
         str(path.relative_to(home))

@@ -1,32 +1,40 @@
 """Operations on a home that the crash tests interrupt, and what must hold afterwards.
 
-``crash_operations.py OPERATION FOLDER SOCKET`` performs one of them in a folder that ``prepare``
-made; ``live`` never ends. It sends a line for each promise over the inherited socket as soon as the
-promise holds. An error of the library ends it with status 3.
+``crash_operations.py OPERATION FOLDER [SOCKET]`` performs one of them in a folder that ``prepare``
+made; ``live`` never ends. It sends a line for each promise over the inherited socket, else to stdout,
+as soon as the promise holds. An error of the library ends it with status 3.
 """
 
 from __future__ import annotations
 
 import json
 import lzma
+import os
 import shutil
 import socket
 import sys
 import tarfile
 from collections.abc import Callable, Mapping
-from contextlib import closing
-from dataclasses import dataclass
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
+from typing import Any
+
+from write_seam import WriteSeam
 
 import personalpeft
 from personalpeft import NothingToLearn, Runtime, User
 from personalpeft.errors import Forgotten, NotFound, PersonalPeftError
+from personalpeft.settings import KEYS
 from personalpeft.store import schema
+from personalpeft.store.database import fetch_all, insert_rows
 from personalpeft.store.error_mapping import sqlite3
+from personalpeft.store.hash_chain import chain_digest, row_digest
 from personalpeft.store.home import DATABASE
 from personalpeft.store.publications import move_notes
+from personalpeft.store.rows import EntryKind
 
 Acknowledge = Callable[[str, object], None]
 """Called with the kind and the id of something that the caller was promised."""
@@ -48,7 +56,13 @@ _UNDO = {
 
 def open_home(folder: Path) -> Runtime:
     """Open the home of a folder on the fake backend, on which a learn takes a second."""
+    use_keys(folder)
     return personalpeft.open(folder / "home", backend="fake")
+
+
+def use_keys(folder: Path) -> None:
+    """Look for the keys of encrypted homes in a folder, which may be a copy of another."""
+    os.environ[KEYS] = str(folder / "keys")
 
 
 def users(runtime: Runtime) -> list[User]:
@@ -78,6 +92,12 @@ def prepare_home(folder: Path) -> None:
         (folder / "secret").write_text(secret.turn_id)
 
 
+def _prepare_encrypted_home(folder: Path) -> None:
+    use_keys(folder)
+    personalpeft.encrypt(folder / "home", "file")
+    prepare_home(folder)
+
+
 def _prepare_earlier_home(folder: Path) -> None:
     with lzma.open(_EARLIER_HOME) as packed, tarfile.open(fileobj=packed) as archive:
         archive.extractall(folder / "archive", filter="data")
@@ -88,8 +108,9 @@ def _prepare_earlier_home(folder: Path) -> None:
 def _prepare_home_of_version(version: int, folder: Path) -> None:
     """Make a home of a schema version, with the rows that an earlier version wrote.
 
-    The rows are of version 5. Later versions are migrated from it. Earlier ones are made by undoing
-    migrations, without the users that have tombstones, which came with version 4.
+    The rows are of version 5. Later versions are migrated from it, and each adds rows that only it
+    can hold. Earlier ones are made by undoing migrations, without the users that have tombstones,
+    which came with version 4.
     """
     _prepare_earlier_home(folder)
     with closing(sqlite3.connect(folder / "home" / DATABASE, isolation_level=None)) as db:
@@ -111,7 +132,50 @@ def _prepare_home_of_version(version: int, folder: Path) -> None:
                 " select migration_set, ?, applied_at from _sqlite_migrations limit 1",
                 [script.stem],
             )
+            _add_rows(int(script.stem[:4]), db)
         db.execute(f"pragma user_version = {version}")
+
+
+def _add_rows(version: int, db: sqlite3.Connection) -> None:
+    """Add rows that a home can hold from a schema version on."""
+    (turn,) = fetch_all(db, "select * from turn where user = 'ada' order by seq desc limit 1")
+    new = f"t_{version:026}"
+    match version:
+        case 6:
+            db.execute(
+                "insert into pending_deletion (user, kind, name) values ('ada', 'blob', ?)",
+                ["0" * 64],
+            )
+        case 7:
+            _append(db, "turn", {**turn, "id": new, "conversation": new})
+            more = {"id": f"{new[:-1]}x", "conversation": new, "previous": new}
+            _append(db, "turn", {**turn, **more})
+        case 8:
+            (signal,) = fetch_all(
+                db,
+                "select user, id as signal, at from signal where user = 'ada' and id not in"
+                " (select signal from retraction where user = 'ada') order by seq limit 1",
+            )
+            _append(db, "retraction", {**signal, "purpose": "training"})
+        case 9:
+            db.execute("insert into publication values ('ada', '/stacks', ?, 1)", ["0" * 64])
+        case 10:
+            db.execute("update user set trains = 0 where id = 'ada'")
+        case 11:
+            _append(db, "turn", {**turn, "id": new, "backend": "torch"})
+
+
+def _append(db: sqlite3.Connection, kind: EntryKind, content: Mapping[str, Any]) -> None:
+    """Append a row to a user's chain, with the columns of an earlier version."""
+    user = content["user"]
+    (tail,) = fetch_all(db, "select entries, chain from user where id = ?", user)
+    seq = tail["entries"] + 1
+    row = {**content, "seq": seq}
+    digest = row_digest(kind, row)
+    chain = chain_digest(tail["chain"], seq, kind, digest)
+    db.execute("insert into entry values (?, ?, ?, ?, ?)", [user, seq, kind, digest, chain])
+    insert_rows(db, kind, list(row), [list(row.values())])
+    db.execute("update user set entries = ?, chain = ? where id = ?", [seq, chain, user])
 
 
 def _feedback(folder: Path, acknowledge: Acknowledge) -> None:
@@ -182,13 +246,15 @@ def _back_up(folder: Path, acknowledge: Acknowledge) -> None:
 
 def _restore(folder: Path, acknowledge: Acknowledge) -> None:
     home = folder / "home"
+    use_keys(folder)
     personalpeft.restore(folder / "copies", home, replace=True)
     acknowledge("restored", home.name)
 
 
 def _export(folder: Path, acknowledge: Acknowledge) -> None:
     file = folder / "new.personal"
-    file.unlink(missing_ok=True)
+    if file.exists():  # An earlier attempt wrote it.
+        file.unlink()
     with open_home(folder) as runtime:
         runtime.user("ada").export(file)
         acknowledge("file", file.name)
@@ -253,13 +319,34 @@ MIGRATIONS: Mapping[str, Operation] = {
     for version in range(1, len(list(_MIGRATIONS.glob("*.sql"))))
 }
 """The migration of a home of each historical schema version."""
-EVERY_OPERATION: Mapping[str, Operation] = {**OPERATIONS, **MIGRATIONS}
+ENCRYPTED: Mapping[str, Operation] = {
+    f"encrypted-{name}": replace(operation, prepare=_prepare_encrypted_home)
+    for name, operation in OPERATIONS.items()
+    if operation.prepare is prepare_home
+}
+"""The operations on an encrypted home. All but a migration: no earlier version encrypts."""
+EVERY_OPERATION: Mapping[str, Operation] = {**OPERATIONS, **MIGRATIONS, **ENCRYPTED}
 
 
 def contents(folder: Path) -> dict[str, list[str]]:
-    """Return the ids of all that a folder's home promises to keep, by user and kind."""
+    """Return the ids of all that a folder's home promises to keep, by user and kind.
+
+    Beside them, what later schema versions added.
+    """
     with open_home(folder) as runtime:
-        return contents_of(runtime)
+        publications = runtime._services.store.publications
+        added = {
+            f"{user.id} {kind}": ids
+            for user in users(runtime)
+            for kind, ids in {
+                "conversation": [each.id for each in user.conversations()],
+                "turn with its backend": [f"{each.id} {each.backend}" for each in user.turns()],
+                "untrained signal": [each.id for each in user.signals() if each.forbids_training],
+                "setting": [f"training: {user.summary().training}"],
+                "publication": list(map(str, publications.folders(user.id))),
+            }.items()
+        }
+        return {**contents_of(runtime), **added}
 
 
 def contents_of(runtime: Runtime) -> dict[str, list[str]]:
@@ -275,15 +362,23 @@ def contents_of(runtime: Runtime) -> dict[str, list[str]]:
     }
 
 
-def main(operation: str, folder: str, descriptor: str) -> int:
-    with socket.socket(fileno=int(descriptor)) as promises:
+def main(operation: str, folder: str, descriptor: str = "") -> int:
+    seam = WriteSeam(Path(folder))
+    with ExitStack() as opened:
+        if descriptor:
+            promises = opened.enter_context(socket.socket(fileno=int(descriptor)).makefile("wb"))
+        else:
+            promises = sys.stdout.buffer
+            seam.install()
 
         def acknowledge(kind: str, what: object) -> None:
-            promises.sendall(json.dumps([kind, str(what)]).encode() + b"\n")
+            promises.write(json.dumps([kind, str(what)]).encode() + b"\n")
+            promises.flush()
 
         try:
             act = live if operation == "live" else EVERY_OPERATION[operation].act
             act(Path(folder), acknowledge)
+            acknowledge("writes", seam.count)
         except PersonalPeftError as error:
             acknowledge("refused", error)
             return REFUSED

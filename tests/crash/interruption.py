@@ -1,4 +1,4 @@
-"""Interrupts a program at one of its system calls, with strace."""
+"""Interrupts a program at one of its system calls with strace, or at one of its writes without."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from write_seam import SETTING
 
 # Calls that change files, their names or their durability.
 WRITES = (
@@ -82,6 +84,19 @@ def perform(
         _, errors = process.communicate(timeout=600)
         received = b"".join(iter(lambda: ours.recv(1 << 16), b""))
     return Ended(process.returncode, read_promises(received), errors)
+
+
+def perform_without_strace(operation: str, folder: Path, seam: str = "") -> Ended:
+    """Perform an operation in a process, interrupted as ``write_seam`` says."""
+    script = Path(__file__).with_name("crash_operations.py")
+    ended = subprocess.run(
+        [sys.executable, "-B", str(script), operation, str(folder)],
+        env={**os.environ, SETTING: seam},
+        capture_output=True,
+        timeout=600,
+    )
+    promises = read_promises(ended.stdout)
+    return Ended(ended.returncode, promises, ended.stderr.decode(errors="replace"))
 
 
 def read_promises(received: bytes) -> tuple[tuple[str, str], ...]:

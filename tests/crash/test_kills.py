@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from crash_makers import CrashFolder, check_home, points
-from crash_operations import MIGRATIONS, OPERATIONS, REFUSED
+from crash_operations import ENCRYPTED, MIGRATIONS, OPERATIONS, REFUSED
 from interruption import Interruption, can_interrupt, list_calls, perform, spread
 
 pytestmark = pytest.mark.skipif(not can_interrupt(), reason="needs strace")
@@ -20,7 +20,7 @@ KILLED = [
     "remember",
     *(
         pytest.param(each, marks=pytest.mark.exhaustive)
-        for each in (*OPERATIONS, *MIGRATIONS)
+        for each in (*OPERATIONS, *MIGRATIONS, *ENCRYPTED)
         if each != "remember"
     ),
 ]
