@@ -80,7 +80,7 @@ class CertificateDraft:
     def measure_user_before(self, progress: Progress) -> None:
         """Measure how far the live stack has memorized what a whole user gave."""
         store, user = self._services.store, self._user
-        items = (*store.ledger.turns(user), *store.ledger.signals(user))
+        items: list[Turn | Signal] = [*store.ledger.turns(user), *store.ledger.signals(user)]
         revisions = [revision.id for revision in store.catalog.revisions(user)]
         self._exposure.measure_before(items, revisions, partial(texts_beside, items), progress)
 
@@ -251,7 +251,7 @@ class CertificateDraft:
     def _rebuild_again(self, build: Callable[[str], Json]) -> list[Json]:
         """Return how a second build of each live revision ended."""
         store, user = self._services.store, self._user
-        ended = []
+        ended: list[Json] = []
         for layer in store.catalog.layers(user):
             if layer.head is not None:
                 digest = store.catalog.revision(user, layer.head).digest
