@@ -81,10 +81,7 @@ class CertificateDraft:
     def measure_user_before(self, progress: Progress) -> None:
         """Measure how far the live stack has memorized what a whole user gave."""
         store, user = self._services.store, self._user
-        items: tuple[Turn | Signal, ...] = (
-            *store.ledger.turns(user),
-            *store.ledger.signals(user),
-        )
+        items: list[Turn | Signal] = [*store.ledger.turns(user), *store.ledger.signals(user)]
         revisions = [revision.id for revision in store.catalog.revisions(user)]
         self._exposure.measure_before(items, revisions, partial(texts_beside, items), progress)
 

@@ -246,8 +246,9 @@ def remove_leftover_folders() -> None:
 
     Windows has no locks of folders, which tell a living process. There they stay.
     """
-    for parent in filter(None, (shared_memory(), Path(tempfile.gettempdir()))):
-        with suppress(OSError):
+    # A system may have no folder for temporary files.
+    with suppress(OSError):
+        for parent in filter(None, (shared_memory(), Path(tempfile.gettempdir()))):
             for folder in parent.glob(f"{_TEMPORARY}*"):
                 lock = _lock_folder(folder, wait=False)
                 if lock is not None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
+from personalpeft import host
 from personalpeft.adapters.safe_io import read_file
 from personalpeft.archive import ExportSummary, ImportSummary
 from personalpeft.chat.reply import Reply
@@ -148,8 +148,8 @@ class RemoteUser(RemoteObject, RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
         with map_write_errors(target):
             if target.exists() and any(target.iterdir()):
                 raise InvalidInput(f"{target} must be empty.", hint="Choose an empty folder.")
-        with TemporaryDirectory(prefix="personal-") as beside:
-            archive = Path(beside) / "peft.zip"
+        with host.temporary_folder() as beside:
+            archive = beside / "peft.zip"
             self._transport.download(do.EXPORT_PEFT, {"layer": layer}, archive, user=self.id)
             with map_write_errors(target):
                 target.mkdir(parents=True, exist_ok=True)
@@ -158,8 +158,8 @@ class RemoteUser(RemoteObject, RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
 
     def import_peft(self, folder: str | Path, *, layer: str = "style") -> Revision:
         """Import as ``User.import_peft``, from a folder here."""
-        with TemporaryDirectory(prefix="personal-") as beside:
-            archive = Path(beside) / "peft.zip"
+        with host.temporary_folder() as beside:
+            archive = beside / "peft.zip"
             zip_adapter(Path(folder).expanduser(), archive)
             data = archive.read_bytes()
         return self._transport.call(do.IMPORT_PEFT, data, {"layer": layer}, user=self.id)

@@ -416,6 +416,9 @@ def format_leakage(scores: Mapping[str, Any]) -> list[str]:
     if leakage.auc is None:
         return []
     seen = f"{leakage.trained} lessons against {leakage.unseen} held-out ones"
+    if leakage.matched:
+        facts = pluralize(leakage.trained, "fact")
+        seen = f"{facts} against {leakage.unseen} variants each; a memory is to know them"
     bits = f"exposure {leakage.exposure:.2f} bits (chance: {leakage.chance_exposure:.2f})"
     auc = f"AUC of membership inference {leakage.auc:.2f} (chance: 0.50)"
     return [auc, f"{bits}; {seen}"]

@@ -23,8 +23,11 @@ from personalpeft.learning.evaluate.eval_job import (
     constant_stack,
 )
 from personalpeft.learning.evaluate.exposure import (
+    MAX_FACTS,
     MAX_TRAINED,
     MIN_LESSONS_EACH,
+    find_secret,
+    measure_fact_leakage,
     measure_leakage,
 )
 from personalpeft.learning.evaluate.measures import (
@@ -302,19 +305,44 @@ def _measure_rules(engine: Scorer, job: EvalJob) -> dict[str, RuleGain]:
 def _measure_leakage(
     engine: Scorer, job: EvalJob, held_out: Sequence[tuple[Lesson, EvalItem]]
 ) -> Leakage:
-    """Rank lessons that were trained on among held-out ones, whose scores are known."""
+    """Rank lessons that were trained on among held-out ones, whose scores are known.
+
+    Facts of a memory are ranked among variants of themselves.
+    """
+    trained = job.eval_set.trained
+    written = [each for each in trained if each.kind not in _UNWRITTEN_KINDS]
+    if not written:
+        return _measure_facts(engine, job)
     unseen = [
         item.after - item.base
         for lesson, item in held_out
         if lesson.kind not in _UNWRITTEN_KINDS and item.base is not None
     ]
-    written = [each for each in job.eval_set.trained if each.kind not in _UNWRITTEN_KINDS]
     if len(unseen) < MIN_LESSONS_EACH:
         return NO_LEAKAGE_MEASURED
     sample, length = written[-MAX_TRAINED:], job.eval_set.max_length
     after = answer_logprobs(engine, sample, job.candidate.for_layer, length)
     base = answer_logprobs(engine, sample, constant_stack(Stack(job.live.stack.base)), length)
     return measure_leakage([after[key] - base[key] for key in after], unseen)
+
+
+def _measure_facts(engine: Scorer, job: EvalJob) -> Leakage:
+    """Rank the newest facts among variants of themselves, one question each."""
+    facts = {
+        each.signal: each
+        for each in job.eval_set.trained
+        if each.kind is SignalKind.FACT and each.is_users
+    }
+    texts = {signal: [each.messages[-1].content, each.chosen] for signal, each in facts.items()}
+    found = []
+    for signal, lesson in reversed(facts.items()):
+        others = [text for other, some in texts.items() if other != signal for text in some]
+        secret = find_secret(signal, lesson.messages, lesson.chosen, others)
+        found += [(secret, job.candidate.for_layer(lesson))] if secret else []
+        if len(found) == MAX_FACTS:
+            break
+    words = [text for some in texts.values() for text in some]
+    return measure_fact_leakage(engine, found, words, job.live.stack.base)
 
 
 def _score_items(

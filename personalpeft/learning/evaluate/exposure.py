@@ -19,7 +19,8 @@ calibration, Watson et al. 2022, arXiv 2111.08440). Of N unseen texts and the se
 That takes some hundred passes for one secret. So the leakage of every revision is measured by what
 its evaluation has anyway: each lesson that it was trained on is a secret, and the held-out lessons
 of its layer are the unseen texts. They have other lengths, so the statistic is nats a token. Only
-lessons that the user wrote count. Facts do not: a memory is to reproduce them.
+lessons that the user wrote count. For a memory the newest facts are ranked among a few matched
+texts. That is reported and not judged: a memory is to reproduce them.
 
 All texts stay in memory.
 """
@@ -31,10 +32,12 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
+from typing import Protocol
 
+from personalpeft.backends.base import Backend, Continuation, Score
 from personalpeft.engine.engine import Engine, Request
 from personalpeft.learning.evaluate.probes import PROBE_SAMPLING, general_prompts
-from personalpeft.learning.gate.evidence import Leakage
+from personalpeft.learning.gate.evidence import NO_LEAKAGE_MEASURED, Leakage
 from personalpeft.learning.options import Condition
 from personalpeft.learning.revealing_text import RevealingText, letters_only, pieces
 from personalpeft.learning.train.config import MAX_LENGTH
@@ -43,12 +46,27 @@ from personalpeft.types import Message, Stack
 
 UNSEEN = 63
 """How many unseen texts a secret is ranked among. Exposure is at most 6 bits."""
-_POOL = 2 * UNSEEN
-_MAX_TRIES = 20 * _POOL
+# The nearest are chosen among so many times as many, which are drawn in so many tries.
+_POOL, _TRIES = 2, 40
+MAX_FACTS, FACT_UNSEEN = 2, 15
+"""How many facts of a memory are measured, and among how many unseen texts each."""
 MIN_LESSONS_EACH = 3
 """Leakage is measured from so many lessons on, of those that were trained on and of unseen ones."""
 MAX_TRAINED = 16
 """How many lessons that were trained on are scored for it, the newest."""
+
+
+class TextScorer(Protocol):
+    """An engine, or what passes scoring on to one."""
+
+    @property
+    def backend(self) -> Backend:
+        """Splits texts into tokens."""
+        ...
+
+    def score(self, items: Sequence[Continuation], stack: Stack) -> tuple[Score, ...]:
+        """See ``Engine.score``."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +124,12 @@ def find_secret(
 
 
 def match_secret(
-    engine: Engine, secret: Secret, words: Sequence[str], base: str, rng: random.Random
+    engine: TextScorer,
+    secret: Secret,
+    words: Sequence[str],
+    base: str,
+    rng: random.Random,
+    unseen: int = UNSEEN,
 ) -> MatchedSecret | None:
     """Return a secret with its unseen texts, or None if there are not enough different ones.
 
@@ -116,21 +139,22 @@ def match_secret(
         words: Those that ``words_of`` returned; they and their letters make the unseen texts.
         base: The digest of the base.
         rng: Draws them.
+        unseen: How many unseen texts.
     """
     letters = "".join(words)
     others: dict[str, None] = {}
-    for _ in range(_MAX_TRIES):
-        if len(others) == _POOL:
+    for _ in range(_TRIES * unseen):
+        if len(others) == _POOL * unseen:
             break
         text = _replace(secret, words, letters, rng)
         if text != secret.answer and not secret.revealing.is_in([text]):
             others[text] = None
-    if len(others) < UNSEEN:
+    if len(others) < unseen:
         return None
     texts = [secret.answer, *others]
     logprobs = _total_logprobs(engine, secret, texts, Stack(base))
     order = sorted(range(1, len(texts)), key=lambda n: abs(logprobs[n] - logprobs[0]))
-    kept = [0, *order[:UNSEEN]]
+    kept = [0, *order[:unseen]]
     return MatchedSecret(secret, tuple(texts[n] for n in kept), tuple(logprobs[n] for n in kept))
 
 
@@ -167,8 +191,35 @@ def measure_leakage(trained: Sequence[float], unseen: Sequence[float]) -> Leakag
     return Leakage(*counts, exposure=round(bits, 3), auc=round(auc, 3))
 
 
+def measure_fact_leakage(
+    engine: TextScorer, facts: Sequence[tuple[Secret, Stack]], texts: Sequence[str], base: str
+) -> Leakage:
+    """Return how well facts can be distinguished from variants of themselves.
+
+    Args:
+        engine: Scores.
+        facts: Each fact as a secret, with the stack that answers its prompt.
+        texts: Their words and letters make the variants.
+        base: The digest of the base.
+    """
+    words, ranked = words_of(texts), list[Exposure]()
+    for secret, stack in facts:
+        # The same candidate gets the same score.
+        rng = random.Random(secret.item)
+        matched = match_secret(engine, secret, words, base, rng, FACT_UNSEEN)
+        if matched is not None:
+            logprobs = _total_logprobs(engine, secret, matched.texts, stack)
+            pairs = zip(logprobs, matched.base_logprobs, strict=True)
+            gain, *unseen = [now - before for now, before in pairs]
+            ranked.append(rank_gain(gain, unseen))
+    if not ranked:
+        return NO_LEAKAGE_MEASURED
+    bits, auc = fmean(each.bits for each in ranked), fmean(each.auc for each in ranked)
+    return Leakage(len(ranked), FACT_UNSEEN, round(bits, 3), round(auc, 3), matched=True)
+
+
 def _total_logprobs(
-    engine: Engine, secret: Secret, texts: Sequence[str], stack: Stack
+    engine: TextScorer, secret: Secret, texts: Sequence[str], stack: Stack
 ) -> list[float]:
     backend = engine.backend
     items = [encode_continuation(backend, secret.messages, text, MAX_LENGTH) for text in texts]

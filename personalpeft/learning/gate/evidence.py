@@ -156,12 +156,15 @@ class Leakage:
         unseen: How many held-out ones they were ranked among.
         exposure: Mean exposure in bits; None where there are too few lessons.
         auc: The AUC of membership inference; None where there are too few lessons.
+        matched: Whether facts were ranked among variants of themselves. That is reported and not
+            judged, since a memory is to reproduce them.
     """
 
     trained: int = 0
     unseen: int = 0
     exposure: float | None = None
     auc: float | None = None
+    matched: bool = False
 
     @property
     def chance_exposure(self) -> float:

@@ -216,7 +216,7 @@ def find_harm(evidence: Evidence, margins: Margins, *, check_regressions: bool) 
     if not evidence.kl <= margins.max_kl:
         return reason(ReasonCode.KL_TOO_LARGE, kl=f"{evidence.kl:.2f}", limit=margins.max_kl)
     auc, limit = evidence.leakage.auc, margins.max_membership_auc
-    if auc is not None and auc > limit:
+    if auc is not None and auc > limit and not evidence.leakage.matched:
         return reason(ReasonCode.LEAKAGE_TOO_LARGE, auc=f"{auc:.2f}", limit=limit)
     return None
 

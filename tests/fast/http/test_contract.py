@@ -595,7 +595,7 @@ def test_a_stack_is_exported_and_imported_as_gguf(tiny_base: Base, tmp_path: Pat
         for damaged in (file, tmp_path / "nowhere.gguf"):
             with pytest.raises(AdapterError) as caught:
                 bob.import_gguf(damaged)
-            assert "personal-" not in caught.value.message
+            assert "personalpeft-private" not in caught.value.message
 
 
 def test_a_base_without_gguf_support_says_so(

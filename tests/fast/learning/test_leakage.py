@@ -77,14 +77,19 @@ def test_report_and_revision_have_the_score(ada: User) -> None:
     assert ada.learn().scores["leakage"]["unseen"] == 5
 
 
-def test_a_memory_is_to_reproduce_its_facts_and_has_no_score(ada: User) -> None:
-    for number in range(2):
+def test_facts_of_a_memory_are_ranked_among_variants_of_themselves(ada: User) -> None:
+    for number in range(3):
         ada.remember(
             f"Dog {number} is called Rex{number}.",
             questions=[f"What is dog {number} called?", f"Name of dog {number}?"],
             answer=f"Rex{number}",
         )
-    assert ada.learn("memory", recipe={"min_steps": 8}).scores["leakage"]["auc"] is None
+    report = ada.learn("memory", recipe={"min_steps": 8})
+    leakage = report.scores["leakage"]
+    assert (leakage["trained"], leakage["unseen"], leakage["matched"]) == (2, 15, True)
+    assert 0 <= leakage["auc"] <= 1
+    assert 0 <= leakage["exposure"] <= 4
+    assert "2 facts against 15 variants each" in str(report)
 
 
 def test_the_gate_refuses_above_the_bound_of_the_card_only() -> None:
@@ -96,6 +101,9 @@ def test_the_gate_refuses_above_the_bound_of_the_card_only() -> None:
     assert override(judgement, leaking).live
     for leakage in (Leakage(9, 3, exposure=1.5, auc=0.8), Leakage(2, 3)):
         assert judge(replace(leaking, leakage=leakage), bounded).live
+    # A memory is to know its facts.
+    facts = Leakage(2, 15, exposure=4.0, auc=1.0, matched=True)
+    assert judge(replace(leaking, leakage=facts), bounded).live
     certain = replace(leaking, leakage=Leakage(9, 3, exposure=2.0, auc=1.0))
     assert judge(certain, Margins()).live
 
