@@ -58,7 +58,7 @@ def running(base: Base, folder: Path, **more: Any) -> Iterator[VllmServer]:
         log = folder / "vllm.log"
         with vllm.run_server(
             python,
-            unpacked_folder(base),
+            unpacked_folder(base, full=shape["dtype"] == "float32"),
             log,
             options=options,
             environment=few,

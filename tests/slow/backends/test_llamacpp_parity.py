@@ -58,8 +58,8 @@ def unpacked(real_base: Base, shared_cache: Path) -> Base:
 
 
 @pytest.fixture(scope="module")
-def on_torch(real_base: Base) -> Iterator[Backend]:
-    backend = with_stack(torch_backend(real_base, slots=1, rows=10))
+def on_torch(unpacked: Base) -> Iterator[Backend]:
+    backend = with_stack(torch_backend(unpacked, slots=1, rows=10))
     yield backend
     backend.close()
 
