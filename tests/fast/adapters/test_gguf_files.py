@@ -251,11 +251,15 @@ def test_llamacpp_loads_a_merged_gguf_with_equal_replies(
     attach(backend, "own", stack)
     asked = row(backend, "the cat", "own", max_tokens=1)
     (reply,) = generate(backend, [asked])
+    ending = backend.end_of_turn
     backend.close()
     model = Model(tmp_path / "merged" / "model.gguf", repack=False, threads=lambda: 1)
     context = model.new_context(ContextParams(512, 256, 1, float32=True), None)
     logits = context.decode(asked.prompt_tokens, 0, 1)
-    assert int(logits[0].argmax()) == reply.tokens[0]
+    # Which tokens are nearly equally likely depends on the processor's kernels, and the likeliest
+    # may end the reply.
+    likeliest = int(logits[0].argmax())
+    assert reply.tokens == (likeliest,) or (not reply.tokens and likeliest in ending)
     context.close()
     model.close()
     assert (
