@@ -71,9 +71,10 @@ class PluginData:
         digest = hashlib.sha256(data).hexdigest()
         path = self.files / digest
         with map_home_errors(self._home):
-            if not path.exists():
+            if read_file(path, self._cipher) is None:
                 write_file(path, data, self._cipher)
-                host.sync_folder(self.files)
+            # Also where it existed: its writer may have been killed before.
+            host.sync_folder(self.files)
         return digest
 
     def read_file(self, digest: str) -> bytes | None:

@@ -70,6 +70,8 @@ def test_file_that_is_damaged_or_deleted_is_missing(tmp_path: Path) -> None:
         data.delete_file(deleted)
         assert data.read_file(damaged) is None
         assert data.read_file(deleted) is None
+        data.put_file(b"one")
+        assert data.read_file(damaged) == b"one"
 
 
 def test_data_is_encrypted_with_its_home_and_in_its_backups(tmp_path: Path) -> None:
