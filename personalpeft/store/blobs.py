@@ -3,8 +3,8 @@
 In an encrypted home the name is the SHA-256 of the bytes before they were encrypted.
 
 Invariants: a file gets its name only when it is whole and on the disk. Its content never changes,
-except that right bytes replace damaged ones, and that its key is wrapped anew. Files are written and deleted under the write lock, so
-a leftover can be told from a new blob.
+except that right bytes replace damaged ones, and that its key is wrapped anew. Files are written
+and deleted under the write lock, so a leftover can be told from a new blob.
 """
 
 from __future__ import annotations

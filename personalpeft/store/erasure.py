@@ -26,7 +26,7 @@ from datetime import datetime
 from typing import Any
 
 from personalpeft import host
-from personalpeft.errors import Busy, HomeError
+from personalpeft.errors import Busy, Damaged, HomeError
 from personalpeft.store import rows
 from personalpeft.store.database import Row, fetch_all, fetch_one, insert_rows
 from personalpeft.store.error_mapping import map_home_errors, sqlite3
@@ -66,11 +66,12 @@ def erase(store: Store, user: str, erasure: Erasure) -> ErasureResult:
                 _enqueue_deletions(db, user, [("data_key", key) for key in keys])
         # The erasure is committed. A file that cannot be deleted now is deleted by the next
         # opening.
-        complete = False
-        with suppress(Busy, HomeError):
+        complete, destroyed = False, tuple[str, ...]()
+        with suppress(Busy, HomeError, Damaged):
             complete = delete_pending_files(store, user)
-        left = store.cipher.user_key_ids(user)
-        destroyed = tuple(key for key in keys if key not in left)
+        with suppress(Busy, HomeError, Damaged):
+            left = store.cipher.user_key_ids(user)
+            destroyed = tuple(key for key in keys if key not in left)
         return replace(result, complete=complete, keys_destroyed=destroyed)
 
 
@@ -208,7 +209,7 @@ def _erase_rows(db: sqlite3.Connection, user: str, erasure: Erasure, at: datetim
     _redact(eraser, "report", "body", erasure.redact_json)
     _redact(eraser, "judgement", "scores", erasure.redact_json)
     # The digest of a file that had the erased words could confirm a guess of them.
-    db.execute("update export set digest = null where user = ?", [user])
+    db.execute("update export set digest = '' where user = ?", [user])
     tombstones = [
         (user, seq, kind, name, rows.format_time(at)) for seq, (kind, name) in eraser.erased.items()
     ]

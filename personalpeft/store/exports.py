@@ -65,7 +65,9 @@ class Exports:
 
         def set_digest(digest: str) -> None:
             with self._database.write_transaction() as db:
-                db.execute("update export set digest = ? where id = ?", [digest, record])
+                # Not if something was erased since.
+                sql = "update export set digest = ? where id = ? and digest is null"
+                db.execute(sql, [digest, record])
 
         try:
             yield set_digest
@@ -81,6 +83,6 @@ class Exports:
                 return ()
             found = fetch_all(db, "select * from export where user = ? order by id", user)
         return tuple(
-            ExportRecord(rows.parse_time(row["at"]), ExportKind(row["kind"]), row["digest"])
+            ExportRecord(rows.parse_time(row["at"]), ExportKind(row["kind"]), row["digest"] or None)
             for row in found
         )

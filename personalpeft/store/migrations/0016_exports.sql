@@ -4,6 +4,6 @@ create table export (
     user text not null references user (id),
     at text not null,
     kind text not null check (kind in ('personal', 'peft', 'gguf', 'merged', 'learn_bundle')),
-    digest text
+    digest text -- null: not known yet; empty: deleted by an erasure
 ) strict;
 create index export_by_user on export (user, id);
