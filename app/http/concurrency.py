@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -22,17 +22,22 @@ class Quota:
         self._total, self._per_token, self._refusal = total, per_token, refusal
         self._lock = threading.Lock()
         self._open: Counter[str] = Counter()
+        # Appended to without the lock: the collector may end an abandoned context in any thread,
+        # also in one that holds the lock.
+        self._ended: deque[tuple[str, int]] = deque()
 
     @property
     def in_use(self) -> int:
         """What is counted now, of all tokens."""
         with self._lock:
+            self._subtract_ended()
             return self._open.total()
 
     @contextmanager
     def hold(self, token: str, amount: int = 1) -> Iterator[None]:
         """Count ``amount`` for a token inside the context. Raises ``TooManyRequests``."""
         with self._lock:
+            self._subtract_ended()
             own = self._open[token] + amount
             if own > self._per_token or self._open.total() + amount > self._total:
                 raise TooManyRequests(self._refusal, retry_after=RETRY_AFTER)
@@ -40,10 +45,14 @@ class Quota:
         try:
             yield
         finally:
-            with self._lock:
-                self._open[token] -= amount
-                # Without its zeros, or it would grow with every token.
-                self._open = +self._open
+            self._ended.append((token, amount))
+
+    def _subtract_ended(self) -> None:
+        while self._ended:
+            token, amount = self._ended.popleft()
+            self._open[token] -= amount
+            if not self._open[token]:  # Zeros would make it grow with every token.
+                del self._open[token]
 
 
 class ConcurrencyLimiter(Quota):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import http.client
 import json
 import socket
@@ -20,7 +21,7 @@ import personalpeft
 from personalpeft import NothingToLearn, Runtime, Serving
 from personalpeft_app.client import connect
 from personalpeft_app.http.api_v1.routes import ApiV1
-from personalpeft_app.http.concurrency import ConcurrencyLimiter
+from personalpeft_app.http.concurrency import ConcurrencyLimiter, Quota
 from personalpeft_app.http.server import make_app
 from personalpeft_app.http.wsgi_server import Server
 
@@ -304,3 +305,30 @@ def test_a_name_with_addresses_of_both_families_is_served_at_one(
     finally:
         server.stop()
         stopped.join(20)
+
+
+def test_abandoned_context_that_is_collected_while_another_is_counted_frees_its_place() -> None:
+    quota = Quota(2, 2, "full")
+
+    class Collecting(str):
+        """A token at whose look-up the garbage is collected."""
+
+        __slots__ = ()
+
+        def __hash__(self) -> int:
+            gc.collect()
+            return str.__hash__(self)
+
+    def work() -> None:
+        abandoned: list[Any] = [quota.hold("ada")]
+        abandoned[0].__enter__()
+        abandoned.append(abandoned)
+        del abandoned
+        with quota.hold(Collecting("bo")):
+            counted.append(quota.in_use)
+
+    counted: list[int] = []
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert (counted, quota.in_use) == ([1], 0)
