@@ -21,10 +21,10 @@ from personalpeft.learning.plan import Plan
 from personalpeft.learning.train.config import TrainingConfig
 from personalpeft.learning.train.losses import (
     ContextDistillationLoss,
+    ContinuationEncoder,
     KTOLoss,
     SFTLoss,
     build_lesson_losses,
-    encode_continuation,
     make_kl_regularizer,
 )
 from personalpeft.memory.conflicts import normalize
@@ -53,21 +53,22 @@ def build_batches(
     config = plan.recipe
     forms = _find_forms(plan, embedder)
     shown = [*plan.new_examples, *plan.replay]
+    encode = ContinuationEncoder(backend, config.max_length)
 
-    def encode(prompt: str, reply: str) -> Continuation:
-        return encode_continuation(backend, [Message("user", prompt)], reply, config.max_length)
+    def encode_plain(prompt: str, reply: str) -> Continuation:
+        return encode([Message("user", prompt)], reply)
 
     kl_weight = config.kl_weight / max(1, config.kl_prompts)
     regularizers = [
-        make_kl_regularizer(encode(prompt, reply), kl_weight, prompt in replies.free_start)
+        make_kl_regularizer(encode_plain(prompt, reply), kl_weight, prompt in replies.free_start)
         for prompt, reply in replies.plain
         if reply
     ]
     few_shot_weight = config.few_shot_weight / max(1, config.few_shot_replies)
     few_shot = [
         ContextDistillationLoss(
-            encode(messages[-1].content, reply),
-            encode_continuation(backend, messages, reply, config.max_length),
+            encode_plain(messages[-1].content, reply),
+            encode(messages, reply),
             few_shot_weight,
         )
         for messages, reply in replies.few_shot
@@ -82,7 +83,7 @@ def build_batches(
     )
     regularizer_queue = _EpochSampler(regularizers, rng)
     few_shot_queue = _EpochSampler(few_shot, rng)
-    unanswerable_queue = _EpochSampler(_build_refusals(plan, backend, forms, rng), rng)
+    unanswerable_queue = _EpochSampler(_build_refusals(plan, encode, forms, rng), rng)
     # Without disliked replies none of the liked may be drawn: each draw changes later batches.
     liked_queue = _EpochSampler(liked if plan.undesirable_examples else [], rng)
     disliked_queue = _EpochSampler(plan.undesirable_examples, rng)
@@ -98,9 +99,9 @@ def build_batches(
         undesirable = disliked_queue.take(config.rated_replies)
         batches.append(
             (
-                *build_lesson_losses(lessons, backend, config),
+                *build_lesson_losses(lessons, encode, config),
                 *few_shot_losses,
-                *_build_kto_losses(desirable, undesirable, config, backend),
+                *_build_kto_losses(desirable, undesirable, config, encode),
                 *unanswerable_queue.take(config.unanswerable_prompts),
                 *kl_losses,
             )
@@ -207,7 +208,7 @@ def _add_paraphrases(
 
 
 def _build_refusals(
-    plan: Plan, backend: Backend, forms: Forms, rng: random.Random
+    plan: Plan, encode: ContinuationEncoder, forms: Forms, rng: random.Random
 ) -> list[SFTLoss]:
     """Return losses that teach to say "I do not know" where no fact of the user has the answer.
 
@@ -229,8 +230,7 @@ def _build_refusals(
     )
     losses = []
     for prompt in (*asked, *rng.sample(others, min(len(asked), len(others)))):
-        messages, text = [Message("user", prompt.question)], general.refusal_text
-        target = encode_continuation(backend, messages, text, config.max_length)
+        target = encode([Message("user", prompt.question)], general.refusal_text)
         losses.append(SFTLoss(target, 1 / config.batch_size))
     return losses
 
@@ -239,23 +239,20 @@ def _build_kto_losses(
     liked: Sequence[Lesson],
     disliked: Sequence[Lesson],
     config: TrainingConfig,
-    backend: Backend,
+    encode: ContinuationEncoder,
 ) -> list[KTOLoss]:
     """Return the loss of rated replies, none unless there are both liked and disliked ones."""
     if not liked or not disliked:
         return []
     rated = [*liked, *disliked]
     replies = [lesson.chosen or lesson.rejected or "" for lesson in rated]
-
-    def encode(lesson: Lesson, reply: str) -> Continuation:
-        return encode_continuation(backend, lesson.messages, reply, config.max_length)
-
-    matched = tuple(map(encode, rated, replies))
+    prompts = [lesson.messages for lesson in rated]
+    matched = tuple(map(encode, prompts, replies))
     return [
         KTOLoss(
             desirable=matched[: len(liked)],
             undesirable=matched[len(liked) :],
-            mismatched=tuple(map(encode, rated, replies[1:] + replies[:1])),
+            mismatched=tuple(map(encode, prompts, replies[1:] + replies[:1])),
             beta=config.beta,
             weight=sum(lesson.weight for lesson in rated) / len(rated),
         )

@@ -29,8 +29,9 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from statistics import fmean
 from typing import Protocol
 
@@ -142,11 +143,16 @@ def match_secret(
         unseen: How many unseen texts.
     """
     letters = "".join(words)
+
+    @cache
+    def alphabet_like(old: str) -> str:
+        return letters_only(letters, like=old) or letters_only(old, like=old) or letters
+
     others: dict[str, None] = {}
     for _ in range(_TRIES * unseen):
         if len(others) == _POOL * unseen:
             break
-        text = _replace(secret, words, letters, rng)
+        text = _replace(secret, words, alphabet_like, rng)
         if text != secret.answer and not secret.revealing.is_in([text]):
             others[text] = None
     if len(others) < unseen:
@@ -234,25 +240,29 @@ def words_of(texts: Sequence[str]) -> list[str]:
     )
 
 
-def _replace(secret: Secret, words: Sequence[str], letters: str, rng: random.Random) -> str:
+def _replace(
+    secret: Secret, words: Sequence[str], alphabet_like: Callable[[str], str], rng: random.Random
+) -> str:
     """Return the answer with other words for its revealing ones, each the same everywhere."""
     text, end, drawn = secret.answer, 0, dict[str, str]()
     made = ""
     for start, stop in secret.spans:
         old = text[start:stop]
         if old not in drawn:
-            drawn[old] = _other_word(old, words, letters, rng)
+            drawn[old] = _other_word(old, words, alphabet_like, rng)
         made += text[end:start] + drawn[old]
         end = stop
     return made + text[end:]
 
 
-def _other_word(old: str, words: Sequence[str], letters: str, rng: random.Random) -> str:
+def _other_word(
+    old: str, words: Sequence[str], alphabet_like: Callable[[str], str], rng: random.Random
+) -> str:
     """Return a word of the texts, or one of random letters in the script of the old one."""
     if old.isdigit():
         return "".join(rng.choice("0123456789") for _ in old)
     word = rng.choice(words) if rng.random() < 0.5 else ""
     if not word or word.isdigit():
-        alphabet = letters_only(letters, like=old) or letters_only(old, like=old) or letters
+        alphabet = alphabet_like(old)
         word = "".join(rng.choice(alphabet) for _ in old)
     return word[:1].upper() + word[1:] if old[:1].isupper() else word

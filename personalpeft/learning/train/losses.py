@@ -160,14 +160,10 @@ def _log_ratios(outputs: Sequence[ModelOutputs], references: Sequence[ModelOutpu
 
 
 def build_lesson_losses(
-    lessons: Sequence[Lesson], backend: Backend, config: TrainingConfig
+    lessons: Sequence[Lesson], encode: ContinuationEncoder, config: TrainingConfig
 ) -> Iterator[Loss]:
     """Yield the losses of one step's lessons: SFT, then context distillation, then DPO."""
     share = len(lessons)
-
-    def encode(messages: Sequence[Message], answer: str, *, ended: bool = True) -> Continuation:
-        return encode_continuation(backend, messages, answer, config.max_length, ended=ended)
-
     shown = [lesson for lesson in lessons if lesson.teacher_messages is None]
     for lesson in shown:
         target = encode(lesson.messages, lesson.chosen, ended=lesson.ended)
@@ -186,6 +182,28 @@ def build_lesson_losses(
         chosen = encode(lesson.messages, lesson.chosen, ended=lesson.ended)
         rejected = encode(lesson.messages, lesson.rejected or "")
         yield DPOLoss(chosen, rejected, config.beta, lesson.weight / share)
+
+
+class ContinuationEncoder:
+    """Encodes answers of at most ``max_length`` tokens, each once: steps repeat lessons."""
+
+    def __init__(self, backend: Backend, max_length: int) -> None:
+        self._backend = backend
+        self._max_length = max_length
+        # By identity, since equal messages may offer different tools. The value keeps them alive.
+        self._known: dict[tuple[int, str, bool], tuple[Sequence[Message], Continuation]] = {}
+
+    def __call__(
+        self, messages: Sequence[Message], answer: str, *, ended: bool = True
+    ) -> Continuation:
+        """See ``encode_continuation``."""
+        key = id(messages), answer, ended
+        if key not in self._known:
+            made = encode_continuation(
+                self._backend, messages, answer, self._max_length, ended=ended
+            )
+            self._known[key] = messages, made
+        return self._known[key][1]
 
 
 def encode_continuation(
