@@ -598,12 +598,12 @@ def test_a_token_is_sent_and_never_logged(
         (lambda d: setattr(d, "slots", 1), ServingFailed, "--max-loras"),
         (lambda d: d.bases.append("other"), InvalidInput, "PERSONALPEFT_VLLM_MODEL"),
         (lambda d: d.bases.clear(), InvalidInput, "PERSONALPEFT_VLLM_MODEL"),
-        (lambda d: setattr(d, "logprob", -3.0), BaseMismatch, "--model"),
-        (lambda d: setattr(d, "longest", 0), BaseMismatch, "--model"),
+        (lambda d: setattr(d, "logprob", -3.0), BaseMismatch, "base's folder"),
+        (lambda d: setattr(d, "longest", 0), BaseMismatch, "base's folder"),
         (
             lambda d: d.overrides.update({"/tokenize": [(200, {"tokens": [1, 2]})]}),
             BaseMismatch,
-            "--model",
+            "base's folder",
         ),
         (
             lambda d: d.overrides.update({"/v1/models": [(200, "<html>")]}),
