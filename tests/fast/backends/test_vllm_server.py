@@ -129,7 +129,7 @@ def test_another_base_of_the_same_shape_is_refused(
     known = listed(vllm_server)
     with pytest.raises(BaseMismatch) as caught:
         vllm_backend(tiny_base, shared_cache, vllm_server)
-    assert "--model" in caught.value.hint
+    assert "base's folder" in caught.value.hint
     assert listed(vllm_server) == known
 
 
