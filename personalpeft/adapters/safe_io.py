@@ -131,7 +131,16 @@ def parse_json(data: bytes | str, *, source: str, what: str, depth: int = DEPTH_
 
 
 def parse_object(data: bytes | str, *, source: str, what: str) -> dict[str, Any]:
-    """Parse a strict JSON object; arguments and errors are those of ``parse_json``."""
+    """Parse a strict JSON object.
+
+    Args:
+        data: The JSON; bytes are UTF-8.
+        source: The file, for errors.
+        what: What the JSON is in the file, for errors.
+
+    Raises:
+        AdapterError: As for ``parse_json``, or it is no object.
+    """
     value = parse_json(data, source=source, what=what)
     if not isinstance(value, dict):
         raise format_error(source, f"{what} is not a JSON object.")

@@ -296,6 +296,12 @@ def certify_template(template: str, control: Sequence[str], bos: str, eos: str) 
     """Run a chat template in a child of ``sandbox``, since it may never end.
 
     A template that only fails is refused outside, with the name of its folder.
+
+    Args:
+        template: The chat template, in Jinja.
+        control: The control tokens of the base.
+        bos: The text of its beginning of a sequence.
+        eos: The text of its end of a sequence.
     """
     card = ModelCard("new", "", "", Source("folder"), targets=(), context=1)
     architecture = Architecture("", "", 1, {})
