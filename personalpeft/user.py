@@ -156,6 +156,8 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
         Iterate over the stream, then read ``.reply``. Closing it early records a cancelled turn.
         ``QueueFull``, ``DeadlineExceeded`` and ``ServingFailed`` are raised while iterating. The
         timeout starts with the first piece.
+
+        Arguments: ``chat`` documents them.
         """
         messages = attach_tools(check_prompt(prompt), check_tools(tools), must_call)
         continues = conversation_id is not None or replaces is not None

@@ -254,6 +254,11 @@ class Plan:
 def inspect_live_layer(services: Services, user: str, layer: str) -> LayerState:
     """Read the ledger, and return the state of a layer in the user's live stack.
 
+    Args:
+        services: The wired parts.
+        user: The user.
+        layer: The layer.
+
     Raises:
         NotFound: The user is unknown.
         BaseMismatch: The live stack is of another base.
@@ -392,7 +397,14 @@ def holdout_beside(store: Store, state: LayerState) -> tuple[Lesson, ...]:
 def held_out_signals(
     store: Store, user: str, layer: str, assignments: Sequence[Assignment]
 ) -> set[str]:
-    """Return the signals that a layer holds out, with all that replaced them."""
+    """Return the signals that a layer holds out, with all that replaced them.
+
+    Args:
+        store: The open home.
+        user: The user.
+        layer: The layer.
+        assignments: All assignments of the user.
+    """
     newer: dict[str | None, str | None] = {
         each.supersedes: each.id for each in store.ledger.signals(user, current=False)
     }
@@ -408,7 +420,11 @@ def held_out_signals(
 def add_teacher(services: Services, user: str, lesson: Lesson, countries: Sequence[str]) -> Lesson:
     """Return the lesson, with its fact in the teacher's prompt where the reply is the model's.
 
-    ``countries``: as for ``scrub_assignments``.
+    Args:
+        services: The wired parts.
+        user: The user.
+        lesson: The lesson.
+        countries: As for ``scrub_assignments``.
     """
     if lesson.kind is not SignalKind.FACT or lesson.is_users or lesson.is_probe:
         return lesson

@@ -46,7 +46,13 @@ class BuiltLayer:
 
 
 def last_stack(store: Store, user: str, base: str) -> Stack:
-    """Return the heads that a user has on a base, or had when the layers left it."""
+    """Return the heads that a user has on a base, or had when the layers left it.
+
+    Args:
+        store: The open home.
+        user: The user.
+        base: The digest of the base.
+    """
     revisions = {each.id: each for each in store.catalog.revisions(user)}
     heads: dict[str, str] = {}
     last: dict[str, str] = {}
@@ -120,7 +126,13 @@ def build_layers(
 
 
 def stack_of(services: Services, user: str, built: tuple[BuiltLayer, ...]) -> Stack:
-    """Return the stack of built layers, with the weights that the user gave them."""
+    """Return the stack of built layers, with the weights that the user gave them.
+
+    Args:
+        services: The wired parts of the base that they were built on.
+        user: The user.
+        built: The layers, lowest first.
+    """
     weights = {layer.name: layer.weight for layer in services.store.catalog.layers(user)}
     entries = (
         StackEntry(each.layer, each.revision.id, each.revision.digest, weights[each.layer])

@@ -286,7 +286,16 @@ class SignalStatus:
 
 
 def list_signal_status(store: Store, user: str, *, current: bool) -> tuple[SignalStatus, ...]:
-    """Return the status of each signal, oldest first. Raises ``NotFound``."""
+    """Return the status of each signal, oldest first.
+
+    Args:
+        store: The open home.
+        user: The user.
+        current: Whether to leave out those that were replaced or retracted.
+
+    Raises:
+        NotFound: There is no such user.
+    """
     assignments = load_assignments(store, user)
     builds = _Builds(store, user, assignments)
     status = {

@@ -76,9 +76,16 @@ class Margins(CardConfig):
 
 
 def load_margins(card: str, overrides: Json, *, random: bool = False) -> Margins:
-    """Return the margins for a base: the defaults, changed by its card's ``[gate]`` table.
+    """Return the margins for a base: the defaults, changed by its card.
 
-    A ``random`` base knows no language, so texts cannot be judged by it.
+    Args:
+        card: The name of the card, for errors.
+        overrides: Its ``[gate]`` table.
+        random: Whether the base has random weights. It knows no language, so texts cannot be judged
+            by it.
+
+    Raises:
+        CardError: The table has an unknown key, or a wrong value.
     """
     defaults = {"min_pmi": 0.0, "min_word_order_gap": 0.0, "min_generated": 0.0} if random else {}
     return Margins(**{**defaults, **Margins.read_table(card, "gate", overrides)})
@@ -113,8 +120,12 @@ def judge(
 ) -> Judgement:
     """Judge harm first, then the quality of the lessons, then benefit and amount of evidence.
 
-    A build that ``removes_lessons`` leaves retracted ones out. That is its benefit, so it may know
-    the rest a little less well than the live stack. ``has_new_lessons``: it also learned new ones.
+    Args:
+        evidence: What was measured of the candidate.
+        margins: The harm that it may do.
+        removes_lessons: Whether the build leaves retracted lessons out. That is its benefit, so it
+            may know the rest a little less well than the live stack.
+        has_new_lessons: Whether it also learned new ones.
     """
     harm = find_harm(evidence, margins, check_regressions=not removes_lessons)
     if problem := harm or _find_bad_text(evidence.text_quality, margins):
@@ -196,7 +207,14 @@ def _retention_kept(evidence: Evidence) -> Reason:
 
 
 def find_harm(evidence: Evidence, margins: Margins, *, check_regressions: bool) -> Reason | None:
-    """Return the first harm beyond its margin, or None."""
+    """Return the first harm beyond its margin, or None.
+
+    Args:
+        evidence: What was measured of the candidate.
+        margins: The harm that it may do.
+        check_regressions: Whether an older item that regressed is harm. One that lost most of its
+            gain is in any case.
+    """
     probes, retention = evidence.probes, evidence.retention
     lost = probes.right_before - probes.still_right
     if lost > _allowed(margins.max_probes_lost, probes.right_before):
@@ -280,9 +298,11 @@ def find_leak(
 ) -> str:
     """Return what most of the latest lessons would leak, in words; empty for none.
 
-    ``lessons``: all of a layer, oldest first, because few a day are no better than many at once.
-    ``new``: signals that the layer has not learned; a leak must be in one of them. Texts in signals
-    that were ``accepted`` by name are no leak.
+    Args:
+        lessons: All of a layer, oldest first, because few a day are no better than many at once.
+        facts: The remembered facts, which answers must not repeat unasked.
+        new: Signals that the layer has not learned. A leak must be in one of them.
+        accepted: Signals that the user accepted by name. Texts in them are no leak.
     """
     secrets = [
         text

@@ -196,7 +196,16 @@ def _withdrawal(
 def review_probation_with_lease(
     store: Store, user: str, now: Callable[[], datetime]
 ) -> tuple[LearnReport, ...]:
-    """Review probations under the user's learn lease. Raises ``Busy`` while a learn runs."""
+    """Take the user's learn lease, and ``review_probation``.
+
+    Args:
+        store: The open home.
+        user: The user.
+        now: Returns the time.
+
+    Raises:
+        Busy: A learn of the user runs.
+    """
     if not _heads_on_probation(store, user):
         return ()
     with store.leases.acquire(learn_lease(user)):
@@ -206,7 +215,16 @@ def review_probation_with_lease(
 def review_probation(
     store: Store, user: str, now: Callable[[], datetime]
 ) -> tuple[LearnReport, ...]:
-    """Review probations for a caller who holds the lease, and record those that end."""
+    """Record the probations that end. The caller holds the user's learn lease.
+
+    Args:
+        store: The open home.
+        user: The user.
+        now: Returns the time.
+
+    Returns:
+        The reports of those that ended.
+    """
     reports = []
     for revision in _heads_on_probation(store, user):
         history = store.catalog.head_moves(user, layer=revision.layer)
@@ -225,7 +243,14 @@ def review_probation(
 
 
 def refuse_withdrawn(store: Store, user: str, revision: str, judgement: Judgement) -> Judgement:
-    """Return the judgement, refused where this very revision was withdrawn before."""
+    """Return the judgement, refused where this very revision was withdrawn before.
+
+    Args:
+        store: The open home.
+        user: The user.
+        revision: The id of the candidate.
+        judgement: The gate's judgement of it.
+    """
     is_withdrawn = any(
         move.before == revision and move.cause == MoveCause.WITHDRAWN
         for move in store.catalog.head_moves(user)

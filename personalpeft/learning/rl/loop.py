@@ -161,6 +161,11 @@ def rejection_sampling(
     """Return the steps of a round that trains on replies that passed, in whichever round.
 
     A right reply stays right, so it may come from an earlier state of the model.
+
+    Args:
+        passed: The different replies that passed.
+        config: How many steps, and how many replies each has.
+        rng: Draws the replies of each step.
     """
     if not passed:
         return ()

@@ -280,6 +280,13 @@ def evaluate_tasks(
 ) -> EvalResult:
     """Compare greedy replies of the live stack and of a candidate to the evaluation tasks.
 
+    Args:
+        engine: Generates the replies.
+        plan: The practice.
+        candidate: The live stack with the candidate in place.
+        evidence: What else was measured.
+        options: Stops or pauses the generation.
+
     Returns:
         The evidence, and examples. Its target has one item a task, by its (shaped) reward.
     """

@@ -118,6 +118,11 @@ def train(
 ) -> dict[str, TrainResult | PersonalPeftError]:
     """Train the jobs together to their end or to the end of a budget, but at least one step.
 
+    Args:
+        jobs: The trainings by name.
+        advance: ``Backend.advance``: one step of several sessions.
+        control: How the caller steers the loop.
+
     Returns:
         A result for each job, or the error that concerns it alone.
 
@@ -244,7 +249,13 @@ class CheckpointStore:
 
     @classmethod
     def of_layer(cls, store: Store, user: str, layer: str) -> Self:
-        """Return the one of a user's layer, in the home's session folder."""
+        """Return the one of a user's layer, in the home's session folder.
+
+        Args:
+            store: The open home.
+            user: The user.
+            layer: The layer.
+        """
         return cls(
             lambda: store.load_session(user, layer),
             lambda data: store.save_session(user, layer, data),
@@ -252,7 +263,13 @@ class CheckpointStore:
 
 
 def encode_checkpoint(state: SessionState, inputs: str, progress: Any) -> bytes:
-    """Return the file's bytes; ``inputs`` is the digest of all that the build depends on."""
+    """Return the bytes of a checkpoint.
+
+    Args:
+        state: The arrays of the training session.
+        inputs: The digest of all that the build depends on.
+        progress: How far the training came, as JSON data.
+    """
     arrays = {name: np.atleast_1d(array) for name, array in state.items()}
     text = json.dumps(progress)
     metadata = {"progress": text, "digest": _checkpoint_digest(inputs, text, arrays)}
@@ -260,7 +277,13 @@ def encode_checkpoint(state: SessionState, inputs: str, progress: Any) -> bytes:
 
 
 def restore_checkpoint(data: bytes | None, session: Session, inputs: str) -> Any:
-    """Restore a session from a checkpoint and return the progress; None if it cannot be used."""
+    """Restore a session from a checkpoint, and return the progress; None if it cannot be used.
+
+    Args:
+        data: The bytes of the checkpoint; None where there is none.
+        session: The training session.
+        inputs: The digest of all that the build depends on.
+    """
     if data is None:
         return None
     try:
