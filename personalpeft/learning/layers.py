@@ -181,7 +181,9 @@ def _find_outcome(
             continue
         if is_head and report.live:
             return None
-        is_in_place = report.before == head.id != revision.parent and is_valid_on(revision, below)
+        is_in_place = report.previous_head == head.id != revision.parent and is_valid_on(
+            revision, below
+        )
         # A build that equals the head shows that no other is to be had.
         if is_in_place and (is_head or not _outdated_signals(store, revision, assignments)):
             return report
@@ -238,7 +240,7 @@ def trained_on(store: Store, revision: Revision | None) -> set[str]:
 
 
 def has_practice_since(store: Store, revision: Revision, root: Revision | None) -> bool:
-    """Return whether a revision or an ancestor above ``root`` was practised.
+    """Return whether a revision or an ancestor above ``root`` was practiced.
 
     No build from lessons brings practice back.
 
@@ -256,7 +258,7 @@ def has_practice_since(store: Store, revision: Revision, root: Revision | None) 
 
 
 def root_revision(store: Store, head: Revision) -> Revision | None:
-    """Return the oldest ancestor where it has no signals: it was imported, or practised.
+    """Return the oldest ancestor where it has no signals: it was imported, or practiced.
 
     No build from lessons brings it back.
     """

@@ -25,7 +25,7 @@ from personalpeft.backends.base import Session, SessionSpec
 from personalpeft.errors import Cancelled, PersonalPeftError, format_origin
 from personalpeft.learning.data.batching import build_batches
 from personalpeft.learning.data.capacity import estimate_session_mb
-from personalpeft.learning.data.general_replies import GeneralReplies, reply_generally
+from personalpeft.learning.data.general_replies import GeneralReplies, generate_general_replies
 from personalpeft.learning.data.training_examples import Lesson
 from personalpeft.learning.evaluate.answers import evaluate_answers
 from personalpeft.learning.evaluate.eval_job import EvalJob, EvalSet, make_eval_job
@@ -163,7 +163,7 @@ class TrainingPipeline:
         """
         practices = {user: each for user, each in plans.items() if isinstance(each, PracticePlan)}
         if practices:
-            return _each_user(lambda _, plan: self._practise(plan), practices, results)
+            return _each_user(lambda _, plan: self._practice(plan), practices, results)
         found = {user: find_candidate(self.services.store, plan) for user, plan in plans.items()}
         candidates = {user: each for user, each in found.items() if each is not None}
         plans = {user: plan for user, plan in plans.items() if user not in candidates}
@@ -172,7 +172,7 @@ class TrainingPipeline:
         for user, plan in plans.items():
             publish_status(self.services.store, user, plan.layer, "Reading")
         self._show("Reading", len(plans), 0.0)
-        replies = reply_generally(
+        replies = generate_general_replies(
             self.services, plans, cancelled=self.options.cancelled, paused=self.options.paused
         )
         if self.options.cancelled():
@@ -190,7 +190,7 @@ class TrainingPipeline:
             lambda: open_session(self.services, plan),
             build_batches(plan, backend, replies, self.services.memory.embedder),
             plan.recipe,
-            plan.inputs,
+            plan.inputs_digest,
             CheckpointStore.of_layer(store, plan.user, plan.layer),
             lambda step, steps: publish_status(
                 store, plan.user, plan.layer, "Learning", step, steps
@@ -200,7 +200,7 @@ class TrainingPipeline:
     def _finish_training(self, plan: Plan, trained: TrainResult) -> Candidate | LearnReport:
         """Return the candidate, or the report of a training that a budget ended."""
         if trained.is_complete:
-            return store_candidate(self.services, plan, trained.pairs)
+            return store_candidate(self.services, plan, trained.weights)
         is_step_budget = (
             self.options.steps is not None and len(trained.losses) >= self.options.steps
         )
@@ -211,16 +211,16 @@ class TrainingPipeline:
         )
         return record(self.services, report) if trained.losses else report
 
-    def _practise(self, plan: PracticePlan) -> Candidate | LearnReport:
-        """Practise in rounds, and return the candidate, or the report where no step was made."""
+    def _practice(self, plan: PracticePlan) -> Candidate | LearnReport:
+        """Practice in rounds, and return the candidate, or the report where no step was made."""
         store, rounds = self.services.store, plan.config.rounds
 
         def show(done: float) -> None:
             step = round(done * rounds)
-            publish_status(store, plan.user, plan.layer, "Practising", step, rounds)
+            publish_status(store, plan.user, plan.layer, "Practicing", step, rounds)
             elapsed, seconds = self.services.clock.timer() - self.started, self.options.seconds
             spent = elapsed / seconds if seconds is not None else 0.0
-            self._show("Practising", 1, min(1.0, max(done, spent)))
+            self._show("Practicing", 1, min(1.0, max(done, spent)))
 
         checkpoints = CheckpointStore.of_layer(store, plan.user, plan.layer)
         with map_practice_errors():
@@ -228,15 +228,15 @@ class TrainingPipeline:
         with closing(session):
             engine = self.services.learning_engine
             loop = RLLoop(engine, plan, session, checkpoints, self._control(show))
-            practised = replace(plan, state=loop.run())
-            if practised.steps:
-                return store_candidate(self.services, practised, session.weights())
+            practiced = replace(plan, state=loop.run())
+            if practiced.steps:
+                return store_candidate(self.services, practiced, session.weights())
         report = report_of(
             self.services,
-            practised,
+            practiced,
             LearnOutcome.NOTHING_TO_LEARN,
-            practised.explain_no_step(),
-            scores=practised.figures,
+            practiced.explain_no_step(),
+            scores=practiced.figures,
         )
         record(self.services, report)
         store.delete_session(plan.user, plan.layer)
@@ -448,7 +448,7 @@ class TrainingPipeline:
 def open_session(services: Services, plan: Plan) -> Session:
     """Open the training session of a plan, on the stack below and from the parent's weights."""
     engine, recipe = services.learning_engine, plan.recipe
-    start = engine.read_adapter(plan.parent.digest).pairs if plan.parent else None
+    start = engine.read_adapter(plan.parent.digest).weights if plan.parent else None
     # The session copies the stack below, so its slot is free while it trains.
     with engine.pin(plan.below) as below:
         return services.training_backend.session(

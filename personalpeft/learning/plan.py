@@ -1,7 +1,8 @@
 """Decide the inputs of a build before anything is trained.
 
-Invariants: a held-out signal is never among the training lessons. Equal ``inputs`` mean an equal
-build. Nothing outside ``inputs`` (ids, times, the load) reaches the revision's bytes.
+Invariants: a held-out signal is never among the training lessons. An equal
+``inputs_digest`` means an equal build. Nothing outside of it (ids, times, the load) reaches the
+revision's bytes.
 """
 
 from __future__ import annotations
@@ -209,7 +210,7 @@ class Plan:
         return canonical_digest([[_content(lesson) for lesson in part] for part in parts])
 
     @property
-    def inputs(self) -> str:
+    def inputs_digest(self) -> str:
         """Digest of everything that the build depends on. Its keys are stored in the digest."""
         return canonical_digest(
             {
@@ -279,7 +280,7 @@ def build_plan(
 ) -> Plan:
     """Decide what a build is made of.
 
-    A build that cannot extend the head starts from its imported or practised root, which no lesson
+    A build that cannot extend the head starts from its imported or practiced root, which no lesson
     would bring back. Without such a root it starts from nothing.
 
     Args:

@@ -98,7 +98,7 @@ class Candidate:
             parent=plan.parent.id if plan.parent else None,
             below=plan.below.entries,
             recipe=plan.stored_recipe,
-            inputs=plan.inputs,
+            inputs=plan.inputs_digest,
             signals=plan.signal_roles,
             scores=scores,
             verdict=verdict,
@@ -149,9 +149,9 @@ def store_candidate(
 
 def find_candidate(store: Store, plan: Plan) -> Candidate | None:
     """Return the recorded build of a plan's inputs, so that nothing is trained twice."""
-    inputs, blobs = plan.inputs, store.blobs
+    digest, blobs = plan.inputs_digest, store.blobs
     for known in store.catalog.revisions(plan.user):
-        if known.inputs == inputs and blobs.is_intact(blobs.expected_path(known.digest)):
+        if known.inputs == digest and blobs.is_intact(blobs.expected_path(known.digest)):
             entry = layer_entry(store, plan.user, plan.layer, known.digest)
             scores = {ENVIRONMENT: recorded_environment(known.scores)}
             return Candidate(plan, entry, blobs.read(known.digest), scores)
@@ -206,7 +206,7 @@ def publish_candidate(
             report.as_json(),
             promote=report.live,
             cause=cause,
-            expected_head=report.before,
+            expected_head=report.previous_head,
         )
     if not is_recorded:
         report = record(services, _head_moved_report(store, report))
@@ -306,7 +306,7 @@ def report_of(
         reasons=reasons,
         at=services.clock.now(),
         seconds=round(services.clock.timer() - plan.began, 3),
-        before=plan.head,
+        previous_head=plan.head,
         removed=plan.removed,
         room={
             "parameters": capacity.parameters,
@@ -351,7 +351,7 @@ def report_of_head(
         at=services.clock.now(),
         seconds=round(services.clock.timer() - began, 3),
         revision=head.id,
-        before=head.id,
+        previous_head=head.id,
         probation=head.probation,
     )
 
@@ -370,7 +370,7 @@ def mark_valid(
 def record_judgement(
     store: Store, head: Revision, report: LearnReport, cause: MoveCause
 ) -> LearnReport:
-    """Record a judgement of a head, and make ``report.before`` live.
+    """Record a judgement of a head, and make ``report.previous_head`` live.
 
     Args:
         store: The open home.
@@ -381,7 +381,7 @@ def record_judgement(
     Returns:
         The report, or that another program moved the head meanwhile.
     """
-    move = HeadMove(head.user, head.layer, head.id, report.before, cause, report.at)
+    move = HeadMove(head.user, head.layer, head.id, report.previous_head, cause, report.at)
     is_recorded = store.catalog.add_judgement(head, report.as_json(), move=move)
     return report if is_recorded else _head_moved_report(store, report)
 
@@ -400,7 +400,7 @@ def _head_moved_report(store: Store, report: LearnReport) -> LearnReport:
         (Reason(ReasonCode.HEAD_MOVED, {"live": live or "the base"}),),
         report.at,
         report.seconds,
-        before=live,
+        previous_head=live,
     )
 
 

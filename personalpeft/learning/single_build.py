@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from personalpeft.adapters.types import LoRAWeights
 from personalpeft.errors import PersonalPeftError
 from personalpeft.learning.data.batching import build_batches
-from personalpeft.learning.data.general_replies import reply_generally
+from personalpeft.learning.data.general_replies import generate_general_replies
 from personalpeft.learning.options import not_cancelled
 from personalpeft.learning.pipeline import MAX_YIELD_SECONDS, open_session
 from personalpeft.learning.plan import Plan
@@ -51,7 +51,9 @@ def train_plan(
     """
     engine, user = services.learning_engine, plan.user
     progress(f"Reading {plan.layer}", 0.0)
-    replies = reply_generally(services, {user: plan}, cancelled=cancelled, paused=not_cancelled)
+    replies = generate_general_replies(
+        services, {user: plan}, cancelled=cancelled, paused=not_cancelled
+    )
     general = replies[user]
     if isinstance(general, PersonalPeftError):
         raise general
@@ -61,7 +63,7 @@ def train_plan(
         lambda: open_session(services, plan),
         build_batches(plan, engine.backend, general, services.memory.embedder),
         plan.recipe,
-        plan.inputs,
+        plan.inputs_digest,
         checkpoints,
     )
     control = LoopControl(
@@ -74,4 +76,4 @@ def train_plan(
     trained = train({user: job}, services.training_backend.advance, control)[user]
     if not isinstance(trained, TrainResult):
         raise trained
-    return trained.pairs
+    return trained.weights

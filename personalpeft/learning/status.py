@@ -47,7 +47,7 @@ _LAST_LEARNS = 3
 class TrainingStatus:
     """The progress of a running learn, practice or erasure of a user.
 
-    The stage is "Reading", "Learning", "Practising" or "Judging". At first ``layer`` is None and
+    The stage is "Reading", "Learning", "Practicing" or "Judging". At first ``layer`` is None and
     ``stage`` empty. ``step`` of ``steps`` are done, or rounds of a practice; 0 of 0 at first.
     ``since`` is when it began.
     """

@@ -281,7 +281,7 @@ def _end_probation(
         at=at,
         seconds=0.0,
         revision=revision.id,
-        before=previous,
+        previous_head=previous,
     )
     verdict = Verdict.REFUSED if is_withdrawn else Verdict.PROMOTED
     judged = replace(revision, verdict=verdict, reason=report.reason, probation=False)

@@ -321,7 +321,7 @@ def _select_modules(names: Sequence[str], projections: Mapping[str, Any]) -> tup
 
 
 class RLConfig(CardConfig):
-    """How a skill is practised: rounds of rejection sampling, then of policy gradient."""
+    """How a skill is practiced: rounds of rejection sampling, then of policy gradient."""
 
     FORMER_NAMES: ClassVar[Mapping[str, str]] = PRACTICE
 
@@ -331,7 +331,7 @@ class RLConfig(CardConfig):
     batch_size: Count = 8  # replies a step of rejection sampling
     prompts_per_round: Count = 8  # tasks a round
     num_generations: Annotated[Count, Field(ge=2)] = 5  # replies a task, the group of GRPO
-    num_train_tasks: Count = 128  # tasks to practise
+    num_train_tasks: Count = 128  # tasks to practice
     num_eval_tasks: Count = 48  # other tasks, for the gate
     temperature: Number = 1.0  # of sampling; at 1 the gradient is that of the model itself
     max_completion_length: Count = 48  # tokens at which a reply ends

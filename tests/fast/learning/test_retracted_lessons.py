@@ -86,7 +86,7 @@ def test_layer_without_lessons_returns_to_the_base(ada: User, runtime: Runtime) 
 
     report = ada.learn()
     assert [each.code for each in report.reasons] == [ReasonCode.ALL_RETRACTED]
-    assert (report.event, report.revision, report.before) == ("retracted", head, None)
+    assert (report.event, report.revision, report.previous_head) == ("retracted", head, None)
     undo = f"undo: personalpeft rollback memory --to {head} --user ada"
     assert undo in str(report)
     assert undo in str(ada.activity_summary(timedelta(days=1)))

@@ -21,7 +21,7 @@ from personalpeft.learning.environment import describe_environment, recorded_env
 from personalpeft.learning.learner import Learner
 from personalpeft.learning.outcomes import RebuildOutcome
 from personalpeft.learning.publish import build_adapter
-from personalpeft.learning.rebuild_plan import Obstacle, plan_rebuild
+from personalpeft.learning.reproduction_plan import Obstacle, plan_reproduction
 from personalpeft.learning.single_build import NO_CHECKPOINTS, train_plan
 from personalpeft.services import Services
 from personalpeft.store.gc import delete_partial_files
@@ -34,7 +34,7 @@ _TITLES: Mapping[RebuildOutcome, str] = {
     RebuildOutcome.EQUAL: "EQUAL, byte for byte",
     RebuildOutcome.DIFFERENT: "DIFFERENT",
     RebuildOutcome.IMPORTED: "cannot be rebuilt, it was imported",
-    RebuildOutcome.PRACTISED: "cannot be rebuilt, it was practised",
+    RebuildOutcome.PRACTICED: "cannot be rebuilt, it was practiced",
     RebuildOutcome.INPUTS_MISSING: "cannot be rebuilt, an input is missing",
     RebuildOutcome.TRAINING_FORBIDDEN: "not rebuilt, training on it is no longer allowed",
     RebuildOutcome.OTHER_BASE: "not rebuilt, it is of another base",
@@ -268,7 +268,7 @@ def _rebuild(
     began = services.clock.timer()
     about = revision.user, revision.layer, revision.id
     configs = Learner.from_services(services).recipes
-    plan = plan_rebuild(services, configs, revision)
+    plan = plan_reproduction(services, configs, revision)
     if isinstance(plan, Obstacle):
         report = RebuildReport(*about, plan.outcome, revision.digest, detail=plan.detail)
         return report, b""
@@ -324,7 +324,7 @@ def compare_weights(recorded: Adapter, rebuilt: Adapter) -> Closeness | None:
 def _tensors(adapter: Adapter) -> dict[str, np.ndarray[Any, np.dtype[np.float64]]]:
     return {
         f"{name}.{half}": np.asarray(matrix, np.float64)
-        for name, pair in adapter.pairs.items()
+        for name, pair in adapter.weights.items()
         for half, matrix in (("A", pair.a), ("B", pair.b))
     }
 
