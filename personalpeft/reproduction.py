@@ -22,7 +22,7 @@ from personalpeft.learning.learner import Learner
 from personalpeft.learning.outcomes import RebuildOutcome
 from personalpeft.learning.publish import build_adapter
 from personalpeft.learning.reproduction_plan import Obstacle, plan_reproduction
-from personalpeft.learning.single_build import NO_CHECKPOINTS, train_plan
+from personalpeft.learning.train.stage import NO_CHECKPOINTS, train_alone
 from personalpeft.services import Services
 from personalpeft.store.gc import delete_partial_files
 from personalpeft.store.integrity import find_lost_blobs
@@ -272,7 +272,7 @@ def _rebuild(
     if isinstance(plan, Obstacle):
         report = RebuildReport(*about, plan.outcome, revision.digest, detail=plan.detail)
         return report, b""
-    weights = train_plan(services, plan, NO_CHECKPOINTS, progress=progress, cancelled=cancelled)
+    weights = train_alone(services, plan, NO_CHECKPOINTS, progress=progress, cancelled=cancelled)
     blob = pack(build_adapter(plan, weights, plan.stored_recipe))
     rebuilt = hashlib.sha256(blob).hexdigest()
     is_equal = rebuilt == revision.digest

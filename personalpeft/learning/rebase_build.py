@@ -20,9 +20,9 @@ from personalpeft.learning.learner import Learner
 from personalpeft.learning.outcomes import MoveCause
 from personalpeft.learning.plan import MIN_LESSONS, Plan, build_plan
 from personalpeft.learning.publish import find_candidate, store_candidate
-from personalpeft.learning.single_build import train_plan
 from personalpeft.learning.train.config import Start
 from personalpeft.learning.train.loop import CheckpointStore
+from personalpeft.learning.train.stage import train_alone
 from personalpeft.services import Services
 from personalpeft.store.store import Store
 from personalpeft.types import Progress, Revision, Stack, StackEntry, Verdict
@@ -172,7 +172,7 @@ def _find_or_build(
     if known := find_candidate(store, plan):
         return BuiltLayer(layer, store.catalog.revision(user, known.entry.revision))
     checkpoints = CheckpointStore.of_layer(store, user, layer)
-    weights = train_plan(services, plan, checkpoints, progress=progress, cancelled=cancelled)
+    weights = train_alone(services, plan, checkpoints, progress=progress, cancelled=cancelled)
     candidate = store_candidate(services, plan, weights)
     revision = candidate.to_revision(
         Verdict.ABSTAINED,

@@ -35,7 +35,6 @@ from personalpeft.learning.gate.evidence import (
     IMPROVED_FACTOR,
     REGRESSED_FACTOR,
 )
-from personalpeft.learning.gate.gate import Judgement
 from personalpeft.learning.outcomes import LearnOutcome, MoveCause, Reason, ReasonCode, reason
 from personalpeft.learning.report import LearnReport
 from personalpeft.store.locks import learn_lease
@@ -240,24 +239,6 @@ def review_probation(
         report = _end_probation(store, revision, result, learned[-1].before, now())
         reports += [report] if report is not None else []
     return tuple(reports)
-
-
-def refuse_withdrawn(store: Store, user: str, revision: str, judgement: Judgement) -> Judgement:
-    """Return the judgement, refused where this very revision was withdrawn before.
-
-    Args:
-        store: The open home.
-        user: The user.
-        revision: The id of the candidate.
-        judgement: The gate's judgement of it.
-    """
-    is_withdrawn = any(
-        move.before == revision and move.cause == MoveCause.WITHDRAWN
-        for move in store.catalog.head_moves(user)
-    )
-    if judgement.verdict is Verdict.PROMOTED and is_withdrawn:
-        return Judgement(Verdict.REFUSED, (Reason(ReasonCode.WITHDRAWN_BEFORE),))
-    return judgement
 
 
 def _heads_on_probation(store: Store, user: str) -> list[Revision]:

@@ -41,7 +41,7 @@ from personalpeft.errors import (
     PersonalPeftError,
     ServingFailed,
 )
-from personalpeft.learning.options import wait_while
+from personalpeft.learning.options import not_cancelled, wait_while
 from personalpeft.learning.train.config import TrainingConfig
 from personalpeft.store.store import Store
 
@@ -90,9 +90,9 @@ class LoopControl:
 
     progress: Callable[[float], None]
     cancelled: Callable[[], bool]
-    paused: Callable[[], bool]
-    out_of_time: Callable[[], bool]
     yield_to_serving: Callable[[], None]
+    paused: Callable[[], bool] = not_cancelled
+    out_of_time: Callable[[], bool] = not_cancelled
     max_steps: int | None = None
 
     def wait(self) -> None:
