@@ -14,7 +14,7 @@ from pathlib import Path
 
 from personalpeft.adapters.formats.peft import CONFIG_FILE, PROVENANCE_FILE, TENSOR_FILE
 from personalpeft.errors import AdapterError
-from personalpeft.sandbox import Limits, certify
+from personalpeft.sandbox import Limits, run_reader
 
 _FILES = (CONFIG_FILE, TENSOR_FILE, PROVENANCE_FILE)
 _LARGEST = 256 * 2**20
@@ -44,8 +44,8 @@ def unzip_adapter(archive: Path, folder: Path) -> None:
 
     Raises ``AdapterError``.
     """
-    certificate = certify(
-        f"{__name__}:certify_archive",
+    digests = run_reader(
+        f"{__name__}:check_archive",
         {"path": str(archive)},
         Limits.for_files(_LARGEST, memory_factor=1, bytes_a_second=1 << 24),
         source=archive.name,
@@ -56,11 +56,11 @@ def unzip_adapter(archive: Path, folder: Path) -> None:
         with (folder / name).open("ab") as target:
             target.write(part)
 
-    if _read_archive(archive, write) != certificate.get(str(archive)):
+    if _read_archive(archive, write) != digests.get(str(archive)):
         raise AdapterError("The archive changed while it was read.", hint="Send it again.")
 
 
-def certify_archive(path: str) -> Mapping[str, str]:
+def check_archive(path: str) -> Mapping[str, str]:
     """Read an archive in a child of ``sandbox``, and return its digest."""
     return {path: _read_archive(Path(path), lambda name, part: None)}
 

@@ -56,8 +56,8 @@ if TYPE_CHECKING:
     from personalpeft.learning.status import TrainingStatus
     from personalpeft.provenance import Provenance
     from personalpeft.rebase import RebaseReport
-    from personalpeft.rebuild import RebuildReport, RepairReport
     from personalpeft.recovery import RestoreReport
+    from personalpeft.reproduction import RebuildReport, RepairReport
     from personalpeft.runtime import Runtime
     from personalpeft.settings import Observing, Serving, Settings, VllmServer
     from personalpeft.types import Verdict
@@ -129,8 +129,8 @@ _LAZY = {
     "LearnReport": "personalpeft.learning.report",
     "Provenance": "personalpeft.provenance",
     "RebaseReport": "personalpeft.rebase",
-    "RebuildReport": "personalpeft.rebuild",
-    "RepairReport": "personalpeft.rebuild",
+    "RebuildReport": "personalpeft.reproduction",
+    "RepairReport": "personalpeft.reproduction",
     "Reply": "personalpeft.chat.reply",
     "RestoreReport": "personalpeft.recovery",
     "Runtime": "personalpeft.runtime",

@@ -93,9 +93,16 @@ def import_peft_folder(services: Services, user: str, folder: Path, layer: str) 
 
 
 def read_peft_folder(services: Services, folder: Path, layer: str) -> Adapter:
-    """Return the adapter in a PEFT folder, for a layer of the open base.
+    """Return the adapter in a PEFT folder.
 
-    Raises ``AdapterError`` as ``User.import_peft``, ``InvalidId``.
+    Args:
+        services: The wired parts, with the open base.
+        folder: The folder.
+        layer: The layer that it is to be.
+
+    Raises:
+        AdapterError: As for ``User.import_peft``.
+        InvalidId: ``layer`` is no name of a layer.
     """
     check_layer_name(layer)
     base, source = services.base, folder.expanduser().absolute()

@@ -30,7 +30,7 @@ from personalpeft.ids import check_layer_name, check_user_id
 from personalpeft.learning.gate.evidence import eval_history
 from personalpeft.learning.report import format_leakage, from_json
 from personalpeft.learning.train.config import TrainingConfig
-from personalpeft.sandbox import Limits, certify
+from personalpeft.sandbox import Limits, run_reader
 from personalpeft.store.archive_file import (
     BLOBS,
     ArchiveContent,
@@ -141,9 +141,9 @@ def import_user(
     ``base`` returns the open base. It is called only if the file has revisions.
     """
     source = path.expanduser().absolute()
-    certificate = _certify(source)
+    digests = _check_in_child(source)
     with _reading(source), _open(source) as file:
-        if hashlib.file_digest(file, "sha256").hexdigest() != certificate.get(str(source)):
+        if hashlib.file_digest(file, "sha256").hexdigest() != digests.get(str(source)):
             raise _PERSONAL.invalid("It changed while it was read.")
         portable, blobs, revisions = _read(file)
         why = _why_without_revisions(portable, blobs, base)
@@ -167,11 +167,11 @@ def import_user(
     )
 
 
-def _certify(source: Path) -> Mapping[str, str]:
+def _check_in_child(source: Path) -> Mapping[str, str]:
     """Have a child with limits read a file first. Raises ``PersonalFileError``."""
     with suppress(OSError):
-        return certify(
-            f"{__name__}:certify_personal_file",
+        return run_reader(
+            f"{__name__}:check_personal_file",
             {"path": str(source)},
             _limits(source.stat().st_size),
             source=source.name,
@@ -180,7 +180,7 @@ def _certify(source: Path) -> Mapping[str, str]:
     return {}  # The file cannot be opened. Reading it says why.
 
 
-def certify_bytes(reader: Callable[[bytes], object], data: bytes, what: str) -> None:
+def check_bytes(reader: Callable[[bytes], object], data: bytes, what: str) -> None:
     """Have a child with limits read an archive first that lies in no file.
 
     Args:
@@ -193,14 +193,14 @@ def certify_bytes(reader: Callable[[bytes], object], data: bytes, what: str) -> 
     """
     name = f"{reader.__module__}:{reader.__name__}"
     limits = _limits(len(data))
-    certify(name, {}, limits, source=what, error=PersonalFileError, data=data)
+    run_reader(name, {}, limits, source=what, error=PersonalFileError, data=data)
 
 
 def _limits(size: int) -> Limits:
     return Limits.for_files(size, memory_factor=_MEMORY_FACTOR, bytes_a_second=_BYTES_A_SECOND)
 
 
-def certify_personal_file(path: str) -> Mapping[str, str]:
+def check_personal_file(path: str) -> Mapping[str, str]:
     """Read a ``.personal`` file in a child of ``sandbox``, and return its digest."""
     source = Path(path)
     with _reading(source), _open(source) as file:

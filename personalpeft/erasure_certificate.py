@@ -111,7 +111,14 @@ class CertificateDraft:
     ) -> Certificate:
         """Describe the outcome, measure again, and sign.
 
-        ``rebuild_again`` builds a live revision a second time and returns how that ended.
+        Args:
+            plan: What was to be erased.
+            erased: What was.
+            rebuilt: The learns that followed.
+            waiting: Why layers were not rebuilt, by layer.
+            rebuild_again: Builds a live revision a second time, and returns how that ended.
+                None skips the check.
+            progress: Told how far the measuring is.
         """
         statement, store = self._statement, self._services.store
         self._keys_destroyed = list(erased.keys_destroyed)

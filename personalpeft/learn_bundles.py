@@ -25,8 +25,8 @@ from typing import Any
 from personalpeft.adapters.formats.packed import unpack
 from personalpeft.archive import (
     USER_KEYS,
-    certify_bytes,
     check_adapters,
+    check_bytes,
     check_reports,
     check_revisions,
     check_user,
@@ -158,7 +158,7 @@ def learn_bundles(
 def apply_result(services: Services, user: str, result: bytes) -> LearnReport:
     """Implement ``User.apply_learn``, which documents the arguments."""
     store, base = services.store, services.base
-    certify_bytes(certify_result, result, _RESULT_NAME)
+    check_bytes(check_result, result, _RESULT_NAME)
     with map_archive_errors(_RESULT_NAME, _RESULT):
         content = read_archive(io.BytesIO(result), _RESULT)
         index, entries = content.index, content.entries
@@ -241,7 +241,7 @@ def _once_live(export: UserExport) -> Iterator[Mapping[str, Any]]:
             waiting.append(row["parent"])
 
 
-def certify_bundle(data: bytes) -> Json:
+def check_bundle(data: bytes) -> Json:
     """Read a bundle in a child of ``sandbox``."""
     with map_archive_errors(_BUNDLE_NAME, _BUNDLE):
         content = read_archive(io.BytesIO(data), _BUNDLE)
@@ -251,7 +251,7 @@ def certify_bundle(data: bytes) -> Json:
     return {}
 
 
-def certify_result(data: bytes) -> Json:
+def check_result(data: bytes) -> Json:
     """Read a result in a child of ``sandbox``."""
     with map_archive_errors(_RESULT_NAME, _RESULT):
         content = read_archive(io.BytesIO(data), _RESULT)
@@ -270,7 +270,7 @@ def _unpack_all(content: ArchiveContent) -> None:
 
 
 def _open_bundle(services: Services, data: bytes) -> _Bundle:
-    certify_bytes(certify_bundle, data, _BUNDLE_NAME)
+    check_bytes(check_bundle, data, _BUNDLE_NAME)
     with map_archive_errors(_BUNDLE_NAME, _BUNDLE):
         content = read_archive(io.BytesIO(data), _BUNDLE)
         index = content.index

@@ -258,6 +258,13 @@ def judge_rebase(
     It is refused for harm to general answers, and if more wanted answers lost than the margin
     allows, unless the others gained more. The gate abstains without questions, and where the former
     base is not open, so that the bare new base was asked instead.
+
+    Args:
+        layers: The heads before and after.
+        comparison: The same questions on both bases; None where they were not asked.
+        general: How the new stack answers general probes; None where it was not measured.
+        margins: The harm that the gate allows.
+        is_open: Whether the former base is open.
     """
     if all(each.before == each.after for each in layers):
         return RebaseOutcome.UNCHANGED, reason(ReasonCode.REBASE_UNCHANGED)

@@ -54,7 +54,7 @@ from personalpeft.memory.types import Embedder, Embedding
 from personalpeft.plugins import HttpExtension, HttpHost, Plugins
 from personalpeft.publishing import PublishReport, publish
 from personalpeft.rebase import RebaseReport, rebase
-from personalpeft.rebuild import RepairReport, repair
+from personalpeft.reproduction import RepairReport, repair
 from personalpeft.services import LazyModel, Services
 from personalpeft.settings import Observing, Serving, Settings
 from personalpeft.store.api_keys import ApiKeys

@@ -65,7 +65,7 @@ class Limits:
         return cls(_MEMORY + memory_factor * size, _SECONDS + size // bytes_a_second)
 
 
-def certify(
+def run_reader(
     reader: str,
     arguments: Mapping[str, Any],
     limits: Limits,

@@ -68,7 +68,7 @@ from personalpeft.learning.train.config import Start
 from personalpeft.memory.types import Item
 from personalpeft.plugins import Shaping, Verifier
 from personalpeft.provenance import Provenance, build_provenance
-from personalpeft.rebuild import RebuildReport, check_rebuild
+from personalpeft.reproduction import RebuildReport, check_rebuild
 from personalpeft.services import Services
 from personalpeft.store.types import UserSummary
 from personalpeft.types import (
@@ -156,6 +156,8 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
         Iterate over the stream, then read ``.reply``. Closing it early records a cancelled turn.
         ``QueueFull``, ``DeadlineExceeded`` and ``ServingFailed`` are raised while iterating. The
         timeout starts with the first piece.
+
+        Arguments: ``chat`` documents them.
         """
         messages = attach_tools(check_prompt(prompt), check_tools(tools), must_call)
         continues = conversation_id is not None or replaces is not None
@@ -659,7 +661,7 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
         plugins = self._services.plugins
         checked_verifier = plugins.verifier(verifier, family)
         checked_shaping = None if shaping is None else plugins.shaping(shaping)
-        return Learner.from_services(self._services).practise(
+        return Learner.from_services(self._services).practice(
             self.id, f"skill.{skill}", checked_verifier, checked_shaping, rounds, options
         )
 
@@ -683,7 +685,7 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
 
         The inputs are its ledger entries as they were, its recipe, its base and seed, and the
         revisions below it. On the same kind of processor, with the same versions of libraries, the
-        bytes are the same. Otherwise the report says how near they came. Imported and practised
+        bytes are the same. Otherwise the report says how near they came. Imported and practiced
         revisions cannot be built again. Takes as long as the learn did.
 
         Args:

@@ -158,7 +158,7 @@ def practice(common: GlobalOptions, skill: str, **options: Any) -> None:
     """Train SKILL on tasks that a verifier judges.
 
     Prints a report. Teach it some answers and learn them first, so that it solves some tasks
-    already. A gate judges the result on tasks that it never practises, and makes it live if it is
+    already. A gate judges the result on tasks that it never practices, and makes it live if it is
     better. A refusal is no error and changes nothing. Ctrl-C stops after the running step and keeps
     the work for the same practice.
     """

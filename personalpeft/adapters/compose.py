@@ -32,7 +32,7 @@ def compose(parts: Sequence[tuple[Adapter, float]]) -> AdapterStack:
     _check_same_base([adapter for adapter, _ in used])
     shares = {
         name: _shares(name, used)
-        for name in sorted({name for adapter, _ in used for name in adapter.pairs})
+        for name in sorted({name for adapter, _ in used for name in adapter.weights})
     }
     ranks = (sum(share.pair.a.shape[1] for share in each) for each in shares.values())
     return AdapterStack(max(ranks, default=0), shares)
@@ -64,9 +64,9 @@ def as_single_lora(composed: AdapterStack) -> tuple[Mapping[str, LoRAWeights], f
     return concatenate(composed), 1.0
 
 
-def in_half(pairs: Mapping[str, LoRAWeights]) -> dict[str, LoRAWeights]:
+def in_half(weights: Mapping[str, LoRAWeights]) -> dict[str, LoRAWeights]:
     """Convert to float16 every matrix whose numbers are in its range."""
-    return {name: LoRAWeights(_to_half(pair.a), _to_half(pair.b)) for name, pair in pairs.items()}
+    return {name: LoRAWeights(_to_half(pair.a), _to_half(pair.b)) for name, pair in weights.items()}
 
 
 def _to_half(matrix: Matrix) -> Matrix:
@@ -99,10 +99,10 @@ def _check_same_base(adapters: Sequence[Adapter]) -> None:
 
 
 def _shares(name: str, parts: Sequence[tuple[Adapter, float]]) -> tuple[ScaledLoRA, ...]:
-    adapting = [(part, weight) for part, weight in parts if name in part.pairs]
+    adapting = [(part, weight) for part, weight in parts if name in part.weights]
     sizes = {
         (pair.a.shape[0], pair.a.shape[2], pair.b.shape[1])
-        for pair in (part.pairs[name] for part, _ in adapting)
+        for pair in (part.weights[name] for part, _ in adapting)
     }
     if len(sizes) != 1:
         layers = ", ".join(part.manifest.layer for part, _ in adapting)
@@ -112,7 +112,7 @@ def _shares(name: str, parts: Sequence[tuple[Adapter, float]]) -> tuple[ScaledLo
             hint="Stack only layers of one base.",
         )
     return tuple(
-        ScaledLoRA(part.pairs[name], weight * part.manifest.scaling) for part, weight in adapting
+        ScaledLoRA(part.weights[name], weight * part.manifest.scaling) for part, weight in adapting
     )
 
 

@@ -93,11 +93,11 @@ def write_merged_gguf(
 def _merged_weights(base: Base, source: Path, stack: AdapterStack) -> Iterator[tuple[str, Tensor]]:
     import torch
 
-    pairs = concatenate(stack)
+    weights = concatenate(stack)
     architecture = base.architecture
     adapted = {
         f"{architecture.block_path}.{block}.{projection}.weight": (pair, block)
-        for projection, pair in pairs.items()
+        for projection, pair in weights.items()
         for block in range(architecture.blocks)
     }
     for name, weight in weights_of(source):

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from personalpeft.errors import AdapterError, InvalidInput, map_write_errors
-from personalpeft.sandbox import Limits, certify
+from personalpeft.sandbox import Limits, run_reader
 from personalpeft.types import parse_strict_json
 
 FILE_LIMIT = 8 * 2**30
@@ -62,27 +62,27 @@ def read_file(path: Path, *, limit: int = FILE_LIMIT) -> bytes:
         ) from error
 
 
-class CertifiedFiles:
-    """Reads files and keeps their digests, or checks them against those of a certificate.
+class CheckedFiles:
+    """Reads files and keeps their digests, or checks them against known ones.
 
     Args:
-        certificate: What ``sandbox.certify`` returned; None in the child, which makes one.
+        checked: What ``sandbox.run_reader`` returned; None in the child, which returns its own.
     """
 
-    def __init__(self, certificate: Mapping[str, str] | None = None) -> None:
-        self._certificate = certificate
+    def __init__(self, checked: Mapping[str, str] | None = None) -> None:
+        self._checked = checked
         self.digests: dict[str, str] = {}
 
     def read(self, path: Path, *, limit: int = FILE_LIMIT) -> bytes:
         """Read as ``read_file`` does. Raises ``AdapterError`` also for bytes that changed."""
         data = read_file(path, limit=limit)
         digest = self.digests[str(path)] = hashlib.sha256(data).hexdigest()
-        if self._certificate is not None and self._certificate.get(str(path)) != digest:
+        if self._checked is not None and self._checked.get(str(path)) != digest:
             raise format_error(str(path), "changed while it was read.", hint="Import it again.")
         return data
 
 
-def certify_adapter(reader: str, path: Path) -> CertifiedFiles:
+def check_adapter_files(reader: str, path: Path) -> CheckedFiles:
     """Have a child with limits parse an adapter first.
 
     Args:
@@ -102,7 +102,7 @@ def certify_adapter(reader: str, path: Path) -> CertifiedFiles:
         size = 0  # The reader says what is wrong with it.
     limits = Limits.for_files(size, memory_factor=_MEMORY_FACTOR, bytes_a_second=_BYTES_A_SECOND)
     arguments = {"path": str(path)}
-    return CertifiedFiles(certify(reader, arguments, limits, source=str(path), error=AdapterError))
+    return CheckedFiles(run_reader(reader, arguments, limits, source=str(path), error=AdapterError))
 
 
 def parse_json(data: bytes | str, *, source: str, what: str, depth: int = DEPTH_LIMIT) -> Any:
@@ -131,7 +131,16 @@ def parse_json(data: bytes | str, *, source: str, what: str, depth: int = DEPTH_
 
 
 def parse_object(data: bytes | str, *, source: str, what: str) -> dict[str, Any]:
-    """Parse a strict JSON object; arguments and errors are those of ``parse_json``."""
+    """Parse a strict JSON object.
+
+    Args:
+        data: The JSON; bytes are UTF-8.
+        source: The file, for errors.
+        what: What the JSON is in the file, for errors.
+
+    Raises:
+        AdapterError: As for ``parse_json``, or it is no object.
+    """
     value = parse_json(data, source=source, what=what)
     if not isinstance(value, dict):
         raise format_error(source, f"{what} is not a JSON object.")

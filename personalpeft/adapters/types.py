@@ -91,7 +91,7 @@ class Adapter:
     """A LoRA: its manifest and the weights of each projection."""
 
     manifest: Manifest
-    pairs: Mapping[str, LoRAWeights]
+    weights: Mapping[str, LoRAWeights]
 
 
 @dataclass(frozen=True, slots=True)

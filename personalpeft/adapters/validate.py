@@ -49,18 +49,20 @@ def check_adapter(
             f"was built for base {shorten(manifest.base)}, the base in use is {shorten(base)}.",
             hint=_OTHER_BASE,
         )
-    blocks, rank = _check_pairs(adapter.pairs, source, numbers=numbers)
+    blocks, rank = _check_weights(adapter.weights, source, numbers=numbers)
     if manifest.rank != rank:
         raise format_error(
             source, f"the manifest says rank {manifest.rank}, the tensors have {rank}."
         )
-    if set(manifest.targets) != set(adapter.pairs) or len(manifest.targets) != len(adapter.pairs):
+    if set(manifest.targets) != set(adapter.weights) or len(manifest.targets) != len(
+        adapter.weights
+    ):
         raise format_error(
             source,
             f"the manifest names {safe_repr(sorted(manifest.targets))}, the tensors differ.",
         )
     if architecture is not None:
-        _check_architecture(adapter.pairs, blocks, architecture, source)
+        _check_architecture(adapter.weights, blocks, architecture, source)
 
 
 def is_finite(matrix: Matrix) -> bool:
@@ -131,15 +133,15 @@ def stack_blocks(
     return {name: LoRAWeights(stack(name, "A"), stack(name, "B")) for name in projections}
 
 
-def _check_pairs(
-    pairs: Mapping[str, LoRAWeights], source: str, *, numbers: bool
+def _check_weights(
+    weights: Mapping[str, LoRAWeights], source: str, *, numbers: bool
 ) -> tuple[int, int]:
     """Return (blocks, rank)."""
-    if not pairs:
+    if not weights:
         raise format_error(source, "has no projections.")
-    first = next(iter(pairs.values())).a
+    first = next(iter(weights.values())).a
     shared = first.shape[:2]
-    for name, pair in pairs.items():
+    for name, pair in weights.items():
         if len(name) > PROJECTION_LIMIT or PROJECTION.fullmatch(name) is None:
             raise format_error(source, f"{safe_repr(name)} cannot be the name of a projection.")
         for half, matrix in (("A", pair.a), ("B", pair.b)):
@@ -175,9 +177,9 @@ def _check_matrix(matrix: Matrix, name: str, source: str, *, numbers: bool) -> N
 
 
 def _check_architecture(
-    pairs: Mapping[str, LoRAWeights], blocks: int, architecture: Architecture, source: str
+    weights: Mapping[str, LoRAWeights], blocks: int, architecture: Architecture, source: str
 ) -> None:
-    for name, pair in pairs.items():
+    for name, pair in weights.items():
         inputs, outputs = projection_size(name, architecture, source)
         if (pair.a.shape[2], pair.b.shape[1]) != (inputs, outputs):
             raise format_error(

@@ -27,7 +27,15 @@ def map_model_errors(
 ) -> Iterator[None]:
     """Log what the model raises, without its text, and raise ``to_serving_error`` of it.
 
-    Only model code may run inside. The arguments are those of ``to_serving_error``.
+    Only model code may run inside.
+
+    Args:
+        message: What failed, a sentence.
+        hint: What to do.
+        memory_hint: What to do if there was not enough memory.
+
+    Raises:
+        ServingFailed: The model raised one of ``FAULTS``.
     """
     try:
         yield

@@ -23,7 +23,7 @@ from personalpeft.base_models.mapped_weights import MAPPED_FORMATS, bytes_to_loa
 from personalpeft.base_models.registry import all_cards, find_card
 from personalpeft.base_models.types import Base, ModelCard, Source
 from personalpeft.errors import CardError, InvalidInput, NotFound, WeightsError
-from personalpeft.sandbox import Limits, certify
+from personalpeft.sandbox import Limits, run_reader
 from personalpeft.settings import WeightsMode
 from personalpeft.types import Architecture, Json, Progress, Sampling, ToolFormat
 
@@ -154,7 +154,7 @@ def _file_of(path: Path) -> Path | None:
     return models[0]
 
 
-def certify_gguf_base(path: str, template: str | None) -> Mapping[str, str]:
+def check_gguf_base(path: str, template: str | None) -> Mapping[str, str]:
     """Describe a GGUF file in a child of ``sandbox``, and return the digest of its header.
 
     The child also runs the chat template, which may never end.
@@ -168,8 +168,8 @@ def certify_gguf_base(path: str, template: str | None) -> Mapping[str, str]:
 
 def _from_gguf(file: Path, template: str | None, cards: Sequence[ModelCard]) -> LocalModel:
     size = file.stat().st_size
-    certificate = certify(
-        f"{__name__}:certify_gguf_base",
+    digests = run_reader(
+        f"{__name__}:check_gguf_base",
         {"path": str(file), "template": template},
         # The file is mapped, and its header alone is read.
         Limits.for_files(size, memory_factor=1, bytes_a_second=1 << 40),
@@ -177,7 +177,7 @@ def _from_gguf(file: Path, template: str | None, cards: Sequence[ModelCard]) -> 
         error=WeightsError,
     )
     facts = describe_gguf(file)
-    if certificate.get(str(file)) != facts.header:
+    if digests.get(str(file)) != facts.header:
         raise WeightsError(f"{file}: changed while it was read.", hint="Add it again.")
     return _propose_card(file, facts, template, cards)
 
@@ -260,8 +260,8 @@ def _from_folder(folder: Path, template: str | None) -> LocalModel:
         sampling=Sampling(**_folder_sampling(folder)),
         learning=recipe(size // width),
     )
-    certify(
-        f"{__name__}:certify_template",
+    run_reader(
+        f"{__name__}:run_template",
         {"template": chosen, "control": facts.control, "bos": facts.bos, "eos": facts.eos},
         Limits.for_files(len(chosen), memory_factor=64, bytes_a_second=1 << 20),
         source=f"{folder}: its chat template cannot be used",
@@ -292,10 +292,16 @@ def _from_folder(folder: Path, template: str | None) -> LocalModel:
     )
 
 
-def certify_template(template: str, control: Sequence[str], bos: str, eos: str) -> Json:
+def run_template(template: str, control: Sequence[str], bos: str, eos: str) -> Json:
     """Run a chat template in a child of ``sandbox``, since it may never end.
 
     A template that only fails is refused outside, with the name of its folder.
+
+    Args:
+        template: The chat template, in Jinja.
+        control: The control tokens of the base.
+        bos: The text of its beginning of a sequence.
+        eos: The text of its end of a sequence.
     """
     card = ModelCard("new", "", "", Source("folder"), targets=(), context=1)
     architecture = Architecture("", "", 1, {})

@@ -61,7 +61,13 @@ def read_calls(text: str, tool_format: ToolFormat) -> tuple[str, tuple[ToolCall,
 
 
 def assistant_message(text: str, turn_id: str, tool_format: ToolFormat) -> Message:
-    """Return a reply as a message, its tool calls parsed and named after its turn."""
+    """Return a reply as a message, its tool calls parsed.
+
+    Args:
+        text: The reply, as the model wrote it.
+        turn_id: Its turn, after which the calls are named.
+        tool_format: How the base writes calls.
+    """
     content, calls = read_calls(text, tool_format)
     named = (replace(call, id=f"call_{turn_id}_{n}") for n, call in enumerate(calls))
     return Message("assistant", content if calls else text, tuple(named))

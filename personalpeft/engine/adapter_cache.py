@@ -24,8 +24,8 @@ class _Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class SlotAssignment:
-    """A slot for ``key``. ``evicted`` is the key to detach first, None for a free slot."""
+class AdapterLoad:
+    """An adapter to load into a slot. ``evicted`` is to be detached first; None for a free slot."""
 
     key: str
     evicted: str | None
@@ -61,12 +61,12 @@ class AdapterCache:
             reserved[key] = None
         return tuple(reserved)
 
-    def allocate(self, reserved: tuple[str, ...]) -> list[SlotAssignment]:
-        """Assign slots to reserved keys that have none, while a slot is free or can be evicted.
+    def allocate(self, reserved: tuple[str, ...]) -> list[AdapterLoad]:
+        """Give slots to reserved keys that have none, while a slot is free or can be evicted.
 
-        Each assigned key is loading until ``mark_ready`` or ``remove``.
+        Each of these keys is loading until ``mark_ready`` or ``remove``.
         """
-        assigned = []
+        loads = []
         for key in reserved:
             if key in self._slots:
                 continue
@@ -77,8 +77,8 @@ class AdapterCache:
                     break
                 del self._slots[evicted]
             self._slots[key] = _Slot()
-            assigned.append(SlotAssignment(key, evicted))
-        return assigned
+            loads.append(AdapterLoad(key, evicted))
+        return loads
 
     def mark_ready(self, key: str) -> None:
         """Record that the adapter is attached."""

@@ -180,12 +180,12 @@ class EngineCore:
         """Load the adapters that are waited for. Return the keys with which requests may start."""
         with self._changed:
             # Requests for an adapter that just failed end in the next iteration.
-            reserved, assigned = self._scheduler.assign_slots(self._failed.__contains__)
-        for assignment, stack in assigned:
-            if assignment.evicted is not None:
+            reserved, loads = self._scheduler.plan_loads(self._failed.__contains__)
+        for load, stack in loads:
+            if load.evicted is not None:
                 self._metrics.count("stack_evictions_total")
-                self.backend.detach(assignment.evicted)
-            self._loader.load(assignment.key, stack)
+                self.backend.detach(load.evicted)
+            self._loader.load(load.key, stack)
         return reserved
 
     def _start_requests(self, reserved: Sequence[str]) -> None:

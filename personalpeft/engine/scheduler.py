@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, count
 
-from personalpeft.engine.adapter_cache import AdapterCache, SlotAssignment
+from personalpeft.engine.adapter_cache import AdapterCache, AdapterLoad
 from personalpeft.engine.fair_queue import FairQueue
 from personalpeft.engine.request import RequestState, RequestStatus
 from personalpeft.types import Stack
@@ -40,16 +40,16 @@ class Scheduler:
         self._max_rows = max_rows
         self._orders = count()
 
-    def assign_slots(
+    def plan_loads(
         self, skipped: Callable[[str], bool]
-    ) -> tuple[tuple[str, ...], list[tuple[SlotAssignment, Stack]]]:
-        """Assign slots to the adapters that are waited for, in queue order.
+    ) -> tuple[tuple[str, ...], list[tuple[AdapterLoad, Stack]]]:
+        """Give slots to the adapters that are waited for, in queue order. The caller loads them.
 
         Args:
             skipped: Whether not to load a key now.
 
         Returns:
-            The reserved keys, with which requests may start, and the assignments to load.
+            The reserved keys, with which requests may start, and the adapters to load.
         """
         stacks: dict[str, Stack] = {}
 
@@ -62,8 +62,8 @@ class Scheduler:
                     yield each.adapter_key
 
         reserved = self.adapters.reserve(wanted())
-        assigned = self.adapters.allocate(reserved)
-        return reserved, [(each, stacks[each.key]) for each in assigned]
+        loads = self.adapters.allocate(reserved)
+        return reserved, [(each, stacks[each.key]) for each in loads]
 
     def loaded(self, key: str, error: Exception | None) -> None:
         """Record that a load ended. An error reaches the threads that wait to pin the adapter."""

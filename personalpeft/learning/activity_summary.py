@@ -92,7 +92,7 @@ class ActivitySummary(HasJson):
         if report.outcome.is_event or not (is_live or report.revision in self.under):
             return ""
         what = "undo" if is_live else "undo, with all that came after it"
-        to = f"--to {report.before or 'base'} --user {report.user}"
+        to = f"--to {report.previous_head or 'base'} --user {report.user}"
         return f"{what}: personalpeft rollback {report.layer} {to}"
 
 
@@ -129,7 +129,7 @@ def summarize_activity(
 def _replaced_heads(head: str | None, reports: Sequence[LearnReport]) -> Iterator[str]:
     """Yield the heads before a head, newest first, as far as learns replaced them."""
     before = {
-        report.revision: report.before
+        report.revision: report.previous_head
         for report in reports
         if report.live and not report.outcome.is_event
     }

@@ -103,7 +103,12 @@ class ErasureTarget:
 
 
 def find_target(store: Store, user: str, item: str) -> ErasureTarget:
-    """Return the turn, signal or layer with a name, or an unambiguous beginning of an id.
+    """Return the turn, signal or layer that an item names.
+
+    Args:
+        store: The open home.
+        user: The user.
+        item: The name of a layer, or an unambiguous beginning of an id.
 
     Raises:
         NotFound: There is none.
@@ -130,7 +135,12 @@ def find_target(store: Store, user: str, item: str) -> ErasureTarget:
 
 
 def find_item(store: Store, user: str, item: str) -> Turn | Signal:
-    """Return the turn or signal with an id, or an unambiguous beginning of one.
+    """Return the turn or signal that an item names.
+
+    Args:
+        store: The open home.
+        user: The user.
+        item: An unambiguous beginning of an id.
 
     Raises:
         NotFound: There is none.
@@ -147,7 +157,13 @@ def find_item(store: Store, user: str, item: str) -> Turn | Signal:
 
 
 def plan_erasure(store: Store, user: str, target: ErasureTarget) -> ErasurePlan:
-    """Return what is erased with a target."""
+    """Return what is erased with a target.
+
+    Args:
+        store: The open home.
+        user: The user.
+        target: What to forget.
+    """
     return _ErasurePlanner(store, user, target).plan()
 
 

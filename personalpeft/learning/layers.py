@@ -39,7 +39,13 @@ def layer_order(layer: str) -> int:
 
 
 def known_layers(store: Store, user: str, assignments: Sequence[Assignment]) -> tuple[str, ...]:
-    """Return all layers that have lessons or were built, lowest first; "style" if there is none."""
+    """Return all layers that have lessons or were built, lowest first; "style" if there is none.
+
+    Args:
+        store: The open home.
+        user: The user.
+        assignments: All assignments of the user.
+    """
     built = [layer.name for layer in store.catalog.layers(user)]
     taught = [each.layer for each in assignments if each.layer is not None]
     names = list(dict.fromkeys((*built, *taught))) or ["style"]
@@ -47,7 +53,14 @@ def known_layers(store: Store, user: str, assignments: Sequence[Assignment]) -> 
 
 
 def live_revision(store: Store, user: str, layer: str, live: Stack) -> Revision | None:
-    """Return the live revision of a layer, or None."""
+    """Return the live revision of a layer, or None.
+
+    Args:
+        store: The open home.
+        user: The user.
+        layer: The layer.
+        live: The live stack.
+    """
     entry = next((entry for entry in live.entries if entry.layer == layer), None)
     return store.catalog.revision(user, entry.revision) if entry is not None else None
 
@@ -57,6 +70,12 @@ def stack_below(store: Store, user: str, live: Stack, layer: str) -> Stack:
 
     Style lies below skills, and skills below memory. A layer that is switched off or attached to
     some prompts only is left out. Otherwise no user would get the stack that was trained on.
+
+    Args:
+        store: The open home.
+        user: The user.
+        live: The stack.
+        layer: The layer.
     """
     scopes = {each.name: each.scope for each in store.catalog.layers(user)}
     order = layer_order(layer)
@@ -162,7 +181,9 @@ def _find_outcome(
             continue
         if is_head and report.live:
             return None
-        is_in_place = report.before == head.id != revision.parent and is_valid_on(revision, below)
+        is_in_place = report.previous_head == head.id != revision.parent and is_valid_on(
+            revision, below
+        )
         # A build that equals the head shows that no other is to be had.
         if is_in_place and (is_head or not _outdated_signals(store, revision, assignments)):
             return report
@@ -219,9 +240,14 @@ def trained_on(store: Store, revision: Revision | None) -> set[str]:
 
 
 def has_practice_since(store: Store, revision: Revision, root: Revision | None) -> bool:
-    """Return whether a revision or an ancestor above ``root`` was practised.
+    """Return whether a revision or an ancestor above ``root`` was practiced.
 
     No build from lessons brings practice back.
+
+    Args:
+        store: The open home.
+        revision: Where to begin.
+        root: The ancestor to stop at; None goes back to the first.
     """
     for each in ancestors(store, revision):
         if root is not None and each.id == root.id:
@@ -232,7 +258,7 @@ def has_practice_since(store: Store, revision: Revision, root: Revision | None) 
 
 
 def root_revision(store: Store, head: Revision) -> Revision | None:
-    """Return the oldest ancestor where it has no signals: it was imported, or practised.
+    """Return the oldest ancestor where it has no signals: it was imported, or practiced.
 
     No build from lessons brings it back.
     """

@@ -102,7 +102,7 @@ class Learner:
             for user in users
         )
 
-    def practise(
+    def practice(
         self,
         user: str,
         layer: str,
@@ -357,7 +357,7 @@ class _UserLearn:
         why = reason(ReasonCode.ALL_RETRACTED, live=live or "the base")
         outcome = LearnOutcome.DRY_RUN if is_dry_run else LearnOutcome.RETRACTED
         report = report_of_head(self._services, head, self._began, outcome, why)
-        report = replace(report, before=live, probation=False)
+        report = replace(report, previous_head=live, probation=False)
         if is_dry_run:
             return report
         if self._options.cancelled():
@@ -390,7 +390,7 @@ class _UserLearn:
 def _built_before(outcome: LearnReport) -> NothingToLearn:
     """Return the error that says how the build in a stale head's place ended."""
     is_cleared = outcome.outcome is LearnOutcome.RETRACTED
-    target = (outcome.before if is_cleared else outcome.revision) or "base"
+    target = (outcome.previous_head if is_cleared else outcome.revision) or "base"
     return NothingToLearn(
         f"Nothing new for {outcome.layer}. The last build of its lessons is not live; it was"
         f" {outcome.outcome}: {outcome.reason}.",

@@ -37,7 +37,16 @@ def wait_while(paused: Condition, cancelled: Condition) -> None:
 
 
 def check_budget(budget: object, unit: str, *, whole: bool = False) -> None:
-    """Raise ``InvalidInput`` for a budget that is neither None nor a number above 0."""
+    """Check a budget of a learn.
+
+    Args:
+        budget: The budget; None for no limit.
+        unit: What it counts, in the plural, for the error.
+        whole: Whether it must be a whole number.
+
+    Raises:
+        InvalidInput: It is neither None nor a number above 0.
+    """
     number = isinstance(budget, int if whole else int | float) and not isinstance(budget, bool)
     if budget is not None and not (number and budget > 0):  # type: ignore[operator]  # a number
         kind = "a whole number" if whole else "a number"

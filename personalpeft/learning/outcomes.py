@@ -113,7 +113,7 @@ class RebuildOutcome(StrEnum):
     DIFFERENT = "different"
     IMPORTED = "imported"
     """It was trained elsewhere, so the ledger does not have what it was made of."""
-    PRACTISED = "practised"
+    PRACTICED = "practiced"
     """It was trained on tasks of a verifier, which the ledger does not have."""
     INPUTS_MISSING = "inputs missing"
     TRAINING_FORBIDDEN = "training forbidden"
@@ -292,7 +292,7 @@ class ReasonCode(_CodeWithText):
     ON_PROBATION = auto(), "on probation, since this is little evidence"
     NOT_MEASURABLE = auto(), "not accepted, since it could not be measured"
     WITHDRAWN_BEFORE = auto(), "this revision was withdrawn before, and there is no new lesson"
-    PRACTICE_NOT_INCLUDED = auto(), "the practice is not part of it; practise again"
+    PRACTICE_NOT_INCLUDED = auto(), "the practice is not part of it; practice again"
 
     # How a learn ended otherwise.
     MEMORY_BUDGET = auto(), "training takes about {needed:,.0f} MB; {allowed:,g} MB are allowed"
@@ -312,7 +312,7 @@ class ReasonCode(_CodeWithText):
     )
     SAME_AS_LIVE = auto(), "the build equals the live revision"
     NO_HOLDOUT = auto(), "a layer below has changed; it stays, since no lesson can check it"
-    PRACTICE_NEEDED = auto(), "practise again, since a build from lessons would undo the practice"
+    PRACTICE_NEEDED = auto(), "practice again, since a build from lessons would undo the practice"
     # In reports of earlier versions only.
     BUILT_BEFORE = auto(), "it stays, since its replacement did not go live"
     REPLACEMENT_NOT_LIVE = auto(), "it stays, since its replacement {revision} did not go live"

@@ -21,11 +21,8 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import TypeAlias, TypeVar
 
-from personalpeft.backends.base import Session, SessionSpec
-from personalpeft.errors import Cancelled, PersonalPeftError, format_origin
-from personalpeft.learning.data.batching import build_batches
+from personalpeft.errors import Cancelled, format_origin
 from personalpeft.learning.data.capacity import estimate_session_mb
-from personalpeft.learning.data.general_replies import GeneralReplies, reply_generally
 from personalpeft.learning.data.training_examples import Lesson
 from personalpeft.learning.evaluate.answers import evaluate_answers
 from personalpeft.learning.evaluate.eval_job import EvalJob, EvalSet, make_eval_job
@@ -33,14 +30,12 @@ from personalpeft.learning.evaluate.evaluation import EvalResult, evaluate
 from personalpeft.learning.evaluate.measures import MAX_RULE_LESSONS, MAX_RULES
 from personalpeft.learning.evaluate.probes import load_general_prompts
 from personalpeft.learning.gate.evidence import Evidence, read_history
-from personalpeft.learning.gate.gate import Judgement, Margins, find_unsafe_lessons, judge, override
-from personalpeft.learning.gate.probation import refuse_withdrawn
-from personalpeft.learning.layers import has_practice_since, live_revision, trained_on
+from personalpeft.learning.gate.gate import Judgement, Margins, judge_candidate
+from personalpeft.learning.layers import trained_on
 from personalpeft.learning.options import LearnOptions
 from personalpeft.learning.outcomes import (
     LearnOutcome,
     Placement,
-    Reason,
     ReasonCode,
     reason,
 )
@@ -61,20 +56,15 @@ from personalpeft.learning.status import publish_status
 from personalpeft.learning.train.loop import (
     CheckpointStore,
     LoopControl,
-    TrainJob,
     TrainResult,
     cancelled_error,
-    train,
 )
+from personalpeft.learning.train.stage import open_session, train_plans, yield_to_serving
 from personalpeft.services import Services
-from personalpeft.types import Verdict
 
 _log = logging.getLogger(__name__)
 
 BuildResult: TypeAlias = LearnReport | Exception
-
-# Longest wait for chats before each step, so that a server that is never idle still learns.
-MAX_YIELD_SECONDS = 5.0
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -163,44 +153,33 @@ class TrainingPipeline:
         """
         practices = {user: each for user, each in plans.items() if isinstance(each, PracticePlan)}
         if practices:
-            return _each_user(lambda _, plan: self._practise(plan), practices, results)
+            return _each_user(lambda _, plan: self._practice(plan), practices, results)
         found = {user: find_candidate(self.services.store, plan) for user, plan in plans.items()}
         candidates = {user: each for user, each in found.items() if each is not None}
         plans = {user: plan for user, plan in plans.items() if user not in candidates}
         if not plans:
             return candidates
+        store = self.services.store
         for user, plan in plans.items():
-            publish_status(self.services.store, user, plan.layer, "Reading")
+            publish_status(store, user, plan.layer, "Reading")
         self._show("Reading", len(plans), 0.0)
-        replies = reply_generally(
-            self.services, plans, cancelled=self.options.cancelled, paused=self.options.paused
-        )
-        if self.options.cancelled():
-            raise cancelled_error("before the first step")
-        jobs = _each_user(lambda user, r: self._make_train_job(plans[user], r), replies, results)
-        control = self._control(lambda done: self._show("Learning", len(plans), done))
-        trained = train(jobs, self.services.training_backend.advance, control)
-        return candidates | _each_user(
-            lambda user, t: self._finish_training(plans[user], t), trained, results
-        )
-
-    def _make_train_job(self, plan: Plan, replies: GeneralReplies) -> TrainJob:
-        store, backend = self.services.store, self.services.learning_engine.backend
-        return TrainJob(
-            lambda: open_session(self.services, plan),
-            build_batches(plan, backend, replies, self.services.memory.embedder),
-            plan.recipe,
-            plan.inputs,
-            CheckpointStore.of_layer(store, plan.user, plan.layer),
-            lambda step, steps: publish_status(
+        trained = train_plans(
+            self.services,
+            plans,
+            self._control(lambda done: self._show("Learning", len(plans), done)),
+            checkpoints=lambda plan: CheckpointStore.of_layer(store, plan.user, plan.layer),
+            show_step=lambda plan, step, steps: publish_status(
                 store, plan.user, plan.layer, "Learning", step, steps
             ),
+        )
+        return candidates | _each_user(
+            lambda user, result: self._finish_training(plans[user], result), trained, results
         )
 
     def _finish_training(self, plan: Plan, trained: TrainResult) -> Candidate | LearnReport:
         """Return the candidate, or the report of a training that a budget ended."""
         if trained.is_complete:
-            return store_candidate(self.services, plan, trained.pairs)
+            return store_candidate(self.services, plan, trained.weights)
         is_step_budget = (
             self.options.steps is not None and len(trained.losses) >= self.options.steps
         )
@@ -211,16 +190,16 @@ class TrainingPipeline:
         )
         return record(self.services, report) if trained.losses else report
 
-    def _practise(self, plan: PracticePlan) -> Candidate | LearnReport:
-        """Practise in rounds, and return the candidate, or the report where no step was made."""
+    def _practice(self, plan: PracticePlan) -> Candidate | LearnReport:
+        """Practice in rounds, and return the candidate, or the report where no step was made."""
         store, rounds = self.services.store, plan.config.rounds
 
         def show(done: float) -> None:
             step = round(done * rounds)
-            publish_status(store, plan.user, plan.layer, "Practising", step, rounds)
+            publish_status(store, plan.user, plan.layer, "Practicing", step, rounds)
             elapsed, seconds = self.services.clock.timer() - self.started, self.options.seconds
             spent = elapsed / seconds if seconds is not None else 0.0
-            self._show("Practising", 1, min(1.0, max(done, spent)))
+            self._show("Practicing", 1, min(1.0, max(done, spent)))
 
         checkpoints = CheckpointStore.of_layer(store, plan.user, plan.layer)
         with map_practice_errors():
@@ -228,15 +207,15 @@ class TrainingPipeline:
         with closing(session):
             engine = self.services.learning_engine
             loop = RLLoop(engine, plan, session, checkpoints, self._control(show))
-            practised = replace(plan, state=loop.run())
-            if practised.steps:
-                return store_candidate(self.services, practised, session.weights())
+            practiced = replace(plan, state=loop.run())
+            if practiced.steps:
+                return store_candidate(self.services, practiced, session.weights())
         report = report_of(
             self.services,
-            practised,
+            practiced,
             LearnOutcome.NOTHING_TO_LEARN,
-            practised.explain_no_step(),
-            scores=practised.figures,
+            practiced.explain_no_step(),
+            scores=practiced.figures,
         )
         record(self.services, report)
         store.delete_session(plan.user, plan.layer)
@@ -355,36 +334,19 @@ class TrainingPipeline:
         evaluated: Mapping[str, EvalResult],
         results: dict[str, BuildResult],
     ) -> dict[str, Judgement]:
-        """Return the verdict on each candidate, with the evidence for and against it."""
-        return _each_user(
-            lambda user, each: self._judge_candidate(candidates[user], each[0]), evaluated, results
-        )
+        """Return the verdict on each candidate, by its evidence."""
 
-    def _judge_candidate(self, candidate: Candidate, evidence: Evidence) -> Judgement:
-        store, plan = self.services.store, candidate.plan
-        head = live_revision(store, plan.user, plan.layer, plan.live)
-        learned = trained_on(store, head)
-        has_new_lessons = bool(plan.new_holdout) or any(
-            lesson.signal not in learned for lesson in plan.new_examples
-        )
-        judgement = judge(
-            evidence,
-            self.margins,
-            removes_lessons=plan.removes_lessons,
-            has_new_lessons=has_new_lessons,
-        )
-        judgement = refuse_withdrawn(store, plan.user, candidate.entry.revision, judgement)
-        is_promoted = judgement.verdict is Verdict.PROMOTED
-        if is_promoted and (problem := find_unsafe_lessons(store, plan)):
-            judgement = Judgement(Verdict.REFUSED, (problem,))
-        # The user accepts the requested build, not a rebuild that follows from it.
-        may_override = self.options.accept and (has_new_lessons or plan.rebuild_reason is None)
-        if may_override and judgement.verdict is not Verdict.PROMOTED:
-            judgement = override(judgement, evidence)
-        reasons = (*plan.build_reasons, *judgement.reasons)
-        if head is not None and has_practice_since(store, head, plan.parent):
-            reasons = (*reasons, Reason(ReasonCode.PRACTICE_NOT_INCLUDED))
-        return replace(judgement, reasons=reasons)
+        def judge(user: str, result: EvalResult) -> Judgement:
+            return judge_candidate(
+                self.services.store,
+                candidates[user].plan,
+                candidates[user].entry.revision,
+                result[0],
+                self.margins,
+                accept=self.options.accept,
+            )
+
+        return _each_user(judge, evaluated, results)
 
     # publish
 
@@ -430,55 +392,31 @@ class TrainingPipeline:
         self.options.progress(f"{stage} for {users}" if users > 1 else stage, done)
 
     def _control(self, progress: Callable[[float], None]) -> LoopControl:
-        engine, timer, seconds = (
-            self.services.learning_engine,
-            self.services.clock.timer,
-            self.options.seconds,
-        )
+        timer, seconds = self.services.clock.timer, self.options.seconds
         return LoopControl(
             progress=progress,
             cancelled=self.options.cancelled,
             paused=self.options.paused,
             out_of_time=lambda: seconds is not None and timer() - self.started > seconds,
-            yield_to_serving=lambda: engine.yield_to_foreground(MAX_YIELD_SECONDS),
+            yield_to_serving=lambda: yield_to_serving(self.services),
             max_steps=self.options.steps,
-        )
-
-
-def open_session(services: Services, plan: Plan) -> Session:
-    """Open the training session of a plan, on the stack below and from the parent's weights."""
-    engine, recipe = services.learning_engine, plan.recipe
-    start = engine.read_adapter(plan.parent.digest).pairs if plan.parent else None
-    # The session copies the stack below, so its slot is free while it trains.
-    with engine.pin(plan.below) as below:
-        return services.training_backend.session(
-            SessionSpec(
-                rank=recipe.rank,
-                scaling=recipe.scaling,
-                target_modules=recipe.target_modules,
-                seed=recipe.seed,
-                base_key=below,
-                initial_weights=start,
-                weight_decay=recipe.weight_decay,
-                max_grad_norm=recipe.max_grad_norm,
-            )
         )
 
 
 def _each_user(
     act: Callable[[str, T], U | LearnReport],
-    values: Mapping[str, T | PersonalPeftError],
+    values: Mapping[str, T | Exception],
     results: dict[str, BuildResult],
 ) -> dict[str, U]:
     """Return what ``act`` returns for each user. A report or an error is its user's result."""
     returned: dict[str, U] = {}
     for user, value in values.items():
         try:
-            made = value if isinstance(value, PersonalPeftError) else act(user, value)
+            made = value if isinstance(value, Exception) else act(user, value)
         except Exception as error:  # noqa: BLE001 - an error of any kind is a result
             results[user] = error
             continue
-        if isinstance(made, LearnReport | PersonalPeftError):
+        if isinstance(made, LearnReport | Exception):
             results[user] = made
         else:
             returned[user] = made

@@ -1,7 +1,8 @@
 """Decide the inputs of a build before anything is trained.
 
-Invariants: a held-out signal is never among the training lessons. Equal ``inputs`` mean an equal
-build. Nothing outside ``inputs`` (ids, times, the load) reaches the revision's bytes.
+Invariants: a held-out signal is never among the training lessons. An equal
+``inputs_digest`` means an equal build. Nothing outside of it (ids, times, the load) reaches the
+revision's bytes.
 """
 
 from __future__ import annotations
@@ -209,7 +210,7 @@ class Plan:
         return canonical_digest([[_content(lesson) for lesson in part] for part in parts])
 
     @property
-    def inputs(self) -> str:
+    def inputs_digest(self) -> str:
         """Digest of everything that the build depends on. Its keys are stored in the digest."""
         return canonical_digest(
             {
@@ -254,6 +255,11 @@ class Plan:
 def inspect_live_layer(services: Services, user: str, layer: str) -> LayerState:
     """Read the ledger, and return the state of a layer in the user's live stack.
 
+    Args:
+        services: The wired parts.
+        user: The user.
+        layer: The layer.
+
     Raises:
         NotFound: The user is unknown.
         BaseMismatch: The live stack is of another base.
@@ -274,7 +280,7 @@ def build_plan(
 ) -> Plan:
     """Decide what a build is made of.
 
-    A build that cannot extend the head starts from its imported or practised root, which no lesson
+    A build that cannot extend the head starts from its imported or practiced root, which no lesson
     would bring back. Without such a root it starts from nothing.
 
     Args:
@@ -392,7 +398,14 @@ def holdout_beside(store: Store, state: LayerState) -> tuple[Lesson, ...]:
 def held_out_signals(
     store: Store, user: str, layer: str, assignments: Sequence[Assignment]
 ) -> set[str]:
-    """Return the signals that a layer holds out, with all that replaced them."""
+    """Return the signals that a layer holds out, with all that replaced them.
+
+    Args:
+        store: The open home.
+        user: The user.
+        layer: The layer.
+        assignments: All assignments of the user.
+    """
     newer: dict[str | None, str | None] = {
         each.supersedes: each.id for each in store.ledger.signals(user, current=False)
     }
@@ -408,7 +421,11 @@ def held_out_signals(
 def add_teacher(services: Services, user: str, lesson: Lesson, countries: Sequence[str]) -> Lesson:
     """Return the lesson, with its fact in the teacher's prompt where the reply is the model's.
 
-    ``countries``: as for ``scrub_assignments``.
+    Args:
+        services: The wired parts.
+        user: The user.
+        lesson: The lesson.
+        countries: As for ``scrub_assignments``.
     """
     if lesson.kind is not SignalKind.FACT or lesson.is_users or lesson.is_probe:
         return lesson

@@ -42,7 +42,7 @@ class ProposalPlan(Plan):
         return self.made_by
 
     @property
-    def inputs(self) -> str:
+    def inputs_digest(self) -> str:
         """By which imports are known."""
         return imported_inputs(self.digest)
 

@@ -78,7 +78,16 @@ class Candidate:
         seconds: float,
         probation: bool = False,
     ) -> Revision:
-        """Return the revision to record, with its judgement."""
+        """Return the revision to record, with its judgement.
+
+        Args:
+            verdict: The gate's verdict.
+            reason: Why, in words.
+            scores: What was measured.
+            at: When it was judged.
+            seconds: How long the build took.
+            probation: Whether it goes live on thin evidence.
+        """
         plan = self.plan
         return Revision(
             id=self.entry.revision,
@@ -89,7 +98,7 @@ class Candidate:
             parent=plan.parent.id if plan.parent else None,
             below=plan.below.entries,
             recipe=plan.stored_recipe,
-            inputs=plan.inputs,
+            inputs=plan.inputs_digest,
             signals=plan.signal_roles,
             scores=scores,
             verdict=verdict,
@@ -101,7 +110,13 @@ class Candidate:
 
 
 def build_adapter(plan: Plan, weights: Mapping[str, LoRAWeights], recipe: Json) -> Adapter:
-    """Return the layer of a plan with these weights, in half precision as it is stored."""
+    """Return the layer of a plan with these weights, in half precision as it is stored.
+
+    Args:
+        plan: What was built.
+        weights: A and B by projection.
+        recipe: How it was built, as its file stores it.
+    """
     manifest = Manifest(
         base=plan.live.base,
         layer=plan.layer,
@@ -119,7 +134,13 @@ def build_adapter(plan: Plan, weights: Mapping[str, LoRAWeights], recipe: Json) 
 def store_candidate(
     services: Services, plan: Plan, weights: Mapping[str, LoRAWeights]
 ) -> Candidate:
-    """Make the file of a trained layer durable, and return it as a candidate."""
+    """Make the file of a trained layer durable, and return it as a candidate.
+
+    Args:
+        services: The wired parts.
+        plan: What was built.
+        weights: A and B by projection.
+    """
     blob = pack(build_adapter(plan, weights, plan.stored_recipe))
     digest = services.store.blobs.put(plan.user, blob)
     scores = {ENVIRONMENT: describe_environment(services.learning_engine.backend)}
@@ -128,9 +149,9 @@ def store_candidate(
 
 def find_candidate(store: Store, plan: Plan) -> Candidate | None:
     """Return the recorded build of a plan's inputs, so that nothing is trained twice."""
-    inputs, blobs = plan.inputs, store.blobs
+    digest, blobs = plan.inputs_digest, store.blobs
     for known in store.catalog.revisions(plan.user):
-        if known.inputs == inputs and blobs.is_intact(blobs.expected_path(known.digest)):
+        if known.inputs == digest and blobs.is_intact(blobs.expected_path(known.digest)):
             entry = layer_entry(store, plan.user, plan.layer, known.digest)
             scores = {ENVIRONMENT: recorded_environment(known.scores)}
             return Candidate(plan, entry, blobs.read(known.digest), scores)
@@ -138,7 +159,14 @@ def find_candidate(store: Store, plan: Plan) -> Candidate | None:
 
 
 def layer_entry(store: Store, user: str, layer: str, digest: str) -> StackEntry:
-    """Return the stack entry of a file, with the weight that its layer has."""
+    """Return the stack entry of a file, with the weight that its layer has.
+
+    Args:
+        store: The open home.
+        user: The user.
+        layer: The layer.
+        digest: SHA-256 of the packed file.
+    """
     weights = {each.name: each.weight for each in store.catalog.layers(user)}
     return StackEntry(layer, f"{layer}@{digest[:12]}", digest, weights.get(layer, 1.0))
 
@@ -149,7 +177,16 @@ def publish_candidate(
     """Record a judged candidate with its report, and make it live where it was promoted.
 
     It replaces the head that it was judged against. Where another one is live by now, only that is
-    recorded. The checkpoint is deleted. Returns the report that was recorded.
+    recorded. The checkpoint is deleted.
+
+    Args:
+        services: The wired parts.
+        candidate: The candidate.
+        judgement: The gate's judgement of it.
+        report: Its report, with the scores to record.
+
+    Returns:
+        The report that was recorded.
     """
     store, plan = services.store, candidate.plan
     revision = candidate.to_revision(
@@ -169,7 +206,7 @@ def publish_candidate(
             report.as_json(),
             promote=report.live,
             cause=cause,
-            expected_head=report.before,
+            expected_head=report.previous_head,
         )
     if not is_recorded:
         report = record(services, _head_moved_report(store, report))
@@ -269,7 +306,7 @@ def report_of(
         reasons=reasons,
         at=services.clock.now(),
         seconds=round(services.clock.timer() - plan.began, 3),
-        before=plan.head,
+        previous_head=plan.head,
         removed=plan.removed,
         room={
             "parameters": capacity.parameters,
@@ -314,7 +351,7 @@ def report_of_head(
         at=services.clock.now(),
         seconds=round(services.clock.timer() - began, 3),
         revision=head.id,
-        before=head.id,
+        previous_head=head.id,
         probation=head.probation,
     )
 
@@ -333,8 +370,18 @@ def mark_valid(
 def record_judgement(
     store: Store, head: Revision, report: LearnReport, cause: MoveCause
 ) -> LearnReport:
-    """Record a judgement of a head, make ``report.before`` live, and return what was recorded."""
-    move = HeadMove(head.user, head.layer, head.id, report.before, cause, report.at)
+    """Record a judgement of a head, and make ``report.previous_head`` live.
+
+    Args:
+        store: The open home.
+        head: The live revision, with the scores to record.
+        report: How the judgement ended.
+        cause: Why the head moves, where it does.
+
+    Returns:
+        The report, or that another program moved the head meanwhile.
+    """
+    move = HeadMove(head.user, head.layer, head.id, report.previous_head, cause, report.at)
     is_recorded = store.catalog.add_judgement(head, report.as_json(), move=move)
     return report if is_recorded else _head_moved_report(store, report)
 
@@ -353,7 +400,7 @@ def _head_moved_report(store: Store, report: LearnReport) -> LearnReport:
         (Reason(ReasonCode.HEAD_MOVED, {"live": live or "the base"}),),
         report.at,
         report.seconds,
-        before=live,
+        previous_head=live,
     )
 
 
@@ -361,6 +408,12 @@ def failed_report(services: Services, user: str, layer: str, error: Exception) -
     """Return the report of an error that one user, or one layer, has alone.
 
     Of an unexpected error it names the kind only: its text may hold private words.
+
+    Args:
+        services: The wired parts.
+        user: The user.
+        layer: The layer, or "" where the learn reached none.
+        error: The error.
     """
     if not isinstance(error, PersonalPeftError):
         kind = type(error).__name__

@@ -20,9 +20,9 @@ from personalpeft.learning.learner import Learner
 from personalpeft.learning.outcomes import MoveCause
 from personalpeft.learning.plan import MIN_LESSONS, Plan, build_plan
 from personalpeft.learning.publish import find_candidate, store_candidate
-from personalpeft.learning.single_build import train_plan
 from personalpeft.learning.train.config import Start
 from personalpeft.learning.train.loop import CheckpointStore
+from personalpeft.learning.train.stage import train_alone
 from personalpeft.services import Services
 from personalpeft.store.store import Store
 from personalpeft.types import Progress, Revision, Stack, StackEntry, Verdict
@@ -46,7 +46,13 @@ class BuiltLayer:
 
 
 def last_stack(store: Store, user: str, base: str) -> Stack:
-    """Return the heads that a user has on a base, or had when the layers left it."""
+    """Return the heads that a user has on a base, or had when the layers left it.
+
+    Args:
+        store: The open home.
+        user: The user.
+        base: The digest of the base.
+    """
     revisions = {each.id: each for each in store.catalog.revisions(user)}
     heads: dict[str, str] = {}
     last: dict[str, str] = {}
@@ -120,7 +126,13 @@ def build_layers(
 
 
 def stack_of(services: Services, user: str, built: tuple[BuiltLayer, ...]) -> Stack:
-    """Return the stack of built layers, with the weights that the user gave them."""
+    """Return the stack of built layers, with the weights that the user gave them.
+
+    Args:
+        services: The wired parts of the base that they were built on.
+        user: The user.
+        built: The layers, lowest first.
+    """
     weights = {layer.name: layer.weight for layer in services.store.catalog.layers(user)}
     entries = (
         StackEntry(each.layer, each.revision.id, each.revision.digest, weights[each.layer])
@@ -160,7 +172,7 @@ def _find_or_build(
     if known := find_candidate(store, plan):
         return BuiltLayer(layer, store.catalog.revision(user, known.entry.revision))
     checkpoints = CheckpointStore.of_layer(store, user, layer)
-    weights = train_plan(services, plan, checkpoints, progress=progress, cancelled=cancelled)
+    weights = train_alone(services, plan, checkpoints, progress=progress, cancelled=cancelled)
     candidate = store_candidate(services, plan, weights)
     revision = candidate.to_revision(
         Verdict.ABSTAINED,

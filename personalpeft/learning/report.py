@@ -70,8 +70,8 @@ class SignalUsage:
 class LearnReport(HasJson):
     """How one learn, or one review of a probation, ended.
 
-    ``before`` is the head that the candidate was judged against. For an event it is the revision
-    that is live afterwards. ``revision`` is None where none was built. ``accepted``: live by the
+    ``previous_head`` is the head that the candidate was judged against. For an event it is the
+    revision that is live afterwards. ``revision`` is None where none was built. ``accepted``: live by the
     user's decision, whatever the gate said. ``removed`` is the personal data that was replaced in
     the lessons of the build. ``room`` is the capacity of a layer that has one.
     ``error`` is the kind of the error of a FAILED learn. ``layer`` is empty where it reached none.
@@ -85,6 +85,7 @@ class LearnReport(HasJson):
         "moved",
         "event",
         "verdict",
+        "before",
     )
 
     user: str
@@ -94,7 +95,7 @@ class LearnReport(HasJson):
     at: datetime
     seconds: float
     revision: str | None = None
-    before: str | None = None
+    previous_head: str | None = None
     probation: bool = False
     steps: int = 0
     sources: tuple[SignalUsage, ...] = ()
@@ -138,6 +139,11 @@ class LearnReport(HasJson):
         return str(self.outcome) if self.outcome.is_event else "learn"
 
     @property
+    def before(self) -> str | None:
+        """The old name of ``previous_head``, for one release."""
+        return self.previous_head
+
+    @property
     def is_unfinished(self) -> bool:
         """Whether a later learn continues the training of this layer."""
         return self.outcome is LearnOutcome.UNFINISHED and self.steps > 0
@@ -155,6 +161,8 @@ def from_json(data: Mapping[str, Any]) -> LearnReport:
     reasons = data.get("reasons")
     return LearnReport(
         **{
+            # Earlier versions stored it as "before".
+            "previous_head": data.get("before"),
             **known,
             "outcome": LearnOutcome(data["outcome"]) if "outcome" in data else _outcome(data),
             "reasons": tuple(map(_reason, reasons))
@@ -284,7 +292,7 @@ def format_report(report: LearnReport) -> list[str]:
             f"  {report.revision or 'no revision'} · {steps} · {report.seconds:.1f} s",
         ]
     is_confirmed = report.outcome is LearnOutcome.CONFIRMED
-    now_live = "" if is_confirmed else f" -> {report.before or 'the base'}"
+    now_live = "" if is_confirmed else f" -> {report.previous_head or 'the base'}"
     return [*lines, "", f"  {report.revision}{now_live}"]
 
 

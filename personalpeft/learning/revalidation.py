@@ -36,8 +36,14 @@ def revalidate(
 ) -> tuple[bool, Reason]:
     """Score the held-out lessons of a stale head again. Without any, score its newest lessons.
 
-    ``plan`` is the build that would replace the head. Returns whether enough lessons still pass.
-    The reason says why the layer stays or is built again.
+    Args:
+        services: The wired parts.
+        margins: The harm that the gate allows.
+        head: The live revision.
+        plan: The build that would replace it.
+
+    Returns:
+        Whether enough lessons still pass, and why the layer stays or is built again.
     """
     engine = services.learning_engine
     # By the signal alone: a fact that is paraphrased otherwise is the same fact.

@@ -47,7 +47,7 @@ _LAST_LEARNS = 3
 class TrainingStatus:
     """The progress of a running learn, practice or erasure of a user.
 
-    The stage is "Reading", "Learning", "Practising" or "Judging". At first ``layer`` is None and
+    The stage is "Reading", "Learning", "Practicing" or "Judging". At first ``layer`` is None and
     ``stage`` empty. ``step`` of ``steps`` are done, or rounds of a practice; 0 of 0 at first.
     ``since`` is when it began.
     """
@@ -286,7 +286,16 @@ class SignalStatus:
 
 
 def list_signal_status(store: Store, user: str, *, current: bool) -> tuple[SignalStatus, ...]:
-    """Return the status of each signal, oldest first. Raises ``NotFound``."""
+    """Return the status of each signal, oldest first.
+
+    Args:
+        store: The open home.
+        user: The user.
+        current: Whether to leave out those that were replaced or retracted.
+
+    Raises:
+        NotFound: There is no such user.
+    """
     assignments = load_assignments(store, user)
     builds = _Builds(store, user, assignments)
     status = {

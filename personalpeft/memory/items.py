@@ -281,7 +281,13 @@ def fact_texts(fact: Signal) -> list[str]:
 def render_with_signal(
     signal: Signal, messages: Sequence[Message], *, system: str | None = None
 ) -> tuple[Message, ...]:
-    """Return ``Memory.render_with_item`` of a rule or fact, whether it is in effect or not."""
+    """Return ``Memory.render_with_item`` of a signal, whether it is in effect or not.
+
+    Args:
+        signal: A rule or fact.
+        messages: The conversation.
+        system: The default system text of the base, which precedes rules.
+    """
     is_rule = signal.kind is SignalKind.COMMENT
     items = _prompt_items([signal] if is_rule else [], [] if is_rule else [signal])
     return items.add_to(messages, system)

@@ -45,6 +45,12 @@ def load_certificate_keys(
 ) -> CertificateKeys:
     """Return the keys of a home, made on first use.
 
+    Args:
+        home: The home folder.
+        database: Its database.
+        cipher: Encrypts the file in an encrypted home.
+        entropy: Returns that many random bytes.
+
     Raises:
         Damaged: The file cannot be read as keys.
         HomeError: It cannot be written.

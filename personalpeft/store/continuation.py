@@ -49,7 +49,14 @@ class LedgerPosition:
 def read_continuation(store: Store, user: str, position: LedgerPosition) -> tuple[Entry, ...]:
     """Return what was appended to a user's ledger after a position.
 
-    Raises ``LedgerMoved`` if the ledger does not have the position.
+    Args:
+        store: The open home.
+        user: The user.
+        position: The end of the ledger at an earlier time.
+
+    Raises:
+        LedgerMoved: The ledger does not have the position.
+        NotFound: There is no such user.
     """
     with store.database.read_transaction() as db:
         resolve_user(db, user)
@@ -58,7 +65,16 @@ def read_continuation(store: Store, user: str, position: LedgerPosition) -> tupl
 
 
 def check_continuation(user: str, position: LedgerPosition, entries: Sequence[Entry]) -> None:
-    """Check the kinds, columns and digests of a continuation. Raises ``PersonalFileError``."""
+    """Check the kinds, columns and digests of a continuation.
+
+    Args:
+        user: The user.
+        position: Where it goes on from.
+        entries: What it appends.
+
+    Raises:
+        PersonalFileError: No learn appends such an entry, or its digest does not match.
+    """
     check_chain(user, entries, position.seq, position.chain)
     for entry in entries:
         if entry.kind not in _LEARNED_KINDS or entry.forgotten:

@@ -298,9 +298,15 @@ class FileCipher:
         return _join(heads, *self._encrypt(file_key, data, name.encode()))
 
     def decrypt(self, stored: bytes, name: str, db: sqlite3.Connection | None = None) -> bytes:
-        """Return the content of a file. Raises ``Damaged``, also if its key was destroyed.
+        """Return the content of a file.
 
-        ``db`` is a connection in a transaction, where one is open.
+        Args:
+            stored: The bytes on disk.
+            name: The name that it was encrypted with.
+            db: A connection in a transaction, where one is open.
+
+        Raises:
+            Damaged: It was changed, or its key was destroyed.
         """
         if self._keys is None:
             return stored

@@ -98,11 +98,16 @@ def erase_user(store: Store, user: str) -> None:
 
 
 def delete_pending_files(store: Store, user: str | None = None, *, wait: bool = True) -> bool:
-    """Delete the files that erasures listed, of one user or of all, and clear the database's
-    journal.
+    """Delete the files that erasures listed, and clear the database's journal.
 
-    Return whether nothing is left. A reader of an earlier moment keeps the journal from being
-    cleared; ``wait`` says whether to wait for it.
+    Args:
+        store: The open home.
+        user: The user whose files are deleted; None for those of all.
+        wait: Whether to wait for a reader of an earlier moment, who keeps the journal from being
+            cleared.
+
+    Returns:
+        Whether nothing is left.
     """
     if not _read_pending(store, user):
         return True

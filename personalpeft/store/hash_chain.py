@@ -67,7 +67,13 @@ def append_entries(db: sqlite3.Connection, user: str, entries: Iterable[NewEntry
 
 
 def read_contents(db: sqlite3.Connection, user: str, after: int = 0) -> Iterator[tuple[str, Row]]:
-    """Yield the chained rows of a user after an entry's number, each with its table."""
+    """Yield the chained rows of a user, each with its table.
+
+    Args:
+        db: The connection.
+        user: The user.
+        after: Only rows with a greater number of their entry.
+    """
     # A home of an earlier version that is open for reading may have no tombstones.
     for table in (name for name in COLUMNS if has_table(db, name)):
         sql = f"select * from {table} where user = ? and seq > ?"

@@ -102,7 +102,13 @@ def record_revision(
 
 
 def ensure_layer(db: sqlite3.Connection, user: str, layer: str) -> None:
-    """Create a layer of a user unless it exists."""
+    """Create a layer of a user unless it exists.
+
+    Args:
+        db: A connection in a transaction.
+        user: The user.
+        layer: The layer.
+    """
     db.execute(
         "insert into layer (user, name, born)"
         " values (?1, ?2, (select count(*) from layer where user = ?1)) on conflict do nothing",
@@ -116,6 +122,13 @@ def record_roles(
     """Record the role of each signal in a revision.
 
     A signal keeps its first role: the file was trained on it, or it was not.
+
+    Args:
+        db: A connection in a transaction.
+        user: The user.
+        layer: The revision's layer.
+        revision: The revision.
+        roles: The role by signal.
     """
     db.executemany(
         "insert into provenance (user, revision, signal, layer, role) values (?, ?, ?, ?, ?)"
@@ -238,7 +251,14 @@ def _judgement_entries(revision: Revision, report: Json, at: datetime) -> list[N
 
 
 def set_head(db: sqlite3.Connection, user: str, layer: str, head: str | None) -> None:
-    """Set the head of a layer, without a move."""
+    """Set the head of a layer, without a move.
+
+    Args:
+        db: A connection in a transaction.
+        user: The user.
+        layer: The layer.
+        head: The revision; None for none.
+    """
     db.execute("update layer set head = ? where user = ? and name = ?", [head, user, layer])
 
 

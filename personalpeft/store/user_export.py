@@ -189,7 +189,17 @@ def insert_user(
 
 
 def put_files(store: Store, user: str, files: Mapping[str, bytes], db: sqlite3.Connection) -> None:
-    """Store packed adapters by digest. Raises ``PersonalFileError`` if one has another digest."""
+    """Store packed adapters.
+
+    Args:
+        store: The open home.
+        user: The user.
+        files: Their bytes by digest.
+        db: A connection in a transaction.
+
+    Raises:
+        PersonalFileError: One has another digest.
+    """
     written = store.blobs.put_many(((user, data) for data in files.values()), db=db)
     for digest, found in zip(files, written, strict=True):
         if digest != found:

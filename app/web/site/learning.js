@@ -160,7 +160,7 @@ export function learningStrip(user, place) {
 
 /** @param {Learning} learning */
 function trainingText({ layer, stage, step, steps }) {
-  const part = stage === "Practising" ? "round" : "step";
+  const part = stage === "Practicing" ? "round" : "step";
   const what = stage === "Judging" || !steps ? stage.toLowerCase() || "beginning" : `${part} ${step} of ${steps}`;
   return layer ? `${layerName(layer)}: ${what}` : "Learning";
 }

@@ -23,8 +23,8 @@ from personalpeft.adapters.compose import as_single_lora, in_half
 from personalpeft.adapters.formats.safetensors_reader import to_array
 from personalpeft.adapters.safe_io import (
     DAMAGED,
-    CertifiedFiles,
-    certify_adapter,
+    CheckedFiles,
+    check_adapter_files,
     format_error,
     safe_repr,
 )
@@ -54,9 +54,9 @@ def write_gguf_lora(names: GgufNames, stack: AdapterStack, path: Path, *, title:
     """
     from gguf import GGUFWriter
 
-    pairs, scaling = as_single_lora(stack)
-    ranks = {pair.a.shape[1] for pair in pairs.values()}
-    halves = pairs if names.full else in_half(pairs)
+    weights, scaling = as_single_lora(stack)
+    ranks = {pair.a.shape[1] for pair in weights.values()}
+    halves = weights if names.full else in_half(weights)
     writer = GGUFWriter(path, names.architecture)
     try:
         writer.add_type("adapter")
@@ -97,7 +97,7 @@ def import_gguf_lora(
     """
     check_layer_name(layer)
     source = str(path)
-    files = certify_adapter(f"{__name__}:certify_gguf_lora", path)
+    files = check_adapter_files(f"{__name__}:check_gguf_lora", path)
     metadata, tensors = read_gguf(files.read(path), source=source)
     digest = canonical_digest(["gguf", files.digests[str(path)]])
     alpha = _alpha(metadata, names, source)
@@ -111,18 +111,18 @@ def import_gguf_lora(
         if name in names.heads:
             b = np.stack([names.from_gguf(name, rows) for rows in pair.b])
             unpadded[name] = LoRAWeights(pair.a, b)
-    pairs, scaling = _pad_ranks(unpadded, alpha)
-    rank = next(iter(pairs.values())).a.shape[1]
+    weights, scaling = _pad_ranks(unpadded, alpha)
+    rank = next(iter(weights.values())).a.shape[1]
     recipe = {"imported": "gguf", "rank": rank}
-    manifest = Manifest(base, layer, rank, scaling, tuple(sorted(pairs)), recipe, digest)
-    adapter = Adapter(manifest, pairs)
+    manifest = Manifest(base, layer, rank, scaling, tuple(sorted(weights)), recipe, digest)
+    adapter = Adapter(manifest, weights)
     check_adapter(adapter, source=source, architecture=architecture, base=base)
     return adapter
 
 
-def certify_gguf_lora(path: str) -> Mapping[str, str]:
+def check_gguf_lora(path: str) -> Mapping[str, str]:
     """Parse a GGUF file in a child of ``sandbox``, and return its digest."""
-    files = CertifiedFiles()
+    files = CheckedFiles()
     read_gguf(files.read(Path(path)), source=path)
     return files.digests
 
@@ -180,14 +180,14 @@ def _stack_tensors(
 
 
 def _pad_ranks(
-    pairs: Mapping[str, LoRAWeights], alpha: float
+    weights: Mapping[str, LoRAWeights], alpha: float
 ) -> tuple[Mapping[str, LoRAWeights], float]:
     """Pad all ranks to the largest with zeros; return the weights and their scaling."""
-    ranks = {pair.a.shape[1] for pair in pairs.values()}
+    ranks = {pair.a.shape[1] for pair in weights.values()}
     if len(ranks) == 1:
-        return pairs, alpha / ranks.pop() if alpha else 1.0
+        return weights, alpha / ranks.pop() if alpha else 1.0
     padded = {}
-    for name, pair in pairs.items():
+    for name, pair in weights.items():
         scale = np.float32(alpha / pair.a.shape[1] if alpha else 1.0)
         padded[name] = LoRAWeights(pair.a, pair.b.astype(np.float32) * scale).padded(max(ranks))
     return padded, 1.0

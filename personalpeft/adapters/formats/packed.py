@@ -38,7 +38,7 @@ def pack(adapter: Adapter) -> bytes:
     check_adapter(adapter, source=source)
     halves = {
         f"{name}.{half}": matrix
-        for name, p in adapter.pairs.items()
+        for name, p in adapter.weights.items()
         for half, matrix in (("A", p.a), ("B", p.b))
     }
     header: dict[str, Any] = {"__metadata__": {METADATA_KEY: canonical_json(about)}}
@@ -92,7 +92,7 @@ def unpack(
         AdapterError: It is damaged, hostile, or does not fit.
     """
     tensors = read_tensors(data, source=source)
-    adapter = Adapter(_manifest(tensors, source), _pairs(tensors, source))
+    adapter = Adapter(_manifest(tensors, source), _read_weights(tensors, source))
     check_adapter(adapter, source=source, architecture=architecture, base=base, numbers=not known)
     return adapter
 
@@ -117,7 +117,7 @@ def _manifest(tensors: Tensors, source: str) -> Manifest:
     return manifest_from_json(about["manifest"], source=source)
 
 
-def _pairs(tensors: Tensors, source: str) -> dict[str, LoRAWeights]:
+def _read_weights(tensors: Tensors, source: str) -> dict[str, LoRAWeights]:
     for name in tensors.arrays:
         projection, _, half = name.rpartition(".")
         if half not in ("A", "B") or not projection:

@@ -31,8 +31,8 @@ from personalpeft.adapters.manifest import (
     manifest_from_json,
 )
 from personalpeft.adapters.safe_io import (
-    CertifiedFiles,
-    certify_adapter,
+    CheckedFiles,
+    check_adapter_files,
     format_error,
     parse_object,
     safe_repr,
@@ -75,11 +75,11 @@ def export_peft(
     config = build_config(
         rank=manifest.rank,
         scaling=manifest.scaling,
-        targets=list(adapter.pairs),
+        targets=list(adapter.weights),
         base_name=base_name,
     )
     about = {"manifest": canonical_manifest(manifest, source=source)}
-    _write_folder(folder, config, peft_tensors(adapter.pairs, manifest.rank, architecture), about)
+    _write_folder(folder, config, peft_tensors(adapter.weights, manifest.rank, architecture), about)
 
 
 def export_stack_peft(
@@ -118,9 +118,9 @@ def export_stack_peft(
             "There is nothing to export: the stack is the bare base.",
             hint="Teach it something first.",
         )
-    pairs = concatenate(whole)
-    config = build_config(rank=whole.rank, scaling=1.0, targets=list(pairs), base_name=base_name)
-    _write_folder(folder, config, peft_tensors(pairs, whole.rank, architecture), {"stack": about})
+    weights = concatenate(whole)
+    config = build_config(rank=whole.rank, scaling=1.0, targets=list(weights), base_name=base_name)
+    _write_folder(folder, config, peft_tensors(weights, whole.rank, architecture), {"stack": about})
 
 
 def import_peft(folder: Path, architecture: Architecture, *, layer: str, base: str) -> Adapter:
@@ -140,27 +140,27 @@ def import_peft(folder: Path, architecture: Architecture, *, layer: str, base: s
     """
     check_layer_name(layer)
     config, arrays, digest, about = _read_folder(
-        folder, certify_adapter(f"{__name__}:certify_folder", folder)
+        folder, check_adapter_files(f"{__name__}:check_peft_folder", folder)
     )
     source = str(folder / TENSOR_FILE)
-    pairs = _join(arrays, config, architecture, source)
+    weights = _join(arrays, config, architecture, source)
     manifest = _provenance(
-        about, folder / PROVENANCE_FILE, digest, config, pairs, layer=layer, base=base
+        about, folder / PROVENANCE_FILE, digest, config, weights, layer=layer, base=base
     )
-    adapter = Adapter(manifest, pairs)
+    adapter = Adapter(manifest, weights)
     check_adapter(adapter, source=source, architecture=architecture, base=base)
     return adapter
 
 
-def certify_folder(path: str) -> Mapping[str, str]:
+def check_peft_folder(path: str) -> Mapping[str, str]:
     """Parse a PEFT folder in a child of ``sandbox``, and return the digests of its files."""
-    files = CertifiedFiles()
+    files = CheckedFiles()
     _read_folder(Path(path), files)
     return files.digests
 
 
 def _read_folder(
-    folder: Path, files: CertifiedFiles
+    folder: Path, files: CheckedFiles
 ) -> tuple[AdapterConfig, Mapping[str, Matrix], str, dict[str, Any] | None]:
     """Return the config, the tensors, their file's SHA-256 and the provenance, if there is any."""
     path = folder / TENSOR_FILE
@@ -183,17 +183,17 @@ def _read_folder(
 
 
 def peft_tensors(
-    pairs: Mapping[str, LoRAWeights], rank: int, architecture: Architecture
+    weights: Mapping[str, LoRAWeights], rank: int, architecture: Architecture
 ) -> dict[str, Matrix]:
     """Return PEFT's tensors of each block by name.
 
     Args:
-        pairs: The weights of each projection.
+        weights: The weights of each projection.
         rank: Smaller ranks are padded with zeros to it.
         architecture: The shapes of the base.
     """
     tensors: dict[str, Matrix] = {}
-    for name, pair in pairs.items():
+    for name, pair in weights.items():
         padded = pair.padded(rank)
         for block in range(architecture.blocks):
             prefix = f"{_PREFIX}.{architecture.block_path}.{block}.{name}"
@@ -278,7 +278,7 @@ def _provenance(
     path: Path,
     digest: str,
     config: AdapterConfig,
-    pairs: Mapping[str, LoRAWeights],
+    weights: Mapping[str, LoRAWeights],
     *,
     layer: str,
     base: str,
@@ -289,8 +289,8 @@ def _provenance(
         "tensors": digest,
         "base_name": config.base_model_name_or_path[:200],
     }
-    rank = next(iter(pairs.values())).a.shape[1] if pairs else config.r
-    new = Manifest(base, layer, rank, config.scaling, tuple(pairs), origin, canonical_digest([]))
+    rank = next(iter(weights.values())).a.shape[1] if weights else config.r
+    new = Manifest(base, layer, rank, config.scaling, tuple(weights), origin, canonical_digest([]))
     if about is None:
         return new
     source = str(path)

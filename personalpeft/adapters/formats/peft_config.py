@@ -3,7 +3,9 @@
 Invariant: an option that changes what the adapter computes is either supported or refused by name.
 An unknown option, such as one of a later PEFT, is refused if it is set.
 
-Importing PEFT loads torch, so it happens in the functions.
+``peft.LoraConfig`` writes the file. A model of ours reads it: ``LoraConfig.from_pretrained`` takes
+values of any type and range, and drops unknown options with a warning. It also loads torch and
+transformers, seconds of work in each child that reads a file.
 """
 
 from __future__ import annotations

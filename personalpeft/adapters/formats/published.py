@@ -69,13 +69,13 @@ def build_published_adapter(stack: AdapterStack, base: Base) -> PublishedAdapter
             f"has the rank {stack.rank}; other servers take up to {_RANKS[-1]}.",
             hint="Roll a layer back, or learn layers of a lower rank.",
         )
-    pairs, scaling = as_single_lora(stack)
+    weights, scaling = as_single_lora(stack)
     base_name = f"{base.card.name}@{base.digest}"
-    config = build_config(rank=rank, scaling=scaling, targets=list(pairs), base_name=base_name)
+    config = build_config(rank=rank, scaling=scaling, targets=list(weights), base_name=base_name)
     files = {
         CONFIG_FILE: (json.dumps(config, indent=2, sort_keys=True) + "\n").encode(),
         TENSOR_FILE: save(
-            peft_tensors(in_half(pairs), rank, base.architecture), metadata={"format": "pt"}
+            peft_tensors(in_half(weights), rank, base.architecture), metadata={"format": "pt"}
         ),
     }
     return PublishedAdapter(compute_digest(files), rank, files)

@@ -140,8 +140,12 @@ def memory_budget(
 def context_bytes(names: GgufNames, vocab_size: int, params: ContextParams) -> tuple[int, int]:
     """Return upper bounds of a context's bytes: for each token, and in addition to these.
 
-    The library has no function for it, and logs a little less. The arguments are those of
-    ``memory_budget``.
+    The library has no function for it, and logs a little less.
+
+    Args:
+        names: The base's tensor names in GGUF files.
+        vocab_size: Tokens of the vocabulary.
+        params: The size of a context.
     """
     # Distributions are in memory twice, where they are computed and where they are read.
     distributions = 2 * params.n_outputs * vocab_size

@@ -235,7 +235,13 @@ def _choose(shape: ProductShape, threads: Sequence[int], device: torch.device) -
 
 
 def is_usable(kind: ProductKind, shape: ProductShape, device: torch.device = _CPU) -> bool:
-    """Return whether the libraries can compute a product there, correct up to rounding."""
+    """Return whether the libraries can compute a product there, correct up to rounding.
+
+    Args:
+        kind: How the product is computed.
+        shape: Inputs, outputs and dtype of the layer, and whether it has a bias.
+        device: Where it is tried.
+    """
     random = torch.Generator().manual_seed(1)
     tile = torch.randn((min(shape.outputs, 256), shape.inputs), generator=random).to(shape.dtype)
     bias = torch.ones(shape.outputs, dtype=shape.dtype) if shape.bias else None

@@ -83,7 +83,13 @@ class DecodeInputs(NamedTuple):
     block_table: npt.NDArray[np.int32]
 
     def padded(self, rows: int, blocks: int, spare_block: int) -> DecodeInputs:
-        """Return the inputs of more rows, which use the spare block, with a wider table."""
+        """Return the inputs of more rows, with a wider table.
+
+        Args:
+            rows: The new ``n``. The rows that are added write to the spare block.
+            blocks: The new width of the table.
+            spare_block: The block that no request uses.
+        """
         more, wider = rows - len(self.tokens), blocks - self.block_table.shape[1]
         return DecodeInputs(
             np.pad(self.tokens, (0, more)),

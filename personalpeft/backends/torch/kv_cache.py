@@ -107,7 +107,23 @@ def paged_attention_forward(
 ) -> tuple[Tensor, Tensor | None]:
     """Compute attention over the cache if the pass has a ``batch``, else as transformers does.
 
-    The signature is that of transformers' attention functions.
+    The signature is that of transformers' attention functions. T tokens are read.
+
+    Args:
+        module: The attention layer; its ``layer_idx`` names the layer of the cache.
+        query: ``[1, heads, T, dim]``.
+        key: ``[1, kv_heads, T, dim]``.
+        value: ``[1, kv_heads, T, dim]``.
+        attention_mask: Unused with a ``batch``.
+        scaling: Factor of the scores; None for ``dim ** -0.5``.
+        dropout: Unused with a ``batch``.
+        batch: The pass, with its cache.
+        sliding_window: How many tokens back each one sees; None for all.
+        softcap: Limit of the scores; None for none.
+        **kwargs: Go to transformers.
+
+    Returns:
+        The attention, ``[1, T, heads, dim]``, and no weights.
     """
     if batch is None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward

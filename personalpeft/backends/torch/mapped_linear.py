@@ -49,7 +49,16 @@ class Unpacker:
         self._buffer = torch.empty(0, dtype=ops.dtype)
 
     def rows(self, matrices: Sequence[MappedMatrix], begin: int, end: int) -> Tensor:
-        """Return rows of matrices below each other, valid until the next call."""
+        """Return rows of matrices below each other, valid until the next call.
+
+        Args:
+            matrices: Matrices with equally many columns. Their rows are counted on.
+            begin: The first row.
+            end: The row after the last one.
+
+        Returns:
+            ``[end - begin, columns]``.
+        """
         columns = matrices[0].shape[1]
         out = self._take(end - begin, columns)
         first = 0
@@ -64,7 +73,16 @@ class Unpacker:
         return out
 
     def columns(self, matrices: Sequence[MappedMatrix], begin: int, end: int) -> Tensor:
-        """Return columns of matrices below each other, valid until the next call."""
+        """Return columns of matrices below each other, valid until the next call.
+
+        Args:
+            matrices: Matrices with equally many columns.
+            begin: The first column.
+            end: The column after the last one.
+
+        Returns:
+            ``[rows of all matrices, end - begin]``.
+        """
         ends = list(accumulate(matrix.shape[0] for matrix in matrices))
         out = self._take(ends[-1], end - begin)
         for matrix, first, last in zip(matrices, (0, *ends), ends, strict=False):
@@ -72,7 +90,13 @@ class Unpacker:
         return out
 
     def row(self, matrix: MappedMatrix, row: int, out: Tensor) -> None:
-        """Unpack one row of a matrix into ``out``, ``[1, columns]``."""
+        """Unpack one row of a matrix.
+
+        Args:
+            matrix: The matrix.
+            row: The number of the row.
+            out: Where it is written, ``[1, columns]``.
+        """
         self.ops.unpack(matrix, slice(row, row + 1), slice(0, matrix.shape[1]), out)
 
     def _take(self, rows: int, columns: int) -> Tensor:

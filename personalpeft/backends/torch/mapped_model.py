@@ -22,6 +22,11 @@ def fill_mapped_model(module: nn.Module, weights: MappedWeights, unpacker: Unpac
 
     Linear layers stay without weights, for ``install_lora_layers`` and ``map_other_linears``.
 
+    Args:
+        module: The model, changed in place.
+        weights: The base's file.
+        unpacker: Unpacks parts of its matrices.
+
     Raises:
         WeightsError: The file does not have the model's weights, or the model has others.
     """

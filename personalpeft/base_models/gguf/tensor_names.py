@@ -49,7 +49,14 @@ class GgufNames:
     def of_config(
         cls, kind: str, config: Mapping[str, Any], blocks: int, block_path: str
     ) -> GgufNames:
-        """Return the names of a model of a kind that ``ARCHITECTURES`` has."""
+        """Return the names of one base's tensors.
+
+        Args:
+            kind: A model type that ``ARCHITECTURES`` has.
+            config: The base's config.json.
+            blocks: How many blocks it has.
+            block_path: The path of its list of blocks.
+        """
         architecture, heads = ARCHITECTURES[kind], {}
         if architecture in ROTATED_BY_PAIRS:
             queries = int(config["num_attention_heads"])

@@ -62,7 +62,7 @@ class GeneralReplies:
     few_shot: Sequence[tuple[tuple[Message, ...], str]] = ()
 
 
-def reply_generally(
+def generate_general_replies(
     services: Services,
     plans: Mapping[str, Plan],
     *,

@@ -156,7 +156,17 @@ def answer_logprobs(
 def score_answers(
     engine: Scorer, lessons: Sequence[Lesson], stacks: Sequence[Stack], max_length: int
 ) -> list[Score]:
-    """Score the chosen reply of each lesson with the lesson's stack, as ``answer_logprobs``."""
+    """Score the chosen reply of each lesson.
+
+    Args:
+        engine: Scores.
+        lessons: The lessons.
+        stacks: The stack for each lesson.
+        max_length: The tokens at which a reply is cut, as in training.
+
+    Returns:
+        The score of each lesson, in their order.
+    """
     found: dict[int, Score] = {}
     for stack in dict.fromkeys(stacks):
         numbers = [number for number, each in enumerate(stacks) if each == stack]

@@ -115,7 +115,14 @@ class MatchedSecret:
 def find_secret(
     item: str, messages: Sequence[Message], answer: str, elsewhere: Sequence[str]
 ) -> Secret | None:
-    """Return an answer as a secret, or None if all of it occurs elsewhere or in its prompt."""
+    """Return an answer as a secret, or None if all of it occurs elsewhere or in its prompt.
+
+    Args:
+        item: The id of the turn or signal.
+        messages: The prompt of the answer.
+        answer: The answer.
+        elsewhere: Texts that may have the same words.
+    """
     known = [*elsewhere, *(message.content for message in messages)]
     revealing = RevealingText([answer], known)
     spans = tuple(span for span in pieces(answer) if revealing.is_in([answer[slice(*span)]]))
@@ -167,7 +174,18 @@ def match_secret(
 def measure_exposure(
     engine: Engine, user: str, matched: MatchedSecret, stack: Stack, cancelled: Condition
 ) -> Exposure:
-    """Measure one secret under one stack. Raises ``ServingFailed``."""
+    """Measure one secret under one stack.
+
+    Args:
+        engine: Scores the texts, and generates the reply.
+        user: The owner.
+        matched: The secret with its unseen texts.
+        stack: The stack.
+        cancelled: Returns whether to stop.
+
+    Raises:
+        ServingFailed: The model failed.
+    """
     secret = matched.secret
     logprobs = _total_logprobs(engine, secret, matched.texts, stack)
     gain, *unseen = [now - base for now, base in zip(logprobs, matched.base_logprobs, strict=True)]

@@ -280,13 +280,25 @@ class EvalHistory:
 
         A ``live`` log-prob below the last judgement's is not due to a learn. The user rolled back,
         or lowered a layer's weight. No candidate has to make up for it.
+
+        Args:
+            item: The key of the item.
+            live: Its log-prob per token under the live stack.
+            tie_margin: The largest change that is a tie, in nats a token.
         """
         last = self.last.get(item)
         return None if last is not None and live < last - tie_margin else self.best.get(item)
 
 
 def read_history(store: Store, user: str, layer: str, live: Stack) -> EvalHistory:
-    """Return what a candidate for a layer inherits, by the catalog."""
+    """Return what a candidate for a layer inherits, by the catalog.
+
+    Args:
+        store: The open home.
+        user: The user.
+        layer: The candidate's layer.
+        live: The live stack.
+    """
     revisions = {each.id: each for each in store.catalog.revisions(user)}
     return eval_history(
         [revisions[entry.revision] for entry in live.entries],

@@ -14,13 +14,10 @@ one large harm would be.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from personalpeft.learning.data.style import find_mixed_styles
-from personalpeft.learning.data.training_examples import Lesson, lessons_for
 from personalpeft.learning.evaluate.measures import TextQuality
 from personalpeft.learning.gate.evidence import (
     CONFIRMATION_E_VALUE,
@@ -29,9 +26,10 @@ from personalpeft.learning.gate.evidence import (
     TIE_MARGIN,
     Evidence,
 )
+from personalpeft.learning.gate.lesson_safety import find_unsafe_lessons
+from personalpeft.learning.layers import has_practice_since, live_revision, trained_on
 from personalpeft.learning.outcomes import (
     MoveCause,
-    Placement,
     Reason,
     ReasonCode,
     Reasons,
@@ -41,16 +39,11 @@ from personalpeft.learning.outcomes import (
 from personalpeft.learning.plan import Plan
 from personalpeft.learning.train.config import CardConfig, Fraction, Number
 from personalpeft.store.store import Store
-from personalpeft.types import Json, Signal, Verdict
+from personalpeft.types import Json, Verdict
 
 PROBATION_E_VALUE = 1.2
 MIN_NOVELTY = 0.5
 """The least share of new answers that must say anything beside the request itself."""
-_MIN_LEAK_SHARE = 0.5
-_MIN_LEAKS = 3
-# In bytes of UTF-8: a name may be two characters of Chinese or four of English.
-_MIN_FACT_LENGTH = 4
-_ADDRESS = re.compile(r"https?://\S+|www\.\S+|[\w.+-]+@[\w-]+\.[\w.]+|\+\d[\d /-]{7,}\d")
 
 
 class Margins(CardConfig):
@@ -76,9 +69,16 @@ class Margins(CardConfig):
 
 
 def load_margins(card: str, overrides: Json, *, random: bool = False) -> Margins:
-    """Return the margins for a base: the defaults, changed by its card's ``[gate]`` table.
+    """Return the margins for a base: the defaults, changed by its card.
 
-    A ``random`` base knows no language, so texts cannot be judged by it.
+    Args:
+        card: The name of the card, for errors.
+        overrides: Its ``[gate]`` table.
+        random: Whether the base has random weights. It knows no language, so texts cannot be judged
+            by it.
+
+    Raises:
+        CardError: The table has an unknown key, or a wrong value.
     """
     defaults = {"min_pmi": 0.0, "min_word_order_gap": 0.0, "min_generated": 0.0} if random else {}
     return Margins(**{**defaults, **Margins.read_table(card, "gate", overrides)})
@@ -104,6 +104,58 @@ class Judgement:
         return render_reasons(self.reasons)
 
 
+def judge_candidate(
+    store: Store,
+    plan: Plan,
+    revision: str,
+    evidence: Evidence,
+    margins: Margins,
+    *,
+    accept: bool,
+) -> Judgement:
+    """Return the verdict on a candidate. No later stage changes it.
+
+    Args:
+        store: The open home.
+        plan: How the candidate was built.
+        revision: Its id.
+        evidence: What was measured of it.
+        margins: The harm that it may do.
+        accept: Whether the user makes it live whatever the verdict.
+    """
+    head = live_revision(store, plan.user, plan.layer, plan.live)
+    learned = trained_on(store, head)
+    has_new_lessons = bool(plan.new_holdout) or any(
+        lesson.signal not in learned for lesson in plan.new_examples
+    )
+    judgement = judge(
+        evidence,
+        margins,
+        removes_lessons=plan.removes_lessons,
+        has_new_lessons=has_new_lessons,
+    )
+    if judgement.verdict is Verdict.PROMOTED:
+        withdrawn = _find_withdrawal(store, plan.user, revision)
+        if problem := withdrawn or find_unsafe_lessons(store, plan):
+            judgement = Judgement(Verdict.REFUSED, (problem,))
+    # The user accepts the requested build, not a rebuild that follows from it.
+    if accept and not judgement.live and (has_new_lessons or plan.rebuild_reason is None):
+        judgement = override(judgement, evidence)
+    reasons = (*plan.build_reasons, *judgement.reasons)
+    if head is not None and has_practice_since(store, head, plan.parent):
+        reasons = (*reasons, Reason(ReasonCode.PRACTICE_NOT_INCLUDED))
+    return replace(judgement, reasons=reasons)
+
+
+def _find_withdrawal(store: Store, user: str, revision: str) -> Reason | None:
+    """Return that this very revision was withdrawn before, or None."""
+    moves = store.catalog.head_moves(user)
+    is_withdrawn = any(
+        move.before == revision and move.cause == MoveCause.WITHDRAWN for move in moves
+    )
+    return Reason(ReasonCode.WITHDRAWN_BEFORE) if is_withdrawn else None
+
+
 def judge(
     evidence: Evidence,
     margins: Margins,
@@ -111,10 +163,14 @@ def judge(
     removes_lessons: bool = False,
     has_new_lessons: bool = False,
 ) -> Judgement:
-    """Judge harm first, then the quality of the lessons, then benefit and amount of evidence.
+    """Judge by the evidence: harm first, then the lessons' quality, then benefit and its amount.
 
-    A build that ``removes_lessons`` leaves retracted ones out. That is its benefit, so it may know
-    the rest a little less well than the live stack. ``has_new_lessons``: it also learned new ones.
+    Args:
+        evidence: What was measured of the candidate.
+        margins: The harm that it may do.
+        removes_lessons: Whether the build leaves retracted lessons out. That is its benefit, so it
+            may know the rest a little less well than the live stack.
+        has_new_lessons: Whether it also learned new ones.
     """
     harm = find_harm(evidence, margins, check_regressions=not removes_lessons)
     if problem := harm or _find_bad_text(evidence.text_quality, margins):
@@ -196,7 +252,14 @@ def _retention_kept(evidence: Evidence) -> Reason:
 
 
 def find_harm(evidence: Evidence, margins: Margins, *, check_regressions: bool) -> Reason | None:
-    """Return the first harm beyond its margin, or None."""
+    """Return the first harm beyond its margin, or None.
+
+    Args:
+        evidence: What was measured of the candidate.
+        margins: The harm that it may do.
+        check_regressions: Whether an older item that regressed is harm. One that lost most of its
+            gain is in any case.
+    """
     probes, retention = evidence.probes, evidence.retention
     lost = probes.right_before - probes.still_right
     if lost > _allowed(margins.max_probes_lost, probes.right_before):
@@ -236,93 +299,3 @@ def _find_bad_text(quality: TextQuality, margins: Margins) -> Reason | None:
 def _allowed(share: float, asked: int) -> float:
     """Return how many items may be lost: at least one, which may be chance; none for share 0."""
     return max(1.0, share * asked) if share else 0.0
-
-
-def find_unsafe_lessons(store: Store, plan: Plan) -> Reason | None:
-    """Return why the new lessons of a build must not become the style of all replies, or None.
-
-    Answers take over what most lessons share, such as a link, a phone number or a remembered fact.
-    ``judge`` measures whether lessons were learned, so it does not object. Words are not judged: no
-    rule tells an order ("As Mallory orders:") from a greeting.
-    """
-    if plan.layer == "memory":
-        return None
-    assignments, new = plan.assignments, plan.new_lessons
-    moves = store.catalog.head_moves(plan.user)
-    accepted = {move.after for move in moves if move.cause == MoveCause.ACCEPTED}
-    leak = find_leak(
-        lessons_for(assignments, plan.layer),
-        [each.signal for each in assignments if each.place is Placement.MEMORY],
-        new={lesson.signal for lesson in new},
-        accepted={
-            signal
-            for each in store.catalog.revisions(plan.user)
-            if each.layer == plan.layer and each.id in accepted
-            for signal in each.signals
-        },
-    )
-    if leak:
-        return reason(ReasonCode.UNSAFE_LESSONS, detail=leak)
-    mixed = find_mixed_styles([lesson.prompt_response for lesson in new])
-    if mixed is None or plan.answer_verifier is not None:
-        return None
-    one, other = mixed
-    detail = f"{one} lessons are in one style and {other} in another, by turns; retract one style"
-    return reason(ReasonCode.MIXED_STYLES, detail=detail)
-
-
-def find_leak(
-    lessons: Sequence[Lesson],
-    facts: Sequence[Signal],
-    *,
-    new: Collection[str],
-    accepted: Collection[str] = (),
-) -> str:
-    """Return what most of the latest lessons would leak, in words; empty for none.
-
-    ``lessons``: all of a layer, oldest first, because few a day are no better than many at once.
-    ``new``: signals that the layer has not learned; a leak must be in one of them. Texts in signals
-    that were ``accepted`` by name are no leak.
-    """
-    secrets = [
-        text
-        for fact in facts
-        for text in (fact.payload["text"], fact.payload.get("answer"))
-        if text and len(text.encode()) >= _MIN_FACT_LENGTH
-    ]
-    addresses = [_added(_ADDRESS.findall(lesson.chosen), lesson) for lesson in lessons]
-    if count := _count_latest(addresses, lessons, new, accepted):
-        example = next(texts[0] for texts in reversed(addresses) if texts)
-        return f"{count} lessons put a link or an address into the answer ({example})"
-    secret_texts = [
-        _added([text for text in secrets if text in each.chosen], each) for each in lessons
-    ]
-    if count := _count_latest(secret_texts, lessons, new, accepted):
-        return f"{count} lessons repeat remembered facts that were not asked for"
-    return ""
-
-
-def _added(texts: Sequence[str], lesson: Lesson) -> list[str]:
-    """Return the texts that are in the answer and not in the messages before it."""
-    before = "\n".join(message.content for message in lesson.messages)
-    return [text for text in texts if text not in before]
-
-
-def _count_latest(
-    found: Sequence[Sequence[str]],
-    lessons: Sequence[Lesson],
-    new: Collection[str],
-    accepted: Collection[str],
-) -> str:
-    """Return "x of y" for the latest lessons that leak, if they are most and one is new."""
-    pairs = list(zip(lessons, found, strict=True))
-    allowed = {text for lesson, texts in pairs if lesson.signal in accepted for text in texts}
-    leaks = [any(text not in allowed for text in texts) for texts in found]
-    if not any(leaks[index] and lesson.signal in new for index, lesson in enumerate(lessons)):
-        return ""
-    result, count = "", 0
-    for total, leak in enumerate(reversed(leaks), 1):
-        count += leak
-        if count >= max(_MIN_LEAKS, _MIN_LEAK_SHARE * total):
-            result = f"{count} of {total}"
-    return result

@@ -35,7 +35,6 @@ from personalpeft.learning.gate.evidence import (
     IMPROVED_FACTOR,
     REGRESSED_FACTOR,
 )
-from personalpeft.learning.gate.gate import Judgement
 from personalpeft.learning.outcomes import LearnOutcome, MoveCause, Reason, ReasonCode, reason
 from personalpeft.learning.report import LearnReport
 from personalpeft.store.locks import learn_lease
@@ -196,7 +195,16 @@ def _withdrawal(
 def review_probation_with_lease(
     store: Store, user: str, now: Callable[[], datetime]
 ) -> tuple[LearnReport, ...]:
-    """Review probations under the user's learn lease. Raises ``Busy`` while a learn runs."""
+    """Take the user's learn lease, and ``review_probation``.
+
+    Args:
+        store: The open home.
+        user: The user.
+        now: Returns the time.
+
+    Raises:
+        Busy: A learn of the user runs.
+    """
     if not _heads_on_probation(store, user):
         return ()
     with store.leases.acquire(learn_lease(user)):
@@ -206,7 +214,16 @@ def review_probation_with_lease(
 def review_probation(
     store: Store, user: str, now: Callable[[], datetime]
 ) -> tuple[LearnReport, ...]:
-    """Review probations for a caller who holds the lease, and record those that end."""
+    """Record the probations that end. The caller holds the user's learn lease.
+
+    Args:
+        store: The open home.
+        user: The user.
+        now: Returns the time.
+
+    Returns:
+        The reports of those that ended.
+    """
     reports = []
     for revision in _heads_on_probation(store, user):
         history = store.catalog.head_moves(user, layer=revision.layer)
@@ -222,17 +239,6 @@ def review_probation(
         report = _end_probation(store, revision, result, learned[-1].before, now())
         reports += [report] if report is not None else []
     return tuple(reports)
-
-
-def refuse_withdrawn(store: Store, user: str, revision: str, judgement: Judgement) -> Judgement:
-    """Return the judgement, refused where this very revision was withdrawn before."""
-    is_withdrawn = any(
-        move.before == revision and move.cause == MoveCause.WITHDRAWN
-        for move in store.catalog.head_moves(user)
-    )
-    if judgement.verdict is Verdict.PROMOTED and is_withdrawn:
-        return Judgement(Verdict.REFUSED, (Reason(ReasonCode.WITHDRAWN_BEFORE),))
-    return judgement
 
 
 def _heads_on_probation(store: Store, user: str) -> list[Revision]:
@@ -256,7 +262,7 @@ def _end_probation(
         at=at,
         seconds=0.0,
         revision=revision.id,
-        before=previous,
+        previous_head=previous,
     )
     verdict = Verdict.REFUSED if is_withdrawn else Verdict.PROMOTED
     judged = replace(revision, verdict=verdict, reason=report.reason, probation=False)

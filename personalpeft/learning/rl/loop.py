@@ -2,7 +2,7 @@
 
 Each round samples from the layer as it is then, so the policy gradient is on-policy. The first
 rounds train on replies that passed (rejection sampling), the others follow the rewards.
-A practice may continue from a head that was practised on the same tasks, so short ones add up.
+A practice may continue from a head that was practiced on the same tasks, so short ones add up.
 
 Invariant: the state is saved after each round's replies and after each step. So a kill costs at
 most one step, or the replies of the running round.
@@ -51,16 +51,16 @@ class RLLoop:
     checkpoints: CheckpointStore
     control: LoopControl
     state: RLState = field(default_factory=RLState)
-    _inputs: str = field(init=False)
+    _inputs_digest: str = field(init=False)
     _steps_before: int = field(init=False)
 
     def run(self) -> RLState:
-        """Practise until the rounds are done, a budget is spent or no task teaches anything more.
+        """Practice until the rounds are done, a budget is spent or no task teaches anything more.
 
         At least one round is sampled and one of its steps made, whatever the budget.
         """
-        self._inputs = self.plan.inputs
-        progress = restore_checkpoint(self.checkpoints.load(), self.session, self._inputs)
+        self._inputs_digest = self.plan.inputs_digest
+        progress = restore_checkpoint(self.checkpoints.load(), self.session, self._inputs_digest)
         if progress is not None:
             self.state = RLState.from_json(progress)
         state, rounds = self.state, self.plan.config.rounds
@@ -152,7 +152,9 @@ class RLLoop:
     def _save(self) -> None:
         with map_practice_errors():
             session_state = self.session.state()
-        self.checkpoints.save(encode_checkpoint(session_state, self._inputs, self.state.to_json()))
+        self.checkpoints.save(
+            encode_checkpoint(session_state, self._inputs_digest, self.state.to_json())
+        )
 
 
 def rejection_sampling(
@@ -161,6 +163,11 @@ def rejection_sampling(
     """Return the steps of a round that trains on replies that passed, in whichever round.
 
     A right reply stays right, so it may come from an earlier state of the model.
+
+    Args:
+        passed: The different replies that passed.
+        config: How many steps, and how many replies each has.
+        rng: Draws the replies of each step.
     """
     if not passed:
         return ()
@@ -174,6 +181,6 @@ def map_practice_errors() -> AbstractContextManager[None]:
     return map_model_errors(
         "The model failed during practice.",
         hint=f"See the log. {RESUME_HINT}",
-        memory_hint="Free memory and practise again, which goes on from what was done. A smaller"
+        memory_hint="Free memory and practice again, which goes on from what was done. A smaller"
         " batch_size or num_generations under [practice] in the base's card takes less.",
     )

@@ -110,7 +110,7 @@ _STATE = TypeAdapter(RLState)
 class PracticePlan(Plan):
     """What one practice is made of: tasks in the place of lessons.
 
-    ``config`` says how to practise. ``train_tasks`` are practised, ``eval_tasks`` are for the gate.
+    ``config`` says how to practice. ``train_tasks`` are practiced, ``eval_tasks`` are for the gate.
     ``state`` is set when the rounds have ended.
     """
 
@@ -142,7 +142,7 @@ class PracticePlan(Plan):
 
     @property
     def rounds_before(self) -> int:
-        """Rounds that the parent was practised on such tasks since it last learned from lessons."""
+        """Rounds that the parent was practiced on such tasks since it last learned from lessons."""
         before = self.parent.recipe.get("practice", {}) if self.parent else {}
         same = all(before.get(key) == self.plugin_names[key] for key in ("verifier", "family"))
         return int(before["rounds"]) if before and same else 0
@@ -157,11 +157,11 @@ class PracticePlan(Plan):
 
     @property
     def data_digest(self) -> str:
-        """Digest of the tasks that are practised."""
+        """Digest of the tasks that are practiced."""
         return canonical_digest([[task.id, task.prompt] for task in self.train_tasks])
 
     @property
-    def inputs(self) -> str:
+    def inputs_digest(self) -> str:
         """Digest of all that a build depends on; without ``state``, of what a step depends on."""
         return canonical_digest(
             {
@@ -185,7 +185,7 @@ class PracticePlan(Plan):
 
     @property
     def signal_roles(self) -> dict[str, SignalRole]:
-        """No signal: tasks are practised."""
+        """No signal: tasks are practiced."""
         return {}
 
     @property
@@ -233,9 +233,9 @@ def plan_practice(
 
     Args:
         store: The open home.
-        state: The layer to practise, as it is now.
+        state: The layer to practice, as it is now.
         recipe: The training configuration of the layer where it has no head.
-        config: How to practise.
+        config: How to practice.
         verifier: Sets the tasks and scores replies.
         shaping: Changes the rewards of a group of replies, or None.
         began: When the practice began, on the timer.
@@ -252,7 +252,7 @@ def plan_practice(
     train = tuple(task for task in tasks if not is_eval_task(task))[: config.num_train_tasks]
     if not held_out or not train:
         raise InvalidInput(
-            f"{verifier.name} has too few different tasks: {len(train)} to practise and"
+            f"{verifier.name} has too few different tasks: {len(train)} to practice and"
             f" {len(held_out)} to judge by.",
             hint="Choose a larger family: a quarter of all tasks is held out for the gate.",
         )
@@ -279,6 +279,13 @@ def evaluate_tasks(
     engine: Engine, plan: PracticePlan, candidate: Stack, evidence: Evidence, options: LearnOptions
 ) -> EvalResult:
     """Compare greedy replies of the live stack and of a candidate to the evaluation tasks.
+
+    Args:
+        engine: Generates the replies.
+        plan: The practice.
+        candidate: The live stack with the candidate in place.
+        evidence: What else was measured.
+        options: Stops or pauses the generation.
 
     Returns:
         The evidence, and examples. Its target has one item a task, by its (shaped) reward.
@@ -325,7 +332,7 @@ def evaluate_tasks(
 
 
 def _allow_regression(item: EvalItem) -> EvalItem:
-    """Return a demonstration of the practised skill as no regression, unless it is forgotten.
+    """Return a demonstration of the practiced skill as no regression, unless it is forgotten.
 
     Tasks judge the skill now, and may be solved in another way than the one that was shown.
     """

@@ -277,7 +277,13 @@ def _normalise(values: Sequence[float]) -> tuple[float, ...]:
 def policy_gradient_step(
     groups: Sequence[RolloutGroup], shaping: CheckedRewardShaper | None, config: RLConfig
 ) -> tuple[PolicyGradientLoss, ...]:
-    """Return the losses of a round: one for each reply whose advantage is not 0."""
+    """Return the losses of a round: one for each reply whose advantage is not 0.
+
+    Args:
+        groups: The replies of the round.
+        shaping: Changes the rewards of a group of replies, or None.
+        config: The limit of a reply, and the weight of the KL.
+    """
     used: list[tuple[Continuation, float]] = []
     for group in groups:
         rewards = [dict(rollout.rewards) for rollout in group.rollouts]

@@ -64,7 +64,15 @@ class CardConfig(BaseModel):
     def read_table(cls, card: str, table: str, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields that a table of a card sets, checked, by field name.
 
-        Deprecated keys are accepted with a warning. Raises ``CardError`` for any other mistake.
+        Deprecated keys are accepted with a warning.
+
+        Args:
+            card: The name of the card, for errors.
+            table: The name of the table, for errors.
+            values: The table.
+
+        Raises:
+            CardError: A key is unknown, or has a wrong value.
         """
         renamed = cls.FORMER_NAMES
         notes = {key: f"is called {renamed[key]} now" for key in renamed.keys() & values.keys()}
@@ -229,10 +237,15 @@ def load_training_configs(
 ) -> TrainingConfigs:
     """Return the configurations for a base.
 
-    ``overrides`` is the ``[learning]`` table of its card, for all layers; ``[learning.memory]`` and
-    the like override it for one kind. ``projections`` are the base's linear modules, name ->
-    (inputs, outputs). ``target_modules`` may name one by path, by last name or by part of the path
-    ("mlp"); the default is all. Raises ``CardError``.
+    Args:
+        card: The name of its card, for errors.
+        overrides: The card's ``[learning]`` table, for all layers. ``[learning.memory]`` and the
+            like override it for one kind. ``target_modules`` may name a module by path, by last
+            name or by part of the path ("mlp"); the default is all.
+        projections: The base's linear modules, name -> (inputs, outputs).
+
+    Raises:
+        CardError: A table has an unknown key, or a wrong value.
     """
     common = {key: value for key, value in overrides.items() if key not in _LAYER_DEFAULTS}
     shared = _read_table(card, "learning", common, projections)
@@ -308,7 +321,7 @@ def _select_modules(names: Sequence[str], projections: Mapping[str, Any]) -> tup
 
 
 class RLConfig(CardConfig):
-    """How a skill is practised: rounds of rejection sampling, then of policy gradient."""
+    """How a skill is practiced: rounds of rejection sampling, then of policy gradient."""
 
     FORMER_NAMES: ClassVar[Mapping[str, str]] = PRACTICE
 
@@ -318,7 +331,7 @@ class RLConfig(CardConfig):
     batch_size: Count = 8  # replies a step of rejection sampling
     prompts_per_round: Count = 8  # tasks a round
     num_generations: Annotated[Count, Field(ge=2)] = 5  # replies a task, the group of GRPO
-    num_train_tasks: Count = 128  # tasks to practise
+    num_train_tasks: Count = 128  # tasks to practice
     num_eval_tasks: Count = 48  # other tasks, for the gate
     temperature: Number = 1.0  # of sampling; at 1 the gradient is that of the model itself
     max_completion_length: Count = 48  # tokens at which a reply ends

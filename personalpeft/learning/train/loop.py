@@ -41,7 +41,7 @@ from personalpeft.errors import (
     PersonalPeftError,
     ServingFailed,
 )
-from personalpeft.learning.options import wait_while
+from personalpeft.learning.options import not_cancelled, wait_while
 from personalpeft.learning.train.config import TrainingConfig
 from personalpeft.store.store import Store
 
@@ -58,7 +58,9 @@ _LESS_MEMORY = (
 
 SessionState = Mapping[str, npt.NDArray[np.float32]]
 
-Advance = Callable[[Sequence[Session], Sequence[Sequence[Loss]], Sequence[float]], Sequence[float]]
+TrainStep = Callable[
+    [Sequence[Session], Sequence[Sequence[Loss]], Sequence[float]], Sequence[float]
+]
 """``Backend.advance``: one step of several sessions."""
 
 
@@ -73,7 +75,7 @@ class TrainJob:
     open_session: Callable[[], Session]
     batches: Sequence[Sequence[Loss]]
     config: TrainingConfig
-    inputs: str
+    inputs_digest: str
     checkpoints: CheckpointStore
     progress: Callable[[int, int], None] = lambda step, steps: None
 
@@ -88,9 +90,9 @@ class LoopControl:
 
     progress: Callable[[float], None]
     cancelled: Callable[[], bool]
-    paused: Callable[[], bool]
-    out_of_time: Callable[[], bool]
     yield_to_serving: Callable[[], None]
+    paused: Callable[[], bool] = not_cancelled
+    out_of_time: Callable[[], bool] = not_cancelled
     max_steps: int | None = None
 
     def wait(self) -> None:
@@ -101,12 +103,12 @@ class LoopControl:
 
 @dataclass(frozen=True, slots=True)
 class TrainResult:
-    """How far training came: ``losses`` are of the steps of this run, ``pairs`` the weights."""
+    """How far training came: ``losses`` are of the steps of this run, ``weights`` the layer."""
 
     steps_done: int
     total_steps: int
     losses: tuple[float, ...]
-    pairs: Mapping[str, LoRAWeights]
+    weights: Mapping[str, LoRAWeights]
 
     @property
     def is_complete(self) -> bool:
@@ -114,9 +116,14 @@ class TrainResult:
 
 
 def train(
-    jobs: Mapping[str, TrainJob], advance: Advance, control: LoopControl
+    jobs: Mapping[str, TrainJob], train_step: TrainStep, control: LoopControl
 ) -> dict[str, TrainResult | PersonalPeftError]:
     """Train the jobs together to their end or to the end of a budget, but at least one step.
+
+    Args:
+        jobs: The trainings by name.
+        train_step: ``Backend.advance``: one step of several sessions.
+        control: How the caller steers the loop.
 
     Returns:
         A result for each job, or the error that concerns it alone.
@@ -153,7 +160,7 @@ def train(
             if not active:
                 return results
             with _map_model_errors():
-                losses = advance(
+                losses = train_step(
                     [run.session for run in active.values()],
                     [run.job.batches[run.step] for run in active.values()],
                     [run.learning_rate for run in active.values()],
@@ -180,7 +187,7 @@ class _Run:
         self.job = job
         self.session = sessions.enter_context(closing(job.open_session()))
         self.steps = len(job.batches)
-        progress = restore_checkpoint(job.checkpoints.load(), self.session, job.inputs)
+        progress = restore_checkpoint(job.checkpoints.load(), self.session, job.inputs_digest)
         self.step = 0 if progress is None else progress["step"]
         self.losses: list[float] = []
         self._writer = writer
@@ -214,7 +221,7 @@ class _Run:
 
 
 def _write_checkpoint(job: TrainJob, step: int, state: SessionState) -> None:
-    job.checkpoints.save(encode_checkpoint(state, job.inputs, {"step": step}))
+    job.checkpoints.save(encode_checkpoint(state, job.inputs_digest, {"step": step}))
 
 
 def _map_model_errors() -> AbstractContextManager[None]:
@@ -244,30 +251,48 @@ class CheckpointStore:
 
     @classmethod
     def of_layer(cls, store: Store, user: str, layer: str) -> Self:
-        """Return the one of a user's layer, in the home's session folder."""
+        """Return the one of a user's layer, in the home's session folder.
+
+        Args:
+            store: The open home.
+            user: The user.
+            layer: The layer.
+        """
         return cls(
             lambda: store.load_session(user, layer),
             lambda data: store.save_session(user, layer, data),
         )
 
 
-def encode_checkpoint(state: SessionState, inputs: str, progress: Any) -> bytes:
-    """Return the file's bytes; ``inputs`` is the digest of all that the build depends on."""
+def encode_checkpoint(state: SessionState, inputs_digest: str, progress: Any) -> bytes:
+    """Return the bytes of a checkpoint.
+
+    Args:
+        state: The arrays of the training session.
+        inputs_digest: The digest of all that the build depends on.
+        progress: How far the training came, as JSON data.
+    """
     arrays = {name: np.atleast_1d(array) for name, array in state.items()}
     text = json.dumps(progress)
-    metadata = {"progress": text, "digest": _checkpoint_digest(inputs, text, arrays)}
+    metadata = {"progress": text, "digest": _checkpoint_digest(inputs_digest, text, arrays)}
     return safetensors.numpy.save(arrays, metadata)
 
 
-def restore_checkpoint(data: bytes | None, session: Session, inputs: str) -> Any:
-    """Restore a session from a checkpoint and return the progress; None if it cannot be used."""
+def restore_checkpoint(data: bytes | None, session: Session, inputs_digest: str) -> Any:
+    """Restore a session from a checkpoint, and return the progress; None if it cannot be used.
+
+    Args:
+        data: The bytes of the checkpoint; None where there is none.
+        session: The training session.
+        inputs_digest: The digest of all that the build depends on.
+    """
     if data is None:
         return None
     try:
         tensors = read_tensors(data, source="the checkpoint")
         text = tensors.metadata["progress"]
         # Without this, a wrong number that is still a number would reach the revision unnoticed.
-        if tensors.metadata["digest"] != _checkpoint_digest(inputs, text, tensors.arrays):
+        if tensors.metadata["digest"] != _checkpoint_digest(inputs_digest, text, tensors.arrays):
             return None
         session.restore(tensors.arrays)
         return json.loads(text)
@@ -275,8 +300,8 @@ def restore_checkpoint(data: bytes | None, session: Session, inputs: str) -> Any
         return None
 
 
-def _checkpoint_digest(inputs: str, progress: str, arrays: SessionState) -> str:
-    digest = hashlib.sha256(f"{inputs} {progress} ".encode())
+def _checkpoint_digest(inputs_digest: str, progress: str, arrays: SessionState) -> str:
+    digest = hashlib.sha256(f"{inputs_digest} {progress} ".encode())
     for name, array in sorted(arrays.items()):
         digest.update(f"{name}{array.shape}".encode())
         digest.update(np.ascontiguousarray(array).data)

@@ -162,7 +162,13 @@ def _log_ratios(outputs: Sequence[ModelOutputs], references: Sequence[ModelOutpu
 def build_lesson_losses(
     lessons: Sequence[Lesson], encode: ContinuationEncoder, config: TrainingConfig
 ) -> Iterator[Loss]:
-    """Yield the losses of one step's lessons: SFT, then context distillation, then DPO."""
+    """Yield the losses of one step's lessons: SFT, then context distillation, then DPO.
+
+    Args:
+        lessons: The lessons of the step.
+        backend: Gives the tokenizer and the chat template.
+        config: The weights of the losses.
+    """
     share = len(lessons)
     shown = [lesson for lesson in lessons if lesson.teacher_messages is None]
     for lesson in shown:
@@ -233,6 +239,12 @@ _KL_TOKENS = 12
 
 
 def make_kl_regularizer(item: Continuation, weight: float, free_start: bool) -> KLRegularizer:
-    """Return the regularizer of a general reply; with ``free_start`` from its second token on."""
+    """Return the regularizer of a general reply.
+
+    Args:
+        item: The reply of the stack below, after its prompt.
+        weight: The weight of its loss.
+        free_start: Whether its first token is free.
+    """
     reply = Continuation(item.prompt, item.completion[:_KL_TOKENS])
     return KLRegularizer(reply, min(free_start, len(reply.completion) - 1), weight)

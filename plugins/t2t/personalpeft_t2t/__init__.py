@@ -1,4 +1,4 @@
-"""Thickening-to-Thinning reward shaping (arXiv 2602.04265) for skills that are practised.
+"""Thickening-to-Thinning reward shaping (arXiv 2602.04265) for skills that are practiced.
 
 Let p be the share of a group that passed. Let l be a reply's length divided by the longest. A right
 reply is rewarded with 1 - a p l and a wrong one with a (1 - p) l. The net pressure on length in a

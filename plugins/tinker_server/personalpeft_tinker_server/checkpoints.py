@@ -215,16 +215,16 @@ class Checkpoints:
                 )
             return safetensors.numpy.load(state)
         targets = spec.targets(list(self._runtime.base().architecture.projections))
-        if adapter.manifest.rank != spec.rank or set(adapter.pairs) != set(targets):
+        if adapter.manifest.rank != spec.rank or set(adapter.weights) != set(targets):
             raise InvalidInput(
                 f"These weights have rank {adapter.manifest.rank} and "
-                f"{len(adapter.pairs)} projections; the run has rank {spec.rank} and "
+                f"{len(adapter.weights)} projections; the run has rank {spec.rank} and "
                 f"{len(targets)}.",
                 hint="Create the run with the rank and targets of weights_info.",
             )
         factor = np.float32(adapter.manifest.scaling / spec.scaling)
         halves = {}
-        for name, pair in adapter.pairs.items():
+        for name, pair in adapter.weights.items():
             halves[f"{name}.A"] = np.asarray(pair.a, np.float32)
             halves[f"{name}.B"] = np.asarray(pair.b, np.float32) * factor
         return with_zero_moments(halves)

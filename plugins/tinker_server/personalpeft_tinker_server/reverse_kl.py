@@ -77,9 +77,9 @@ def open_reference(backend: TrainingBackend, adapter: Adapter | None) -> Session
         SessionSpec(
             manifest.rank,
             manifest.scaling,
-            tuple(name for name in projections if name in adapter.pairs),
+            tuple(name for name in projections if name in adapter.weights),
             0,
-            initial_weights=adapter.pairs,
+            initial_weights=adapter.weights,
         )
     )
 

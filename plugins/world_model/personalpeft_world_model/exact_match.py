@@ -18,7 +18,7 @@ class ExactMatch:
         pass
 
     def tasks(self, seed: int, count: int) -> Sequence[Task]:
-        """Return no tasks: there is nothing to practise."""
+        """Return no tasks: there is nothing to practice."""
         return ()
 
     def verify(self, task: Task, reply: str) -> float:

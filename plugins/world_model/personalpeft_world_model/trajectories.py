@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from personalpeft import InvalidInput
-from personalpeft.sandbox import Limits, certify
+from personalpeft.sandbox import Limits, run_reader
 from personalpeft.types import Demonstration, Message
 from personalpeft_world_model.environment import State
 
@@ -150,8 +150,8 @@ def read_jsonl(path: Path) -> tuple[Trajectory, ...]:
     Raises ``InvalidInput`` that names a wrong line.
     """
     data = _read(path)
-    certify(
-        f"{__name__}:certify_trajectories",
+    run_reader(
+        f"{__name__}:check_trajectories",
         {"source": str(path)},
         Limits.for_files(len(data), memory_factor=64, bytes_a_second=1 << 20),
         source=str(path),
@@ -161,7 +161,7 @@ def read_jsonl(path: Path) -> tuple[Trajectory, ...]:
     return _parse(data, str(path))
 
 
-def certify_trajectories(source: str, data: bytes) -> Mapping[str, str]:
+def check_trajectories(source: str, data: bytes) -> Mapping[str, str]:
     """Read trajectories in a child of ``personalpeft.sandbox``."""
     _parse(data, source)
     return {}

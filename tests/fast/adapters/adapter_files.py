@@ -72,10 +72,10 @@ def join_file(header: dict[str, Any] | str | bytes, body: bytes) -> bytes:
 
 def assert_equal(left: Adapter, right: Adapter) -> None:
     assert left.manifest == right.manifest
-    assert set(left.pairs) == set(right.pairs)
-    for name, pair in left.pairs.items():
-        np.testing.assert_array_equal(pair.a, right.pairs[name].a)
-        np.testing.assert_array_equal(pair.b, right.pairs[name].b)
+    assert set(left.weights) == set(right.weights)
+    for name, pair in left.weights.items():
+        np.testing.assert_array_equal(pair.a, right.weights[name].a)
+        np.testing.assert_array_equal(pair.b, right.weights[name].b)
 
 
 def deltas(pairs: Any, scaling: float = 1.0) -> dict[str, Any]:

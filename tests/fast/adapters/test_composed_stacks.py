@@ -42,7 +42,7 @@ def test_composed_stack_is_the_sum_of_its_layers_in_any_order(
 ) -> None:
     expected = {n: np.zeros((2, o, i)) for n, (i, o) in ARCHITECTURE.projections.items()}
     for adapter, weight in parts:
-        for name, delta in deltas(adapter.pairs, adapter.manifest.scaling * weight).items():
+        for name, delta in deltas(adapter.weights, adapter.manifest.scaling * weight).items():
             expected[name] += delta
     shuffled = list(parts)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
@@ -80,9 +80,9 @@ def test_projection_has_only_the_ranks_of_the_layers_that_adapt_it() -> None:
 
 def test_composing_leaves_its_inputs_unchanged_and_returns_read_only_arrays() -> None:
     style = make_adapter(1)
-    before = style.pairs["mlp.down_proj"].b.copy()
+    before = style.weights["mlp.down_proj"].b.copy()
     pair = concatenate(compose([(style, 0.5)]))["mlp.down_proj"]
-    np.testing.assert_array_equal(style.pairs["mlp.down_proj"].b, before)
+    np.testing.assert_array_equal(style.weights["mlp.down_proj"].b, before)
     assert pair.a.dtype == pair.b.dtype == np.float32
     assert not pair.a.flags.writeable
     assert not pair.b.flags.writeable

@@ -66,10 +66,10 @@ def test_written_adapter_is_read_back_equal(
     adapter: Adapter, good: Path, tiny_base: Base, names: GgufNames
 ) -> None:
     back = read_back(good, tiny_base, names)
-    assert set(back.pairs) == set(adapter.pairs)
-    for name, change in deltas(adapter.pairs, adapter.manifest.scaling).items():
+    assert set(back.weights) == set(adapter.weights)
+    for name, change in deltas(adapter.weights, adapter.manifest.scaling).items():
         assert np.allclose(
-            deltas(back.pairs, back.manifest.scaling)[name], change, rtol=1e-3, atol=1e-3
+            deltas(back.weights, back.manifest.scaling)[name], change, rtol=1e-3, atol=1e-3
         )
 
 
@@ -80,18 +80,18 @@ def test_stack_whose_layers_adapt_different_projections_is_read_back(
         random_adapter(torch_tiny, 1, rank=2),
         random_adapter(torch_tiny, 2, rank=3, layer="memory"),
     )
-    pairs = {name: pair for name, pair in memory.pairs.items() if name.startswith("mlp")}
+    pairs = {name: pair for name, pair in memory.weights.items() if name.startswith("mlp")}
     from dataclasses import replace
 
     memory = replace(
-        memory, pairs=pairs, manifest=replace(memory.manifest, targets=tuple(sorted(pairs)))
+        memory, weights=pairs, manifest=replace(memory.manifest, targets=tuple(sorted(pairs)))
     )
     write_gguf_lora(names, compose([(style, 1.0), (memory, 0.5)]), tmp_path / "both.gguf")
     back = read_back(tmp_path / "both.gguf", tiny_base, names)
-    both = deltas(style.pairs, style.manifest.scaling)
-    for name, change in deltas(memory.pairs, memory.manifest.scaling).items():
+    both = deltas(style.weights, style.manifest.scaling)
+    for name, change in deltas(memory.weights, memory.manifest.scaling).items():
         both[name] = both[name] + 0.5 * change
-    for name, change in deltas(back.pairs, back.manifest.scaling).items():
+    for name, change in deltas(back.weights, back.manifest.scaling).items():
         assert np.allclose(change, both[name], rtol=1e-3, atol=1e-3)
 
 
@@ -101,8 +101,8 @@ def test_weight_is_exported_exactly_however_small(
 ) -> None:
     write_gguf_lora(names, compose([(adapter, weight)]), tmp_path / "weighed.gguf")
     back = read_back(tmp_path / "weighed.gguf", tiny_base, names)
-    wanted = deltas(adapter.pairs, adapter.manifest.scaling * weight)
-    for name, change in deltas(back.pairs, back.manifest.scaling).items():
+    wanted = deltas(adapter.weights, adapter.manifest.scaling * weight)
+    for name, change in deltas(back.weights, back.manifest.scaling).items():
         assert np.allclose(change, wanted[name], rtol=1e-3, atol=1e-3 * weight)
 
 
@@ -207,7 +207,7 @@ def test_any_bytes_give_an_adapter_or_a_library_error(
     except AdapterError as error:
         assert str(error).startswith(str(bad))  # noqa: PT017 - either is right
     else:
-        assert all(np.isfinite(pair.a).all() for pair in back.pairs.values())
+        assert all(np.isfinite(pair.a).all() for pair in back.weights.values())
 
 
 def test_merged_model_replies_like_the_base_with_the_stack(

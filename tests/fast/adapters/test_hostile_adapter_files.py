@@ -428,9 +428,9 @@ def assert_adapter_or_refusal(data: bytes) -> None:
         adapter = unpack(data, source="fuzzed", architecture=ARCHITECTURE)
     except AdapterError:
         return
-    assert set(adapter.pairs) == set(ARCHITECTURE.projections)
+    assert set(adapter.weights) == set(ARCHITECTURE.projections)
     for name, (inputs, outputs) in ARCHITECTURE.projections.items():
-        pair = adapter.pairs[name]
+        pair = adapter.weights[name]
         assert pair.a.shape == (2, 3, inputs)
         assert pair.b.shape == (2, outputs, 3)
         assert np.isfinite(pair.a).all()

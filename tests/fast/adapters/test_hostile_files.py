@@ -38,7 +38,7 @@ from personalpeft.base_models.local_models import inspect_local_model
 from personalpeft.base_models.model_card import read_card
 from personalpeft.base_models.types import Base
 from personalpeft.errors import AdapterError, CardError, PersonalFileError, WeightsError
-from personalpeft.sandbox import Limits, certify
+from personalpeft.sandbox import Limits, run_reader
 from personalpeft_app.peft_archive import unzip_adapter
 
 NAMES = GgufNames("llama", {}, ARCHITECTURE.blocks, ARCHITECTURE.block_path, {})
@@ -241,8 +241,8 @@ def test_template_that_never_ends_is_refused(tmp_path: Path) -> None:
     file = model_file(tmp_path / "model.gguf", ENDLESS)
     # ``inspect_local_model`` allows more processor time.
     with pytest.raises(WeightsError):
-        certify(
-            "personalpeft.base_models.local_models:certify_gguf_base",
+        run_reader(
+            "personalpeft.base_models.local_models:check_gguf_base",
             {"path": str(file), "template": None},
             Limits(memory=2 << 30, seconds=1),
             source=str(file),
@@ -352,9 +352,9 @@ def test_changed_byte_beside_an_exported_adapter_changes_no_number(
             continue
         assert found.manifest.scaling == pytest.approx(wanted.manifest.scaling)
         assert found.manifest.rank == wanted.manifest.rank
-        for projection, pair in wanted.pairs.items():
-            np.testing.assert_array_equal(found.pairs[projection].a, pair.a)
-            np.testing.assert_array_equal(found.pairs[projection].b, pair.b)
+        for projection, pair in wanted.weights.items():
+            np.testing.assert_array_equal(found.weights[projection].a, pair.a)
+            np.testing.assert_array_equal(found.weights[projection].b, pair.b)
 
 
 def test_every_changed_byte_of_a_personal_file_gives_the_same_user_or_none(

@@ -77,7 +77,7 @@ def test_packed_adapter_is_read_back_equal(adapter: Adapter) -> None:
 def test_half_width_files_are_read_as_their_exact_values(adapter: Adapter, dtype: str) -> None:
     small = {
         n: LoRAWeights(np.clip(p.a, -9e3, 9e3), np.clip(p.b, -9e3, 9e3))
-        for n, p in adapter.pairs.items()
+        for n, p in adapter.weights.items()
     }
     header, _ = split_file(pack(Adapter(adapter.manifest, small)))
     body = b""
@@ -92,7 +92,7 @@ def test_half_width_files_are_read_as_their_exact_values(adapter: Adapter, dtype
         body += raw
     again = unpack(join_file(header, body), source="test")
     for name, pair in small.items():
-        for before, after in ((pair.a, again.pairs[name].a), (pair.b, again.pairs[name].b)):
+        for before, after in ((pair.a, again.weights[name].a), (pair.b, again.weights[name].b)):
             assert after.dtype == (np.float16 if dtype == "F16" else np.float32)
             np.testing.assert_allclose(after, before, rtol=2**-7, atol=2**-24)
 
@@ -102,13 +102,13 @@ def test_half_width_files_are_read_as_their_exact_values(adapter: Adapter, dtype
 def test_half_precision_adapter_is_read_back_equal_and_half_as_large(
     adapter: Adapter,
 ) -> None:
-    half = Adapter(adapter.manifest, in_half(adapter.pairs))
+    half = Adapter(adapter.manifest, in_half(adapter.weights))
     again = unpack(pack(half), source="test")
     assert_equal(again, half)
     assert all(
         np.array_equal(after, before.astype(np.float16))
-        for name, pair in adapter.pairs.items()
-        for before, after in ((pair.a, again.pairs[name].a), (pair.b, again.pairs[name].b))
+        for name, pair in adapter.weights.items()
+        for before, after in ((pair.a, again.weights[name].a), (pair.b, again.weights[name].b))
         if np.abs(before).max() < 65504
     )
 
@@ -123,22 +123,22 @@ def test_values_beyond_half_precision_stay_in_float32() -> None:
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_non_finite_half_precision_is_refused(bad: float) -> None:
     adapter = make_adapter()
-    name = next(iter(adapter.pairs))
-    pair = in_half(adapter.pairs)[name]
+    name = next(iter(adapter.weights))
+    pair = in_half(adapter.weights)[name]
     spoiled = pair.b.copy()
     spoiled[0, 0, 0] = bad
     with pytest.raises(AdapterError):
-        pack(Adapter(adapter.manifest, {**adapter.pairs, name: LoRAWeights(pair.a, spoiled)}))
+        pack(Adapter(adapter.manifest, {**adapter.weights, name: LoRAWeights(pair.a, spoiled)}))
 
 
 def test_equal_adapters_have_equal_bytes_in_any_construction_order() -> None:
     adapter = make_adapter()
-    turned = Adapter(adapter.manifest, dict(reversed(adapter.pairs.items())))
+    turned = Adapter(adapter.manifest, dict(reversed(adapter.weights.items())))
     fortran = Adapter(
         adapter.manifest,
         {
             n: LoRAWeights(np.asfortranarray(p.a), np.asfortranarray(p.b))
-            for n, p in adapter.pairs.items()
+            for n, p in adapter.weights.items()
         },
     )
     assert pack(adapter) == pack(turned) == pack(fortran)
@@ -149,7 +149,7 @@ def test_packed_file_is_safetensors_with_one_tensor_per_projection_and_matrix() 
     tensors = load(pack(adapter))
     assert set(tensors) == {f"{name}.{half}" for name in ARCHITECTURE.projections for half in "AB"}
     np.testing.assert_array_equal(
-        tensors["self_attn.q_proj.A"], adapter.pairs["self_attn.q_proj"].a
+        tensors["self_attn.q_proj.A"], adapter.weights["self_attn.q_proj"].a
     )
     assert all(tensor.dtype == np.float32 for tensor in tensors.values())
 
@@ -162,7 +162,7 @@ def test_manifest_is_in_the_metadata_with_a_format_version() -> None:
 
 
 def test_arrays_are_read_only() -> None:
-    pair = unpack(pack(make_adapter()), source="test").pairs["self_attn.q_proj"]
+    pair = unpack(pack(make_adapter()), source="test").weights["self_attn.q_proj"]
     with pytest.raises(ValueError, match="read-only"):
         pair.b[0, 0, 0] = 1.0
 
@@ -185,7 +185,7 @@ def test_wrong_base_is_named_beside_the_expected_one() -> None:
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_non_finite_adapter_is_not_packed(value: float) -> None:
     adapter = make_adapter()
-    adapter.pairs["self_attn.q_proj"].b[0, 0, 0] = value
+    adapter.weights["self_attn.q_proj"].b[0, 0, 0] = value
     with pytest.raises(AdapterError, match=r"self_attn\.q_proj\.B"):
         pack(adapter)
 
@@ -220,4 +220,4 @@ def test_recipe_of_the_greatest_depth_is_read_back() -> None:
 def test_adapter_that_contradicts_its_manifest_is_not_packed() -> None:
     adapter = make_adapter()
     with pytest.raises(AdapterError, match="rank 4"):
-        pack(Adapter(make_manifest(rank=4), adapter.pairs))
+        pack(Adapter(make_manifest(rank=4), adapter.weights))

@@ -144,7 +144,7 @@ def test_peft_computes_the_same_as_our_adapter(
     adapter = llama_adapter(targets=targets)
     export_peft(adapter, LLAMA, tmp_path / "out", base_name="tiny")
     theirs = logits(with_peft(llama, tmp_path / "out"))
-    ours = logits(with_deltas(llama, deltas(adapter.pairs, adapter.manifest.scaling)))
+    ours = logits(with_deltas(llama, deltas(adapter.weights, adapter.manifest.scaling)))
     np.testing.assert_allclose(theirs, ours, rtol=1e-4, atol=1e-4)
     assert np.abs(ours - logits(llama)).max() > 0.01
 
@@ -157,7 +157,9 @@ def test_stack_of_different_ranks_and_targets_is_one_lora(llama: Any, tmp_path: 
     export_stack_peft([(style, 1.0), (memory, 0.5)], LLAMA, tmp_path / "out", base_name="tiny")
     config = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
     assert (config["r"], config["lora_alpha"]) == (8, 8)
-    summed = with_deltas(with_deltas(llama, deltas(style.pairs, 0.5)), deltas(memory.pairs, 0.75))
+    summed = with_deltas(
+        with_deltas(llama, deltas(style.weights, 0.5)), deltas(memory.weights, 0.75)
+    )
     np.testing.assert_allclose(
         logits(with_peft(llama, tmp_path / "out")), logits(summed), rtol=1e-4, atol=1e-4
     )
@@ -229,9 +231,9 @@ def test_adapter_saved_by_peft_is_imported_equal(llama: Any, tmp_path: Path, roo
     assert adapter.manifest.scaling == pytest.approx(3.0 if rooted else 1.5)
     assert adapter.manifest.layer == "skill.email"
     assert adapter.manifest.base == BASE
-    assert set(adapter.pairs) == set(LLAMA.projections)
+    assert set(adapter.weights) == set(LLAMA.projections)
     expected = peft_deltas(made, LLAMA.projections)
-    for name, delta in deltas(adapter.pairs, adapter.manifest.scaling).items():
+    for name, delta in deltas(adapter.weights, adapter.manifest.scaling).items():
         np.testing.assert_allclose(delta, expected[name], rtol=1e-4, atol=1e-5)
     assert_equal(unpack(pack(adapter), source="test", architecture=LLAMA, base=BASE), adapter)
 
@@ -253,7 +255,7 @@ def test_rank_and_scaling_patterns_are_imported_equal(
     )
     adapter = import_peft(tmp_path / "theirs", LLAMA, layer="style", base=BASE)
     expected = peft_deltas(made, LLAMA.projections)
-    for name, delta in deltas(adapter.pairs, adapter.manifest.scaling).items():
+    for name, delta in deltas(adapter.weights, adapter.manifest.scaling).items():
         np.testing.assert_allclose(delta, expected[name], rtol=1e-4, atol=1e-5)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from personalpeft.errors import AdapterError, PersonalFileError
-from personalpeft.sandbox import Limits, certify
+from personalpeft.sandbox import Limits, run_reader
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limits")
 
@@ -21,7 +21,7 @@ GIB = 1 << 30
 
 def run(reader: str, *, seconds: int = 20, **arguments: Any) -> dict[str, str]:
     limits = Limits(memory=GIB, seconds=seconds)
-    found = certify(
+    found = run_reader(
         f"sandbox_readers:{reader}", arguments, limits, source="file", error=PersonalFileError
     )
     return dict(found)
@@ -107,12 +107,12 @@ sys.modules["resource"] = sys.modules["fcntl"] = None
 """
 _CALLS = """
 from personalpeft.errors import PersonalFileError
-from personalpeft.sandbox import Limits, certify
+from personalpeft.sandbox import Limits, run_reader
 
 def run(reader, **arguments):
     limits = Limits(1 << 30, 20)
     reader = f"sandbox_readers:{reader}"
-    return certify(reader, arguments, limits, source="file", error=PersonalFileError)
+    return run_reader(reader, arguments, limits, source="file", error=PersonalFileError)
 
 print(run("take_memory", count=1), run("take_memory", count=2))
 try:

@@ -105,8 +105,10 @@ def test_an_exported_stack_of_mixed_ranks_and_projections_generates_what_the_sta
 
 def keep_projections(made: Adapter, *names: str) -> Adapter:
     """Return the adapter with only these projections."""
-    pairs = {name: pair for name, pair in made.pairs.items() if name.startswith(names)}
-    return replace(made, pairs=pairs, manifest=replace(made.manifest, targets=tuple(sorted(pairs))))
+    pairs = {name: pair for name, pair in made.weights.items() if name.startswith(names)}
+    return replace(
+        made, weights=pairs, manifest=replace(made.manifest, targets=tuple(sorted(pairs)))
+    )
 
 
 def test_a_stack_that_the_server_lost_is_registered_again(

@@ -11,7 +11,7 @@ from daemon_makers import World
 from hypothesis import given
 from hypothesis import strategies as st
 
-from personalpeft.learning import pipeline
+from personalpeft.learning.gate import gate
 from personalpeft.learning.gate.gate import Judgement
 from personalpeft.learning.outcomes import text_reason
 from personalpeft.types import Verdict
@@ -35,7 +35,7 @@ def test_the_report_covers_all_users_since_the_last_one_with_reasons_and_reverts
     world.run_for(hours=20)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            pipeline,
+            gate,
             "judge",
             lambda evidence, margins, **more: Judgement(
                 Verdict.REFUSED, (text_reason("it is worse"),)

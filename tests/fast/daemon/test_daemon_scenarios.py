@@ -8,9 +8,10 @@ import pytest
 from daemon_makers import World, at
 
 from personalpeft import ServingFailed, User
-from personalpeft.learning import pipeline
+from personalpeft.learning.gate import gate
 from personalpeft.learning.gate.gate import Judgement
 from personalpeft.learning.outcomes import text_reason
+from personalpeft.learning.train import stage
 from personalpeft.types import Verdict
 from personalpeft_app.daemon.journal import Outcome
 from personalpeft_app.daemon.policy import Blocker
@@ -254,7 +255,7 @@ def too_few_signals_for_a_first_learn(world: World) -> None:
 def an_earlier_candidate_was_refused(world: World) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            pipeline,
+            gate,
             "judge",
             lambda evidence, margins, **more: Judgement(
                 Verdict.REFUSED, (text_reason("it is worse"),)
@@ -437,7 +438,7 @@ def test_a_learn_whose_head_was_moved_is_repeated_later(
 ) -> None:
     enough_lessons(world)
     world.correct(9)
-    train, moved = pipeline.train, list[str]()
+    train, moved = stage.train, list[str]()
 
     def move_head(*args: object, **options: object) -> object:
         trained = train(*args, **options)  # type: ignore[arg-type]
@@ -446,7 +447,7 @@ def test_a_learn_whose_head_was_moved_is_repeated_later(
                 moved.append(str(other.user("ada").rollback("style", None).before))
         return trained
 
-    monkeypatch.setattr(pipeline, "train", move_head)
+    monkeypatch.setattr(stage, "train", move_head)
     world.run_for(hours=6)
     assert len(moved) == 1
     assert any(report.moved for report in world.reports())

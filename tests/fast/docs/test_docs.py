@@ -153,7 +153,7 @@ def test_the_learning_page_has_the_numbers_of_reinforcement_learning() -> None:
         ),
         f"one step each, at {config.learning_rate:.0e}".replace("e-0", "e-"),
         f"temperature {config.temperature:g}, up to {config.max_completion_length} tokens",
-        f"{config.num_train_tasks} to practise, {config.num_eval_tasks} to judge by",
+        f"{config.num_train_tasks} to practice, {config.num_eval_tasks} to judge by",
         f"weight {config.beta:g}",
         f"below {MIN_SPREAD:g} counts as {MIN_SPREAD:g}",
         f"solved if a rate above {SOLVED_RATE:g}",

@@ -777,7 +777,7 @@ def test_a_comparison_is_blind_and_the_choice_is_recorded(ada: Any, library_user
         comparison.choose(3)
 
 
-def test_a_skill_is_practised(ada: Any) -> None:
+def test_a_skill_is_practiced(ada: Any) -> None:
     report = ada.practice("sums", verifier="sums", rounds=1)
     assert report.layer == "skill.sums"
     with pytest.raises(NotFound):
@@ -788,13 +788,13 @@ def test_practice_options_reach_the_library(ada: Any, monkeypatch: pytest.Monkey
     (budget,) = ada.practice("sums", verifier="sums", max_memory_mb=0.001).reasons
     assert budget.code is ReasonCode.MEMORY_BUDGET
     options: list[LearnOptions] = []
-    practise = Learner.practise
+    practice = Learner.practice
 
     def record(learner: Learner, *args: Any) -> LearnReport:
         options.append(args[-1])
-        return practise(learner, *args)
+        return practice(learner, *args)
 
-    monkeypatch.setattr(Learner, "practise", record)
+    monkeypatch.setattr(Learner, "practice", record)
     ada.practice(
         "sums", verifier="sums", seconds=60, rounds=1, steps=3, max_memory_mb=100, accept=True
     )

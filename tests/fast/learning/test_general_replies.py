@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from runtime_makers import ask, open_runtime
 
 from personalpeft import User
-from personalpeft.learning import pipeline
 from personalpeft.learning.data.batching import build_batches
 from personalpeft.learning.data.general_replies import (
     MAX_EXAMPLES,
@@ -26,6 +25,7 @@ from personalpeft.learning.data.general_replies import (
 )
 from personalpeft.learning.data.training_examples import Lesson
 from personalpeft.learning.plan import Plan
+from personalpeft.learning.train import stage
 from personalpeft.learning.train.losses import ContextDistillationLoss
 from personalpeft.memory.types import Vectors
 from personalpeft.types import Message, SignalKind
@@ -135,7 +135,7 @@ def record_general_replies(monkeypatch: pytest.MonkeyPatch) -> list[GeneralRepli
         seen.append(replies)
         return build_batches(plan, backend, replies, *rest)
 
-    monkeypatch.setattr(pipeline, "build_batches", recorded)
+    monkeypatch.setattr(stage, "build_batches", recorded)
     return seen
 
 
@@ -165,7 +165,7 @@ def test_few_shot_replies_are_distilled_into_prompts_without_examples(
         seen.extend(each for each in losses if isinstance(each, ContextDistillationLoss))
         return batches
 
-    monkeypatch.setattr(pipeline, "build_batches", recorded)
+    monkeypatch.setattr(stage, "build_batches", recorded)
     with open_runtime(tmp_path) as runtime:
         ada = runtime.user("ada")
         correct(ada, EVERYDAY)

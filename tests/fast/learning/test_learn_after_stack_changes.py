@@ -173,7 +173,7 @@ def test_truncated_reply_is_a_lesson_without_an_end(ada: User) -> None:
     assert [lesson.ended for lesson in lessons] == [True, False]
 
 
-def test_learn_that_drops_practised_work_says_so(home: Path) -> None:
+def test_learn_that_drops_practiced_work_says_so(home: Path) -> None:
     with open_runtime(home) as runtime:
         ada = runtime.user("ada")
         taught = [
@@ -181,8 +181,8 @@ def test_learn_that_drops_practised_work_says_so(home: Path) -> None:
         ]
         ada.learn(accept=True)
         judge = RecordingVerifier(lambda reply: derive_seed(reply) % 2 == 0)
-        practised = ada.practice("email", verifier=judge, rounds=2, accept=True)
-        assert ada.layers()[0].head == practised.revision
+        practiced = ada.practice("email", verifier=judge, rounds=2, accept=True)
+        assert ada.layers()[0].head == practiced.revision
         ada.retract(taught[0])
         report = ada.learn()
         assert report.reasons[-1].code is ReasonCode.PRACTICE_NOT_INCLUDED

@@ -13,7 +13,8 @@ import pytest
 from runtime_makers import correct, home_unchanged, open_runtime, style
 
 from personalpeft import Cancelled, LearnReport, NothingToLearn, User
-from personalpeft.learning import learner, pipeline
+from personalpeft.learning import learner
+from personalpeft.learning.gate import gate
 from personalpeft.learning.gate.gate import Judgement
 from personalpeft.learning.outcomes import LearnOutcome, Reason, ReasonCode, reason, text_reason
 from personalpeft.learning.report import from_json
@@ -189,10 +190,10 @@ def test_refused_rebuild_is_not_repeated_with_each_later_lesson(
 ) -> None:
     """The layer stays, so the next lessons are trained on top of it instead of from nothing."""
     old = heads(layered)["skill.email"]
-    judge = pipeline.judge
+    judge = gate.judge
     monkeypatch.setattr(learner, "revalidate", lambda *about: (False, checked(0, 4)))
     monkeypatch.setattr(
-        pipeline,
+        gate,
         "judge",
         lambda evidence, margins, **more: Judgement(Verdict.REFUSED, (text_reason("it is worse"),)),
     )
@@ -202,7 +203,7 @@ def test_refused_rebuild_is_not_repeated_with_each_later_lesson(
     assert heads(layered) == {"skill.email": old}
     assert layered.pending().news == ()
 
-    monkeypatch.setattr(pipeline, "judge", judge)
+    monkeypatch.setattr(gate, "judge", judge)
     teach(layered, 2, first=20)
     layered.learn("skill.email", accept=True)
     assert layered.revisions("skill.email")[-1].parent == old

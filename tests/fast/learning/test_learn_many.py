@@ -90,7 +90,7 @@ def test_on_a_model_learn_many_equals_learning_alone_up_to_rounding(
                 assert all(report.revision for report in runtime.learn_many(PEOPLE))
             revisions = [runtime.user(user).revisions("style")[0] for user in PEOPLE]
             halves.append(
-                [runtime.engine().read_adapter(revision.digest).pairs for revision in revisions]
+                [runtime.engine().read_adapter(revision.digest).weights for revision in revisions]
             )
     for alone, together in zip(*halves, strict=True):
         for name, pair in alone.items():

@@ -8,7 +8,7 @@ import pytest
 from runtime_makers import ask, correct
 
 from personalpeft import Runtime, User
-from personalpeft.learning import pipeline
+from personalpeft.learning.gate import gate
 from personalpeft.learning.gate.gate import Judgement
 from personalpeft.learning.outcomes import ReasonCode, text_reason
 from personalpeft.types import Verdict
@@ -67,7 +67,7 @@ def test_what_waits_is_counted_and_named_without_what_was_tried(ada: User) -> No
 def test_refused_learn_is_not_pending_again(ada: User, monkeypatch: pytest.MonkeyPatch) -> None:
     correct(ada, 6)
     monkeypatch.setattr(
-        pipeline,
+        gate,
         "judge",
         lambda evidence, margins, **more: Judgement(Verdict.REFUSED, (text_reason("it is worse"),)),
     )
@@ -162,7 +162,7 @@ def test_refusal_before_the_head_was_built_does_not_affect_the_head(
     tell(ada, "dog", "Biscuit")
     with monkeypatch.context() as patch:
         patch.setattr(
-            pipeline,
+            gate,
             "judge",
             lambda evidence, margins, **more: Judgement(
                 Verdict.REFUSED, (text_reason("it is worse"),)

@@ -75,7 +75,7 @@ def teach_skill(user: User) -> str:
     return revision
 
 
-def test_practised_skill_is_judged_on_untried_tasks_and_goes_live(
+def test_practiced_skill_is_judged_on_untried_tasks_and_goes_live(
     ada: User,
 ) -> None:
     verifier = RecordingVerifier(lambda reply: passes_half(reply) or has_stack_marker(reply))
@@ -87,12 +87,12 @@ def test_practised_skill_is_judged_on_untried_tasks_and_goes_live(
     assert ada.stack().entries[0].revision == report.revision
     tasks = report.scores["tasks"]
     assert tasks["passed_after"] == tasks["asked"] > tasks["passed_before"]
-    assert list(dict(heard)) == ["Practising", "Judging"]
-    practise_rounds = set(verifier.tried[: report.scores["practice"]["replies"]])
+    assert list(dict(heard)) == ["Practicing", "Judging"]
+    practice_rounds = set(verifier.tried[: report.scores["practice"]["replies"]])
     judged_by = set(verifier.tried[report.scores["practice"]["replies"] :])
-    assert practise_rounds
+    assert practice_rounds
     assert judged_by
-    assert not practise_rounds & judged_by
+    assert not practice_rounds & judged_by
     assert "personalpeft rollback skill.email" in str(report)
     assert json.loads(json.dumps(report.as_json())) == json.loads(json.dumps(ada.reports()[-1]))
     assert verify(ada._services.store) == ()
@@ -124,23 +124,23 @@ def test_evaluation_tasks_are_never_tried_in_any_practice(ada: User) -> None:
 
 def test_practice_builds_on_demonstrations_and_a_learn_builds_on_practice(ada: User) -> None:
     shown = teach_skill(ada)
-    practise_rounds = ada.practice(
+    practice_rounds = ada.practice(
         "email", verifier=RecordingVerifier(passes_half), **SOON
     ).revision
-    assert practise_rounds
-    ada.rollback("skill.email", practise_rounds)
+    assert practice_rounds
+    ada.rollback("skill.email", practice_rounds)
     parents = {revision.id: revision.parent for revision in ada.revisions()}
-    assert parents[practise_rounds] == shown
+    assert parents[practice_rounds] == shown
     for number in range(10, 14):
         ada.teach(f"Task {number}.", f"Answer {number}", skill="email")
     latest = ada.learn("skill.email").revision
     assert {revision.id: revision.parent for revision in ada.revisions()}[
         latest or ""
-    ] == practise_rounds
+    ] == practice_rounds
 
 
-def practise_rounds(user: User, family: str = "") -> int:
-    """Practise briefly and return the number of rounds that the revision counts."""
+def practice_rounds(user: User, family: str = "") -> int:
+    """Practice briefly and return the number of rounds that the revision counts."""
     made = user.practice(
         "email", verifier=RecordingVerifier(passes_half), family=family, **SOON
     ).revision
@@ -155,14 +155,14 @@ def test_short_practices_of_one_family_accumulate_and_new_demonstrations_restart
     ada: User,
 ) -> None:
     teach_skill(ada)
-    assert [practise_rounds(ada) for _ in range(2)] == [3, 6]
-    assert practise_rounds(ada, "others") == 3
+    assert [practice_rounds(ada) for _ in range(2)] == [3, 6]
+    assert practice_rounds(ada, "others") == 3
     for number in range(10, 14):
         ada.teach(f"Task {number}.", f"Answer {number}", skill="email")
     has_stack_marker = ada.learn("skill.email").revision
     assert has_stack_marker
     ada.rollback("skill.email", has_stack_marker)
-    assert practise_rounds(ada) == 3
+    assert practice_rounds(ada) == 3
 
 
 def test_held_out_lessons_of_all_layers_are_retention_items(ada: User) -> None:
@@ -429,22 +429,22 @@ def test_promoted_practice_is_not_recorded_as_accepted(ada: User) -> None:
 def test_withdrawn_practice_goes_live_again_only_by_name(
     ada: User,
 ) -> None:
-    def practise(**more: Any) -> LearnReport:
+    def practice(**more: Any) -> LearnReport:
         verifier = RecordingVerifier(
             lambda reply: passes_half(reply) or has_stack_marker(reply), different=24
         )
         return ada.practice("email", verifier=verifier, **SOON, **more)
 
-    first = practise()
+    first = practice()
     assert (first.live, first.probation) == (True, True)
     for number in range(8):
         ada.feedback(ask(ada, f"Task {number}."), rating=-1)
     assert ada.history()[-1].cause == "withdrawn"
-    again = practise()
+    again = practice()
     assert (again.revision, again.verdict) == (first.revision, Verdict.REFUSED)
     assert again.reasons[-1].code is ReasonCode.WITHDRAWN_BEFORE
     assert ada.stack().entries == ()
-    assert practise(accept=True).accepted
+    assert practice(accept=True).accepted
     assert ada.stack().entries[0].revision == first.revision
 
 
@@ -614,7 +614,7 @@ def test_solution_other_than_the_demonstrated_one_is_a_regression_only_if_forgot
     assert (ReasonCode.RETENTION_FORGOTTEN in codes) == undone
 
 
-def test_practised_skill_is_built_on_the_style_and_leaves_it_unchanged(ada: User) -> None:
+def test_practiced_skill_is_built_on_the_style_and_leaves_it_unchanged(ada: User) -> None:
     correct(ada, 6)
     style = ada.learn().revision
     report = ada.practice("email", verifier=RecordingVerifier(passes_half), **SOON)

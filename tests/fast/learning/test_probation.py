@@ -203,7 +203,7 @@ def test_feedback_during_a_learn_counts_in_the_next_learn(ada: User) -> None:
         assert ada.stack().entries[0].revision == revision
     correct(ada, 2, first=20)
     report = ada.learn()
-    assert report.before is None
+    assert report.previous_head is None
     assert [move.cause for move in ada.history()][:2] == ["learn", "withdrawn"]
 
 

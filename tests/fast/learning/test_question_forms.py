@@ -11,11 +11,11 @@ import pytest
 from runtime_makers import open_runtime
 
 from personalpeft.backends.base import Backend, Loss
-from personalpeft.learning import pipeline
 from personalpeft.learning.data.batching import build_batches
 from personalpeft.learning.data.question_forms import QuestionBank, load_relations
 from personalpeft.learning.evaluate.probes import load_general_prompts
 from personalpeft.learning.plan import Plan
+from personalpeft.learning.train import stage
 from personalpeft.memory.embedder import HashEmbedder, MiniLM
 
 
@@ -99,7 +99,7 @@ def test_trained_fact_uses_its_forms_and_never_the_held_out_question(
         ada = runtime.user("ada")
         stated = ["Where does Ida live?", "Where is Ida's home?", "Where does Ida reside?", judging]
         ada.remember("Ida lives in Oslo.", questions=stated, answer="Oslo")
-        monkeypatch.setattr(pipeline, "build_batches", recorded)
+        monkeypatch.setattr(stage, "build_batches", recorded)
         ada.learn("memory", accept=True)
     about_ida = [
         prompt

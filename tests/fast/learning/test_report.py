@@ -30,7 +30,7 @@ REPORT = LearnReport(
     at=datetime(2026, 5, 1, 12, tzinfo=UTC),
     seconds=12.34,
     revision="style@0123456789ab",
-    before="style@ba9876543210",
+    previous_head="style@ba9876543210",
     probation=True,
     steps=30,
     sources=(
@@ -113,7 +113,7 @@ def test_json_has_everything_that_the_text_has() -> None:
         "Why do we dream?",
     )
     assert all(word in text for word in words)
-    views = {"live", "verdict", "reason", "dry_run", "moved", "event"}
+    views = {"live", "verdict", "reason", "dry_run", "moved", "event", "before"}
     assert set(data) == {*LearnReport.__dataclass_fields__, *views}
     assert from_json(json.loads(text)) == REPORT
 

@@ -11,7 +11,7 @@ from runtime_makers import ask, correct, greedy, open_runtime, pinned, style
 
 from personalpeft import Cancelled, NothingToLearn, Runtime, User
 from personalpeft.errors import NothingCause
-from personalpeft.learning import pipeline
+from personalpeft.learning.gate import gate
 from personalpeft.learning.gate.gate import Judgement
 from personalpeft.learning.outcomes import ReasonCode, reason, text_reason
 from personalpeft.types import Verdict
@@ -51,7 +51,7 @@ def due(ada: User) -> list[tuple[str, str]]:
 
 def refuse_all(patch: pytest.MonkeyPatch) -> None:
     refused = Judgement(Verdict.REFUSED, (text_reason("it is worse"),))
-    patch.setattr(pipeline, "judge", lambda *about, **more: refused)
+    patch.setattr(gate, "judge", lambda *about, **more: refused)
 
 
 def test_stale_layer_is_built_again_once_without_the_retracted_lesson(ada: User) -> None:
@@ -86,7 +86,7 @@ def test_layer_without_lessons_returns_to_the_base(ada: User, runtime: Runtime) 
 
     report = ada.learn()
     assert [each.code for each in report.reasons] == [ReasonCode.ALL_RETRACTED]
-    assert (report.event, report.revision, report.before) == ("retracted", head, None)
+    assert (report.event, report.revision, report.previous_head) == ("retracted", head, None)
     undo = f"undo: personalpeft rollback memory --to {head} --user ada"
     assert undo in str(report)
     assert undo in str(ada.activity_summary(timedelta(days=1)))

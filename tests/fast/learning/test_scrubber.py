@@ -86,7 +86,7 @@ def test_a_scrubbed_lesson_teaches_what_one_without_the_number_teaches(tmp_path:
             ada.learn("style", recipe=recipe)
             (revision,) = ada.revisions()
             blob = tmp_path / name / "blobs" / revision.digest[:2] / revision.digest
-            pairs = unpack(blob.read_bytes(), source=name).pairs
+            pairs = unpack(blob.read_bytes(), source=name).weights
             weights.append({key: (each.a.tolist(), each.b.tolist()) for key, each in pairs.items()})
     assert weights[0] == weights[1]
 

@@ -13,7 +13,7 @@ from style_samples import answer, request
 
 from personalpeft import NothingToLearn, User
 from personalpeft.errors import NothingCause
-from personalpeft.learning import pipeline
+from personalpeft.learning.gate import gate
 from personalpeft.learning.gate.gate import Judgement
 from personalpeft.learning.outcomes import ReasonCode, SignalUse, reason, text_reason
 from personalpeft.learning.status import SignalStatus
@@ -167,7 +167,7 @@ def test_old_style_stays_live_where_the_gate_refuses_the_new_one(
     ada.learn()
     edit_in_style(ada, "listed", 20, first=12)
     monkeypatch.setattr(
-        pipeline,
+        gate,
         "judge",
         lambda evidence, margins, **more: Judgement(Verdict.REFUSED, (text_reason("it is worse"),)),
     )

@@ -104,7 +104,7 @@ def test_each_step_has_ratings_of_both_kinds_where_there_are_enough(
         seen.append([sum(isinstance(term, KTOLoss) for term in terms) for terms in steps])
         return steps
 
-    monkeypatch.setattr("personalpeft.learning.pipeline.build_batches", recorded)
+    monkeypatch.setattr("personalpeft.learning.train.stage.build_batches", recorded)
     with open_runtime(home) as runtime:
         ada = runtime.user("ada")
         thumbs(ada, MIN_THUMBS, MIN_THUMBS - 1)

@@ -91,7 +91,7 @@ class InterruptedBuild:
         outcome = train({"ada": job}, advance_one_by_one, loop_control(**asked))["ada"]
         assert isinstance(outcome, TrainResult)
         self.result = b"".join(
-            pair.a.tobytes() + pair.b.tobytes() for _, pair in sorted(outcome.pairs.items())
+            pair.a.tobytes() + pair.b.tobytes() for _, pair in sorted(outcome.weights.items())
         )
         return outcome
 

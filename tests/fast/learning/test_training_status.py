@@ -90,7 +90,7 @@ def test_status_of_a_practice_counts_its_rounds(ada: User) -> None:
         rounds=2,
         progress=lambda stage, done: seen.append(ada.training_status()),
     )
-    statuses = [each for each in seen if each is not None and each.stage == "Practising"]
+    statuses = [each for each in seen if each is not None and each.stage == "Practicing"]
     assert [(each.layer, each.step, each.steps) for each in statuses] == [
         ("skill.sums", n, 2) for n in (0, 1, 2)
     ]

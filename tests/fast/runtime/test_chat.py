@@ -567,8 +567,8 @@ def test_exported_style_is_imported_by_another_user_with_the_same_replies(
     assert (revision.verdict, revision.reason) == ("promoted", "imported by name, not judged")
     (before,) = learned.revisions()
     ours, theirs = (learned._services.engine.read_adapter(r.digest) for r in (before, revision))
-    assert {name: pair.b.tobytes() for name, pair in ours.pairs.items()} == {
-        name: pair.b.tobytes() for name, pair in theirs.pairs.items()
+    assert {name: pair.b.tobytes() for name, pair in ours.weights.items()} == {
+        name: pair.b.tobytes() for name, pair in theirs.weights.items()
     }
     assert greedy(bo) == greedy(learned)
     assert [move.cause for move in bo.history()] == ["import"]

@@ -22,6 +22,12 @@ def multiply(left, right, sums, PRECISION: tl.constexpr):
 
     The interpreter needs its own path. On some CPUs NumPy's BLAS adds rows at a tile's edge in
     another order. It would also multiply the bits of bfloat16 as integers.
+
+    Args:
+        left: ``[rows, inner]``.
+        right: ``[inner, columns]``.
+        sums: float32 ``[rows, columns]``.
+        PRECISION: Triton's name of the precision of float32 products.
     """
     if INTERPRETED:
         left, right = left.to(tl.float32), right.to(tl.float32)
@@ -35,6 +41,12 @@ def tile_leader(slots, token, tokens, TILE: tl.constexpr):
 
     If all tokens of a tile have one slot, the first multiplies for all of them. Otherwise each does
     for itself. The sums are the same.
+
+    Args:
+        slots: The slot of each token.
+        token: This one.
+        tokens: How many there are.
+        TILE: Tokens of a tile.
     """
     slot = tl.load(slots + token)
     tile_tokens = token // TILE * TILE + tl.arange(0, TILE)
@@ -61,7 +73,23 @@ def shrink(
     INPUTS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Compute ``shrunk[t, section] = A x[t]`` for some rows of A (Punica, Chen et al. 2023)."""
+    """Compute ``shrunk[t, section] = A x[t]`` for some rows of A (Punica, Chen et al. 2023).
+
+    Grid: tokens, tiles of ``ROWS`` rows of A, sections.
+
+    Args:
+        x: ``[tokens, inputs]``.
+        shrunk: float32 ``[tokens, sections, max_rank]``, the result.
+        slots: The slot of each token.
+        ranks: The rank in each slot.
+        a: A of the layer in slot 0, ``[sections, max_rank, inputs]``.
+        a_stride: Values from one slot to the next.
+        tokens, inputs, max_rank, sections: Sizes of the tensors.
+        TILE: Tokens of a tile.
+        ROWS: Rows of A of one program.
+        INPUTS: Inputs that are multiplied at once.
+        PRECISION: As for ``multiply``.
+    """
     token, section = tl.program_id(0), tl.program_id(2)
     slot = tl.load(slots + token)
     rank = tl.load(ranks + slot)
@@ -109,7 +137,25 @@ def expand(
     ALIGNED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Compute ``y[t] += B shrunk[t]`` in one tile of outputs, at multiples of ``ALIGNED``."""
+    """Compute ``y[t] += B shrunk[t]`` in one tile of outputs.
+
+    Grid: tokens, tiles of outputs.
+
+    Args:
+        shrunk: float32 ``[tokens, sections, max_rank]``, as ``shrink`` computes it.
+        y: ``[tokens, outputs]``, changed in place.
+        slots: The slot of each token.
+        ranks: The rank in each slot.
+        b: Transposed B of the layer in slot 0, ``[max_rank, outputs]``.
+        b_stride: Values from one slot to the next.
+        tiles: ``[tiles, 3]``: first output, the one after the last, section.
+        tokens, outputs, max_rank, sections: Sizes of the tensors.
+        TILE: Tokens of a tile.
+        ROWS: Ranks that are multiplied at once.
+        OUTPUTS: The most outputs of a tile.
+        ALIGNED: A number that divides the first and last outputs of all tiles.
+        PRECISION: As for ``multiply``.
+    """
     token = tl.program_id(0)
     slot = tl.load(slots + token)
     rank = tl.load(ranks + slot)
@@ -153,7 +199,19 @@ def expand(
 def write_kv(
     k, v, keys, values, kv_indices, heads, dim, BLOCK: tl.constexpr, WRITE_SIZE: tl.constexpr
 ):
-    """Write one token's keys and values, or a part of them, to its place."""
+    """Write one token's keys and values, or a part of them, to its place.
+
+    Grid: tokens, parts of ``WRITE_SIZE`` values.
+
+    Args:
+        k, v: ``[tokens, heads, dim]``.
+        keys: The cache, ``[blocks, heads, dim, BLOCK]``.
+        values: The cache, ``[blocks, heads, BLOCK, dim]``.
+        kv_indices: Where each token goes: its block times ``BLOCK``, plus the place in it.
+        heads, dim: Sizes of the tensors.
+        BLOCK: Tokens of a block.
+        WRITE_SIZE: Values of one program, a power of 2.
+    """
     token = tl.program_id(0)
     target = tl.load(kv_indices + token)
     block, offset = target // BLOCK, target % BLOCK
@@ -191,7 +249,29 @@ def attend(
     SOFTCAP: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Return the attention over some blocks, and its log-sum-exp (base 2); of none: 0 and -inf."""
+    """Return the attention over some blocks, and its log-sum-exp (base 2); of none: 0 and -inf.
+
+    Args:
+        query: ``[rows, WIDTH]``.
+        keys, values: The cache, as for ``write_kv``.
+        blocks: The blocks of the sequence, in order.
+        kv: The head of keys.
+        kv_heads: How many of these there are.
+        begin, end: The range of ``blocks``.
+        first, last_visible: The range of positions that any of the queries sees.
+        num_visible: How many positions each query sees, ``[rows]``.
+        window: How many positions back a query sees; 0 for all.
+        scaling: Factor of the scores.
+        softcap: Limit of the scores.
+        DIM: Size of a head.
+        WIDTH: That size, padded to a power of 2.
+        BLOCK: Tokens of a block.
+        SOFTCAP: Whether scores are limited.
+        PRECISION: As for ``multiply``.
+
+    Returns:
+        float32 ``[rows, WIDTH]`` and ``[rows]``.
+    """
     d, j = tl.arange(0, WIDTH), tl.arange(0, BLOCK)
     row_max = tl.full([query.shape[0]], float("-inf"), tl.float32)
     total = tl.zeros([query.shape[0]], tl.float32)
@@ -235,7 +315,14 @@ def attend(
 def merge(sums, total, lse_max, part, part_lse):
     """Return attention that was merged so far with one more part, by their log-sum-exp.
 
-    ``sums / total`` is the attention, and ``lse_max`` the largest log-sum-exp of its parts.
+    Args:
+        sums, total: ``sums / total`` is the attention so far.
+        lse_max: The largest log-sum-exp of its parts.
+        part: The attention of one more part.
+        part_lse: Its log-sum-exp.
+
+    Returns:
+        The next ``sums``, ``total`` and ``lse_max``.
     """
     new_max = tl.maximum(lse_max, part_lse)
     # A query may see nothing of the first parts, and -inf - -inf would be NaN.
@@ -275,10 +362,28 @@ def paged_attention(
     """Attention of the queries that share one head of keys, with an online softmax.
 
     Online softmax: Milakov & Gimelshein 2018. Splits of ``SPLIT_BLOCKS`` blocks: Flash-Decoding
-    (Dao et al. 2023). ``TOKENS`` 0 is one decoded token over one split. Each split writes its
-    result, and its log-sum-exp to ``lse``. Otherwise it is that many tokens of a prompt, over all
-    splits; the last one sees ``length`` tokens. ``HEADS`` is ``GROUP`` padded. A prompt's token
-    adds in the order of a decoded one, and its tile has as many rows. So its bits are the same.
+    (Dao et al. 2023). A prompt's token adds in the order of a decoded one, and its tile has as many
+    rows. So its bits are the same.
+
+    Grid: tokens (or tiles of ``TOKENS``), heads of keys, splits.
+
+    Args:
+        q: ``[tokens, heads, dim]``.
+        out: The result: like ``q``, or float32 ``[tokens, heads, splits, dim]``.
+        lse: The log-sum-exp of each split of decoded tokens, ``[tokens, heads, splits]``.
+        keys, values: The cache, as for ``write_kv``.
+        table: The blocks of each decoded token, ``[tokens, table_stride]``, or of the prompt.
+        lengths: How many positions each decoded token sees.
+        tokens: How many there are.
+        length: How many positions the last token of a prompt sees.
+        table_stride: The width of ``table``.
+        window, scaling, softcap, kv_heads: As for ``attend``.
+        TOKENS: 0 for one decoded token over one split. Otherwise that many tokens of a prompt over
+            all splits.
+        GROUP: Heads of queries that share one of keys.
+        HEADS: ``GROUP``, padded.
+        DIM, WIDTH, BLOCK, SOFTCAP, PRECISION: As for ``attend``.
+        SPLIT_BLOCKS: Blocks of a split.
     """
     kv = tl.program_id(1)
     if TOKENS:
@@ -359,7 +464,21 @@ def merge_splits(
     WIDTH: tl.constexpr,
     SPAN: tl.constexpr,
 ):
-    """Merge one head's splits of ``SPAN`` tokens by their log-sum-exp, in order."""
+    """Merge one head's splits by their log-sum-exp, in order.
+
+    Grid: tokens, heads.
+
+    Args:
+        partial: The attention of each split, float32 ``[tokens, heads, splits, DIM]``.
+        lse: Its log-sum-exp, ``[tokens, heads, splits]``.
+        out: The result, ``[tokens, heads, DIM]``.
+        lengths: How many positions each token sees.
+        window: How many positions back a token sees; 0 for all.
+        splits: How many there are.
+        DIM: Size of a head.
+        WIDTH: That size, padded to a power of 2.
+        SPAN: Tokens of a split.
+    """
     token, head = tl.program_id(0), tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
     length = tl.load(lengths + token)
     first = tl.where(window > 0, tl.maximum(length - window, 0), 0)
@@ -377,7 +496,16 @@ def merge_splits(
 
 @triton.jit
 def rms_norm(x, weight, y, size, epsilon, WIDTH: tl.constexpr):
-    """Compute one row of RMSNorm (Zhang & Sennrich 2019, eq. 4)."""
+    """Compute one row of RMSNorm (Zhang & Sennrich 2019, eq. 4).
+
+    Args:
+        x: ``[rows, size]``.
+        weight: ``[size]``.
+        y: The result, like ``x``.
+        size: Values of a row.
+        epsilon: Added to the mean square.
+        WIDTH: ``size``, padded to a power of 2.
+    """
     start = tl.program_id(0) * size
     i = tl.arange(0, WIDTH)
     x32 = tl.load(x + start + i, mask=i < size, other=0.0).to(tl.float32)

@@ -265,9 +265,19 @@ def forward_backward(
     logprobs: bool,
     between: Callable[[], None] = lambda: None,
 ) -> tuple[tuple[ForwardResult, ...], ...]:
-    """Compute losses, and add their gradients to the sessions'. See ``Backend``.
+    """Compute losses, and add their gradients to the sessions'.
 
     The losses of a session are split over passes, since their gradients add up.
+
+    Args:
+        model: The base.
+        sessions, terms, backward, logprobs, between: As for ``Backend.forward_backward``.
+
+    Returns:
+        The result of each loss of each session.
+
+    Raises:
+        ValueError: ``sessions`` and ``terms`` differ in length.
     """
     if len(sessions) != len(terms):
         raise ValueError("sessions and terms must have the same length")

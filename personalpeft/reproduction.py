@@ -21,8 +21,8 @@ from personalpeft.learning.environment import describe_environment, recorded_env
 from personalpeft.learning.learner import Learner
 from personalpeft.learning.outcomes import RebuildOutcome
 from personalpeft.learning.publish import build_adapter
-from personalpeft.learning.rebuild_plan import Obstacle, plan_rebuild
-from personalpeft.learning.single_build import NO_CHECKPOINTS, train_plan
+from personalpeft.learning.reproduction_plan import Obstacle, plan_reproduction
+from personalpeft.learning.train.stage import NO_CHECKPOINTS, train_alone
 from personalpeft.services import Services
 from personalpeft.store.gc import delete_partial_files
 from personalpeft.store.integrity import find_lost_blobs
@@ -34,7 +34,7 @@ _TITLES: Mapping[RebuildOutcome, str] = {
     RebuildOutcome.EQUAL: "EQUAL, byte for byte",
     RebuildOutcome.DIFFERENT: "DIFFERENT",
     RebuildOutcome.IMPORTED: "cannot be rebuilt, it was imported",
-    RebuildOutcome.PRACTISED: "cannot be rebuilt, it was practised",
+    RebuildOutcome.PRACTICED: "cannot be rebuilt, it was practiced",
     RebuildOutcome.INPUTS_MISSING: "cannot be rebuilt, an input is missing",
     RebuildOutcome.TRAINING_FORBIDDEN: "not rebuilt, training on it is no longer allowed",
     RebuildOutcome.OTHER_BASE: "not rebuilt, it is of another base",
@@ -268,11 +268,11 @@ def _rebuild(
     began = services.clock.timer()
     about = revision.user, revision.layer, revision.id
     configs = Learner.from_services(services).recipes
-    plan = plan_rebuild(services, configs, revision)
+    plan = plan_reproduction(services, configs, revision)
     if isinstance(plan, Obstacle):
         report = RebuildReport(*about, plan.outcome, revision.digest, detail=plan.detail)
         return report, b""
-    weights = train_plan(services, plan, NO_CHECKPOINTS, progress=progress, cancelled=cancelled)
+    weights = train_alone(services, plan, NO_CHECKPOINTS, progress=progress, cancelled=cancelled)
     blob = pack(build_adapter(plan, weights, plan.stored_recipe))
     rebuilt = hashlib.sha256(blob).hexdigest()
     is_equal = rebuilt == revision.digest
@@ -324,7 +324,7 @@ def compare_weights(recorded: Adapter, rebuilt: Adapter) -> Closeness | None:
 def _tensors(adapter: Adapter) -> dict[str, np.ndarray[Any, np.dtype[np.float64]]]:
     return {
         f"{name}.{half}": np.asarray(matrix, np.float64)
-        for name, pair in adapter.pairs.items()
+        for name, pair in adapter.weights.items()
         for half, matrix in (("A", pair.a), ("B", pair.b))
     }
 

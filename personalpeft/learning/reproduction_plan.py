@@ -39,7 +39,7 @@ class Obstacle:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RebuildPlan(Plan):
+class ReproductionPlan(Plan):
     """The plan of a revision that is built again.
 
     ``recorded`` is the revision, and ``recorded_recipe`` its recipe with the names of its time.
@@ -61,12 +61,12 @@ class RebuildPlan(Plan):
     @property
     def has_same_inputs(self) -> bool:
         """Whether all inputs are those of the first build."""
-        return self.inputs == self.recorded.inputs
+        return self.inputs_digest == self.recorded.inputs
 
 
-def plan_rebuild(
+def plan_reproduction(
     services: Services, configs: TrainingConfigs, revision: Revision
-) -> RebuildPlan | Obstacle:
+) -> ReproductionPlan | Obstacle:
     """Return what a revision was made of, or why that cannot be brought together again.
 
     Args:
@@ -102,7 +102,7 @@ def _find_obstacle(services: Services, revision: Revision) -> Obstacle | None:
     if revision.inputs == imported_inputs(revision.digest) or not is_built:
         return Obstacle(RebuildOutcome.IMPORTED, "it was trained elsewhere")
     if "practice" in revision.recipe:
-        return Obstacle(RebuildOutcome.PRACTISED, "its tasks are not in the ledger")
+        return Obstacle(RebuildOutcome.PRACTICED, "its tasks are not in the ledger")
     if revision.base != services.base.digest:
         return Obstacle(RebuildOutcome.OTHER_BASE, f"it was built on {revision.base[:12]}")
     catalog, blobs = services.store.catalog, services.store.blobs
@@ -125,7 +125,7 @@ def _plan_at(
     parent: Revision | None,
     record: BuildRecord,
     moment: int,
-) -> RebuildPlan:
+) -> ReproductionPlan:
     """Return the plan with the ledger as it was at a moment."""
     store, user, layer, recipe = services.store, revision.user, revision.layer, revision.recipe
     config = override_config(
@@ -146,7 +146,7 @@ def _plan_at(
         if lesson.signal in trained and not lesson.is_probe
     ]
     below = Stack(revision.base, revision.below)
-    return RebuildPlan(
+    return ReproductionPlan(
         user=user,
         layer=layer,
         recipe=training_config,

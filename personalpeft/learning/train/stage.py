@@ -1,0 +1,143 @@
+"""The train stage: from plans to trained weights, for a learn, a rebase and a reproduction alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from personalpeft.adapters.types import LoRAWeights
+from personalpeft.backends.base import Session, SessionSpec
+from personalpeft.errors import PersonalPeftError
+from personalpeft.learning.data.batching import build_batches
+from personalpeft.learning.data.general_replies import GeneralReplies, generate_general_replies
+from personalpeft.learning.plan import Plan
+from personalpeft.learning.train.loop import (
+    CheckpointStore,
+    LoopControl,
+    TrainJob,
+    TrainResult,
+    cancelled_error,
+    train,
+)
+from personalpeft.services import Services
+from personalpeft.types import Progress
+
+NO_CHECKPOINTS = CheckpointStore(lambda: None, lambda data: None)
+"""Keeps nothing, so that a training changes nothing in the home."""
+
+# Longest wait for chats before each step, so that a server that is never idle still learns.
+_MAX_YIELD_SECONDS = 5.0
+
+
+def yield_to_serving(services: Services) -> None:
+    """Wait while chats are answered, for a limited time."""
+    services.learning_engine.yield_to_foreground(_MAX_YIELD_SECONDS)
+
+
+def train_plans(
+    services: Services,
+    plans: Mapping[str, Plan],
+    control: LoopControl,
+    *,
+    checkpoints: Callable[[Plan], CheckpointStore],
+    show_step: Callable[[Plan, int, int], None] = lambda plan, step, steps: None,
+) -> dict[str, TrainResult | Exception]:
+    """Train plans together, to their end or to the end of a budget.
+
+    Call it inside ``LazyModel.learning``.
+
+    Args:
+        services: The wired parts.
+        plans: What is built, by user.
+        control: How the caller steers the training.
+        checkpoints: Returns where the checkpoint of a plan is kept.
+        show_step: Called with a plan, the number of its steps that are done and the total.
+
+    Returns:
+        The result of each user, or the error that concerns the user alone.
+
+    Raises:
+        Cancelled: The caller cancelled.
+        ServingFailed: The model failed for the whole group.
+    """
+    replies = generate_general_replies(
+        services, plans, cancelled=control.cancelled, paused=control.paused
+    )
+    if control.cancelled():
+        raise cancelled_error("before the first step")
+    backend, jobs = services.learning_engine.backend, dict[str, TrainJob]()
+    failed: dict[str, TrainResult | Exception] = {}
+    for user, plan in plans.items():
+        try:
+            jobs[user] = TrainJob(
+                partial(open_session, services, plan),
+                build_batches(plan, backend, _unwrap(replies[user]), services.memory.embedder),
+                plan.recipe,
+                plan.inputs_digest,
+                checkpoints(plan),
+                partial(show_step, plan),
+            )
+        except Exception as error:  # noqa: BLE001 - an error of any kind is a result
+            failed[user] = error
+    return failed | train(jobs, services.training_backend.advance, control)
+
+
+def train_alone(
+    services: Services,
+    plan: Plan,
+    checkpoints: CheckpointStore,
+    *,
+    progress: Progress,
+    cancelled: Callable[[], bool],
+) -> Mapping[str, LoRAWeights]:
+    """Train one plan to its end outside a learn, and return the weights of its layer.
+
+    Args:
+        services: The wired parts.
+        plan: The plan.
+        checkpoints: Where its checkpoint is kept.
+        progress: Called with a stage and the share of it that is done.
+        cancelled: Called between steps; returns whether to stop.
+
+    Raises:
+        Cancelled: ``cancelled`` returned True.
+        ServingFailed: The model failed.
+    """
+    progress(f"Reading {plan.layer}", 0.0)
+    control = LoopControl(
+        progress=lambda done: progress(f"Building {plan.layer}", done),
+        cancelled=cancelled,
+        yield_to_serving=partial(yield_to_serving, services),
+    )
+    trained = train_plans(
+        services, {plan.user: plan}, control, checkpoints=lambda plan: checkpoints
+    )[plan.user]
+    if isinstance(trained, Exception):
+        raise trained
+    return trained.weights
+
+
+def open_session(services: Services, plan: Plan) -> Session:
+    """Open the training session of a plan, on the stack below and from the parent's weights."""
+    engine, recipe = services.learning_engine, plan.recipe
+    start = engine.read_adapter(plan.parent.digest).weights if plan.parent else None
+    # The session copies the stack below, so its slot is free while it trains.
+    with engine.pin(plan.below) as below:
+        return services.training_backend.session(
+            SessionSpec(
+                rank=recipe.rank,
+                scaling=recipe.scaling,
+                target_modules=recipe.target_modules,
+                seed=recipe.seed,
+                base_key=below,
+                initial_weights=start,
+                weight_decay=recipe.weight_decay,
+                max_grad_norm=recipe.max_grad_norm,
+            )
+        )
+
+
+def _unwrap(replies: GeneralReplies | PersonalPeftError) -> GeneralReplies:
+    if isinstance(replies, PersonalPeftError):
+        raise replies
+    return replies
