@@ -13,7 +13,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -60,6 +60,7 @@ class Lock:
         self._pid = os.getpid()
         self._start_mark = host.start_mark(self._pid)
         self._since = ""
+        self._holder_file = -1
 
     @contextmanager
     def acquire(self, timeout: float) -> Iterator[None]:
@@ -79,17 +80,18 @@ class Lock:
                 self._file_lock.acquire(timeout=timeout)
             except Timeout:
                 raise self._busy_error() from None
-        try:
+        with ExitStack() as held:
+            held.callback(self._file_lock.release)
             with map_home_errors(self._home):
+                self._holder_file = os.open(self._holder_path, os.O_WRONLY | os.O_CREAT, 0o600)
+                held.callback(os.close, self._holder_file)
                 self._since = self._now().isoformat(timespec="seconds")
                 self.set_status("")
-            yield
-        finally:
             try:
+                yield
+            finally:
                 with map_home_errors(self._home):
                     self._write_holder("")
-            finally:
-                self._file_lock.release()
 
     def set_status(self, status: str) -> None:
         """Write the holder's name and status beside the lock.
@@ -109,11 +111,8 @@ class Lock:
     def _write_holder(self, text: str) -> None:
         # The old content is overwritten with the same length. Some file systems flush a file that
         # is truncated and written again. Each write would then be as slow as its commit.
-        handle = os.open(self._holder_path, os.O_WRONLY | os.O_CREAT, 0o600)
-        try:
-            os.write(handle, text.encode(errors="replace").ljust(_HOLDER_BYTES))
-        finally:
-            os.close(handle)
+        os.lseek(self._holder_file, 0, os.SEEK_SET)
+        os.write(self._holder_file, text.encode(errors="replace").ljust(_HOLDER_BYTES))
 
     def _busy_error(self) -> Busy:
         holder = _read_holder(self._holder_path)
