@@ -102,6 +102,9 @@ class Blobs:
             return
         with map_home_errors(self._home):
             for path in map(self.expected_path, digests):
+                # Of a call that was killed. Under the write lock no other writer has any.
+                for part in path.parent.glob(f"{_part_prefix(path)}*.part"):
+                    part.unlink()
                 with suppress(FileNotFoundError):
                     stored = path.read_bytes()
                     wrapped = self._cipher.replace_recipient(stored, former, key)
@@ -185,7 +188,7 @@ class Blobs:
 
 def replace_file(path: Path, data: bytes) -> None:
     """Write a temporary file, sync it and rename it to ``path``. Readers see the old or the new."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:12]}-", suffix=".part")
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=_part_prefix(path), suffix=".part")
     part = Path(name)
     try:
         with os.fdopen(handle, "wb") as file:
@@ -195,3 +198,8 @@ def replace_file(path: Path, data: bytes) -> None:
         host.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def _part_prefix(path: Path) -> str:
+    """Return how the names of unfinished files of a path begin."""
+    return f".{path.name[:12]}-"

@@ -22,7 +22,10 @@ from personalpeft.store.types import LostBlob, Problem
 _RESTORE = "Restore the home from a backup; what this entry says cannot be trusted."
 _REBUILD = "Run verify --repair, which builds it again; or restore the file, or roll back."
 _ROLL_BACK = "Roll the layer back to a revision that is there."
-_LEFTOVER = "Harmless: an interrupted write left it. Run gc, which deletes it after a day."
+_LEFTOVER = (
+    "Harmless: an interrupted write left it. Run gc, which deletes partial files at once and unused "
+    "adapters after a day."
+)
 _PAGE_SIZE = 200
 
 
