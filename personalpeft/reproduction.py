@@ -17,10 +17,13 @@ from personalpeft.adapters.formats.packed import pack, unpack
 from personalpeft.adapters.types import Adapter
 from personalpeft.errors import AdapterError, Damaged, NotFound
 from personalpeft.formatting import HasJson
-from personalpeft.learning.environment import describe_environment, recorded_environment
+from personalpeft.learning.candidate import (
+    build_adapter,
+    describe_environment,
+    recorded_environment,
+)
 from personalpeft.learning.learner import Learner
 from personalpeft.learning.outcomes import RebuildOutcome
-from personalpeft.learning.publish import build_adapter
 from personalpeft.learning.reproduction_plan import Obstacle, plan_reproduction
 from personalpeft.learning.train.stage import NO_CHECKPOINTS, train_alone
 from personalpeft.services import Services

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 
 from personalpeft.adapters.formats.packed import pack
 from personalpeft.adapters.types import Adapter
+from personalpeft.learning.candidate import Candidate, imported_inputs, layer_entry
 from personalpeft.learning.data.lesson_scrubbing import scrub_assignments
 from personalpeft.learning.data.training_examples import lessons_for
-from personalpeft.learning.layers import LayerState
+from personalpeft.learning.layers import LayerState, held_out_signals, holdout_beside
 from personalpeft.learning.outcomes import MoveCause
-from personalpeft.learning.plan import MAX_HOLDOUT, Plan, held_out_signals, holdout_beside
-from personalpeft.learning.publish import Candidate, imported_inputs, layer_entry
+from personalpeft.learning.plan import MAX_HOLDOUT, Plan
 from personalpeft.learning.train.config import TrainingConfig
 from personalpeft.services import Services
 from personalpeft.types import Json, SignalRole
