@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from personalpeft.adapters.types import Adapter
 from personalpeft.errors import Cancelled, NothingCause, NothingToLearn
+from personalpeft.learning.candidate import propose
 from personalpeft.learning.data.training_examples import load_assignments
 from personalpeft.learning.gate.gate import Margins, load_margins
 from personalpeft.learning.gate.probation import review_probation
@@ -36,7 +37,6 @@ from personalpeft.learning.outcomes import (
 )
 from personalpeft.learning.pipeline import BuildResult, TrainingPipeline
 from personalpeft.learning.plan import MIN_LESSONS, Plan, build_plan
-from personalpeft.learning.proposal import propose
 from personalpeft.learning.publish import (
     failed_report,
     mark_valid,

@@ -14,7 +14,14 @@ from typing import Any, Self
 from personalpeft.types import Verdict
 
 
-class LearnOutcome(StrEnum):
+class _Outcome(StrEnum):
+    @property
+    def text(self) -> str:
+        """The outcome in words."""
+        return self.replace("_", " ")
+
+
+class LearnOutcome(_Outcome):
     """How a learn, or a review of a probation, ended."""
 
     PROMOTED = "promoted"
@@ -52,11 +59,6 @@ class LearnOutcome(StrEnum):
                 return Verdict.ABSTAINED
         return None
 
-    @property
-    def text(self) -> str:
-        """The outcome in words."""
-        return self.replace("_", " ")
-
 
 class MoveCause(StrEnum):
     """Why a head moved. The values are stored."""
@@ -82,7 +84,7 @@ class PairedResult(StrEnum):
     TIED = "tied"
 
 
-class RebaseOutcome(StrEnum):
+class RebaseOutcome(_Outcome):
     """How a rebase ended."""
 
     PROMOTED = "promoted"
@@ -99,11 +101,6 @@ class RebaseOutcome(StrEnum):
     def verdict(self) -> Verdict | None:
         """The gate's verdict on the new stack; None where it was not judged."""
         return next((each for each in Verdict if each.value == self.value), None)
-
-    @property
-    def text(self) -> str:
-        """The outcome in words."""
-        return self.replace("_", " ")
 
 
 class RebuildOutcome(StrEnum):

@@ -1,4 +1,4 @@
-"""What one candidate is measured on: the lessons, the stacks that answer, the requests, the scorer."""
+"""What one candidate is measured on: lessons, the stacks that answer, requests and scorer."""
 
 from __future__ import annotations
 
