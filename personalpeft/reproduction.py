@@ -33,15 +33,6 @@ from personalpeft.store.locks import learn_lease
 from personalpeft.store.types import LostBlob, Problem
 from personalpeft.types import Progress, Revision
 
-_TITLES: Mapping[RebuildOutcome, str] = {
-    RebuildOutcome.EQUAL: "EQUAL, byte for byte",
-    RebuildOutcome.DIFFERENT: "DIFFERENT",
-    RebuildOutcome.IMPORTED: "cannot be rebuilt, it was imported",
-    RebuildOutcome.PRACTICED: "cannot be rebuilt, it was practiced",
-    RebuildOutcome.INPUTS_MISSING: "cannot be rebuilt, an input is missing",
-    RebuildOutcome.TRAINING_FORBIDDEN: "not rebuilt, training on it is no longer allowed",
-    RebuildOutcome.OTHER_BASE: "not rebuilt, it is of another base",
-}
 _UNKNOWN = "not recorded"
 
 
@@ -115,7 +106,7 @@ class RebuildReport(HasJson):
         return tuple(pair for pair in pairs if pair[1] != pair[2])
 
     def __str__(self) -> str:
-        lines = [f"{self.user} · {self.revision}: {_TITLES[self.outcome]}"]
+        lines = [f"{self.user} · {self.revision}: {self.outcome.text}"]
         if self.detail:
             lines.append(f"  {self.detail}")
         if self.outcome is RebuildOutcome.DIFFERENT:

@@ -103,21 +103,6 @@ class RebaseOutcome(_Outcome):
         return next((each for each in Verdict if each.value == self.value), None)
 
 
-class RebuildOutcome(StrEnum):
-    """How the rebuild of a recorded revision ended."""
-
-    EQUAL = "equal"
-    DIFFERENT = "different"
-    IMPORTED = "imported"
-    """It was trained elsewhere, so the ledger does not have what it was made of."""
-    PRACTICED = "practiced"
-    """It was trained on tasks of a verifier, which the ledger does not have."""
-    INPUTS_MISSING = "inputs missing"
-    TRAINING_FORBIDDEN = "training forbidden"
-    """Consent to train on one of its signals was withdrawn since."""
-    OTHER_BASE = "other base"
-
-
 class Placement(StrEnum):
     """Where the write policy puts a signal. The values are stored and shown."""
 
@@ -138,6 +123,18 @@ class _CodeWithText(StrEnum):
         member._value_ = value
         member.text = text
         return member
+
+
+class RebuildOutcome(_CodeWithText):
+    """How the rebuild of a recorded revision ended."""
+
+    EQUAL = auto(), "EQUAL, byte for byte"
+    DIFFERENT = auto(), "DIFFERENT"
+    IMPORTED = auto(), "cannot be rebuilt, it was imported"
+    PRACTICED = auto(), "cannot be rebuilt, it was practiced"
+    INPUTS_MISSING = "inputs missing", "cannot be rebuilt, an input is missing"
+    TRAINING_FORBIDDEN = "training forbidden", "not rebuilt, training on it is no longer allowed"
+    OTHER_BASE = "other base", "not rebuilt, it is of another base"
 
 
 class SignalUse(_CodeWithText):
