@@ -25,8 +25,8 @@ from personalpeft.base_models.gguf.tensor_names import GgufNames, gguf_names
 from personalpeft.base_models.types import Base
 from personalpeft.errors import InvalidInput, NotFound, WeightsError, map_write_errors
 from personalpeft.ids import check_layer_name
+from personalpeft.learning.candidate import imported_revision
 from personalpeft.learning.layers import stack_below
-from personalpeft.learning.publish import imported_revision
 from personalpeft.services import Services
 from personalpeft.store.exports import ExportKind
 from personalpeft.types import Revision

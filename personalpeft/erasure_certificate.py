@@ -22,9 +22,8 @@ from personalpeft.certificate import (
 from personalpeft.erasure_exposure import ExposureMeasure
 from personalpeft.errors import Forgotten, NotFound, PersonalPeftError
 from personalpeft.ids import new_id
-from personalpeft.learning.environment import describe_installation
+from personalpeft.learning.candidate import describe_installation, imported_inputs
 from personalpeft.learning.erasure_plan import ErasurePlan, texts_beside, texts_of
-from personalpeft.learning.publish import imported_inputs
 from personalpeft.learning.report import LearnReport
 from personalpeft.services import Services
 from personalpeft.store.backup import COPY_NAME

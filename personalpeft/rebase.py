@@ -32,7 +32,7 @@ from personalpeft.learning.gate.gate import (
     Margins,
     find_harm,
 )
-from personalpeft.learning.layers import inspect_layer
+from personalpeft.learning.layers import holdout_of, inspect_layer
 from personalpeft.learning.learner import Learner
 from personalpeft.learning.outcomes import (
     MoveCause,
@@ -44,7 +44,7 @@ from personalpeft.learning.outcomes import (
     reason,
     render_reasons,
 )
-from personalpeft.learning.plan import MAX_HOLDOUT, holdout_of
+from personalpeft.learning.plan import MAX_HOLDOUT
 from personalpeft.learning.rebase_build import BuiltLayer, build_layers, last_stack, stack_of
 from personalpeft.learning.report import Example, excerpt
 from personalpeft.services import Services

@@ -17,10 +17,13 @@ from personalpeft.adapters.formats.packed import pack, unpack
 from personalpeft.adapters.types import Adapter
 from personalpeft.errors import AdapterError, Damaged, NotFound
 from personalpeft.formatting import HasJson
-from personalpeft.learning.environment import describe_environment, recorded_environment
+from personalpeft.learning.candidate import (
+    build_adapter,
+    describe_environment,
+    recorded_environment,
+)
 from personalpeft.learning.learner import Learner
 from personalpeft.learning.outcomes import RebuildOutcome
-from personalpeft.learning.publish import build_adapter
 from personalpeft.learning.reproduction_plan import Obstacle, plan_reproduction
 from personalpeft.learning.train.stage import NO_CHECKPOINTS, train_alone
 from personalpeft.services import Services
@@ -30,15 +33,6 @@ from personalpeft.store.locks import learn_lease
 from personalpeft.store.types import LostBlob, Problem
 from personalpeft.types import Progress, Revision
 
-_TITLES: Mapping[RebuildOutcome, str] = {
-    RebuildOutcome.EQUAL: "EQUAL, byte for byte",
-    RebuildOutcome.DIFFERENT: "DIFFERENT",
-    RebuildOutcome.IMPORTED: "cannot be rebuilt, it was imported",
-    RebuildOutcome.PRACTICED: "cannot be rebuilt, it was practiced",
-    RebuildOutcome.INPUTS_MISSING: "cannot be rebuilt, an input is missing",
-    RebuildOutcome.TRAINING_FORBIDDEN: "not rebuilt, training on it is no longer allowed",
-    RebuildOutcome.OTHER_BASE: "not rebuilt, it is of another base",
-}
 _UNKNOWN = "not recorded"
 
 
@@ -112,7 +106,7 @@ class RebuildReport(HasJson):
         return tuple(pair for pair in pairs if pair[1] != pair[2])
 
     def __str__(self) -> str:
-        lines = [f"{self.user} · {self.revision}: {_TITLES[self.outcome]}"]
+        lines = [f"{self.user} · {self.revision}: {self.outcome.text}"]
         if self.detail:
             lines.append(f"  {self.detail}")
         if self.outcome is RebuildOutcome.DIFFERENT:

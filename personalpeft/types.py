@@ -260,6 +260,10 @@ class Demonstration:
     group: str | None = None
 
 
+MIN_CLEAR_REWARD = 0.5
+"""A reward nearer to 0 does not say whether a reply is wanted."""
+
+
 @dataclass(frozen=True, slots=True)
 class Signal:
     """One act of feedback.
@@ -295,6 +299,17 @@ class Signal:
     def forbids_training(self) -> bool:
         """Whether training on it is forbidden."""
         return self.payload.get(TRAINS) is False
+
+    @property
+    def is_unclear_reward(self) -> bool:
+        """Whether it is a reward too near to 0 to say whether the reply is wanted."""
+        return self.kind is SignalKind.REWARD and abs(self.payload["value"]) < MIN_CLEAR_REWARD
+
+    @property
+    def rating(self) -> float:
+        """How much a reply was liked, negative if disliked, 0 if the signal does not say."""
+        is_rating = self.kind in (SignalKind.RATING, SignalKind.REWARD)
+        return self.payload["value"] if is_rating and not self.is_unclear_reward else 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from typing import Any
 from personalpeft.base_models.tool_calls import read_calls
 from personalpeft.errors import InvalidInput, NotFound, suggest_nearest
 from personalpeft.ids import LAYER_NAME
-from personalpeft.learning.publish import imported_inputs
+from personalpeft.learning.candidate import imported_inputs
 from personalpeft.learning.revealing_text import RevealingText, comparable, has_words
 from personalpeft.store.store import Store
 from personalpeft.store.types import Erasure

@@ -1,4 +1,4 @@
-"""Order a user's layers, read their heads, and decide whether a head is stale.
+"""Order a user's layers, read their heads and held-out lessons, and decide if a head is stale.
 
 One rule: a revision is stale if it was trained on a signal that is no longer a lesson, or if the
 stack below its layer is another one. A signal counts by its content, so one that was given again is
@@ -13,10 +13,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from personalpeft.learning.data.training_examples import Assignment
+from personalpeft.learning.data.lesson_scrubbing import scrub_assignments
+from personalpeft.learning.data.training_examples import (
+    Assignment,
+    Lesson,
+    lessons_for,
+    load_assignments,
+)
 from personalpeft.learning.outcomes import LearnOutcome
 from personalpeft.learning.report import LearnReport, from_json, outcome_reports
 from personalpeft.memory.conflicts import normalized_questions
+from personalpeft.services import Services
 from personalpeft.store.store import Store
 from personalpeft.types import (
     TRAINS,
@@ -163,6 +170,23 @@ def inspect_layer(
     return LayerState(user, layer, live, below, assignments, head, outdated, is_changed, outcome)
 
 
+def inspect_live_layer(services: Services, user: str, layer: str) -> LayerState:
+    """Read the ledger, and return the state of a layer in the user's live stack.
+
+    Args:
+        services: The wired parts.
+        user: The user.
+        layer: The layer.
+
+    Raises:
+        NotFound: The user is unknown.
+        BaseMismatch: The live stack is of another base.
+    """
+    store = services.store
+    live = store.catalog.stack(user, services.base.digest)
+    return inspect_layer(store, user, layer, live, load_assignments(store, user))
+
+
 def _find_outcome(
     store: Store, head: Revision, below: Stack, assignments: Sequence[Assignment]
 ) -> LearnReport | None:
@@ -264,3 +288,53 @@ def root_revision(store: Store, head: Revision) -> Revision | None:
     """
     *_, root = ancestors(store, head)
     return None if root.signals else root
+
+
+def holdout_of(store: Store, state: LayerState, layer: str) -> tuple[Lesson, ...]:
+    """Return a layer's held-out lessons, and the probes of the facts that its head learned.
+
+    They are scrubbed as the head's lessons were.
+
+    Args:
+        store: The open home.
+        state: Of any layer of the user.
+        layer: The layer.
+    """
+    held_out = set(store.catalog.holdout(state.user, layer))
+    head = live_revision(store, state.user, layer, state.live)
+    learned = trained_on(store, head)
+    countries = head.recipe.get("scrub", ()) if head else ()
+    return tuple(
+        lesson
+        for lesson in lessons_for(scrub_assignments(state.assignments, layer, countries), layer)
+        if lesson.signal in held_out or (lesson.is_probe and lesson.signal in learned)
+    )
+
+
+def holdout_beside(store: Store, state: LayerState) -> tuple[Lesson, ...]:
+    """Return ``holdout_of`` all other layers of the live stack."""
+    others = [entry.layer for entry in state.live.entries if entry.layer != state.layer]
+    return tuple(lesson for layer in others for lesson in holdout_of(store, state, layer))
+
+
+def held_out_signals(
+    store: Store, user: str, layer: str, assignments: Sequence[Assignment]
+) -> set[str]:
+    """Return the signals that a layer holds out, with all that replaced them.
+
+    Args:
+        store: The open home.
+        user: The user.
+        layer: The layer.
+        assignments: All assignments of the user.
+    """
+    newer: dict[str | None, str | None] = {
+        each.supersedes: each.id for each in store.ledger.signals(user, current=False)
+    }
+    newer |= {each.signal.id: each.superseded_by for each in assignments if each.superseded_by}
+    found = set(store.catalog.holdout(user, layer))
+    for signal in tuple(found):
+        while (replacement := newer.get(signal)) is not None and replacement not in found:
+            found.add(replacement)
+            signal = replacement
+    return found

@@ -9,17 +9,19 @@ raise ends the learn of all.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 
 from personalpeft.adapters.types import Adapter
 from personalpeft.errors import Cancelled, NothingCause, NothingToLearn
+from personalpeft.learning.candidate import propose
 from personalpeft.learning.data.training_examples import load_assignments
 from personalpeft.learning.gate.gate import Margins, load_margins
 from personalpeft.learning.gate.probation import review_probation
 from personalpeft.learning.layers import (
     LayerState,
+    inspect_live_layer,
     known_layers,
     layer_order,
     root_revision,
@@ -34,8 +36,7 @@ from personalpeft.learning.outcomes import (
     reason,
 )
 from personalpeft.learning.pipeline import BuildResult, TrainingPipeline
-from personalpeft.learning.plan import MIN_LESSONS, Plan, build_plan, inspect_live_layer
-from personalpeft.learning.proposal import propose
+from personalpeft.learning.plan import MIN_LESSONS, Plan, build_plan
 from personalpeft.learning.publish import (
     failed_report,
     mark_valid,
@@ -116,38 +117,50 @@ class Learner:
         config = RLConfig(**RLConfig.read_table(card.name, "practice", card.practice))
         if rounds is not None:
             config = config.model_copy(update={"rounds": rounds})
-        started = services.clock.timer()
-        pipeline = TrainingPipeline(services, self.margins, options, started)
-        with services.model.learning(), services.store.leases.acquire(learn_lease(user)):
-            review_probation(services.store, user, services.clock.now)
-            state, recipe = inspect_live_layer(services, user, layer), self.recipes.for_layer(layer)
+
+        def build(pipeline: TrainingPipeline, state: LayerState) -> BuildResult:
             plan = plan_practice(
                 services.store,
                 state,
-                recipe,
+                self.recipes.for_layer(layer),
                 config,
                 verifier,
                 shaping,
-                started,
+                pipeline.started,
                 maps_weights=services.training_backend.maps_weights,
             )
-            result = pipeline.build({user: plan})[user]
-        if isinstance(result, Cancelled):
+            return pipeline.build({user: plan})[user]
+
+        try:
+            return self._build_alone(user, layer, options, build)
+        except Cancelled as error:
             # The error of a stage would say that the next learn goes on from there.
-            raise Cancelled(result.message, hint=RESUME_HINT) from result
-        if isinstance(result, Exception):
-            raise result
-        return result
+            raise Cancelled(error.message, hint=RESUME_HINT) from error
 
     def propose(self, user: str, adapter: Adapter, options: LearnOptions) -> LearnReport:
         """See ``User.propose_peft``."""
-        services, layer = self.services, adapter.manifest.layer
-        started = services.clock.timer()
-        pipeline = TrainingPipeline(services, self.margins, options, started)
+        layer = adapter.manifest.layer
+        recipe = self.recipes.for_layer(layer)
+
+        def build(pipeline: TrainingPipeline, state: LayerState) -> BuildResult:
+            candidate = propose(self.services, state, recipe, adapter, pipeline.started)
+            return pipeline.judge_and_publish(candidate)
+
+        return self._build_alone(user, layer, options, build)
+
+    def _build_alone(
+        self,
+        user: str,
+        layer: str,
+        options: LearnOptions,
+        build: Callable[[TrainingPipeline, LayerState], BuildResult],
+    ) -> LearnReport:
+        """Build one layer of one user under the user's lease."""
+        services = self.services
+        pipeline = TrainingPipeline(services, self.margins, options, services.clock.timer())
         with services.model.learning(), services.store.leases.acquire(learn_lease(user)):
             review_probation(services.store, user, services.clock.now)
-            state, recipe = inspect_live_layer(services, user, layer), self.recipes.for_layer(layer)
-            result = pipeline.judge_and_publish(propose(services, state, recipe, adapter, started))
+            result = build(pipeline, inspect_live_layer(services, user, layer))
         if isinstance(result, Exception):
             raise result
         return result

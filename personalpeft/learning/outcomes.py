@@ -14,7 +14,14 @@ from typing import Any, Self
 from personalpeft.types import Verdict
 
 
-class LearnOutcome(StrEnum):
+class _Outcome(StrEnum):
+    @property
+    def text(self) -> str:
+        """The outcome in words."""
+        return self.replace("_", " ")
+
+
+class LearnOutcome(_Outcome):
     """How a learn, or a review of a probation, ended."""
 
     PROMOTED = "promoted"
@@ -52,11 +59,6 @@ class LearnOutcome(StrEnum):
                 return Verdict.ABSTAINED
         return None
 
-    @property
-    def text(self) -> str:
-        """The outcome in words."""
-        return self.replace("_", " ")
-
 
 class MoveCause(StrEnum):
     """Why a head moved. The values are stored."""
@@ -82,7 +84,7 @@ class PairedResult(StrEnum):
     TIED = "tied"
 
 
-class RebaseOutcome(StrEnum):
+class RebaseOutcome(_Outcome):
     """How a rebase ended."""
 
     PROMOTED = "promoted"
@@ -99,26 +101,6 @@ class RebaseOutcome(StrEnum):
     def verdict(self) -> Verdict | None:
         """The gate's verdict on the new stack; None where it was not judged."""
         return next((each for each in Verdict if each.value == self.value), None)
-
-    @property
-    def text(self) -> str:
-        """The outcome in words."""
-        return self.replace("_", " ")
-
-
-class RebuildOutcome(StrEnum):
-    """How the rebuild of a recorded revision ended."""
-
-    EQUAL = "equal"
-    DIFFERENT = "different"
-    IMPORTED = "imported"
-    """It was trained elsewhere, so the ledger does not have what it was made of."""
-    PRACTICED = "practiced"
-    """It was trained on tasks of a verifier, which the ledger does not have."""
-    INPUTS_MISSING = "inputs missing"
-    TRAINING_FORBIDDEN = "training forbidden"
-    """Consent to train on one of its signals was withdrawn since."""
-    OTHER_BASE = "other base"
 
 
 class Placement(StrEnum):
@@ -141,6 +123,18 @@ class _CodeWithText(StrEnum):
         member._value_ = value
         member.text = text
         return member
+
+
+class RebuildOutcome(_CodeWithText):
+    """How the rebuild of a recorded revision ended."""
+
+    EQUAL = auto(), "EQUAL, byte for byte"
+    DIFFERENT = auto(), "DIFFERENT"
+    IMPORTED = auto(), "cannot be rebuilt, it was imported"
+    PRACTICED = auto(), "cannot be rebuilt, it was practiced"
+    INPUTS_MISSING = "inputs missing", "cannot be rebuilt, an input is missing"
+    TRAINING_FORBIDDEN = "training forbidden", "not rebuilt, training on it is no longer allowed"
+    OTHER_BASE = "other base", "not rebuilt, it is of another base"
 
 
 class SignalUse(_CodeWithText):

@@ -2,7 +2,7 @@
 
 - dataset -> plan: ``learner.py`` decides which layers to build. ``build_plan`` reads lessons from
   the ledger, ``plan_practice`` draws tasks.
-- plan -> train -> evaluate -> gate -> publish: ``TrainingPipeline._run_stages``, below.
+- plan -> train -> evaluate -> gate -> publish: ``TrainingPipeline._build_group``, below.
 
 A learn builds the layers of several users at once, and each stage runs for all of them. A practice
 is the build of one user. It is trained by its own loop, and it is to improve tasks.
@@ -22,6 +22,7 @@ from math import inf
 from typing import TypeAlias, TypeVar
 
 from personalpeft.errors import Cancelled, format_origin
+from personalpeft.learning.candidate import Candidate, find_candidate, store_candidate
 from personalpeft.learning.data.capacity import estimate_session_mb
 from personalpeft.learning.data.training_examples import Lesson
 from personalpeft.learning.evaluate.answers import evaluate_answers
@@ -30,7 +31,7 @@ from personalpeft.learning.evaluate.evaluation import EvalResult, evaluate
 from personalpeft.learning.evaluate.measures import MAX_RULE_LESSONS, MAX_RULES
 from personalpeft.learning.evaluate.probes import load_general_prompts
 from personalpeft.learning.gate.evidence import Evidence, read_history
-from personalpeft.learning.gate.gate import Judgement, Margins, judge_candidate
+from personalpeft.learning.gate.gate import Margins, judge_candidate
 from personalpeft.learning.layers import trained_on
 from personalpeft.learning.options import LearnOptions
 from personalpeft.learning.outcomes import (
@@ -40,15 +41,7 @@ from personalpeft.learning.outcomes import (
     reason,
 )
 from personalpeft.learning.plan import Plan
-from personalpeft.learning.publish import (
-    Candidate,
-    find_candidate,
-    publish_candidate,
-    record,
-    record_unchanged,
-    report_of,
-    store_candidate,
-)
+from personalpeft.learning.publish import publish_candidate, record, record_unchanged, report_of
 from personalpeft.learning.report import Example, LearnReport
 from personalpeft.learning.rl.loop import RLLoop, map_practice_errors
 from personalpeft.learning.rl.plan import PracticePlan, evaluate_tasks
@@ -112,7 +105,8 @@ class TrainingPipeline:
     def _build_group(self, plans: Mapping[str, Plan], results: dict[str, BuildResult]) -> None:
         """Build a group. After an error of the whole group, build one by one from the checkpoints."""
         try:
-            self._run_stages(plans, results)
+            candidates = self._train(plans, results)
+            self._run_stages_after_training(candidates, results)
         except Exception as error:  # noqa: BLE001 - an error of any kind is a result
             left = {user: plan for user, plan in plans.items() if user not in results}
             if isinstance(error, Cancelled) or len(plans) == 1:
@@ -123,11 +117,6 @@ class TrainingPipeline:
             for user, plan in left.items():
                 self._build_group({user: plan}, results)
 
-    def _run_stages(self, plans: Mapping[str, Plan], results: dict[str, BuildResult]) -> None:
-        """Run the stages for a group. A report or an error ends the build of its user."""
-        candidates = self._train(plans, results)
-        self._run_stages_after_training(candidates, results)
-
     def judge_and_publish(self, candidate: Candidate) -> BuildResult:
         """Run the stages after the training for a candidate, and return its report or the error."""
         results: dict[str, BuildResult] = {}
@@ -137,10 +126,11 @@ class TrainingPipeline:
     def _run_stages_after_training(
         self, candidates: Mapping[str, Candidate], results: dict[str, BuildResult]
     ) -> None:
-        changed = self._drop_unchanged(candidates, results)
+        changed = _each_user(lambda _, each: self._record_unchanged(each), candidates, results)
         evaluated = self._evaluate(changed, results)
-        judged = self._judge(changed, evaluated, results)
-        self._publish(changed, evaluated, judged, results)
+        _each_user(
+            lambda user, result: self._judge_and_publish(changed[user], *result), evaluated, results
+        )
 
     # train
 
@@ -223,17 +213,11 @@ class TrainingPipeline:
 
     # evaluate
 
-    def _drop_unchanged(
-        self, candidates: Mapping[str, Candidate], results: dict[str, BuildResult]
-    ) -> dict[str, Candidate]:
-        """Record the candidates that came out as the live revision, and return the others."""
-
-        def check(user: str, candidate: Candidate) -> Candidate | LearnReport:
-            if candidate.entry in candidate.plan.live.entries:
-                return record_unchanged(self.services, candidate)
-            return candidate
-
-        return _each_user(check, candidates, results)
+    def _record_unchanged(self, candidate: Candidate) -> Candidate | LearnReport:
+        """Return the candidate, or the report of one that came out as the live revision."""
+        if candidate.entry in candidate.plan.live.entries:
+            return record_unchanged(self.services, candidate)
+        return candidate
 
     def _evaluate(
         self, candidates: Mapping[str, Candidate], results: dict[str, BuildResult]
@@ -326,58 +310,22 @@ class TrainingPipeline:
             for rule in rules[-MAX_RULES:]
         }
 
-    # gate
+    # gate, publish
 
-    def _judge(
-        self,
-        candidates: Mapping[str, Candidate],
-        evaluated: Mapping[str, EvalResult],
-        results: dict[str, BuildResult],
-    ) -> dict[str, Judgement]:
-        """Return the verdict on each candidate, by its evidence."""
-
-        def judge(user: str, result: EvalResult) -> Judgement:
-            return judge_candidate(
-                self.services.store,
-                candidates[user].plan,
-                candidates[user].entry.revision,
-                result[0],
-                self.margins,
-                accept=self.options.accept,
-            )
-
-        return _each_user(judge, evaluated, results)
-
-    # publish
-
-    def _publish(
-        self,
-        candidates: Mapping[str, Candidate],
-        evaluated: Mapping[str, EvalResult],
-        judged: Mapping[str, Judgement],
-        results: dict[str, BuildResult],
-    ) -> None:
-        """Record each candidate, and make those live that were promoted."""
-
-        def publish(user: str, judgement: Judgement) -> LearnReport:
-            return self._publish_candidate(candidates[user], judgement, *evaluated[user])
-
-        _each_user(publish, judged, results)
-
-    def _publish_candidate(
-        self,
-        candidate: Candidate,
-        judgement: Judgement,
-        evidence: Evidence,
-        examples: tuple[Example, ...],
+    def _judge_and_publish(
+        self, candidate: Candidate, evidence: Evidence, examples: tuple[Example, ...]
     ) -> LearnReport:
-        plan = candidate.plan
+        """Record a candidate with its verdict, and make it live where it was promoted."""
+        plan, revision = candidate.plan, candidate.entry.revision
+        judgement = judge_candidate(
+            self.services.store, plan, revision, evidence, self.margins, accept=self.options.accept
+        )
         report = report_of(
             self.services,
             plan,
             LearnOutcome(judgement.verdict),
             *judgement.reasons,
-            revision=candidate.entry.revision,
+            revision=revision,
             probation=judgement.probation,
             accepted=judgement.accepted,
             steps=plan.steps,

@@ -21,14 +21,13 @@ from personalpeft.learning.data.training_examples import (
     Assignment,
     Lesson,
     lessons_for,
-    load_assignments,
     undesirable_lessons_for,
 )
 from personalpeft.learning.evaluate.probes import load_general_prompts
 from personalpeft.learning.layers import (
     LayerState,
-    inspect_layer,
-    live_revision,
+    held_out_signals,
+    holdout_beside,
     root_revision,
     trained_on,
 )
@@ -37,7 +36,6 @@ from personalpeft.learning.train.config import BUILD_FORMAT, Start, TrainingConf
 from personalpeft.memory.items import render_with_signal
 from personalpeft.plugins import CheckedVerifier
 from personalpeft.services import Services
-from personalpeft.store.store import Store
 from personalpeft.types import (
     Json,
     Revision,
@@ -252,23 +250,6 @@ class Plan:
         return held_out | {lesson.signal: SignalRole.TRAINED for lesson in trained}
 
 
-def inspect_live_layer(services: Services, user: str, layer: str) -> LayerState:
-    """Read the ledger, and return the state of a layer in the user's live stack.
-
-    Args:
-        services: The wired parts.
-        user: The user.
-        layer: The layer.
-
-    Raises:
-        NotFound: The user is unknown.
-        BaseMismatch: The live stack is of another base.
-    """
-    store = services.store
-    live = store.catalog.stack(user, services.base.digest)
-    return inspect_layer(store, user, layer, live, load_assignments(store, user))
-
-
 def build_plan(
     services: Services,
     state: LayerState,
@@ -366,56 +347,6 @@ def build_plan(
         outdated=frozenset() if parent is state.head else state.outdated,
         maps_weights=services.training_backend.maps_weights,
     )
-
-
-def holdout_of(store: Store, state: LayerState, layer: str) -> tuple[Lesson, ...]:
-    """Return a layer's held-out lessons, and the probes of the facts that its head learned.
-
-    They are scrubbed as the head's lessons were.
-
-    Args:
-        store: The open home.
-        state: Of any layer of the user.
-        layer: The layer.
-    """
-    held_out = set(store.catalog.holdout(state.user, layer))
-    head = live_revision(store, state.user, layer, state.live)
-    learned = trained_on(store, head)
-    countries = head.recipe.get("scrub", ()) if head else ()
-    return tuple(
-        lesson
-        for lesson in lessons_for(scrub_assignments(state.assignments, layer, countries), layer)
-        if lesson.signal in held_out or (lesson.is_probe and lesson.signal in learned)
-    )
-
-
-def holdout_beside(store: Store, state: LayerState) -> tuple[Lesson, ...]:
-    """Return ``holdout_of`` all other layers of the live stack."""
-    others = [entry.layer for entry in state.live.entries if entry.layer != state.layer]
-    return tuple(lesson for layer in others for lesson in holdout_of(store, state, layer))
-
-
-def held_out_signals(
-    store: Store, user: str, layer: str, assignments: Sequence[Assignment]
-) -> set[str]:
-    """Return the signals that a layer holds out, with all that replaced them.
-
-    Args:
-        store: The open home.
-        user: The user.
-        layer: The layer.
-        assignments: All assignments of the user.
-    """
-    newer: dict[str | None, str | None] = {
-        each.supersedes: each.id for each in store.ledger.signals(user, current=False)
-    }
-    newer |= {each.signal.id: each.superseded_by for each in assignments if each.superseded_by}
-    found = set(store.catalog.holdout(user, layer))
-    for signal in tuple(found):
-        while (replacement := newer.get(signal)) is not None and replacement not in found:
-            found.add(replacement)
-            signal = replacement
-    return found
 
 
 def add_teacher(services: Services, user: str, lesson: Lesson, countries: Sequence[str]) -> Lesson:

@@ -7,24 +7,15 @@ records the revision. The first reply of a new revision does not wait for its ad
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
-from datetime import datetime
+from dataclasses import replace
 from typing import Any
 
-from personalpeft.adapters.compose import in_half
-from personalpeft.adapters.formats.packed import pack
-from personalpeft.adapters.types import Adapter, LoRAWeights, Manifest
 from personalpeft.backends.error_mapping import to_serving_error
 from personalpeft.errors import PersonalPeftError, format_origin, get_error_type
-from personalpeft.learning.environment import (
-    ENVIRONMENT,
-    describe_environment,
-    recorded_environment,
-)
+from personalpeft.learning.candidate import Candidate
 from personalpeft.learning.gate.gate import Judgement
-from personalpeft.learning.layers import VALID_ON, replace_layer, trained_on, valid_stacks
+from personalpeft.learning.layers import VALID_ON, trained_on, valid_stacks
 from personalpeft.learning.outcomes import (
     LearnOutcome,
     MoveCause,
@@ -40,135 +31,11 @@ from personalpeft.services import Services
 from personalpeft.store.store import Store
 from personalpeft.types import (
     HeadMove,
-    Json,
     Revision,
     Stack,
-    StackEntry,
-    Verdict,
-    canonical_digest,
 )
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A trained layer: the plan that it was built by, its place in the stack and its file.
-
-    ``scores`` say where it was trained, if a build here trained it.
-    """
-
-    plan: Plan
-    entry: StackEntry
-    blob: bytes
-    scores: Json = field(default_factory=dict)
-
-    @property
-    def stack(self) -> Stack:
-        """The live stack with the candidate in place."""
-        return replace_layer(self.plan.live, self.entry)
-
-    def to_revision(
-        self,
-        verdict: Verdict,
-        reason: str,
-        scores: Mapping[str, Any],
-        *,
-        at: datetime,
-        seconds: float,
-        probation: bool = False,
-    ) -> Revision:
-        """Return the revision to record, with its judgement.
-
-        Args:
-            verdict: The gate's verdict.
-            reason: Why, in words.
-            scores: What was measured.
-            at: When it was judged.
-            seconds: How long the build took.
-            probation: Whether it goes live on thin evidence.
-        """
-        plan = self.plan
-        return Revision(
-            id=self.entry.revision,
-            user=plan.user,
-            layer=plan.layer,
-            digest=self.entry.digest,
-            base=plan.live.base,
-            parent=plan.parent.id if plan.parent else None,
-            below=plan.below.entries,
-            recipe=plan.stored_recipe,
-            inputs=plan.inputs_digest,
-            signals=plan.signal_roles,
-            scores=scores,
-            verdict=verdict,
-            reason=reason,
-            probation=probation,
-            at=at,
-            seconds=seconds,
-        )
-
-
-def build_adapter(plan: Plan, weights: Mapping[str, LoRAWeights], recipe: Json) -> Adapter:
-    """Return the layer of a plan with these weights, in half precision as it is stored.
-
-    Args:
-        plan: What was built.
-        weights: A and B by projection.
-        recipe: How it was built, as its file stores it.
-    """
-    manifest = Manifest(
-        base=plan.live.base,
-        layer=plan.layer,
-        rank=plan.recipe.rank,
-        scaling=plan.recipe.scaling,
-        targets=plan.recipe.target_modules,
-        recipe=recipe,
-        signals=plan.data_digest,
-        below=tuple(entry.digest for entry in plan.below.entries),
-        parent=plan.parent.digest if plan.parent else None,
-    )
-    return Adapter(manifest, in_half(weights))
-
-
-def store_candidate(
-    services: Services, plan: Plan, weights: Mapping[str, LoRAWeights]
-) -> Candidate:
-    """Make the file of a trained layer durable, and return it as a candidate.
-
-    Args:
-        services: The wired parts.
-        plan: What was built.
-        weights: A and B by projection.
-    """
-    blob = pack(build_adapter(plan, weights, plan.stored_recipe))
-    digest = services.store.blobs.put(plan.user, blob)
-    scores = {ENVIRONMENT: describe_environment(services.learning_engine.backend)}
-    return Candidate(plan, layer_entry(services.store, plan.user, plan.layer, digest), blob, scores)
-
-
-def find_candidate(store: Store, plan: Plan) -> Candidate | None:
-    """Return the recorded build of a plan's inputs, so that nothing is trained twice."""
-    digest, blobs = plan.inputs_digest, store.blobs
-    for known in store.catalog.revisions(plan.user):
-        if known.inputs == digest and blobs.is_intact(blobs.expected_path(known.digest)):
-            entry = layer_entry(store, plan.user, plan.layer, known.digest)
-            scores = {ENVIRONMENT: recorded_environment(known.scores)}
-            return Candidate(plan, entry, blobs.read(known.digest), scores)
-    return None
-
-
-def layer_entry(store: Store, user: str, layer: str, digest: str) -> StackEntry:
-    """Return the stack entry of a file, with the weight that its layer has.
-
-    Args:
-        store: The open home.
-        user: The user.
-        layer: The layer.
-        digest: SHA-256 of the packed file.
-    """
-    weights = {each.name: each.weight for each in store.catalog.layers(user)}
-    return StackEntry(layer, f"{layer}@{digest[:12]}", digest, weights.get(layer, 1.0))
 
 
 def publish_candidate(
@@ -234,56 +101,6 @@ def record_unchanged(services: Services, candidate: Candidate) -> LearnReport:
     )
     store.delete_session(plan.user, plan.layer)
     return report
-
-
-def imported_revision(
-    user: str,
-    layer: str,
-    digest: str,
-    base: str,
-    recipe: Json,
-    *,
-    reason: str,
-    at: datetime,
-    below: tuple[StackEntry, ...] = (),
-    seconds: float = 0.0,
-) -> Revision:
-    """Return a revision that no learn built: live by the user's decision, without signals.
-
-    Args:
-        user: The owner.
-        layer: The layer.
-        digest: SHA-256 of the packed file.
-        base: Digest of the base.
-        recipe: How it was made, as JSON data.
-        reason: Why it is live, in words.
-        at: When it was recorded.
-        below: The layers that it was built on.
-        seconds: How long it took.
-    """
-    return Revision(
-        id=f"{layer}@{digest[:12]}",
-        user=user,
-        layer=layer,
-        digest=digest,
-        base=base,
-        parent=None,
-        below=below,
-        recipe=recipe,
-        inputs=imported_inputs(digest),
-        signals={},
-        scores={},
-        verdict=Verdict.PROMOTED,
-        reason=reason,
-        probation=False,
-        at=at,
-        seconds=seconds,
-    )
-
-
-def imported_inputs(digest: str) -> str:
-    """Return the ``inputs`` of an imported adapter, by which imports are known."""
-    return canonical_digest({"imported": digest})
 
 
 def report_of(

@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from personalpeft.errors import NothingToLearn
+from personalpeft.learning.candidate import find_candidate, store_candidate
 from personalpeft.learning.data.training_examples import load_assignments
 from personalpeft.learning.layers import inspect_layer, layer_order, trained_on
 from personalpeft.learning.learner import Learner
 from personalpeft.learning.outcomes import MoveCause
 from personalpeft.learning.plan import MIN_LESSONS, Plan, build_plan
-from personalpeft.learning.publish import find_candidate, store_candidate
 from personalpeft.learning.train.config import Start
 from personalpeft.learning.train.loop import CheckpointStore
 from personalpeft.learning.train.stage import train_alone

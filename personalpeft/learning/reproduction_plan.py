@@ -13,6 +13,7 @@ from functools import partial
 
 from personalpeft.errors import Damaged
 from personalpeft.formatting import pluralize
+from personalpeft.learning.candidate import imported_inputs
 from personalpeft.learning.data.lesson_scrubbing import scrub_assignments
 from personalpeft.learning.data.training_examples import (
     Lesson,
@@ -23,7 +24,6 @@ from personalpeft.learning.data.training_examples import (
 from personalpeft.learning.layers import trained_on
 from personalpeft.learning.outcomes import RebuildOutcome
 from personalpeft.learning.plan import Plan, add_teacher
-from personalpeft.learning.publish import imported_inputs
 from personalpeft.learning.train.config import TrainingConfig, TrainingConfigs, override_config
 from personalpeft.services import Services
 from personalpeft.store.types import BuildRecord

@@ -19,7 +19,7 @@ from enum import StrEnum
 from personalpeft.formatting import pluralize
 from personalpeft.learning.data.scrubber import RemovedText
 from personalpeft.learning.data.training_examples import Assignment, lessons_for, load_assignments
-from personalpeft.learning.layers import ancestors, inspect_layer, known_layers
+from personalpeft.learning.layers import ancestors, held_out_signals, inspect_layer, known_layers
 from personalpeft.learning.outcomes import (
     OUTSIDE_LAYER_USES,
     Placement,
@@ -28,7 +28,7 @@ from personalpeft.learning.outcomes import (
     SignalUse,
     reason,
 )
-from personalpeft.learning.plan import MIN_LESSONS, held_out_signals
+from personalpeft.learning.plan import MIN_LESSONS
 from personalpeft.learning.report import (
     LearnReport,
     from_json,

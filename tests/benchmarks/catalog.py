@@ -32,7 +32,7 @@ from personalpeft.adapters.formats.packed import pack
 from personalpeft.adapters.types import Adapter, LoRAWeights, Manifest
 from personalpeft.backends.fake import fake_base
 from personalpeft.base_models.types import Base
-from personalpeft.learning.publish import imported_revision
+from personalpeft.learning.candidate import imported_revision
 from personalpeft.store.gc import collect_garbage
 from personalpeft.store.home import open_store
 from personalpeft.store.store import Store

@@ -25,7 +25,7 @@ from personalpeft.adapters.types import Adapter, LoRAWeights, Manifest
 from personalpeft.backends.base import StagedStack
 from personalpeft.base_models.types import Base, ModelCard
 from personalpeft.engine.engine import Engine
-from personalpeft.learning.publish import imported_revision
+from personalpeft.learning.candidate import imported_revision
 from personalpeft.settings import Serving, VllmServer
 from personalpeft.store.home import open_store
 from personalpeft.store.store import Store

@@ -77,7 +77,9 @@ def build_batches(
     rng = random.Random(config.seed)
     new_queue, replay_queue = (
         _EpochSampler(
-            _add_paraphrases(lessons, forms, config.num_paraphrases, rng), rng, _lesson_group
+            _add_paraphrases(lessons, forms, config.num_paraphrases, rng),
+            rng,
+            lambda lesson: lesson.group,
         )
         for lessons in (plan.new_examples or plan.replay, plan.replay)
     )
@@ -153,10 +155,6 @@ class _EpochSampler(Generic[T]):
         ]
         self._rng.shuffle(runs)
         return [item for run in runs for item in run]
-
-
-def _lesson_group(lesson: Lesson) -> str | None:
-    return lesson.group
 
 
 def _find_forms(plan: Plan, embedder: Embedder) -> Forms:

@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from personalpeft.learning.data.question_forms import forms_digest
-from personalpeft.learning.data.rating_values import is_ambiguous_reward, rating_value
 from personalpeft.memory.conflicts import normalize, normalized_questions
 from personalpeft.memory.words import has_spaces, split_words
 from personalpeft.types import (
@@ -134,16 +133,16 @@ def helpful_turns(
     owner = {question: fact.id for fact in facts.values() for question in _stated_questions(fact)}
     feedback: dict[str, list[Signal]] = {}
     for signal in signals:
-        if signal.forbids_training and rating_value(signal) > 0:
+        if signal.forbids_training and signal.rating > 0:
             continue
-        counts = signal.source == USER_SOURCE or rating_value(signal) < 0
-        if signal.turn is not None and counts and not is_ambiguous_reward(signal):
+        counts = signal.source == USER_SOURCE or signal.rating < 0
+        if signal.turn is not None and counts and not signal.is_unclear_reward:
             feedback.setdefault(signal.turn, []).append(signal)
     helpful: dict[str, list[Turn]] = {}
     for number, turn in enumerate(turns, 1):
         opinions = feedback.get(turn.id, [])
         went_on = number < len(turns)
-        if not all(rating_value(each) > 0 for each in opinions) or not (opinions or went_on):
+        if not all(each.rating > 0 for each in opinions) or not (opinions or went_on):
             continue
         if not forbidden.isdisjoint(turn.used):
             continue

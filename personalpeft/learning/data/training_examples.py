@@ -26,7 +26,6 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from personalpeft.learning.data.facts import fact_questions, helpful_turns
-from personalpeft.learning.data.rating_values import MIN_CLEAR_REWARD, is_ambiguous_reward
 from personalpeft.learning.data.scrubber import RemovedText
 from personalpeft.learning.data.style import find_style_change
 from personalpeft.learning.outcomes import Placement, Reason, ReasonCode, reason
@@ -34,6 +33,7 @@ from personalpeft.memory.conflicts import superseded_facts
 from personalpeft.store.ledger import Ledger
 from personalpeft.store.store import Store
 from personalpeft.types import (
+    MIN_CLEAR_REWARD,
     USER_SOURCE,
     Message,
     PromptResponse,
@@ -218,9 +218,8 @@ def _load_fact_turns(
 
 def _strongest_by_turn(signals: Sequence[Signal]) -> Mapping[str, Signal]:
     def strength(signal: Signal) -> tuple[bool, int]:
-        return signal.source == USER_SOURCE, 0 if is_ambiguous_reward(signal) else _STRENGTH[
-            signal.kind
-        ]
+        kind = 0 if signal.is_unclear_reward else _STRENGTH[signal.kind]
+        return signal.source == USER_SOURCE, kind
 
     best: dict[str, Signal] = {}
     for signal in signals:
@@ -333,7 +332,7 @@ def _assign_rating(signal: Signal, turn: Turn) -> Assignment:
     """Assign a rating or reward: its value weighs the reply as one to give again, or to avoid."""
     if not turn.reply.strip():
         return _unused(signal, ReasonCode.EMPTY_REPLY)
-    if is_ambiguous_reward(signal):
+    if signal.is_unclear_reward:
         return _unused(signal, ReasonCode.UNCLEAR_REWARD, limit=MIN_CLEAR_REWARD)
     value: float = signal.payload["value"]
     is_users = signal.source == USER_SOURCE

@@ -19,12 +19,12 @@ from personalpeft.learning.evaluate.eval_job import (
     EXAMPLE_SAMPLING,
     EvalJob,
     EvalSet,
+    ThrottledScorer,
     effective_stack,
     make_eval_job,
 )
 from personalpeft.learning.evaluate.evaluation import (
     MAX_EXAMPLES,
-    ThrottledScorer,
     evaluate,
     score_answers,
 )

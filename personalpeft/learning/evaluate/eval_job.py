@@ -1,4 +1,4 @@
-"""What one candidate is measured on: the lessons, the stacks that answer, and the requests."""
+"""What one candidate is measured on: lessons, the stacks that answer, requests and scorer."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
+from personalpeft.backends.base import Backend, Continuation, Score
 from personalpeft.chat.routing import AdapterRouter
 from personalpeft.engine.completion_cache import Completions
-from personalpeft.engine.engine import Request
+from personalpeft.engine.engine import Engine, Request
 from personalpeft.learning.data.training_examples import Lesson
 from personalpeft.learning.evaluate.probes import (
     BASE_SAMPLING,
@@ -16,6 +17,7 @@ from personalpeft.learning.evaluate.probes import (
     load_general_prompts,
 )
 from personalpeft.learning.gate.evidence import TIE_MARGIN, EvalHistory
+from personalpeft.learning.options import Condition, wait_while
 from personalpeft.learning.train.config import MAX_LENGTH
 from personalpeft.types import Message, Sampling, Stack
 
@@ -23,6 +25,32 @@ EXAMPLE_SAMPLING = Sampling(max_tokens=40)
 _MAX_GENERATED = 6
 # A dozen edits leave three held-out prompts. One reply to each is too little to judge by.
 _SEEDS = (1, 2)
+# Seconds that one scoring call waits for users who chat: they may never stop.
+_MAX_WAIT = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class ThrottledScorer:
+    """Scores in turns with users who chat, since the model does one thing at a time."""
+
+    engine: Engine
+    paused: Condition
+    cancelled: Condition
+
+    @property
+    def backend(self) -> Backend:
+        return self.engine.backend
+
+    def score(
+        self, items: Sequence[Continuation], stack: Stack, *, kl: bool = False
+    ) -> tuple[Score, ...]:
+        wait_while(self.paused, self.cancelled)
+        self.engine.yield_to_foreground(_MAX_WAIT)
+        return self.engine.score(items, stack, kl=kl)
+
+
+Scorer: TypeAlias = Engine | ThrottledScorer
+"""What scores continuations."""
 
 
 @dataclass(frozen=True, slots=True)

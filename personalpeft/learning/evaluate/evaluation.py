@@ -6,11 +6,10 @@ Invariant: replies are greedy or have fixed seeds, so the same stacks give the s
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median
 from typing import TypeAlias
 
-from personalpeft.backends.base import Backend, Continuation, Score
+from personalpeft.backends.base import Continuation, Score
 from personalpeft.engine.completion_cache import CompletionCache
 from personalpeft.engine.engine import Engine
 from personalpeft.errors import PersonalPeftError
@@ -19,7 +18,9 @@ from personalpeft.learning.data.training_examples import Lesson
 from personalpeft.learning.evaluate.eval_job import (
     EXAMPLE_SAMPLING,
     EvalJob,
+    Scorer,
     StackSelector,
+    ThrottledScorer,
     constant_stack,
 )
 from personalpeft.learning.evaluate.exposure import (
@@ -52,7 +53,7 @@ from personalpeft.learning.gate.evidence import (
     Leakage,
     ProbeResults,
 )
-from personalpeft.learning.options import Condition, not_cancelled, wait_while
+from personalpeft.learning.options import Condition, not_cancelled
 from personalpeft.learning.report import Example
 from personalpeft.learning.train.loop import cancelled_error
 from personalpeft.learning.train.losses import encode_continuation
@@ -62,36 +63,10 @@ MAX_EXAMPLES = 3
 _MAX_QUALITY_TOKENS = 32
 # A fact's answer is a word or two, and a liked reply is the model's own.
 _UNWRITTEN_KINDS = (SignalKind.FACT, SignalKind.RATING)
-# Seconds that one scoring call waits for users who chat: they may never stop.
-_MAX_WAIT = 5.0
 
 
 EvalResult: TypeAlias = tuple[Evidence, tuple[Example, ...]]
 """The evidence, and examples for the report."""
-
-
-@dataclass(frozen=True, slots=True)
-class ThrottledScorer:
-    """Scores in turns with users who chat, since the model does one thing at a time."""
-
-    engine: Engine
-    paused: Condition
-    cancelled: Condition
-
-    @property
-    def backend(self) -> Backend:
-        return self.engine.backend
-
-    def score(
-        self, items: Sequence[Continuation], stack: Stack, *, kl: bool = False
-    ) -> tuple[Score, ...]:
-        wait_while(self.paused, self.cancelled)
-        self.engine.yield_to_foreground(_MAX_WAIT)
-        return self.engine.score(items, stack, kl=kl)
-
-
-Scorer: TypeAlias = Engine | ThrottledScorer
-"""What scores continuations."""
 
 
 def evaluate(

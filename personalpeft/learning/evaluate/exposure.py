@@ -33,10 +33,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from statistics import fmean
-from typing import Protocol
 
-from personalpeft.backends.base import Backend, Continuation, Score
 from personalpeft.engine.engine import Engine, Request
+from personalpeft.learning.evaluate.eval_job import Scorer
 from personalpeft.learning.evaluate.probes import PROBE_SAMPLING, general_prompts
 from personalpeft.learning.gate.evidence import NO_LEAKAGE_MEASURED, Leakage
 from personalpeft.learning.options import Condition
@@ -55,19 +54,6 @@ MIN_LESSONS_EACH = 3
 """Leakage is measured from so many lessons on, of those that were trained on and of unseen ones."""
 MAX_TRAINED = 16
 """How many lessons that were trained on are scored for it, the newest."""
-
-
-class TextScorer(Protocol):
-    """An engine, or what passes scoring on to one."""
-
-    @property
-    def backend(self) -> Backend:
-        """Splits texts into tokens."""
-        ...
-
-    def score(self, items: Sequence[Continuation], stack: Stack) -> tuple[Score, ...]:
-        """See ``Engine.score``."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +118,7 @@ def find_secret(
 
 
 def match_secret(
-    engine: TextScorer,
+    engine: Scorer,
     secret: Secret,
     words: Sequence[str],
     base: str,
@@ -186,12 +172,16 @@ def measure_exposure(
     Raises:
         ServingFailed: The model failed.
     """
-    secret = matched.secret
-    logprobs = _total_logprobs(engine, secret, matched.texts, stack)
-    gain, *unseen = [now - base for now, base in zip(logprobs, matched.base_logprobs, strict=True)]
+    secret, exposure = matched.secret, _rank(engine, matched, stack)
     request = Request(user, secret.messages, stack, PROBE_SAMPLING, background=True)
     (reply,) = engine.complete([request], cancelled=cancelled)
-    return replace(rank_gain(gain, unseen), is_extracted=secret.revealing.is_in([reply]))
+    return replace(exposure, is_extracted=secret.revealing.is_in([reply]))
+
+
+def _rank(engine: Scorer, matched: MatchedSecret, stack: Stack) -> Exposure:
+    logprobs = _total_logprobs(engine, matched.secret, matched.texts, stack)
+    gain, *unseen = [now - base for now, base in zip(logprobs, matched.base_logprobs, strict=True)]
+    return rank_gain(gain, unseen)
 
 
 def rank_gain(gain: float, unseen: Sequence[float]) -> Exposure:
@@ -210,13 +200,16 @@ def measure_leakage(trained: Sequence[float], unseen: Sequence[float]) -> Leakag
     counts = len(trained), len(unseen)
     if min(counts) < MIN_LESSONS_EACH or not all(map(math.isfinite, (*trained, *unseen))):
         return Leakage(*counts)
-    ranked = [rank_gain(gain, unseen) for gain in trained]
+    return _mean_leakage([rank_gain(gain, unseen) for gain in trained], len(unseen))
+
+
+def _mean_leakage(ranked: Sequence[Exposure], unseen: int, *, matched: bool = False) -> Leakage:
     bits, auc = fmean(each.bits for each in ranked), fmean(each.auc for each in ranked)
-    return Leakage(*counts, exposure=round(bits, 3), auc=round(auc, 3))
+    return Leakage(len(ranked), unseen, round(bits, 3), round(auc, 3), matched)
 
 
 def measure_fact_leakage(
-    engine: TextScorer, facts: Sequence[tuple[Secret, Stack]], texts: Sequence[str], base: str
+    engine: Scorer, facts: Sequence[tuple[Secret, Stack]], texts: Sequence[str], base: str
 ) -> Leakage:
     """Return how well facts can be distinguished from variants of themselves.
 
@@ -232,18 +225,12 @@ def measure_fact_leakage(
         rng = random.Random(secret.item)
         matched = match_secret(engine, secret, words, base, rng, FACT_UNSEEN)
         if matched is not None:
-            logprobs = _total_logprobs(engine, secret, matched.texts, stack)
-            pairs = zip(logprobs, matched.base_logprobs, strict=True)
-            gain, *unseen = [now - before for now, before in pairs]
-            ranked.append(rank_gain(gain, unseen))
-    if not ranked:
-        return NO_LEAKAGE_MEASURED
-    bits, auc = fmean(each.bits for each in ranked), fmean(each.auc for each in ranked)
-    return Leakage(len(ranked), FACT_UNSEEN, round(bits, 3), round(auc, 3), matched=True)
+            ranked.append(_rank(engine, matched, stack))
+    return _mean_leakage(ranked, FACT_UNSEEN, matched=True) if ranked else NO_LEAKAGE_MEASURED
 
 
 def _total_logprobs(
-    engine: TextScorer, secret: Secret, texts: Sequence[str], stack: Stack
+    engine: Scorer, secret: Secret, texts: Sequence[str], stack: Stack
 ) -> list[float]:
     backend = engine.backend
     items = [encode_continuation(backend, secret.messages, text, MAX_LENGTH) for text in texts]

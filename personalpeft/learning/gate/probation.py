@@ -29,7 +29,6 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 
-from personalpeft.learning.data.rating_values import rating_value
 from personalpeft.learning.gate.evidence import (
     CONFIRMATION_E_VALUE,
     IMPROVED_FACTOR,
@@ -313,7 +312,7 @@ def _outcome_of(signals: Sequence[Signal]) -> FeedbackOutcome | None:
     """
     if any("revision" in signal.payload for signal in signals):
         return FeedbackOutcome.LOST
-    values = [rating_value(signal) for signal in signals]
+    values = [signal.rating for signal in signals]
     if min(values, default=0) < 0:
         return FeedbackOutcome.DISLIKED
     if any(signal.kind in (SignalKind.EDIT, SignalKind.PREFERENCE) for signal in signals):

@@ -19,7 +19,7 @@ from personalpeft.backends.base import Continuation, Session
 from personalpeft.backends.error_mapping import map_model_errors
 from personalpeft.engine.engine import Engine
 from personalpeft.errors import Cancelled
-from personalpeft.learning.publish import build_adapter
+from personalpeft.learning.candidate import build_adapter
 from personalpeft.learning.rl.plan import PracticePlan, RLState, StepLosses
 from personalpeft.learning.rl.rollouts import (
     RESUME_HINT,

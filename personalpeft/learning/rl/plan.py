@@ -19,10 +19,10 @@ from personalpeft.errors import InvalidInput
 from personalpeft.learning.data.training_examples import Lesson
 from personalpeft.learning.evaluate.evaluation import MAX_EXAMPLES, EvalResult
 from personalpeft.learning.gate.evidence import EvalItem, Evidence
-from personalpeft.learning.layers import LayerState, replace_layer
+from personalpeft.learning.layers import LayerState, holdout_beside, holdout_of, replace_layer
 from personalpeft.learning.options import LearnOptions
 from personalpeft.learning.outcomes import Reason, ReasonCode, reason
-from personalpeft.learning.plan import Plan, holdout_beside, holdout_of
+from personalpeft.learning.plan import Plan
 from personalpeft.learning.report import Example
 from personalpeft.learning.rl.rollouts import (
     UNSEEN,

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import pytest
 
 from personalpeft.learning.data.training_examples import Lesson
-from personalpeft.learning.gate.lesson_safety import find_leak
+from personalpeft.learning.gate.gate import find_leak
 from personalpeft.types import Message, Signal, SignalKind
 
 FACT = Signal(

@@ -10,9 +10,10 @@ from runtime_makers import ask, correct, open_runtime, pinned, quick_card, train
 
 from personalpeft import NothingToLearn, Runtime, User
 from personalpeft.errors import NothingCause
+from personalpeft.learning.layers import inspect_live_layer
 from personalpeft.learning.learner import Learner
 from personalpeft.learning.outcomes import SignalUse
-from personalpeft.learning.plan import Plan, build_plan, inspect_live_layer
+from personalpeft.learning.plan import Plan, build_plan
 from personalpeft.types import Verdict
 
 FACTS = {"dog": "Biscuit", "cat": "Momo", "horse": "Hector"}
