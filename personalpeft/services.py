@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from weakref import WeakSet
@@ -24,7 +24,7 @@ from personalpeft.memory.items import Memory
 from personalpeft.plugins import Plugins
 from personalpeft.settings import Observing
 from personalpeft.store.store import Store
-from personalpeft.types import Message, Stack
+from personalpeft.types import Stack
 
 
 class LazyModel:
@@ -216,18 +216,6 @@ class Services:
     def allows_training(self, user: str) -> bool:
         """Return whether both the runtime and the user allow training on new signals."""
         return self.train and self.store.catalog.allows_training(user)
-
-    def render_with_item(
-        self, user: str, item: str, messages: Sequence[Message]
-    ) -> tuple[Message, ...]:
-        """Return the messages as the base reads them with one rule or fact in the prompt.
-
-        Args:
-            user: The owner.
-            item: The id of the rule or fact.
-            messages: The prompt.
-        """
-        return self.memory.render_with_item(user, item, messages, system=self.base.card.system)
 
     def drop_user_caches(self, user: str) -> None:
         """Drop what is cached in memory for a user."""

@@ -160,9 +160,7 @@ def compare(
     )
     augmented, item_ids = messages, tuple[str, ...]()
     if memory:
-        # For the bare base: both sides get the same prompt, whatever either has internalized.
-        bare = Stack(services.base.digest)
-        augmented, item_ids = augment_prompt(services, user, messages, bare)
+        augmented, item_ids = augment_prompt(services, user, messages)
     sides = [
         (revision or BASE, stack_with_revision(services, user, messages, layer, revision))
         for revision in revisions

@@ -20,7 +20,6 @@ from personalpeft.engine.engine import Request
 from personalpeft.engine.request import OutputStream
 from personalpeft.errors import InvalidInput, PersonalPeftError, PromptTooLong
 from personalpeft.feedback import observe
-from personalpeft.learning.evaluate.measures import internalized_rules
 from personalpeft.services import Services
 from personalpeft.stacks import live_stack, select_layers, stack_with_head
 from personalpeft.types import Message, Sampling, Stack, ToolFormat
@@ -158,7 +157,7 @@ def _submit(
     while True:
         augmented, item_ids = messages, tuple[str, ...]()
         if chat.memory:
-            augmented, item_ids = augment_prompt(services, user, messages, stack)
+            augmented, item_ids = augment_prompt(services, user, messages)
         request = Request(
             user,
             augmented,
@@ -229,22 +228,13 @@ def stack_with_revision(
 
 
 def augment_prompt(
-    services: Services, user: str, messages: tuple[Message, ...], stack: Stack
+    services: Services, user: str, messages: tuple[Message, ...]
 ) -> tuple[tuple[Message, ...], tuple[str, ...]]:
     """Return the messages with the user's rules and relevant facts, and the ids of those.
 
-    Rules that the stack's style layer has internalized are left out. Facts that a memory layer has
-    learned are looked up too, because the lookup understands more wordings than the layer.
-
-    Args:
-        services: The wired parts.
-        user: The user.
-        messages: The prompt.
-        stack: The stack that answers.
+    What layers have learned stays in the prompt: a user who stated a rule may rely on it, and the
+    lookup of facts understands more wordings than a layer.
     """
-    whole = {entry.layer: entry.revision for entry in stack.entries if entry.weight == 1}
-    revision = partial(services.store.catalog.revision, user)
-    exclude = internalized_rules(revision(whole["style"])) if "style" in whole else frozenset[str]()
     backend = services.engine.backend
     recall = services.memory.add_to_prompt(
         user,
@@ -252,7 +242,6 @@ def augment_prompt(
         budget_tokens=backend.base.card.context // _MEMORY_SHARE,
         count_tokens=partial(_count_tokens, services),
         system=backend.base.card.system,
-        exclude=exclude,
     )
     return recall.messages, recall.item_ids
 

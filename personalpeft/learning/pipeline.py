@@ -24,11 +24,9 @@ from typing import TypeAlias, TypeVar
 from personalpeft.errors import Cancelled, format_origin
 from personalpeft.learning.candidate import Candidate, find_candidate, store_candidate
 from personalpeft.learning.data.capacity import estimate_session_mb
-from personalpeft.learning.data.training_examples import Lesson
 from personalpeft.learning.evaluate.answers import evaluate_answers
 from personalpeft.learning.evaluate.eval_job import EvalJob, EvalSet, make_eval_job
 from personalpeft.learning.evaluate.evaluation import EvalResult, evaluate
-from personalpeft.learning.evaluate.measures import MAX_RULE_LESSONS, MAX_RULES
 from personalpeft.learning.evaluate.probes import load_general_prompts
 from personalpeft.learning.gate.evidence import Evidence, read_history
 from personalpeft.learning.gate.gate import Margins, judge_candidate
@@ -36,7 +34,6 @@ from personalpeft.learning.layers import trained_on
 from personalpeft.learning.options import LearnOptions
 from personalpeft.learning.outcomes import (
     LearnOutcome,
-    Placement,
     ReasonCode,
     reason,
 )
@@ -267,7 +264,6 @@ class TrainingPipeline:
         )
         if self.options.cancelled():
             raise cancelled_error("before the verdict")
-        rule_lessons = plan.holdout[-MAX_RULE_LESSONS:]
         eval_set = EvalSet(
             target=plan.target(decided),
             retention=tuple(each for each in plan.holdout if each.signal not in plan.new_holdout),
@@ -277,9 +273,7 @@ class TrainingPipeline:
             tie_margin=self.margins.tie_margin,
             # Where a verifier judges answers, their likelihood as text says nothing.
             new_examples=plan.new_lessons if plan.answer_verifier is None else (),
-            rule_lessons=rule_lessons,
             trained=(*plan.replay, *plan.new_examples),
-            lessons_by_rule=self._add_rules(plan, rule_lessons),
             history=history,
             examples=(*plan.replay, *plan.new_examples)
             if plan.layer != "memory" and not plan.answer_verifier and self.margins.min_generated
@@ -296,19 +290,6 @@ class TrainingPipeline:
             eval_set,
             {plan.layer: signals},
         )
-
-    def _add_rules(self, plan: Plan, lessons: Sequence[Lesson]) -> dict[str, tuple[Lesson, ...]]:
-        """Return lessons of a style with each of the newest rules in the prompt."""
-        if plan.layer != "style" or not lessons:
-            return {}
-        rules = [each.signal.id for each in plan.assignments if each.place is Placement.PROFILE]
-        render = self.services.render_with_item
-        return {
-            rule: tuple(
-                replace(each, messages=render(plan.user, rule, each.messages)) for each in lessons
-            )
-            for rule in rules[-MAX_RULES:]
-        }
 
     # gate, publish
 

@@ -7,7 +7,7 @@ never exceeds the budget. The same ledger and messages give the same prompt.
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -145,7 +145,6 @@ class Memory:
         budget_tokens: int,
         count_tokens: Callable[[str], int],
         system: str | None = None,
-        exclude: Collection[str] = (),
     ) -> AugmentedPrompt:
         """Add the user's rules to the system message, and relevant facts before the last question.
 
@@ -159,18 +158,15 @@ class Memory:
             count_tokens: Returns the number of tokens of a text.
             system: The base's default system text. It precedes the rules in a conversation without
                 a system message, and does not count towards the budget.
-            exclude: Ids of items that the layers in use have internalized.
 
         Returns:
             The new messages and the ids of the added items.
         """
         signals = self._signals(user)
-        rules = [
-            each for each in signals if each.kind is SignalKind.COMMENT and each.id not in exclude
-        ]
+        rules = [each for each in signals if each.kind is SignalKind.COMMENT]
         facts = [each for each in signals if each.kind is SignalKind.FACT]
-        hidden = {*exclude, *superseded_facts(facts)}
-        facts = [fact for fact in facts if fact.id not in hidden]
+        superseded = superseded_facts(facts)
+        facts = [fact for fact in facts if fact.id not in superseded]
 
         def fits(
             rules: Sequence[Signal], facts: Sequence[Signal], *, demonstrated: bool = True
@@ -200,22 +196,6 @@ class Memory:
         ids = tuple(signal.id for signal in (*chosen_rules, *chosen_facts))
         items = _prompt_items(chosen_rules, chosen_facts, demonstrated=demonstrated)
         return AugmentedPrompt(items.add_to(messages, system), ids)
-
-    def render_with_item(
-        self, user: str, item_id: str, messages: Sequence[Message], *, system: str | None = None
-    ) -> tuple[Message, ...]:
-        """Return the messages with one item, as ``add_to_prompt`` adds it.
-
-        Args:
-            user: The user.
-            item_id: The rule or fact.
-            messages: The conversation.
-            system: The default system text of the base, which precedes rules.
-
-        Raises:
-            NotFound: The item is not in effect.
-        """
-        return render_with_signal(self._signal(user, item_id), messages, system=system)
 
     def similarity(self, vectors: Vectors, messages: Sequence[Message]) -> float:
         """Return the cosine of the request with the nearest row of ``[n, size]`` vectors.
@@ -281,7 +261,7 @@ def fact_texts(fact: Signal) -> list[str]:
 def render_with_signal(
     signal: Signal, messages: Sequence[Message], *, system: str | None = None
 ) -> tuple[Message, ...]:
-    """Return ``Memory.render_with_item`` of a signal, whether it is in effect or not.
+    """Return the messages with one rule or fact, as ``Memory.add_to_prompt`` adds it.
 
     Args:
         signal: A rule or fact.

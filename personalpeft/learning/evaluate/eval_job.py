@@ -62,8 +62,6 @@ class EvalSet:
     other_layers: tuple[Lesson, ...]  # held out in all other layers
     base_completions: Completions  # of the probes
     new_examples: tuple[Lesson, ...] = ()  # arrived since the last learn
-    rule_lessons: tuple[Lesson, ...] = ()  # measure rules
-    lessons_by_rule: Mapping[str, tuple[Lesson, ...]] = field(default_factory=dict)
     history: EvalHistory = field(default_factory=EvalHistory)
     max_length: int = MAX_LENGTH  # tokens at which a reply is cut
     tie_margin: float = TIE_MARGIN  # nats a token within which a lesson is tied
@@ -206,7 +204,6 @@ def make_eval_job(
         *eval_set.target,
         *eval_set.retention,
         *eval_set.other_layers,
-        *eval_set.rule_lessons,
         *eval_set.trained,
     )
     prompts = [probe.question for probe in load_general_prompts().probes]

@@ -32,10 +32,8 @@ from personalpeft.learning.evaluate.exposure import (
     measure_leakage,
 )
 from personalpeft.learning.evaluate.measures import (
-    RuleGain,
     TextQuality,
     count_wanted,
-    logprob_gain,
     measure_text_quality,
 )
 from personalpeft.learning.evaluate.probes import (
@@ -177,7 +175,6 @@ def _measure(engine: Scorer, job: EvalJob, replies: Sequence[str]) -> EvalResult
             engine, job, [(each, items[key]) for key, each in held_out.items()]
         ),
         text_quality=_measure_new_examples(engine, job),
-        rule_gains=_measure_rules(engine, job),
         generation=_measure_generation(engine, job, after[count:], sampled),
         prior_e_value=history.prior_e_value,
         spent_items=history.spent_items,
@@ -268,23 +265,6 @@ def _measure_generation(
     # Greedy replies come first, then those of each seed, in the same order of prompts.
     asked = with_examples * (len(replies) // len(with_examples))
     return GenerationResults(len(replies), count_wanted(asked, replies, logprobs))
-
-
-def _measure_rules(engine: Scorer, job: EvalJob) -> dict[str, RuleGain]:
-    lessons, by_rule = job.eval_set.rule_lessons, job.eval_set.lessons_by_rule
-    max_length = job.eval_set.max_length
-    if not by_rule:
-        return {}
-
-    def gains(select: StackSelector) -> dict[str, float]:
-        plain = answer_logprobs(engine, lessons, select, max_length)
-        return {
-            rule: logprob_gain(plain, answer_logprobs(engine, some, select, max_length))
-            for rule, some in by_rule.items()
-        }
-
-    base, layer = gains(constant_stack(Stack(job.live.stack.base))), gains(job.candidate.for_layer)
-    return {rule: RuleGain(base[rule], layer[rule], len(lessons)) for rule in by_rule}
 
 
 def _measure_leakage(

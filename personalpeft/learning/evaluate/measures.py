@@ -1,4 +1,4 @@
-"""Measure by log-probs: is a new lesson meaningful, is a reply as wanted, is a rule followed.
+"""Measure by log-probs: is a new lesson meaningful, and is a reply as the user wants.
 
 Text quality. Meaningless text is arbitrary. It is as likely after any other request, and its words
 are as likely in any other order. So each reply is compared with itself elsewhere, under the bare
@@ -19,23 +19,17 @@ base without language cannot measure them (``gate.load_margins``).
 Replies. Generated replies are as the user wants if examples in the prompt make them likelier. The
 examples are lessons, and the bare base measures. That is the likelihood ratio of "in the user's
 way" and "in the base's own".
-
-Rules. A rule stands in every prompt from the next turn on. Once a layer follows it without, the
-rule in the prompt does harm. The layer was trained without it, so it moves the model away from the
-replies that regularise. The gain of a rule is how much likelier it makes held-out replies, in nats
-a token. A rule is internalized once its gain under the layer is at most a quarter of the bare
-base's. This takes five lessons or more. A rule without a gain stays.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from personalpeft.memory.conflicts import normalize
 from personalpeft.memory.words import has_spaces, split_tokens
-from personalpeft.types import Message, PromptResponse, Revision
+from personalpeft.types import Message, PromptResponse
 
 _MIN_LESSONS, _MAX_LESSONS = 4, 12
 _MIN_WORDS = 5
@@ -119,38 +113,3 @@ def count_wanted(
         logprobs(list(zip(messages, replies, strict=True))) for messages in (with_examples, prompts)
     )
     return sum(likelier > plain for likelier, plain in zip(shown, alone, strict=True))
-
-
-MIN_GAIN = 0.05
-MAX_REMAINING_SHARE = 0.25
-MAX_RULES = 3
-MIN_RULE_LESSONS, MAX_RULE_LESSONS = 5, 6
-
-
-@dataclass(frozen=True, slots=True)
-class RuleGain:
-    """The gain of one rule under the bare base and under the layer, on so many held-out lessons.
-
-    The field names are stored. Earlier versions did not store the number of lessons.
-    """
-
-    base: float
-    layer: float
-    lessons: int = 0
-
-    @property
-    def internalized(self) -> bool:
-        """Whether the layer follows the rule without reading it, on enough evidence to omit it."""
-        is_followed = self.base >= MIN_GAIN and self.layer <= MAX_REMAINING_SHARE * self.base
-        return is_followed and self.lessons >= MIN_RULE_LESSONS
-
-
-def logprob_gain(plain: Mapping[str, float], with_rule: Mapping[str, float]) -> float:
-    """Return the mean gain in log-prob per token of the same lessons by a rule in the prompt."""
-    return round(sum(with_rule[key] - plain[key] for key in plain) / len(plain), 4)
-
-
-def internalized_rules(style: Revision) -> frozenset[str]:
-    """Return the rules that a style revision had internalized when it was judged."""
-    gains = {rule: RuleGain(**gain) for rule, gain in style.scores.get("rules", {}).items()}
-    return frozenset(rule for rule, gain in gains.items() if gain.internalized)

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from personalpeft.learning.evaluate.measures import NOT_MEASURED, RuleGain, TextQuality
+from personalpeft.learning.evaluate.measures import NOT_MEASURED, TextQuality
 from personalpeft.types import Revision, SignalRole, Stack, Verdict, canonical_digest
 
 if TYPE_CHECKING:
@@ -189,7 +189,6 @@ class Evidence:
     spent_items: frozenset[str] = frozenset()  # items that ``prior_e_value`` has counted
     decided_items: frozenset[str] = frozenset()  # items that the live revisions were promoted with
     text_quality: TextQuality = NOT_MEASURED
-    rule_gains: Mapping[str, RuleGain] = field(default_factory=dict)
     generation: GenerationResults = NOTHING_GENERATED
     leakage: Leakage = NO_LEAKAGE_MEASURED
     tasks: Mapping[str, Any] = field(default_factory=dict)  # figures, where ``target`` are tasks
@@ -231,7 +230,6 @@ class Evidence:
             "text_quality": asdict(self.text_quality),
             "generated": asdict(self.generation),
             "leakage": asdict(self.leakage),
-            "rules": {rule: asdict(gain) for rule, gain in self.rule_gains.items()},
             # Revisions that were judged by the same version can be compared by their figures.
             "questions": {"asked": len(items), "version": canonical_digest(sorted(items))[:12]},
             "items": items,
