@@ -443,5 +443,7 @@ def _content(lesson: Lesson) -> list[object]:
     messages = [message.to_list() for message in lesson.messages]
     teacher = [message.to_list() for message in lesson.teacher_messages or ()]
     cut_off = [] if lesson.ended else ["cut off"]
+    if lesson.rejected is not None and not lesson.rejected_ended:
+        cut_off.append("rejected cut off")
     texts = [lesson.kind, messages, lesson.chosen, lesson.rejected, lesson.weight]
     return [*texts, *teacher, *cut_off]

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 
 from personalpeft.errors import Damaged
 from personalpeft.formatting import pluralize
 from personalpeft.learning.candidate import imported_inputs
 from personalpeft.learning.data.lesson_scrubbing import scrub_assignments
 from personalpeft.learning.data.training_examples import (
+    PROMPT_KINDS,
     Lesson,
     lessons_for,
     load_assignments,
+    reply_shows,
     undesirable_lessons_for,
 )
 from personalpeft.learning.layers import trained_on
@@ -90,7 +92,7 @@ def plan_reproduction(
         detail = f"{pluralize(len(lost), 'signal')} of it no longer give the lessons that they gave"
         return Obstacle(RebuildOutcome.INPUTS_MISSING, detail)
     signals = {each.id: each for each in store.ledger.signals(user, current=False)}
-    if forbidden := _forbidden(services, lessons, signals):
+    if forbidden := _forbidden(services, user, lessons, signals):
         detail = f"training on {pluralize(len(forbidden), 'signal')} of it was withdrawn since"
         return Obstacle(RebuildOutcome.TRAINING_FORBIDDEN, detail)
     return plan
@@ -175,21 +177,20 @@ def _plan_at(
 
 
 def _forbidden(
-    services: Services, lessons: Collection[Lesson], signals: dict[str, Signal]
+    services: Services, user: str, lessons: Collection[Lesson], signals: dict[str, Signal]
 ) -> set[str]:
     """Return the signals of lessons that training is not allowed on now."""
-    facts = {
-        each.id
-        for each in signals.values()
-        if each.kind is SignalKind.FACT and each.forbids_training
+    items = {
+        each.id for each in signals.values() if each.kind in PROMPT_KINDS and each.forbids_training
     }
+    turn_of = cache(partial(services.store.ledger.turn, user))
     found = set()
     for lesson in lessons:
         signal = signals[lesson.signal]
         if signal.forbids_training:
             found.add(signal.id)
-        elif facts and signal.turn and (lesson.rejected or lesson.kind is SignalKind.RATING):
-            turn = services.store.ledger.turn(signal.user, signal.turn)
-            if not facts.isdisjoint(turn.used):
-                found.add(signal.id)
+            continue
+        has_reply = lesson.rejected or lesson.kind is SignalKind.RATING
+        if signal.turn and has_reply and reply_shows(turn_of(signal.turn), turn_of, items):
+            found.add(signal.id)
     return found

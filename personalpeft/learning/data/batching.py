@@ -243,14 +243,25 @@ def _build_kto_losses(
     if not liked or not disliked:
         return []
     rated = [*liked, *disliked]
-    replies = [lesson.chosen or lesson.rejected or "" for lesson in rated]
-    prompts = [lesson.messages for lesson in rated]
-    matched = tuple(map(encode, prompts, replies))
+    replies = [
+        (lesson.chosen, lesson.ended)
+        if lesson.chosen
+        else (lesson.rejected or "", lesson.rejected_ended)
+        for lesson in rated
+    ]
+
+    def encode_each(replies: Sequence[tuple[str, bool]]) -> tuple[Continuation, ...]:
+        return tuple(
+            encode(lesson.messages, reply, ended=ended)
+            for lesson, (reply, ended) in zip(rated, replies, strict=True)
+        )
+
+    matched = encode_each(replies)
     return [
         KTOLoss(
             desirable=matched[: len(liked)],
             undesirable=matched[len(liked) :],
-            mismatched=tuple(map(encode, prompts, replies[1:] + replies[:1])),
+            mismatched=encode_each(replies[1:] + replies[:1]),
             beta=config.beta,
             weight=sum(lesson.weight for lesson in rated) / len(rated),
         )

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import cache, partial
 
 from personalpeft.learning.data.facts import fact_questions, helpful_turns
 from personalpeft.learning.data.scrubber import RemovedText
@@ -58,6 +59,10 @@ _STRENGTH = {
 _USER_WEIGHT, _OBSERVED_WEIGHT = 0.5, 0.25
 
 
+PROMPT_KINDS = SignalKind.COMMENT, SignalKind.FACT
+"""The kinds of signals that memory adds to prompts."""
+
+
 @dataclass(frozen=True, slots=True)
 class Lesson:
     """One training example of a layer: after these messages, ``chosen`` rather than ``rejected``.
@@ -67,7 +72,8 @@ class Lesson:
     - ``is_users``: the user wrote or stated ``chosen``; False for a reply of the model to a fact.
     - ``is_probe``: never trained on; judges what the other lessons of its signal teach.
     - ``teacher_messages``: for context distillation, the messages with the fact in the prompt.
-    - ``ended``: False for a reply that was cut off.
+    - ``ended``: whether ``chosen`` ended by itself and was not cut off.
+    - ``rejected_ended``: the same of ``rejected``.
     - ``group``: what a demonstration is a part of. A group is held out as a whole.
     - ``removed``: personal data that was replaced in it.
     """
@@ -82,6 +88,7 @@ class Lesson:
     is_probe: bool = False
     teacher_messages: tuple[Message, ...] | None = None
     ended: bool = True
+    rejected_ended: bool = True
     group: str | None = None
     removed: tuple[RemovedText, ...] = ()
 
@@ -145,12 +152,11 @@ def load_assignments(
     signals = store.ledger.signals(user, until=until)
     facts = [signal for signal in signals if signal.kind is SignalKind.FACT]
     turns = _load_fact_turns(store.ledger, user, facts, until)
-    # Former facts count too: a reply does not lose a fact by its retraction.
-    former = store.ledger.signals(user, kinds=[SignalKind.FACT], current=False, until=until)
-    forbidden = frozenset(fact.id for fact in former if fact.forbids_training)
-    return assign(
-        signals, lambda turn: store.ledger.turn(user, turn), turns=turns, forbidden=forbidden
-    )
+    # Former ones count too: a reply does not lose a fact by its retraction.
+    former = store.ledger.signals(user, kinds=PROMPT_KINDS, current=False, until=until)
+    forbidden = frozenset(each.id for each in former if each.forbids_training)
+    turn_of = cache(partial(store.ledger.turn, user))
+    return assign(signals, turn_of, turns=turns, forbidden=forbidden)
 
 
 def assign(
@@ -166,7 +172,8 @@ def assign(
         signals: The current signals, oldest first.
         turn_of: Returns a turn by its id.
         turns: Those in which facts may have helped, and the newest turn, oldest first.
-        forbidden: The facts that training is not allowed on, also those that are not current.
+        forbidden: The rules and facts that training is not allowed on, also those that are not
+            current.
     """
     strongest = _strongest_by_turn(signals)
     helpful = helpful_turns(signals, turns, forbidden)
@@ -270,7 +277,26 @@ def _assign_one(
         unused = _unused(signal, ReasonCode.STRONGER_SIGNAL, kind=str(best.kind))
         return replace(unused, superseded_by=best.id)
     turn = turn_of(signal.turn)
-    return _assign_from_turn(signal, turn, forbids_reply=not forbidden.isdisjoint(turn.used))
+    return _assign_from_turn(signal, turn, forbids_reply=reply_shows(turn, turn_of, forbidden))
+
+
+def reply_shows(turn: Turn, turn_of: Callable[[str], Turn], items: Set[str]) -> bool:
+    """Return whether rules or facts could show in a reply.
+
+    They were in its prompt, or in that of an earlier reply of the same conversation.
+
+    Args:
+        turn: The turn of the reply.
+        turn_of: Returns a turn by its id.
+        items: The rules and facts.
+    """
+    if not items:
+        return False
+    while items.isdisjoint(turn.used):
+        if turn.previous is None:
+            return False
+        turn = turn_of(turn.previous)
+    return True
 
 
 def _assign_fact(signal: Signal, helpful: Sequence[Turn], newer: Signal | None) -> Assignment:
@@ -324,7 +350,15 @@ def _assign_from_turn(signal: Signal, turn: Turn, *, forbids_reply: bool) -> Ass
     why = Reason(ReasonCode.EDIT if is_edit else ReasonCode.PREFERENCE)
     text, rejected = signal.payload["text"], None if forbids_reply else turn.reply or None
     ended = not signal.payload.get("cut_off")
-    lesson = Lesson(signal.id, signal.kind, turn.messages, text, rejected, ended=ended)
+    lesson = Lesson(
+        signal.id,
+        signal.kind,
+        turn.messages,
+        text,
+        rejected,
+        ended=ended,
+        rejected_ended=turn.ended,
+    )
     return Assignment(signal, Placement.LAYER, why, layer, lesson)
 
 
@@ -340,7 +374,7 @@ def _assign_rating(signal: Signal, turn: Turn) -> Assignment:
     kind, messages, reply = SignalKind.RATING, turn.messages, turn.reply
     if value < 0:
         code = ReasonCode.DISLIKED
-        lesson = Lesson(signal.id, kind, messages, "", reply, weight)
+        lesson = Lesson(signal.id, kind, messages, "", reply, weight, rejected_ended=turn.ended)
     else:
         code = ReasonCode.LIKED if is_users else ReasonCode.OBSERVED
         lesson = Lesson(signal.id, kind, messages, reply, weight=weight, ended=turn.ended)

@@ -186,7 +186,7 @@ def build_lesson_losses(
     contrasted = [lesson for lesson in shown if lesson.rejected is not None]
     for lesson in contrasted[: config.preference_pairs]:
         chosen = encode(lesson.messages, lesson.chosen, ended=lesson.ended)
-        rejected = encode(lesson.messages, lesson.rejected or "")
+        rejected = encode(lesson.messages, lesson.rejected or "", ended=lesson.rejected_ended)
         yield DPOLoss(chosen, rejected, config.beta, lesson.weight / share)
 
 

@@ -17,6 +17,8 @@ from personalpeft.learning.data.training_examples import lessons_for, load_assig
 from personalpeft.learning.outcomes import ReasonCode
 from personalpeft.learning.plan import Plan
 from personalpeft.learning.rl.rollouts import derive_seed
+from personalpeft.learning.train.config import TrainingConfig
+from personalpeft.learning.train.losses import ContinuationEncoder, DPOLoss, build_lesson_losses
 
 
 @pytest.fixture
@@ -171,6 +173,28 @@ def test_truncated_reply_is_a_lesson_without_an_end(ada: User) -> None:
     store = ada._services.store
     lessons = lessons_for(load_assignments(store, "ada"), "style")
     assert [lesson.ended for lesson in lessons] == [True, False]
+
+
+def test_rejected_reply_that_was_cut_off_teaches_nothing_about_its_end(ada: User) -> None:
+    for limit in (64, 2):
+        ada.feedback(ask(ada, f"up to {limit}", max_tokens=limit), edit="Boil it.")
+    backend = ada._services.training_backend
+    encode = ContinuationEncoder(backend, 256)
+    losses = build_lesson_losses(
+        lessons_for(load_assignments(ada._services.store, "ada"), "style"),
+        encode,
+        TrainingConfig(preference_pairs=2),
+    )
+    end = backend.end_of_turn
+    pairs = [
+        (loss.chosen.completion, loss.rejected.completion)
+        for loss in losses
+        if isinstance(loss, DPOLoss)
+    ]
+    assert [[tokens[-len(end) :] == end for tokens in pair] for pair in pairs] == [
+        [True, True],
+        [True, False],
+    ]
 
 
 def test_learn_that_drops_practiced_work_says_so(home: Path) -> None:

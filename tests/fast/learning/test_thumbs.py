@@ -65,9 +65,9 @@ def test_training_on_ratings_separates_liked_from_disliked_replies(torch_tiny: B
     assert losses[-1] < losses[0] * 0.9
 
 
-def thumbs(user: User, up: int, down: int) -> tuple[list[str], list[str]]:
+def thumbs(user: User, up: int, down: int, **options: int) -> tuple[list[str], list[str]]:
     said = [
-        user.feedback(ask(user, f"question {n}"), rating=1 if n < up else -1)
+        user.feedback(ask(user, f"question {n}", **options), rating=1 if n < up else -1)
         for n in range(up + down)
     ]
     return said[:up], said[up:]
@@ -98,19 +98,26 @@ def test_each_step_has_ratings_of_both_kinds_where_there_are_enough(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[list[int]] = []
+    rated: list[KTOLoss] = []
 
     def recorded(plan: object, backend: Backend, *rest: object) -> object:
         steps = build_batches(plan, backend, *rest)  # type: ignore[arg-type]
+        rated.extend(term for terms in steps for term in terms if isinstance(term, KTOLoss))
         seen.append([sum(isinstance(term, KTOLoss) for term in terms) for terms in steps])
         return steps
 
     monkeypatch.setattr("personalpeft.learning.train.stage.build_batches", recorded)
     with open_runtime(home) as runtime:
         ada = runtime.user("ada")
-        thumbs(ada, MIN_THUMBS, MIN_THUMBS - 1)
+        thumbs(ada, MIN_THUMBS, MIN_THUMBS - 1, max_tokens=2)
         ada.learn()
-        ada.feedback(ask(ada, "one more"), rating=-1)
+        ada.feedback(ask(ada, "one more", max_tokens=2), rating=-1)
         ada.learn()
+        end = ada._services.training_backend.end_of_turn
     few, enough = seen
     assert set(few) == {0}
     assert set(enough) == {1}
+    # All replies were cut off, so none teaches to end there.
+    assert not any(
+        each.completion[-len(end) :] == end for term in rated for each in term.continuations
+    )

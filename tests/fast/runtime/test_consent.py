@@ -252,6 +252,23 @@ def test_reply_with_a_fact_without_consent_in_its_prompt_is_not_trained(ada: Use
     assert statuses(ada)[liked].reason.code is ReasonCode.REPLY_TRAINING_FORBIDDEN
 
 
+def test_reply_under_a_rule_without_consent_is_not_trained_nor_are_later_ones_of_its_conversation(
+    ada: User,
+) -> None:
+    before = ask(ada, "hello")
+    rule = ada.feedback(before, comment="Never mention nuts.", train=False)
+    under = ask(ada, "What shall I eat?")
+    assert ada.turn(under).used == (rule,)
+    ada.retract(rule)
+    later = ask(ada, "And then?", conversation_id=under.conversation_id)
+    elsewhere = ask(ada, "And then?")
+    assert ada.turn(later).used == ada.turn(elsewhere).used == ()
+    liked = [ada.feedback(each, rating=1) for each in (before, under, later, elsewhere)]
+    codes = {each.signal.id: each.reason.code for each in ada.signal_statuses()}
+    forbidden = ReasonCode.REPLY_TRAINING_FORBIDDEN
+    assert [codes[each] is forbidden for each in liked] == [False, True, True, False]
+
+
 def test_likes_are_unlearned_where_consent_is_withdrawn_from_their_fact(
     ada: User,
 ) -> None:
