@@ -39,7 +39,6 @@ from personalpeft.learning.report import LearnReport, SignalUsage, signal_text
 from personalpeft.services import Services
 from personalpeft.store.store import Store
 from personalpeft.types import (
-    HeadMove,
     Json,
     Revision,
     Stack,
@@ -334,8 +333,14 @@ def record_judgement(
     store: Store, head: Revision, report: LearnReport, cause: MoveCause
 ) -> LearnReport:
     """Record a judgement of a head, make ``report.before`` live, and return what was recorded."""
-    move = HeadMove(head.user, head.layer, head.id, report.before, cause, report.at)
-    is_recorded = store.catalog.add_judgement(head, report.as_json(), move=move)
+    is_recorded = store.catalog.switch_heads(
+        head.user,
+        {head.layer: report.before},
+        expected={head.layer: head.id},
+        judged=[(head, report.as_json())],
+        base=head.base,
+        cause=cause,
+    )
     return report if is_recorded else _head_moved_report(store, report)
 
 

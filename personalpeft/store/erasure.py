@@ -62,7 +62,7 @@ def erase(store: Store, user: str, erasure: Erasure) -> ErasureResult:
         with store.database.write_transaction() as db:
             result = _erase_rows(db, user, erasure, store.now())
             if result.revisions or store.has_sessions(user):
-                keys = store.cipher.user_key_ids(user, db)
+                keys = store.cipher.user_key_ids(user)
                 _enqueue_deletions(db, user, [("data_key", key) for key in keys])
         # The erasure is committed. A file that cannot be deleted now is deleted by the next
         # opening.
@@ -151,10 +151,11 @@ def _destroy_keys(store: Store, pending: Iterable[Row]) -> None:
 
 
 def _read_pending(store: Store, user: str | None) -> list[Row]:
-    with store.database.read_transaction() as db:
-        if user is None:
-            return fetch_all(db, "select * from pending_deletion order by id")
-        return fetch_all(db, "select * from pending_deletion where user = ? order by id", user)
+    if user is None:
+        return store.database.fetch_all("select * from pending_deletion order by id")
+    return store.database.fetch_all(
+        "select * from pending_deletion where user = ? order by id", user
+    )
 
 
 @dataclass(slots=True)

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
 from personalpeft import host
-from personalpeft.store.blobs import replace_file
 from personalpeft.store.database import fetch_all, open_connection
 from personalpeft.store.error_mapping import map_home_errors, sqlite3
 from personalpeft.store.rows import TOMBSTONE
@@ -101,7 +100,7 @@ class ErasureLog:
             folders = self.folders()
             if folder not in folders:
                 text = json.dumps([str(each) for each in (*folders, folder)])
-                replace_file(self._home / _FOLDERS, text.encode())
+                host.replace_file(self._home / _FOLDERS, text.encode())
 
     def folders(self) -> tuple[Path, ...]:
         """Return the folders that backups of this home were written to."""
@@ -148,16 +147,15 @@ def read_tombstones(database: Path, key: str | None) -> tuple[LoggedErasure, ...
         f"select u.id as user, u.since, t.id from {TOMBSTONE} t join user u on u.id = t.user"
         " where t.id is not null and t.kind in ('turn', 'signal')"
     )
-    with suppress(sqlite3.Error), closing(_open_to_read(database, key)) as db:
+    with (
+        suppress(sqlite3.Error),
+        closing(open_connection(database.absolute(), "mode=ro", timeout=_TIMEOUT, key=key)) as db,
+    ):
         return tuple(
             LoggedErasure("item", f"{user_key(row['user'], row['since'])}/{row['id']}")
             for row in fetch_all(db, sql)
         )
     return ()
-
-
-def _open_to_read(database: Path, key: str | None) -> sqlite3.Connection:
-    return open_connection(database.absolute(), "mode=ro", timeout=_TIMEOUT, key=key)
 
 
 def find_owners(db: sqlite3.Connection, erasures: Iterable[LoggedErasure]) -> dict[str, set[str]]:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from personalpeft import host
 from personalpeft.errors import Damaged, HomeError
-from personalpeft.store.blobs import DIGEST, replace_file
+from personalpeft.store.blobs import DIGEST
 from personalpeft.store.database import create_file, open_connection
 from personalpeft.store.encryption import FileCipher
 from personalpeft.store.error_mapping import map_home_errors, sqlite3
@@ -122,7 +122,7 @@ def open_database(path: Path, key: str | None) -> sqlite3.Connection:
 
 def write_file(path: Path, data: bytes, cipher: FileCipher) -> None:
     """Write a file of a plugin, encrypted in an encrypted home. Raises ``OSError``."""
-    replace_file(path, cipher.encrypt(data, path.name, cipher.home_key))
+    host.replace_file(path, cipher.encrypt(data, path.name, cipher.home_key))
 
 
 def read_file(path: Path, cipher: FileCipher) -> bytes | None:
