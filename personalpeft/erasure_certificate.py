@@ -133,8 +133,7 @@ class CertificateDraft:
         statement["equality"] = self._check_inputs(plan)
         if rebuild_again is not None:
             statement["equality"]["rebuilds"] = self._rebuild_again(rebuild_again)
-        with store.database.read_transaction() as db:
-            entries, head = read_chain_head(db, self._user)
+        entries, head = read_chain_head(store.database, self._user)
         statement["chain"] = {"entries": entries, "head": head}
         return self._sign()
 

@@ -222,11 +222,8 @@ def _forget_again(
     clock: Clock,
 ) -> int:
     """Forget in a copy what was forgotten since, and return how much it was."""
-    with (
-        _open(part, settings, clock) as store,
-        store.database.read_transaction() as db,
-    ):
-        owners = find_owners(db, erasures)
+    with _open(part, settings, clock) as store:
+        owners = find_owners(store.database, erasures)
     count = 0
     with Runtime(dataclasses.replace(settings, home=part), base, "auto", clock=clock) as runtime:
         for each in erasures:

@@ -211,8 +211,8 @@ def _cache_errors(card: ModelCard, cache: Path) -> Iterator[None]:
         ) from error
     except (ValueError, LookupError, NotImplementedError) as error:
         raise WeightsError(
-            f"{card.name} cannot be unpacked: {error}.",
-            hint="This version of transformers may not know this kind of GGUF file.",
+            f"{card.name} cannot be converted: {error}.",
+            hint="This version of transformers or gguf may not know this kind of model.",
         ) from error
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
 from personalpeft import host
-from personalpeft.store.database import fetch_all, open_connection
+from personalpeft.store.database import Database, fetch_all, open_connection
 from personalpeft.store.error_mapping import map_home_errors, sqlite3
 from personalpeft.store.rows import TOMBSTONE
 from personalpeft.types import canonical_digest
@@ -158,16 +158,16 @@ def read_tombstones(database: Path, key: str | None) -> tuple[LoggedErasure, ...
     return ()
 
 
-def find_owners(db: sqlite3.Connection, erasures: Iterable[LoggedErasure]) -> dict[str, set[str]]:
+def find_owners(database: Database, erasures: Iterable[LoggedErasure]) -> dict[str, set[str]]:
     """Return the users of a home by the key of each erasure, as far as they exist."""
     owners: dict[str, set[str]] = {each.owner_key: set() for each in erasures}
-    for row in fetch_all(db, "select id, since from user"):
+    for row in database.fetch_all("select id, since from user"):
         if (key := user_key(row["id"], row["since"])) in owners:
             owners[key].add(row["id"])
     among = "id in (select value from json_each(?))"
     sql = f"select id, user from turn where {among} union select id, user from signal where {among}"
     items = json.dumps(list(owners))
-    for row in fetch_all(db, sql, items, items):
+    for row in database.fetch_all(sql, items, items):
         owners[row["id"]].add(row["user"])
     return owners
 
@@ -177,9 +177,9 @@ def user_key(user: str, since: str) -> str:
     return f"u_{canonical_digest([user, since])[:_KEY_LENGTH]}"
 
 
-def read_user_key(db: sqlite3.Connection, user: str) -> str:
+def read_user_key(database: Database, user: str) -> str:
     """Return what the log calls an existing user."""
-    (row,) = fetch_all(db, "select since from user where id = ?", user)
+    (row,) = database.fetch_all("select since from user where id = ?", user)
     return user_key(user, row["since"])
 
 
