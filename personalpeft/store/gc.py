@@ -115,13 +115,11 @@ def _collect_files(
     old = [path.name for path in files if DIGEST.fullmatch(path.name) and _is_old(path, before)]
     # First without the lock: nearly every blob is named, and a writer should wait only for
     # deletions.
-    with database.read_transaction() as db:
-        unnamed = unnamed_blobs(db, old)
+    unnamed = unnamed_blobs(database, old)
     if not unnamed and not parts:
         return
     with database.exclude_writers():
-        with database.read_transaction() as db:
-            unnamed = unnamed_blobs(db, unnamed)
+        unnamed = unnamed_blobs(database, unnamed)
         blobs = [path for path in files if path.name in unnamed and _is_old(path, before)]
         # Partial files are written under the write lock, which is held here: their writers are
         # dead.

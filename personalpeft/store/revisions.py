@@ -17,7 +17,7 @@ from personalpeft.errors import Damaged, InvalidInput
 from personalpeft.ids import check_layer_name
 from personalpeft.store import rows
 from personalpeft.store.blobs import DIGEST
-from personalpeft.store.database import Row, fetch_all, fetch_one
+from personalpeft.store.database import Database, Row, fetch_all, fetch_one
 from personalpeft.store.error_mapping import sqlite3
 from personalpeft.store.hash_chain import NewEntry, append_entries
 from personalpeft.store.id_lookup import resolve_id, resolve_user
@@ -199,11 +199,10 @@ def first_roles(judgements: Iterable[Row]) -> dict[str, dict[str, str]]:
     return roles
 
 
-def unnamed_blobs(db: sqlite3.Connection, names: Collection[str]) -> frozenset[str]:
+def unnamed_blobs(database: Database, names: Collection[str]) -> frozenset[str]:
     """Return those file names that are no digest, or one that no revision of any user names."""
     digests = [name for name in names if DIGEST.fullmatch(name)]
-    unnamed = fetch_all(
-        db,
+    unnamed = database.fetch_all(
         "select value from json_each(?)"
         " where not exists (select 1 from revision r where r.digest = value)",
         json.dumps(digests),
