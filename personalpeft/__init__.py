@@ -13,7 +13,7 @@ Importing this loads nothing heavy. ``open`` loads the store, and the first repl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +43,7 @@ from personalpeft.errors import (
     ServingFailed,
     WeightsError,
 )
+from personalpeft.types import DEFAULT_BASE
 
 if TYPE_CHECKING:
     from personalpeft.certificate import Certificate, verify_certificate
@@ -50,20 +51,18 @@ if TYPE_CHECKING:
     from personalpeft.chat.conversation import Conversation, ConversationSummary, TurnFeedback
     from personalpeft.chat.reply import Reply, Stream
     from personalpeft.clock import Clock
-    from personalpeft.encryption import EncryptionReport
+    from personalpeft.encryption import EncryptionReport, decrypt, encrypt
     from personalpeft.learning.activity_summary import ActivitySummary
     from personalpeft.learning.report import LearnReport
     from personalpeft.learning.status import TrainingStatus
     from personalpeft.provenance import Provenance
     from personalpeft.rebase import RebaseReport
-    from personalpeft.recovery import RestoreReport
+    from personalpeft.recovery import RestoreReport, restore
     from personalpeft.reproduction import RebuildReport, RepairReport
     from personalpeft.runtime import Runtime
-    from personalpeft.settings import Observing, Serving, Settings, VllmServer
+    from personalpeft.settings import Observing, Serving, VllmServer
     from personalpeft.types import Verdict
     from personalpeft.user import User
-
-DEFAULT_BASE = "smollm2-135m-instruct"
 
 __all__ = [
     "DEFAULT_BASE",
@@ -140,8 +139,11 @@ _LAZY = {
     "TurnFeedback": "personalpeft.chat.conversation",
     "User": "personalpeft.user",
     "Verdict": "personalpeft.types",
-    "verify_certificate": "personalpeft.certificate",
     "VllmServer": "personalpeft.settings",
+    "decrypt": "personalpeft.encryption",
+    "encrypt": "personalpeft.encryption",
+    "restore": "personalpeft.recovery",
+    "verify_certificate": "personalpeft.certificate",
 }
 _RENAMED = {"Digest": "ActivitySummary", "Learning": "TrainingStatus", "Why": "Provenance"}
 
@@ -192,13 +194,14 @@ def open(
         CardError: The model card is invalid.
         InvalidInput: An argument has a wrong value.
     """
+    import os
     from dataclasses import replace
 
     from personalpeft.clock import SYSTEM
     from personalpeft.runtime import Runtime
-    from personalpeft.settings import Serving
+    from personalpeft.settings import Serving, resolve
 
-    settings = _resolve(home, passphrase)
+    settings = resolve(home, os.environ, passphrase)
     return Runtime(
         replace(settings, vllm=vllm) if vllm else settings,
         base,
@@ -210,143 +213,6 @@ def open(
         observing=observing,
         train=train,
     )
-
-
-def restore(
-    backup: str | Path,
-    home: str | Path | None = None,
-    base: str | Path = DEFAULT_BASE,
-    *,
-    replace: bool = False,
-    forgotten_in: Sequence[str | Path] = (),
-    passphrase: str | None = None,
-    clock: Clock | None = None,
-    progress: Callable[[str, float], None] = lambda stage, done: None,
-) -> RestoreReport:
-    """Put a backup in place of a home. What was forgotten since is forgotten again first.
-
-    What was forgotten stands in ``forgotten.jsonl`` in the home and beside its backups. Both are
-    read, as far as they are there. Loads no model.
-
-    Args:
-        backup: A copy that ``Maintenance.back_up`` made, or a folder of them, for the newest.
-        home: The home to restore. Defaults to ``PERSONALPEFT_HOME``, else the platform's data
-            folder.
-        base: The base, as for ``open``.
-        replace: Whether a home that is there may be replaced. It is kept beside the new one.
-        forgotten_in: More folders with a ``forgotten.jsonl``, or with a newer database.
-        passphrase: The passphrase of the backup, as for ``open``.
-        clock: Source of time and randomness. Defaults to the system's.
-        progress: Called with a stage and the share of it that is done, 0 to 1.
-
-    Returns:
-        What was done.
-
-    Raises:
-        NotFound: There is no backup.
-        InvalidInput: The home is not empty.
-        Damaged: The backup is not whole. Nothing was restored.
-        Busy: Another program writes to the home.
-        HomeError: The home cannot be written.
-    """
-    from personalpeft.clock import SYSTEM
-    from personalpeft.recovery import restore as restore_backup
-
-    return restore_backup(
-        Path(backup),
-        _resolve(home, passphrase),
-        base,
-        replace=replace,
-        forgotten_in=tuple(map(Path, forgotten_in)),
-        clock=clock or SYSTEM,
-        progress=progress,
-    )
-
-
-def encrypt(
-    home: str | Path | None = None,
-    key: str | None = None,
-    *,
-    rotate: bool = False,
-    passphrase: str | None = None,
-    new_passphrase: str | None = None,
-    clock: Clock | None = None,
-    progress: Callable[[str, float], None] = lambda stage, done: None,
-) -> EncryptionReport:
-    """Encrypt a home, or give an encrypted one new keys. A missing folder is created.
-
-    The home is copied with the new keys. The copy is verified and then replaces the home. A kill at
-    any moment loses nothing. No other program may have the home open. Checkpoints of unfinished
-    learns are dropped.
-
-    Args:
-        home: The folder, as for ``open``.
-        key: Where the home's key comes from. "keyring" is that of the operating system. "file" is a
-            file in ``PERSONALPEFT_KEYS``, else in the platform's folder for settings. "passphrase"
-            derives it. None: as before; else a passphrase if one is given, else the keyring if the
-            system has one, else a file.
-        rotate: Whether the home is encrypted already and gets new keys.
-        passphrase: The passphrase, as for ``open``.
-        new_passphrase: Another passphrase from now on.
-        clock: Source of time and randomness. Defaults to the system's.
-        progress: Called with a stage and the share of it that is done, 0 to 1.
-
-    Raises:
-        InvalidInput: The home is encrypted already, or is not; there is no keyring or passphrase.
-        Busy: Another program has the home open.
-        Damaged: The home is not whole; see ``Runtime.verify``.
-        HomeError: The present key is missing or wrong, or the home cannot be written.
-        MissingPackage: The extra ``encryption`` is not installed.
-    """
-    from personalpeft import encryption
-    from personalpeft.clock import SYSTEM
-
-    return encryption.encrypt(
-        _resolve(home, passphrase),
-        key,
-        rotate=rotate,
-        new_passphrase=new_passphrase,
-        clock=clock or SYSTEM,
-        progress=progress,
-    )
-
-
-def decrypt(
-    home: str | Path | None = None,
-    *,
-    passphrase: str | None = None,
-    clock: Clock | None = None,
-    progress: Callable[[str, float], None] = lambda stage, done: None,
-) -> EncryptionReport:
-    """Store an encrypted home without encryption again. Its key stays, for older backups.
-
-    Args:
-        home: The folder, as for ``open``.
-        passphrase: The passphrase, as for ``open``.
-        clock: Source of time and randomness. Defaults to the system's.
-        progress: Called with a stage and the share of it that is done, 0 to 1.
-
-    Raises:
-        InvalidInput: The home is not encrypted.
-        PersonalPeftError: As ``encrypt``.
-    """
-    from personalpeft import encryption
-    from personalpeft.clock import SYSTEM
-
-    return encryption.decrypt(_resolve(home, passphrase), clock=clock or SYSTEM, progress=progress)
-
-
-def _resolve(home: str | Path | None, passphrase: str | None) -> Settings:
-    """Return the settings of the environment, with a passphrase if one is given."""
-    import os
-    from dataclasses import replace
-
-    from personalpeft.settings import resolve
-
-    settings = resolve(home, os.environ)
-    if passphrase is None:
-        return settings
-    return replace(settings, keys=replace(settings.keys, passphrase=passphrase))
 
 
 def __getattr__(name: str) -> Any:

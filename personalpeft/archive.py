@@ -15,7 +15,6 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any, get_args
@@ -106,11 +105,11 @@ def export_user(store: Store, user: str, path: Path, *, adapters: bool) -> Expor
     """Implement ``User.export``, which documents the arguments."""
     target = path.expanduser().absolute()
     portable = read_user(store, user)
-    digests = sorted({each["digest"] for each in portable.contents("revision")}) if adapters else []
-    blobs = {digest: partial(store.blobs.read, digest) for digest in digests}
+    digests = {each["digest"] for each in portable.contents("revision")} if adapters else set()
     with store.exports.recording(user, ExportKind.PERSONAL) as set_digest:
         with new_file(target) as file:
-            write_archive(file, _PERSONAL, user_index(portable), portable.entries, blobs)
+            index = user_index(portable)
+            write_archive(file, _PERSONAL, index, portable.entries, digests, store.blobs.read)
         set_digest(hash_files([target]))
     turns, signals, revisions = (
         len(portable.contents(kind)) for kind in ("turn", "signal", "revision")

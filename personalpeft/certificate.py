@@ -8,12 +8,17 @@ the home. It proves that the holder of the key made the statement, and that noth
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from personalpeft.certificate_page import render
+from jinja2 import Environment, StrictUndefined, Template, TemplateError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
+
 from personalpeft.errors import Damaged, HomeError, InvalidInput, NotFound, map_write_errors
 from personalpeft.extras import extra_required
 from personalpeft.types import Json, canonical_json, parse_strict_json
@@ -22,9 +27,10 @@ FORMAT = "personalpeft.certificate"
 VERSION = 1
 _PREFIX = b"personalpeft.certificate.v1\n"
 _MAX_BYTES = 64 << 20
-_KEY_BYTES, _SIGNATURE_BYTES = 32, 64
+_KEY = "[0-9a-f]{64}"
 
 
+@with_config(ConfigDict(extra="forbid"))
 @dataclass(frozen=True, slots=True)
 class Certificate:
     """A signed certificate. docs/explanation/certificate.md describes the statement.
@@ -36,21 +42,17 @@ class Certificate:
     """
 
     statement: Mapping[str, Any]
-    public_key: str
-    signature: str
+    public_key: Annotated[str, Field(pattern=f"^{_KEY}$")]
+    signature: Annotated[str, Field(pattern="^[0-9a-f]{128}$")]
 
     def to_json(self) -> str:
         """Return the certificate as JSON, as ``verify_certificate`` reads it."""
-        data = {
-            "statement": self.statement,
-            "public_key": self.public_key,
-            "signature": self.signature,
-        }
-        return json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+        return json.dumps(asdict(self), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
     def to_markdown(self) -> str:
         """Return a page that a person can read."""
-        return render(self.statement, self.public_key, self.signature)
+        keys = {"public_key": self.public_key, "signature": self.signature}
+        return _page().render({**self.statement, **keys})
 
     def write(self, file: str | Path) -> tuple[Path, Path]:
         """Write the JSON and, beside it, the page with the suffix ``.md``; return both paths.
@@ -64,6 +66,15 @@ class Certificate:
             with map_write_errors(path, hint=hint), path.open("x", encoding="utf-8") as out:
                 out.write(text)
         return paths
+
+
+@cache
+def _page() -> Template:
+    environment = Environment(
+        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+    )
+    text = (resources.files(__package__) / "certificate.md.jinja").read_text("utf-8")
+    return environment.from_string(text)
 
 
 def check_certificate_path(file: str | Path) -> tuple[Path, Path]:
@@ -128,7 +139,7 @@ def verify_certificate(file: str | Path, *, key: str | None = None) -> Certifica
     except (ValueError, RecursionError) as error:
         raise _no_certificate(path) from error
     wanted = certificate.public_key if key is None else key.strip().lower()
-    if _unhex(wanted, _KEY_BYTES) is None:
+    if re.fullmatch(_KEY, wanted) is None:
         raise InvalidInput(
             "The key must be 64 hex digits.", hint="Copy public_key from a certificate."
         )
@@ -155,7 +166,7 @@ def _check_statement(certificate: Certificate, path: Path) -> None:
     try:
         certificate.to_markdown()
         names = [(item["id"], *item["names"]) for item in certificate.statement["items"]]
-    except (LookupError, TypeError, AttributeError, ValueError) as error:
+    except (TemplateError, LookupError, TypeError, AttributeError, ValueError) as error:
         raise _no_certificate(path) from error
     if not all(isinstance(text, str) for each in names for text in each):
         raise _no_certificate(path)
@@ -187,16 +198,11 @@ def _no_certificate(path: Path) -> InvalidInput:
 
 def _parse(data: Any, path: Path) -> Certificate:
     try:
-        certificate = Certificate(data["statement"], data["public_key"], data["signature"])
-        statement = certificate.statement
-        if len(data) != 3 or statement["format"] != FORMAT:
-            raise ValueError("not a certificate")
-        if _unhex(certificate.public_key, _KEY_BYTES) is None:
-            raise ValueError("not a key")
-        if _unhex(certificate.signature, _SIGNATURE_BYTES) is None:
-            raise ValueError("not a signature")
-        version = statement["version"]
-    except (ValueError, TypeError, KeyError) as error:
+        certificate = TypeAdapter(Certificate).validate_python(data)
+        if certificate.statement["format"] != FORMAT:
+            raise _no_certificate(path)
+        version = certificate.statement["version"]
+    except (ValidationError, KeyError) as error:
         raise _no_certificate(path) from error
     if version != VERSION:
         raise InvalidInput(
@@ -204,13 +210,3 @@ def _parse(data: Any, path: Path) -> Certificate:
             hint="Install a newer version of personalpeft.",
         )
     return certificate
-
-
-def _unhex(text: object, count: int) -> bytes | None:
-    """Return the bytes of lower-case hex digits, or None if it is not so many."""
-    if not isinstance(text, str) or len(text) != 2 * count or text != text.lower():
-        return None
-    try:
-        return bytes.fromhex(text)
-    except ValueError:
-        return None

@@ -239,22 +239,13 @@ class _Checks:
     def _check_base(self) -> str:
         card = self._card()
         source = card.source
-        if paths := files.gguf_parts(card):
-            digest = files.hash_files(
-                paths, lambda done: self._progress(f"Checking {card.name}", done)
-            )
-            files.check_digest(card, digest, str(paths[0]))
-            known = "as the card says" if source.digest else "the card names no digest"
-            return f"{card.name}, weights {digest[:12]}, {known}"
-        if source.kind == "folder" and source.path is not None:
-            named = files.folder_files(card, source.path)
-            self._progress(f"Checking {card.name}", 0.0)
-            digest = files.folder_digest(
-                {name: files.hash_files([path]) for name, path in named.items()}
-            )
-            files.check_digest(card, digest, str(source.path))
-            return f"{card.name} in {source.path}, weights {digest[:12]}"
-        return f"{card.name}, {weights_status(card)}, when it is first needed"
+        report = partial(self._progress, f"Checking {card.name}")
+        digest = files.source_digest(card, partial(files.hash_files, report=report))
+        if digest is None:
+            return f"{card.name}, {weights_status(card)}, when it is first needed"
+        files.check_digest(card, digest, str(source.path or source.files[0]))
+        known = "as the card says" if source.digest else "the card names no digest"
+        return f"{card.name}, weights {digest[:12]}, {known}"
 
     def _load_model(self) -> Iterator[CheckResult]:
         """Load the base, and compare replies in different batches."""

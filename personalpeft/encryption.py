@@ -1,16 +1,17 @@
-"""Implement ``personalpeft.encrypt`` and ``personalpeft.decrypt``."""
+"""Encrypt a home, give it another key, or store it without encryption again."""
 
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from personalpeft.clock import Clock
+from personalpeft.clock import SYSTEM, Clock
 from personalpeft.errors import InvalidInput
-from personalpeft.settings import KeySettings, Settings
+from personalpeft.settings import KeySettings, Settings, resolve
 from personalpeft.store.conversion import convert, is_decided
 from personalpeft.store.encryption import (
     ENCRYPTION,
@@ -60,19 +61,45 @@ class EncryptionReport:
 
 
 def encrypt(
-    settings: Settings,
-    source: str | None,
+    home: str | Path | None = None,
+    key: str | None = None,
     *,
-    rotate: bool,
-    new_passphrase: str | None,
-    clock: Clock,
-    progress: Progress,
+    rotate: bool = False,
+    passphrase: str | None = None,
+    new_passphrase: str | None = None,
+    clock: Clock | None = None,
+    progress: Progress = lambda stage, done: None,
 ) -> EncryptionReport:
-    """Implement ``personalpeft.encrypt``, which documents the arguments."""
+    """Encrypt a home, or give an encrypted one new keys. A missing folder is created.
+
+    The home is copied with the new keys. The copy is verified and then replaces the home. A kill at
+    any moment loses nothing. No other program may have the home open. Checkpoints of unfinished
+    learns are dropped.
+
+    Args:
+        home: The folder, as for ``open``.
+        key: Where the home's key comes from. "keyring" is that of the operating system. "file" is a
+            file in ``PERSONALPEFT_KEYS``, else in the platform's folder for settings. "passphrase"
+            derives it. None: as before; else a passphrase if one is given, else the keyring if the
+            system has one, else a file.
+        rotate: Whether the home is encrypted already and gets new keys.
+        passphrase: The passphrase, as for ``open``.
+        new_passphrase: Another passphrase from now on.
+        clock: Source of time and randomness. Defaults to the system's.
+        progress: Called with a stage and the share of it that is done, 0 to 1.
+
+    Raises:
+        InvalidInput: The home is encrypted already, or is not; there is no keyring or passphrase.
+        Busy: Another program has the home open.
+        Damaged: The home is not whole; see ``Runtime.verify``.
+        HomeError: The present key is missing or wrong, or the home cannot be written.
+        MissingPackage: The extra ``encryption`` is not installed.
+    """
+    settings, clock = resolve(home, os.environ, passphrase), clock or SYSTEM
     home, keys = settings.home, settings.keys
-    if source is not None and source not in list(KeySource):
+    if key is not None and key not in list(KeySource):
         raise InvalidInput(
-            f"key must be {', '.join(KeySource)}, got {source!a}.", hint="See personalpeft.encrypt."
+            f"key must be {', '.join(KeySource)}, got {key!a}.", hint="See personalpeft.encrypt."
         )
     if home in (keys.folder, *keys.folder.parents):
         raise InvalidInput(
@@ -86,7 +113,7 @@ def encrypt(
                 f"The home {home} is {'already' if before else 'not'} encrypted.",
                 hint="To give it a new key: --rotate" if before else "Leave --rotate out.",
             )
-        wanted = KeySource(source) if source else before.source if before else None
+        wanted = KeySource(key) if key else before.source if before else None
         target = dataclasses.replace(keys, passphrase=new_passphrase or keys.passphrase)
         new = make_keys(wanted, target, clock.entropy)
         with ExitStack() as on_error:
@@ -103,8 +130,26 @@ def encrypt(
     )
 
 
-def decrypt(settings: Settings, *, clock: Clock, progress: Progress) -> EncryptionReport:
-    """Implement ``personalpeft.decrypt``, which documents the arguments."""
+def decrypt(
+    home: str | Path | None = None,
+    *,
+    passphrase: str | None = None,
+    clock: Clock | None = None,
+    progress: Progress = lambda stage, done: None,
+) -> EncryptionReport:
+    """Store an encrypted home without encryption again. Its key stays, for older backups.
+
+    Args:
+        home: The folder, as for ``open``.
+        passphrase: The passphrase, as for ``open``.
+        clock: Source of time and randomness. Defaults to the system's.
+        progress: Called with a stage and the share of it that is done, 0 to 1.
+
+    Raises:
+        InvalidInput: The home is not encrypted.
+        PersonalPeftError: As ``encrypt``.
+    """
+    settings, clock = resolve(home, os.environ, passphrase), clock or SYSTEM
     with _open(settings, clock) as store:
         before = read_info(settings.home)
         if before is None:

@@ -220,8 +220,7 @@ def forget_user(
             if draft is not None:
                 draft.describe_user()
             api_keys.revoke_all(user)
-            with store.database.read_transaction() as db:
-                store.erasures.append(LoggedErasure("user", read_user_key(db, user)))
+            store.erasures.append(LoggedErasure("user", read_user_key(store.database, user)))
             erase_user(store, user)
         services.drop_user_caches(user)
     # After the leases: their files are deleted too. What fails now is done by the next opening.
@@ -339,8 +338,7 @@ def _find_target(store: Store, user: str, item: str, conversation: bool) -> Eras
 
 def _to_log(store: Store, user: str, target: ErasureTarget) -> list[LoggedErasure]:
     """Return the lines of the log by which a restore forgets a target again."""
-    with store.database.read_transaction() as db:
-        key = read_user_key(db, user)
+    key = read_user_key(store.database, user)
     # A layer by the time of its first revision: the log holds no name of a skill. It comes first,
     # since with the items its revisions are erased.
     times = (each.at for each in store.catalog.revisions(user) if each.layer == target.layer)

@@ -10,6 +10,7 @@ import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from personalpeft.certificate import (
@@ -27,7 +28,7 @@ from personalpeft.learning.erasure_plan import ErasurePlan, texts_beside, texts_
 from personalpeft.learning.report import LearnReport
 from personalpeft.services import Services
 from personalpeft.store.backup import COPY_NAME
-from personalpeft.store.certificate_keys import CertificateKeys, load_certificate_keys
+from personalpeft.store.certificate_keys import load_certificate_keys
 from personalpeft.store.hash_chain import read_chain_head
 from personalpeft.store.plugin_data import PluginData
 from personalpeft.store.store import Store
@@ -57,14 +58,14 @@ class CertificateDraft:
         require_signing()
         store = services.store
         self._services, self._user = services, user
-        self._keys = load_certificate_keys(store.home, store.database, store.cipher, store.entropy)
+        self._keys = load_certificate_keys(store)
         at = services.clock.now()
         self._statement: dict[str, Any] = {
             "format": FORMAT,
             "version": VERSION,
             "request": {
                 "id": new_id("c", at, store.entropy),
-                "at": _time(at),
+                "at": at.isoformat(),
                 "kind": kind,
                 "user": self._keys.name("user", user),
             },
@@ -122,7 +123,12 @@ class CertificateDraft:
         statement, store = self._statement, self._services.store
         self._keys_destroyed = list(erased.keys_destroyed)
         statement["exposure"] = self._exposure.measure_after(progress)
-        statement["closure"] |= _counts(erased)
+        statement["closure"] |= {
+            "reports": erased.reports,
+            "vectors": erased.vectors,
+            "files": erased.files,
+            "complete": erased.complete,
+        }
         statement["revisions"]["after"] = self._heads()
         statement["rebuilt"] = [
             {"layer": self._layer(report.layer), "outcome": str(report.outcome.value)}
@@ -133,8 +139,7 @@ class CertificateDraft:
         statement["equality"] = self._check_inputs(plan)
         if rebuild_again is not None:
             statement["equality"]["rebuilds"] = self._rebuild_again(rebuild_again)
-        with store.database.read_transaction() as db:
-            entries, head = read_chain_head(db, self._user)
+        entries, head = read_chain_head(store.database, self._user)
         statement["chain"] = {"entries": entries, "head": head}
         return self._sign()
 
@@ -179,23 +184,27 @@ class CertificateDraft:
             for item in items
         ]
 
-    def _heads(self) -> list[Json]:
-        store, user = self._services.store, self._user
-        heads = [layer.head for layer in store.catalog.layers(user) if layer.head]
-        return [self._describe_revision(store.catalog.revision(user, head)) for head in heads]
+    def _live(self) -> list[Revision]:
+        catalog, user = self._services.store.catalog, self._user
+        return [catalog.revision(user, each.head) for each in catalog.layers(user) if each.head]
 
-    def _describe_revision(self, revision: Revision) -> Json:
-        return {
-            "layer": self._layer(revision.layer),
-            "digest": revision.digest,
-            "inputs": revision.inputs,
-            "recipe": canonical_digest(revision.recipe),
-            "base": revision.base,
-        }
+    def _heads(self) -> list[Json]:
+        return [
+            {
+                "layer": self._layer(revision.layer),
+                "digest": revision.digest,
+                "inputs": revision.inputs,
+                "recipe": canonical_digest(revision.recipe),
+                "base": revision.base,
+            }
+            for revision in self._live()
+        ]
 
     def _layer(self, name: str) -> str:
         """Return the name of a layer. A skill's own name is the user's word."""
-        return name if name in ("style", "memory") else _skill_name(self._keys, name)
+        if name in ("style", "memory"):
+            return name
+        return f"skill {self._keys.name('layer', name)[:16]}"
 
     def _remains(self, mentions: Sequence[str], since: datetime) -> Json:
         """Return what the home knows of that may hold the items, which are not older than ``since``."""
@@ -218,7 +227,7 @@ class CertificateDraft:
             "mentions": sorted(mentions),
             "exports": [
                 {
-                    "at": _time(each.at),
+                    "at": each.at.isoformat(),
                     "kind": str(each.kind),
                     "name": self._keys.name("export", each.digest) if each.digest else None,
                 }
@@ -239,13 +248,9 @@ class CertificateDraft:
         A revision's bytes depend on its ``inputs`` alone: lessons by content, recipe, base, parent
         and the revisions below. So without an erased input it is a build that never saw the items.
         """
-        store, user, removal = self._services.store, self._user, plan.removal
-        checked = []
-        for layer in store.catalog.layers(user):
-            if layer.head is None:
-                continue
-            head = store.catalog.revision(user, layer.head)
-            lineage, is_whole = _all_inputs(store, head)
+        removal, checked = plan.removal, []
+        for head in self._live():
+            lineage, is_whole = _all_inputs(self._services.store, head)
             imported = any(each.inputs == imported_inputs(each.digest) for each in lineage)
             signals = {signal for each in lineage for signal in each.signals}
             ids = {each.id for each in lineage}
@@ -259,16 +264,13 @@ class CertificateDraft:
 
     def _rebuild_again(self, build: Callable[[str], Json]) -> list[Json]:
         """Return how a second build of each live revision ended."""
-        store, user = self._services.store, self._user
         ended: list[Json] = []
-        for layer in store.catalog.layers(user):
-            if layer.head is not None:
-                digest = store.catalog.revision(user, layer.head).digest
-                try:
-                    ended.append({"digest": digest, **build(layer.head)})
-                except PersonalPeftError as error:
-                    outcome = type(error).__name__
-                    ended.append({"digest": digest, "outcome": outcome, "rebuilt": None})
+        for head in self._live():
+            try:
+                ended.append({"digest": head.digest, **build(head.id)})
+            except PersonalPeftError as error:
+                outcome = type(error).__name__
+                ended.append({"digest": head.digest, "outcome": outcome, "rebuilt": None})
         return ended
 
     def _sign(self) -> Certificate:
@@ -287,16 +289,12 @@ class CertificateDraft:
 
 def items_with_text(store: Store, certificate: Certificate, text: str) -> tuple[str, ...]:
     """Implement ``Runtime.items_with_text``."""
-    keys = load_certificate_keys(store.home, store.database, store.cipher, store.entropy)
+    keys = load_certificate_keys(store)
     return tuple(
         item["id"]
         for item in certificate.statement["items"]
         if keys.name("item", item["id"], text) in item["names"]
     )
-
-
-def _skill_name(keys: CertificateKeys, layer: str) -> str:
-    return f"skill {keys.name('layer', layer)[:16]}"
 
 
 def _texts(item: Turn | Signal) -> list[str]:
@@ -323,22 +321,9 @@ def _all_inputs(store: Store, revision: Revision) -> tuple[list[Revision], bool]
     return list(found.values()), is_whole
 
 
-def _counts(erased: ErasureResult) -> Json:
-    return {
-        "reports": erased.reports,
-        "vectors": erased.vectors,
-        "files": erased.files,
-        "complete": erased.complete,
-    }
-
-
-def _count_copies(folder: Any) -> int | None:
+def _count_copies(folder: Path) -> int | None:
     """Return how many copies lie in a folder, or None if it cannot be reached."""
     try:
         return sum(bool(COPY_NAME.fullmatch(each.name)) for each in folder.iterdir())
     except OSError:
         return None
-
-
-def _time(at: datetime) -> str:
-    return at.isoformat()

@@ -84,17 +84,8 @@ def teach(
     train: bool | None,
 ) -> str:
     """Implement ``User.teach``, which documents the arguments."""
-    if skill is not None:
-        check_skill_name(skill)
-    check_source(source)
-    payload = {
-        "prompt": check_text(prompt, what="prompt"),
-        "answer": check_text(answer, what="answer"),
-        "skill": skill,
-        **training_payload(services, user, train),
-    }
-    ledger = services.store.ledger
-    return ledger.add_signal(user, SignalKind.DEMONSTRATION, payload, source=source).id
+    demonstration = Demonstration(check_text(prompt, what="prompt"), answer)
+    return teach_many(services, user, [demonstration], skill, source, train)[0]
 
 
 def teach_many(

@@ -495,14 +495,34 @@ def create_file(target: Path) -> Iterator[IO[bytes]]:
             part.unlink(missing_ok=True)
 
 
-def write_file_atomically(path: Path, data: bytes) -> None:
-    """Write a file atomically: readers see all of it or none. Raises ``OSError``."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # The temporary folder is removed even where a full disk cuts the file short.
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        part = path.parent / folder / path.name
-        part.write_bytes(data)
+# Characters of a file's name in that of its unfinished one.
+_PREFIX_LENGTH = 12
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a file durably: readers see the old one or the new. Mode 0600. Raises ``OSError``."""
+    prefix = f".{path.name[:_PREFIX_LENGTH]}-"
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=prefix, suffix=".part")
+    part = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            sync_file(file.fileno())
         replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def unfinished_files(path: Path) -> list[Path]:
+    """Return the files that ``replace_file`` calls for this path have not finished."""
+    return list(path.parent.glob(f".{path.name[:_PREFIX_LENGTH]}-*.part"))
+
+
+def write_file_atomically(path: Path, data: bytes) -> None:
+    """Write a file as ``replace_file``, in a folder that need not exist yet. Raises ``OSError``."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, data)
 
 
 def write_checked_file(path: Path, data: bytes) -> None:

@@ -18,7 +18,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -114,7 +113,7 @@ def make_bundle(
     store = services.store
     export = read_user(store, user)
     # Adapters that were never live play no part in a learn.
-    digests = sorted({row["digest"] for row in _once_live(export)})
+    digests = (row["digest"] for row in _once_live(export))
     index = {
         **user_index(export),
         "base": services.base.digest,
@@ -123,8 +122,7 @@ def make_bundle(
         "options": {"layer": layer, **options},
     }
     file = io.BytesIO()
-    blobs = {digest: partial(store.blobs.read, digest) for digest in digests}
-    write_archive(file, _BUNDLE, index, export.entries, blobs)
+    write_archive(file, _BUNDLE, index, export.entries, digests, store.blobs.read)
     bundle = file.getvalue()
     with store.exports.recording(user, ExportKind.LEARN_BUNDLE) as set_digest:
         set_digest(hashlib.sha256(bundle).hexdigest())
@@ -342,10 +340,9 @@ def _pack_result(services: Services, bundle: _Bundle, report: LearnReport) -> by
         **bundle.common,
         "report": report.as_json(),
     }
-    digests = sorted({row["digest"] for row in contents(entries, "revision")})
+    digests = (row["digest"] for row in contents(entries, "revision"))
     file = io.BytesIO()
-    blobs = {digest: partial(store.blobs.read, digest) for digest in digests}
-    write_archive(file, _RESULT, index, entries, blobs)
+    write_archive(file, _RESULT, index, entries, digests, store.blobs.read)
     return file.getvalue()
 
 

@@ -80,7 +80,7 @@ def publish(
     """
     store = services.store
     hint = "Make room there, or name another folder. Earlier publications are still there."
-    with store.maintenance.exclusive("publish"), map_write_errors(place, hint=hint):
+    with services.maintenance.exclusive("publish"), map_write_errors(place, hint=hint):
         user_ids = _users_with_layers(store) if users is None else _check_users(store, users)
         stacks_published: list[PublishedStack] = []
         written = removed = 0
@@ -119,17 +119,18 @@ def unpublishing(services: Services, user: str) -> Iterator[Callable[[], None]]:
     What cannot be reached stays recorded, and is removed by the next publication there.
     """
     with _publish_lock(services.store, user):
-        yield partial(_unpublish, services.store, user)
+        yield partial(_unpublish, services, user)
 
 
-def _unpublish(store: Store, user: str) -> None:
+def _unpublish(services: Services, user: str) -> None:
+    store = services.store
     for path in store.publications.folders(user):
         store.publications.set_current(user, path, None)
         folder = PublishedSubfolder(Path(path))
         with suppress(OSError):
             _remove_former(store, user, folder)
             # Partial files of a killed publication. A running one needs them.
-            with suppress(Busy), store.maintenance.exclusive("publish"):
+            with suppress(Busy), services.maintenance.exclusive("publish"):
                 folder.sweep()
 
 
@@ -159,7 +160,7 @@ def _remove_former(store: Store, user: str, folder: PublishedSubfolder) -> int:
 
 def _key(services: Services) -> str:
     """Return the random name of this home's folders, drawn once."""
-    upkeep = services.store.maintenance
+    upkeep = services.maintenance
     key = upkeep.read_note("published")
     if key is None:
         key = services.clock.entropy(8).hex()

@@ -1,4 +1,4 @@
-"""Implement ``personalpeft.restore``: put a backup in place of a home.
+"""Put a backup in place of a home.
 
 Invariants: what was forgotten since the backup is forgotten again before the copy becomes the home.
 The home is as it was until the copy is whole, verified and on the disk. A kill before that leaves a
@@ -10,13 +10,13 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from personalpeft import host
-from personalpeft.clock import Clock
+from personalpeft.clock import SYSTEM, Clock
 from personalpeft.errors import (
     Damaged,
     Forgotten,
@@ -26,9 +26,8 @@ from personalpeft.errors import (
     NotFound,
 )
 from personalpeft.runtime import Runtime
-from personalpeft.settings import Settings
+from personalpeft.settings import Settings, resolve
 from personalpeft.store.backup import COPY_NAME
-from personalpeft.store.blobs import replace_file
 from personalpeft.store.certificate_keys import CERTIFICATE_KEYS
 from personalpeft.store.encryption import ENCRYPTION, FileCipher, HomeKeys, load_keys
 from personalpeft.store.erasure_log import (
@@ -45,7 +44,7 @@ from personalpeft.store.integrity import verify
 from personalpeft.store.locks import Lock
 from personalpeft.store.replacement import finish_replacement, new_folders, replace_home
 from personalpeft.store.store import Store
-from personalpeft.types import Progress
+from personalpeft.types import DEFAULT_BASE, Progress
 from personalpeft.user import User
 
 # Of another process, or made again.
@@ -82,17 +81,44 @@ class RestoreReport:
 
 
 def restore(
-    backup: Path,
-    settings: Settings,
-    base: str | Path,
+    backup: str | Path,
+    home: str | Path | None = None,
+    base: str | Path = DEFAULT_BASE,
     *,
-    replace: bool,
-    forgotten_in: Sequence[Path],
-    clock: Clock,
-    progress: Progress,
+    replace: bool = False,
+    forgotten_in: Sequence[str | Path] = (),
+    passphrase: str | None = None,
+    clock: Clock | None = None,
+    progress: Progress = lambda stage, done: None,
 ) -> RestoreReport:
-    """Implement ``personalpeft.restore``, which documents the arguments."""
-    home, backup = settings.home, _newest_copy(backup.expanduser().absolute())
+    """Put a backup in place of a home. What was forgotten since is forgotten again first.
+
+    What was forgotten stands in ``forgotten.jsonl`` in the home and beside its backups. Both are
+    read, as far as they are there. Loads no model.
+
+    Args:
+        backup: A copy that ``Maintenance.back_up`` made, or a folder of them, for the newest.
+        home: The home to restore. Defaults to ``PERSONALPEFT_HOME``, else the platform's data
+            folder.
+        base: The base, as for ``open``.
+        replace: Whether a home that is there may be replaced. It is kept beside the new one.
+        forgotten_in: More folders with a ``forgotten.jsonl``, or with a newer database.
+        passphrase: The passphrase of the backup, as for ``open``.
+        clock: Source of time and randomness. Defaults to the system's.
+        progress: Called with a stage and the share of it that is done, 0 to 1.
+
+    Returns:
+        What was done.
+
+    Raises:
+        NotFound: There is no backup.
+        InvalidInput: The home is not empty.
+        Damaged: The backup is not whole. Nothing was restored.
+        Busy: Another program writes to the home.
+        HomeError: The home cannot be written.
+    """
+    settings, clock = resolve(home, os.environ, passphrase), clock or SYSTEM
+    home, backup = settings.home, _newest_copy(Path(backup).expanduser().absolute())
     with map_home_errors(home):
         finish_replacement(home)
         exists = home.is_dir() and any(home.iterdir())
@@ -101,7 +127,7 @@ def restore(
             f"{home} is not empty.",
             hint="Restore to another folder, or allow to replace it: --replace",
         )
-    others = [each.expanduser() for each in forgotten_in]
+    others = [Path(each).expanduser() for each in forgotten_in]
     for folder in others:
         if not any((folder / name).is_file() for name in (LOG, DATABASE)):
             raise NotFound(
@@ -165,7 +191,13 @@ def _newest_copy(folder: Path) -> Path:
 
 def _copy(backup: Path, part: Path, progress: Progress) -> None:
     """Copy the files of a backup durably. Links are not followed."""
-    files = [path for path in _files(backup) if path.is_file() and not path.is_symlink()]
+    files = [
+        path
+        for path in sorted(backup.rglob("*"))
+        if path.relative_to(backup).parts[0] not in _LEFT_OUT
+        and path.is_file()
+        and not path.is_symlink()
+    ]
     for number, path in enumerate(files):
         progress("Copying", number / len(files))
         target = part / path.relative_to(backup)
@@ -176,13 +208,6 @@ def _copy(backup: Path, part: Path, progress: Progress) -> None:
             host.sync_file(copy.fileno())
     for folder in (part, *(path for path in part.rglob("*") if path.is_dir())):
         host.sync_folder(folder)
-
-
-def _files(backup: Path) -> Iterator[Path]:
-    for path in sorted(backup.iterdir()):
-        if path.name in _LEFT_OUT:
-            continue
-        yield from sorted(path.rglob("*")) if path.is_dir() and not path.is_symlink() else [path]
 
 
 def _open_private(path: str, flags: int) -> int:
@@ -197,11 +222,8 @@ def _forget_again(
     clock: Clock,
 ) -> int:
     """Forget in a copy what was forgotten since, and return how much it was."""
-    with (
-        _open(part, settings, clock) as store,
-        store.database.read_transaction() as db,
-    ):
-        owners = find_owners(db, erasures)
+    with _open(part, settings, clock) as store:
+        owners = find_owners(store.database, erasures)
     count = 0
     with Runtime(dataclasses.replace(settings, home=part), base, "auto", clock=clock) as runtime:
         for each in erasures:
@@ -259,4 +281,4 @@ def _keep_certificate_keys(home: Path, keys: HomeKeys | None, store: Store) -> N
         former = FileCipher(store.database, keys, store.entropy)
         data = former.decrypt((home / CERTIFICATE_KEYS).read_bytes(), CERTIFICATE_KEYS)
         stored = store.cipher.encrypt(data, CERTIFICATE_KEYS, store.cipher.home_key)
-        replace_file(store.home / CERTIFICATE_KEYS, stored)
+        host.replace_file(store.home / CERTIFICATE_KEYS, stored)

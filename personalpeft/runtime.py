@@ -21,14 +21,10 @@ from personalpeft.archive import ImportSummary, import_user
 from personalpeft.backends import load_backend
 from personalpeft.backends.base import TrainingBackend
 from personalpeft.backends.choice import FEW, TORCH, BackendChoice, check_backend, choose_backend
+from personalpeft.base_models.cache import collect_bases, find_changed_files
 from personalpeft.base_models.files import weights_status
 from personalpeft.base_models.registry import all_cards, find_card
-from personalpeft.base_models.resolve import (
-    collect_bases,
-    find_changed_files,
-    resolve_base,
-    unpacked_folder,
-)
+from personalpeft.base_models.resolve import resolve_base, unpacked_folder
 from personalpeft.base_models.types import Base, ModelCard
 from personalpeft.certificate import Certificate
 from personalpeft.chat.routing import AdapterRouter
@@ -463,7 +459,7 @@ class Runtime(
     @property
     def maintenance(self) -> Maintenance:
         """Locks, notes and backups for programs that maintain this home, such as the daemon."""
-        return self._services.store.maintenance
+        return self._services.maintenance
 
     def plugin_data(self, name: str) -> PluginData:
         """Return what a plugin keeps in this home: SQLite databases and immutable files.

@@ -23,6 +23,7 @@ from personalpeft.engine.engine import Engine
 from personalpeft.memory.items import Memory
 from personalpeft.plugins import Plugins
 from personalpeft.settings import Observing
+from personalpeft.store.maintenance import Maintenance
 from personalpeft.store.store import Store
 from personalpeft.types import Stack
 
@@ -212,6 +213,11 @@ class Services:
     def completions(self) -> CompletionCache:
         """The cache of completions of general prompts."""
         return self.model.completions()
+
+    @property
+    def maintenance(self) -> Maintenance:
+        """The maintenance of the home."""
+        return Maintenance(self.store)
 
     def allows_training(self, user: str) -> bool:
         """Return whether both the runtime and the user allow training on new signals."""

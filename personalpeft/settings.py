@@ -183,12 +183,15 @@ class Serving:
             )
 
 
-def resolve(home: str | Path | None, environ: Mapping[str, str]) -> Settings:
-    """Read the settings from an argument and the environment. No file is touched.
+def resolve(
+    home: str | Path | None, environ: Mapping[str, str], passphrase: str | None = None
+) -> Settings:
+    """Read the settings from arguments and the environment. No file is touched.
 
     Args:
         home: The home; None for ``PERSONALPEFT_HOME`` or the platform's data folder.
         environ: The environment. An empty variable counts as unset.
+        passphrase: The passphrase of encrypted homes; None for ``PERSONALPEFT_PASSPHRASE``.
 
     Raises:
         InvalidInput: A variable has no valid value.
@@ -203,7 +206,8 @@ def resolve(home: str | Path | None, environ: Mapping[str, str]) -> Settings:
         weights=_one_of(WeightsMode, WEIGHTS, environ),
         learning_device=_one_of(LearningDevice, LEARNING_DEVICE, environ),
         keys=KeySettings(
-            _absolute(environ.get(KEYS) or _key_folder()), environ.get(PASSPHRASE) or None
+            _absolute(environ.get(KEYS) or _key_folder()),
+            (environ.get(PASSPHRASE) or None) if passphrase is None else passphrase,
         ),
         vllm=_vllm(
             {

@@ -31,6 +31,9 @@ APP_SOURCE = "app"
 USER_SOURCE = "person"
 """The ``source`` of a signal from the user. Any other source names an app or a judge."""
 
+DEFAULT_BASE = "smollm2-135m-instruct"
+"""The card that is opened where none is named."""
+
 MAX_TOP_LOGPROBS = 20
 """The most alternatives that can be reported for one token."""
 

@@ -105,8 +105,8 @@ def models_add(
         _list_found(common)
         return
     from personalpeft.backends.choice import choose_backend
-    from personalpeft.base_models.card_writer import write_card
     from personalpeft.base_models.local_models import inspect_local_model
+    from personalpeft.base_models.model_card import write_card
     from personalpeft.settings import resolve
 
     settings = resolve(common.home, os.environ)
@@ -188,7 +188,7 @@ def _describe(model: LocalModel) -> str:
 def _ask(common: GlobalOptions, model: LocalModel) -> str:
     """Return the model's reply to one question."""
     import personalpeft
-    from personalpeft.base_models.card_writer import write_card
+    from personalpeft.base_models.model_card import write_card
 
     # A home of its own: the user's gets the card only if this works.
     with tempfile.TemporaryDirectory() as folder, Display(common) as display:

@@ -7,12 +7,11 @@ how they are made.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from personalpeft.base_models.files import MANIFEST, SINGLE, joined
+from personalpeft.base_models.files import MANIFEST, SINGLE
 from personalpeft.base_models.gguf.config import correct_config
 from personalpeft.base_models.gguf.header import read_header
 from personalpeft.base_models.gguf.mapped import map_gguf
@@ -26,11 +25,11 @@ RECIPE = 1
 CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 
-def write_gguf_config(parts: Sequence[Path], into: Path, report: Progress) -> Path:
+def write_gguf_config(file: Path, into: Path, report: Progress) -> Path:
     """Write config, tokenizer and template of a GGUF file as transformers reads them.
 
     Args:
-        parts: The parts of the file.
+        file: The file.
         into: An empty folder.
         report: Called with the stage and its progress, 0 to 1.
 
@@ -48,21 +47,19 @@ def write_gguf_config(parts: Sequence[Path], into: Path, report: Progress) -> Pa
         GenerationConfig,
     )
 
-    with joined(parts, into) as file:
-        folder, name = str(file.parent), file.name
-        header = read_header(file)
-        report("Reading the tokenizer", 0.0)
-        tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=name, local_files_only=True)
-        _set_pre_tokenizer(tokenizer.backend_tokenizer, header.metadata.get("tokenizer.ggml.pre"))
-        tokenizer.save_pretrained(str(into))
-        config = AutoConfig.from_pretrained(folder, gguf_file=name, local_files_only=True)
-        # The map ends with this call, since Windows deletes no mapped file.
-        correct_config(config, header.metadata, map_gguf(file, header))
-        model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-        config.architectures = [model_class.__name__]
-        config.dtype = torch.bfloat16
-        config.save_pretrained(str(into))
-        GenerationConfig.from_model_config(config).save_pretrained(str(into))
+    folder, name = str(file.parent), file.name
+    header = read_header(file)
+    report("Reading the tokenizer", 0.0)
+    tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=name, local_files_only=True)
+    _set_pre_tokenizer(tokenizer.backend_tokenizer, header.metadata.get("tokenizer.ggml.pre"))
+    tokenizer.save_pretrained(str(into))
+    config = AutoConfig.from_pretrained(folder, gguf_file=name, local_files_only=True)
+    correct_config(config, header.metadata, map_gguf(file))
+    model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    config.architectures = [model_class.__name__]
+    config.dtype = torch.bfloat16
+    config.save_pretrained(str(into))
+    GenerationConfig.from_model_config(config).save_pretrained(str(into))
     return into
 
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -94,11 +93,4 @@ def _read(seal: Path, paths: Sequence[str], state: _State) -> str | None:
 def _write(seal: Path, content: dict[str, object]) -> None:
     with suppress(OSError):
         seal.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle, fresh = tempfile.mkstemp(prefix=f"{seal.name}.tmp-", dir=seal.parent)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump(content, file)
-            host.replace(Path(fresh), seal)
-        except BaseException:
-            Path(fresh).unlink(missing_ok=True)
-            raise
+        host.replace_file(seal, json.dumps(content).encode())

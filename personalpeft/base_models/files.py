@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from personalpeft.base_models.types import ModelCard
@@ -53,26 +50,6 @@ def gguf_parts(card: ModelCard) -> tuple[Path, ...]:
     if not card.source.path.is_file():
         raise _incomplete(card, f"are missing: there is no file {card.source.path}")
     return (card.source.path,)
-
-
-@contextmanager
-def joined(parts: Sequence[Path], folder: Path | None = None) -> Iterator[Path]:
-    """Yield a file in parts as one: its only part, or a temporary file in ``folder``."""
-    if len(parts) == 1:
-        yield parts[0]
-        return
-    with TemporaryDirectory(prefix="personalpeft-", dir=folder) as temporary:
-        whole = Path(temporary, "joined.gguf")
-        join(parts, whole)
-        yield whole
-
-
-def join(parts: Sequence[Path], whole: Path) -> None:
-    """Write files one after the other into one."""
-    with whole.open("wb") as out:
-        for part in parts:
-            with part.open("rb") as source:
-                shutil.copyfileobj(source, out, _BLOCK)
 
 
 def folder_files(card: ModelCard, folder: Path) -> Mapping[str, Path]:
@@ -180,6 +157,19 @@ def hash_files(files: Sequence[Path], report: Callable[[float], None] = lambda d
     return digest.hexdigest()
 
 
+def source_digest(card: ModelCard, digest_of: Callable[[Sequence[Path]], str]) -> str | None:
+    """Return the digest of a card's weights; None if its source is no file on this machine.
+
+    ``digest_of`` returns the SHA-256 of files in a row. Raises ``WeightsError``.
+    """
+    if parts := gguf_parts(card):
+        return digest_of(parts)
+    if card.source.kind != "folder" or card.source.path is None:
+        return None
+    files = folder_files(card, card.source.path)
+    return folder_digest({name: digest_of([path]) for name, path in files.items()})
+
+
 def folder_digest(digests: Mapping[str, str]) -> str:
     """Return one digest of files by name and SHA-256, in any order."""
     return canonical_digest(sorted(digests.items()))
@@ -226,6 +216,13 @@ def max_positions(config: Mapping[str, Any]) -> int | None:
     if (rope.get("rope_type") or rope.get("type")) in ("longrope", "dynamic") and original:
         longest = original
     return longest if isinstance(longest, int) and longest > 0 else None
+
+
+def head_sizes(config: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Return a configuration's attention heads, those of keys and values, and the size of a head."""
+    heads = int(config["num_attention_heads"])
+    kv_heads = int(config.get("num_key_value_heads") or heads)
+    return heads, kv_heads, int(config.get("head_dim") or int(config["hidden_size"]) // heads)
 
 
 def read_text(path: Path) -> str:

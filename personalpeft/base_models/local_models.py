@@ -16,21 +16,20 @@ from typing import Any
 
 from personalpeft.base_models.chat_template import end_of_turn, find_tool_format
 from personalpeft.base_models.digest_cache import sealed_digest
-from personalpeft.base_models.files import folder_digest, folder_files, read_json
+from personalpeft.base_models.files import folder_files, read_json, source_digest
 from personalpeft.base_models.gguf.describe import GgufFacts, describe_gguf
 from personalpeft.base_models.inspect import inspect_model
 from personalpeft.base_models.mapped_weights import MAPPED_FORMATS, bytes_to_load
-from personalpeft.base_models.registry import all_cards, find_card
-from personalpeft.base_models.types import Base, ModelCard, Source
+from personalpeft.base_models.registry import USUAL_TARGETS, all_cards, find_card
+from personalpeft.base_models.types import Base, ModelCard, Source, usable_sampling
 from personalpeft.errors import CardError, InvalidInput, NotFound, WeightsError
 from personalpeft.sandbox import Limits, run_reader
 from personalpeft.settings import WeightsMode
 from personalpeft.types import Architecture, Json, Progress, Sampling, ToolFormat
 
-_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 # A longer context takes more memory than most machines have.
 _CONTEXT = 32768
-_SAMPLING = {"temperature": 0.7, "top_p": 0.9, "max_tokens": 512}
+_SAMPLING: Mapping[str, Any] = {"temperature": 0.7, "top_p": 0.9, "max_tokens": 512}
 # Billions of parameters and the rate of styles (docs/reference/cards.md).
 _RATES = ((0.135, 4e-4), (0.5, 2e-4), (1.7, 2e-4), (7.0, 1e-4))
 _NO_TEMPLATE = (
@@ -196,7 +195,7 @@ def _propose_card(
         title=title,
         licence=facts.licence if facts.licence != "unknown" or not like else like.licence,
         source=Source("gguf", path=file),
-        targets=_TARGETS,
+        targets=USUAL_TARGETS,
         context=min(facts.context, _CONTEXT),
         template=text if text != facts.template else None,
         system=like.system if like else None,
@@ -205,19 +204,10 @@ def _propose_card(
         learning=like.learning if like else recipe(facts.parameters),
         note=f"{facts.quantisation} weights, {facts.parameters / 1e9:.2f}B parameters.",
     )
-    base = Base(
-        card,
-        "0" * 64,
-        file.parent,
-        Path(),
-        text,
-        Architecture(facts.architecture, "", 1, {}),
-        control=tuple(dict.fromkeys((*facts.control, *facts.stop_tokens))),
-        bos=facts.bos,
-        eos=facts.eos,
-    )
+    control = tuple(dict.fromkeys((*facts.control, *facts.stop_tokens)))
+    tool_format = _check_template(card, text, control, facts.bos, facts.eos, file)
     return LocalModel(
-        card=replace(card, tool_format=_check_template(base, file)),
+        card=replace(card, tool_format=tool_format),
         architecture=facts.architecture,
         parameters=facts.parameters,
         tokens=facts.tokens,
@@ -239,7 +229,7 @@ def _from_folder(folder: Path, template: str | None) -> LocalModel:
     if chosen is None:
         raise CardError(f"{folder}: has no chat template.", hint=_NO_TEMPLATE)
     layers = {path.rpartition(".")[2] for path in facts.architecture.projections}
-    targets = tuple(name for name in (*_TARGETS, "qkv_proj", "gate_up_proj") if name in layers)
+    targets = tuple(name for name in (*USUAL_TARGETS, "qkv_proj", "gate_up_proj") if name in layers)
     if not targets:
         raise WeightsError(
             f"{folder}: none of its linear layers is known.",
@@ -252,12 +242,14 @@ def _from_folder(folder: Path, template: str | None) -> LocalModel:
     head_dim = int(text.get("head_dim") or int(text.get("hidden_size") or heads) // heads)
     kv_heads = int(text.get("num_key_value_heads") or heads)
     trained = card.context
+    settings = folder / "generation_config.json"
+    makers = read_json(settings) if settings.is_file() else {}
     card = replace(
         card,
         targets=targets,
         context=min(trained, _CONTEXT),
         stop_tokens=tuple(facts.stops),
-        sampling=Sampling(**_folder_sampling(folder)),
+        sampling=Sampling(**{**_SAMPLING, **usable_sampling(makers)}),
         learning=recipe(size // width),
     )
     run_reader(
@@ -267,19 +259,9 @@ def _from_folder(folder: Path, template: str | None) -> LocalModel:
         source=f"{folder}: its chat template cannot be used",
         error=CardError,
     )
-    base = Base(
-        card,
-        "0" * 64,
-        folder,
-        Path(),
-        chosen,
-        facts.architecture,
-        control=facts.control,
-        bos=facts.bos,
-        eos=facts.eos,
-    )
+    tool_format = _check_template(card, chosen, facts.control, facts.bos, facts.eos, folder)
     return LocalModel(
-        card=replace(card, tool_format=_check_template(base, folder)),
+        card=replace(card, tool_format=tool_format),
         architecture=facts.architecture.model_type,
         parameters=size // width,
         tokens=0,
@@ -304,11 +286,8 @@ def run_template(template: str, control: Sequence[str], bos: str, eos: str) -> J
         eos: The text of its end of a sequence.
     """
     card = ModelCard("new", "", "", Source("folder"), targets=(), context=1)
-    architecture = Architecture("", "", 1, {})
-    control = tuple(control)
-    base = Base(card, "", Path(), Path(), template, architecture, control=control, bos=bos, eos=eos)
     with suppress(CardError):
-        _check_template(base, Path())
+        _check_template(card, template, tuple(control), bos, eos, Path())
     return {}
 
 
@@ -327,22 +306,21 @@ def recipe(parameters: int) -> dict[str, Any]:
     return {"learning_rate": rounded, "memory": {"learning_rate": 2 * rounded}}
 
 
-def _folder_sampling(folder: Path) -> dict[str, Any]:
-    """Return the settings of a folder's makers."""
-    settings = dict(_SAMPLING)
-    file = folder / "generation_config.json"
-    wanted = read_json(file) if file.is_file() else {}
-    for key, low, high in (("temperature", 0.0, 10.0), ("top_p", 1e-6, 1.0)):
-        value = wanted.get(key)
-        if isinstance(value, int | float) and low <= value <= high:
-            settings[key] = float(value)
-    if type(wanted.get("top_k")) is int and 0 <= wanted["top_k"] < 2**31:
-        settings["top_k"] = wanted["top_k"]
-    return settings
+def _check_template(
+    card: ModelCard, template: str, control: tuple[str, ...], bos: str, eos: str, where: Path
+) -> ToolFormat:
+    """Return how a template shows tool calls. Raise ``CardError`` if it does not work.
 
-
-def _check_template(base: Base, where: Path) -> ToolFormat:
-    """Return how a template shows tool calls. Raise ``CardError`` if it does not work."""
+    Args:
+        card: A card of its base.
+        template: The template.
+        control: The tokens that no text may spell.
+        bos: Its ``bos_token``.
+        eos: Its ``eos_token``.
+        where: The model, for messages.
+    """
+    architecture = Architecture("", "", 1, {})
+    base = Base(card, "", Path(), Path(), template, architecture, control=control, bos=bos, eos=eos)
     try:
         end_of_turn(base)
     except InvalidInput as error:
@@ -377,15 +355,8 @@ def _free_name(model: LocalModel, path: Path, names: set[str]) -> str:
 
 
 def _digest(card: ModelCard, cache: Path, progress: Progress) -> str:
-    source = card.source
-    if source.kind == "gguf" and source.path is not None:
-        name = source.path.name
-        digest = sealed_digest(
-            [source.path], cache, lambda done: progress(f"Reading {name:.40}", done)
-        )
-        return f"sha256:{digest}"
-    digests = {}
-    for name, path in folder_files(card, source.path or Path()).items():
-        progress(f"Reading {name}", 0.0)
-        digests[name] = sealed_digest([path], cache)
-    return f"sha256:{folder_digest(digests)}"
+    def read(files: Sequence[Path]) -> str:
+        stage = f"Reading {files[0].name:.40}"
+        return sealed_digest(files, cache, lambda done: progress(stage, done))
+
+    return f"sha256:{source_digest(card, read)}"

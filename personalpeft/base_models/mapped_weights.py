@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from personalpeft.base_models.files import FRESH_COPY
-from personalpeft.base_models.gguf.file import find_gguf_file, source_gguf_file
+from personalpeft.base_models.gguf.file import gguf_file, source_gguf_file
 from personalpeft.base_models.gguf.mapped import MappedTensor, Numbers, PlainFormat, map_gguf
 from personalpeft.base_models.gguf.tensor_names import GgufNames, gguf_names
 from personalpeft.base_models.types import Base, ModelCard
@@ -152,7 +152,7 @@ def map_weights(base: Base) -> MappedWeights:
     Raises:
         WeightsError: There is no such file, or a tensor is stored in an unknown way.
     """
-    if file := find_gguf_file(base):
+    if file := gguf_file(base.card, base.cache):
         return MappedWeights(_map_gguf(file), gguf_names(base))
     return MappedWeights(_map_folder(base.folder), None)
 

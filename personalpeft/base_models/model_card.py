@@ -1,4 +1,4 @@
-"""Read a base's card, a TOML file, through pydantic; errors name file, line and key.
+"""Read and write a base's card, a TOML file. Errors name file, line and key.
 
 Invariant: a ``ModelCard`` from here has every field that its kind of source needs.
 """
@@ -10,12 +10,13 @@ import math
 import re
 import tomllib
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
 from pydantic import TypeAdapter, ValidationError
 
+from personalpeft import host
 from personalpeft.base_models.types import (
     DEPRECATED_KEYS,
     ModelCard,
@@ -24,6 +25,7 @@ from personalpeft.base_models.types import (
     SourceKind,
 )
 from personalpeft.errors import CardError, NotFound, suggest_nearest
+from personalpeft.formatting import to_json
 from personalpeft.types import Sampling
 
 # The keys that each kind of source may have beside ``kind``, and those that it must have.
@@ -122,6 +124,55 @@ def _warn_of_deprecated_keys(content: Mapping[str, Any], where: str) -> None:
                 DeprecationWarning,
                 stacklevel=3,
             )
+
+
+def write_card(card: ModelCard, folder: Path) -> Path:
+    """Write a card into a folder of cards, and return its file. Replaces none.
+
+    Raises:
+        CardError: There is such a file, or the folder cannot be written.
+    """
+    target = folder / f"{card.name}.toml"
+    try:
+        if target.exists():
+            raise CardError(f"{target} exists already.", hint="Choose another name: --name NAME")
+        host.write_file_atomically(target, card_text(card).encode())
+    except OSError as error:
+        raise CardError(
+            f"{target} cannot be written: {error.strerror}.", hint="Check the folder's permissions."
+        ) from error
+    return target
+
+
+def card_text(card: ModelCard) -> str:
+    """Return a card as TOML."""
+    values = _rename_fields(to_json(card))
+    # A source has only the keys of its kind.
+    source = {key: value for key, value in values["source"].items() if value}
+    if "shape" in source:
+        source["shape"] = _rename_fields(source["shape"])
+    return "\n".join(_tables({**values, "source": source})) + "\n"
+
+
+def _rename_fields(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {DEPRECATED_KEYS.get(key, key): value for key, value in values.items()}
+
+
+def _tables(table: Mapping[str, Any], *path: str) -> Iterator[str]:
+    """Yield the lines of a TOML table and those inside it, without empty values."""
+    if path:
+        yield f"\n[{'.'.join(path)}]"
+    for key, value in table.items():
+        if value not in (None, "", [], {}) and not isinstance(value, Mapping):
+            yield f"{key} = {_toml(value)}"
+    for key, value in table.items():
+        if value and isinstance(value, Mapping):
+            yield from _tables(value, *path, key)
+
+
+def _toml(value: Any) -> str:
+    # TOML has JSON's values, but no surrogate pairs, and wants DEL escaped.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 class _Mistake(Exception):

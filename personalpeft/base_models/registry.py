@@ -15,7 +15,7 @@ from personalpeft.errors import CardError, NotFound, suggest_nearest
 
 _SHIPPED = "personalpeft_models"
 # The linear layers of most decoders. A model with other names needs a card; the error lists them.
-_USUAL_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+USUAL_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
 def find_card(name: str | Path, *, cards: Sequence[Path] = ()) -> ModelCard:
@@ -84,6 +84,6 @@ def _card_of_folder(folder: Path) -> ModelCard:
         title=folder.name or str(folder),
         licence="unknown",
         source=Source("folder", path=folder),
-        targets=_USUAL_TARGETS,
+        targets=USUAL_TARGETS,
         context=context or 2048,
     )

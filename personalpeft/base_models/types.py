@@ -6,6 +6,7 @@ read the same tokens and compute the same numbers. Nothing writes to a base.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, cast
@@ -20,7 +21,7 @@ from pydantic import (
     with_config,
 )
 
-from personalpeft.types import Architecture, Json, Sampling, ToolFormat
+from personalpeft.types import Architecture, Json, Sampling, ToolFormat, is_number
 
 SourceKind: TypeAlias = Literal["package", "folder", "gguf", "hub", "random"]
 
@@ -76,6 +77,16 @@ def _divides_heads(kv_heads: int, info: ValidationInfo) -> int:
     if heads and heads % kv_heads:
         raise ValueError(f"must divide the attention heads ({heads})")
     return kv_heads
+
+
+def usable_sampling(values: Mapping[str, Any]) -> dict[str, float | int]:
+    """Return those of a model's own sampling settings that a card may have."""
+    found: dict[str, float | int] = {}
+    for key, low, high in (("temperature", 0, 10), ("top_p", 1e-4, 1)):
+        if is_number(value := values.get(key)) and low <= value <= high:
+            found[key] = round(float(value), 4)
+    top_k = values.get("top_k")
+    return {**found, "top_k": top_k} if type(top_k) is int and 0 <= top_k < 2**31 else found
 
 
 # ``model_card`` checks these bounds through pydantic.

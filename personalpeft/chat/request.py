@@ -259,7 +259,7 @@ def _select_stack(
 
 def _activity_marker(services: Services) -> Callable[[], None]:
     """Mark the home as serving, now and at most once a second, for other processes on it."""
-    maintenance, timer = services.store.maintenance, services.clock.timer
+    maintenance, timer = services.maintenance, services.clock.timer
     maintenance.mark_activity()
     last = timer()
 

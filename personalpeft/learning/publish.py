@@ -30,7 +30,6 @@ from personalpeft.learning.report import LearnReport, SignalUsage, signal_text
 from personalpeft.services import Services
 from personalpeft.store.store import Store
 from personalpeft.types import (
-    HeadMove,
     Revision,
     Stack,
 )
@@ -198,8 +197,14 @@ def record_judgement(
     Returns:
         The report, or that another program moved the head meanwhile.
     """
-    move = HeadMove(head.user, head.layer, head.id, report.previous_head, cause, report.at)
-    is_recorded = store.catalog.add_judgement(head, report.as_json(), move=move)
+    is_recorded = store.catalog.switch_heads(
+        head.user,
+        {head.layer: report.previous_head},
+        expected={head.layer: head.id},
+        judged=[(head, report.as_json())],
+        base=head.base,
+        cause=cause,
+    )
     return report if is_recorded else _head_moved_report(store, report)
 
 

@@ -22,7 +22,6 @@ from personalpeft import host
 from personalpeft.deprecation import RenamedAttributes
 from personalpeft.errors import HomeError, InvalidInput, NotFound, suggest_nearest
 from personalpeft.ids import check_user_id
-from personalpeft.store.blobs import replace_file
 from personalpeft.store.error_mapping import map_home_errors
 from personalpeft.store.store import Store
 
@@ -98,7 +97,7 @@ class ApiKeys(
                 # Two servers that start at once must share one key.
                 if self.admin_key_file.exists():
                     return False
-                replace_file(self.admin_key_file, f"{self._new_secret()}\n".encode())
+                host.replace_file(self.admin_key_file, f"{self._new_secret()}\n".encode())
                 host.sync_folder(self._home)
             return True
 
@@ -216,7 +215,7 @@ class ApiKeys(
             yield keys
             stored = {digest: asdict(key) for digest, key in keys.items()}
             with map_home_errors(self._home):
-                replace_file(self._home / KEYS_FILE, json.dumps(stored, indent=1).encode())
+                host.replace_file(self._home / KEYS_FILE, json.dumps(stored, indent=1).encode())
                 # Without it a power cut can bring a revoked key back.
                 host.sync_folder(self._home)
 

@@ -72,7 +72,8 @@ def write_archive(
     kind: ArchiveFormat,
     index: Mapping[str, Any],
     entries: Iterable[Entry],
-    blobs: Mapping[str, Callable[[], bytes]],
+    blobs: Iterable[str],
+    read: Callable[[str], bytes],
 ) -> None:
     """Write an archive.
 
@@ -81,27 +82,27 @@ def write_archive(
         kind: The kind of archive.
         index: The values of its keys.
         entries: The entries in order.
-        blobs: Functions that read the packed adapters, by digest.
+        blobs: The digests of the packed adapters.
+        read: Returns a packed adapter by its digest.
     """
     ledger = "".join(canonical_json(to_json(entry)) + "\n" for entry in entries).encode()
-    members = {LEDGER: lambda: ledger, **{BLOBS + digest: read for digest, read in blobs.items()}}
-    full_index = {
-        "format": kind.name,
-        "version": kind.version,
-        **index,
-        "files": {name: _size_and_digest(read()) for name, read in members.items()},
-    }
+    members = {LEDGER: ledger}
+
+    def content(name: str) -> bytes:
+        return members[name] if name in members else read(name.removeprefix(BLOBS))
+
+    names = [LEDGER, *(BLOBS + digest for digest in sorted(set(blobs)))]
+    files = {name: _size_and_digest(content(name)) for name in names}
+    full_index = {"format": kind.name, "version": kind.version, **index, "files": files}
+    members[kind.index] = canonical_json(full_index).encode()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, read in {
-            kind.index: lambda: canonical_json(full_index).encode(),
-            **members,
-        }.items():
+        for name in (kind.index, *names):
             member = zipfile.ZipInfo(name, _TIMESTAMP)
             member.external_attr = 0o600 << 16
             # Weights do not compress.
             is_blob = name.startswith(BLOBS)
             member.compress_type = zipfile.ZIP_STORED if is_blob else zipfile.ZIP_DEFLATED
-            archive.writestr(member, read())
+            archive.writestr(member, content(name))
 
 
 def read_archive(file: IO[bytes], kind: ArchiveFormat) -> ArchiveContent:

@@ -22,15 +22,14 @@ import re
 import shutil
 from contextlib import closing, suppress
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 
 from personalpeft import host
 from personalpeft.errors import Damaged
-from personalpeft.store.blobs import Blobs, replace_file
+from personalpeft.store.blobs import Blobs
 from personalpeft.store.certificate_keys import CERTIFICATE_KEYS
 from personalpeft.store.database import Database, create_file, fetch_all, has_table
-from personalpeft.store.encryption import ENCRYPTION, FileCipher
+from personalpeft.store.encryption import ENCRYPTION
 from personalpeft.store.error_mapping import map_home_errors, sqlite3
 from personalpeft.store.plugin_data import (
     databases,
@@ -39,6 +38,7 @@ from personalpeft.store.plugin_data import (
     plugin_folders,
     stored_key,
 )
+from personalpeft.store.store import Store
 
 COPY_NAME = re.compile(r"copy-(\d{6})-\d{8}")
 _PART = ".part"
@@ -59,31 +59,23 @@ class Backup:
     removed: tuple[Path, ...]
 
 
-def back_up(
-    database: Database,
-    blobs: Blobs,
-    cipher: FileCipher,
-    folder: Path,
-    *,
-    now: datetime,
-    keep: int,
-) -> Backup:
-    """Implement ``Maintenance.back_up``, which documents the arguments. ``now`` names the copy."""
-    home = database.path.parent
+def back_up(store: Store, folder: Path, keep: int) -> Backup:
+    """Implement ``Maintenance.back_up``, which documents the arguments."""
+    home = store.home
     with map_home_errors(folder):
         delete_unfinished(folder)
         copies = sorted(p for p in folder.iterdir() if COPY_NAME.fullmatch(p.name) and p.is_dir())
         previous = copies[-1] if copies else None
         number = int(previous.name.split("-")[1]) + 1 if previous else 1
-        path = folder / f"copy-{number:06}-{now:%Y%m%d}"
+        path = folder / f"copy-{number:06}-{store.now():%Y%m%d}"
         part = path.with_name(path.name + _PART)
         part.mkdir(mode=0o700)
-        digests, missing = _copy_contents(database, blobs, part, previous)
+        digests, missing = _copy_contents(store, part, previous)
         for name in ("config.toml", "models", CERTIFICATE_KEYS, ENCRYPTION):
             with suppress(FileNotFoundError, NotADirectoryError):
                 _copy_settings(home / name, part / name)
         for plugin in plugin_folders(home):
-            _copy_plugin(plugin, blobs, cipher.database_key, part, previous)
+            _copy_plugin(store, plugin, part, previous)
         for each in sorted(part.glob("**/"), reverse=True):
             host.sync_folder(each)
         part.rename(path)
@@ -94,16 +86,17 @@ def back_up(
     return Backup(path, len(digests) - len(missing), tuple(missing), tuple(removed))
 
 
-def _copy_contents(
-    database: Database, blobs: Blobs, part: Path, previous: Path | None
-) -> tuple[list[str], list[str]]:
+def _copy_contents(store: Store, part: Path, previous: Path | None) -> tuple[list[str], list[str]]:
     """Copy the database and the files, and return the digests of all files and the missing ones."""
-    path = part / database.path.name
+    path = part / store.database.path.name
     while True:
-        digests = _copy_database(database, path)
-        missing = [each for each in digests if not _copy_blob(blobs, each, part, previous)]
+        digests = _copy_database(store.database, path)
+        missing = [each for each in digests if not _copy_blob(store.blobs, each, part, previous)]
         # A forget that destroyed a key meanwhile gave the files another, which the copy has not.
-        with database.read_transaction() as now, closing(database.open_other(path)) as copy:
+        with (
+            store.database.read_transaction() as now,
+            closing(store.database.open_other(path)) as copy,
+        ):
             if _read_keys(copy) <= _read_keys(now):
                 return digests, missing
         for each in part.iterdir():
@@ -127,7 +120,7 @@ def delete_unfinished(folder: Path) -> int:
 
 def _copy_database(database: Database, path: Path) -> list[str]:
     """Copy the database at one moment, and return the digests that its revisions name."""
-    os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+    create_file(path)
     with closing(database.open_other(path)) as copy:
         # No other connection has the file, and no empty journal is to stay beside it.
         copy.execute("pragma journal_mode=delete").fetchall()
@@ -150,18 +143,16 @@ def _check_copy(copy: sqlite3.Connection, source: Path) -> None:
         )
 
 
-def _copy_plugin(
-    folder: Path, blobs: Blobs, key: str | None, copy: Path, previous: Path | None
-) -> None:
-    """Copy the databases and files of a plugin. ``key`` is the key of the home's databases."""
-    home = folder.parent
+def _copy_plugin(store: Store, folder: Path, copy: Path, previous: Path | None) -> None:
+    """Copy the databases and files of a plugin."""
+    home, blobs = store.home, store.blobs
 
     def copy_files() -> None:
         for path in files(folder):
             name = path.relative_to(home)
             with suppress(FileNotFoundError):  # The plugin has just deleted it.
                 if not (copy / name).exists() and not _link(blobs, name, copy, previous):
-                    replace_file(copy / name, path.read_bytes())
+                    host.replace_file(copy / name, path.read_bytes())
 
     # Most of them before the plugin has to wait.
     copy_files()
@@ -169,7 +160,7 @@ def _copy_plugin(
         path = copy / source.relative_to(home)
         path.parent.mkdir(mode=0o700, exist_ok=True)
         create_file(path)
-        its_key = stored_key(source, key)
+        its_key = stored_key(source, store.cipher.database_key)
         # SQLite copies nothing from a connection that may write, so another one holds the lock.
         with (
             closing(open_database(source, its_key)) as lock,
@@ -190,7 +181,7 @@ def _copy_blob(blobs: Blobs, digest: str, copy: Path, previous: Path | None) -> 
     if _link(blobs, name, copy, previous):
         return True
     try:
-        replace_file(copy / name, blobs.read_stored(digest))
+        host.replace_file(copy / name, blobs.read_stored(digest))
     except Damaged:
         return False
     return True
@@ -217,10 +208,10 @@ def _sync(path: Path) -> None:
 def _copy_settings(source: Path, path: Path) -> None:
     """Copy a file, or the cards in a folder."""
     if source.is_file():
-        replace_file(path, source.read_bytes())
+        host.replace_file(path, source.read_bytes())
         return
     cards = sorted(source.glob("*.toml"))
     if cards:
         path.mkdir(mode=0o700)
     for card in cards:
-        replace_file(path / card.name, card.read_bytes())
+        host.replace_file(path / card.name, card.read_bytes())

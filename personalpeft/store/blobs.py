@@ -12,17 +12,16 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import tempfile
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from personalpeft import host
 from personalpeft.errors import Damaged
-from personalpeft.host import sync_folder
-from personalpeft.store.database import Database, fetch_all
+from personalpeft.host import replace_file, sync_folder
+from personalpeft.store.database import Database
 from personalpeft.store.encryption import FileCipher
-from personalpeft.store.error_mapping import map_home_errors, sqlite3
+from personalpeft.store.error_mapping import map_home_errors
 
 DIGEST = re.compile(r"[0-9a-f]{64}")
 _SHARD = re.compile(r"[0-9a-f]{2}")
@@ -40,41 +39,33 @@ class Blobs:
         self._database = database
         self._cipher = cipher
 
-    def put(self, user: str, data: bytes, *, db: sqlite3.Connection | None = None) -> str:
-        """Store bytes of a user durably and return their digest.
+    def put(self, user: str, data: bytes) -> str:
+        """Store bytes durably and return their digest. The key of ``user`` can decrypt them.
 
-        Args:
-            user: Whose key can decrypt them. The blob may be another user's as well.
-            data: The bytes.
-            db: A connection in a write transaction, where one is open.
-
-        Raises:
-            HomeError: They cannot be written.
+        The blob may be another user's as well. Raises ``HomeError`` if it cannot be written.
         """
-        return self.put_many([(user, data)], db=db)[0]
+        return self.put_many([(user, data)])[0]
 
-    def put_many(
-        self, blobs: Iterable[tuple[str, bytes]], *, db: sqlite3.Connection | None = None
-    ) -> list[str]:
+    def put_many(self, blobs: Iterable[tuple[str, bytes]]) -> list[str]:
         """Store blobs of users as ``put`` does. Each folder is synced once, after all writes."""
         with self._database.write_lock(), map_home_errors(self._home):
-            digests = [self._write(user, data, db) for user, data in blobs]
+            digests = [self._write(user, data) for user, data in blobs]
             # Also for blobs that existed: their writer may have been killed between rename and
             # sync.
             for folder in sorted({self.expected_path(digest).parent for digest in digests}):
                 sync_folder(folder)
         return digests
 
-    def _write(self, user: str, data: bytes, db: sqlite3.Connection | None) -> str:
+    def _write(self, user: str, data: bytes) -> str:
         digest = hashlib.sha256(data).hexdigest()
         path = self.expected_path(digest)
         for folder in (self._root, path.parent):
             if not folder.is_dir():
                 folder.mkdir(mode=0o700)
                 sync_folder(folder.parent)
-        key = self._cipher.user_key(user, db)
-        intact = self.is_intact(path, db)
-        recipients = self._cipher.recipients(path.read_bytes(), db) if intact and key else []
+        key = self._cipher.user_key(user)
+        intact = self.is_intact(path)
+        recipients = self._cipher.recipients(path.read_bytes()) if intact and key else []
         if intact and (key is None or key in recipients):
             # Its age starts again, so that it is not collected before a row names it.
             os.utime(path)
@@ -94,16 +85,15 @@ class Blobs:
         Raises:
             HomeError: A file cannot be written. Each file opens with its former key or the new one.
         """
-        with self._database.read_transaction() as db:
-            sql = "select distinct digest from revision where user = ? order by digest"
-            digests = [row["digest"] for row in fetch_all(db, sql, user)]
+        sql = "select distinct digest from revision where user = ? order by digest"
+        digests = [row["digest"] for row in self._database.fetch_all(sql, user)]
         key = self._cipher.user_key(user) if digests else None
         if key is None:
             return
         with map_home_errors(self._home):
             for path in map(self.expected_path, digests):
                 # Of a call that was killed. Under the write lock no other writer has any.
-                for part in path.parent.glob(f"{_part_prefix(path)}*.part"):
+                for part in host.unfinished_files(path):
                     part.unlink()
                 with suppress(FileNotFoundError):
                     stored = path.read_bytes()
@@ -133,17 +123,17 @@ class Blobs:
         """Return the bytes of the file, encrypted in an encrypted home. Raises as ``read``."""
         return self._read(digest)[0]
 
-    def _read(self, digest: str, db: sqlite3.Connection | None = None) -> tuple[bytes, bytes]:
+    def _read(self, digest: str) -> tuple[bytes, bytes]:
         """Return the bytes as they are in the file, and decrypted."""
         path = self.path(digest)
         with map_home_errors(self._home):
             stored = path.read_bytes()
             try:
-                data = self._cipher.decrypt(stored, digest, db)
+                data = self._cipher.decrypt(stored, digest)
             except Damaged:
                 # Its key may have been replaced since the file was read.
                 stored = path.read_bytes()
-                data = self._cipher.decrypt(stored, digest, db)
+                data = self._cipher.decrypt(stored, digest)
         if hashlib.sha256(data).hexdigest() != digest:
             raise Damaged(
                 f"The blob {digest} in {self._home} does not match its digest.", hint=_HINT
@@ -165,15 +155,12 @@ class Blobs:
                 for first in range(0, len(names), _BATCH_SIZE):
                     yield done, [Path(folder, name) for name in names[first : first + _BATCH_SIZE]]
 
-    def is_intact(self, path: Path, db: sqlite3.Connection | None = None) -> bool:
-        """Return whether a file is a blob at its own path with the right bytes.
-
-        ``db`` is a connection in a transaction, where one is open.
-        """
+    def is_intact(self, path: Path) -> bool:
+        """Return whether a file is a blob at its own path with the right bytes."""
         if DIGEST.fullmatch(path.name) is None or path != self.expected_path(path.name):
             return False
         with suppress(Damaged):
-            return bool(self._read(path.name, db))
+            return bool(self._read(path.name))
         return False
 
     def can_open(self, path: Path) -> bool:
@@ -184,22 +171,3 @@ class Blobs:
     def expected_path(self, digest: str) -> Path:
         """Return the path of a blob, whether it exists or not."""
         return self._root / digest[:2] / digest
-
-
-def replace_file(path: Path, data: bytes) -> None:
-    """Write a temporary file, sync it and rename it to ``path``. Readers see the old or the new."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=_part_prefix(path), suffix=".part")
-    part = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            host.sync_file(file.fileno())
-        host.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def _part_prefix(path: Path) -> str:
-    """Return how the names of unfinished files of a path begin."""
-    return f".{path.name[:12]}-"

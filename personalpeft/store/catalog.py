@@ -8,7 +8,6 @@ last move. A signal that is held out for a layer is never trained on in that lay
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from datetime import datetime
 from typing import Any, get_args
 
@@ -19,16 +18,16 @@ from personalpeft.errors import BaseMismatch, Damaged, InvalidInput
 from personalpeft.ids import check_user_id
 from personalpeft.store import rows
 from personalpeft.store.blobs import Blobs
-from personalpeft.store.database import Database, Row, fetch_all, fetch_one
+from personalpeft.store.database import Database, Row, fetch_all
 from personalpeft.store.error_mapping import sqlite3
 from personalpeft.store.hash_chain import NewEntry, append_entries, create_user
 from personalpeft.store.id_lookup import resolve_id, resolve_layer, resolve_user
 from personalpeft.store.revisions import (
     check_revision,
+    judgement_entries,
     read_build_record,
     read_head,
     read_holdout,
-    record_judgement,
     record_move,
     record_revision,
 )
@@ -92,9 +91,8 @@ class Catalog:
         """Create a user unless it exists. Raises ``InvalidId``."""
         check_user_id(user)
         # Nearly every user exists, and a read does not wait for a writer.
-        with self._database.read_transaction() as db:
-            if fetch_one(db, "select 1 from user where id = ?", user):
-                return
+        if self._database.fetch_one("select 1 from user where id = ?", user):
+            return
         with self._database.write_transaction() as db:
             create_user(db, user, self._now())
 
@@ -118,8 +116,7 @@ class Catalog:
             )
         start = "" if after is None else check_user_id(after)
         sql = _SUMMARY + " where u.id > ? and instr(u.id, ?) order by u.id limit ?"
-        with self._database.read_transaction() as db:
-            found = fetch_all(db, sql, start, search, limit)
+        found = self._database.fetch_all(sql, start, search, limit)
         return tuple(map(rows.decode_summary, found))
 
     def user(self, user: str) -> UserSummary:
@@ -220,33 +217,7 @@ class Catalog:
             if promote and expected_head not in (ANY_HEAD, head):
                 return False
             record_revision(db, revision, report, promote=promote, cause=cause, at=self._now())
-            self._blobs.put(revision.user, blob, db=db)
-            return True
-
-    def add_judgement(self, revision: Revision, report: Json, *, move: HeadMove) -> bool:
-        """Record a revision's new judgement and move the head, in one transaction.
-
-        Args:
-            revision: A recorded revision with its new verdict, reason, scores and signals.
-            report: The report of the learn that judged it.
-            move: The move. Its ``after`` may equal its ``before``.
-
-        Returns:
-            False if the head is no longer ``move.before``; then nothing is recorded.
-
-        Raises:
-            NotFound, BaseMismatch, Damaged: As ``move_head``.
-        """
-        with self._database.write_transaction() as db:
-            resolve_layer(db, move.user, move.layer)
-            resolve_id(db, "revision", revision.user, revision.id, layer=revision.layer)
-            if move.after is not None and move.after != move.before:
-                self._check_target(db, move.user, move.layer, move.after, revision.base)
-            if read_head(db, move.user, move.layer) != move.before:
-                return False
-            at = self._now()
-            record_judgement(db, revision, report, at)
-            record_move(db, replace(move, at=at))
+            self._blobs.put(revision.user, blob)
             return True
 
     def add_report(self, user: str, report: Json) -> None:
@@ -321,11 +292,14 @@ class Catalog:
                 return False
             at = self._now()
             targets = {
-                layer: None if to is None else self._check_target(db, user, layer, to, base)
+                layer: to
+                if to in (None, expected.get(layer))
+                else self._check_target(db, user, layer, to, base)
                 for layer, to in heads.items()
             }
             for revision, report in judged:
-                record_judgement(db, revision, report, at)
+                resolve_id(db, "revision", user, revision.id, layer=revision.layer)
+                append_entries(db, user, judgement_entries(revision, report, at))
             for layer, to in targets.items():
                 record_move(db, HeadMove(user, layer, read_head(db, user, layer), to, cause, at))
             return True

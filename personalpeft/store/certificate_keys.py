@@ -12,16 +12,13 @@ from __future__ import annotations
 
 import hmac
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from personalpeft import host
 from personalpeft.errors import Damaged
-from personalpeft.store.blobs import replace_file
-from personalpeft.store.database import Database
-from personalpeft.store.encryption import FileCipher
-from personalpeft.store.error_mapping import map_home_errors, read_only_error
+from personalpeft.store.error_mapping import map_home_errors
+from personalpeft.store.store import Store
 
 CERTIFICATE_KEYS = "certificate-keys.json"
 _BYTES = 32
@@ -40,9 +37,7 @@ class CertificateKeys:
         return hmac.digest(self.naming, data, "sha256").hex()
 
 
-def load_certificate_keys(
-    home: Path, database: Database, cipher: FileCipher, entropy: Callable[[int], bytes]
-) -> CertificateKeys:
+def load_certificate_keys(store: Store) -> CertificateKeys:
     """Return the keys of a home, made on first use.
 
     Args:
@@ -55,16 +50,15 @@ def load_certificate_keys(
         Damaged: The file cannot be read as keys.
         HomeError: It cannot be written.
     """
+    home, cipher = store.home, store.cipher
     path = home / CERTIFICATE_KEYS
     if not path.exists():
-        if database.read_only:
-            raise read_only_error(home)
-        with database.write_lock(), map_home_errors(home):
+        with store.database.write_lock(), map_home_errors(home):
             # Another process may have made them meanwhile.
             if not path.exists():
-                new = {name: entropy(_BYTES).hex() for name in ("signing", "naming")}
+                new = {name: store.entropy(_BYTES).hex() for name in ("signing", "naming")}
                 text = json.dumps(new).encode()
-                replace_file(path, cipher.encrypt(text, path.name, cipher.home_key))
+                host.replace_file(path, cipher.encrypt(text, path.name, cipher.home_key))
                 host.sync_folder(home)
     with map_home_errors(home):
         stored = path.read_bytes()

@@ -116,7 +116,7 @@ def append_continuation(
             resolve_user(db, user)
             check_unmoved(db, user, position)
             _append(db, user, entries)
-            put_files(store, user, files, db)
+            put_files(store, user, files)
     except sqlite3.IntegrityError as error:
         raise PersonalFileError(
             f"The rows of the result for {user} do not fit together.", hint=_HINT

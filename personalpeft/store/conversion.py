@@ -18,7 +18,7 @@ from pathlib import Path
 
 from personalpeft import host
 from personalpeft.errors import Damaged
-from personalpeft.store.blobs import Blobs, replace_file
+from personalpeft.store.blobs import Blobs
 from personalpeft.store.certificate_keys import CERTIFICATE_KEYS
 from personalpeft.store.database import Database, create_file, fetch_all, open_connection
 from personalpeft.store.encryption import ENCRYPTION, FileCipher, HomeKeys
@@ -144,9 +144,7 @@ def _copy_files(
             db.execute("update data_key set user = ''")
         former = store.cipher.with_database(database)
         blobs = Blobs(home, database, former)
-        with database.read_transaction() as db:
-            sql = "select distinct user, digest from revision order by digest"
-            rows = fetch_all(db, sql)
+        rows = database.fetch_all("select distinct user, digest from revision order by digest")
         for first in range(0, len(rows), _BATCH_SIZE):
             progress(first / len(rows))
             batch = rows[first : first + _BATCH_SIZE]
@@ -156,12 +154,12 @@ def _copy_files(
                 data = former.decrypt(path.read_bytes(), path.name)
                 data = target.cipher.encrypt(data, path.name, target.cipher.home_key)
                 (target_path := copy / path.relative_to(home)).parent.mkdir(0o700, exist_ok=True)
-                replace_file(target_path, data)
+                host.replace_file(target_path, data)
         _copy_plugins(home, copy, former, target.cipher, new)
         with database.write_transaction() as db:
             db.execute("delete from data_key where user = ''")
         if new is not None:
-            replace_file(copy / ENCRYPTION, new.info.to_json())
+            host.replace_file(copy / ENCRYPTION, new.info.to_json())
         if problems := verify(target):
             raise Damaged(
                 f"The home has {len(problems)} problems and was not changed. The first: "

@@ -7,6 +7,7 @@ Invariants:
 - A connection serves one block at a time and then returns to a pool. So a reader never waits for a
   writer of its own process and never sees its uncommitted rows. The number of connections follows
   how many blocks run at once.
+- A block inside a write transaction of the same thread is a part of that transaction.
 - The journal mode is WAL if the file's header says so, else TRUNCATE. It is set when the database
   is created. Only a program that has the file alone changes it, so programs with different SQLite
   versions work side by side.
@@ -57,10 +58,14 @@ class Database:
         self._mutex = threading.Lock()
         self._closed = False
         self._pid = os.getpid()
+        self._thread = threading.local()
 
     @contextmanager
     def read_transaction(self) -> Iterator[sqlite3.Connection]:
         """Yield a connection whose queries all see the same moment."""
+        if (outer := self._written_by_thread()) is not None:
+            yield outer
+            return
         with map_home_errors(self._home), self._borrow() as db:
             db.execute("begin")
             try:
@@ -77,15 +82,29 @@ class Database:
             HomeError: The home is read-only or its disk is full.
             Busy: Another writer does not finish in time.
         """
+        if (outer := self._written_by_thread()) is not None:
+            yield outer
+            return
         with self.write_lock(), map_home_errors(self._home), self._borrow() as db:
             # Immediate: a transaction that reads first and writes later fails at once if another
             # one writes in between.
             db.execute("begin immediate")
+            self._thread.written = db
             try:
                 yield db
                 db.execute("commit")
             finally:
+                self._thread.written = None
                 db.rollback()
+
+    def fetch_all(self, sql: str, *parameters: Any) -> list[Row]:
+        """Return all rows of one query, as ``fetch_all``."""
+        with self.read_transaction() as db:
+            return fetch_all(db, sql, *parameters)
+
+    def fetch_one(self, sql: str, *parameters: Any) -> Row | None:
+        """Return the first row of one query, or None."""
+        return next(iter(self.fetch_all(sql, *parameters)), None)
 
     @contextmanager
     def write_lock(self) -> Iterator[None]:
@@ -154,6 +173,10 @@ class Database:
             idle, self._idle = self._idle, []
         for db in idle:
             db.close()
+
+    def _written_by_thread(self) -> sqlite3.Connection | None:
+        """Return the connection of the write transaction that this thread is in."""
+        return getattr(self._thread, "written", None)
 
     @contextmanager
     def _borrow(self) -> Iterator[sqlite3.Connection]:

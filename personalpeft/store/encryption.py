@@ -19,7 +19,7 @@ from __future__ import annotations
 import hmac
 import json
 from collections.abc import Callable, Collection, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from hashlib import scrypt
@@ -30,8 +30,8 @@ from personalpeft import host
 from personalpeft.errors import Damaged, HomeError, InvalidInput
 from personalpeft.extras import extra_required
 from personalpeft.settings import KeySettings
-from personalpeft.store.database import Database, fetch_all, fetch_one, insert_rows
-from personalpeft.store.error_mapping import map_home_errors, sqlite3
+from personalpeft.store.database import Database, insert_rows
+from personalpeft.store.error_mapping import map_home_errors
 
 ENCRYPTION = "encryption.json"
 _SERVICE = "personalpeft"
@@ -231,44 +231,35 @@ class FileCipher:
         """The recipient of files that belong to no user."""
         return self._keys.home if self._keys else None
 
-    def user_key(self, user: str, db: sqlite3.Connection | None = None) -> DataKey | None:
-        """Return the data key of a user, made on first use; None in a plain home.
-
-        Args:
-            user: The user.
-            db: A connection in a write transaction, where one is open.
-        """
+    def user_key(self, user: str) -> DataKey | None:
+        """Return the data key of a user, made on first use; None in a plain home."""
         if self._keys is None:
             return None
-        if db is None:
-            with self._database.read_transaction() as reader:
-                row = fetch_one(reader, _CURRENT_KEY, user)
-            if row is not None and (known := self._find_key(bytes.fromhex(row["id"]))):
-                return known
-        with nullcontext(db) if db else self._database.write_transaction() as writer:
-            row = fetch_one(writer, _CURRENT_KEY, user)
-            if row is not None:
-                known = self._find_key(bytes.fromhex(row["id"]), writer)
-                if known is None:
-                    raise Damaged(f"The data key of {user} is damaged.", hint=_RESTORE)
+        if known := self._current_key(user):
+            return known
+        with self._database.write_transaction() as db:
+            # Another process may have made it meanwhile.
+            if known := self._current_key(user):
                 return known
             new = DataKey(self._entropy(_ID), self._entropy(_KEY))
             wrapped = self._wrap(self._keys.home.key, new.key, new.id)
-            insert_rows(
-                writer, "data_key", ("id", "user", "wrapped"), [(new.id.hex(), user, wrapped)]
-            )
+            insert_rows(db, "data_key", ("id", "user", "wrapped"), [(new.id.hex(), user, wrapped)])
             return new
 
-    def user_key_ids(self, user: str, db: sqlite3.Connection | None = None) -> list[str]:
-        """Return the ids of the data keys of a user, hex. More than one while one is replaced.
+    def _current_key(self, user: str) -> DataKey | None:
+        row = self._database.fetch_one(_CURRENT_KEY, user)
+        if row is None:
+            return None
+        if (key := self._find_key(bytes.fromhex(row["id"]))) is None:
+            raise Damaged(f"The data key of {user} is damaged.", hint=_RESTORE)
+        return key
 
-        ``db`` is a connection in a transaction, where one is open.
-        """
+    def user_key_ids(self, user: str) -> list[str]:
+        """Return the ids of the data keys of a user, hex. More than one while one is replaced."""
         if self._keys is None:
             return []
-        with nullcontext(db) if db else self._database.read_transaction() as reader:
-            rows = fetch_all(reader, "select id from data_key where user = ?", user)
-        return [row["id"] for row in rows]
+        found = self._database.fetch_all("select id from data_key where user = ?", user)
+        return [row["id"] for row in found]
 
     def replace_recipient(self, stored: bytes, former: Collection[str], new: DataKey) -> bytes:
         """Return a file that a new key opens in place of former ones. Its content is not encrypted
@@ -297,13 +288,12 @@ class FileCipher:
         heads = [(each.id, self._wrap(each.key, file_key, each.id)) for each in keys]
         return _join(heads, *self._encrypt(file_key, data, name.encode()))
 
-    def decrypt(self, stored: bytes, name: str, db: sqlite3.Connection | None = None) -> bytes:
+    def decrypt(self, stored: bytes, name: str) -> bytes:
         """Return the content of a file.
 
         Args:
             stored: The bytes on disk.
             name: The name that it was encrypted with.
-            db: A connection in a transaction, where one is open.
 
         Raises:
             Damaged: It was changed, or its key was destroyed.
@@ -312,7 +302,7 @@ class FileCipher:
             return stored
         heads, body = _split(stored)
         for key_id, wrapped in heads:
-            key = self._find_key(key_id, db)
+            key = self._find_key(key_id)
             file_key = key and _unwrap(key.key, wrapped, key_id)
             data = file_key and _unwrap(file_key, body, name.encode())
             if data is not None:
@@ -322,22 +312,22 @@ class FileCipher:
             hint="It was changed, or its key was destroyed. Run verify for details.",
         )
 
-    def recipients(self, stored: bytes, db: sqlite3.Connection | None = None) -> list[DataKey]:
+    def recipients(self, stored: bytes) -> list[DataKey]:
         """Return the keys of this home that open a file, given its beginning."""
         if self._keys is None:
             return []
-        found = [self._find_key(key_id, db) for key_id, _ in _split(stored)[0]]
+        found = [self._find_key(key_id) for key_id, _ in _split(stored)[0]]
         return [key for key in found if key is not None]
 
     def is_current(self, head: bytes) -> bool:
         """Return whether a file that begins so can be opened with the keys of this home."""
         return not head.startswith(_MAGIC) if self._keys is None else bool(self.recipients(head))
 
-    def _find_key(self, key_id: bytes, db: sqlite3.Connection | None = None) -> DataKey | None:
+    def _find_key(self, key_id: bytes) -> DataKey | None:
         if self._keys is None or key_id == self._keys.home.id:
             return self.home_key  # None in a plain home.
-        with nullcontext(db) if db else self._database.read_transaction() as reader:
-            row = fetch_one(reader, "select wrapped from data_key where id = ?", key_id.hex())
+        sql = "select wrapped from data_key where id = ?"
+        row = self._database.fetch_one(sql, key_id.hex())
         key = row and _unwrap(self._keys.home.key, row["wrapped"], key_id)
         return DataKey(key_id, key) if key else None
 

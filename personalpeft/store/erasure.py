@@ -22,13 +22,12 @@ import shutil
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from typing import Any
 
 from personalpeft import host
 from personalpeft.errors import Busy, Damaged, HomeError
 from personalpeft.store import rows
-from personalpeft.store.database import Row, fetch_all, fetch_one, insert_rows
+from personalpeft.store.database import Database, Row, fetch_all, fetch_one, insert_rows
 from personalpeft.store.error_mapping import map_home_errors, sqlite3
 from personalpeft.store.hash_chain import GENESIS, chain_digest, row_digest
 from personalpeft.store.id_lookup import is_user, resolve_user
@@ -60,9 +59,9 @@ def erase(store: Store, user: str, erasure: Erasure) -> ErasureResult:
     with store.database.write_lock():
         keys: list[str] = []
         with store.database.write_transaction() as db:
-            result = _erase_rows(db, user, erasure, store.now())
+            result = _erase_rows(store, db, user, erasure)
             if result.revisions or store.has_sessions(user):
-                keys = store.cipher.user_key_ids(user, db)
+                keys = store.cipher.user_key_ids(user)
                 _enqueue_deletions(db, user, [("data_key", key) for key in keys])
         # The erasure is committed. A file that cannot be deleted now is deleted by the next
         # opening.
@@ -94,7 +93,9 @@ def erase_user(store: Store, user: str) -> None:
         for table in tables:
             db.execute(f"delete from {table['name']} where user = ?", [user])
         db.execute("delete from user where id = ?", [user])
-        _enqueue_deletions(db, user, _list_files(db, [row["digest"] for row in digests]))
+        _enqueue_deletions(
+            db, user, _list_files(store.database, [row["digest"] for row in digests])
+        )
 
 
 def delete_pending_files(store: Store, user: str | None = None, *, wait: bool = True) -> bool:
@@ -114,9 +115,9 @@ def delete_pending_files(store: Store, user: str | None = None, *, wait: bool = 
     with store.database.write_lock(), map_home_errors(store.home):
         pending = _read_pending(store, user)
         names = [row["name"] for row in pending if row["kind"] == "blob"]
+        # A later build may have produced the same bytes.
+        unnamed = unnamed_blobs(store.database, names)
         with store.database.read_transaction() as db:
-            # A later build may have produced the same bytes.
-            unnamed = unnamed_blobs(db, names)
             users = {row["user"] for row in pending}
             gone = {each for each in users if not is_user(db, each)}
         for each in gone:
@@ -156,10 +157,11 @@ def _destroy_keys(store: Store, pending: Iterable[Row]) -> None:
 
 
 def _read_pending(store: Store, user: str | None) -> list[Row]:
-    with store.database.read_transaction() as db:
-        if user is None:
-            return fetch_all(db, "select * from pending_deletion order by id")
-        return fetch_all(db, "select * from pending_deletion where user = ? order by id", user)
+    if user is None:
+        return store.database.fetch_all("select * from pending_deletion order by id")
+    return store.database.fetch_all(
+        "select * from pending_deletion where user = ? order by id", user
+    )
 
 
 @dataclass(slots=True)
@@ -198,8 +200,9 @@ class _RowEraser:
         )
 
 
-def _erase_rows(db: sqlite3.Connection, user: str, erasure: Erasure, at: datetime) -> ErasureResult:
+def _erase_rows(store: Store, db: sqlite3.Connection, user: str, erasure: Erasure) -> ErasureResult:
     resolve_user(db, user)
+    at = rows.format_time(store.now())
     # Rows are deleted in any order; references are checked when the transaction commits.
     db.execute("pragma defer_foreign_keys = on")
     eraser = _RowEraser(db, user)
@@ -215,12 +218,10 @@ def _erase_rows(db: sqlite3.Connection, user: str, erasure: Erasure, at: datetim
     _redact(eraser, "judgement", "scores", erasure.redact_json)
     # The digest of a file that had the erased words could confirm a guess of them.
     db.execute("update export set digest = '' where user = ?", [user])
-    tombstones = [
-        (user, seq, kind, name, rows.format_time(at)) for seq, (kind, name) in eraser.erased.items()
-    ]
+    tombstones = [(user, seq, kind, name, at) for seq, (kind, name) in eraser.erased.items()]
     insert_rows(db, TOMBSTONE, ("user", "seq", "kind", "id", "at"), tombstones)
     _derive_chain(eraser)
-    files = _list_files(db, [row["digest"] for row in revisions])
+    files = _list_files(store.database, [row["digest"] for row in revisions])
     _enqueue_deletions(db, user, files)
     kinds = [kind for kind, _ in eraser.erased.values()]
     return ErasureResult(
@@ -235,9 +236,9 @@ def _erase_rows(db: sqlite3.Connection, user: str, erasure: Erasure, at: datetim
     )
 
 
-def _list_files(db: sqlite3.Connection, digests: Collection[str]) -> list[tuple[str, str]]:
+def _list_files(database: Database, digests: Collection[str]) -> list[tuple[str, str]]:
     """Return what an erasure of revisions with these files deletes, by kind and name."""
-    blobs = (("blob", digest) for digest in sorted(unnamed_blobs(db, digests)))
+    blobs = (("blob", digest) for digest in sorted(unnamed_blobs(database, digests)))
     return [*blobs, ("sessions", ""), ("journal", "")]
 
 

@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
 from personalpeft import host
-from personalpeft.store.blobs import replace_file
-from personalpeft.store.database import fetch_all, open_connection
+from personalpeft.store.database import Database, fetch_all, open_connection
 from personalpeft.store.error_mapping import map_home_errors, sqlite3
 from personalpeft.store.rows import TOMBSTONE
 from personalpeft.types import canonical_digest
@@ -101,7 +100,7 @@ class ErasureLog:
             folders = self.folders()
             if folder not in folders:
                 text = json.dumps([str(each) for each in (*folders, folder)])
-                replace_file(self._home / _FOLDERS, text.encode())
+                host.replace_file(self._home / _FOLDERS, text.encode())
 
     def folders(self) -> tuple[Path, ...]:
         """Return the folders that backups of this home were written to."""
@@ -148,7 +147,10 @@ def read_tombstones(database: Path, key: str | None) -> tuple[LoggedErasure, ...
         f"select u.id as user, u.since, t.id from {TOMBSTONE} t join user u on u.id = t.user"
         " where t.id is not null and t.kind in ('turn', 'signal')"
     )
-    with suppress(sqlite3.Error), closing(_open_to_read(database, key)) as db:
+    with (
+        suppress(sqlite3.Error),
+        closing(open_connection(database.absolute(), "mode=ro", timeout=_TIMEOUT, key=key)) as db,
+    ):
         return tuple(
             LoggedErasure("item", f"{user_key(row['user'], row['since'])}/{row['id']}")
             for row in fetch_all(db, sql)
@@ -156,20 +158,16 @@ def read_tombstones(database: Path, key: str | None) -> tuple[LoggedErasure, ...
     return ()
 
 
-def _open_to_read(database: Path, key: str | None) -> sqlite3.Connection:
-    return open_connection(database.absolute(), "mode=ro", timeout=_TIMEOUT, key=key)
-
-
-def find_owners(db: sqlite3.Connection, erasures: Iterable[LoggedErasure]) -> dict[str, set[str]]:
+def find_owners(database: Database, erasures: Iterable[LoggedErasure]) -> dict[str, set[str]]:
     """Return the users of a home by the key of each erasure, as far as they exist."""
     owners: dict[str, set[str]] = {each.owner_key: set() for each in erasures}
-    for row in fetch_all(db, "select id, since from user"):
+    for row in database.fetch_all("select id, since from user"):
         if (key := user_key(row["id"], row["since"])) in owners:
             owners[key].add(row["id"])
     among = "id in (select value from json_each(?))"
     sql = f"select id, user from turn where {among} union select id, user from signal where {among}"
     items = json.dumps(list(owners))
-    for row in fetch_all(db, sql, items, items):
+    for row in database.fetch_all(sql, items, items):
         owners[row["id"]].add(row["user"])
     return owners
 
@@ -179,9 +177,9 @@ def user_key(user: str, since: str) -> str:
     return f"u_{canonical_digest([user, since])[:_KEY_LENGTH]}"
 
 
-def read_user_key(db: sqlite3.Connection, user: str) -> str:
+def read_user_key(database: Database, user: str) -> str:
     """Return what the log calls an existing user."""
-    (row,) = fetch_all(db, "select since from user where id = ?", user)
+    (row,) = database.fetch_all("select since from user where id = ?", user)
     return user_key(user, row["since"])
 
 

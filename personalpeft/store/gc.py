@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import math
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from personalpeft.store.database import Database
 from personalpeft.store.erasure import delete_pending_files
 from personalpeft.store.error_mapping import map_home_errors, read_only_error
 from personalpeft.store.locks import learn_lease
+from personalpeft.store.maintenance import Maintenance
 from personalpeft.store.plugin_data import plugin_folders
 from personalpeft.store.revisions import unnamed_blobs
 from personalpeft.store.store import Store
@@ -61,26 +62,20 @@ def collect_garbage(
     if not dry_run:
         delete_pending_files(store)
     now = store.now()
-    report = GarbageReport(dry_run=dry_run)
+    found: Counter[str] = Counter()
     with map_home_errors(store.home):
+        before = (now - BLOB_AGE).timestamp()
         for done, files in store.blobs.batches():
             progress(done)
-            before = (now - BLOB_AGE).timestamp()
-            deleted = list(_collect_files(store.database, files, before, dry_run))
-            parts = sum(name.endswith(_PART) for name, _ in deleted)
-            report = replace(
-                report,
-                blobs=report.blobs + len(deleted) - parts,
-                parts=report.parts + parts,
-                bytes=report.bytes + sum(size for _, size in deleted),
-            )
+            for name, size in _collect_files(store.database, files, before, dry_run):
+                found.update({"parts" if name.endswith(_PART) else "blobs": 1, "bytes": size})
         for size in _collect_parts(store, dry_run):
-            report = replace(report, parts=report.parts + 1, bytes=report.bytes + size)
+            found.update({"parts": 1, "bytes": size})
         before = (now - SESSION_AGE).timestamp()
         for size in _collect_sessions(store.home / "sessions", before, dry_run):
-            report = replace(report, sessions=report.sessions + 1, bytes=report.bytes + size)
+            found.update({"sessions": 1, "bytes": size})
     progress(1.0)
-    return report
+    return GarbageReport(**found, dry_run=dry_run)
 
 
 def delete_unnamed_blobs(store: Store) -> None:
@@ -104,7 +99,7 @@ def delete_partial_files(store: Store) -> int:
                 count += 1
     with map_home_errors(store.home):
         count += sum(1 for _ in _collect_parts(store, dry_run=False))
-    return count + store.maintenance.delete_unfinished_backups()
+    return count + Maintenance(store).delete_unfinished_backups()
 
 
 def _is_part(path: Path) -> bool:
@@ -120,13 +115,11 @@ def _collect_files(
     old = [path.name for path in files if DIGEST.fullmatch(path.name) and _is_old(path, before)]
     # First without the lock: nearly every blob is named, and a writer should wait only for
     # deletions.
-    with database.read_transaction() as db:
-        unnamed = unnamed_blobs(db, old)
+    unnamed = unnamed_blobs(database, old)
     if not unnamed and not parts:
         return
     with database.exclude_writers():
-        with database.read_transaction() as db:
-            unnamed = unnamed_blobs(db, unnamed)
+        unnamed = unnamed_blobs(database, unnamed)
         blobs = [path for path in files if path.name in unnamed and _is_old(path, before)]
         # Partial files are written under the write lock, which is held here: their writers are
         # dead.

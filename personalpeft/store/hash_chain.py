@@ -15,7 +15,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from personalpeft.ids import check_user_id
-from personalpeft.store.database import Row, fetch_all, fetch_one, has_table, insert_rows
+from personalpeft.store.database import Database, Row, fetch_all, fetch_one, has_table, insert_rows
 from personalpeft.store.error_mapping import sqlite3
 from personalpeft.store.rows import COLUMNS, EntryKind, format_time, unicode_error
 from personalpeft.types import canonical_digest
@@ -81,9 +81,9 @@ def read_contents(db: sqlite3.Connection, user: str, after: int = 0) -> Iterator
             yield table, row
 
 
-def read_chain_head(db: sqlite3.Connection, user: str) -> tuple[int, str]:
+def read_chain_head(database: Database, user: str) -> tuple[int, str]:
     """Return the number and the chain value of a user's last entry."""
-    row = fetch_one(db, "select entries, chain from user where id = ?", user)
+    row = database.fetch_one("select entries, chain from user where id = ?", user)
     return (0, GENESIS) if row is None else (row["entries"], row["chain"])
 
 

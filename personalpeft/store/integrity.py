@@ -216,13 +216,12 @@ def find_lost_blobs(store: Store) -> tuple[LostBlob, ...]:
 def _check_files(store: Store) -> Iterator[Problem]:
     for _, files in store.blobs.batches():
         intact = {path: store.blobs.is_intact(path) for path in files}
-        with store.database.read_transaction() as db:
-            unnamed = unnamed_blobs(db, [path.name for path in files])
+        unnamed = unnamed_blobs(store.database, [path.name for path in files])
         if unnamed:
             # Under the lock no write is unfinished: its file is named by now, or deleted.
-            with store.database.exclude_writers(), store.database.read_transaction() as db:
+            with store.database.exclude_writers():
                 left = [path.name for path in files if path.name in unnamed and path.exists()]
-                unnamed = unnamed_blobs(db, left)
+                unnamed = unnamed_blobs(store.database, left)
         for path, is_intact in intact.items():
             where = str(path.relative_to(store.home))
             if path.name in unnamed:

@@ -202,8 +202,7 @@ class Ledger:
             " select turn from signal where user = ?1 and kind = 'edit'"
             " and json_extract(payload, '$.text') = ?2) order by seq desc"
         )
-        with self._database.read_transaction() as db:
-            return tuple(map(rows.decode_turn, fetch_all(db, sql, user, text)))
+        return tuple(map(rows.decode_turn, self._database.fetch_all(sql, user, text)))
 
     def conversation_links(self, user: str) -> tuple[ConversationLink, ...]:
         """Return the place of each turn in its conversation, oldest first. Raises ``NotFound``."""

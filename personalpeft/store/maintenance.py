@@ -8,20 +8,17 @@ a reply.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
+from personalpeft import host
 from personalpeft.deprecation import RenamedAttributes
 from personalpeft.errors import Busy, InvalidInput
 from personalpeft.store.backup import Backup, back_up, delete_unfinished
-from personalpeft.store.blobs import Blobs, replace_file
-from personalpeft.store.database import Database
-from personalpeft.store.encryption import FileCipher
-from personalpeft.store.erasure_log import ErasureLog
 from personalpeft.store.error_mapping import map_home_errors
 from personalpeft.store.locks import Leases
+from personalpeft.store.store import Store
 
 _MAX_NOTE_BYTES = 4 << 20
 
@@ -38,43 +35,28 @@ class Maintenance(
 ):
     """The maintenance of one open home. Safe to use from several threads and processes."""
 
-    def __init__(
-        self,
-        home: Path,
-        database: Database,
-        blobs: Blobs,
-        cipher: FileCipher,
-        leases: Leases,
-        erasures: ErasureLog,
-        *,
-        now: Callable[[], datetime],
-    ) -> None:
-        self._home = home
-        self._database = database
-        self._blobs = blobs
-        self._cipher = cipher
-        self._leases = leases
-        self._erasures = erasures
-        self._now = now
-        self._activity_mark = home / "locks" / "serving"
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._home = store.home
+        self._activity_mark = store.home / "locks" / "serving"
 
     def exclusive(self, task: str) -> AbstractContextManager[None]:
         """Hold a task of this home against all other processes and threads, without waiting.
 
         Raises as ``Leases.acquire``.
         """
-        return self._leases.acquire(f"upkeep-{task}")
+        return self._store.leases.acquire(f"upkeep-{task}")
 
     def holder(self, task: str) -> str | None:
         """Return the process that holds a task now, as text, or None."""
-        holder = self._leases.holder(f"upkeep-{task}")
+        holder = self._store.leases.holder(f"upkeep-{task}")
         return None if holder is None else str(holder)
 
     def mark_activity(self) -> None:
         """Record that a request is being served now. It never raises."""
-        if self._database.read_only:
+        if self._store.read_only:
             return
-        at = self._now().timestamp()
+        at = self._store.now().timestamp()
         with suppress(OSError):
             try:
                 os.utime(self._activity_mark, (at, at))
@@ -93,17 +75,17 @@ class Maintenance(
     def write_note(self, task: str, text: str) -> None:
         """Save a task's note durably, in place of its last one. Raises ``HomeError``, ``Busy``."""
         path = self._note_path(task)
-        with self._database.write_lock(), map_home_errors(self._home):
+        with self._store.database.write_lock(), map_home_errors(self._home):
             path.parent.mkdir(mode=0o700, exist_ok=True)
-            data = self._cipher.encrypt(text.encode(), path.name, self._cipher.home_key)
-            replace_file(path, data)
+            cipher = self._store.cipher
+            host.replace_file(path, cipher.encrypt(text.encode(), path.name, cipher.home_key))
 
     def read_note(self, task: str) -> str | None:
         """Return a task's last note, or None if none can be read."""
         path = self._note_path(task)
         try:
             with path.open("rb") as file:
-                return self._cipher.decrypt(file.read(_MAX_NOTE_BYTES), path.name).decode()
+                return self._store.cipher.decrypt(file.read(_MAX_NOTE_BYTES), path.name).decode()
         except (OSError, UnicodeDecodeError):
             return None
 
@@ -128,22 +110,20 @@ class Maintenance(
             raise InvalidInput(
                 f"keep must be 1 or more, got {keep}.", hint="Older copies are deleted."
             )
+        store = self._store
         # Files beside the database are written also where that is open for reading.
-        leases = Leases(self._home, now=self._now, read_only=False)
-        read_only = self._database.read_only
+        leases = Leases(store.home, now=store.now, read_only=False)
         with leases.acquire("upkeep-backup"):
             # First, so that a killed copy lies in a folder that the home knows.
-            with nullcontext() if read_only else self._database.write_lock():
-                self._erasures.copy_to(folder)
-            return back_up(
-                self._database, self._blobs, self._cipher, folder, now=self._now(), keep=keep
-            )
+            with nullcontext() if store.read_only else store.database.write_lock():
+                store.erasures.copy_to(folder)
+            return back_up(store, folder, keep)
 
     def delete_unfinished_backups(self) -> int:
         """Delete what killed backups left in the known folders; return how many there were."""
         count = 0
         with suppress(Busy), self.exclusive("backup"):
-            for folder in self._erasures.folders():
+            for folder in self._store.erasures.folders():
                 with suppress(OSError):  # Its drive may be away.
                     count += delete_unfinished(folder)
         return count

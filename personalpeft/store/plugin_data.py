@@ -19,7 +19,7 @@ from pathlib import Path
 
 from personalpeft import host
 from personalpeft.errors import Damaged, HomeError
-from personalpeft.store.blobs import DIGEST, replace_file
+from personalpeft.store.blobs import DIGEST
 from personalpeft.store.database import create_file, open_connection
 from personalpeft.store.encryption import FileCipher
 from personalpeft.store.error_mapping import map_home_errors, sqlite3
@@ -131,7 +131,7 @@ def write_file(path: Path, data: bytes, cipher: FileCipher) -> None:
     Raises:
         OSError: It cannot be written.
     """
-    replace_file(path, cipher.encrypt(data, path.name, cipher.home_key))
+    host.replace_file(path, cipher.encrypt(data, path.name, cipher.home_key))
 
 
 def read_file(path: Path, cipher: FileCipher) -> bytes | None:

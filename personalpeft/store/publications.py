@@ -23,15 +23,13 @@ class Publications:
 
     def users(self) -> frozenset[str]:
         """Return the users of whom anything is recorded."""
-        with self._database.read_transaction() as db:
-            found = fetch_all(db, "select distinct user from publication")
+        found = self._database.fetch_all("select distinct user from publication")
         return frozenset(row["user"] for row in found)
 
     def folders(self, user: str) -> tuple[str, ...]:
         """Return the folders in which anything of a user is recorded."""
         sql = "select distinct folder from publication where user = ? order by folder"
-        with self._database.read_transaction() as db:
-            return tuple(row["folder"] for row in fetch_all(db, sql, user))
+        return tuple(row["folder"] for row in self._database.fetch_all(sql, user))
 
     def set_current(self, user: str, folder: str, digest: str | None) -> None:
         """Record the stack of a user in a folder. The one before becomes a former one.
@@ -42,8 +40,7 @@ class Publications:
             digest: The stack's digest, or None if nothing of the user lies there.
         """
         sql = "select digest from publication where user = ? and folder = ? and is_current = 1"
-        with self._database.read_transaction() as db:
-            current = fetch_one(db, sql, user, folder)
+        current = self._database.fetch_one(sql, user, folder)
         if digest == (current["digest"] if current else None):
             return
         with self._database.write_transaction() as db:
@@ -61,15 +58,13 @@ class Publications:
             " and not exists (select 1 from publication o where o.folder = p.folder"
             " and o.digest = p.digest and o.is_current = 1) order by digest"
         )
-        with self._database.read_transaction() as db:
-            return tuple(row["digest"] for row in fetch_all(db, sql, user, folder))
+        return tuple(row["digest"] for row in self._database.fetch_all(sql, user, folder))
 
     def delete_former_stacks(self, user: str, folder: str) -> None:
         """Delete the records of a user's former stacks in a folder, after their files."""
         where = "from publication where user = ? and folder = ? and is_current = 0"
-        with self._database.read_transaction() as db:
-            if fetch_one(db, f"select 1 {where}", user, folder) is None:
-                return
+        if self._database.fetch_one(f"select 1 {where}", user, folder) is None:
+            return
         with self._database.write_transaction() as db:
             db.execute(f"delete {where}", [user, folder])
 

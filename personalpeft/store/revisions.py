@@ -17,7 +17,7 @@ from personalpeft.errors import Damaged, InvalidInput
 from personalpeft.ids import check_layer_name
 from personalpeft.store import rows
 from personalpeft.store.blobs import DIGEST
-from personalpeft.store.database import Row, fetch_all, fetch_one
+from personalpeft.store.database import Database, Row, fetch_all, fetch_one
 from personalpeft.store.error_mapping import sqlite3
 from personalpeft.store.hash_chain import NewEntry, append_entries
 from personalpeft.store.id_lookup import resolve_id, resolve_user
@@ -88,8 +88,10 @@ def record_revision(
     revision = _resolve_references(db, revision, trained=not known)
     user, layer = revision.user, revision.layer
     ensure_layer(db, user, layer)
-    entries = [] if known else [_revision_entry(revision)]
-    entries += _judgement_entries(revision, report, at)
+    below = rows.encode_entries(revision.below)
+    row = rows.encode("revision", revision, below=below)
+    entries = [] if known else [NewEntry("revision", row)]
+    entries += judgement_entries(revision, report, at)
     before = read_head(db, user, layer)
     moves = promote and before != revision.id
     if moves:
@@ -135,23 +137,6 @@ def record_roles(
         " on conflict do nothing",
         [(user, revision, signal, layer, role) for signal, role in roles.items()],
     )
-
-
-def record_judgement(
-    db: sqlite3.Connection, revision: Revision, report: Json, at: datetime
-) -> None:
-    """Record a judgement of a recorded revision.
-
-    Args:
-        db: A connection in a write transaction.
-        revision: The revision with its new verdict, reason, scores and signals.
-        report: The report of the learn that judged it.
-        at: The time of the judgement.
-
-    Raises:
-        InvalidInput: The scores or the report are not valid JSON.
-    """
-    append_entries(db, revision.user, _judgement_entries(revision, report, at))
 
 
 def record_move(db: sqlite3.Connection, move: HeadMove) -> None:
@@ -227,11 +212,10 @@ def first_roles(judgements: Iterable[Row]) -> dict[str, dict[str, str]]:
     return roles
 
 
-def unnamed_blobs(db: sqlite3.Connection, names: Collection[str]) -> frozenset[str]:
+def unnamed_blobs(database: Database, names: Collection[str]) -> frozenset[str]:
     """Return those file names that are no digest, or one that no revision of any user names."""
     digests = [name for name in names if DIGEST.fullmatch(name)]
-    unnamed = fetch_all(
-        db,
+    unnamed = database.fetch_all(
         "select value from json_each(?)"
         " where not exists (select 1 from revision r where r.digest = value)",
         json.dumps(digests),
@@ -239,12 +223,8 @@ def unnamed_blobs(db: sqlite3.Connection, names: Collection[str]) -> frozenset[s
     return frozenset(names) - frozenset(digests) | {row["value"] for row in unnamed}
 
 
-def _revision_entry(revision: Revision) -> NewEntry:
-    below = rows.encode_entries(revision.below)
-    return NewEntry("revision", rows.encode("revision", revision, below=below))
-
-
-def _judgement_entries(revision: Revision, report: Json, at: datetime) -> list[NewEntry]:
+def judgement_entries(revision: Revision, report: Json, at: datetime) -> list[NewEntry]:
+    """Return the entries of a judgement of a revision: its verdict and the report of its learn."""
     judgement = rows.encode("judgement", revision, revision=revision.id, at=at)
     body = rows.encode("report", revision=revision.id, at=at, body=report)
     return [NewEntry("judgement", judgement), NewEntry("report", body)]

@@ -8,9 +8,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Self
 
+from personalpeft import host
 from personalpeft.errors import Damaged
 from personalpeft.ids import check_layer_name, check_user_id
-from personalpeft.store.blobs import Blobs, replace_file
+from personalpeft.store.blobs import Blobs
 from personalpeft.store.catalog import Catalog
 from personalpeft.store.database import Database
 from personalpeft.store.encryption import FileCipher, HomeKeys
@@ -19,7 +20,6 @@ from personalpeft.store.error_mapping import map_home_errors, read_only_error
 from personalpeft.store.exports import Exports
 from personalpeft.store.ledger import Ledger
 from personalpeft.store.locks import Leases
-from personalpeft.store.maintenance import Maintenance
 from personalpeft.store.publications import Publications
 
 
@@ -50,9 +50,6 @@ class Store:
         self.publications = Publications(database)
         self.exports = Exports(database, now)
         self.erasures = ErasureLog(home)
-        self.maintenance = Maintenance(
-            home, database, self.blobs, self.cipher, self.leases, self.erasures, now=now
-        )
 
     @property
     def read_only(self) -> bool:
@@ -77,10 +74,10 @@ class Store:
         data = self.cipher.encrypt(data, path.name, self.cipher.user_key(user))
         with map_home_errors(self.home):
             try:
-                replace_file(path, data)
+                host.replace_file(path, data)
             except FileNotFoundError:  # The first one, or a collection deleted the empty folder.
                 path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                replace_file(path, data)
+                host.replace_file(path, data)
 
     def load_session(self, user: str, layer: str) -> bytes | None:
         """Return the last saved state, or None."""

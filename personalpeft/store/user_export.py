@@ -11,9 +11,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, get_args
+from typing import Any
+
+from pydantic import TypeAdapter
 
 from personalpeft.errors import Damaged, InvalidInput, PersonalFileError
+from personalpeft.formatting import to_json
 from personalpeft.ids import check_user_id
 from personalpeft.store import rows
 from personalpeft.store.database import Row, fetch_all, fetch_one, insert_rows
@@ -30,10 +33,11 @@ from personalpeft.store.id_lookup import resolve_user
 from personalpeft.store.revisions import first_roles
 from personalpeft.store.rows import COLUMNS, KINDS, TOMBSTONE, Column, EntryKind
 from personalpeft.store.store import Store
-from personalpeft.types import Revision, Role, StackEntry, is_number
+from personalpeft.types import Revision, Turn, canonical_json
 
 _LEDGER_KINDS = frozenset({"turn", "signal", "retraction"})
 _LAYER_COLUMNS = ("name", "born", "head", "weight", "scope")
+_TURN, _REVISION = TypeAdapter(Turn), TypeAdapter(Revision)
 _HINT = "The file is damaged, or was not written by personalpeft; export it again from its origin."
 
 
@@ -181,26 +185,16 @@ def insert_user(
     try:
         with store.database.write_transaction() as db:
             _insert_rows(db, export, user, rows.format_time(store.now()), reason_prefix)
-            put_files(store, user, files, db)
+            put_files(store, user, files)
     except sqlite3.IntegrityError as error:
         raise PersonalFileError(
             f"The rows of {export.user} do not fit together.", hint=_HINT
         ) from error
 
 
-def put_files(store: Store, user: str, files: Mapping[str, bytes], db: sqlite3.Connection) -> None:
-    """Store packed adapters.
-
-    Args:
-        store: The open home.
-        user: The user.
-        files: Their bytes by digest.
-        db: A connection in a transaction.
-
-    Raises:
-        PersonalFileError: One has another digest.
-    """
-    written = store.blobs.put_many(((user, data) for data in files.values()), db=db)
+def put_files(store: Store, user: str, files: Mapping[str, bytes]) -> None:
+    """Store packed adapters by digest. Raises ``PersonalFileError`` if one has another digest."""
+    written = store.blobs.put_many((user, data) for data in files.values())
     for digest, found in zip(files, written, strict=True):
         if digest != found:
             raise PersonalFileError(f"{digest} does not match its digest.", hint=_HINT)
@@ -233,13 +227,9 @@ def _insert_rows(
         return
     judgements = (
         {**row, "reason": f"{reason_prefix}: {row['reason']}", "at": at}
-        for row in _newest_judgements(export).values()
+        for row in {each["revision"]: each for each in export.contents("judgement")}.values()
     )
     append_entries(db, user, (NewEntry("judgement", row) for row in judgements))
-
-
-def _newest_judgements(export: UserExport) -> dict[str, Row]:
-    return {row["revision"]: row for row in export.contents("judgement")}
 
 
 def decode_revisions(
@@ -262,8 +252,7 @@ def decode_revisions(
     for row in revisions:
         signals = {"signals": json.dumps(roles.get(row["id"], {}))}
         revision = rows.decode_revision({**newest[row["id"]], **signals, **row, "user": user})
-        if not _are_entries(revision.below):
-            raise ValueError(revision.id)
+        _check_types(_REVISION, revision)
         decoded.append(revision)
     return tuple(decoded)
 
@@ -273,20 +262,18 @@ def _decode_all(export: UserExport) -> tuple[Revision, ...]:
     user = {"user": export.user}
     for row in export.contents("turn"):
         turn = rows.decode_turn(row | user)
-        sampling = turn.sampling
-        numbers = (sampling.temperature, sampling.top_p, sampling.max_tokens, sampling.seed)
-        is_valid = (
-            turn.messages
-            and all(m.role in get_args(Role) and isinstance(m.content, str) for m in turn.messages)
-            and all(map(is_number, numbers))
-            and _are_texts([*turn.used, *sampling.stop, turn.stack.base])
-            and _are_entries(turn.stack.entries)
-        )
-        if not is_valid:
+        _check_types(_TURN, turn)
+        if not turn.messages:
             raise ValueError(turn.id)
     for row in export.contents("signal"):
         rows.decode_signal(row | user)
     return decode_revisions(export.user, export.contents("revision"), export.contents("judgement"))
+
+
+def _check_types(adapter: TypeAdapter[Any], value: object) -> None:
+    """Check the types of all nested values. Raises ``ValueError``."""
+    # As JSON, since in Python pydantic's strict mode checks nothing inside a dataclass.
+    adapter.validate_json(canonical_json(to_json(value)), strict=True)
 
 
 def _check_columns(entry: Entry) -> None:
@@ -331,11 +318,3 @@ def _is_time(text: str) -> bool:
         return rows.format_time(rows.parse_time(text)) == text
     except (ValueError, OverflowError):
         return False
-
-
-def _are_texts(values: Iterable[object]) -> bool:
-    return all(isinstance(value, str) for value in values)
-
-
-def _are_entries(entries: Iterable[StackEntry]) -> bool:
-    return all(_are_texts((e.layer, e.revision, e.digest)) and is_number(e.weight) for e in entries)

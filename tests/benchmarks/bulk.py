@@ -57,7 +57,7 @@ def add_revisions(
                     )
                     files[revision.user, revision.digest] = each.blob
                     added += 1
-            store.blobs.put_many(((user, blob) for (user, _), blob in files.items()), db=db)
+            store.blobs.put_many((user, blob) for (user, _), blob in files.items())
         done += len(batch)
         progress(done)
     return added

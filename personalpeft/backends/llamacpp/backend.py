@@ -17,8 +17,8 @@ from personalpeft.backends.llamacpp.context_pool import CHUNK, ContextPool, Memo
 from personalpeft.backends.llamacpp.cpu_probe import probe_cpu
 from personalpeft.backends.llamacpp.scoring import Scorer
 from personalpeft.backends.thread_governor import ThreadGovernor, thread_counts
-from personalpeft.base_models.gguf.file import resolve_gguf_file
 from personalpeft.base_models.gguf.tensor_names import GgufNames, gguf_names
+from personalpeft.base_models.gguf.writer import resolve_gguf_file
 from personalpeft.base_models.types import Base
 
 # Activations are rounded to 8 bits in blocks, so numbers may change with how many tokens one call

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from personalpeft.base_models.gguf.header import GgufHeader, read_header
+from personalpeft.base_models.types import usable_sampling
 from personalpeft.errors import WeightsError
 
 _BLOCK = ("attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm")
@@ -50,6 +51,11 @@ _ENDS = (
     "<eos>",
     "</s>",
 )
+_SAMPLING = {
+    "temperature": "general.sampling.temp",
+    "top_p": "general.sampling.top_p",
+    "top_k": "general.sampling.top_k",
+}
 _T = TypeVar("_T")
 _OTHER_FILE = "Give a folder in Hugging Face format instead: its architecture may be supported."
 
@@ -92,11 +98,7 @@ def describe_gguf(path: Path) -> GgufFacts:
     _check_tensors(fields, architecture, blocks)
     _check_rope(fields, architecture)
     tokens, control = _check_tokenizer(fields)
-    heads = fields.size("attention.head_count")
-    head_dim = (
-        fields.optional_size("attention.key_length") or fields.size("embedding_length") // heads
-    )
-    kv_heads = fields.optional_size("attention.head_count_kv") or heads
+    _, kv_heads, head_dim = fields.heads()
     bos, eos, turn = (fields.token(name, tokens) for name in ("bos", "eos", "eot"))
     spelled = set(control)
     ends = [end for end in _ENDS if end in spelled]
@@ -119,7 +121,9 @@ def describe_gguf(path: Path) -> GgufFacts:
         stop_tokens=tuple(dict.fromkeys(each for each in (turn, *ends, eos) if each)),
         bos=bos,
         eos=eos,
-        sampling=_sampling(header.metadata),
+        sampling=usable_sampling(
+            {name: header.metadata.get(key) for name, key in _SAMPLING.items()}
+        ),
         kv_bytes=2 * 2 * blocks * kv_heads * head_dim,
         header=header.digest,
     )
@@ -156,6 +160,13 @@ class _Fields:
                 f"{self.architecture}.{key} must be a positive number, got {value!a:.60}."
             )
         return value
+
+    def heads(self) -> tuple[int, int, int]:
+        """Return the attention heads, those of keys and values, and the size of a head."""
+        heads = self.size("attention.head_count")
+        kv_heads = self.optional_size("attention.head_count_kv") or heads
+        dim = self.optional_size("attention.key_length") or self.size("embedding_length") // heads
+        return heads, kv_heads, dim
 
     def token(self, name: str, tokens: tuple[str, ...]) -> str:
         number = self.header.metadata.get(f"tokenizer.ggml.{name}_token_id")
@@ -202,9 +213,7 @@ def _check_tensors(fields: _Fields, architecture: str, blocks: int) -> None:
             _OTHER_FILE,
         )
     hidden, inner = fields.size("embedding_length"), fields.size("feed_forward_length")
-    heads = fields.size("attention.head_count")
-    kv_heads = fields.optional_size("attention.head_count_kv") or heads
-    dim = fields.optional_size("attention.key_length") or hidden // heads
+    heads, kv_heads, dim = fields.heads()
     if fields.optional_size("attention.value_length") not in (None, dim):
         raise fields.fail("has values of another size than keys.", _OTHER_FILE)
     shapes = {
@@ -233,9 +242,7 @@ def _check_rope(fields: _Fields, architecture: str) -> None:
         raise fields.fail(
             f"scales its positions by {scaling!a:.30}, which is not read from GGUF.", _OTHER_FILE
         )
-    dim = fields.optional_size("attention.key_length") or (
-        fields.size("embedding_length") // fields.size("attention.head_count")
-    )
+    _, _, dim = fields.heads()
     if fields.optional_size("rope.dimension_count") not in (None, dim):
         raise fields.fail("rotates a part of each head, which is not read from GGUF.", _OTHER_FILE)
 
@@ -278,15 +285,3 @@ def _quantisation(header: GgufHeader, counts: Mapping[int, int]) -> str:
     if type(named) is int and named in names:
         return re.sub("^(MOSTLY|ALL)_", "", names[named])
     return GGMLQuantizationType(max(counts, key=lambda kind: counts[kind])).name
-
-
-def _sampling(metadata: Mapping[str, Any]) -> dict[str, float | int]:
-    found: dict[str, float | int] = {}
-    for key, name, low, high in (("temp", "temperature", 0, 10), ("top_p", "top_p", 1e-6, 1)):
-        value = metadata.get(f"general.sampling.{key}")
-        if isinstance(value, float | int) and math.isfinite(value) and low <= value <= high:
-            found[name] = round(float(value), 4)
-    top_k = metadata.get("general.sampling.top_k")
-    if type(top_k) is int and 0 <= top_k < 2**31:
-        found["top_k"] = top_k
-    return found

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from personalpeft.base_models.gguf.header import GgufHeader, read_header
+from personalpeft.base_models.gguf.header import read_header
 
 if TYPE_CHECKING:
     from gguf import GGMLQuantizationType
@@ -78,15 +78,11 @@ class MappedTensor:
         return dequantize(data, kind).astype(np.float32, copy=False)
 
 
-def map_gguf(path: Path, header: GgufHeader | None = None) -> Mapping[str, MappedTensor]:
-    """Return the tensors of a file by name. ``header`` is that of the file, if it was read.
-
-    Raises:
-        WeightsError: The file is damaged.
-    """
+def map_gguf(path: Path) -> Mapping[str, MappedTensor]:
+    """Return the tensors of a file by name. Raises ``WeightsError`` for a damaged file."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-    header = header or read_header(path)
+    header = read_header(path)
     with path.open("rb") as file:
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     tensors = {}

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from personalpeft.base_models.files import read_json
+from personalpeft.base_models.files import head_sizes, read_json
 from personalpeft.base_models.types import Base
 from personalpeft.errors import WeightsError
 
@@ -59,11 +59,8 @@ class GgufNames:
         """
         architecture, heads = ARCHITECTURES[kind], {}
         if architecture in ROTATED_BY_PAIRS:
-            queries = int(config["num_attention_heads"])
-            heads = {
-                "self_attn.q_proj": queries,
-                "self_attn.k_proj": int(config.get("num_key_value_heads") or queries),
-            }
+            queries, keys, _ = head_sizes(config)
+            heads = {"self_attn.q_proj": queries, "self_attn.k_proj": keys}
         return cls(architecture, config, blocks, block_path, heads)
 
     @property
@@ -74,9 +71,7 @@ class GgufNames:
     @property
     def bytes_per_token(self) -> int:
         """The size of one token's keys and values."""
-        heads = int(self.config["num_attention_heads"])
-        size = int(self.config.get("head_dim") or int(self.config["hidden_size"]) // heads)
-        kv_heads = int(self.config.get("num_key_value_heads") or heads)
+        _, kv_heads, size = head_sizes(self.config)
         return self.blocks * 2 * kv_heads * size * (4 if self.full else 2)
 
     def tensor(self, name: str) -> str:

@@ -18,10 +18,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from personalpeft.base_models.files import gguf_parts, joined, read_json
+from personalpeft.base_models.cache import cached_entry
+from personalpeft.base_models.files import head_sizes, read_json
+from personalpeft.base_models.gguf.file import CACHED_FILE, gguf_file
 from personalpeft.base_models.gguf.tensor_names import GgufNames
 from personalpeft.base_models.types import Base
 from personalpeft.errors import WeightsError
+from personalpeft.types import Json, canonical_digest
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter
@@ -42,6 +45,27 @@ _WORDS = (
 SPLITTING_PATTERNS = {"llama-bpe": _WORDS % r"\p{N}{1,3}", "qwen2": _WORDS % r"\p{N}"}
 """Pre-tokenizers' patterns by llama.cpp's names for them."""
 _NAMES = {pattern: name for name, pattern in SPLITTING_PATTERNS.items()}
+
+
+def resolve_gguf_file(base: Base, names: GgufNames) -> Path:
+    """Return a base as one GGUF file: its source, or a file of the cache.
+
+    Args:
+        base: The base.
+        names: Its tensor names in GGUF files.
+
+    Raises:
+        WeightsError: llama.cpp cannot compute the base, or the file cannot be written.
+    """
+    if file := gguf_file(base.card, base.cache):
+        return file
+
+    def make(into: Path) -> Json:
+        write_gguf(base, names, into / CACHED_FILE)
+        return {}
+
+    key = canonical_digest([base.digest, "gguf"])
+    return cached_entry(base.card, key, f"{FORMAT}.0", base.cache, make).folder / CACHED_FILE
 
 
 def write_gguf(
@@ -157,14 +181,15 @@ def _write_shape_fields(writer: GGUFWriter, names: GgufNames) -> None:
             )
         return config[key]
 
-    heads = int(required("num_attention_heads"))
-    size = int(config.get("head_dim") or int(required("hidden_size")) // heads)
+    hidden = int(required("hidden_size"))
+    required("num_attention_heads")
+    heads, kv_heads, size = head_sizes(config)
     writer.add_block_count(names.blocks)
     writer.add_context_length(int(required("max_position_embeddings")))
-    writer.add_embedding_length(int(required("hidden_size")))
+    writer.add_embedding_length(hidden)
     writer.add_feed_forward_length(int(required("intermediate_size")))
     writer.add_head_count(heads)
-    writer.add_head_count_kv(int(config.get("num_key_value_heads") or heads))
+    writer.add_head_count_kv(kv_heads)
     writer.add_key_length(size)
     writer.add_value_length(size)
     writer.add_rope_dimension_count(size)
@@ -252,8 +277,8 @@ def _rows(names: GgufNames, name: str, tensor: Tensor, kind: np.dtype[Any]) -> n
 
 def _tokenizer_writer(base: Base) -> Callable[[GGUFWriter], None] | None:
     """Return what writes the base's tokenizer, or None if llama.cpp does not support its kind."""
-    if base.card.source.kind in ("package", "gguf"):
-        return partial(_copy_tokenizer, base)
+    if file := gguf_file(base.card, base.cache):
+        return partial(_copy_tokenizer, base, file)
     content = json.loads((base.folder / "tokenizer.json").read_text("utf-8"))
     pre_tokenizer = _pre_tokenizer(content)
     # llama.cpp needs merges.
@@ -266,15 +291,14 @@ def _tokenizer_writer(base: Base) -> Callable[[GGUFWriter], None] | None:
     return partial(_write_tokenizer_fields, base, content, pre_tokenizer)
 
 
-def _copy_tokenizer(base: Base, writer: GGUFWriter) -> None:
+def _copy_tokenizer(base: Base, file: Path, writer: GGUFWriter) -> None:
     """Copy the fields of the GGUF file that the base comes from."""
     from gguf import GGUFReader, GGUFValueType
 
-    with joined(gguf_parts(base.card)) as file:
-        for key, field in GGUFReader(file).fields.items():
-            if key.startswith("tokenizer.") and key != "tokenizer.chat_template":
-                inner = field.types[-1] if field.types[0] == GGUFValueType.ARRAY else None
-                writer.add_key_value(key, field.contents(), field.types[0], inner)
+    for key, field in GGUFReader(file).fields.items():
+        if key.startswith("tokenizer.") and key != "tokenizer.chat_template":
+            inner = field.types[-1] if field.types[0] == GGUFValueType.ARRAY else None
+            writer.add_key_value(key, field.contents(), field.types[0], inner)
     writer.add_chat_template(base.template)
 
 

@@ -38,7 +38,7 @@ from personalpeft.learning.outcomes import LearnOutcome, MoveCause, Reason, Reas
 from personalpeft.learning.report import LearnReport
 from personalpeft.store.locks import learn_lease
 from personalpeft.store.store import Store
-from personalpeft.types import USER_SOURCE, HeadMove, Revision, Signal, SignalKind, Verdict
+from personalpeft.types import USER_SOURCE, Revision, Signal, SignalKind, Verdict
 
 MIN_HISTORY = 20
 """Earlier replies with feedback, from which on rates can be compared."""
@@ -265,9 +265,15 @@ def _end_probation(
     )
     verdict = Verdict.REFUSED if is_withdrawn else Verdict.PROMOTED
     judged = replace(revision, verdict=verdict, reason=report.reason, probation=False)
-    after = previous if is_withdrawn else revision.id
-    move = HeadMove(revision.user, revision.layer, revision.id, after, MoveCause.WITHDRAWN, at)
-    return report if store.catalog.add_judgement(judged, report.as_json(), move=move) else None
+    is_recorded = store.catalog.switch_heads(
+        revision.user,
+        {revision.layer: previous if is_withdrawn else revision.id},
+        expected={revision.layer: revision.id},
+        judged=[(judged, report.as_json())],
+        base=revision.base,
+        cause=MoveCause.WITHDRAWN,
+    )
+    return report if is_recorded else None
 
 
 def _load_feedback(

@@ -12,8 +12,8 @@ from app_makers import Shell
 
 import personalpeft
 from personalpeft.backends.llamacpp.cpu_probe import probe_cpu
-from personalpeft.base_models.card_writer import card_text
 from personalpeft.base_models.gguf.file import source_gguf_file
+from personalpeft.base_models.model_card import card_text
 from personalpeft.base_models.registry import find_card
 from personalpeft.base_models.types import Source
 

@@ -35,9 +35,8 @@ from personalpeft.backends.llamacpp import backend as reckoning
 from personalpeft.backends.llamacpp.backend import LlamaCppBackend, context_bytes
 from personalpeft.backends.llamacpp.binding import ContextParams, Model
 from personalpeft.backends.llamacpp.context_pool import CHUNK
-from personalpeft.base_models.gguf.file import resolve_gguf_file
 from personalpeft.base_models.gguf.tensor_names import gguf_names
-from personalpeft.base_models.gguf.writer import write_gguf
+from personalpeft.base_models.gguf.writer import resolve_gguf_file, write_gguf
 from personalpeft.base_models.types import Base
 from personalpeft.errors import WeightsError
 from personalpeft.types import Message, Sampling

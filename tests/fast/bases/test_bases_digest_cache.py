@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from personalpeft.base_models.cache import find_changed_files
 from personalpeft.base_models.digest_cache import sealed_digest
 from personalpeft.base_models.files import hash_files
-from personalpeft.base_models.resolve import find_changed_files, resolve_base
+from personalpeft.base_models.resolve import resolve_base
 from personalpeft.base_models.types import Base
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="seals need a time of change")

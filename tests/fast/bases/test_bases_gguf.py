@@ -15,9 +15,8 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
 
-from personalpeft.base_models.gguf.file import resolve_gguf_file
 from personalpeft.base_models.gguf.tensor_names import gguf_names
-from personalpeft.base_models.gguf.writer import weights_of, write_gguf
+from personalpeft.base_models.gguf.writer import resolve_gguf_file, weights_of, write_gguf
 from personalpeft.base_models.types import Base
 
 Weights = Callable[[], Iterator[tuple[str, torch.Tensor]]]
@@ -112,7 +111,7 @@ _KILLED = """
 import os, signal, sys
 from dataclasses import replace
 from pathlib import Path
-from personalpeft.base_models.gguf import file as gguf_file
+from personalpeft.base_models.gguf import writer
 from personalpeft.base_models.gguf.tensor_names import gguf_names
 from personalpeft.base_models.resolve import resolve_base
 from personalpeft.base_models.registry import find_card
@@ -121,9 +120,9 @@ def write(base, names, into):
     into.write_bytes(b"half")
     os.kill(os.getpid(), signal.SIGKILL)
 
-gguf_file.write_gguf = write
+writer.write_gguf = write
 base = resolve_base(find_card("tiny-random"), cache=Path(sys.argv[1]))
-gguf_file.resolve_gguf_file(replace(base, cache=Path(sys.argv[2])), gguf_names(base))
+writer.resolve_gguf_file(replace(base, cache=Path(sys.argv[2])), gguf_names(base))
 """
 
 
@@ -135,7 +134,7 @@ def test_partial_file_of_a_killed_process_is_not_used(
         [sys.executable, "-c", _KILLED, str(tiny_cache), str(tmp_path)], check=False
     )
     assert killed.returncode == -signal.SIGKILL
-    assert len([path for path in (tmp_path / "gguf").iterdir() if path.is_dir()]) == 1
+    assert len(list(tmp_path.glob("bases/*.tmp-*"))) == 1
     file = resolve_gguf_file(replace(tiny, cache=tmp_path), gguf_names(tiny))
     assert GGUFReader(file).tensors
-    assert [path for path in (tmp_path / "gguf").iterdir() if path.is_dir()] == []
+    assert list(tmp_path.glob("bases/*.tmp-*")) == []

@@ -18,10 +18,9 @@ from gguf_models import CONFIGS, TEMPLATE, write_model
 from safetensors.torch import load_file
 
 from personalpeft import host
-from personalpeft.base_models.card_writer import card_text, write_card
 from personalpeft.base_models.gguf.header import read_header
 from personalpeft.base_models.local_models import inspect_local_model, recipe
-from personalpeft.base_models.model_card import parse_card, read_card
+from personalpeft.base_models.model_card import card_text, parse_card, read_card, write_card
 from personalpeft.base_models.model_files import find_models
 from personalpeft.base_models.resolve import resolve_base, unpacked_folder
 from personalpeft.base_models.types import Base, ModelCard, Source

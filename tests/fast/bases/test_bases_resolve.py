@@ -27,17 +27,13 @@ from personalpeft.adapters.compose import compose
 from personalpeft.adapters.merge import write_merged_folder
 from personalpeft.backends.tokenizer import ChatTokenizer
 from personalpeft.backends.torch.backend import TorchBackend
+from personalpeft.base_models.cache import collect_bases, find_changed_files
 from personalpeft.base_models.chat_template import render_chat
-from personalpeft.base_models.gguf.file import resolve_gguf_file
 from personalpeft.base_models.gguf.tensor_names import gguf_names
+from personalpeft.base_models.gguf.writer import resolve_gguf_file
 from personalpeft.base_models.mapped_weights import map_weights
 from personalpeft.base_models.registry import find_card
-from personalpeft.base_models.resolve import (
-    collect_bases,
-    find_changed_files,
-    resolve_base,
-    unpacked_folder,
-)
+from personalpeft.base_models.resolve import resolve_base, unpacked_folder
 from personalpeft.base_models.types import Base, ModelCard, Source
 from personalpeft.errors import CardError, WeightsError
 from personalpeft.types import Message

@@ -14,8 +14,8 @@ from runtime_makers import ask, greedy, open_runtime, quick_card, style
 import personalpeft
 from personalpeft import NotFound, Serving, User, host
 from personalpeft.backends.choice import ChoiceReason, choose_backend, describe_choice
-from personalpeft.base_models.card_writer import write_card
 from personalpeft.base_models.local_models import inspect_local_model
+from personalpeft.base_models.model_card import write_card
 from personalpeft.base_models.registry import find_card
 from personalpeft.base_models.types import Base
 

@@ -12,7 +12,7 @@ from store_makers import BASE, add_fact, add_revision, add_turn, opened, packed
 from personalpeft.errors import BaseMismatch, Damaged, InvalidId, InvalidInput, NotFound
 from personalpeft.store.integrity import verify
 from personalpeft.store.store import Store
-from personalpeft.types import HeadMove, Stack, StackEntry, Verdict
+from personalpeft.types import Json, Revision, Stack, StackEntry, Verdict
 
 
 @pytest.fixture
@@ -200,13 +200,26 @@ def test_identical_revision_is_judged_again_and_keeps_its_earlier_verdict(
     assert verify(ada) == ()
 
 
+def judge(
+    store: Store, revision: Revision, report: Json, *, before: str, after: str | None
+) -> bool:
+    """Judge a revision of a style and move the head."""
+    return store.catalog.switch_heads(
+        revision.user,
+        {"style": after},
+        expected={"style": before},
+        judged=[(revision, report)],
+        base=revision.base,
+        cause="withdrawn",
+    )
+
+
 def test_head_is_judged_again_and_moved_in_one_step(ada: Store) -> None:
     first, second = add_revision(ada, b"first"), add_revision(ada, b"second", probation=True)
     worse = replace(
         second, verdict=Verdict.REFUSED, reason="withdrawn: nobody liked it", probation=False
     )
-    back = HeadMove("ada", "style", second.id, first.id, "withdrawn", second.at)
-    assert ada.catalog.add_judgement(worse, {"event": "withdrawn"}, move=back)
+    assert judge(ada, worse, {"event": "withdrawn"}, before=second.id, after=first.id)
     assert ada.catalog.revision("ada", second.id) == worse
     assert [layer.head for layer in ada.catalog.layers("ada")] == [first.id]
     assert [(m.before, m.after, m.cause) for m in ada.catalog.head_moves("ada")][-1] == (
@@ -215,11 +228,9 @@ def test_head_is_judged_again_and_moved_in_one_step(ada: Store) -> None:
         "withdrawn",
     )
     assert ada.catalog.reports("ada")[-1] == {"event": "withdrawn"}
-    assert not ada.catalog.add_judgement(worse, {"event": "again"}, move=back)
-    stays = replace(back, before=first.id, after=first.id)
-    assert ada.catalog.add_judgement(
-        replace(first, reason="confirmed"), {"event": "confirmed"}, move=stays
-    )
+    assert not judge(ada, worse, {"event": "again"}, before=second.id, after=first.id)
+    confirmed = replace(first, reason="confirmed")
+    assert judge(ada, confirmed, {"event": "confirmed"}, before=first.id, after=first.id)
     assert len(ada.catalog.head_moves("ada")) == 3
     assert verify(ada) == ()
 
@@ -227,9 +238,9 @@ def test_head_is_judged_again_and_moved_in_one_step(ada: Store) -> None:
 def test_head_never_moves_back_to_an_unservable_revision(ada: Store) -> None:
     first, second = add_revision(ada, b"first"), add_revision(ada, b"second")
     ada.blobs.path(first.digest).unlink()
-    back = HeadMove("ada", "style", second.id, first.id, "withdrawn", second.at)
+    worse = replace(second, reason="withdrawn")
     with pytest.raises(Damaged):
-        ada.catalog.add_judgement(replace(second, reason="withdrawn"), {}, move=back)
+        judge(ada, worse, {}, before=second.id, after=first.id)
     assert ada.catalog.revision("ada", second.id) == second
 
 

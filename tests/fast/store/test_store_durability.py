@@ -133,18 +133,19 @@ def test_full_disk_during_a_backup_is_an_error_and_leaves_no_copy(home: Path) ->
     script = """
 import resource
 from personalpeft.errors import HomeError
+from personalpeft.store.maintenance import Maintenance
 store = opened(home)
 for _ in range(100):
     add_fact(store, text="x" * 3000)
 largest = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, largest))
 try:
-    store.maintenance.back_up(home / "copies")
+    Maintenance(store).back_up(home / "copies")
 except HomeError as error:
     print("HomeError:", error.message, error.hint)
 resource.setrlimit(resource.RLIMIT_FSIZE, (largest, largest))
 print(len(list((home / "copies").glob("copy-*[0-9]"))))
-store.maintenance.back_up(home / "copies")
+Maintenance(store).back_up(home / "copies")
 print(*(path.name[-5:] for path in (home / "copies").iterdir() if path.name.endswith(".part")))
 """
     refusal, copies, parts = output(beside(script, home)).splitlines()

@@ -17,6 +17,7 @@ from personalpeft import host
 from personalpeft.errors import HomeError
 from personalpeft.store.gc import collect_garbage, delete_partial_files
 from personalpeft.store.integrity import verify
+from personalpeft.store.maintenance import Maintenance
 from personalpeft.store.store import Store
 from personalpeft.store.types import GarbageReport
 
@@ -216,9 +217,9 @@ def test_backup_that_was_killed_is_deleted(home: Path, tmp_path: Path) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(host, "sync_folder", kill)
             with pytest.raises(Killed):
-                store.maintenance.back_up(tmp_path / "copies")
+                Maintenance(store).back_up(tmp_path / "copies")
         (part,) = (tmp_path / "copies").glob("copy-*")
-        with store.maintenance.exclusive("backup"):
+        with Maintenance(store).exclusive("backup"):
             assert delete_partial_files(store) == 0
         assert part.exists()
         assert delete_partial_files(store) == 1

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -317,6 +317,18 @@ add_fact(store)
     with opened(home) as store:
         assert len(store.ledger.signals("ada")) == 2
         assert verify(store) == ()
+
+
+def test_a_block_inside_a_transaction_of_its_thread_is_a_part_of_it(home: Path) -> None:
+    with opened(home) as store:
+        with suppress(KeyboardInterrupt), store.database.write_transaction():
+            add_fact(store)
+            assert len(store.ledger.signals("ada")) == 1
+            raise KeyboardInterrupt
+        assert store.catalog.users() == ()
+        with store.database.write_transaction():
+            add_fact(store)
+        assert len(store.ledger.signals("ada")) == 1
 
 
 def test_times_need_a_time_zone(home: Path) -> None:

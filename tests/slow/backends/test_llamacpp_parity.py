@@ -30,8 +30,8 @@ from personalpeft.backends.llamacpp.backend import context_bytes
 from personalpeft.backends.llamacpp.binding import ContextParams, Model
 from personalpeft.backends.llamacpp.context_pool import CHUNK
 from personalpeft.backends.sequence import SequenceState
-from personalpeft.base_models.gguf.file import resolve_gguf_file
 from personalpeft.base_models.gguf.tensor_names import gguf_names
+from personalpeft.base_models.gguf.writer import resolve_gguf_file
 from personalpeft.base_models.registry import find_card
 from personalpeft.base_models.resolve import resolve_base, unpacked_folder
 from personalpeft.base_models.types import Base, Source
