@@ -74,7 +74,7 @@ class EngineCore:
         )
         self._thread = threading.Thread(target=self._run, name="personalpeft-serving", daemon=True)
         self._changed = threading.Condition(threading.Lock())
-        queue = FairQueue[RequestState](
+        queue = FairQueue(
             max_waiting=serving.max_queue,
             max_waiting_per_user=serving.max_queue_per_user,
             max_running_per_user=serving.max_running_per_user,
@@ -181,11 +181,11 @@ class EngineCore:
         with self._changed:
             # Requests for an adapter that just failed end in the next iteration.
             reserved, assigned = self._scheduler.assign_slots(self._failed.__contains__)
-        for assignment, stack in assigned:
-            if assignment.evicted is not None:
+        for key, evicted, stack in assigned:
+            if evicted is not None:
                 self._metrics.count("stack_evictions_total")
-                self.backend.detach(assignment.evicted)
-            self._loader.load(assignment.key, stack)
+                self.backend.detach(evicted)
+            self._loader.load(key, stack)
         return reserved
 
     def _start_requests(self, reserved: Sequence[str]) -> None:

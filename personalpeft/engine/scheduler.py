@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, count
 
-from personalpeft.engine.adapter_cache import AdapterCache, SlotAssignment
+from personalpeft.engine.adapter_cache import AdapterCache
 from personalpeft.engine.fair_queue import FairQueue
 from personalpeft.engine.request import RequestState, RequestStatus
 from personalpeft.types import Stack
@@ -30,7 +30,7 @@ class PinRequest:
 class Scheduler:
     """The state of one batch. Not thread-safe: its owner holds a lock."""
 
-    def __init__(self, queue: FairQueue[RequestState], num_slots: int, max_rows: int) -> None:
+    def __init__(self, queue: FairQueue, num_slots: int, max_rows: int) -> None:
         self.queue = queue
         self.adapters = AdapterCache(num_slots)
         self.running: dict[int, RequestState] = {}
@@ -42,14 +42,15 @@ class Scheduler:
 
     def assign_slots(
         self, skipped: Callable[[str], bool]
-    ) -> tuple[tuple[str, ...], list[tuple[SlotAssignment, Stack]]]:
+    ) -> tuple[tuple[str, ...], list[tuple[str, str | None, Stack]]]:
         """Assign slots to the adapters that are waited for, in queue order.
 
         Args:
             skipped: Whether not to load a key now.
 
         Returns:
-            The reserved keys, with which requests may start, and the assignments to load.
+            The reserved keys, with which requests may start, and the assigned ones to load. Each of
+            these comes with the key to detach first, if any, and its stack.
         """
         stacks: dict[str, Stack] = {}
 
@@ -63,7 +64,7 @@ class Scheduler:
 
         reserved = self.adapters.reserve(wanted())
         assigned = self.adapters.allocate(reserved)
-        return reserved, [(each, stacks[each.key]) for each in assigned]
+        return reserved, [(key, evicted, stacks[key]) for key, evicted in assigned]
 
     def loaded(self, key: str, error: Exception | None) -> None:
         """Record that a load ended. An error reaches the threads that wait to pin the adapter."""
