@@ -43,10 +43,7 @@ class Scheduler:
     def assign_slots(
         self, skipped: Callable[[str], bool]
     ) -> tuple[tuple[str, ...], list[tuple[str, str | None, Stack]]]:
-        """Assign slots to the adapters that are waited for, in queue order.
-
-        Args:
-            skipped: Whether not to load a key now.
+        """Assign slots to the adapters that are waited for and not skipped, in queue order.
 
         Returns:
             The reserved keys, with which requests may start, and the assigned ones to load. Each of
