@@ -54,6 +54,14 @@ def fake_backend(**more: Any) -> Backend:
     return FakeBackend(fake_base(), **more)
 
 
+def base_logprobs(backend: Backend) -> tuple[Any, ...]:
+    """Return what the bare base says of some texts, to the bit. It shows a change of its weights."""
+    texts = (("hello", " there, how are you?"), ("1, 2, 3", ", 4, 5, 6"), ("Ünï", "cödé \n\t!"))
+    items = [Continuation(backend.encode(a), backend.encode(b)) for a, b in texts]
+    scores = backend.score(items, None, top=50)
+    return tuple((score.token_logprobs, score.top_logprobs) for score in scores)
+
+
 def random_adapter(
     backend: Backend, seed: int, *, rank: int = 2, size: float = 0.5, layer: str = "style"
 ) -> Adapter:

@@ -250,49 +250,34 @@ class Backend(Protocol):
     ``admit``, ``step``, ``remove``, ``clear_cache`` and ``detach`` are called by one thread, which
     runs the batch. Everything else may be called from any thread. ``stage`` and ``attach`` never
     wait for a step; ``score`` and sessions take turns with steps.
+
+    Attributes:
+        name: One of ``BACKENDS``.
+        base: The base.
+        slots: How many stacks can be attached at once.
+        rows: How many sequences the batch can hold.
+        max_length: How many tokens, prompt and reply together, one sequence can have.
+        logprob_tolerance: How far a reply's log-probs may be from ``score`` of the same tokens: the
+            mean difference per token (nats) that the number format explains.
+        batch_invariant: Whether the same request gets the same tokens and log-probs, to the bit, on
+            one machine. So whatever is cached or in the batch, however its prompt is divided, and
+            in any process.
+        description: Device, number format and kernels, and why they were chosen, in one line.
+        bos_tokens: The tokens at the start of a text without the chat template. Often there are
+            none.
+        end_of_turn: The tokens that end a reply. They are appended to a completion that is learned.
     """
 
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def base(self) -> Base: ...
-
-    @property
-    def slots(self) -> int:
-        """How many stacks can be attached at once."""
-        ...
-
-    @property
-    def rows(self) -> int:
-        """How many sequences the batch can hold."""
-        ...
-
-    @property
-    def max_length(self) -> int:
-        """How many tokens, prompt and reply together, one sequence can have."""
-        ...
-
-    @property
-    def logprob_tolerance(self) -> float:
-        """How far a reply's log-probs may be from ``score`` of the same tokens.
-
-        The mean difference per token (nats) that the number format explains.
-        """
-        ...
-
-    @property
-    def batch_invariant(self) -> bool:
-        """Whether the same request gets the same tokens and log-probs, to the bit, on one machine.
-
-        So whatever is cached or in the batch, however its prompt is divided, and in any process.
-        """
-        ...
-
-    @property
-    def description(self) -> str:
-        """Device, number format and kernels, and why they were chosen, in one line."""
-        ...
+    name: str
+    base: Base
+    slots: int
+    rows: int
+    max_length: int
+    logprob_tolerance: float
+    batch_invariant: bool
+    description: str
+    bos_tokens: Tokens
+    end_of_turn: Tokens
 
     def render(self, messages: Sequence[Message]) -> Tokens:
         """Return messages in the chat template, ready for a reply.
@@ -306,16 +291,6 @@ class Backend(Protocol):
         ...
 
     def decode(self, tokens: Sequence[int]) -> str: ...
-
-    @property
-    def bos_tokens(self) -> Tokens:
-        """The tokens at the start of a text without the chat template. Often there are none."""
-        ...
-
-    @property
-    def end_of_turn(self) -> Tokens:
-        """The tokens that end a reply. They are appended to a completion that is learned."""
-        ...
 
     def stage(self, adapter: AdapterStack) -> StagedStack:
         """Bring a stack into the form that slots hold, in host memory."""
@@ -395,12 +370,13 @@ class Backend(Protocol):
 
 @runtime_checkable
 class TrainingBackend(Backend, Protocol):
-    """A backend that also trains."""
+    """A backend that also trains.
 
-    @property
-    def maps_weights(self) -> bool:
-        """Whether training reads the base's weights as its file stores them."""
-        ...
+    Attributes:
+        maps_weights: Whether training reads the base's weights as its file stores them.
+    """
+
+    maps_weights: bool
 
     def session(self, spec: SessionSpec) -> Session:
         """Open a training session beside serving.

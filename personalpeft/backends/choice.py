@@ -74,9 +74,7 @@ class BackendChoice:
 def describe_choice(name: str, reason: str | None) -> str:
     """Return a backend and why it was chosen, as far as the reason is known here.
 
-    Args:
-        name: The backend.
-        reason: A ``ChoiceReason``; another text of a later version; None where it is not known.
+    It is a ``ChoiceReason``, another text of a later version, or None.
     """
     text = _TEXTS.get(reason or "")
     return f"{name}, since {text}" if text else name
@@ -127,10 +125,8 @@ def choose_backend(
 def default_batch(name: str) -> int:
     """Return how many replies a backend generates at once by default.
 
-    On a GPU the free memory limits them first: rows wait while the cache has no block for them.
-
-    Args:
-        name: One of ``BACKENDS``. A vLLM server needs no torch here that uses the GPU.
+    On a GPU the free memory limits them first: rows wait while the cache has no block for them. A
+    vLLM server needs no torch here that uses the GPU.
     """
     on_gpu = host.has_gpu() if name == "torch" else name == "vllm" and host.cuda_of_driver() > 0
     return _GPU_BATCH if on_gpu else DEFAULT_BATCH

@@ -26,7 +26,8 @@ MAX_WEIGHT = 2.0**30
 _MIN_TEMPERATURE = 1e-4
 # A logit this many temperatures below the largest has no weight: exp(-22) * MAX_WEIGHT < 1/2.
 _NO_WEIGHT = np.float32(22)
-# So many tokens are sorted at once. More are counted in groups first.
+# Of more tokens, the weights of those with equal high bits are added up first. No group after the one
+# that the sum ends in is sorted.
 _SORTED = 2048
 # Logits of a column, of which only the largest is compared with those of others at first.
 _COLUMN = 64
@@ -99,12 +100,9 @@ def top_logprobs(logprobs: Logits, count: int) -> tuple[tuple[tuple[int, float],
 
 
 def token_logprobs(logits: Logits, token: int, top: int) -> TokenLogprobs:
-    """Return the log-prob of a token and of the likeliest tokens.
+    """Return the log-prob of a token and of the ``top`` likeliest, from ``[vocabulary]`` logits.
 
-    Args:
-        logits: ``[vocabulary]``.
-        token: The token.
-        top: How many of the likeliest to return. Of equals the lower number comes first.
+    Of equals the lower number comes first.
     """
     logprobs = log_softmax(logits)
     (likeliest,) = top_logprobs(logprobs[np.newaxis], top) or ((),)
@@ -143,44 +141,18 @@ def _draw_from_nucleus(drops: Logits, weights: Logits, draw: Draw) -> int:
     threshold = (1 - draw.top_p) * total / (2 * len(weights))
     near = np.flatnonzero(weights >= threshold)
     # As integers, numbers that are not negative are in the same order.
-    ordered = _PartialSort(near, drops[near].view(np.int32), weights[near])
-    _, nucleus = ordered.reach(draw.top_p * total)
-    index, _ = ordered.reach(math.floor(draw.number * nucleus) + 1)
-    return index
-
-
-class _PartialSort:
-    """Indices in the order of their ranks, of equal ones the lower first, with their weights.
-
-    Few are sorted. Of many, the weights of those with equal high bits are added up. Only the group
-    that a sum ends in is then ordered.
-    """
-
-    def __init__(
-        self, indices: Indices, ranks: npt.NDArray[np.int32], weights: Logits, shift: int = 16
-    ) -> None:
-        self._groups = None
-        if len(indices) > _SORTED and shift >= 0:
-            self._groups = ranks >> shift & 0xFFFF
-            self._sums = np.cumsum(np.bincount(self._groups, weights))
-        else:
-            order = np.argsort(ranks, kind="stable")
-            indices, ranks, weights = indices[order], ranks[order], weights[order]
-            self._sums = np.cumsum(weights, dtype=np.float64)
-        self._indices, self._ranks, self._weights, self._shift = indices, ranks, weights, shift
-
-    def reach(self, target: float) -> tuple[int, float]:
-        """Return the first index with which the weights reach a target, and their sum so far."""
-        place = int(self._sums.searchsorted(target))
-        if self._groups is None:
-            return int(self._indices[place]), float(self._sums[place])
-        above = float(self._sums[place - 1]) if place else 0.0
-        group = np.flatnonzero(self._groups == place)
-        rest = _PartialSort(
-            self._indices[group], self._ranks[group], self._weights[group], self._shift - 16
-        )
-        index, reached = rest.reach(target - above)
-        return index, above + reached
+    ranks = drops[near].view(np.uint32)
+    high, low = (ranks >> 16).astype(np.uint16), ranks.astype(np.uint16)
+    if len(near) > _SORTED:
+        sums = np.cumsum(np.bincount(high, weights[near]))
+        first = np.flatnonzero(high <= sums.searchsorted(draw.top_p * total))
+        near, high, low = near[first], high[first], low[first]
+    # NumPy sorts 16 bits by radix, a few times as fast as 32.
+    order = np.argsort(low, kind="stable")
+    order = order[np.argsort(high[order], kind="stable")]
+    cumulative = np.cumsum(weights[near[order]], dtype=np.float64)
+    nucleus = cumulative[cumulative.searchsorted(draw.top_p * total)]
+    return int(near[order[cumulative.searchsorted(math.floor(draw.number * nucleus) + 1)]])
 
 
 def _smallest(values: Logits, count: int) -> Indices:

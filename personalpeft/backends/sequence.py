@@ -45,11 +45,7 @@ class Request:
     stop_tokens: frozenset[int] = frozenset()
 
     def reply_prefix(self, tool_format: ToolFormat) -> str:
-        """Return the text that the reply starts with, read after the prompt, not generated.
-
-        Args:
-            tool_format: How the base writes tool calls.
-        """
+        """Return the text that the reply starts with, read after the prompt, not generated."""
         if self.tokens or not self.template:
             return ""
         return find_unfinished_call(self.messages[-1], tool_format)
@@ -139,12 +135,7 @@ class SequenceState:
         return len(self.prompt_tokens) + self.request.sampling.max_tokens
 
     def start(self, number: int, decoder: Decoder) -> None:
-        """Begin the reply, or continue it under another number.
-
-        Args:
-            number: The sequence's number in the batch.
-            decoder: Its base's tokenizer.
-        """
+        """Begin the reply, or continue it under another number in the batch."""
         if self.number < 0:
             self._text = Detokenizer(decoder, self.request.sampling.stop)
             self._stop_tokens = decoder.stop_tokens | self.request.stop_tokens

@@ -87,11 +87,6 @@ class MappedWeights:
         """Yield one matrix of each format."""
         yield from map(MappedMatrix, {each.format: each for each in self._matrices()}.values())
 
-    def tensors(self) -> Iterator[MappedTensor]:
-        """Yield all tensors in the order of their names."""
-        for name in sorted(self._tensors):
-            yield self._tensors[name]
-
     def matrix(self, name: str) -> MappedMatrix:
         """Return a matrix by transformers' name, or raise ``WeightsError``."""
         tensor = self._find(name)

@@ -12,9 +12,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
-V = TypeVar("V")
+from personalpeft.backends.base import StagedStack
 
 
 @dataclass(slots=True)
@@ -114,44 +113,33 @@ class AdapterCache:
             raise RuntimeError("an adapter is pinned while it is loading")
 
 
-class HostCache(Generic[V]):
-    """Values of up to ``max_bytes`` in all; the least recently used leave. Not thread-safe."""
+class HostCache:
+    """Stacks of up to ``max_bytes`` in all; the least recently used leave. Not thread-safe."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._values: OrderedDict[str, tuple[V, int]] = OrderedDict()
+        self._stacks: OrderedDict[str, StagedStack] = OrderedDict()
         self.nbytes = 0
 
-    def get(self, key: str) -> V | None:
-        """Return the value and count it as used now; None if it is not cached."""
-        if key not in self._values:
-            return None
-        self._values.move_to_end(key)
-        return self._values[key][0]
+    def get(self, key: str) -> StagedStack | None:
+        """Return the stack and count it as used now; None if it is not cached."""
+        if key in self._stacks:
+            self._stacks.move_to_end(key)
+        return self._stacks.get(key)
 
     def clear(self) -> None:
-        """Drop all values."""
-        self._values.clear()
+        """Drop all stacks."""
+        self._stacks.clear()
         self.nbytes = 0
 
-    def put(self, key: str, value: V, nbytes: int) -> int:
-        """Cache a value unless it alone exceeds the limit.
-
-        Args:
-            key: Identifies the value.
-            value: What to cache.
-            nbytes: Its size.
-
-        Returns:
-            How many other values were evicted.
-        """
-        if nbytes > self._max_bytes or key in self._values:
+    def put(self, key: str, stack: StagedStack) -> int:
+        """Cache a stack unless it alone exceeds the limit. Return how many others were evicted."""
+        if stack.nbytes > self._max_bytes or key in self._stacks:
             return 0
         evicted = 0
-        while self.nbytes + nbytes > self._max_bytes:
-            _, (_, freed) = self._values.popitem(last=False)
-            self.nbytes -= freed
+        while self.nbytes + stack.nbytes > self._max_bytes:
+            self.nbytes -= self._stacks.popitem(last=False)[1].nbytes
             evicted += 1
-        self._values[key] = (value, nbytes)
-        self.nbytes += nbytes
+        self._stacks[key] = stack
+        self.nbytes += stack.nbytes
         return evicted

@@ -96,12 +96,8 @@ class CompletionCache:
         """Return each user's completions, all computed as one batch.
 
         An error of one user's stack becomes that user's outcome only. When ``cancelled`` ends the
-        batch early, the partial texts are returned and not cached.
-
-        Args:
-            requests: The requests of each user.
-            cancelled: As of ``Engine.stream``.
-            paused: As of ``Engine.stream``.
+        batch early, the partial texts are returned and not cached. The functions are those of
+        ``Engine.stream``.
 
         Raises:
             Cancelled: The engine was closed meanwhile.

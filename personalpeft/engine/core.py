@@ -74,7 +74,7 @@ class EngineCore:
         )
         self._thread = threading.Thread(target=self._run, name="personalpeft-serving", daemon=True)
         self._changed = threading.Condition(threading.Lock())
-        queue = FairQueue[RequestState](
+        queue = FairQueue(
             max_waiting=serving.max_queue,
             max_waiting_per_user=serving.max_queue_per_user,
             max_running_per_user=serving.max_running_per_user,

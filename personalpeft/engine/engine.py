@@ -72,9 +72,8 @@ class Engine(EngineCore):
     def add_source(self, read: Callable[[str], Adapter | None]) -> None:
         """Let stacks name adapters that a plugin keeps.
 
-        Args:
-            read: Returns an adapter by the digest of its packed file, checked; None for another's.
-                It is called by the engine's threads.
+        The engine's threads call ``read`` with the digest of a packed file. It returns the adapter,
+        checked, or None for another's.
         """
         self._sources = (*self._sources, read)
 
@@ -167,10 +166,7 @@ class Engine(EngineCore):
     ) -> list[str]:
         """Return whole replies in the order of the requests, or what there is when ``cancelled``.
 
-        Args:
-            requests: As of ``stream``.
-            cancelled: As of ``stream``.
-            paused: As of ``stream``.
+        The arguments are those of ``stream``.
 
         Raises:
             Cancelled: The engine was closed meanwhile; or what ``stream`` raises.

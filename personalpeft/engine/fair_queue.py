@@ -17,23 +17,8 @@ import itertools
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
 
-
-class Queued(Protocol):
-    """What the queue reads of a request. ``order`` is the number of its first start."""
-
-    @property
-    def owner(self) -> str: ...
-
-    @property
-    def background(self) -> bool: ...
-
-    @property
-    def order(self) -> int: ...
-
-
-R = TypeVar("R", bound=Queued)
+from personalpeft.engine.request import RequestState
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +30,7 @@ class QueueLimit:
     per_user: bool
 
 
-class FairQueue(Generic[R]):
+class FairQueue:
     """Requests that wait to start or to resume. Not thread-safe: its owner holds a lock."""
 
     def __init__(
@@ -55,9 +40,9 @@ class FairQueue(Generic[R]):
         self._max_waiting_per_user = max_waiting_per_user
         self._max_running_per_user = max_running_per_user
         # The order of the users is the order of their turns. Users without a request are absent.
-        self._foreground: dict[str, deque[R]] = {}
-        self._background: dict[str, deque[R]] = {}
-        self._preempted: list[R] = []
+        self._foreground: dict[str, deque[RequestState]] = {}
+        self._background: dict[str, deque[RequestState]] = {}
+        self._preempted: list[RequestState] = []
         self._running: Counter[str] = Counter()
 
     def __len__(self) -> int:
@@ -65,14 +50,14 @@ class FairQueue(Generic[R]):
             map(len, (*self._foreground.values(), *self._background.values()))
         )
 
-    def __iter__(self) -> Iterator[R]:
+    def __iter__(self) -> Iterator[RequestState]:
         """Iterate over all requests in no particular order."""
         return itertools.chain(
             self._preempted, *self._foreground.values(), *self._background.values()
         )
 
     @property
-    def preempted(self) -> Sequence[R]:
+    def preempted(self) -> Sequence[RequestState]:
         """The requests that started and wait to resume, oldest first."""
         return self._preempted
 
@@ -82,7 +67,7 @@ class FairQueue(Generic[R]):
         preempted = any(not each.background for each in self._preempted)
         return bool(self._foreground or self._running or preempted)
 
-    def exceeded(self, more: Sequence[R]) -> QueueLimit | None:
+    def exceeded(self, more: Sequence[RequestState]) -> QueueLimit | None:
         """Return the limit that adding ``more`` would exceed. Background work is never limited."""
         counts = Counter(each.owner for each in more if not each.background)
         for user, count in counts.items():
@@ -93,23 +78,23 @@ class FairQueue(Generic[R]):
         excess = waiting + counts.total() - self._max_waiting
         return QueueLimit(excess, self._max_waiting, per_user=False) if excess > 0 else None
 
-    def add(self, more: Iterable[R]) -> None:
+    def add(self, more: Iterable[RequestState]) -> None:
         """Append requests, each behind those of its user."""
         for each in more:
             self._turns(each).setdefault(each.owner, deque()).append(each)
 
-    def in_order(self) -> Iterator[R]:
+    def in_order(self) -> Iterator[RequestState]:
         """Iterate over requests that may be next, in the order they start if nothing changes."""
         for group in self._groups():
             for rank in itertools.zip_longest(*group):
                 yield from (each for each in rank if each is not None)
 
-    def next_ready(self, is_ready: Callable[[R], bool]) -> R | None:
+    def next_ready(self, is_ready: Callable[[RequestState], bool]) -> RequestState | None:
         """Return the first ready request whose turn it is. It stays queued until ``start``."""
         group = next((group for group in self._groups() if group), ())
         return next((line[0] for line in group if is_ready(line[0])), None)
 
-    def start(self, request: R) -> None:
+    def start(self, request: RequestState) -> None:
         """Move a request from the queue to running; its user's next turn comes last."""
         if request in self._preempted:
             self._preempted.remove(request)
@@ -122,20 +107,20 @@ class FairQueue(Generic[R]):
         if not request.background:
             self._running[request.owner] += 1
 
-    def finish(self, request: R) -> None:
+    def finish(self, request: RequestState) -> None:
         """Record that a running request ended."""
         if not request.background:
             self._running[request.owner] -= 1
             if not self._running[request.owner]:
                 del self._running[request.owner]
 
-    def preempt(self, request: R) -> None:
+    def preempt(self, request: RequestState) -> None:
         """Move a running request back into the queue, before all that have not started."""
         self.finish(request)
         self._preempted.append(request)
         self._preempted.sort(key=lambda each: each.order)
 
-    def drop(self, request: R) -> None:
+    def drop(self, request: RequestState) -> None:
         """Remove a request that is not running."""
         if request in self._preempted:
             self._preempted.remove(request)
@@ -145,17 +130,17 @@ class FairQueue(Generic[R]):
         if not turns[request.owner]:
             del turns[request.owner]
 
-    def _turns(self, request: R) -> dict[str, deque[R]]:
+    def _turns(self, request: RequestState) -> dict[str, deque[RequestState]]:
         return self._background if request.background else self._foreground
 
-    def _groups(self) -> tuple[list[Sequence[R]], ...]:
+    def _groups(self) -> tuple[list[Sequence[RequestState]], ...]:
         """Return the waiting lines by precedence; a later group waits for the earlier ones."""
         foreground = [(each,) for each in self._preempted if not each.background]
         if not self._foreground and not foreground:
             background = [(each,) for each in self._preempted]
             return [*background], list(self._background.values())
-        below: list[Sequence[R]] = []
-        at_share: list[Sequence[R]] = []
+        below: list[Sequence[RequestState]] = []
+        at_share: list[Sequence[RequestState]] = []
         for user, line in self._foreground.items():
             group = below if self._running[user] < self._max_running_per_user else at_share
             group.append(line)

@@ -51,7 +51,7 @@ class AdapterLoader:
         self._backend = backend
         self._read_adapter = read_adapter
         # The staging thread alone uses it.
-        self._host = HostCache[StagedStack](host_bytes)
+        self._host = HostCache(host_bytes)
         self._metrics = metrics
         self._timer = timer
         self._on_loaded = on_loaded
@@ -145,7 +145,7 @@ class AdapterLoader:
             ]
             staged = self._backend.stage(compose(parts))
             self._metrics.count("stack_loads_total")
-            evicted = self._host.put(key, staged, staged.nbytes)
+            evicted = self._host.put(key, staged)
             self._metrics.count("host_evictions_total", evicted)
         else:
             self._metrics.count("stack_host_hits_total")

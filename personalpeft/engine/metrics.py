@@ -128,13 +128,7 @@ class Metrics:
         self.observe("request_queue_time_seconds", request.started - request.arrived)
 
     def record_chunk(self, request: RequestState, chunk: OutputChunk, now: float) -> None:
-        """Record a chunk of a request, and its end if it is the last one.
-
-        Args:
-            request: Where the chunk belongs.
-            chunk: What one step added.
-            now: The engine's clock, in seconds.
-        """
+        """Record a chunk of a request at a time in seconds, and its end if it is the last one."""
         if count := len(chunk.tokens):
             self.count("generation_tokens_total", count)
             if request.last_token is None:

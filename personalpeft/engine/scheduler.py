@@ -30,7 +30,7 @@ class PinRequest:
 class Scheduler:
     """The state of one batch. Not thread-safe: its owner holds a lock."""
 
-    def __init__(self, queue: FairQueue[RequestState], num_slots: int, max_rows: int) -> None:
+    def __init__(self, queue: FairQueue, num_slots: int, max_rows: int) -> None:
         self.queue = queue
         self.adapters = AdapterCache(num_slots)
         self.running: dict[int, RequestState] = {}

@@ -108,13 +108,7 @@ class LlamaCppBackend(BatchBackend):
 
 
 def load_stack(model: Model, names: GgufNames, stack: AdapterStack) -> LoraAdapter:
-    """Write a stack as one GGUF LoRA and load it. The library reads from a path only.
-
-    Args:
-        model: The base.
-        names: The base's tensor names in GGUF files.
-        stack: The stack.
-    """
+    """Write a stack as one GGUF LoRA and load it. The library reads from a path only."""
     with host.temporary_file("stack.gguf") as file:
         write_gguf_lora(names, stack, file)
         return model.load_adapter(file)

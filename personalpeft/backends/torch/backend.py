@@ -211,9 +211,6 @@ class TorchBackend(BatchBackend):
             raise ValueError("sessions must be distinct open sessions of this backend")
         return list(own)
 
-    def fingerprint(self) -> str:
-        return self._model.fingerprint()
-
     def close(self) -> None:
         """Release the model. Its memory is freed with the last reference."""
         del self._batch, self._bank, self._references, self._model

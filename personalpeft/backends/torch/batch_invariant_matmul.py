@@ -60,9 +60,6 @@ class ProductKind(StrEnum):
     TRANSPOSED = "transposed"
 
 
-_USUAL_KINDS = (ProductKind.PACKED, ProductKind.PLAIN)
-
-
 @dataclass(frozen=True, slots=True)
 class ProductShape:
     """What the choice of a product depends on; ``only`` is the one kind to try, if given."""
@@ -78,10 +75,6 @@ class ProductShape:
         dtype = str(self.dtype).removeprefix("torch.")
         only = "" if self.only is None else f"-{self.only}"
         return f"{self.inputs}x{self.outputs}-{dtype}{'-bias' if self.bias else ''}{only}"
-
-    @property
-    def kinds(self) -> tuple[ProductKind, ...]:
-        return _USUAL_KINDS if self.only is None else (self.only,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +215,7 @@ def _make_product(kind: ProductKind, weight: Tensor, bias: Tensor | None) -> tup
 
 def _choose(shape: ProductShape, threads: Sequence[int], device: torch.device) -> ProductChoice:
     working = []
-    for kind in shape.kinds:
+    for kind in (shape.only,) if shape.only else (ProductKind.PACKED, ProductKind.PLAIN):
         if not is_usable(kind, shape, device):
             continue
         rows = _find_class(kind, shape, threads, device) or _find_class(
@@ -244,9 +237,9 @@ def is_usable(kind: ProductKind, shape: ProductShape, device: torch.device = _CP
     """
     random = torch.Generator().manual_seed(1)
     tile = torch.randn((min(shape.outputs, 256), shape.inputs), generator=random).to(shape.dtype)
-    bias = torch.ones(shape.outputs, dtype=shape.dtype) if shape.bias else None
+    bias = torch.ones(shape.outputs, dtype=shape.dtype, device=device) if shape.bias else None
     try:
-        product, _ = _make_product(kind, *_to_device(device, _tiled(tile, shape.outputs), bias))
+        product, _ = _make_product(kind, _tiled(tile, shape.outputs).to(device), bias)
         for rows in (1, 2, 33):
             x = torch.randn((rows, shape.inputs), generator=random).to(shape.dtype)
             expected = x.float() @ tile.float().t() + (1.0 if shape.bias else 0.0)
@@ -264,16 +257,10 @@ def _find_class(
     kind: ProductKind, shape: ProductShape, threads: Sequence[int], device: torch.device
 ) -> RowCounts | None:
     weight, x = _cancelling_inputs(shape)
-    bias = torch.zeros(shape.outputs, dtype=shape.dtype) if shape.bias else None
-    product, _ = _make_product(kind, *_to_device(device, weight, bias))
+    bias = torch.zeros(shape.outputs, dtype=shape.dtype, device=device) if shape.bias else None
+    product, _ = _make_product(kind, weight.to(device), bias)
     most = _MOST_WIDE_ROWS if max(shape.inputs, shape.outputs) >= _WIDE else len(x)
     return find_row_counts(product, x[:most].to(device), threads)
-
-
-def _to_device(
-    device: torch.device, weight: Tensor, bias: Tensor | None
-) -> tuple[Tensor, Tensor | None]:
-    return weight.to(device), None if bias is None else bias.to(device)
 
 
 def find_row_counts(product: Product, x: Tensor, threads: Sequence[int]) -> RowCounts | None:

@@ -206,13 +206,7 @@ class LlamaDecoderLayer(nn.Module):
     def forward(
         self, hidden: Tensor, embeddings: tuple[Tensor, Tensor], attention: Mapping[str, Any]
     ) -> Tensor:
-        """Return the states after this layer.
-
-        Args:
-            hidden: The states before it, ``[1, tokens, size]``.
-            embeddings: Cosines and sines of the positions.
-            attention: Passed to the attention.
-        """
+        """Return the states ``[1, tokens, size]`` after this layer from those before it."""
         attended, _ = self.self_attn(
             self.input_layernorm(hidden), position_embeddings=embeddings, **attention
         )

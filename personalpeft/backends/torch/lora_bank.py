@@ -95,11 +95,6 @@ def default_slots(architecture: Architecture, where: DeviceChoice, rows: int) ->
     """Return how many stacks a device has room for by default.
 
     On a GPU each row may have a stack of its own, as far as the free memory allows.
-
-    Args:
-        architecture: The base's.
-        where: Device and dtype.
-        rows: Most sequences in a batch.
     """
     if where.device.type != "cuda":
         return DEFAULT_SLOTS

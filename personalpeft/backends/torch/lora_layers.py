@@ -88,11 +88,6 @@ class LoRAContext:
 class FrozenLinear(nn.Module):
     """A linear layer with frozen weights. A row's outputs have the same bits in any batch."""
 
-    @property
-    def weight(self) -> Tensor:
-        """The weights, ``[outputs, inputs]``."""
-        raise NotImplementedError
-
     def enable_backward(self) -> None:
         """Prepare for gradients, until ``disable_backward``."""
 
@@ -126,15 +121,10 @@ class LoadedLinear(FrozenLinear):
             # Chosen now: it may exclude thread counts, and the first pass needs to know those.
             chooser.choose(ProductShape(weight.shape[0], weight.shape[1], weight.dtype, bias=False))
 
-    @property
-    def weight(self) -> Tensor:
-        return self._product.weight
-
     def enable_backward(self) -> None:
         if self._product.is_packed and self._transposed is None:
-            self._transposed = BatchInvariantProduct(
-                self.weight.t().contiguous(), None, self._chooser
-            )
+            transposed = self._product.weight.t().contiguous()
+            self._transposed = BatchInvariantProduct(transposed, None, self._chooser)
 
     def disable_backward(self) -> None:
         self._transposed = None
@@ -145,7 +135,7 @@ class LoadedLinear(FrozenLinear):
     def multiply_transposed(self, grad: Tensor) -> Tensor:
         if self._transposed is not None:
             return self._transposed(grad)
-        return grad @ self.weight
+        return grad @ self._product.weight
 
 
 LinearFactory: TypeAlias = Callable[[Sequence[tuple[str, nn.Linear]]], FrozenLinear]
@@ -203,28 +193,20 @@ class GroupedLinear:
 
 
 class LoRALinear(nn.Module):
-    """Replace one linear layer of the model."""
+    """Replace one linear layer of the model, which is one of a group."""
 
     def __init__(self, grouped: GroupedLinear, begin: int, end: int, *, is_last: bool) -> None:
         super().__init__()
-        self._grouped = grouped
+        self.grouped = grouped
         self._begin, self._end, self._is_last = begin, end, is_last
 
-    def shares_with(self, other: object) -> bool:
-        """Return whether both layers are in one group."""
-        return isinstance(other, LoRALinear) and other._grouped is self._grouped
-
-    def all_outputs(self, x: Tensor) -> Tensor:
-        """Return the outputs of the whole group, side by side."""
-        return self._grouped.all_outputs(x)
-
     def forward(self, x: Tensor) -> Tensor:
-        return self._grouped.shared_outputs(x, is_last=self._is_last)[..., self._begin : self._end]
+        return self.grouped.shared_outputs(x, is_last=self._is_last)[..., self._begin : self._end]
 
 
 def install_lora_layers(
     model: nn.Module, architecture: Architecture, make_linear: LinearFactory
-) -> tuple[LoRAContext, dict[str, FrozenLinear]]:
+) -> tuple[LoRAContext, list[FrozenLinear]]:
     """Replace each projection that the architecture names.
 
     Args:
@@ -233,11 +215,10 @@ def install_lora_layers(
         make_linear: Makes the layers of the base's weights.
 
     Returns:
-        The context that the owner sets for each pass, and the products by the path of their group's first
-            projection.
+        The context that the owner sets for each pass, and the product of each group in each layer.
     """
     context = LoRAContext()
-    products: dict[str, FrozenLinear] = {}
+    products: list[FrozenLinear] = []
     for layer in range(architecture.blocks):
         root = f"{architecture.block_path}.{layer}."
         for number, group in enumerate(group_projections(architecture)):
@@ -245,7 +226,7 @@ def install_lora_layers(
                 (root + name, _as_linear(model.get_submodule(root + name))) for name in group.names
             ]
             grouped = GroupedLinear(make_linear(members), number, layer, context)
-            products[root + group.names[0]] = grouped.frozen
+            products.append(grouped.frozen)
             for name, (begin, end) in zip(group.names, group.sections, strict=True):
                 parent, _, attribute = (root + name).rpartition(".")
                 linear = LoRALinear(grouped, begin, end, is_last=name == group.names[-1])

@@ -1,20 +1,207 @@
-"""Build a model around weights that stay in the base's file.
+"""Build a model around weights that stay in the base's file, unpacked part by part for each use.
 
-Invariants: the model computes what the loaded one computes, up to rounding. Only vectors, such as
-norms, are in memory.
+A part fits the processor's cache, so the product reads it from there. That costs a tenth of a
+product of 256 rows (docs/explanation/engines.md).
+
+Invariants: weights are only read, and only vectors, such as norms, are in memory. One pass runs at
+a time, so all layers of a model share one buffer. The model computes what the loaded one computes,
+up to rounding. A row's outputs and gradients have the same bits in any batch, as far as the chooser
+finds row counts for that.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.functional import linear
 
-from personalpeft.backends.torch.mapped_linear import MappedEmbedding, MappedLinears, Unpacker
+from personalpeft.backends.torch.batch_invariant_matmul import (
+    Product,
+    ProductChooser,
+    ProductKind,
+    ProductShape,
+    RowCounts,
+)
+from personalpeft.backends.torch.lora_layers import FrozenLinear
 from personalpeft.backends.torch.ops.base import Ops
-from personalpeft.base_models.mapped_weights import MappedWeights
+from personalpeft.base_models.mapped_weights import MappedMatrix, MappedWeights
 from personalpeft.errors import WeightsError
+
+# Numbers of a part: 2 MB in bfloat16.
+_PART = 1 << 20
+# Parts end where blocks end, and where libraries are fast.
+_ROW_STEP, _COLUMN_STEP = 32, 256
+_ROW_MULTIPLE = 32
+
+
+class Unpacker:
+    """Unpacks parts of matrices into one buffer.
+
+    Args:
+        ops: Unpacks blocks.
+        chooser: Chooses row counts.
+    """
+
+    def __init__(self, ops: Ops, chooser: ProductChooser | None) -> None:
+        self.ops, self.chooser = ops, chooser
+        self._buffer = torch.empty(0, dtype=ops.dtype)
+
+    def rows(self, matrices: Sequence[MappedMatrix], begin: int, end: int) -> Tensor:
+        """Return rows of matrices below each other, valid until the next call.
+
+        Args:
+            matrices: Matrices with equally many columns. Their rows are counted on.
+            begin: The first row.
+            end: The row after the last one.
+
+        Returns:
+            ``[end - begin, columns]``.
+        """
+        columns = matrices[0].shape[1]
+        out = self._take(end - begin, columns)
+        first = 0
+        for matrix in matrices:
+            last = first + matrix.shape[0]
+            low, high = max(begin, first), min(end, last)
+            if low < high:
+                part = out[low - begin : high - begin]
+                rows = slice(low - first, high - first)
+                self.ops.unpack(matrix, rows, slice(0, columns), part)
+            first = last
+        return out
+
+    def columns(self, matrices: Sequence[MappedMatrix], begin: int, end: int) -> Tensor:
+        """Return columns of matrices below each other, valid until the next call.
+
+        Args:
+            matrices: Matrices with equally many columns.
+            begin: The first column.
+            end: The column after the last one.
+
+        Returns:
+            ``[rows of all matrices, end - begin]``.
+        """
+        ends = list(accumulate(matrix.shape[0] for matrix in matrices))
+        out = self._take(ends[-1], end - begin)
+        for matrix, first, last in zip(matrices, (0, *ends), ends, strict=False):
+            self.ops.unpack(matrix, slice(0, matrix.shape[0]), slice(begin, end), out[first:last])
+        return out
+
+    def row(self, matrix: MappedMatrix, row: int, out: Tensor) -> None:
+        """Unpack one row of a matrix.
+
+        Args:
+            matrix: The matrix.
+            row: The number of the row.
+            out: Where it is written, ``[1, columns]``.
+        """
+        self.ops.unpack(matrix, slice(row, row + 1), slice(0, matrix.shape[1]), out)
+
+    def _take(self, rows: int, columns: int) -> Tensor:
+        if rows * columns > self._buffer.numel():
+            # Not in inference mode: autograd rejects its tensors.
+            with torch.inference_mode(mode=False):
+                self._buffer = torch.empty(rows * columns, dtype=self.ops.dtype)
+        return self._buffer[: rows * columns].view(rows, columns)
+
+
+class MappedLinear(FrozenLinear):
+    """A linear layer over matrices below each other.
+
+    Args:
+        matrices: They have the same columns.
+        bias: Of all their outputs, if any.
+        unpacker: Shared by the model.
+    """
+
+    def __init__(
+        self, matrices: Sequence[MappedMatrix], bias: Tensor | None, unpacker: Unpacker
+    ) -> None:
+        super().__init__()
+        self._matrices, self._unpacker = tuple(matrices), unpacker
+        self.bias = bias
+        self._inputs = matrices[0].shape[1]
+        self._outputs = sum(matrix.shape[0] for matrix in matrices)
+        if any(matrix.shape[1] != self._inputs for matrix in matrices):
+            raise ValueError("matrices of one layer must have the same columns")
+        self._output_parts = _parts(self._outputs, _PART // self._inputs, _ROW_STEP)
+        self._input_parts = _parts(self._inputs, _PART // self._outputs, _COLUMN_STEP)
+        # Chosen now: a choice may exclude thread counts, and the first pass needs to know those.
+        self._forward_rows = [
+            self._row_counts(self._inputs, end - begin, ProductKind.PLAIN)
+            for begin, end in self._output_parts
+        ]
+        self._backward_rows = [
+            self._row_counts(self._outputs, end - begin, ProductKind.TRANSPOSED)
+            for begin, end in self._input_parts
+        ]
+
+    def multiply(self, x: Tensor) -> Tensor:
+        rows = _filled(x.reshape(-1, self._inputs))
+        y = rows.new_empty((len(rows), self._outputs))
+        for (begin, end), counts in zip(self._output_parts, self._forward_rows, strict=True):
+            weight = self._unpacker.rows(self._matrices, begin, end)
+            bias = None if self.bias is None else self.bias[begin:end]
+            y[:, begin:end] = _apply(counts, partial(linear, weight=weight, bias=bias), rows)
+        return y[: x.numel() // self._inputs].view(*x.shape[:-1], self._outputs)
+
+    def multiply_transposed(self, grad: Tensor) -> Tensor:
+        rows = _filled(grad.reshape(-1, self._outputs))
+        inputs = rows.new_empty((len(rows), self._inputs))
+        for (begin, end), counts in zip(self._input_parts, self._backward_rows, strict=True):
+            weight = self._unpacker.columns(self._matrices, begin, end)
+            inputs[:, begin:end] = _apply(counts, partial(torch.mm, mat2=weight), rows)
+        return inputs[: grad.numel() // self._outputs].view(*grad.shape[:-1], self._inputs)
+
+    def _row_counts(self, inputs: int, outputs: int, kind: ProductKind) -> RowCounts | None:
+        chooser = self._unpacker.chooser
+        if chooser is None:
+            return None
+        bias = self.bias is not None and kind is ProductKind.PLAIN
+        shape = ProductShape(inputs, outputs, self._unpacker.ops.dtype, bias, kind)
+        return chooser.choose(shape).rows
+
+
+class MappedEmbedding(nn.Module):
+    """The embeddings of tokens; ``scale`` multiplies them (Gemma)."""
+
+    def __init__(self, matrix: MappedMatrix, scale: Tensor | None, unpacker: Unpacker) -> None:
+        super().__init__()
+        self._matrix, self._unpacker = matrix, unpacker
+        self._scale = scale
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        known, places = tokens.unique(return_inverse=True)
+        rows = torch.empty((len(known), self._matrix.shape[1]), dtype=self._unpacker.ops.dtype)
+        for number, token in enumerate(known.tolist()):
+            self._unpacker.row(self._matrix, token, rows[number : number + 1])
+        embeddings = rows[places]
+        return embeddings if self._scale is None else embeddings * self._scale
+
+
+class MappedLinears:
+    """Makes the linear layers of a model from its mapped weights."""
+
+    def __init__(self, weights: MappedWeights, unpacker: Unpacker) -> None:
+        self._weights, self._unpacker = weights, unpacker
+
+    def __call__(self, members: Sequence[tuple[str, nn.Linear]]) -> MappedLinear:
+        """Return one layer for the layers at these paths. Only their shapes are read."""
+        matrices = [self._weights.matrix(f"{path}.weight") for path, _ in members]
+        for matrix, (path, member) in zip(matrices, members, strict=True):
+            if matrix.shape != (member.out_features, member.in_features):
+                raise ValueError(f"the file's {path} has the shape {matrix.shape}")
+        biases = [
+            torch.tensor(self._weights.vector(f"{path}.bias"), dtype=self._unpacker.ops.dtype)
+            for path, member in members
+            if member.bias is not None
+        ]
+        return MappedLinear(matrices, torch.cat(biases) if biases else None, self._unpacker)
 
 
 def fill_mapped_model(module: nn.Module, weights: MappedWeights, unpacker: Unpacker) -> None:
@@ -101,3 +288,21 @@ def _check_complete(module: nn.Module) -> None:
 def _replace(module: nn.Module, path: str, part: nn.Module) -> None:
     parent, _, name = path.rpartition(".")
     setattr(module.get_submodule(parent), name, part)
+
+
+def _parts(size: int, most: int, step: int) -> list[tuple[int, int]]:
+    """Cut ``size`` into equal parts of whole steps, of at most ``most`` where a step allows it."""
+    count = -(-size // max(most, 1))
+    length = max(-(-size // count) // step, 1) * step
+    return [(begin, min(begin + length, size)) for begin in range(0, size, length)]
+
+
+def _apply(counts: RowCounts | None, product: Product, rows: Tensor) -> Tensor:
+    return product(rows) if counts is None else counts.apply(product, rows)
+
+
+def _filled(rows: Tensor) -> Tensor:
+    """Add rows of zeros up to a multiple: libraries keep compiled code for each number of rows."""
+    if len(rows) < _ROW_MULTIPLE or not (missing := -len(rows) % _ROW_MULTIPLE):
+        return rows
+    return torch.cat([rows, rows.new_zeros((missing, rows.shape[1]))])

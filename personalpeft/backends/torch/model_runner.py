@@ -8,8 +8,7 @@ it reads no active adapters.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,8 @@ from torch import Tensor, nn
 
 from personalpeft import host
 from personalpeft.backends.thread_governor import ThreadGovernor, thread_counts
-from personalpeft.backends.torch.autograd import BlockCheckpoints, apply_function, differentiable
-from personalpeft.backends.torch.batch_invariant_matmul import (
-    ProductChooser,
-)
+from personalpeft.backends.torch.autograd import BlockCheckpoints, differentiable
+from personalpeft.backends.torch.batch_invariant_matmul import ProductChooser
 from personalpeft.backends.torch.device import DeviceChoice
 from personalpeft.backends.torch.device_lock import DeviceLock
 from personalpeft.backends.torch.kv_cache import ForwardContext, paged_attention_forward
@@ -35,8 +32,9 @@ from personalpeft.backends.torch.lora_layers import (
     group_projections,
     install_lora_layers,
 )
-from personalpeft.backends.torch.mapped_linear import MappedLinears, Unpacker
 from personalpeft.backends.torch.mapped_model import (
+    MappedLinears,
+    Unpacker,
     check_unpacking,
     fill_mapped_model,
     map_other_linears,
@@ -80,11 +78,10 @@ class ModelRunner:
             else None
         )
         self.ops = ops
-        self._mapped = mapped
         # Any: transformers' stubs have few of the methods.
         self.module: Any
         self._context: LoRAContext
-        self._products: Mapping[str, FrozenLinear]
+        self._products: list[FrozenLinear]
         if isinstance(weights, Path):
             self._load(weights, LoadedLinears(self._chooser))
         else:
@@ -231,13 +228,11 @@ class ModelRunner:
             result[begin : begin + self._head_rows] = part
         return product(x) if result is None else result
 
-    def _at_boundary(self, block: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _at_boundary(self, block: nn.Module, args: tuple[Any, ...]) -> None:
         """Let a step go first before a block, and in the backward pass after its gradients."""
-        states, *others = args
         self.let_step_go_first()
-        if torch.is_grad_enabled():
-            states = apply_function(_Boundary, states, self.let_step_go_first)
-        return (states, *others)
+        if args[0].requires_grad:
+            args[0].register_hook(lambda grad: self.let_step_go_first())
 
     def let_step_go_first(self) -> None:
         """Let a step that waits take its turn. For the thread of a pass; otherwise nothing happens."""
@@ -267,7 +262,7 @@ class ModelRunner:
 
     def _frozen_linears(self) -> list[FrozenLinear]:
         head = self.module.get_output_embeddings()
-        return [*self._products.values(), *([head] if isinstance(head, FrozenLinear) else [])]
+        return [*self._products, *([head] if isinstance(head, FrozenLinear) else [])]
 
     def step(
         self,
@@ -320,25 +315,6 @@ class ModelRunner:
         for table in self._rotary_tables:
             table.reserve(length)
 
-    def fingerprint(self) -> str:
-        """Return the SHA-256 over names, shapes and bytes of all base parameters in memory."""
-        digest = hashlib.sha256()
-        with self._lock.for_pass():
-            products = (
-                {path: product.weight for path, product in self._products.items()}
-                if self._mapped is None
-                else {}
-            )
-            for name, parameter in sorted(
-                {**dict(self.module.named_parameters()), **products}.items()
-            ):
-                digest.update(f"{name}{tuple(parameter.shape)}{parameter.dtype}".encode())
-                digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().data)
-            for tensor in () if self._mapped is None else self._mapped.tensors():
-                digest.update(f"{tensor.name}{tensor.shape}{tensor.format}".encode())
-                digest.update(tensor.data.data)
-        return digest.hexdigest()
-
     def _mask(self, visible: Tensor, positions: Tensor) -> Any:
         def to_additive(visibility: Tensor) -> Tensor:
             mask = torch.zeros(visibility.shape, dtype=self.where.dtype).masked_fill_(
@@ -353,20 +329,6 @@ class ModelRunner:
             "full_attention": to_additive(visible),
             "sliding_attention": to_additive(visible & in_window),
         }
-
-
-class _Boundary(torch.autograd.Function):
-    """Return the input. Call a function when its gradient is known."""
-
-    @staticmethod
-    def forward(ctx: Any, states: Tensor, pause: Callable[[], None]) -> Tensor:
-        ctx.pause = pause
-        return states.view_as(states)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        ctx.pause()
-        return grads[0], None
 
 
 def _load_with_transformers(folder: Path, where: DeviceChoice) -> Any:

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -18,13 +19,15 @@ from rich.console import Console
 from rich.text import Text
 
 import personalpeft
-from personalpeft import Cancelled, LearnReport, PersonalPeftError
+from personalpeft import DEFAULT_BASE, Cancelled, LearnReport, PersonalPeftError
 from personalpeft_app.error_output import report_error
 from personalpeft_app.interrupts import interruptible
 from personalpeft_app.output import format_json, printable
 
 if TYPE_CHECKING:
     from personalpeft_ray_updates import RunStatus, WorkerStatus
+
+_option = partial(click.option, show_default=True)
 
 
 @click.command("personalpeft-ray-updates", context_settings={"help_option_names": ["-h", "--help"]})
@@ -36,59 +39,37 @@ if TYPE_CHECKING:
     help="Learn for all users of the home who have something to learn.",
 )
 @click.option("--home", metavar="FOLDER", help="The home folder.  [default: as for personalpeft]")
-@click.option(
-    "--base",
-    metavar="NAME|PATH",
-    envvar="PERSONALPEFT_BASE",
-    default=personalpeft.DEFAULT_BASE,
-    show_default=True,
-)
-@click.option(
-    "--backend",
-    metavar="NAME",
-    default="torch",
-    show_default=True,
-    help="The backend that runs the base.",
-)
-@click.option(
+@_option("--base", metavar="NAME|PATH", envvar="PERSONALPEFT_BASE", default=DEFAULT_BASE)
+@_option("--backend", metavar="NAME", default="torch", help="The backend that runs the base.")
+@_option(
     "--workers",
     metavar="N",
     default=2,
-    show_default=True,
     help="The most learns at once. Each has a process that loads the base.",
 )
-@click.option(
+@_option(
     "--at-once",
     metavar="N",
     default=1,
-    show_default=True,
     help="The most users that learn in one pass. 1 gives the bytes of learning alone.",
 )
-@click.option(
-    "--cpus",
-    metavar="N",
-    default=1,
-    show_default=True,
-    help="CPUs of a node for each worker.",
-)
+@_option("--cpus", metavar="N", default=1, help="CPUs of a node for each worker.")
 @click.option(
     "--gpus",
     metavar="N",
     default=0.0,
     help="GPUs of a node for each worker, such as 0.5.  [default: 0]",
 )
-@click.option(
+@_option(
     "--retries",
     metavar="N",
     default=3,
-    show_default=True,
     help="How often a learn starts again after its process or node died.",
 )
-@click.option(
+@_option(
     "--max-bundle-mb",
     metavar="MB",
     default=1024.0,
-    show_default=True,
     help="The most MB of a user's ledger and adapters.",
 )
 @click.option("--seconds", type=float, help="Stop after this many seconds.")

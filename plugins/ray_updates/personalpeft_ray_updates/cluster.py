@@ -139,11 +139,9 @@ class Cluster:
         ).remote()
 
     def submit(self, name: str, bundles: Sequence[bytes]) -> Task:
-        """Start a task on any node that has not refused.
+        """Start a task, whose users learn in one pass, on any node that has not refused.
 
-        Args:
-            name: Its name on the board, used once.
-            bundles: Bundles of users that learn in one pass.
+        The name on the board is used once.
         """
         refused = ",".join(sorted(self.refusals))
         # A process is used again, since it has the base in memory; by default not with a GPU.

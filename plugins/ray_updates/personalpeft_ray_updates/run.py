@@ -172,7 +172,7 @@ class _Run:
         progress: Callable[[RunStatus], None],
     ) -> None:
         self._runtime, self._cluster, self._users = runtime, cluster, users
-        self._max_tasks, self._at_once = max_tasks, at_once
+        self._max_tasks = max_tasks
         self._max_bundle_bytes = int(max_bundle_mb * 1e6)
         self._progress = progress
         # Groups of users that learn in one pass.

@@ -10,19 +10,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Generator, Iterable
-from functools import partial
 from importlib.util import find_spec
 from typing import Any
 from urllib.parse import urlsplit
 
-from personalpeft_vllm_resolver.sources import (
-    CHUNK,
-    Copy,
-    InvalidCopy,
-    MissingCopy,
-    RemoteCopy,
-    read_within,
-)
+from personalpeft_vllm_resolver.sources import CHUNK, Copy, InvalidCopy, MissingCopy, read_within
 
 
 class Bucket:
@@ -42,12 +34,13 @@ class Bucket:
         self._filesystem: tuple[Any, str] | None = None
 
     def copies(self, digest: str) -> Iterable[Copy]:
-        return [RemoteCopy(self.name, digest, self.read)]
-
-    def read(self, digest: str, file: str) -> Generator[bytes]:
-        """See ``Copy.read``."""
-        # The storage library retries for minutes.
-        return read_within(self._timeout, partial(self._parts, f"{digest}/{file}"))
+        # With a limit, since the storage library retries for minutes.
+        return [
+            Copy(
+                self.name,
+                lambda file: read_within(self._timeout, self._parts(f"{digest}/{file}")),
+            )
+        ]
 
     def _parts(self, path: str) -> Generator[bytes]:
         import pyarrow

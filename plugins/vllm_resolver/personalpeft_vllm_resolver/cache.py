@@ -171,12 +171,12 @@ class Cache:
                 for copy in source.copies(digest):
                     try:
                         path = self._download_checked(copy, digest, own)
-                        log.info("%s was downloaded from %s", name, copy)
+                        log.info("%s was downloaded from %s", name, copy.place)
                         return path
                     except MissingCopy:
                         continue
                     except (InvalidCopy, OSError) as error:
-                        log.warning("%s cannot be downloaded from %s: %s", name, copy, error)
+                        log.warning("%s cannot be downloaded from %s: %s", name, copy.place, error)
             except CacheFull:
                 log.error(
                     "%s is not downloaded: the cache of %d bytes is full until the process ends. "

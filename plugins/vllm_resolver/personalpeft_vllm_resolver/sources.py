@@ -45,26 +45,16 @@ class InvalidCopy(Exception):
     """A copy cannot be read, or is not what its name says."""
 
 
-class Copy(Protocol):
-    """A copy of a stack; ``str`` returns its place."""
-
-    def read(self, file: str) -> Generator[bytes]:
-        """Yield one of ``FILES`` in parts. Raises ``MissingCopy``, ``InvalidCopy``, ``OSError``."""
-
-
 @dataclass(frozen=True, slots=True)
-class RemoteCopy:
-    """A copy that ``source`` reads from ``place``."""
+class Copy:
+    """A copy of a stack, in a ``place``.
+
+    ``read`` yields one of ``FILES`` in parts. It raises ``MissingCopy``, ``InvalidCopy`` or
+    ``OSError``.
+    """
 
     place: str
-    digest: str
-    source: Callable[[str, str], Generator[bytes]]
-
-    def __str__(self) -> str:
-        return self.place
-
-    def read(self, file: str) -> Generator[bytes]:
-        return self.source(self.digest, file)
+    read: Callable[[str], Generator[bytes]]
 
 
 class Source(Protocol):
@@ -81,31 +71,21 @@ class SharedFolder:
     place: Path
 
     def copies(self, digest: str) -> Iterable[Copy]:
-        return [
-            _FolderCopy(part / digest)
-            for part in sorted(self.place.iterdir())
-            if (part / digest).is_dir()
-        ]
+        folders = [part / digest for part in sorted(self.place.iterdir())]
+        return [Copy(str(each), partial(_read_file, each)) for each in folders if each.is_dir()]
 
 
-@dataclass(frozen=True, slots=True)
-class _FolderCopy:
-    path: Path
-
-    def __str__(self) -> str:
-        return str(self.path)
-
-    def read(self, file: str) -> Generator[bytes]:
-        try:
-            # A link could lead anywhere. A pipe would never end.
-            handle = os.open(self.path / file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        except FileNotFoundError as error:
-            raise MissingCopy(f"{file} does not exist") from error
-        with os.fdopen(handle, "rb") as opened:
-            if not stat.S_ISREG(os.fstat(handle).st_mode):
-                raise InvalidCopy(f"{file} must be a plain file")
-            while chunk := opened.read(CHUNK):
-                yield chunk
+def _read_file(folder: Path, file: str) -> Generator[bytes]:
+    try:
+        # A link could lead anywhere. A pipe would never end.
+        handle = os.open(folder / file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError as error:
+        raise MissingCopy(f"{file} does not exist") from error
+    with os.fdopen(handle, "rb") as opened:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise InvalidCopy(f"{file} must be a plain file")
+        while chunk := opened.read(CHUNK):
+            yield chunk
 
 
 class Server:
@@ -125,11 +105,7 @@ class Server:
         self._opener = build_opener(ProxyHandler({}), HTTPSHandler(context=trust), _NoRedirects)
 
     def copies(self, digest: str) -> Iterable[Copy]:
-        return [RemoteCopy(self.url, digest, self.read)]
-
-    def read(self, digest: str, file: str) -> Generator[bytes]:
-        """See ``Copy.read``."""
-        return read_within(self.timeout, partial(self._parts, digest, file))
+        return [Copy(self.url, lambda file: read_within(self.timeout, self._parts(digest, file)))]
 
     def _parts(self, digest: str, file: str) -> Generator[bytes]:
         address = f"{self.url}/api/v1/served/{digest}/{file}"
@@ -167,7 +143,7 @@ def _status_error(status: int) -> MissingCopy | InvalidCopy:
     return InvalidCopy(f"the server answered {status}")
 
 
-def read_within(seconds: float, parts: Callable[[], Iterable[bytes]]) -> Generator[bytes]:
+def read_within(seconds: float, parts: Iterable[bytes]) -> Generator[bytes]:
     """Yield the parts of a file, read in a thread. Raises ``InvalidCopy`` after a time.
 
     A thread, since a read may block for longer and cannot be stopped. It ends after its next part.
@@ -178,7 +154,7 @@ def read_within(seconds: float, parts: Callable[[], Iterable[bytes]]) -> Generat
 
     def read() -> None:
         try:
-            for part in parts():
+            for part in parts:
                 queue.put(part)
                 if cancelled.is_set():
                     return

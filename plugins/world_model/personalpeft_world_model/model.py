@@ -147,9 +147,7 @@ class WorldModel:
     ) -> tuple[State, ...]:
         """Return the states that the model expects, several at a time. Raises ``NotFound``.
 
-        Args:
-            queries: Tasks, states and actions. Equal ones are predicted once.
-            progress: Called with the share that is done, 0 to 1.
+        Equal queries are predicted once. ``progress`` is called with the share that is done, 0 to 1.
         """
         layers = self.layers
         different = list(dict.fromkeys((task, state.text, act) for task, state, act in queries))

@@ -149,11 +149,11 @@ class _Facts:
     def closed(self, room: str) -> list[str]:
         """Return the closed things in a room."""
         inside = {what for (what, _), (where, _) in self._by_name["at"] if where == room}
-        return sorted(what for ((what, _),) in self._by_name["closed"] if what in inside)
+        return sorted(self._having("closed") & inside)
 
     def visible(self, room: str) -> list[str]:
         """Return the things that lie in a room, in sight, with what they lie on."""
-        closed = {what for ((what, _),) in self._by_name["closed"]}
+        closed = self._having("closed")
         places = {what for (what, _), (where, _) in self._by_name["at"] if where == room}
         floor = [
             self.describe(what)
@@ -179,11 +179,11 @@ class _Facts:
 
     def describe(self, what: str) -> str:
         """Return the name of a thing after its conditions."""
-        conditions = (c for c in _CONDITIONS if ((what,) in self._unary(c)))
+        conditions = (c for c in _CONDITIONS if what in self._having(c))
         return " ".join((*conditions, what))
 
-    def _unary(self, predicate: str) -> list[tuple[str, ...]]:
-        return [tuple(name for name, _ in arguments) for arguments in self._by_name[predicate]]
+    def _having(self, property_: str) -> set[str]:
+        return {what for ((what, _),) in self._by_name[property_]}
 
 
 def _read_state(state: Any) -> State:

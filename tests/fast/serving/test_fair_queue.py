@@ -25,7 +25,7 @@ class QueuedRequest:
 
 def queue(
     waiting: int = 100, waiting_per_user: int = 100, running_per_user: int = 100
-) -> FairQueue[QueuedRequest]:
+) -> FairQueue:
     return FairQueue(
         max_waiting=waiting,
         max_waiting_per_user=waiting_per_user,
@@ -33,7 +33,7 @@ def queue(
     )
 
 
-def drain(line: FairQueue[QueuedRequest]) -> list[tuple[str, int]]:
+def drain(line: FairQueue) -> list[tuple[str, int]]:
     """Start and finish each request in the queue's order."""
     order = []
     while (one := line.next_ready(lambda each: True)) is not None:

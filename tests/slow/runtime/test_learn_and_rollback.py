@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from backend_makers import attach, generate, sequence, torch_backend
+from backend_makers import attach, base_logprobs, generate, sequence, torch_backend
 
 import personalpeft
 from benchmarks.styles import GENERAL, LESSONS, STYLES, UNSEEN
@@ -39,7 +39,7 @@ class LearnedStyle:
     runtime: Runtime
     ada: User
     report: LearnReport
-    fingerprint: str
+    bare_logprobs: tuple[Any, ...]
     bare: list[str]
     styled: list[str]
     general_before: list[str]
@@ -63,7 +63,7 @@ def learned(tmp_path_factory: pytest.TempPathFactory, shared_cache: Path) -> Ite
     home = tmp_path_factory.mktemp("job") / "home"
     with personalpeft.open(home) as runtime:
         ada = runtime.user("ada")
-        fingerprint = runtime.training_backend().fingerprint()
+        bare_logprobs = base_logprobs(runtime.training_backend())
         before = chats(ada)
         bare = answers(runtime, ada.stack(), UNSEEN, 96)
         general = [question for question, _ in GENERAL]
@@ -81,7 +81,7 @@ def learned(tmp_path_factory: pytest.TempPathFactory, shared_cache: Path) -> Ite
             runtime,
             ada,
             report,
-            fingerprint,
+            bare_logprobs,
             bare,
             styled,
             general_before,
@@ -129,7 +129,7 @@ def test_gate_judges_three_replies_to_each_held_out_prompt(learned: LearnedStyle
 
 
 def test_base_is_unchanged(learned: LearnedStyle) -> None:
-    assert learned.runtime.training_backend().fingerprint() == learned.fingerprint
+    assert base_logprobs(learned.runtime.training_backend()) == learned.bare_logprobs
 
 
 def test_rollback_restores_the_old_replies_exactly_and_forward_the_new_ones(

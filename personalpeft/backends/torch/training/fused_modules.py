@@ -163,18 +163,21 @@ class _FusedGatedMLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         ops = self._ops
         activated = differentiable(
-            ops.silu_and_mul, ops.silu_and_mul_backward, self.inner.gate_proj.all_outputs(x)
+            ops.silu_and_mul, ops.silu_and_mul_backward, self.inner.gate_proj.grouped.all_outputs(x)
         )
         result: Tensor = self.inner.down_proj(activated)
         return result
 
 
 def _is_silu(part: Any) -> bool:
-    gate, up = part.gate_proj, part.up_proj
-    all_outputs = (
-        isinstance(gate, LoRALinear) and isinstance(up, LoRALinear) and gate.shares_with(up)
-    )
-    return all_outputs and type(part.act_fn).__name__ in {"SiLUActivation", "SiLU"}
+    is_grouped = _are_grouped(part.gate_proj, part.up_proj)
+    return is_grouped and type(part.act_fn).__name__ in {"SiLUActivation", "SiLU"}
+
+
+def _are_grouped(*layers: object) -> bool:
+    """Return whether one product computes all layers."""
+    groups = {layer.grouped if isinstance(layer, LoRALinear) else None for layer in layers}
+    return len(groups) == 1 and None not in groups
 
 
 class _FusedAttention(nn.Module):
@@ -195,13 +198,8 @@ class _FusedAttention(nn.Module):
             float(inner.scaling),
             window or 0,
         )
-        q, k, v = inner.q_proj, inner.k_proj, inner.v_proj
-        self._fused_qkv = (
-            isinstance(q, LoRALinear)
-            and q.shares_with(k)
-            and q.shares_with(v)
-            and not hasattr(inner, "q_norm")
-            and not hasattr(inner, "k_norm")
+        self._fused_qkv = _are_grouped(inner.q_proj, inner.k_proj, inner.v_proj) and not (
+            hasattr(inner, "q_norm") or hasattr(inner, "k_norm")
         )
 
     def forward(
@@ -218,7 +216,7 @@ class _FusedAttention(nn.Module):
             )
             return output
         if self._fused_qkv:
-            inputs = (inner.q_proj.all_outputs(hidden_states)[0],)
+            inputs = (inner.q_proj.grouped.all_outputs(hidden_states)[0],)
         else:
             tokens, dim = hidden_states.shape[1], self._heads.dim
             q, k, v = (
