@@ -107,7 +107,7 @@ class Maintenance(
         except (OSError, UnicodeDecodeError):
             return None
 
-    def back_up(self, folder: Path, *, keep: int = 7) -> Backup:
+    def back_up(self, folder: str | Path, *, keep: int = 7) -> Backup:
         """Copy the home into a folder and delete all but the newest copies there.
 
         The home may be in use, or open for reading: then a home of an earlier version is copied as
@@ -128,6 +128,7 @@ class Maintenance(
             raise InvalidInput(
                 f"keep must be 1 or more, got {keep}.", hint="Older copies are deleted."
             )
+        folder = Path(folder).expanduser().absolute()
         # Files beside the database are written also where that is open for reading.
         leases = Leases(self._home, now=self._now, read_only=False)
         read_only = self._database.read_only
