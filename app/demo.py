@@ -144,7 +144,7 @@ class _Demo:
         return {"answers": answers, "holds_before": old, "holds_after": new}
 
     def _roll_back(self, before: Sequence[str]) -> dict[str, Any]:
-        self._print("\n5. Whatever was learned can be rolled back\n")
+        self._print("\n5. What was learned can be rolled back\n")
         if self._user.history():
             self._user.rollback("style")
         again = self._ask_all("Asking again")

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import os
-import stat
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 
 import click
 
-from personalpeft import host
 from personalpeft.errors import PersonalPeftError, format_origin, get_error_codes, get_error_type
 from personalpeft.extras import extra_required
 from personalpeft_app.options import GlobalOptions
@@ -23,6 +19,8 @@ USAGE = 2
 BUG = 70
 STOPPED = 130
 BROKEN_PIPE = 141
+# The innermost lines of code, which show where a bug is.
+_ORIGIN_LINES = 8
 
 
 @contextmanager
@@ -45,7 +43,7 @@ def error_boundary(common: Callable[[], GlobalOptions]) -> Iterator[None]:
     except (click.ClickException, click.exceptions.Exit, click.Abort):
         raise
     except Exception as bug:  # The one place that must let nothing pass.
-        shown = wrap_bug(bug, common())
+        shown = wrap_bug(bug)
         code = print_error(shown.message, shown.hint, kind="Bug", code=BUG, as_data=common().json)
         raise click.exceptions.Exit(code) from bug
 
@@ -70,43 +68,9 @@ def print_error(message: str, hint: str, *, kind: str, code: int, as_data: bool)
     return code
 
 
-def wrap_bug(bug: Exception, common: GlobalOptions) -> PersonalPeftError:
-    """Return an unexpected error as one to show. The hint names the file with its details."""
+def wrap_bug(bug: Exception) -> PersonalPeftError:
+    """Return an unexpected error as one to show. The hint has the lines of code to report."""
     text = " ".join(str(bug).split())[:300]
     message = f"This is a bug in personalpeft: {type(bug).__name__}{': ' + text if text else ''}"
-    log = _write_log(bug, common)
-    hint = f"Please report it with the details, which are in {log}." if log else "Please report it."
-    return PersonalPeftError(message, hint=hint)
-
-
-def _write_log(bug: Exception, common: GlobalOptions) -> Path | None:
-    """Write the details to a new file that only this user can read.
-
-    The last resort is a folder that all users share. So the name has a random part, and an existing
-    file or link is never followed.
-    """
-    own = common.paths()[1] / "logs"
-    for folder in (own, Path(tempfile.gettempdir())):
-        try:
-            if folder is own:
-                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                _check_private(folder)
-            handle, name = tempfile.mkstemp(
-                ".log", f"bug-{datetime.now(UTC):%Y%m%dT%H%M%S}-", folder
-            )
-            with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as log:
-                log.write(format_origin(bug))
-        except OSError:
-            continue
-        return Path(name)
-    return None
-
-
-def _check_private(folder: Path) -> None:
-    """Raise ``PermissionError`` where another user can replace files in the folder."""
-    status = folder.lstat()
-    private = host.is_owner(status) and host.only_owner_writes(status)
-    if not (private and stat.S_ISDIR(status.st_mode)):
-        raise PermissionError(
-            f"{folder} must be a folder of this user, in which no other user can write."
-        )
+    lines = "\n".join(format_origin(bug).splitlines()[-_ORIGIN_LINES:])
+    return PersonalPeftError(message, hint=f"Please report it with these lines:\n{lines}")

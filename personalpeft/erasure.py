@@ -95,7 +95,7 @@ class ForgetReport:
 
     def __str__(self) -> str:
         would = "would be " if self.dry_run else ""
-        lines = [f"{self.item}: {'a dry run, nothing was done' if self.dry_run else 'FORGOTTEN'}"]
+        lines = [f"{self.item}: {'nothing was erased yet' if self.dry_run else 'FORGOTTEN'}"]
         for what, ids in (
             ("turns", self.turns),
             ("signals", self.signals),
@@ -163,7 +163,7 @@ class ForgetUserReport:
             )
         )
         if self.dry_run:
-            return f"{self.user}: a dry run, nothing was done\n  would be erased: {counts}"
+            return f"{self.user}: nothing was erased yet\n  would be erased: {counts}"
         lines = [f"{self.user}: FORGOTTEN", f"  erased: {counts}"]
         if not self.complete:
             lines.append(_INCOMPLETE)

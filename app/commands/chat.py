@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -218,7 +217,7 @@ def tui(common: GlobalOptions, no_train: bool) -> None:
         loading = TaskHandle()
         with session.open_runtime(common, "make", loading.progress, train=not no_train) as runtime:
             user = runtime.user(common.user_id())
-            app = Tui(UserSession(runtime, user, partial(wrap_bug, common=common)), loading)
+            app = Tui(UserSession(runtime, user, wrap_bug), loading)
             app.run()
         for text in app.unsent:
             click.echo(f"Not sent: {printable(text)}", err=True)

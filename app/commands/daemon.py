@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 from contextlib import AbstractContextManager, ExitStack
+from datetime import datetime
 from signal import SIGTERM
 from typing import TYPE_CHECKING, Any
 
@@ -277,7 +278,8 @@ def _print_entry(common: GlobalOptions, entry: LogEntry) -> None:
 def _format_entry(entry: LogEntry) -> str:
     user = f" {entry.user}" if entry.user else ""
     seconds = f" ({entry.seconds:g} s)" if entry.seconds >= 1 else ""
-    return f"{entry.at}  {entry.kind}{user}: {entry.message}{seconds}"
+    at = format_time(datetime.fromisoformat(entry.at))
+    return f"{at}  {entry.kind}{user}: {entry.message}{seconds}"
 
 
 def _format_action(action: LearnUser | Task | None) -> str:

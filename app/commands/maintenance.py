@@ -127,7 +127,7 @@ def backup(common: GlobalOptions, folder: Path, keep: int) -> None:
     put one back: personalpeft restore
     """
     with session.open_runtime(common, "read") as runtime:
-        made = runtime.maintenance.back_up(folder.expanduser().absolute(), keep=keep)
+        made = runtime.maintenance.back_up(folder, keep=keep)
     emit(common, made, str(made.path))
     if made.missing:
         info(common, f"{len(made.missing)} adapters are missing or damaged: personalpeft verify")

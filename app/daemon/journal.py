@@ -75,7 +75,7 @@ class Journal:
         started: By user, learns without a recorded end.
         attempts: By user, reasons that led to nothing which the ledger records.
         spent: Seconds of learning by local day.
-        tasks: The moment for which each task was last done.
+        tasks: The moment for which each task was last done. Names of other versions may occur.
         entries: The newest actions, the last one last.
         last_report: The window of the last report with content.
     """
@@ -83,7 +83,7 @@ class Journal:
     started: Mapping[str, StartedWork] = field(default_factory=dict)
     attempts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     spent: Mapping[str, float] = field(default_factory=dict)
-    tasks: Mapping[TaskKind, str] = field(default_factory=dict)
+    tasks: Mapping[str, str] = field(default_factory=dict)
     entries: tuple[LogEntry, ...] = ()
     last_report: ReportWindow | None = None
 

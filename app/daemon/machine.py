@@ -8,6 +8,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
+import psutil
+
 # The chips that measure a processor, not a disk, a battery or a radio.
 _CPU_CHIPS = (
     "coretemp",
@@ -36,8 +38,9 @@ class Machine:
 
     def __init__(self, timer: Callable[[], float] = time.monotonic) -> None:
         self._timer = timer
-        self._before: tuple[float, float] | None = None
-        self._last_load: float | None = None
+        self._own = psutil.Process()
+        self._load: float | None = None
+        self._measured_at = 0.0
 
     def read(self) -> MachineReading:
         """Read all sensors. The first reading takes a moment, to measure the load."""
@@ -45,8 +48,6 @@ class Machine:
 
     def on_ac_power(self) -> bool | None:
         """Return whether the machine runs on mains power; None without a known battery."""
-        import psutil
-
         # Drivers raise errors of any kind.
         with suppress(Exception):
             battery = psutil.sensors_battery()
@@ -55,8 +56,6 @@ class Machine:
 
     def temperature(self) -> float | None:
         """Return the temperature of the hottest processor, in degrees Celsius."""
-        import psutil
-
         with suppress(Exception):
             chips = psutil.sensors_temperatures()
             return max(
@@ -70,39 +69,24 @@ class Machine:
             )
         return None
 
-    def other_cpu_load(self) -> float | None:
+    def other_cpu_load(self) -> float:
         """Return the share (0 to 1) of all processors that other processes used.
 
         It is measured since the last reading, a second ago or more.
         """
-        at, busy = self._timer(), self._busy()
-        if self._before is None:
-            self._before = at, busy
+        if self._load is not None and self._timer() - self._measured_at < _MIN_INTERVAL:
+            return self._load
+        if self._load is None:
+            psutil.cpu_percent()
+            self._own.cpu_percent()
             time.sleep(_FIRST_INTERVAL)
-            at, busy = self._timer(), self._busy()
-        elif at - self._before[0] < _MIN_INTERVAL and self._last_load is not None:
-            return self._last_load
-        spent = (at - self._before[0]) * (os.cpu_count() or 1)
-        self._last_load = (
-            min(1.0, max(0.0, (busy - self._before[1]) / spent)) if spent > 0 else None
-        )
-        self._before = at, busy
-        return self._last_load
-
-    def _busy(self) -> float:
-        """Return the seconds that processors have worked for other processes since the start."""
-        import psutil
-
-        times, own = psutil.cpu_times(), psutil.Process().cpu_times()
-        return float(
-            times.user + times.system + getattr(times, "nice", 0.0) - own.user - own.system
-        )
+        share = psutil.cpu_percent() - self._own.cpu_percent() / (os.cpu_count() or 1)
+        self._load, self._measured_at = min(1.0, max(0.0, share / 100)), self._timer()
+        return self._load
 
 
 def lower_priority() -> None:
     """Give all other processes on this machine precedence from now on."""
-    import psutil
-
     with suppress(Exception):
         lowest = getattr(psutil, "BELOW_NORMAL_PRIORITY_CLASS", 10)
         psutil.Process().nice(lowest)

@@ -35,7 +35,6 @@ class TaskKind(StrEnum):
     PROBATION = "probation"
     BACKUP = "backup"
     COLLECT = "collect"
-    CLEAN = "clean"
     REPORT = "report"
 
 
@@ -75,7 +74,7 @@ class History:
     """The seconds of learning today, and the moment for which each task was last done."""
 
     spent: float = 0.0
-    tasks: Mapping[TaskKind, str] = field(default_factory=dict)
+    tasks: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,6 @@ from personalpeft.learning.activity_summary import ActivitySummary
 from personalpeft_app.daemon.policy import TaskKind
 from personalpeft_app.daemon.settings import Settings
 
-_MAX_LOG_AGE = timedelta(days=30)
-
 
 @dataclass(frozen=True, slots=True)
 class ReportWindow:
@@ -29,9 +27,7 @@ class ReportWindow:
     until: datetime
 
 
-def run_task(
-    kind: TaskKind, runtime: Runtime, settings: Settings, now: datetime, window: ReportWindow
-) -> str:
+def run_task(kind: TaskKind, runtime: Runtime, settings: Settings, window: ReportWindow) -> str:
     """Run a task and return its result in a line, empty if it changed nothing.
 
     Raises what the runtime raises.
@@ -48,8 +44,6 @@ def run_task(
             garbage = runtime.collect_garbage()
             count = garbage.blobs + garbage.parts + garbage.sessions
             return f"{count} unused files deleted, {garbage.bytes:,} bytes" if count else ""
-        case TaskKind.CLEAN:
-            return _delete_old_logs(runtime.settings.cache, now)
         case TaskKind.REPORT:
             line = format_line(runtime.activity_summaries(window.since, window.until))
             return f"{line}. Read it: personalpeft daemon report" if line else ""
@@ -71,18 +65,6 @@ def _back_up(runtime: Runtime, settings: Settings) -> str:
     missing = len(backup.missing)
     warning = f"; {missing} files are missing or damaged: run verify" if missing else ""
     return f"{backup.path.name} with {backup.files} adapters{warning}"
-
-
-def _delete_old_logs(cache: Path, now: datetime) -> str:
-    """Delete logs of bugs that were not reported."""
-    count = 0
-    with suppress(OSError):
-        for path in (cache / "logs").glob("bug-*.log"):
-            with suppress(OSError):
-                if path.stat().st_mtime < (now - _MAX_LOG_AGE).timestamp():
-                    path.unlink()
-                    count += 1
-    return f"{count} old logs deleted" if count else ""
 
 
 def next_window(last: ReportWindow | None, now: datetime) -> ReportWindow:

@@ -225,12 +225,12 @@ class Worker:
         return frozenset()
 
     def _run_task(self, task: Task) -> None:
-        began, now = self._clock.timer(), self._clock.now()
-        window = tasks.next_window(self.journal.last_report, now)
+        began = self._clock.timer()
+        window = tasks.next_window(self.journal.last_report, self._clock.now())
         outcome = Outcome.DONE
         journal = self.journal.record_task(task.kind, task.key)
         try:
-            message = tasks.run_task(task.kind, self._runtime, self._settings, now, window)
+            message = tasks.run_task(task.kind, self._runtime, self._settings, window)
             if message and task.kind is TaskKind.REPORT:
                 journal = journal.record_report(window)
         except Exception as error:  # noqa: BLE001 - the next action runs all the same

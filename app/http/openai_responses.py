@@ -46,7 +46,7 @@ class _Message(Part):
         return {"role": role, "content": text_of(self.content)}
 
 
-class _Call(Part):
+class _FunctionCall(Part):
     call_id: str
     name: str
     arguments: str
@@ -57,7 +57,7 @@ class _Call(Part):
         return {"role": "assistant", "content": "", "tool_calls": calls}
 
 
-class _CallOutput(Part):
+class _FunctionCallOutput(Part):
     call_id: str
     output: Content
 
@@ -71,8 +71,8 @@ def _item_type(item: Any) -> Any:
 
 _Item: TypeAlias = Annotated[
     Annotated[_Message, Tag("message")]
-    | Annotated[_Call, Tag("function_call")]
-    | Annotated[_CallOutput, Tag("function_call_output")],
+    | Annotated[_FunctionCall, Tag("function_call")]
+    | Annotated[_FunctionCallOutput, Tag("function_call_output")],
     Discriminator(_item_type),
 ]
 
@@ -110,7 +110,7 @@ class ResponseBody(OpenAIBody):
         joined: list[dict[str, Any]] = []
         for item in self.input:
             message = item.for_library()
-            if isinstance(item, _Call) and joined and joined[-1]["role"] == "assistant":
+            if isinstance(item, _FunctionCall) and joined and joined[-1]["role"] == "assistant":
                 calls = [*joined[-1].get("tool_calls", ()), *message["tool_calls"]]
                 joined[-1] = {**joined[-1], "tool_calls": calls}
             else:

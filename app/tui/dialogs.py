@@ -115,7 +115,8 @@ class ConfirmDialog(Dialog[bool]):
 
 def forget_dialog(text: Content, report: ForgetReport) -> ConfirmDialog:
     """Ask whether to forget an item, below its text and what would be erased."""
-    preview = Static(Content.assemble(text, "\n\n", printable(str(report))), markup=False)
+    _, _, erased = str(report).partition("\n")
+    preview = Static(Content.assemble(text, "\n\n", printable(erased)), markup=False)
     facts = VerticalScroll(preview, classes="body")
     return ConfirmDialog("Forget this for good?", facts, yes="forget it", no="keep it")
 

@@ -306,11 +306,11 @@ class ModelPane(Vertical):
                 )
             finally:
                 self.compare_task = None
+                self.post_message(self.Changed())
             if comparison.same:
                 show_note(self, "Both answers are the same.")
             elif await self.app.push_screen_wait(BlindCompareDialog(comparison, self._session)):
                 await self._refresh()
-        self.post_message(self.Changed())
 
     def stop_comparing(self) -> bool:
         """Stop the comparison. Returns whether one was running."""

@@ -128,7 +128,9 @@ def _daemon(home: Path) -> str:
         _teach(runtime, "ada", 8)
         _teach(runtime, "bo", 5)
     # Whatever this machine is about, and however it is powered.
-    (home / "config.toml").write_text("[daemon]\nload = 1\nmains = false\ntemperature = 999\n")
+    (home / "config.toml").write_text(
+        "[daemon]\nload = 1\nrequire_ac_power = false\ntemperature = 999\n"
+    )
     seen = []
     for words in ("daemon run-once", "daemon status", "daemon report"):
         told = CliRunner().invoke(cli, ["--home", str(home), "--backend", "fake", *words.split()])

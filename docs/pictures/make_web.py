@@ -166,7 +166,7 @@ def _draw(
 
 def _compare(page: Page) -> None:
     page.get_by_label("A question").fill(_SOUP[0])
-    page.get_by_label("What is live, against").select_option("base")
+    page.get_by_label("Compare the live one with").select_option("base")
     page.get_by_role("button", name="Ask both").click()
     page.get_by_role("button", name="The first is better").wait_for()
     page.get_by_role("heading", name="Compare").click()
@@ -204,7 +204,7 @@ def main() -> None:
                     "web-compare",
                     "Compare",
                     _compare,
-                    viewport={"width": 1180, "height": 640},
+                    viewport={"width": 1180, "height": 680},
                 )
                 _draw(
                     browser,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from personalpeft.errors import InvalidInput
-from personalpeft.formatting import HasJson
+from personalpeft.formatting import HasJson, pluralize
 from personalpeft.learning.outcomes import MoveCause
 from personalpeft.learning.report import (
     LearnReport,
@@ -63,7 +63,7 @@ class ActivitySummary(HasJson):
         return self._format(format_report, "  ")
 
     def _format(self, format_one: Callable[[LearnReport], list[str]], indent: str) -> str:
-        kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(self.signals.items()))
+        kinds = ", ".join(pluralize(count, kind) for kind, count in sorted(self.signals.items()))
         counts = f"turns: {self.turns}, signals: {sum(self.signals.values())}"
         lines = [
             f"{self.user}, {_format_time(self.since)} to {_format_time(self.until)}",

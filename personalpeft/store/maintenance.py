@@ -89,7 +89,7 @@ class Maintenance(
         except (OSError, UnicodeDecodeError):
             return None
 
-    def back_up(self, folder: Path, *, keep: int = 7) -> Backup:
+    def back_up(self, folder: str | Path, *, keep: int = 7) -> Backup:
         """Copy the home into a folder and delete all but the newest copies there.
 
         The home may be in use, or open for reading: then a home of an earlier version is copied as
@@ -110,6 +110,7 @@ class Maintenance(
             raise InvalidInput(
                 f"keep must be 1 or more, got {keep}.", hint="Older copies are deleted."
             )
+        folder = Path(folder).expanduser().absolute()
         store = self._store
         # Files beside the database are written also where that is open for reading.
         leases = Leases(store.home, now=store.now, read_only=False)

@@ -20,7 +20,7 @@ export function compareView(user) {
     h("div", { class: "field" }, h("label", { for: field.id }, "A question"), field),
     h("div", { class: "two field" },
       h("div", {}, h("label", { for: layer.id }, "Layer"), layer),
-      h("div", {}, h("label", { for: other.id }, "What is live, against"), other)),
+      h("div", {}, h("label", { for: other.id }, "Compare the live one with"), other)),
     h("div", { class: "row" }, ask));
   const nothing = h("p", { class: "empty" }, "There is no revision to compare yet. Press Learn first.");
   const element = h("div", { class: "view" }, title,

@@ -16,8 +16,8 @@ def test_lessons_show_where_each_signal_went_and_its_source(shell: Shell) -> Non
     rule = shell.run("feedback", "--comment", "Be brief.").stdout.strip()
     shown = shell.run("lessons").stdout
     assert [line.split()[0] for line in shown.splitlines()[1:]] == [edit, rule]
-    assert "waits for the next learn" in shown
-    assert "a comment is a rule; it applies from the next turn on" in shown
+    current = json.loads(shell.run("lessons", "--json").stdout)["lessons"]
+    assert all(each["use"] in shown and each["why"] in shown for each in current)
     everything = json.loads(shell.run("lessons", "--all", "--json").stdout)
     assert [each["use"] for each in everything["lessons"]] == [
         "superseded",
@@ -45,7 +45,6 @@ def test_feedback_excluded_from_training_is_listed_and_consent_can_be_withdrawn(
     )
     ids = [result.stdout.strip() for result in (edit, shown, fact)]
     assert lessons() == dict.fromkeys(ids, "training_forbidden")
-    assert shell.run("lessons").stdout.count("training on it is not allowed") == 3
     later = shell.run("teach", "Write to Cy.", "Dear Cy").stdout.strip()
     assert lessons()[later] == "demonstration"
     assert shell.run("retract", later, "--training-only").stdout.strip() == later

@@ -29,11 +29,14 @@ def test_an_added_model_was_tried_and_answers_under_its_name(
 ) -> None:
     # Kernels are compiled there once for all tests.
     cache = {"PERSONALPEFT_CACHE": str(shared_cache)}
-    added = shell.run("models", "add", str(file), "--name", "mine", backend="torch", **cache)
+    words = ("models", "add", str(file), "--name", "mine", "--json")
+    added = shell.run(*words, backend="torch", **cache)
     assert added.exit_code == 0, added.output
-    for line in ("architecture   qwen3", "weights        F32", "chat template  yes", "It said:"):
-        assert line in added.stdout
-    assert "of memory" in added.stderr
+    data = json.loads(added.stdout)
+    model = data["model"]
+    assert (model["architecture"], model["quantisation"]) == ("qwen3", "F32")
+    assert model["has_template"]
+    assert data["reply"] is not None
     assert cards_of(shell) == ["mine.toml"]
     listed = json.loads(shell.run("models", "--json", **cache).stdout)["models"]
     assert [each["weights"] for each in listed if each["name"] == "mine"] == ["here"]
@@ -79,24 +82,24 @@ def test_a_model_larger_than_the_free_memory_is_added_untried(
     shell: Shell, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("personalpeft.host.free_memory", lambda: 1000)
-    added = shell.run("models", "add", str(file), backend="torch")
+    added = shell.run("models", "add", str(file), "--json", backend="torch")
     assert added.exit_code == 0, added.output
-    assert "not enough memory" in added.stderr
-    assert "It said" not in added.stdout
+    assert json.loads(added.stdout)["reply"] is None
     assert cards_of(shell) == ["tiny-qwen3.toml"]
 
 
 def test_a_given_template_is_used(shell: Shell, tiny_base: Base, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     write_model("qwen3", tiny_base, path, template=None)
-    refused = shell.run("models", "add", str(path))
-    assert "no chat template" in refused.stderr
+    refused = shell.run("models", "add", str(path), "--json")
+    assert json.loads(refused.stderr)["error"]["kind"] == "CardError"
+    assert "--chat-template" in refused.stderr
     template = tmp_path / "chat.jinja"
     template.write_text(TEMPLATE)
-    args = ("models", "add", str(path), "--no-try", "--chat-template", str(template))
+    args = ("models", "add", str(path), "--no-try", "--json", "--chat-template", str(template))
     added = shell.run(*args)
     assert added.exit_code == 0, added.output
-    assert "no, given" in added.stdout
+    assert json.loads(added.stdout)["model"]["has_template"] is False
     assert shell.run(*args[:-1], str(tmp_path / "none")).exit_code != 0
 
 
@@ -115,5 +118,6 @@ def test_models_of_other_programs_are_listed_with_what_to_type(
         ["sh", "-c", f"printf '%s\\n' {typed}"], capture_output=True, text=True, check=True
     ).stdout.splitlines()
     assert words == ["personalpeft", "models", "add", str(folder / "some $HOME(1).gguf")]
-    none = shell.run("models", "add", HOME=str(tmp_path / "none"), LLAMA_CACHE=str(tmp_path / "no"))
-    assert "No GGUF file was found" in none.stderr
+    nowhere = {"HOME": str(tmp_path / "none"), "LLAMA_CACHE": str(tmp_path / "no")}
+    none = shell.run("models", "add", "--json", **nowhere)
+    assert json.loads(none.stdout)["found"] == []

@@ -120,7 +120,6 @@ def test_tokens_are_created_listed_and_revoked(shell: Shell) -> None:
     assert shell.run("token", "make", "--worker").exit_code == 0
     worker = json.loads(shell.run("token", "--json").stdout)["tokens"][-1]
     assert (worker["user"], worker["worker"]) == (None, True)
-    assert "a worker" in shell.run("token").stdout
     assert shell.run("token", "revoke", worker["id"]).exit_code == 0
     assert shell.run("token", "revoke", tokens[0]["id"][:6]).exit_code == 0
     assert len(json.loads(shell.run("token", "list", "--json").stdout)["tokens"]) == 1

@@ -6,12 +6,8 @@ import json
 import os
 import re
 import signal
-import stat
 import subprocess
 import sys
-import tempfile
-from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
 from app_makers import Shell, read_to_end, wait_for
@@ -196,58 +192,18 @@ def test_ctrl_c_in_a_chat_stops_the_reply_but_not_the_chat(shell: Shell) -> None
     assert [message["role"] for message in newest["messages"]] == ["user", "assistant", "user"]
 
 
-def test_a_bug_prints_one_line_and_logs_the_details(
+def test_a_bug_prints_where_it_is_and_no_traceback(
     shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*args: object, **more: object) -> None:
-        raise ZeroDivisionError("private words")
+        raise ZeroDivisionError
 
     monkeypatch.setattr("personalpeft.user.User.stream", broken)
     result = shell.run("ask", "hello")
     assert result.exit_code == 70
     assert result.stdout == ""
     assert "Traceback" not in result.stderr
-    (log,) = (shell.cache / "logs").iterdir()
-    assert str(log) in result.stderr
-    assert "ZeroDivisionError" in log.read_text()
-    assert ".broken" in log.read_text()
-    # The log may be attached to a report, and an error's text may be private.
-    assert "private words" not in log.read_text()
+    assert "ZeroDivisionError" in result.stderr
+    assert ".broken" in result.stderr
     told = json.loads(shell.run("ask", "hello", "--json").stderr)
     assert (told["error"]["kind"], told["error"]["exit_code"]) == ("Bug", 70)
-
-
-@pytest.mark.parametrize("folder", ["own", "own but open to others", "shared"])
-def test_no_other_user_of_the_machine_can_read_the_details_of_a_bug(
-    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
-) -> None:
-    def broken(*args: object, **more: object) -> None:
-        raise ZeroDivisionError("a private detail")
-
-    monkeypatch.setattr("personalpeft.user.User.stream", broken)
-    shared, victim = tmp_path / "shared", tmp_path / "diary"
-    shared.mkdir()
-    victim.write_text("untouched")
-    monkeypatch.setattr(tempfile, "tempdir", str(shared))
-    logs = shell.cache / "logs"
-    shell.cache.mkdir(exist_ok=True)
-    if folder == "shared":
-        logs.write_text("no folder")
-    elif folder == "own but open to others":
-        logs.mkdir()
-        logs.chmod(0o777)
-    # Another user guesses the name from the clock and the process id, and creates links under it
-    # beforehand.
-    for second in range(20):
-        at = datetime.now(UTC) + timedelta(seconds=second)
-        (shared / f"bug-{at:%Y%m%dT%H%M%S}-{os.getpid()}.log").symlink_to(victim)
-        if logs.is_dir():
-            (logs / f"bug-{at:%Y%m%dT%H%M%S}-{os.getpid()}.log").symlink_to(victim)
-    result = shell.run("ask", "hello")
-    assert result.exit_code == 70
-    assert victim.read_text() == "untouched"
-    where = logs if folder == "own" else shared
-    (log,) = (each for each in where.iterdir() if not each.is_symlink())
-    assert str(log) in result.stderr
-    assert stat.S_IMODE(log.stat().st_mode) == 0o600
-    assert "ZeroDivisionError" in log.read_text()

@@ -3,22 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from pathlib import Path
 
-import pytest
 from daemon_makers import World
 
 import personalpeft
 from personalpeft_app.daemon.journal import Outcome
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    place = tmp_path / "cache"
-    (place / "logs").mkdir(parents=True)
-    monkeypatch.setenv("PERSONALPEFT_CACHE", str(place))
-    return place
 
 
 def messages(world: World, what: str) -> list[str]:
@@ -56,19 +45,6 @@ def test_a_backup_is_made_daily_and_only_the_newest_are_kept(world: World) -> No
     with personalpeft.open(copies[-1], base="fake", backend="fake") as runtime:
         assert len(runtime.user("ada", create=False).revisions()) == 1
         assert runtime.verify() == ()
-
-
-def test_only_old_crash_logs_are_deleted(world: World, cache: Path) -> None:
-    world.correct(1)
-    old, new, other = (cache / "logs" / name for name in ("bug-1.log", "bug-2.log", "mine.log"))
-    for path in (old, new, other):
-        path.write_text("x")
-    for path, days in ((old, 31), (new, 29), (other, 99)):
-        os.utime(path, (world.wall.timestamp() - days * 86400,) * 2)
-    world.advance(minutes=1)
-    world.run_once()
-    assert [path.exists() for path in (old, new, other)] == [False, True, True]
-    assert len(messages(world, "clean")) == 1
 
 
 def test_garbage_is_collected(world: World) -> None:

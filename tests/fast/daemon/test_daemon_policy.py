@@ -289,7 +289,7 @@ def test_disabled_tasks_do_not_run() -> None:
     done: dict[TaskKind, str] = {}
     while isinstance(act := next_action([], without, History(tasks=done)), Task):
         done[act.kind] = act.key
-    assert set(done) == {TaskKind.PROBATION, TaskKind.COLLECT, TaskKind.CLEAN}
+    assert set(done) == {TaskKind.PROBATION, TaskKind.COLLECT}
     assert not isinstance(
         next_action([waiting("ada", 7, NOON - timedelta(days=9))], without), LearnUser
     )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from datetime import datetime, timedelta, tzinfo
 
+import psutil
 import pytest
 from apscheduler.schedulers import base as scheduling
 from apscheduler.triggers import interval
@@ -83,10 +85,7 @@ def test_sensors_report_what_the_machine_has() -> None:
 def test_the_load_of_this_process_is_not_counted_as_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    at = 0.0
-    machine = Machine(lambda: at)
-    monkeypatch.setattr(machine, "_busy", lambda: 5.0)
-    monkeypatch.setattr(time, "sleep", lambda seconds: None)
-    machine.other_cpu_load()
-    at = 10.0
-    assert machine.other_cpu_load() == 0.0
+    monkeypatch.setattr(psutil, "cpu_percent", lambda: 50.0)
+    of_one_processor = 50.0 * (os.cpu_count() or 1)
+    monkeypatch.setattr(psutil.Process, "cpu_percent", lambda self: of_one_processor)
+    assert Machine().other_cpu_load() == 0.0

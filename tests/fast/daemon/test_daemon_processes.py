@@ -227,12 +227,12 @@ def test_a_signal_stops_a_learn_between_two_steps_and_the_next_run_resumes_it(
     home: Home, number: signal.Signals
 ) -> None:
     home.correct(9)
-    child = home.spawn("daemon", "run", slowly=0.2)
+    child = home.spawn("daemon", "run", "--json", slowly=0.2)
     wait_for(lambda: (home.path / "sessions/ada/style.session").exists(), "a step")
     child.send_signal(number)
     out, errors = wait_for_exit(child)
     assert child.returncode == 0, errors
-    assert "stopped between two steps" in out
+    assert "stopped" in [json.loads(line)["outcome"] for line in out.splitlines()]
     assert home.revisions() == []
     assert "promoted" in home.run("daemon", "run-once").stdout
     assert len(home.revisions()) == 1

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-import threading
 from pathlib import Path
 from typing import Any
 
-import anthropic
-import openai
 import pytest
 
 import personalpeft
@@ -19,9 +16,7 @@ from personalpeft.learning.gate.gate import Margins
 from personalpeft.learning.rl.rollouts import DECAY, HOPELESS_RATE, MIN_SPREAD, SOLVED_RATE
 from personalpeft.learning.train.config import RLConfig, TrainingConfig
 from personalpeft.plugins import Plugins
-from personalpeft_app.http.concurrency import limiter_of
 from personalpeft_app.http.server import make_app
-from personalpeft_app.http.wsgi_server import Server
 
 ROOT = Path(__file__).parents[3]
 PAGES = sorted(
@@ -53,13 +48,6 @@ def test_the_library_example_of_the_readme_runs_as_printed(
         assert style.head is None
 
 
-def test_the_test_of_the_embedding_page_passes(tmp_path: Path) -> None:
-    block = _blocks(ROOT / "docs/how-to/embed.md", "python")[-1]
-    exec(
-        compile(block, "embedding.md", "exec"), {"personalpeft": personalpeft, "tmp_path": tmp_path}
-    )
-
-
 def test_the_http_page_lists_the_errors_and_routes_of_the_code(
     tmp_path: Path,
 ) -> None:
@@ -74,36 +62,18 @@ def test_the_http_page_lists_the_errors_and_routes_of_the_code(
             assert rule.rule.partition("/<")[0] in page, rule.rule
 
 
-def test_the_client_examples_of_the_http_page_run_as_printed(
+def test_the_app_of_the_http_page_answers_and_mounts_the_api(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    openai_block, anthropic_block, flask_block = _blocks(
-        ROOT / "docs/how-to/serve-openai-clients.md", "python"
-    )
+    block = _blocks(ROOT / "docs/how-to/serve-openai-clients.md", "python")[-1]
     monkeypatch.setenv("PERSONALPEFT_HOME", str(tmp_path))
     names: dict[str, Any] = {}
-    on_the_fake = flask_block.replace("personalpeft.open()", 'personalpeft.open(backend="fake")')
+    on_the_fake = block.replace("personalpeft.open()", 'personalpeft.open(backend="fake")')
     exec(compile(on_the_fake, "http.md", "exec"), names)
-    runtime, shop = names["runtime"], names["shop"]
-    assert shop.test_client().get("/greeting/ada").status_code == 200
-    assert shop.test_client().get("/model/v1/models").status_code == 401
-    limiter = limiter_of(runtime)
-    server = Server(make_app(runtime, limiter=limiter), limiter, host="127.0.0.1", port=0)
-    thread = threading.Thread(target=lambda: server.run(grace=5, close=runtime.close))
-    thread.start()
-    try:
-        secret = runtime.api_keys.admin_key_file.read_text().strip()
-        for library, block in ((openai, openai_block), (anthropic, anthropic_block)):
-            namespace = {
-                library.__name__: library,
-                "address": f"http://127.0.0.1:{server.port}",
-                "token": secret,
-            }
-            exec(compile(block, "http.md", "exec"), namespace)
-            assert runtime.user("ada").feedback(namespace["turn"], rating=1)
-    finally:
-        server.stop()
-        thread.join(20)
+    with names["runtime"]:
+        browser = names["shop"].test_client()
+        assert browser.get("/greeting/ada").status_code == 200
+        assert browser.get("/model/v1/models").status_code == 401
 
 
 def test_the_annotated_tree_lists_existing_files() -> None:

@@ -113,20 +113,6 @@ def test_every_python_block_compiles_and_imports_names_that_exist(page: Path) ->
                         importlib.import_module(f"{node.module}.{name.name}")
 
 
-@pytest.mark.parametrize("name", ["forget", "move-a-user", "test-with-the-fake", "write-a-plugin"])
-def test_the_python_of_a_how_to_page_runs_as_printed(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PERSONALPEFT_HOME", str(tmp_path / "home"))
-    monkeypatch.chdir(tmp_path)
-    for block in blocks(ROOT / f"docs/how-to/{name}.md", "python"):
-        names: dict[str, Any] = {}
-        on_the_fake = block.replace("personalpeft.open()", 'personalpeft.open(backend="fake")')
-        exec(compile(on_the_fake, f"{name}.md", "exec"), names)
-        for each in [value for key, value in names.items() if key.startswith("test_")]:
-            each(tmp_path / "other")
-
-
 def test_the_commands_of_the_page_about_own_bases_run(
     tiny_base: Base, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

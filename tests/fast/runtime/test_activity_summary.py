@@ -52,7 +52,7 @@ def test_summary_text_and_json_have_the_same_content(ada: User) -> None:
     report = ada.learn()
     digest = ada.activity_summary()
     text, data = str(digest), json.loads(json.dumps(digest.as_json()))
-    assert text.splitlines()[1:4] == ["  turns: 5, signals: 5 (5 edit)", "", text.splitlines()[3]]
+    assert text.splitlines()[1:4] == ["  turns: 5, signals: 5 (5 edits)", "", text.splitlines()[3]]
     assert str(report.revision) in text
     assert report.reason in text
     undo = "personalpeft rollback style --to base --user ada"

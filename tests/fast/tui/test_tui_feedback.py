@@ -201,6 +201,7 @@ def test_a_comparison_is_blind_until_the_choice_which_is_recorded(learned: Runti
         await ui.wait_for_text("Which is better?")
         sheet = ui.screen
         assert head not in sheet
+        assert "answering" not in sheet  # The footer names no task that has ended.
         await ui.press("1")
         await ui.wait_for_text("You chose")
         (signal,) = learned.user("ada").signals()[before:]

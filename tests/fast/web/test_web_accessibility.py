@@ -93,7 +93,7 @@ def test_axe_finds_nothing_in_a_comparison_a_message_and_a_confirmation(
 ) -> None:
     page = visit.open("Compare")
     page.get_by_label("A question").fill("How do I boil an egg?")
-    page.get_by_label("What is live, against").select_option("base")
+    page.get_by_label("Compare the live one with").select_option("base")
     page.get_by_role("button", name="Ask both").click()
     page.get_by_role("button", name="The first is better").wait_for()
     _check(page, "answers")

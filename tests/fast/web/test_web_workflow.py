@@ -186,7 +186,7 @@ def test_a_blind_comparison_reveals_the_answers_after_the_choice(site: Site, vis
     page = visit.open("Timeline")
     page.get_by_role("button", name="Compare Style").click()
     page.get_by_label("A question").fill("How do I boil an egg?")
-    page.get_by_label("What is live, against").select_option("base")
+    page.get_by_label("Compare the live one with").select_option("base")
     page.get_by_role("button", name="Ask both").click()
     answers = page.locator("section.answer")
     expect(answers).to_have_count(2)
