@@ -183,7 +183,7 @@ def open(
             say otherwise (``User.feedback``).
         vllm: The server of the "vllm" backend. Defaults to ``PERSONALPEFT_VLLM_URL``.
         passphrase: The passphrase of a home that is encrypted with one. Defaults to
-            ``PERSONALPEFT_PASSPHRASE``.
+            ``PERSONALPEFT_PASSPHRASE``, which other homes ignore.
 
     Returns:
         The open runtime. Close it, or use it as a context manager.
@@ -192,16 +192,33 @@ def open(
         HomeError: The home cannot be read, created or migrated, or its key is missing or wrong.
         NotFound: The base or backend is unknown.
         CardError: The model card is invalid.
-        InvalidInput: An argument has a wrong value.
+        InvalidInput: An argument has a wrong value. Or a passphrase was given, and the home is not
+            encrypted with one.
     """
     import os
     from dataclasses import replace
+    from pathlib import Path
 
     from personalpeft.clock import SYSTEM
     from personalpeft.runtime import Runtime
-    from personalpeft.settings import Serving, resolve
+    from personalpeft.settings import Serving, VllmServer, check_types, resolve
+    from personalpeft.store.encryption import check_takes_passphrase
 
+    check_types(
+        "personalpeft.open",
+        home=(home, str | Path | None),
+        base=(base, str | Path),
+        backend=(backend, str),
+        read_only=(read_only, bool),
+        serving=(serving, Serving | None),
+        vllm=(vllm, VllmServer | None),
+        passphrase=(passphrase, str | None),
+    )
+    if not callable(progress):
+        raise InvalidInput("progress must be a function.", hint="See personalpeft.open.")
     settings = resolve(home, os.environ, passphrase)
+    if passphrase is not None:
+        check_takes_passphrase(settings.home)
     return Runtime(
         replace(settings, vllm=vllm) if vllm else settings,
         base,

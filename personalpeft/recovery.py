@@ -29,6 +29,7 @@ from personalpeft.runtime import Runtime
 from personalpeft.settings import Settings, resolve
 from personalpeft.store.backup import COPY_NAME
 from personalpeft.store.certificate_keys import CERTIFICATE_KEYS
+from personalpeft.store.conversion import open_alone
 from personalpeft.store.encryption import ENCRYPTION, FileCipher, HomeKeys, load_keys
 from personalpeft.store.erasure_log import (
     LOG,
@@ -114,7 +115,7 @@ def restore(
         NotFound: There is no backup.
         InvalidInput: The home is not empty.
         Damaged: The backup is not whole. Nothing was restored.
-        Busy: Another program writes to the home.
+        Busy: Another program has the home open.
         HomeError: The home cannot be written.
     """
     settings, clock = resolve(home, os.environ, passphrase), clock or SYSTEM
@@ -154,10 +155,7 @@ def restore(
     replaced = None
     with map_home_errors(home):
         if exists:
-            # Only asked for: the lock's file moves with the home.
-            lock = Lock(home / "write.lock", home=home, what=f"The home {home}", now=clock.now)
-            with lock.acquire(0.0):
-                pass
+            _check_unused(home, keys, clock)
             replaced = replace_home(part, home)
         else:
             if home.exists():
@@ -168,6 +166,16 @@ def restore(
         backup = replaced / backup.relative_to(home)
     lost = (replaced or home).joinpath(ENCRYPTION).exists() and not (home / ENCRYPTION).exists()
     return RestoreReport(home, backup, count, replaced, lost)
+
+
+def _check_unused(home: Path, keys: HomeKeys | None, clock: Clock) -> None:
+    """Raise ``Busy`` if another program has a home open: its writes would go to the former home.
+
+    This is only asked, and nothing is held: the files move with the home.
+    """
+    lock = Lock(home / "write.lock", home=home, what=f"The home {home}", now=clock.now)
+    with lock.acquire(0.0), suppress(Damaged, HomeError), map_home_errors(home):
+        open_alone(home / DATABASE, keys.database if keys else None).close()
 
 
 def _newest_copy(folder: Path) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from types import NoneType, UnionType
 from typing import Any, Literal, TypeAlias, get_args
 from urllib.parse import urlsplit
 
@@ -180,6 +181,26 @@ class Serving:
             raise InvalidInput(
                 f"self_check cannot be {share!r}.",
                 hint="Give a number from 0 (never) to 1 (every reply).",
+            )
+
+
+def check_types(where: str, **checked: tuple[object, type | UnionType]) -> None:
+    """Check the types of arguments.
+
+    Args:
+        where: The function that has them, for the hint.
+        checked: By argument, its value and its type.
+
+    Raises:
+        InvalidInput: A value has another type.
+    """
+    for name, (value, kind) in checked.items():
+        if not isinstance(value, kind):
+            kinds = get_args(kind) or (kind,)
+            words = ["None" if each is NoneType else each.__name__ for each in kinds]
+            raise InvalidInput(
+                f"{name} must be {' or '.join(words)}, got {type(value).__name__}.",
+                hint=f"See {where}.",
             )
 
 

@@ -665,11 +665,13 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
             self.id, f"skill.{skill}", checked_verifier, checked_shaping, rounds, options
         )
 
-    def rollback(self, layer: str, to: str | Literal["previous"] | None = "previous") -> HeadMove:
+    def rollback(
+        self, layer: str, to: str | Literal["previous", "base"] | None = "previous"
+    ) -> HeadMove:
         """Make another revision of a layer live, and return the move.
 
-        ``to`` is "previous", None or a revision's id. "previous" was live before the last move.
-        None is the base. A refused revision may be named too. Raises ``NotFound``, and
+        ``to`` is "previous", "base" or a revision's id. "previous" was live before the last move.
+        None is the base too. A refused revision may be named too. Raises ``NotFound``, and
         ``BaseMismatch`` for a revision of another base.
         """
         return stacks.rollback(self._services, self.id, layer, to)

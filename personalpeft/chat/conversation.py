@@ -102,9 +102,10 @@ def list_conversations(
     store: Store, user: str, limit: int | None, before: str | None
 ) -> tuple[ConversationSummary, ...]:
     """Implement ``User.conversations``, which documents the arguments."""
-    if limit is not None and limit < 0:
+    if limit is not None and (not isinstance(limit, int) or limit < 0):
         raise InvalidInput(
-            f"The limit must be 0 or more, got {limit}.", hint="Leave it out for all."
+            f"The limit must be a whole number of 0 or more, got {limit!a:.40}.",
+            hint="Leave it out for all.",
         )
     links = _links(store, user)
     newest = _newest(links)

@@ -43,11 +43,12 @@ def check_prompt(prompt: Prompt) -> tuple[Message, ...]:
     """
     if isinstance(prompt, str):
         return (Message("user", check_text(prompt, what="prompt")),)
-    if not isinstance(prompt, list | tuple) or not prompt:
-        raise InvalidInput(
-            "The prompt is empty.",
-            hint="Give a string, or a list of messages with role and content.",
-        )
+    hint = "Give a string, or a list of messages with role and content."
+    if not isinstance(prompt, list | tuple):
+        kind = type(prompt).__name__
+        raise InvalidInput(f"The prompt must be text or a list of messages, got {kind}.", hint=hint)
+    if not prompt:
+        raise InvalidInput("The prompt is empty.", hint=hint)
     messages = tuple(_message(number, each) for number, each in enumerate(prompt, 1))
     if messages[-1].role == "tool":
         return messages
@@ -268,8 +269,11 @@ def _message(number: int, value: object) -> Message:
     if content is None and calls:
         content = ""
     if role not in _ROLES or not isinstance(content, str):
+        wrong = f"the role {role!a:.40}"
+        if role in _ROLES:
+            wrong = f"content that is no text: {type(content).__name__}"
         raise InvalidInput(
-            f"Message {number} must have a valid role and content.",
+            f"Message {number} has {wrong}.",
             hint=f"Give {{'role': one of {', '.join(_ROLES)}, 'content': text}}.",
         )
     if (calls and role != "assistant") or (call_id and role != "tool"):

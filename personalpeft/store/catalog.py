@@ -110,9 +110,10 @@ class Catalog:
             InvalidInput: The limit is below 1.
             InvalidId: ``after`` is not a user id.
         """
-        if limit < 1:
+        if not isinstance(limit, int) or limit < 1:
             raise InvalidInput(
-                f"The limit must be 1 or more, got {limit}.", hint="Leave it out for 100."
+                f"The limit must be a whole number of 1 or more, got {limit!a:.40}.",
+                hint="Leave it out for 100.",
             )
         start = "" if after is None else check_user_id(after)
         sql = _SUMMARY + " where u.id > ? and instr(u.id, ?) order by u.id limit ?"

@@ -68,7 +68,7 @@ def convert(
     with store.database.write_lock(), map_home_errors(home):
         store.close()
         copy, key = home / _COPY, store.cipher.database_key
-        with ExitStack() as on_error, closing(_open_alone(path, key)) as db:
+        with ExitStack() as on_error, closing(open_alone(path, key)) as db:
             on_error.callback(shutil.rmtree, copy, ignore_errors=True)
             copy.mkdir(mode=0o700)
             _copy_database(db, copy / path.name, new)
@@ -181,7 +181,7 @@ def _copy_plugins(
         (target := copy / folder.name).mkdir(mode=0o700)
         for path in databases(folder):
             key = stored_key(path, former.database_key)
-            with closing(_open_alone(path, key)) as db:
+            with closing(open_alone(path, key)) as db:
                 _copy_database(db, target / path.name, new)
         for path in files(folder):
             (parent := target / path.parent.name).mkdir(mode=0o700, exist_ok=True)
@@ -191,7 +191,7 @@ def _copy_plugins(
             host.sync_folder(each)
 
 
-def _open_alone(path: Path, key: str | None) -> sqlite3.Connection:
+def open_alone(path: Path, key: str | None) -> sqlite3.Connection:
     """Open the only connection to a database, which keeps others out. Raises ``Busy`` if it is not."""
     db = open_connection(path, "mode=rw", timeout=_ALONE_TIMEOUT, key=key, exclusive=True)
     try:

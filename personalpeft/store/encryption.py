@@ -134,6 +134,26 @@ def load_keys(home: Path, settings: KeySettings) -> HomeKeys | None:
     return _derive_keys(info, key)
 
 
+def check_takes_passphrase(home: Path) -> None:
+    """Raise ``InvalidInput`` if a passphrase would not protect a home.
+
+    Without this check a caller could take a plain home for an encrypted one.
+    """
+    with map_home_errors(home):
+        info = read_info(home)
+    if info is None:
+        raise InvalidInput(
+            f"A passphrase was given, and the home {home} is not encrypted.",
+            hint="Encrypt it: personalpeft encrypt --key passphrase. Or give no passphrase.",
+        )
+    if info.source is not KeySource.PASSPHRASE:
+        raise InvalidInput(
+            f"A passphrase was given, and the key of the home {home} is in a {info.source}.",
+            hint="Give no passphrase, or change the key: personalpeft encrypt --rotate --key "
+            "passphrase.",
+        )
+
+
 def make_keys(
     source: KeySource | None, settings: KeySettings, entropy: Callable[[int], bytes]
 ) -> HomeKeys:

@@ -174,9 +174,10 @@ class Ledger:
             NotFound: The user or the turn ``before`` does not exist.
             InvalidInput: The limit is negative.
         """
-        if limit is not None and limit < 0:
+        if limit is not None and (not isinstance(limit, int) or limit < 0):
             raise InvalidInput(
-                f"The limit must be 0 or more, got {limit}.", hint="Leave it out for all."
+                f"The limit must be a whole number of 0 or more, got {limit!a:.40}.",
+                hint="Leave it out for all.",
             )
         sql, parameters = "select * from turn where user = ?", [user]
         if using is not None:

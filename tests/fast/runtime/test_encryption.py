@@ -313,6 +313,18 @@ def test_wrong_passphrase_is_refused_and_changes_nothing(plain: Path) -> None:
         assert runtime.verify() == ()
 
 
+def test_passphrase_that_would_not_protect_a_home_is_refused(plain: Path, tmp_path: Path) -> None:
+    def refused(home: Path) -> None:
+        with pytest.raises(InvalidInput):
+            personalpeft.open(home, backend="fake", passphrase="correct horse")
+
+    refused(plain)
+    refused(tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    personalpeft.encrypt(plain, "file")
+    refused(plain)
+
+
 def test_machine_without_a_keyring_uses_a_file_that_only_its_owner_reads(
     tmp_path: Path, keys: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

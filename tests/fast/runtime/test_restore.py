@@ -204,6 +204,17 @@ def test_former_home_is_kept_and_replaced_only_on_request(home: Path, tmp_path: 
     assert home_contents(report.replaced) == contents
 
 
+def test_home_that_a_program_has_open_is_not_replaced(home: Path, tmp_path: Path) -> None:
+    with open_runtime(home) as runtime:
+        ada = runtime.user("ada")
+        with pytest.raises(Busy):
+            personalpeft.restore(tmp_path / "copies", home, replace=True)
+        fact = ada.remember("The program goes on with its home.")
+    with open_runtime(home) as runtime:
+        assert fact in {item.id for item in runtime.user("ada").items()}
+    assert personalpeft.restore(tmp_path / "copies", home, replace=True).replaced
+
+
 def test_damaged_backup_and_busy_home_change_nothing(home: Path, tmp_path: Path) -> None:
     with pytest.raises(NotFound):
         personalpeft.restore(tmp_path / "none", home, replace=True)
