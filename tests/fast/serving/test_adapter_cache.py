@@ -41,20 +41,20 @@ class AdapterCacheMachine(RuleBasedStateMachine):
     def assign(self, wanted: list[str]) -> None:
         claims = self.slots.reserve(iter(wanted))
         assert list(claims) == list(dict.fromkeys(wanted))[:SLOTS]
-        for (given_, evicted), key in zip(
+        for load, key in zip(
             self.slots.allocate(claims), [c for c in claims if c not in self.uses], strict=False
         ):
-            assert given_ == key
+            assert load.key == key
             idle = [
                 k
                 for k in self.uses
                 if k not in self.coming and not self.pins[k] and k not in claims
             ]
             if len(self.uses) == SLOTS:
-                assert evicted == idle[0]
+                assert load.evicted == idle[0]
                 self.uses.remove(idle[0])
             else:
-                assert evicted is None
+                assert load.evicted is None
             self.uses.append(key)
             self.coming.append(key)
         # A reserved key without a slot could not get one.
