@@ -503,7 +503,7 @@ def replace_file(path: Path, data: bytes) -> None:
     """Write a file durably: readers see the old one or the new. Mode 0600. Raises ``OSError``."""
     prefix = f".{path.name[:_PREFIX_LENGTH]}-"
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=prefix, suffix=".part")
-    part = path.parent / os.path.basename(name)
+    part = path.with_name(PurePath(name).name)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
