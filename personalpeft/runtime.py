@@ -84,7 +84,7 @@ class Runtime(
         backend: str,
         *,
         clock: Clock = SYSTEM,
-        progress: Progress = lambda stage, done: None,
+        progress: Progress = no_progress,
         read_only: bool = False,
         serving: Serving = Serving(),
         observing: Observing = "off",
@@ -484,7 +484,7 @@ class Runtime(
         users: Sequence[str] | None = None,
         *,
         to: str | Path | None = None,
-        progress: Progress = lambda stage, done: None,
+        progress: Progress = no_progress,
     ) -> PublishReport:
         """Publish the live stacks of users, for other servers to load as ``personalpeft:<digest>``.
 
@@ -549,7 +549,7 @@ class Runtime(
         return dataclasses.replace(report, problems=self.verify())
 
     def collect_garbage(
-        self, *, dry_run: bool = False, progress: Progress = lambda stage, done: None
+        self, *, dry_run: bool = False, progress: Progress = no_progress
     ) -> GarbageReport:
         """Delete files that are no longer used. Safe while other programs use the home.
 
