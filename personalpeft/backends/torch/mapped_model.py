@@ -55,7 +55,7 @@ class Unpacker:
         """Return rows of matrices below each other, valid until the next call.
 
         Args:
-            matrices: Matrices with equally many columns. Their rows are counted on.
+            matrices: Matrices with equally many columns. Rows are numbered through all of them.
             begin: The first row.
             end: The row after the last one.
 

@@ -32,6 +32,10 @@ from personalpeft_app.http.concurrency import limiter_of
 from personalpeft_app.http.server import make_app
 from personalpeft_app.http.wsgi_server import Server
 
+pytestmark = pytest.mark.skipif(
+    sys.platform == "win32" or shutil.which("bash") is None, reason="the shell blocks need bash"
+)
+
 ROOT = Path(__file__).parents[3]
 GENERATED = {"commands.md", "python.md"}
 SEPARATE = {
@@ -256,7 +260,6 @@ _TOOL = {
 }
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="the shell blocks are for a POSIX shell")
 @pytest.mark.parametrize(
     "page",
     [
