@@ -88,7 +88,7 @@ class Reply:
 class Stream(Iterator[str]):
     """A reply in progress: iterate for pieces of text, then read ``reply``. Thread-safe.
 
-    Closing it early records a cancelled turn. When the user forgets something meanwhile, the turn
+    Closing it early, or leaving its ``with`` block, records a cancelled turn. When the user forgets something meanwhile, the turn
     is not recorded and the end of the stream raises ``Forgotten``.
 
     Args:
@@ -124,6 +124,12 @@ class Stream(Iterator[str]):
         self._reply: Reply | None = None
         self._forgotten: Forgotten | None = None
         self._text = self._run()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def __iter__(self) -> Self:
         return self
@@ -249,8 +255,9 @@ def turn_id_of(reply: Reply | Turn | str) -> str:
     if isinstance(reply, Reply | Turn):
         return reply.turn_id if isinstance(reply, Reply) else reply.id
     if not isinstance(reply, str):
+        is_stream = isinstance(reply, Stream)
         raise InvalidInput(
             f"A reply, a turn or its id is needed, got {type(reply).__name__}.",
-            hint="Give what chat returned, or its turn_id.",
+            hint="Give its reply." if is_stream else "Give what chat returned, or its turn_id.",
         )
     return reply

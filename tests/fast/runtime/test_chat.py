@@ -114,6 +114,13 @@ def test_joined_stream_equals_the_reply(ada: User) -> None:
     assert ada.turn(stream.reply).finish_reason == "stop"
 
 
+def test_stream_is_closed_by_leaving_its_block(ada: User) -> None:
+    with ada.stream("hello", temperature=0) as stream:
+        first = next(stream)
+    assert (stream.reply.text, stream.reply.finish_reason) == (first, "cancelled")
+    assert list(stream) == []
+
+
 def test_stream_closed_early_is_recorded_as_cancelled(ada: User) -> None:
     stream = ada.stream("hello", temperature=0)
     first = next(stream)
