@@ -176,8 +176,11 @@ class _Checks:
     def _check_learning(self) -> str:
         """Return where torch learns, and where it keeps the weights."""
         with _torch_required():
-            from personalpeft.backends.torch.device import choose_device, choose_learning_device
-            from personalpeft.backends.torch.weights_choice import choose_weights
+            from personalpeft.backends.torch.device import (
+                choose_device,
+                choose_learning_device,
+                choose_weights,
+            )
         from personalpeft.base_models.mapped_weights import map_source
 
         settings, card = self._settings, self._card()

@@ -47,11 +47,14 @@ class ChatTokenizer:
 
     def render(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """See ``Backend.render``."""
-        return self._encode(render_chat(self._base, messages), control=True)
+        return self.encode(render_chat(self._base, messages), control=True)
 
-    def encode(self, text: str) -> tuple[int, ...]:
-        """See ``Backend.encode``."""
-        return self._encode(text, control=False)
+    def encode(self, text: str, *, control: bool = False) -> tuple[int, ...]:
+        """See ``Backend.encode``. With ``control``, names of control tokens become these tokens."""
+        # The switch belongs to the tokenizer, which all threads share.
+        with self._lock:
+            self._tokenizer.encode_special_tokens = not control
+            return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens, without control tokens."""
@@ -65,12 +68,6 @@ class ChatTokenizer:
         # A vocabulary of bytes has names of its own for spaces and line ends.
         tokens = self.encode(text)
         return tokens[0] if len(tokens) == 1 else None
-
-    def _encode(self, text: str, *, control: bool) -> tuple[int, ...]:
-        # The switch belongs to the tokenizer, which all threads share.
-        with self._lock:
-            self._tokenizer.encode_special_tokens = not control
-            return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
 
 def _find_bos_tokens(tokenizer: Tokenizer) -> tuple[int, ...]:

@@ -9,7 +9,6 @@ used this machine, library version and file.
 
 from __future__ import annotations
 
-import json
 import logging
 import subprocess
 import sys
@@ -17,6 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
 
 from personalpeft import host
 from personalpeft.host import write_file_atomically
@@ -37,22 +38,26 @@ class ProbeResult:
     conclusive: bool = True
 
 
+_RESULT = TypeAdapter(ProbeResult)
+
+
 def probe_cpu(file: Path, cache: Path) -> ProbeResult:
     """Return the cached result for a GGUF file, or run a probe and cache a conclusive result."""
     result = read_cached_result(file, cache)
     if result is None:
         result = _run_probe(file)
-        if result.conclusive:
-            _cache_result(result, _cache_path(file, cache))
+        # Without a cache the next start runs the probe again for a second.
+        with suppress(OSError):
+            if result.conclusive:
+                write_file_atomically(_cache_path(file, cache), _RESULT.dump_json(result))
     return result
 
 
 def read_cached_result(file: Path, cache: Path) -> ProbeResult | None:
     """Return the result of an earlier probe of this file on this machine, None if there is none."""
     try:
-        data = json.loads(_cache_path(file, cache).read_text("utf-8"))
-        return ProbeResult(bool(data["extra"]), str(data["why"]))
-    except (OSError, ValueError, KeyError, TypeError):
+        return _RESULT.validate_json(_cache_path(file, cache).read_bytes())
+    except (OSError, ValidationError):
         return None
 
 
@@ -102,10 +107,3 @@ def _cache_path(file: Path, cache: Path) -> Path:
         status.st_mtime_ns,
     ]
     return cache / "llamacpp" / f"{canonical_digest(key)[:16]}.json"
-
-
-def _cache_result(result: ProbeResult, path: Path) -> None:
-    # Without a cache the next start runs the probe again for a second.
-    with suppress(OSError):
-        data = {"extra": result.repack, "why": result.reason, "certain": True}
-        write_file_atomically(path, json.dumps(data).encode())

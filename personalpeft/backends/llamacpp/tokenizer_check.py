@@ -40,20 +40,17 @@ _TEXTS = (
 
 def check_tokenizer(base: Base, file: Path) -> None:
     """Raise ``WeightsError`` if llama.cpp tokenizes otherwise with a GGUF file of this base."""
-    from tokenizers import Tokenizer
+    from personalpeft.backends.tokenizer import ChatTokenizer
 
-    path = base.folder / "tokenizer.json"
-    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer = ChatTokenizer(base)
     # Added tokens are found before a text is split.
-    added = [
-        each["content"] for each in json.loads(path.read_text("utf-8")).get("added_tokens", ())
-    ]
+    file_of_base = json.loads((base.folder / "tokenizer.json").read_text("utf-8"))
+    added = [each["content"] for each in file_of_base.get("added_tokens", ())]
     texts = (*_TEXTS, *(f"so {token} it{token}{token}\n{token} is" for token in added))
     with closing(GgufTokenizer(file)) as gguf:
         for control in (False, True):
-            tokenizer.encode_special_tokens = not control
             for text in texts:
-                expected = tuple(tokenizer.encode(text, add_special_tokens=False).ids)
+                expected = tokenizer.encode(text, control=control)
                 if gguf.tokenize(text, control=control) != expected:
                     raise WeightsError(
                         f"llama.cpp and the tokenizer of {base.card.name} must agree; they differ "

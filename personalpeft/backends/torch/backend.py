@@ -25,7 +25,14 @@ from personalpeft.backends.batch_backend import BatchBackend
 from personalpeft.backends.sampler import top_logprobs
 from personalpeft.backends.torch.batch import Batch
 from personalpeft.backends.torch.decode_graphs import CudaGraph, DecodeGraphs, Recorder
-from personalpeft.backends.torch.device import DeviceChoice, choose_device, memory_to_plan
+from personalpeft.backends.torch.device import (
+    NOT_MAPPABLE,
+    DeviceChoice,
+    WeightsChoice,
+    choose_device,
+    choose_weights,
+    memory_to_plan,
+)
 from personalpeft.backends.torch.kv_cache import PagedKVCache, bytes_per_token
 from personalpeft.backends.torch.lora_bank import LoRABank, StagedWeights, default_slots
 from personalpeft.backends.torch.model_runner import ModelRunner
@@ -40,7 +47,6 @@ from personalpeft.backends.torch.training.session import (
     advance,
     forward_backward,
 )
-from personalpeft.backends.torch.weights_choice import WeightsChoice, WeightsReason, choose_weights
 from personalpeft.base_models.mapped_weights import map_weights
 from personalpeft.base_models.resolve import unpacked_folder
 from personalpeft.base_models.types import Base
@@ -102,7 +108,7 @@ class TorchBackend(BatchBackend):
             if weights != "auto" or kept.mapped is None:
                 raise
             # A model of a kind whose file has other names, such as a multimodal one.
-            kept = WeightsChoice(None, WeightsReason.NOT_MAPPABLE)
+            kept = WeightsChoice(None, NOT_MAPPABLE)
             self._model = ModelRunner(base, where, ops, cache, unpacked())
         # Results of torch's own operations depend on the batch.
         self.batch_invariant = ops.batch_invariant and self._model.batch_invariant

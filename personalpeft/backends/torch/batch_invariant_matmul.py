@@ -172,17 +172,11 @@ class ProductChooser:
 
 
 class BatchInvariantProduct:
-    """A product with ``[outputs, inputs]`` weights, computed as the chooser decides.
+    """A product with ``[outputs, inputs]`` weights, computed as the chooser decides."""
 
-    Without a chooser it is computed as the framework does, with any number of rows.
-    """
-
-    def __init__(self, weight: Tensor, bias: Tensor | None, chooser: ProductChooser | None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, chooser: ProductChooser) -> None:
         self._outputs, inputs = weight.shape
-        choice = ProductChoice(ProductKind.PLAIN, None)
-        if chooser is not None:
-            shape = ProductShape(inputs, self._outputs, weight.dtype, bias is not None)
-            choice = chooser.choose(shape)
+        choice = chooser.choose(ProductShape(inputs, self._outputs, weight.dtype, bias is not None))
         self.is_packed = choice.kind is ProductKind.PACKED
         self._rows = choice.rows
         self._product, self._weight = _make_product(choice.kind, weight, bias)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from personalpeft.backends.sampler import MAX_WEIGHT, Draw, Sampler, TokenLogprobs
 from personalpeft.backends.torch.host_to_device import to_device
-from personalpeft.backends.torch.ops import Ops
+from personalpeft.backends.torch.ops.base import Ops
 from personalpeft.types import MAX_TOP_LOGPROBS
 
 # Numbers of one row that are added up together.
@@ -41,7 +41,7 @@ def sample_tokens(
         tokens[row] = samplers[row].sample(row_logits)
     reported = torch.tensor(list(top_counts), dtype=torch.int64)
     picked, *logprobs = _read(tokens, *_compute_logprobs(logits, tokens, reported))
-    return _to_ints(picked), _by_row(top_counts, *logprobs)
+    return list(map(int, picked)), _by_row(top_counts, *logprobs)
 
 
 def sample_on_device(
@@ -64,7 +64,7 @@ def sample_on_device(
     draws = [samplers[row].draw() for row in drawn]
     tokens = ops.argmax(logits)
     if not drawn and not top_counts:
-        return _to_ints(tokens.tolist()), {}
+        return tokens.tolist(), {}
     rows, reported, numbers = to_device(
         [
             np.array(drawn, np.int64),
@@ -83,7 +83,7 @@ def sample_on_device(
         )
         if all(all_found):
             break
-    return _to_ints(picked), _by_row(top_counts, *logprobs)
+    return list(map(int, picked)), _by_row(top_counts, *logprobs)
 
 
 def draw_tokens(
@@ -154,28 +154,20 @@ def _read(*tensors: Tensor) -> list[list[float]]:
     return [list(itertools.islice(numbers, tensor.numel())) for tensor in tensors]
 
 
-def _to_ints(numbers: Sequence[float]) -> list[int]:
-    return [int(number) for number in numbers]
-
-
 def _by_row(top_counts: Mapping[int, int], *logprobs: Sequence[float]) -> dict[int, TokenLogprobs]:
     """Return what ``_compute_logprobs`` computed, by row."""
     if not top_counts:
         return {}
     chosen, values, tokens = logprobs
-    width = len(values) // len(top_counts)
+    begins = range(0, len(values), len(values) // len(top_counts))
     return {
         row: TokenLogprobs(
             logprob,
             tuple(
-                zip(
-                    _to_ints(tokens[index * width : index * width + top]),
-                    values[index * width : index * width + top],
-                    strict=True,
-                )
+                zip(map(int, tokens[begin : begin + top]), values[begin : begin + top], strict=True)
             ),
         )
-        for index, ((row, top), logprob) in enumerate(zip(top_counts.items(), chosen, strict=True))
+        for (row, top), logprob, begin in zip(top_counts.items(), chosen, begins, strict=True)
     }
 
 

@@ -1,7 +1,8 @@
-"""Choose the device that computes, and the dtype of the base there."""
+"""Choose the device that computes, the dtype of the base there, and where its weights are kept."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,11 +13,16 @@ from personalpeft.backends.torch.batch_invariant_matmul import (
     ProductShape,
     is_usable,
 )
-from personalpeft.errors import InvalidInput
+from personalpeft.base_models.mapped_weights import MappedWeights, bytes_to_load
+from personalpeft.errors import InvalidInput, WeightsError
 from personalpeft.settings import LearningDevice, WeightsMode
 
 # For activations, adapters and everything else that learning needs beside the weights.
 _LEARNING_BYTES = 3 * 2**30
+_GIB = 2**30
+_REQUESTED = "PERSONALPEFT_WEIGHTS says so"
+NOT_MAPPABLE = "they cannot be read as their file stores them"
+"""Why weights are loaded that would rather stay in their file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +46,9 @@ class DeviceChoice:
 
 
 def choose_device(*, gpu: bool = True) -> DeviceChoice:
-    """Return a GPU if there is one, else the CPU, with bfloat16 if the hardware multiplies it.
+    """Return a GPU, where there is one and ``gpu`` allows it, else the CPU.
 
-    Args:
-        gpu: Whether a GPU may be chosen.
+    The dtype is bfloat16 if the hardware multiplies it.
     """
     if gpu and torch.cuda.is_available():
         # Older GPUs emulate bfloat16. float16 is fast there, but activations can overflow it.
@@ -101,6 +106,71 @@ def memory_to_plan(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return host.total_memory()
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsChoice:
+    """Where weights are kept.
+
+    Attributes:
+        mapped: The weights in their file; None for loaded ones.
+        reason: Why, in words.
+    """
+
+    mapped: MappedWeights | None
+    reason: str
+
+    @property
+    def description(self) -> str:
+        """A part of the backend's description, which is empty for loaded weights."""
+        if self.mapped is None:
+            return ""
+        return f"weights as in the file ({', '.join(self.mapped.formats)})"
+
+    def __str__(self) -> str:
+        return f"{self.description or 'weights loaded'}, since {self.reason}"
+
+
+def choose_weights(
+    map_file: Callable[[], MappedWeights], where: DeviceChoice, mode: WeightsMode
+) -> WeightsChoice:
+    """Return where weights are kept.
+
+    ``auto`` loads them if they and their transposed copy, which learning makes, fit into the free
+    memory.
+
+    Args:
+        map_file: Maps the base's file, or raises ``WeightsError``.
+        where: The device.
+        mode: The user's choice.
+
+    Raises:
+        WeightsError: They cannot stay in their file, and the mode says so.
+        InvalidInput: They cannot stay in their file on a GPU, and the mode says so.
+    """
+    if mode == "loaded":
+        return WeightsChoice(None, _REQUESTED)
+    if where.device.type != "cpu":
+        if mode == "auto":
+            return WeightsChoice(None, "a GPU has them in its own memory")
+        raise InvalidInput(
+            "Weights can stay in their file on a processor only, and this machine has a GPU.",
+            hint="Set PERSONALPEFT_WEIGHTS=auto, or hide the GPU with CUDA_VISIBLE_DEVICES=''.",
+        )
+    try:
+        mapped = map_file()
+    except WeightsError:
+        if mode == "mapped":
+            raise
+        return WeightsChoice(None, NOT_MAPPABLE)
+    if mode == "mapped":
+        return WeightsChoice(mapped, _REQUESTED)
+    needed = bytes_to_load(mapped.parameters, where.dtype.itemsize)
+    free = host.free_memory()
+    sizes = f"{needed / _GIB:.1f} GiB, and {free / _GIB:.1f} GiB are free"
+    if free >= needed:
+        return WeightsChoice(None, f"learning on them needs {sizes}")
+    return WeightsChoice(mapped, f"loaded ones need {sizes}")
 
 
 def _why_not_gpu() -> str:

@@ -112,12 +112,12 @@ class LoadedLinear(FrozenLinear):
     Between ``enable_backward`` and ``disable_backward`` they are also stored transposed.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, chooser: ProductChooser | None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, chooser: ProductChooser) -> None:
         super().__init__()
         self._chooser = chooser
         self._product = BatchInvariantProduct(weight, bias, chooser)
         self._transposed: BatchInvariantProduct | None = None
-        if chooser is not None and self._product.is_packed:
+        if self._product.is_packed:
             # Chosen now: it may exclude thread counts, and the first pass needs to know those.
             chooser.choose(ProductShape(weight.shape[0], weight.shape[1], weight.dtype, bias=False))
 
@@ -142,18 +142,15 @@ LinearFactory: TypeAlias = Callable[[Sequence[tuple[str, nn.Linear]]], FrozenLin
 """Makes one layer of the linear layers at these paths, which read the same input."""
 
 
-class LoadedLinears:
-    """Makes layers whose weights are those of the model that was loaded."""
-
-    def __init__(self, chooser: ProductChooser | None) -> None:
-        self._chooser = chooser
-
-    def __call__(self, members: Sequence[tuple[str, nn.Linear]]) -> LoadedLinear:
-        weights = [member.weight.detach() for _, member in members]
-        biases = [member.bias.detach() for _, member in members if member.bias is not None]
-        # A single member is not copied, so its weights stay in the loaded file's memory.
-        weight = torch.cat(weights) if len(weights) > 1 else weights[0]
-        return LoadedLinear(weight, torch.cat(biases) if biases else None, self._chooser)
+def fuse_loaded_linears(
+    members: Sequence[tuple[str, nn.Linear]], chooser: ProductChooser
+) -> LoadedLinear:
+    """Return one layer with the weights of the model's loaded layers."""
+    weights = [member.weight.detach() for _, member in members]
+    biases = [member.bias.detach() for _, member in members if member.bias is not None]
+    # A single member is not copied, so its weights stay in the loaded file's memory.
+    weight = torch.cat(weights) if len(weights) > 1 else weights[0]
+    return LoadedLinear(weight, torch.cat(biases) if biases else None, chooser)
 
 
 class GroupedLinear:
@@ -207,12 +204,7 @@ class LoRALinear(nn.Module):
 def install_lora_layers(
     model: nn.Module, architecture: Architecture, make_linear: LinearFactory
 ) -> tuple[LoRAContext, list[FrozenLinear]]:
-    """Replace each projection that the architecture names.
-
-    Args:
-        model: The base. Its modules are replaced.
-        architecture: Names the projections.
-        make_linear: Makes the layers of the base's weights.
+    """Replace each projection of a model that the architecture names.
 
     Returns:
         The context that the owner sets for each pass, and the product of each group in each layer.

@@ -27,7 +27,7 @@ from personalpeft.backends.torch.batch_invariant_matmul import (
     ProductShape,
     RowCounts,
 )
-from personalpeft.backends.torch.lora_layers import FrozenLinear
+from personalpeft.backends.torch.lora_layers import FrozenLinear, LinearFactory
 from personalpeft.backends.torch.ops.base import Ops
 from personalpeft.base_models.mapped_weights import MappedMatrix, MappedWeights
 from personalpeft.errors import WeightsError
@@ -47,7 +47,7 @@ class Unpacker:
         chooser: Chooses row counts.
     """
 
-    def __init__(self, ops: Ops, chooser: ProductChooser | None) -> None:
+    def __init__(self, ops: Ops, chooser: ProductChooser) -> None:
         self.ops, self.chooser = ops, chooser
         self._buffer = torch.empty(0, dtype=ops.dtype)
 
@@ -159,12 +159,9 @@ class MappedLinear(FrozenLinear):
         return inputs[: grad.numel() // self._outputs].view(*grad.shape[:-1], self._inputs)
 
     def _row_counts(self, inputs: int, outputs: int, kind: ProductKind) -> RowCounts | None:
-        chooser = self._unpacker.chooser
-        if chooser is None:
-            return None
         bias = self.bias is not None and kind is ProductKind.PLAIN
         shape = ProductShape(inputs, outputs, self._unpacker.ops.dtype, bias, kind)
-        return chooser.choose(shape).rows
+        return self._unpacker.chooser.choose(shape).rows
 
 
 class MappedEmbedding(nn.Module):
@@ -184,24 +181,20 @@ class MappedEmbedding(nn.Module):
         return embeddings if self._scale is None else embeddings * self._scale
 
 
-class MappedLinears:
-    """Makes the linear layers of a model from its mapped weights."""
-
-    def __init__(self, weights: MappedWeights, unpacker: Unpacker) -> None:
-        self._weights, self._unpacker = weights, unpacker
-
-    def __call__(self, members: Sequence[tuple[str, nn.Linear]]) -> MappedLinear:
-        """Return one layer for the layers at these paths. Only their shapes are read."""
-        matrices = [self._weights.matrix(f"{path}.weight") for path, _ in members]
-        for matrix, (path, member) in zip(matrices, members, strict=True):
-            if matrix.shape != (member.out_features, member.in_features):
-                raise ValueError(f"the file's {path} has the shape {matrix.shape}")
-        biases = [
-            torch.tensor(self._weights.vector(f"{path}.bias"), dtype=self._unpacker.ops.dtype)
-            for path, member in members
-            if member.bias is not None
-        ]
-        return MappedLinear(matrices, torch.cat(biases) if biases else None, self._unpacker)
+def fuse_mapped_linears(
+    members: Sequence[tuple[str, nn.Linear]], weights: MappedWeights, unpacker: Unpacker
+) -> MappedLinear:
+    """Return one layer for the layers at these paths. Only their shapes are read."""
+    matrices = [weights.matrix(f"{path}.weight") for path, _ in members]
+    for matrix, (path, member) in zip(matrices, members, strict=True):
+        if matrix.shape != (member.out_features, member.in_features):
+            raise ValueError(f"the file's {path} has the shape {matrix.shape}")
+    biases = [
+        torch.tensor(weights.vector(f"{path}.bias"), dtype=unpacker.ops.dtype)
+        for path, member in members
+        if member.bias is not None
+    ]
+    return MappedLinear(matrices, torch.cat(biases) if biases else None, unpacker)
 
 
 def fill_mapped_model(module: nn.Module, weights: MappedWeights, unpacker: Unpacker) -> None:
@@ -237,7 +230,7 @@ def fill_mapped_model(module: nn.Module, weights: MappedWeights, unpacker: Unpac
     _check_complete(module)
 
 
-def map_other_linears(module: nn.Module, make_linear: MappedLinears) -> None:
+def map_other_linears(module: nn.Module, make_linear: LinearFactory) -> None:
     """Replace the linear layers that have no adapters."""
     for path, part in list(module.named_modules()):
         if isinstance(part, nn.Linear):

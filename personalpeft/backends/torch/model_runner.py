@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,20 +28,21 @@ from personalpeft.backends.torch.llama import empty_llama, load_llama
 from personalpeft.backends.torch.lora_layers import (
     ActiveLoRA,
     FrozenLinear,
-    LoadedLinears,
+    LinearFactory,
     LoRAContext,
+    fuse_loaded_linears,
     group_projections,
     install_lora_layers,
 )
 from personalpeft.backends.torch.mapped_model import (
-    MappedLinears,
     Unpacker,
     check_unpacking,
     fill_mapped_model,
+    fuse_mapped_linears,
     map_other_linears,
 )
 from personalpeft.backends.torch.openmp import limit_threads, release_threads
-from personalpeft.backends.torch.ops import Ops
+from personalpeft.backends.torch.ops.base import Ops
 from personalpeft.backends.torch.training.fused_modules import RotaryTable, install_fused_modules
 from personalpeft.backends.torch.training.packing import PackedSequence
 from personalpeft.base_models.mapped_weights import MappedWeights
@@ -72,18 +74,14 @@ class ModelRunner:
         mapped = weights if isinstance(weights, MappedWeights) else None
         on_cpu = where.device.type == "cpu"
         threads = min(torch.get_num_threads(), host.usable_cores()) if on_cpu else 1
-        self._chooser = (
-            ProductChooser(thread_counts(threads), cache, where.device)
-            if where.device.type in ("cpu", "cuda")
-            else None
-        )
+        self._chooser = ProductChooser(thread_counts(threads), cache, where.device)
         self.ops = ops
         # Any: transformers' stubs have few of the methods.
         self.module: Any
         self._context: LoRAContext
         self._products: list[FrozenLinear]
         if isinstance(weights, Path):
-            self._load(weights, LoadedLinears(self._chooser))
+            self._load(weights, partial(fuse_loaded_linears, chooser=self._chooser))
         else:
             self._build(weights)
         self._fused_attention = install_fused_modules(self.module, ops)
@@ -91,9 +89,7 @@ class ModelRunner:
             part for part in self.module.modules() if isinstance(part, RotaryTable)
         ]
         self._governor = (
-            ThreadGovernor(self._chooser.threads, host.usable_cores())
-            if on_cpu and self._chooser is not None
-            else None
+            ThreadGovernor(self._chooser.threads, host.usable_cores()) if on_cpu else None
         )
         self._lock = DeviceLock()
         for block in self.module.get_submodule(base.architecture.block_path):
@@ -107,25 +103,26 @@ class ModelRunner:
         self._most_tokens = kept // _activation_bytes(base.architecture, where.dtype)
         self._head_rows = _LOADED_HEAD_ROWS if mapped is None else _MAPPED_HEAD_ROWS
 
-    def _load(self, folder: Path, make_linear: LoadedLinears) -> None:
+    def _load(self, folder: Path, make_linear: LinearFactory) -> None:
         """Load all weights of a folder into memory."""
         where = self.where
-        module = load_llama(folder, where.dtype) or _load_with_transformers(folder, where)
+        module = load_llama(folder, where.dtype)
+        module = module or _make_with_transformers(folder, where, load=True)
         self.module = module.to(where.device).eval().requires_grad_(False)
         self._context, self._products = install_lora_layers(
             self.module, self.base.architecture, make_linear
         )
-        if self._chooser is not None:
-            head = self.module.get_output_embeddings()
-            self.module.set_output_embeddings(make_linear([("lm_head", head)]))
+        head = self.module.get_output_embeddings()
+        self.module.set_output_embeddings(make_linear([("lm_head", head)]))
 
     def _build(self, mapped: MappedWeights) -> None:
         """Build the model around weights that stay in their file."""
         check_unpacking(mapped, self.ops)
         host.return_large_blocks()
         unpacker = Unpacker(self.ops, self._chooser)
-        make_linear = MappedLinears(mapped, unpacker)
-        self.module = empty_llama(self.base.folder) or _empty_of_transformers(self.base, self.where)
+        make_linear = partial(fuse_mapped_linears, weights=mapped, unpacker=unpacker)
+        folder = self.base.folder
+        self.module = empty_llama(folder) or _make_with_transformers(folder, self.where, load=False)
         fill_mapped_model(self.module, mapped, unpacker)
         self._context, self._products = install_lora_layers(
             self.module, self.base.architecture, make_linear
@@ -171,7 +168,7 @@ class ModelRunner:
     @property
     def batch_invariant(self) -> bool:
         """Whether each product gives a row the same bits in any batch."""
-        return self._chooser is not None and self._chooser.invariant
+        return self._chooser.invariant
 
     @property
     def packing_invariant(self) -> bool:
@@ -203,15 +200,11 @@ class ModelRunner:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return logits ``[n, vocabulary]`` of hidden states ``[n, size]``, in the base's dtype."""
-        head = self.module.get_output_embeddings()
-        logits: Tensor = (
-            differentiable(
-                lambda x: self._in_parts(head.multiply, x),
-                lambda x, grad: self._in_parts(head.multiply_transposed, grad),
-                hidden,
-            )
-            if isinstance(head, FrozenLinear)
-            else head(hidden)
+        head: FrozenLinear = self.module.get_output_embeddings()
+        logits = differentiable(
+            lambda x: self._in_parts(head.multiply, x),
+            lambda x, grad: self._in_parts(head.multiply_transposed, grad),
+            hidden,
         )
         text_config = self.module.config.get_text_config()
         cap = getattr(text_config, "final_logit_softcapping", None)
@@ -249,7 +242,7 @@ class ModelRunner:
         """Store what gradients need while any session is open."""
         with self._lock.for_pass():
             self._sessions += 1
-            for product in self._frozen_linears():
+            for product in (*self._products, self.module.get_output_embeddings()):
                 product.enable_backward()
 
     def close_session(self) -> None:
@@ -257,12 +250,8 @@ class ModelRunner:
         with self._lock.for_pass():
             self._sessions -= 1
             if not self._sessions:
-                for product in self._frozen_linears():
+                for product in (*self._products, self.module.get_output_embeddings()):
                     product.disable_backward()
-
-    def _frozen_linears(self) -> list[FrozenLinear]:
-        head = self.module.get_output_embeddings()
-        return [*self._products, *([head] if isinstance(head, FrozenLinear) else [])]
 
     def step(
         self,
@@ -331,42 +320,27 @@ class ModelRunner:
         }
 
 
-def _load_with_transformers(folder: Path, where: DeviceChoice) -> Any:
+def _make_with_transformers(folder: Path, where: DeviceChoice, *, load: bool) -> Any:
+    """Return a folder's model, or with ``load`` off one without weights, on the meta device."""
     # Not at the top: it takes longer than the rest of a start.
-    from transformers import AttentionInterface, AutoModelForCausalLM
+    from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     AttentionInterface.register("personalpeft", paged_attention_forward)
-    module = AutoModelForCausalLM.from_pretrained(
-        folder,
-        dtype=where.dtype,
-        attn_implementation="personalpeft",
-        local_files_only=True,
-        use_safetensors=True,
-    )
-    _remove_vision_part(module)
-    return module
-
-
-def _remove_vision_part(module: Any) -> None:
-    """Free what only images pass through. A multimodal model then reads text as before."""
+    options = {"dtype": where.dtype, "attn_implementation": "personalpeft"}
+    if load:
+        module: Any = AutoModelForCausalLM.from_pretrained(
+            folder, local_files_only=True, use_safetensors=True, **options
+        )
+    else:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        with torch.device("meta"):
+            module = AutoModelForCausalLM.from_config(config, **options)
+    # Only images pass through these. A multimodal model then reads text as before.
     for name in ("vision_tower", "multi_modal_projector"):
         if hasattr(module.base_model, name):
             setattr(module.base_model, name, None)
-
-
-def _empty_of_transformers(base: Base, where: DeviceChoice) -> Any:
-    """Return the model without weights, on the meta device."""
-    from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
-
-    AttentionInterface.register("personalpeft", paged_attention_forward)
-    config = AutoConfig.from_pretrained(base.folder, local_files_only=True)
-    with torch.device("meta"):
-        module = AutoModelForCausalLM.from_config(
-            config, dtype=where.dtype, attn_implementation="personalpeft"
-        )
-    _remove_vision_part(module)
     return module
 
 

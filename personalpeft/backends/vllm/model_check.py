@@ -8,12 +8,13 @@ result is cached.
 from __future__ import annotations
 
 import asyncio
-import json
 import statistics
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
+
+from pydantic import TypeAdapter
 
 from personalpeft.backends.base import Continuation
 from personalpeft.backends.sequence import Request, SequenceState, Tokens
@@ -38,6 +39,8 @@ _REPLY_TOKENS = 24
 _MAX_DIFFERENCE = 0.25
 LogprobTrace: TypeAlias = tuple[tuple[int, float], ...]
 """Tokens, each with its log-prob (nats)."""
+
+_TRACE: TypeAdapter[LogprobTrace] = TypeAdapter(LogprobTrace)
 
 
 class ModelCheck:
@@ -81,10 +84,6 @@ class ModelCheck:
     async def compare_logprobs(self, base_name: str, neutral_name: str) -> None:
         """Check that the server's log-probs are torch's, with a stack that changes nothing.
 
-        Args:
-            base_name: The name of the server's base, for errors.
-            neutral_name: The name of the stack.
-
         Raises:
             BaseMismatch: They differ.
             UnknownModel: The server has no such stack.
@@ -123,7 +122,9 @@ class ModelCheck:
         )
         # Traces of another base would only replace the right one.
         if not cached and difference <= _MAX_DIFFERENCE:
-            _write_trace(self._cache_file, ours)
+            # Without a cache, torch is asked again the next time.
+            with suppress(OSError):
+                write_file_atomically(self._cache_file, _TRACE.dump_json(ours))
         return difference
 
     def _mismatch(self, name: str, reason: str) -> BaseMismatch:
@@ -158,14 +159,7 @@ def _select_base(models: Sequence[ServedModel], name: str | None, url: str) -> S
 
 
 def _read_trace(file: Path, completion: Tokens) -> LogprobTrace | None:
-    with suppress(OSError, ValueError, TypeError):
-        data = json.loads(file.read_text("utf-8"))
-        trace = tuple((int(token), float(logprob)) for token, logprob in data)
+    with suppress(OSError, ValueError):
+        trace = _TRACE.validate_json(file.read_bytes())
         return trace if tuple(token for token, _ in trace) == completion else None
     return None
-
-
-def _write_trace(file: Path, trace: LogprobTrace) -> None:
-    # Without a cache, torch is asked again the next time.
-    with suppress(OSError):
-        write_file_atomically(file, json.dumps(trace).encode())

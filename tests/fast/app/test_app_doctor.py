@@ -44,7 +44,7 @@ def test_loading_reports_the_features_in_use_and_creates_no_home(shell: Shell) -
     assert code == 0, checks
     (note,) = (shell.cache / "llamacpp").iterdir()
     model = checks["model"]["message"]
-    assert json.loads(note.read_text("utf-8"))["why"] in model
+    assert json.loads(note.read_text("utf-8"))["reason"] in model
     assert not shell.home.exists()
     # A stored probe result is used again, whatever it holds.
     note.write_text(json.dumps({"extra": False, "why": "written-here"}), "utf-8")

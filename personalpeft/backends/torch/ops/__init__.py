@@ -11,8 +11,6 @@ from personalpeft.backends.torch.ops.cpu_ops import CpuOps
 from personalpeft.backends.torch.ops.native_library import NoCompiler
 from personalpeft.backends.torch.ops.self_test import find_wrong_kernel
 
-__all__ = ["Ops", "choose_ops"]
-
 
 def choose_ops(device: torch.device, dtype: torch.dtype, cache: Path | None) -> tuple[Ops, str]:
     """Return the fastest operations that this machine can run, and a line for ``doctor``.

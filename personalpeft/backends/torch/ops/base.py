@@ -279,6 +279,20 @@ class Ops:
         scale = torch.rsqrt(x32.square().mean(-1, keepdim=True) + epsilon)
         return weight * (x32 * scale).to(x.dtype)
 
+    def rms_norm_backward(self, x: Tensor, weight: Tensor, grad: Tensor, epsilon: float) -> Tensor:
+        """Return the gradient of ``rms_norm`` with respect to ``x``.
+
+        Args:
+            x: ``[..., size]``.
+            weight: ``[size]``.
+            grad: Gradient of the result, like ``x``.
+            epsilon: Added to the mean square.
+        """
+        x32, inner = x.float(), grad.float() * weight.float()
+        scale = torch.rsqrt(x32.square().mean(-1, keepdim=True) + epsilon)
+        correction = scale.square() * (inner * x32).mean(-1, keepdim=True)
+        return (scale * (inner - x32 * correction)).to(x.dtype)
+
     def argmax(self, x: Tensor) -> Tensor:
         """Return the first index of the largest value of each row of ``[rows, n]``, int64."""
         return x.argmax(-1)

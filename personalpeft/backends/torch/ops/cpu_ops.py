@@ -29,6 +29,7 @@ _SIGNATURES = {
     "write_kv": (_P, _P, _P, _P, _P, _I, _I, _I),
     "paged_attention": (_P, _P, _P, _P, _P, _I, _P, _I, _I, _I, _I, _F, _F, _I),
     "rms_norm": (_P, _P, _P, _I, _I, _F),
+    "rms_norm_backward": (_P, _P, _P, _P, _I, _I, _F),
     "argmax": (_P, _P, _I, _I),
     "pack_weights_float16": (_P, _P, _P, _P, _F),
     "pack_weights_float32": (_P, _P, _P, _P, _F),
@@ -137,6 +138,14 @@ class CpuOps(Ops):
         size = x.shape[-1]
         self._functions["rms_norm"](*addresses(x, weight, y), x.numel() // size, size, epsilon)
         return y
+
+    def rms_norm_backward(self, x: Tensor, weight: Tensor, grad: Tensor, epsilon: float) -> Tensor:
+        out = torch.empty_like(x)
+        size = x.shape[-1]
+        self._functions["rms_norm_backward"](
+            *addresses(x, weight, grad, out), x.numel() // size, size, epsilon
+        )
+        return out
 
     def argmax(self, x: Tensor) -> Tensor:
         out = torch.empty(len(x), dtype=torch.int64)

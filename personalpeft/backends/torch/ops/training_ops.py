@@ -20,7 +20,6 @@ _P, _I, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _SIGNATURES = {
     "attention": (_P, _P, _P, _P, _P, _P, _F, _P, _I, _P, _P, _P),
     "attention_backward": (_P, _P, _P, _P, _P, _P, _F, _P, _I, _P, _P, _P, _P, _I, _P, _P, _P),
-    "rms_norm_backward": (_P, _P, _P, _P, _I, _I, _F),
     "silu_and_mul": (_P, _P, _I, _I),
     "silu_and_mul_backward": (_P, _P, _P, _I, _I),
     "logsumexp": (_P, _P, _I, _I),
@@ -130,22 +129,6 @@ class TrainingOps:
         self._functions["attention_backward"](
             *inputs.packed(), *addresses(grad, lse, path_grads), total, *addresses(*outputs)
         )
-
-    def rms_norm_backward(self, x: Tensor, weight: Tensor, grad: Tensor, epsilon: float) -> Tensor:
-        """Return the gradient of ``Ops.rms_norm`` with respect to ``x``.
-
-        Args:
-            x: ``[..., size]``.
-            weight: ``[size]``.
-            grad: Gradient of the result, like ``x``.
-            epsilon: Added to the mean square.
-        """
-        out = torch.empty_like(x)
-        size = x.shape[-1]
-        self._functions["rms_norm_backward"](
-            *addresses(x, weight, grad, out), x.numel() // size, size, epsilon
-        )
-        return out
 
     def silu_and_mul(self, x: Tensor) -> Tensor:
         """Return ``silu(gate) * up`` (Shazeer 2020) of ``[..., 2 * size]``, gate first."""

@@ -79,21 +79,12 @@ class _FusedRMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         ops, epsilon = self._ops, self._epsilon
         # The same operation with a gradient and without: checkpoints compute blocks both ways.
-        backward = _rms_norm_backward if ops.training is None else ops.training.rms_norm_backward
         return differentiable(
             lambda x, weight: ops.rms_norm(x, weight, epsilon),
-            lambda x, weight, grad: backward(x, weight, grad, epsilon),
+            lambda x, weight, grad: ops.rms_norm_backward(x, weight, grad, epsilon),
             x.contiguous(),
             self.inner.weight,
         )
-
-
-def _rms_norm_backward(x: Tensor, weight: Tensor, grad: Tensor, epsilon: float) -> Tensor:
-    """Return the gradient of ``x``. See ``TrainingOps.rms_norm_backward``."""
-    x32, inner = x.float(), grad.float() * weight.float()
-    scale = torch.rsqrt(x32.square().mean(-1, keepdim=True) + epsilon)
-    correction = scale.square() * (inner * x32).mean(-1, keepdim=True)
-    return (scale * (inner - x32 * correction)).to(x.dtype)
 
 
 class RotaryTable(nn.Module):

@@ -78,10 +78,7 @@ def read_outputs(
 ) -> list[PolicyOutputs]:
     """Return the outputs of each continuation, in one pass. The caller holds the model's lock.
 
-    Args:
-        model: The base.
-        items: The continuations.
-        packed: The same continuations, packed in groups; None for one group.
+    ``packed`` has the same continuations, packed in groups; None packs them in one group.
     """
     logits = model.logits(model.hidden(packed or pack(items)))
     parts = torch.split(logits, [len(item.completion) for item in items])

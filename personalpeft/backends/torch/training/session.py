@@ -250,9 +250,9 @@ def advance(
     sizes = [len(pack(part.continuations).tokens) for part in parts]
     for group in split_by_size(sizes, _PASS_TOKENS):
         results = _run_pass(model, parts[group], backward=True, logprobs=False)
-        for part, rate, own in zip(parts[group], rates[group], results, strict=True):
+        for part, rate, (loss, _) in zip(parts[group], rates[group], results, strict=True):
             part.session.optim_step(part.session.default_params(rate))
-            losses.append(own.total)
+            losses.append(loss)
     return tuple(losses)
 
 
@@ -296,25 +296,20 @@ def forward_backward(
             for session, own in groupby(units[group], key=lambda unit: unit.session)
         ]
         between()
-        for part, own_results in zip(
+        for part, (_, own_results) in zip(
             parts, _run_pass(model, parts, backward=backward, logprobs=logprobs), strict=True
         ):
-            results[part.session] += own_results.terms
+            results[part.session] += own_results
     return tuple(tuple(results[session]) for session in sessions)
-
-
-@dataclass(frozen=True, slots=True)
-class _PassResult:
-    """The losses of one session in one pass, and their sum as the pass computed it."""
-
-    total: float
-    terms: list[ForwardResult]
 
 
 def _run_pass(
     model: ModelRunner, parts: Sequence[_SessionTerms], *, backward: bool, logprobs: bool
-) -> list[_PassResult]:
-    """Run one forward pass and perhaps one backward pass. The latter adds to the gradients."""
+) -> list[tuple[float, list[ForwardResult]]]:
+    """Run one forward pass and perhaps one backward pass. The latter adds to the gradients.
+
+    Return the losses of each session, after their sum as the pass computed it.
+    """
     packed = pack(*(part.continuations for part in parts))
     begins = (0, *packed.ends[:-1])
     segments = [
@@ -339,7 +334,7 @@ def _run_pass(
                 model.let_step_go_first()
                 part.session.add_gradients(segment)
         return [
-            _PassResult(
+            (
                 float(total.detach()),
                 [
                     ForwardResult(loss, _token_logprobs(term, own) if logprobs else ())

@@ -11,30 +11,7 @@
 
 #include "dtypes.h"
 
-#ifdef __F16C__
-#include <immintrin.h>
-#endif
-
 namespace {
-
-// IEEE half precision, the format of stored adapters.
-struct half {
-    uint16_t bits;
-};
-
-inline float as_float(half value) {
-    const uint32_t sign = static_cast<uint32_t>(value.bits & 0x8000) << 16,
-                   rest = value.bits & 0x7fff;
-    // Scaling by 2^112 moves the exponent and is right for subnormals too. Infinity does not occur.
-    uint32_t bits = rest << 13;
-    float result;
-    std::memcpy(&result, &bits, sizeof result);
-    result *= 0x1p112f;
-    std::memcpy(&bits, &result, sizeof bits);
-    bits |= sign;
-    std::memcpy(&result, &bits, sizeof result);
-    return result;
-}
 
 // Tokens in a block of the cache. Must equal KV_BLOCK_SIZE in ops/base.py.
 constexpr int BLOCK = 32;

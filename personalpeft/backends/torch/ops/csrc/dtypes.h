@@ -6,13 +6,18 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__AVX512F__) || defined(__FMA__)
+#if defined(__AVX512F__) || defined(__FMA__) || defined(__F16C__)
 #include <immintrin.h>
 #endif
 
 namespace {
 
 struct bfloat16 {
+    uint16_t bits;
+};
+
+// IEEE half precision, the format of stored adapters and of scales in GGUF files.
+struct half {
     uint16_t bits;
 };
 
@@ -42,20 +47,35 @@ inline Vector multiply_add(float factor, Vector wide, Vector sums) {
 #endif
 }
 
+inline float from_bits(uint32_t bits) {
+    float value;
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+inline uint32_t to_bits(float value) {
+    uint32_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
 inline float as_float(float value) { return value; }
 
-inline float as_float(bfloat16 value) {
-    uint32_t bits = static_cast<uint32_t>(value.bits) << 16;
-    float result;
-    std::memcpy(&result, &bits, sizeof result);
-    return result;
+inline float as_float(bfloat16 value) { return from_bits(static_cast<uint32_t>(value.bits) << 16); }
+
+// Subnormal numbers included.
+inline float as_float(half value) {
+    const uint32_t wide = static_cast<uint32_t>(value.bits) << 16;
+    const uint32_t sign = wide & 0x80000000u, doubled = wide + wide;
+    const float normal = from_bits((doubled >> 4) + (0xE0u << 23)) * 0x1.0p-112f;
+    const float subnormal = from_bits((doubled >> 17) | (126u << 23)) - 0.5f;
+    return from_bits(sign | to_bits(doubled < (1u << 27) ? subnormal : normal));
 }
 
 inline void store(float value, float& target) { target = value; }
 
 inline void store(float value, bfloat16& target) {
-    uint32_t bits;
-    std::memcpy(&bits, &value, sizeof bits);
+    const uint32_t bits = to_bits(value);
     target.bits = static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
@@ -68,10 +88,7 @@ inline float exp_of_negative(float x) {
     const float power =
         1.0f +
         f * (1.0f + f * (0.5f + f * (0.166666667f + f * (0.0416666667f + f * 0.00833333333f))));
-    const int32_t bits = (static_cast<int32_t>(whole) + 127) << 23;
-    float exponent;
-    std::memcpy(&exponent, &bits, sizeof exponent);
-    return power * exponent;
+    return power * from_bits((static_cast<int32_t>(whole) + 127) << 23);
 }
 
 }  // namespace

@@ -11,31 +11,13 @@
 
 namespace {
 
-inline float from_bits(uint32_t bits) {
-    float value;
-    std::memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
 inline uint16_t load16(const uint8_t* data) {
     uint16_t value;
     std::memcpy(&value, data, sizeof value);
     return value;
 }
 
-// A float16 as float32, subnormal numbers included.
-inline float half(uint16_t bits) {
-    const uint32_t wide = static_cast<uint32_t>(bits) << 16;
-    const uint32_t sign = wide & 0x80000000u, doubled = wide + wide;
-    const float normal = from_bits((doubled >> 4) + (0xE0u << 23)) * 0x1.0p-112f;
-    const float subnormal = from_bits((doubled >> 17) | (126u << 23)) - 0.5f;
-    uint32_t result;
-    const float magnitude = doubled < (1u << 27) ? subnormal : normal;
-    std::memcpy(&result, &magnitude, sizeof result);
-    return from_bits(sign | result);
-}
-
-inline float half_at(const uint8_t* data) { return half(load16(data)); }
+inline float half_at(const uint8_t* data) { return as_float(half{load16(data)}); }
 
 // Sixteen numbers at a time. Compilers do not find this form in loops over bytes.
 constexpr int64_t LANES = 16, PARTS = LANES / VECTOR;
@@ -130,7 +112,7 @@ struct F16 {
 struct BF16 {
     static constexpr int64_t ELEMENTS = 1, BYTES = 2;
     static void unpack(const uint8_t* x, T* y) {
-        store(from_bits(static_cast<uint32_t>(load16(x)) << 16), y[0]);
+        store(as_float(bfloat16{load16(x)}), y[0]);
     }
 };
 
