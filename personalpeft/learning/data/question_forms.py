@@ -1,9 +1,9 @@
 """Other wordings of the question that a fact answers, from a bank of forms by relation.
 
 The bank is data (``question_forms.toml``). A fact belongs to the relation that is nearest to its
-text and its question by the embedder of memory. The subject of the fact fills the slot of a form.
-It is found where the question has one of the relation's forms. Where no relation is near, or the
-slot cannot be filled, there are no forms.
+text and its question by the embedder of memory, among those that have a form of the question. What
+stands in the form's slot is the subject of the fact, and fills the slots of the other forms. A
+question that has no form gets none: a similar question may be about another person.
 """
 
 from __future__ import annotations
@@ -22,10 +22,8 @@ from personalpeft.memory.types import Embedder, Vectors
 
 _SLOT = "{x}"
 
-# Cosines of MiniLM: the mean for the text and the question. A relation whose forms have a slot
-# needs a question in one of them, a stronger sign than the cosine.
-_MIN_SIMILARITY = 0.5
-_MIN_SIMILARITY_OF_FORM = 0.25
+# Cosine of MiniLM: the mean for the text and the question.
+_MIN_SIMILARITY = 0.25
 # For each word of a form: "What is {x} called?" says more about a relation than "What is {x}?".
 _WORD_BONUS = 0.1
 
@@ -51,11 +49,12 @@ class Relation:
     def match(self, question: str) -> tuple[int, str] | None:
         """Return how many words of a form a question has, and what fills the form's slot.
 
-        The form with the most words counts. None if the question has none of the forms.
+        The form with the most words counts. Without a slot the relation's ``questions`` are forms
+        too. None if the question has none of them.
         """
         found = []
         body = question[:-1] if question.endswith(("?", ".")) else question
-        for form in self.forms:
+        for form in self.forms if self.has_slot else (*self.questions, *self.forms):
             before, slot, after = form.rstrip("?.").partition(_SLOT)
             subject = _text_between(before, after, body)
             if subject is not None and bool(subject) == bool(slot):
@@ -126,15 +125,15 @@ class QuestionBank:
         for relation, (statements, questions) in zip(
             load_relations(), self._descriptions(), strict=True
         ):
+            match = relation.match(question)
+            if match is None:
+                continue
+            words, subject = match
             similarity = (
                 float(np.max(statements @ text_vector) + np.max(questions @ question_vector)) / 2
             )
-            match = relation.match(question)
-            if match is None and (relation.has_slot or similarity < _MIN_SIMILARITY):
-                continue
-            words, subject = match or (0, "")
             score = similarity + _WORD_BONUS * words
-            if similarity >= _MIN_SIMILARITY_OF_FORM and (best is None or score > best[0]):
+            if similarity >= _MIN_SIMILARITY and (best is None or score > best[0]):
                 best = score, relation, subject
         return best and best[1:]
 
