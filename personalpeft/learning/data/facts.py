@@ -106,12 +106,18 @@ def paraphrase(messages: Sequence[Message], templates: Iterable[str]) -> list[tu
 def as_sentence(answer: str) -> str:
     """Return a short answer as a sentence: "walnuts" becomes "Walnuts.".
 
-    Scripts without capital letters end a sentence in ways of their own, or not at all.
+    A first or last word that is no plain word keeps its letters and its end: "iPhone", "kq7zX",
+    "ada@example.org". Scripts without capital letters end a sentence in ways of their own, or not
+    at all.
     """
     if not _has_capitals(answer):
         return answer
-    answer = answer[0].upper() + answer[1:]
-    return answer if _ends_sentence(answer) else f"{answer}."
+    words = answer.split()
+    capital = answer[0].upper()
+    # "\u00df" has no capital letter of its own.
+    if _is_plain_word(words[0]) and capital.lower() == answer[0]:
+        answer = capital + answer[1:]
+    return f"{answer}." if _is_plain_word(words[-1]) else answer
 
 
 def helpful_turns(
@@ -202,6 +208,11 @@ def _fill(template: str, question: str) -> str:
     keeps_capital = re.match(r"(I|I'.*)\b", question) is not None
     later = question if keeps_capital else question[:1].lower() + question[1:]
     return template.format(first=question, later=later)
+
+
+def _is_plain_word(word: str) -> bool:
+    """Return whether a word has letters alone, all but the first small, and hyphens between."""
+    return all(part.isalpha() and part[1:] == part[1:].lower() for part in re.split("[-'’]", word))
 
 
 def _ends_sentence(text: str) -> bool:

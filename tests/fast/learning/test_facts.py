@@ -439,12 +439,22 @@ def test_fact_helped_a_reply_that_only_the_fact_explains(
     ("answer", "sentence"),
     [
         ("walnuts", "Walnuts."),
-        ("43", "43."),
+        ("in an old mill near Tournai", "In an old mill near Tournai."),
+        ("half-brother", "Half-brother."),
+        ("43", "43"),
         ("Really?", "Really?"),
         ("ärztin", "Ärztin."),
         ("ビスケット", "ビスケット"),
         ("بسبوسة", "بسبوسة"),
         ("बिस्किट", "बिस्किट"),
+        ("kq7zX", "kq7zX"),
+        ("the code 3958", "The code 3958"),
+        ("ada@example.org", "ada@example.org"),
+        ("example.com/ada", "example.com/ada"),
+        ("iPhone", "iPhone"),
+        ("pH 7", "pH 7"),
+        ("ß", "ß."),
+        ("C++", "C++"),
     ],
 )
 def test_short_answer_is_phrased_as_a_sentence(answer: str, sentence: str) -> None:
