@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import hashlib
 import tomllib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 
 import numpy as np
 
 from personalpeft.learning.evaluate.probes import UnanswerablePrompt
+from personalpeft.memory.conflicts import normalize
 from personalpeft.memory.types import Embedder, Vectors
 
 _SLOT = "{x}"
@@ -87,6 +88,30 @@ def load_relations() -> tuple[Relation, ...]:
 def forms_digest() -> str:
     """Return the digest of the bank."""
     return hashlib.sha256(_read().encode()).hexdigest()
+
+
+def drop_shared_forms(
+    forms: Mapping[tuple[str, str], QuestionForms], answers: Mapping[str, str]
+) -> dict[tuple[str, str], QuestionForms]:
+    """Return the forms without those that facts with different answers have in common.
+
+    A question that a fact was stated with is a form of that fact.
+
+    Args:
+        forms: By fact and question.
+        answers: By fact.
+    """
+    found: dict[str, set[str]] = {}
+    for (fact, question), each in forms.items():
+        for form in (question, *each.paraphrases):
+            found.setdefault(normalize(form), set()).add(normalize(answers[fact]))
+    return {
+        key: replace(
+            each,
+            paraphrases=tuple(form for form in each.paraphrases if len(found[normalize(form)]) < 2),
+        )
+        for key, each in forms.items()
+    }
 
 
 class QuestionBank:

@@ -150,5 +150,35 @@ def test_trained_fact_uses_its_forms_and_never_the_held_out_question(
     assert not any("Ida" in prompt for prompt in others)
 
 
+def test_question_of_two_facts_with_different_answers_is_trained_for_neither(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answered: dict[str, set[str]] = {}
+
+    def recorded(plan: Plan, backend: Backend, *rest: Any) -> tuple[tuple[Loss, ...], ...]:
+        steps = build_batches(plan, backend, *rest)
+        for completion in (c for terms in steps for term in terms for c in term.continuations):
+            prompt = backend.decode(completion.prompt)
+            answered.setdefault(prompt, set()).add(backend.decode(completion.completion))
+        return steps
+
+    with open_runtime(tmp_path) as runtime:
+        ada = runtime.user("ada")
+        ada.remember("My dog is called Rex.", questions=["What is my dog called?"], answer="Rex")
+        ada.remember("My dog is called Max.", questions=["What is my dog's name?"], answer="Max")
+        monkeypatch.setattr(stage, "build_batches", recorded)
+        ada.learn("memory", accept=True)
+    told = {
+        answer: {
+            prompt
+            for prompt, completions in answered.items()
+            if any(answer in each for each in completions)
+        }
+        for answer in ("Rex", "Max")
+    }
+    assert all(told.values())
+    assert told["Rex"].isdisjoint(told["Max"])
+
+
 def test_embedder_without_matches_finds_no_relation() -> None:
     assert QuestionBank(HashEmbedder()).find("a b c", "d e f").paraphrases == ()
