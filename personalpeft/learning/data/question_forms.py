@@ -20,6 +20,7 @@ import numpy as np
 from personalpeft.learning.evaluate.probes import UnanswerablePrompt
 from personalpeft.memory.conflicts import normalize
 from personalpeft.memory.types import Embedder, Vectors
+from personalpeft.memory.words import split_words
 
 _SLOT = "{x}"
 
@@ -27,6 +28,7 @@ _SLOT = "{x}"
 _MIN_SIMILARITY = 0.25
 # For each word of a form: "What is {x} called?" says more about a relation than "What is {x}?".
 _WORD_BONUS = 0.1
+_CAPITAL_WORDS = frozenset({"I", "I'm", "I've", "I'd", "I'll"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,18 @@ def drop_shared_forms(
     }
 
 
+def is_in_bank_language(text: str) -> bool:
+    """Return whether more than half of a text's words are words of the bank's forms."""
+    words = split_words(text.casefold())
+    return 2 * sum(word in _words() for word in words) > len(words)
+
+
+def begins_form(question: str) -> bool:
+    """Return whether forms begin with a question's first word, and it has a capital only there."""
+    first = question.split(maxsplit=1)[:1]
+    return bool(first) and first[0] in _first_words()
+
+
 class QuestionBank:
     """The relations of the package, embedded once.
 
@@ -186,6 +200,18 @@ def _text_between(before: str, after: str, text: str) -> str | None:
         return None
     subject = text[len(before) : end]
     return None if "\n" in subject else subject
+
+
+@cache
+def _words() -> frozenset[str]:
+    forms = (form.replace(_SLOT, " ") for each in load_relations() for form in each.forms)
+    return frozenset(word for form in forms for word in split_words(form.casefold()))
+
+
+@cache
+def _first_words() -> frozenset[str]:
+    forms = (form for each in load_relations() for form in each.forms)
+    return frozenset(form.split(maxsplit=1)[0] for form in forms) - _CAPITAL_WORDS
 
 
 @cache
