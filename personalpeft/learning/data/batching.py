@@ -14,7 +14,11 @@ from typing import Generic, TypeAlias, TypeVar
 from personalpeft.backends.base import Backend, Continuation, Loss
 from personalpeft.learning.data.facts import PARAPHRASE_TEMPLATES, paraphrase
 from personalpeft.learning.data.general_replies import GeneralReplies
-from personalpeft.learning.data.question_forms import QuestionBank, QuestionForms
+from personalpeft.learning.data.question_forms import (
+    QuestionBank,
+    QuestionForms,
+    drop_shared_forms,
+)
 from personalpeft.learning.data.training_examples import Lesson
 from personalpeft.learning.evaluate.probes import load_general_prompts
 from personalpeft.learning.plan import Plan
@@ -29,7 +33,7 @@ from personalpeft.learning.train.losses import (
 )
 from personalpeft.memory.conflicts import normalize
 from personalpeft.memory.types import Embedder
-from personalpeft.types import Message, SignalKind
+from personalpeft.types import Message, Signal, SignalKind
 
 T = TypeVar("T")
 
@@ -160,22 +164,23 @@ class _EpochSampler(Generic[T]):
 def _find_forms(plan: Plan, embedder: Embedder) -> Forms:
     """Return the question forms of each question that a fact is learned from."""
     bank = QuestionBank(embedder)
-    texts = _fact_texts(plan)
+    facts = _facts(plan)
     judging = {normalize(lesson.messages[-1].content) for lesson in plan.holdout}
     found = {}
     for lesson in (*plan.new_examples, *plan.replay):
         if lesson.kind is SignalKind.FACT:
             question = lesson.messages[-1].content
-            forms = bank.find(texts[lesson.signal], question)
+            forms = bank.find(facts[lesson.signal].payload["text"], question)
             # What judges a fact is not trained on.
             free = (each for each in forms.paraphrases if normalize(each) not in judging)
             found[lesson.signal, question] = replace(forms, paraphrases=tuple(free))
-    return found
+    answers = {fact.id: fact.payload.get("answer") or fact.id for fact in facts.values()}
+    return drop_shared_forms(found, answers)
 
 
-def _fact_texts(plan: Plan) -> dict[str, str]:
+def _facts(plan: Plan) -> dict[str, Signal]:
     signals = (assignment.signal for assignment in plan.assignments)
-    return {each.id: each.payload["text"] for each in signals if each.kind is SignalKind.FACT}
+    return {each.id: each for each in signals if each.kind is SignalKind.FACT}
 
 
 def _add_paraphrases(

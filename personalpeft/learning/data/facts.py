@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from personalpeft.learning.data.question_forms import forms_digest
+from personalpeft.learning.data.question_forms import begins_form, forms_digest, is_in_bank_language
 from personalpeft.memory.conflicts import normalize, normalized_questions
 from personalpeft.memory.words import has_spaces, split_words
 from personalpeft.types import (
@@ -33,20 +33,31 @@ T = TypeVar("T")
 MIN_HELPFUL_TURNS = 2
 """A fact without a stated answer is learned once so many lookups of it helped."""
 
-PARAPHRASE_TEMPLATES = (
-    "Can you tell me: {later}",
-    "I forgot. {first}",
-    "Quick question: {later}",
-    "Remind me, {later}",
-    "{first} Please tell me.",
-    "Do you know {later}",
-    "Hey, {later}",
-    "Please answer this: {first}",
-    "One thing: {later}",
-)
-"""``first`` is the question as a sentence begins, ``later`` as one continues."""
 
-_PROBE_TEMPLATE = "So, {later} Just asking."
+@dataclass(frozen=True, slots=True)
+class QuestionTemplate:
+    """Text around a question: ``first`` is the question as a sentence begins, ``later`` continues.
+
+    ``english`` is for questions in the language of the bank. ``neutral`` has no words.
+    """
+
+    english: str
+    neutral: str
+
+
+PARAPHRASE_TEMPLATES = (
+    QuestionTemplate("Can you tell me: {later}", "… {first}"),
+    QuestionTemplate("I forgot. {first}", "– {first}"),
+    QuestionTemplate("Quick question: {later}", "({first})"),
+    QuestionTemplate("Remind me, {later}", "{first} …"),
+    QuestionTemplate("{first} Please tell me.", "~ {first}"),
+    QuestionTemplate("Do you know {later}", "* {first}"),
+    QuestionTemplate("Hey, {later}", "! {first}"),
+    QuestionTemplate("Please answer this: {first}", '"{first}"'),
+    QuestionTemplate("One thing: {later}", "> {first}"),
+)
+
+_PROBE_TEMPLATE = QuestionTemplate("So, {later} Just asking.", "{first} {first}")
 _MIN_QUESTIONS_TO_HOLD_OUT = 4
 _MAX_HELPFUL_TURNS = 8
 _MAX_FUNCTION_WORD = 3
@@ -93,10 +104,14 @@ def fact_questions(
 
 def paraphrases_digest() -> str:
     """Return the digest of all templates and question forms, which decide what is trained on."""
-    return canonical_digest([*PARAPHRASE_TEMPLATES, _PROBE_TEMPLATE, forms_digest()])
+    templates = (*PARAPHRASE_TEMPLATES, _PROBE_TEMPLATE)
+    texts = [text for each in templates for text in (each.english, each.neutral)]
+    return canonical_digest([*texts, forms_digest()])
 
 
-def paraphrase(messages: Sequence[Message], templates: Iterable[str]) -> list[tuple[Message, ...]]:
+def paraphrase(
+    messages: Sequence[Message], templates: Iterable[QuestionTemplate]
+) -> list[tuple[Message, ...]]:
     """Return a conversation unchanged, and with its last question in each of the templates."""
     *before, last = messages
     texts = [_fill(template, last.content) for template in templates]
@@ -106,12 +121,18 @@ def paraphrase(messages: Sequence[Message], templates: Iterable[str]) -> list[tu
 def as_sentence(answer: str) -> str:
     """Return a short answer as a sentence: "walnuts" becomes "Walnuts.".
 
-    Scripts without capital letters end a sentence in ways of their own, or not at all.
+    A first or last word that is no plain word keeps its letters and its end: "iPhone", "kq7zX",
+    "ada@example.org". Scripts without capital letters end a sentence in ways of their own, or not
+    at all.
     """
     if not _has_capitals(answer):
         return answer
-    answer = answer[0].upper() + answer[1:]
-    return answer if _ends_sentence(answer) else f"{answer}."
+    words = answer.split()
+    capital = answer[0].upper()
+    # "\u00df" has no capital letter of its own.
+    if _is_plain_word(words[0].rstrip(",;:")) and capital.lower() == answer[0]:
+        answer = capital + answer[1:]
+    return f"{answer}." if _is_plain_word(words[-1]) else answer
 
 
 def helpful_turns(
@@ -196,12 +217,19 @@ def _make_probe(question: FactQuestion) -> FactQuestion:
     return replace(question, messages=paraphrase(question.messages, [_PROBE_TEMPLATE])[-1])
 
 
-def _fill(template: str, question: str) -> str:
+def _fill(template: QuestionTemplate, question: str) -> str:
+    if not is_in_bank_language(question):
+        return template.neutral.format(first=question)
     # Without a question mark the rest of the template would read as part of the question.
     question = question if _ends_sentence(question) else f"{question}?"
-    keeps_capital = re.match(r"(I|I'.*)\b", question) is not None
-    later = question if keeps_capital else question[:1].lower() + question[1:]
-    return template.format(first=question, later=later)
+    lowers = begins_form(question)
+    later = question[:1].lower() + question[1:] if lowers else question
+    return template.english.format(first=question, later=later)
+
+
+def _is_plain_word(word: str) -> bool:
+    """Return whether a word has letters alone, all but the first small, and hyphens between."""
+    return all(part.isalpha() and part[1:] == part[1:].lower() for part in re.split("[-'’]", word))
 
 
 def _ends_sentence(text: str) -> bool:

@@ -1,33 +1,34 @@
 """Other wordings of the question that a fact answers, from a bank of forms by relation.
 
 The bank is data (``question_forms.toml``). A fact belongs to the relation that is nearest to its
-text and its question by the embedder of memory. The subject of the fact fills the slot of a form.
-It is found where the question has one of the relation's forms. Where no relation is near, or the
-slot cannot be filled, there are no forms.
+text and its question by the embedder of memory, among those that have a form of the question. What
+stands in the form's slot is the subject of the fact, and fills the slots of the other forms. A
+question that has no form gets none: a similar question may be about another person.
 """
 
 from __future__ import annotations
 
 import hashlib
 import tomllib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 
 import numpy as np
 
 from personalpeft.learning.evaluate.probes import UnanswerablePrompt
+from personalpeft.memory.conflicts import normalize
 from personalpeft.memory.types import Embedder, Vectors
+from personalpeft.memory.words import split_words
 
 _SLOT = "{x}"
 
-# Cosines of MiniLM: the mean for the text and the question. A relation whose forms have a slot
-# needs a question in one of them, a stronger sign than the cosine.
-_MIN_SIMILARITY = 0.5
-_MIN_SIMILARITY_OF_FORM = 0.25
+# Cosine of MiniLM: the mean for the text and the question.
+_MIN_SIMILARITY = 0.25
 # For each word of a form: "What is {x} called?" says more about a relation than "What is {x}?".
 _WORD_BONUS = 0.1
+_CAPITAL_WORDS = frozenset({"I", "I'm", "I've", "I'd", "I'll"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +52,12 @@ class Relation:
     def match(self, question: str) -> tuple[int, str] | None:
         """Return how many words of a form a question has, and what fills the form's slot.
 
-        The form with the most words counts. None if the question has none of the forms.
+        The form with the most words counts. Without a slot the relation's ``questions`` are forms
+        too. None if the question has none of them.
         """
         found = []
         body = question[:-1] if question.endswith(("?", ".")) else question
-        for form in self.forms:
+        for form in self.forms if self.has_slot else (*self.questions, *self.forms):
             before, slot, after = form.rstrip("?.").partition(_SLOT)
             subject = _text_between(before, after, body)
             if subject is not None and bool(subject) == bool(slot):
@@ -88,6 +90,42 @@ def load_relations() -> tuple[Relation, ...]:
 def forms_digest() -> str:
     """Return the digest of the bank."""
     return hashlib.sha256(_read().encode()).hexdigest()
+
+
+def drop_shared_forms(
+    forms: Mapping[tuple[str, str], QuestionForms], answers: Mapping[str, str]
+) -> dict[tuple[str, str], QuestionForms]:
+    """Return the forms without those that facts with different answers have in common.
+
+    A question that a fact was stated with is a form of that fact.
+
+    Args:
+        forms: By fact and question.
+        answers: By fact.
+    """
+    found: dict[str, set[str]] = {}
+    for (fact, question), each in forms.items():
+        for form in (question, *each.paraphrases):
+            found.setdefault(normalize(form), set()).add(normalize(answers[fact]))
+    return {
+        key: replace(
+            each,
+            paraphrases=tuple(form for form in each.paraphrases if len(found[normalize(form)]) < 2),
+        )
+        for key, each in forms.items()
+    }
+
+
+def is_in_bank_language(text: str) -> bool:
+    """Return whether more than half of a text's words are words of the bank's forms."""
+    words = split_words(text.casefold())
+    return 2 * sum(word in _words() for word in words) > len(words)
+
+
+def begins_form(question: str) -> bool:
+    """Return whether forms begin with a question's first word, and it has a capital only there."""
+    first = question.split(maxsplit=1)[:1]
+    return bool(first) and first[0] in _first_words()
 
 
 class QuestionBank:
@@ -126,15 +164,15 @@ class QuestionBank:
         for relation, (statements, questions) in zip(
             load_relations(), self._descriptions(), strict=True
         ):
+            match = relation.match(question)
+            if match is None:
+                continue
+            words, subject = match
             similarity = (
                 float(np.max(statements @ text_vector) + np.max(questions @ question_vector)) / 2
             )
-            match = relation.match(question)
-            if match is None and (relation.has_slot or similarity < _MIN_SIMILARITY):
-                continue
-            words, subject = match or (0, "")
             score = similarity + _WORD_BONUS * words
-            if similarity >= _MIN_SIMILARITY_OF_FORM and (best is None or score > best[0]):
+            if similarity >= _MIN_SIMILARITY and (best is None or score > best[0]):
                 best = score, relation, subject
         return best and best[1:]
 
@@ -162,6 +200,18 @@ def _text_between(before: str, after: str, text: str) -> str | None:
         return None
     subject = text[len(before) : end]
     return None if "\n" in subject else subject
+
+
+@cache
+def _words() -> frozenset[str]:
+    forms = (form.replace(_SLOT, " ") for each in load_relations() for form in each.forms)
+    return frozenset(word for form in forms for word in split_words(form.casefold()))
+
+
+@cache
+def _first_words() -> frozenset[str]:
+    forms = (form for each in load_relations() for form in each.forms)
+    return frozenset(form.split(maxsplit=1)[0] for form in forms) - _CAPITAL_WORDS
 
 
 @cache

@@ -18,6 +18,7 @@ from runtime_makers import FakeTime
 from personalpeft.learning.data.facts import (
     MIN_HELPFUL_TURNS,
     PARAPHRASE_TEMPLATES,
+    QuestionTemplate,
     as_sentence,
     helpful_turns,
     paraphrase,
@@ -162,7 +163,8 @@ def test_questions_of_punctuation_alone_are_different_questions() -> None:
 
 def test_text_after_an_unmarked_question_is_not_part_of_the_question() -> None:
     (asked, *put) = paraphrase(
-        [Message("user", "what is my dog called")], ["{first} Please tell me."]
+        [Message("user", "what is my dog called")],
+        [QuestionTemplate("{first} Please tell me.", "{first}")],
     )
     assert asked[-1].content == "what is my dog called"
     assert [each[-1].content for each in put] == ["what is my dog called? Please tell me."]
@@ -439,12 +441,22 @@ def test_fact_helped_a_reply_that_only_the_fact_explains(
     ("answer", "sentence"),
     [
         ("walnuts", "Walnuts."),
-        ("43", "43."),
+        ("in an old mill near Tournai", "In an old mill near Tournai."),
+        ("half-brother", "Half-brother."),
+        ("43", "43"),
         ("Really?", "Really?"),
         ("ärztin", "Ärztin."),
         ("ビスケット", "ビスケット"),
         ("بسبوسة", "بسبوسة"),
         ("बिस्किट", "बिस्किट"),
+        ("kq7zX", "kq7zX"),
+        ("the code 3958", "The code 3958"),
+        ("ada@example.org", "ada@example.org"),
+        ("example.com/ada", "example.com/ada"),
+        ("iPhone", "iPhone"),
+        ("pH 7", "pH 7"),
+        ("ß", "ß."),
+        ("C++", "C++"),
     ],
 )
 def test_short_answer_is_phrased_as_a_sentence(answer: str, sentence: str) -> None:
@@ -463,6 +475,41 @@ def test_pronoun_i_stays_a_capital_in_each_paraphrase() -> None:
         for way in paraphrase([Message("user", "I like what?")], PARAPHRASE_TEMPLATES)
     ]
     assert not [question for question in asked if " i like" in question]
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "NASA job title?",
+        "İstanbul'da hangi sokakta oturuyorum?",
+        "Wie heißt mein Hund?",
+        "¿Cómo se llama mi perro?",
+        "私の犬の名前は何ですか？",
+        "أين أعيش؟",
+        "iPhone colour?",
+    ],
+)
+def test_name_keeps_its_case_in_each_paraphrase_and_probe(question: str) -> None:
+    lessons = lessons_for([assign_signals([fact(questions=[question])])["s1"]], "memory")
+    asked = [lesson.messages[-1].content for lesson in lessons]
+    asked += [
+        way[-1].content for way in paraphrase([Message("user", question)], PARAPHRASE_TEMPLATES)
+    ]
+    assert all(question in each for each in asked)
+
+
+@pytest.mark.parametrize(
+    "question",
+    ["Wie heißt mein Hund?", "私の犬の名前は何ですか？", "Comment s'appelle mon chien ?"],
+)
+def test_question_in_another_language_gets_no_english_around_it(question: str) -> None:
+    lessons = lessons_for([assign_signals([fact(questions=[question])])["s1"]], "memory")
+    asked = [lesson.messages for lesson in lessons]
+    asked += paraphrase([Message("user", question)], PARAPHRASE_TEMPLATES)
+    around = {messages[-1].content.replace(question, "") for messages in asked}
+    assert not [text for text in around if any(map(str.isalpha, text))]
+    # All of them differ, so what judges the fact is not trained on.
+    assert len(set(asked)) == len(PARAPHRASE_TEMPLATES) + 2
 
 
 def test_stored_facts_are_excluded_from_unanswerable_prompts() -> None:

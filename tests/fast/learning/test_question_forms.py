@@ -63,6 +63,39 @@ def test_fact_without_a_relation_has_no_forms(bank: QuestionBank, text: str, que
     assert found.unanswerable == ()
 
 
+@pytest.mark.parametrize(
+    ("text", "question"),
+    [
+        ("My sister is allergic to nuts.", "What is my sister allergic to?"),
+        ("My husband cannot eat gluten.", "What can my husband not eat?"),
+        ("My dog must not eat chocolate.", "What must my dog not eat?"),
+        ("My best friend studies law.", "What does my best friend study?"),
+        ("I used to work as a baker.", "What was my old job?"),
+        ("My sister is moving to Paris.", "Where is my sister moving?"),
+    ],
+)
+def test_fact_about_another_is_not_asked_of_the_user(
+    bank: QuestionBank, text: str, question: str
+) -> None:
+    about_the_user = {form for each in load_relations() if not each.has_slot for form in each.forms}
+    assert about_the_user.isdisjoint(bank.find(text, question).paraphrases)
+
+
+@pytest.mark.parametrize(
+    ("text", "question", "unfit"),
+    [
+        ("My wifi password is kq7zX.", "What is my wifi password?", "model"),
+        ("My knee surgery is on 3 May.", "When is my knee surgery?", "celebrat"),
+    ],
+)
+def test_forms_fit_what_the_fact_is_about(
+    bank: QuestionBank, text: str, question: str, unfit: str
+) -> None:
+    found = bank.find(text, question).paraphrases
+    assert found
+    assert not [each for each in found if unfit in each]
+
+
 def test_subject_of_one_fact_makes_unanswerable_questions_about_others(
     bank: QuestionBank,
 ) -> None:
@@ -115,6 +148,36 @@ def test_trained_fact_uses_its_forms_and_never_the_held_out_question(
     assert any("In which town does Ida live?" in prompt for prompt in about_ida)
     assert not any(judging in prompt for prompt in about_ida)
     assert not any("Ida" in prompt for prompt in others)
+
+
+def test_question_of_two_facts_with_different_answers_is_trained_for_neither(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answered: dict[str, set[str]] = {}
+
+    def recorded(plan: Plan, backend: Backend, *rest: Any) -> tuple[tuple[Loss, ...], ...]:
+        steps = build_batches(plan, backend, *rest)
+        for completion in (c for terms in steps for term in terms for c in term.continuations):
+            prompt = backend.decode(completion.prompt)
+            answered.setdefault(prompt, set()).add(backend.decode(completion.completion))
+        return steps
+
+    with open_runtime(tmp_path) as runtime:
+        ada = runtime.user("ada")
+        ada.remember("My dog is called Rex.", questions=["What is my dog called?"], answer="Rex")
+        ada.remember("My dog is called Max.", questions=["What is my dog's name?"], answer="Max")
+        monkeypatch.setattr(stage, "build_batches", recorded)
+        ada.learn("memory", accept=True)
+    told = {
+        answer: {
+            prompt
+            for prompt, completions in answered.items()
+            if any(answer in each for each in completions)
+        }
+        for answer in ("Rex", "Max")
+    }
+    assert all(told.values())
+    assert told["Rex"].isdisjoint(told["Max"])
 
 
 def test_embedder_without_matches_finds_no_relation() -> None:
