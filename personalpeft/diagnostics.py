@@ -229,6 +229,8 @@ class _Checks:
                 hint="Run: personalpeft verify",
             )
         encrypted = ", encrypted" if (home / ENCRYPTION).exists() else ""
+        if self._settings.keys.passphrase and not encrypted:
+            encrypted = ", not encrypted although PERSONALPEFT_PASSPHRASE is set"
         return f"{home}{encrypted}, users: {users}, turns: {turns}, every digest is right"
 
     def _check_cache(self) -> str:
