@@ -4,7 +4,8 @@ A promotion is final from an e-value of ``CONFIRMATION_E_VALUE`` on (``evidence`
 lessons of a build are spent, they judge it once more but are no evidence.
 
 Below it a policy decides, and no test: a candidate may go live on probation. Its own items must
-come to more than ``PROBATION_E_VALUE``, and their mean change to at least ``min_effect``.
+come to more than ``PROBATION_E_VALUE``, and their mean change to at least ``min_effect``. No more
+than ``max_regressed`` of them may regress beyond their margin, so none of fewer than ten.
 ``tests/fast/learning/test_gate_rates.py`` measures how often noise and harm pass.
 
 Invariant: harm is counted against the live stack, and in total. The total counts from the base's
@@ -65,7 +66,7 @@ class Margins(CardConfig):
         "order": "min_word_order_gap",
     }
 
-    max_regressed: Fraction = 0.1  # share of older items that may regress
+    max_regressed: Fraction = 0.1  # share of items that may regress
     max_probes_lost: Fraction = 0.2  # share of right answers to probes that may be lost
     max_kl: Number = 2.0  # mean KL from the base on the probes, in nats a token
     max_membership_auc: Fraction = 1  # see ``Leakage``; 1 switches the check off
@@ -212,11 +213,14 @@ def judge(
         # Several small improvements do not make up for one large regression.
         code = code if improved <= regressed else ReasonCode.LOSS_EXCEEDS_GAIN
         return Judgement(Verdict.REFUSED, (Reason(code, counts),))
-    if IMPROVED_FACTOR**improved * REGRESSED_FACTOR**regressed <= PROBATION_E_VALUE:
-        # Two improved and one regressed may be chance, whatever the sum.
+    # Two improved and one regressed may be chance, whatever the sum.
+    lost = sum(item.regressed_beyond_margin for item in items)
+    is_confirmed = evidence.e_value >= CONFIRMATION_E_VALUE
+    is_chance = IMPROVED_FACTOR**improved * REGRESSED_FACTOR**regressed <= PROBATION_E_VALUE
+    if is_chance or (lost > margins.max_regressed * len(items) and not is_confirmed):
         too_little = Reason(ReasonCode.TOO_LITTLE_EVIDENCE)
         return Judgement(Verdict.ABSTAINED, (Reason(code, counts), too_little))
-    if gain < margins.min_effect * len(items) and evidence.e_value < CONFIRMATION_E_VALUE:
+    if gain < margins.min_effect * len(items) and not is_confirmed:
         too_small = reason(ReasonCode.EFFECT_TOO_SMALL, effect=f"{gain / len(items):.2f}")
         return Judgement(Verdict.ABSTAINED, (Reason(code, counts), too_small))
     generated = evidence.generation

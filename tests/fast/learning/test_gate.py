@@ -224,9 +224,17 @@ PROMOTED_ON_PROBATION = (changed(ReasonCode.IMPROVED, 3, 0, 3), PROBES_KEPT, ON_
             (changed(ReasonCode.IMPROVED, 3, 0, 3), ON_PROBATION),
         ),
         (
-            {"target": items(improved=3, regressed=1)},
+            {"target": items(improved=9, regressed=1)},
             Verdict.PROMOTED,
-            (changed(ReasonCode.IMPROVED_AND_REGRESSED, 3, 1, 4), PROBES_KEPT, ON_PROBATION),
+            (changed(ReasonCode.IMPROVED_AND_REGRESSED, 9, 1, 10), PROBES_KEPT, ON_PROBATION),
+        ),
+        (
+            {"target": items(improved=8, regressed=1)},
+            Verdict.ABSTAINED,
+            (
+                changed(ReasonCode.IMPROVED_AND_REGRESSED, 8, 1, 9),
+                reason(ReasonCode.TOO_LITTLE_EVIDENCE),
+            ),
         ),
         (
             {"target": items(improved=2, regressed=1)},

@@ -187,6 +187,19 @@ def test_learn_of_twelve_edits_with_a_style_effect_goes_live(effect: float) -> N
 
 def test_noise_below_the_least_effect_seldom_goes_live() -> None:
     rng = random.Random("noise")
-    for num_held_out, most in ((1, 0.2), (3, 0.06), (6, 0.03)):
-        verdicts = [Layer(rng, 0.0, 0.1).learn(num_held_out) for _ in range(1000)]
-        assert verdicts.count(Verdict.PROMOTED) <= most * 1000
+    for num_held_out, most in ((1, 0.2), (3, 0.1), (6, 0.06)):
+        verdicts = [Layer(rng, 0.0, 0.1).learn(num_held_out) for _ in range(RUNS)]
+        assert verdicts.count(Verdict.PROMOTED) <= most * RUNS
+
+
+@pytest.mark.parametrize("loss", [-0.1, -2.5])
+def test_candidate_that_made_one_of_few_held_out_lessons_worse_does_not_go_live(
+    loss: float,
+) -> None:
+    changes = [0.9] * 8 + [loss]
+    items = tuple(EvalItem(str(n), -3.0, -3.0 + each, -3.0) for n, each in enumerate(changes))
+    seen = Evidence(items, (), (), ProbeResults(), 0.0)
+    assert judge(seen, MARGINS).verdict is Verdict.ABSTAINED
+    # Of twenty, one is a tenth or less.
+    more = tuple(EvalItem(f"more {n}", -3.0, -2.0, -3.0) for n in range(11))
+    assert judge(replace(seen, target=(*items, *more)), MARGINS).probation
