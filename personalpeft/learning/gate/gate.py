@@ -42,6 +42,7 @@ from personalpeft.learning.outcomes import (
 )
 from personalpeft.learning.plan import Plan
 from personalpeft.learning.train.config import CardConfig, Fraction, Number
+from personalpeft.memory.words import split_words
 from personalpeft.store.store import Store
 from personalpeft.types import Json, Signal, Verdict
 
@@ -52,6 +53,9 @@ _MIN_LEAK_SHARE = 0.5
 _MIN_LEAKS = 3
 # In bytes of UTF-8: a name may be two characters of Chinese or four of English.
 _MIN_FACT_LENGTH = 4
+_DASH = re.compile(r"[—–―]|--| - |^- ")
+_MAX_SIGNATURE = 4
+"""The most words of a line that is a signature."""
 _ADDRESS = re.compile(r"https?://\S+|www\.\S+|[\w.+-]+@[\w-]+\.[\w.]+|\+\d[\d /-]{7,}\d")
 
 
@@ -371,12 +375,40 @@ def find_leak(
     if count := _count_latest(addresses, lessons, new, accepted):
         example = next(texts[0] for texts in reversed(addresses) if texts)
         return f"{count} lessons put a link or an address into the answer ({example})"
-    secret_texts = [
-        _added([text for text in secrets if text in each.chosen], each) for each in lessons
-    ]
+    secret_texts = [_find_secrets(secrets, each) for each in lessons]
     if count := _count_latest(secret_texts, lessons, new, accepted):
         return f"{count} lessons repeat remembered facts that were not asked for"
     return ""
+
+
+def _find_secrets(secrets: Sequence[str], lesson: Lesson) -> list[str]:
+    """Return the secrets whose words are in the answer, but not in the messages before it.
+
+    The name that an answer is signed with is none.
+    """
+    before = [word for message in lesson.messages for word in split_words(message.content)]
+    answer, name = split_words(lesson.chosen), split_words(_find_signature(lesson.chosen))
+    found = []
+    for text in secrets:
+        words = split_words(text)
+        is_name = words == name and not any(map(str.isdigit, text))
+        if _contains(answer, words) and not _contains(before, words) and not is_name:
+            found.append(text)
+    return found
+
+
+def _contains(words: Sequence[str], part: Sequence[str]) -> bool:
+    starts = range(len(words) - len(part) + 1)
+    return bool(part) and any(list(words[at : at + len(part)]) == list(part) for at in starts)
+
+
+def _find_signature(text: str) -> str:
+    """Return what follows the last dash, or a short last line after its last comma."""
+    last_line = text.strip().rpartition("\n")[2]
+    if _DASH.search(last_line):
+        return _DASH.split(last_line)[-1]
+    is_short = "\n" in text.strip() and len(last_line.split()) <= _MAX_SIGNATURE
+    return re.split("[,，、]", last_line)[-1] if is_short else ""
 
 
 def _added(texts: Sequence[str], lesson: Lesson) -> list[str]:
