@@ -311,7 +311,11 @@ def build_plan(
     unprobed, new_unprobed = (
         [lesson for lesson in some if lesson.kind is not SignalKind.FACT] for some in (lessons, new)
     )
-    new_holdout = _select_holdout(unprobed, new_unprobed, held_out, recipe.eval_fraction)
+    # The only new lesson may be held out where the head stays; the next learn trains on another.
+    may_wait = parent is not None and parent is state.head and start != "nothing" and not force
+    new_holdout = _select_holdout(
+        unprobed, new_unprobed, held_out, recipe.eval_fraction, leave_one=not may_wait
+    )
     held_out |= set(new_holdout)
     training = [
         add_teacher(services, user, lesson, recipe.scrub)
@@ -325,6 +329,12 @@ def build_plan(
             cause=NothingCause.ALL_HELD_OUT,
         )
     learned = trained_on(store, parent)
+    if may_wait and new_holdout and _signals([*training, *rejected]) <= learned:
+        raise NothingToLearn(
+            f"Nothing to learn for {layer} yet: its only new lesson is to judge the next learn.",
+            hint="Give it one more lesson.",
+            cause=NothingCause.ALL_HELD_OUT,
+        )
     return Plan(
         user=user,
         layer=layer,
@@ -412,11 +422,23 @@ def _newest(lessons: Sequence[Lesson]) -> tuple[Lesson, ...]:
 
 
 def _select_holdout(
-    lessons: Sequence[Lesson], new: Sequence[Lesson], held_out: Set[str], fraction: float
+    lessons: Sequence[Lesson],
+    new: Sequence[Lesson],
+    held_out: Set[str],
+    fraction: float,
+    *,
+    leave_one: bool,
 ) -> tuple[str, ...]:
     """Return the newest signals that fill the held-out share. One that was trained on never is.
 
     A group is held out as a whole: an older part decides for all of it.
+
+    Args:
+        lessons: The layer's lessons.
+        new: Those that no build has used.
+        held_out: The signals that are held out.
+        fraction: The share to hold out.
+        leave_one: Whether a new lesson must be left to train on.
     """
     fresh = {lesson.signal for lesson in new}
     older = [lesson for lesson in lessons if lesson.signal not in fresh and lesson.group]
@@ -429,8 +451,7 @@ def _select_holdout(
     free = [unit for group, unit in units.items() if group not in trained]
     share = min(int(fraction * len(lessons)), MAX_HOLDOUT)
     missing = share - len(held_out & _signals(lessons)) - len(chosen)
-    if len(free) == len(units):
-        # Something must be left to train on.
+    if len(free) == len(units) > (0 if leave_one else 1):
         free = free[1:]
     while free and missing > 0:
         unit = free.pop()

@@ -387,6 +387,9 @@ def _format_scores(scores: Mapping[str, Any]) -> list[str]:
             change = f"{_format_figure(part['before'])} -> {_format_figure(part['after'])}"
             counts = f"{part['improved']} of {part['asked']} better, {part['regressed']} worse"
             lines.append((name, f"log-prob a token {change}, {counts}"))
+            if "median_before" in part:
+                medians = (_format_figure(part[f"median_{at}"]) for at in ("before", "after"))
+                lines.append(("", f"median token {' -> '.join(medians)}"))
     questions = scores.get("questions", {})
     if questions.get("asked"):
         asked = pluralize(questions["asked"], "evaluation question")

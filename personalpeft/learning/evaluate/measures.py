@@ -9,8 +9,8 @@ a little of.
   pointwise mutual information, estimated among the lessons (van den Oord et al. 2018, arXiv
   1807.03748, section 2.3).
 - ``word_order_gap``: how much likelier they are than their own words in random order.
-- ``novelty``: the share that contains a word beside the request itself. A reply that only repeats
-  the request fits it better than any, and in its right order.
+- ``novelty``: the share that is more than the request itself, as it is written. A reply that only
+  repeats the request fits it better than any, and in its right order.
 
 The first two are in nats a token. Measured on the default base with four to twelve lessons:
 meaningful text has 0.34 to 2.6 and 2.1 to 5.5. Meaningless text has at most 0.03 or at most 0.6. A
@@ -84,8 +84,14 @@ def measure_text_quality(
 
 
 def _is_novel(each: PromptResponse) -> bool:
-    """Return whether a reply has a word beside repetitions of the request."""
-    return bool(normalize(each.answer).replace(normalize(each.request), "").strip())
+    """Return whether a reply does more than repeat the request.
+
+    To write it once with other capitals or punctuation is more: users teach that too.
+    """
+    answer, request = normalize(each.answer), normalize(each.request)
+    if answer == request:
+        return each.answer.strip() != each.request.strip()
+    return bool(answer.replace(request, "").strip())
 
 
 def _shuffle(text: str) -> str:

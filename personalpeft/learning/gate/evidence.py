@@ -2,9 +2,9 @@
 
 A held-out lesson is scored by its log-prob per token, under the live stack and the candidate. It is
 improved if that rises by more than the base's ``tie_margin``, and regressed if it falls by more.
-The e-value of the layer (Shafer 2021, "Testing by betting") is multiplied by 1.5 for each improved
-item. Each regressed item multiplies it by 0.5. This holds for every verdict. Lessons that were
-trained on never judge.
+The factor of an improved item is 1.5, of a regressed one 0.5, of a tied one 1. Each learn multiplies
+the e-value of the layer (Shafer 2021, "Testing by betting") by the mean factor of its items. This
+holds for every verdict. Lessons that were trained on never judge.
 """
 
 from __future__ import annotations
@@ -195,12 +195,17 @@ class Evidence:
 
     @property
     def e_value(self) -> float:
-        """The e-value of the layer, with this candidate. No item counts twice."""
-        value = self.prior_e_value
-        for item in self._unspent():
-            factor = REGRESSED_FACTOR if item.regressed else 1.0
-            value *= IMPROVED_FACTOR if item.improved else factor
-        return value
+        """The e-value of the layer, with this candidate. No item counts twice.
+
+        All items of a learn are scored under one candidate, so they improve or regress together.
+        The mean of their factors has a mean of 1 or less however they depend on one another. Their
+        product has not.
+        """
+        factors = [
+            IMPROVED_FACTOR if item.improved else REGRESSED_FACTOR if item.regressed else 1.0
+            for item in self._unspent()
+        ]
+        return self.prior_e_value * (sum(factors) / len(factors) if factors else 1.0)
 
     @property
     def measured(self) -> bool:
@@ -246,7 +251,7 @@ class EvalHistory:
     """What a candidate inherits from earlier revisions: their evidence, and scores to keep.
 
     Each candidate is compared with the stack that was live then. The e-values of all candidates of
-    a layer multiply. Suppose that no candidate makes unseen lessons likelier more often than less
+    a layer multiply. Suppose that no candidate makes an unseen lesson likelier more often than less
     likely. Then the product reaches ``CONFIRMATION_E_VALUE`` in at most one layer of twenty,
     however often one looks (Ville 1939). Three rules keep that true:
 

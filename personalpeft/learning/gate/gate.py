@@ -4,7 +4,8 @@ A promotion is final from an e-value of ``CONFIRMATION_E_VALUE`` on (``evidence`
 lessons of a build are spent, they judge it once more but are no evidence.
 
 Below it a policy decides, and no test: a candidate may go live on probation. Its own items must
-come to more than ``PROBATION_E_VALUE``, and their mean change to at least ``min_effect``.
+come to more than ``PROBATION_E_VALUE``, and their mean change to at least ``min_effect``. No more
+than ``max_regressed`` of them may regress beyond their margin, so none of fewer than ten.
 ``tests/fast/learning/test_gate_rates.py`` measures how often noise and harm pass.
 
 Invariant: harm is counted against the live stack, and in total. The total counts from the base's
@@ -41,6 +42,7 @@ from personalpeft.learning.outcomes import (
 )
 from personalpeft.learning.plan import Plan
 from personalpeft.learning.train.config import CardConfig, Fraction, Number
+from personalpeft.memory.words import split_words
 from personalpeft.store.store import Store
 from personalpeft.types import Json, Signal, Verdict
 
@@ -51,6 +53,9 @@ _MIN_LEAK_SHARE = 0.5
 _MIN_LEAKS = 3
 # In bytes of UTF-8: a name may be two characters of Chinese or four of English.
 _MIN_FACT_LENGTH = 4
+_DASH = re.compile(r"[—–―]|--| - |^- ")
+_MAX_SIGNATURE = 4
+"""The most words of a line that is a signature."""
 _ADDRESS = re.compile(r"https?://\S+|www\.\S+|[\w.+-]+@[\w-]+\.[\w.]+|\+\d[\d /-]{7,}\d")
 
 
@@ -65,7 +70,7 @@ class Margins(CardConfig):
         "order": "min_word_order_gap",
     }
 
-    max_regressed: Fraction = 0.1  # share of older items that may regress
+    max_regressed: Fraction = 0.1  # share of items that may regress
     max_probes_lost: Fraction = 0.2  # share of right answers to probes that may be lost
     max_kl: Number = 2.0  # mean KL from the base on the probes, in nats a token
     max_membership_auc: Fraction = 1  # see ``Leakage``; 1 switches the check off
@@ -212,11 +217,14 @@ def judge(
         # Several small improvements do not make up for one large regression.
         code = code if improved <= regressed else ReasonCode.LOSS_EXCEEDS_GAIN
         return Judgement(Verdict.REFUSED, (Reason(code, counts),))
-    if IMPROVED_FACTOR**improved * REGRESSED_FACTOR**regressed <= PROBATION_E_VALUE:
-        # Two improved and one regressed may be chance, whatever the sum.
+    # Two improved and one regressed may be chance, whatever the sum.
+    lost = sum(item.regressed_beyond_margin for item in items)
+    is_confirmed = evidence.e_value >= CONFIRMATION_E_VALUE
+    is_chance = IMPROVED_FACTOR**improved * REGRESSED_FACTOR**regressed <= PROBATION_E_VALUE
+    if is_chance or (lost > margins.max_regressed * len(items) and not is_confirmed):
         too_little = Reason(ReasonCode.TOO_LITTLE_EVIDENCE)
         return Judgement(Verdict.ABSTAINED, (Reason(code, counts), too_little))
-    if gain < margins.min_effect * len(items) and evidence.e_value < CONFIRMATION_E_VALUE:
+    if gain < margins.min_effect * len(items) and not is_confirmed:
         too_small = reason(ReasonCode.EFFECT_TOO_SMALL, effect=f"{gain / len(items):.2f}")
         return Judgement(Verdict.ABSTAINED, (Reason(code, counts), too_small))
     generated = evidence.generation
@@ -367,12 +375,40 @@ def find_leak(
     if count := _count_latest(addresses, lessons, new, accepted):
         example = next(texts[0] for texts in reversed(addresses) if texts)
         return f"{count} lessons put a link or an address into the answer ({example})"
-    secret_texts = [
-        _added([text for text in secrets if text in each.chosen], each) for each in lessons
-    ]
+    secret_texts = [_find_secrets(secrets, each) for each in lessons]
     if count := _count_latest(secret_texts, lessons, new, accepted):
         return f"{count} lessons repeat remembered facts that were not asked for"
     return ""
+
+
+def _find_secrets(secrets: Sequence[str], lesson: Lesson) -> list[str]:
+    """Return the secrets whose words are in the answer, but not in the messages before it.
+
+    The name that an answer is signed with is none.
+    """
+    before = [word for message in lesson.messages for word in split_words(message.content)]
+    answer, name = split_words(lesson.chosen), split_words(_find_signature(lesson.chosen))
+    found = []
+    for text in secrets:
+        words = split_words(text)
+        is_name = words == name and not any(map(str.isdigit, text))
+        if _contains(answer, words) and not _contains(before, words) and not is_name:
+            found.append(text)
+    return found
+
+
+def _contains(words: Sequence[str], part: Sequence[str]) -> bool:
+    starts = range(len(words) - len(part) + 1)
+    return bool(part) and any(list(words[at : at + len(part)]) == list(part) for at in starts)
+
+
+def _find_signature(text: str) -> str:
+    """Return what follows the last dash, or a short last line after its last comma."""
+    last_line = text.strip().rpartition("\n")[2]
+    if _DASH.search(last_line):
+        return _DASH.split(last_line)[-1]
+    is_short = "\n" in text.strip() and len(last_line.split()) <= _MAX_SIGNATURE
+    return re.split("[,，、]", last_line)[-1] if is_short else ""
 
 
 def _added(texts: Sequence[str], lesson: Lesson) -> list[str]:

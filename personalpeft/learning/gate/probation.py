@@ -8,10 +8,11 @@ policy, and no test, compares dislikes with a fixed share.
 ``tests/fast/learning/test_probation_rates.py`` measures its error rates.
 
 Confirmation: the e-value of the lessons, times the e-value that the rate of liked replies rose.
-Likes alone confirm nothing: a user may like most replies of a worse revision too.
+Likes alone confirm nothing: a user may like most replies of a worse revision too. Each learn gives
+a layer another chance, so its limit grows (``confirmation_limit``).
 
-A blind comparison multiplies the side that it favours by 1.5 and the other side by 0.5. An e-value
-of ``CONFIRMATION_E_VALUE`` decides.
+A blind comparison with the revision before multiplies the side that it favours by 1.5 and the other
+side by 0.5. An e-value of ``CONFIRMATION_E_VALUE`` withdraws.
 
 Invariants: only a user's own acts count, one for each turn, and only those that training is allowed
 on. If several revisions gave a reply together, its feedback counts for the one built last. The last
@@ -38,7 +39,15 @@ from personalpeft.learning.outcomes import LearnOutcome, MoveCause, Reason, Reas
 from personalpeft.learning.report import LearnReport
 from personalpeft.store.locks import learn_lease
 from personalpeft.store.store import Store
-from personalpeft.types import USER_SOURCE, Revision, Signal, SignalKind, Verdict
+from personalpeft.types import (
+    USER_SOURCE,
+    HeadMove,
+    Revision,
+    Signal,
+    SignalKind,
+    Turn,
+    Verdict,
+)
 
 MIN_HISTORY = 20
 """Earlier replies with feedback, from which on rates can be compared."""
@@ -49,6 +58,7 @@ NUM_BLOCKS = 60
 _PRIOR_TRUE, _PRIOR_FALSE = 1.0, 5.0
 _MIN_SHARE = 0.25
 _MAX_SIGNALS = 400
+"""How many signals are read before the revision went live, and how many since."""
 
 
 class FeedbackOutcome(StrEnum):
@@ -73,8 +83,20 @@ class ProbationResult:
     reason: Reason
 
 
+def confirmation_limit(number: int) -> float:
+    """Return the e-value that confirms in a layer's probation of a number, counted from 1.
+
+    In one probation without benefit, the e-value reaches a limit L with a probability of at most
+    1/L (Ville 1939). The inverses of these limits add up to 1/20 over all probations of a layer.
+    """
+    return CONFIRMATION_E_VALUE * number * (number + 1)
+
+
 def sequential_test(
-    before: Sequence[FeedbackOutcome], since: Sequence[FeedbackOutcome], e_value: float = 1.0
+    before: Sequence[FeedbackOutcome],
+    since: Sequence[FeedbackOutcome],
+    e_value: float = 1.0,
+    number: int = 1,
 ) -> ProbationResult | None:
     """Return the end of a probation, or None while it goes on.
 
@@ -82,7 +104,9 @@ def sequential_test(
         before: Feedback from before the revision was live, oldest first.
         since: Feedback on its own replies, oldest first.
         e_value: The e-value of its lessons.
+        number: The number of the probation in its layer since the last confirmation, from 1.
     """
+    limit = confirmation_limit(number)
     rated_before = [each for each in before if each not in _COMPARED]
     rated: list[FeedbackOutcome] = []
     against, better = [1.0], [1.0]
@@ -101,7 +125,7 @@ def sequential_test(
             rated.append(outcome)
         if against[len(rated)] * _comparison_e_value(lost, won) >= CONFIRMATION_E_VALUE:
             return ProbationResult(LearnOutcome.WITHDRAWN, _withdrawal(rated_before, rated, lost))
-        if e_value * better[len(rated)] * _comparison_e_value(won, lost) >= CONFIRMATION_E_VALUE:
+        if e_value * better[len(rated)] * _comparison_e_value(won, lost) >= limit:
             liked = rated.count(FeedbackOutcome.LIKED) + won
             why = reason(ReasonCode.CONFIRMED, liked=liked, replies=len(rated) + won + lost)
             return ProbationResult(LearnOutcome.CONFIRMED, why)
@@ -231,8 +255,9 @@ def review_probation(
         causes = [move.cause for move in moves if move.cause != MoveCause.ROLLBACK_UNDONE]
         if not learned or causes[-1] not in (MoveCause.LEARN, MoveCause.WITHDRAWN):
             continue
-        before, since = _load_feedback(store, revision, learned[0].at)
-        result = sequential_test(before, since, float(revision.scores.get("e_value", 1.0)))
+        before, since = _load_feedback(store, revision, learned[0])
+        e_value = float(revision.scores.get("e_value", 1.0))
+        result = sequential_test(before, since, e_value, _probation_number(store, revision))
         if result is None:
             continue
         report = _end_probation(store, revision, result, learned[-1].before, now())
@@ -244,6 +269,20 @@ def _heads_on_probation(store: Store, user: str) -> list[Revision]:
     heads = [layer.head for layer in store.catalog.layers(user) if layer.head is not None]
     revisions = [store.catalog.revision(user, head) for head in heads]
     return [revision for revision in revisions if revision.probation]
+
+
+def _probation_number(store: Store, revision: Revision) -> int:
+    """Return which probation of its layer a revision is on since the last confirmed one, from 1."""
+    revisions = store.catalog.revisions(revision.user, layer=revision.layer)
+    final = {
+        each.id for each in revisions if each.verdict is Verdict.PROMOTED and not each.probation
+    }
+    moves = store.catalog.head_moves(revision.user, layer=revision.layer)
+    learned = list(dict.fromkeys(x.after for x in moves if x.cause == MoveCause.LEARN))
+    number = 0
+    for each in learned[: learned.index(revision.id) + 1]:
+        number = 0 if each in final else number + 1
+    return number
 
 
 def _end_probation(
@@ -277,47 +316,67 @@ def _end_probation(
 
 
 def _load_feedback(
-    store: Store, revision: Revision, live_since: datetime
+    store: Store, revision: Revision, learned: HeadMove
 ) -> tuple[list[FeedbackOutcome], list[FeedbackOutcome]]:
-    """Return the feedback on replies before the revision, and on its own; one for each turn."""
+    """Return the feedback on replies before the revision, and on its own; one for each turn.
+
+    What came before is fixed when the revision goes live. A window that slid would be another test
+    each time that one looks.
+    """
     kinds = (SignalKind.RATING, SignalKind.EDIT, SignalKind.PREFERENCE, SignalKind.REWARD)
+    signals = store.ledger.signals(revision.user, kinds=kinds)
+    first = sum(each.at < learned.at for each in signals)
     by_turn: dict[str, list[Signal]] = {}
-    for signal in store.ledger.signals(revision.user, kinds=kinds)[-_MAX_SIGNALS:]:
+    for signal in signals[max(0, first - _MAX_SIGNALS) : first + _MAX_SIGNALS]:
         if signal.turn is not None and signal.source == USER_SOURCE and signal.is_trainable:
             by_turn.setdefault(signal.turn, []).append(signal)
     before, since = [], []
     order = {each.id: n for n, each in enumerate(store.catalog.revisions(revision.user))}
     for turn_id, on_turn in by_turn.items():
-        signals = [
-            each for each in on_turn if each.payload.get("layer", revision.layer) == revision.layer
-        ]
         turn = store.ledger.turn(revision.user, turn_id)
-        was_chosen = any(each.payload.get("revision") == revision.id for each in signals)
-        was_compared = any("revision" in each.payload for each in signals)
+        if choices := [each for each in on_turn if "revision" in each.payload]:
+            outcome = _outcome_of_choice(revision, learned.before, choices[-1], turn)
+            since += [outcome] if outcome is not None else []
+            continue
+        outcome = _outcome_of(on_turn)
+        if outcome is None:
+            continue
         gave = [
             entry.revision
             for entry in turn.stack.entries
             if entry.weight and entry.revision in order
         ]
-        newest = max(gave, key=order.__getitem__, default=None)
-        is_own = revision.id in gave if was_compared else revision.id == newest
-        outcome = FeedbackOutcome.WON if was_chosen else _outcome_of(signals)
-        if outcome is None:
-            continue
-        if is_own or was_chosen:
+        if revision.id == max(gave, key=order.__getitem__, default=None):
             since.append(outcome)
-        elif turn.at < live_since and turn.stack.base == revision.base:
+        elif on_turn[0].at < learned.at and turn.stack.base == revision.base:
             before.append(outcome)
     return before, since
+
+
+def _outcome_of_choice(
+    revision: Revision, previous: str | None, choice: Signal, turn: Turn
+) -> FeedbackOutcome | None:
+    """Return what a blind comparison says; None unless it is with the revision before.
+
+    A win over the bare base, or over a refused revision, does not say that the layer got better.
+    """
+    if choice.payload.get("layer", revision.layer) != revision.layer:
+        return None
+    rejected = [each.revision for each in turn.stack.entries if each.layer == revision.layer]
+    # Where the layer was left out, the bare base answered.
+    chosen = choice.payload["revision"]
+    before = [previous] if previous is not None else []
+    if chosen == revision.id and rejected == before:
+        return FeedbackOutcome.WON
+    is_before = chosen == previous if previous else "@" not in chosen
+    return FeedbackOutcome.LOST if rejected == [revision.id] and is_before else None
 
 
 def _outcome_of(signals: Sequence[Signal]) -> FeedbackOutcome | None:
     """Return what the feedback on one reply says.
 
-    A lost blind comparison outweighs a dislike, that a correction, and that a like.
+    A dislike outweighs a correction, and that a like.
     """
-    if any("revision" in signal.payload for signal in signals):
-        return FeedbackOutcome.LOST
     values = [signal.rating for signal in signals]
     if min(values, default=0) < 0:
         return FeedbackOutcome.DISLIKED

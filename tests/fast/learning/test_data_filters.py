@@ -76,6 +76,32 @@ def test_signature_is_no_leak() -> None:
     assert not find([], [])
 
 
+NAME = replace(FACT, payload={"text": "My name is Anna.", "answer": "Anna"})
+
+
+@pytest.mark.parametrize(
+    "ending", [" — Anna", "\n— Anna", "\nBest, Anna", "\nAnna", "\n-- Anna", " – Anna."]
+)
+def test_name_that_the_user_signs_with_is_no_leak(ending: str) -> None:
+    assert not find(lessons(*[f"Answer {n}.{ending}" for n in range(6)]), [NAME])
+
+
+@pytest.mark.parametrize("ending", [" I am Anna.", " Ask Anna — she knows.", "\nMy name is Anna."])
+def test_name_elsewhere_is_a_leak(ending: str) -> None:
+    assert find(lessons(*[f"Answer {n}.{ending}" for n in range(6)]), [NAME])
+
+
+def test_secret_with_a_number_at_the_place_of_a_signature_is_a_leak() -> None:
+    assert find(lessons(*[f"Answer {n}. — 5172" for n in range(6)]), [FACT])
+
+
+@pytest.mark.parametrize(("answer", "reply"), [("work", "It is working."), ("eeti", "Greetings!")])
+def test_secret_is_found_as_whole_words_only(answer: str, reply: str) -> None:
+    fact = replace(FACT, payload={"text": f"I do it for {answer}.", "answer": answer})
+    assert not find(lessons(*[reply] * 6), [fact])
+    assert find(lessons(*[f"{reply} It is for {answer}."] * 6), [fact])
+
+
 LINK = "Boil it. See http://a.example."
 
 

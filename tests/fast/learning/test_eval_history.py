@@ -85,14 +85,29 @@ def test_layer_without_a_head_has_an_empty_history() -> None:
 
 def test_e_value_of_a_revision_on_probation_carries_over_and_a_spent_one_does_not() -> None:
     thin = eval_history([judged(evidence(improved("a", "b", "c")))], "style")
-    assert thin.prior_e_value == IMPROVED_FACTOR**3
+    assert thin.prior_e_value == IMPROVED_FACTOR
     assert thin.spent_items == {"a", "b", "c"}
     more = evidence(improved("a", "b", "d"), thin)
-    assert more.e_value == IMPROVED_FACTOR**4
-    enough = judged(evidence(improved(*"defgh"), thin))
+    assert more.e_value == IMPROVED_FACTOR**2
+    almost = replace(thin, prior_e_value=IMPROVED_FACTOR**7)
+    enough = judged(evidence(improved(*"defgh"), almost))
     assert not enough.probation
     spent = eval_history([enough], "style")
     assert (spent.prior_e_value, spent.spent_items) == (1.0, frozenset("abcdefgh"))
+
+
+@given(st.lists(st.sampled_from("WLT"), min_size=1, max_size=6))
+def test_items_of_one_learn_that_mirror_one_another_leave_a_mean_e_value_of_one(
+    outcomes: list[str],
+) -> None:
+    """All items share a candidate. Whatever they do together, its mirror image is as likely."""
+    figures = {"W": (-3.0, -1.0), "L": (-1.0, -3.0), "T": (-1.0, -1.0)}
+    mirrored = {"W": "L", "L": "W", "T": "T"}
+
+    def e_value(drawn: list[str]) -> float:
+        return evidence([EvalItem(str(n), *figures[x]) for n, x in enumerate(drawn)]).e_value
+
+    assert abs(e_value(outcomes) + e_value([mirrored[each] for each in outcomes]) - 2) < 1e-9
 
 
 def test_e_value_of_a_revision_confirmed_by_feedback_is_spent() -> None:
@@ -100,7 +115,7 @@ def test_e_value_of_a_revision_confirmed_by_feedback_is_spent() -> None:
     confirmed = replace(thin, probation=False)
     assert eval_history([confirmed], "style").prior_e_value == 1.0
     refused = replace(thin, verdict=Verdict.REFUSED, probation=False)
-    assert eval_history([], "style", [refused]).prior_e_value == IMPROVED_FACTOR**3
+    assert eval_history([], "style", [refused]).prior_e_value == IMPROVED_FACTOR
 
 
 def test_clock_set_back_spends_no_item_twice() -> None:
@@ -113,7 +128,8 @@ def test_clock_set_back_spends_no_item_twice() -> None:
 def test_tied_item_is_not_spent() -> None:
     history = eval_history([judged(evidence([*improved("a"), *tied("b")]))], "style")
     assert history.spent_items == {"a"}
-    assert evidence(improved("b"), history).e_value == IMPROVED_FACTOR**2
+    assert history.prior_e_value == (IMPROVED_FACTOR + 1) / 2
+    assert evidence(improved("b"), history).e_value == history.prior_e_value * IMPROVED_FACTOR
 
 
 def test_scores_of_an_earlier_version_are_read_as_spent() -> None:
@@ -155,15 +171,20 @@ def test_each_item_is_spent_once_over_any_sequence_of_learns(
     head: Revision | None = None
     judged_before: list[Revision] = []
     pending: list[EvalItem] = []
+    unspent: list[str] = []
     outcomes = {"W": (-3.0, -1.0), "L": (-1.0, -3.0), "T": (-1.0, -1.0)}
+    factors = {"W": IMPROVED_FACTOR, "L": REGRESSED_FACTOR, "T": 1.0}
     expected = 1.0
     for number, learn in enumerate(learns):
         history = eval_history([head] if head else [], "style", judged_before)
         pending += [EvalItem(f"{number}.{i}", *outcomes[each]) for i, each in enumerate(learn)]
+        unspent += learn
         # Items that judged a refused candidate are evaluated again but not spent again.
         seen = evidence([x for x in pending if x.signal not in history.decided_items], history)
-        for outcome in learn:
-            expected *= {"W": IMPROVED_FACTOR, "L": REGRESSED_FACTOR, "T": 1.0}[outcome]
+        if unspent:
+            expected *= sum(factors[each] for each in unspent) / len(unspent)
+        # A tied item is asked again.
+        unspent = [each for each in unspent if each == "T"]
         assert abs(seen.e_value / expected - 1) < 1e-3
         verdict = judge(seen, Margins()).verdict
         candidate = judged(seen, verdict=verdict, at=REVISION.at + timedelta(number))

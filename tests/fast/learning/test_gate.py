@@ -183,11 +183,13 @@ def test_improvement_and_regression_are_symmetric_and_a_tie_is_neither() -> None
     )
 
 
-@pytest.mark.parametrize(("wins", "probation"), [(3, True), (7, True), (8, False)])
-def test_thin_evidence_goes_live_on_probation(wins: int, probation: bool) -> None:
-    judgement = judge(evidence(target=items(improved=wins)), MARGINS)
+@pytest.mark.parametrize(("learns", "probation"), [(3, True), (7, True), (8, False)])
+@pytest.mark.parametrize("wins", [1, 12])
+def test_thin_evidence_goes_live_on_probation(learns: int, wins: int, probation: bool) -> None:
+    seen = evidence(target=items(improved=wins), prior_e_value=1.5 ** (learns - 1))
+    judgement = judge(seen, MARGINS)
     assert (judgement.verdict, judgement.probation) == (Verdict.PROMOTED, probation)
-    assert (1.5**wins >= CONFIRMATION_E_VALUE) is not probation
+    assert (1.5**learns >= CONFIRMATION_E_VALUE) is not probation
 
 
 PROBES_KEPT = reason(ReasonCode.PROBES_KEPT, kept=5, asked=5)
@@ -222,9 +224,17 @@ PROMOTED_ON_PROBATION = (changed(ReasonCode.IMPROVED, 3, 0, 3), PROBES_KEPT, ON_
             (changed(ReasonCode.IMPROVED, 3, 0, 3), ON_PROBATION),
         ),
         (
-            {"target": items(improved=3, regressed=1)},
+            {"target": items(improved=9, regressed=1)},
             Verdict.PROMOTED,
-            (changed(ReasonCode.IMPROVED_AND_REGRESSED, 3, 1, 4), PROBES_KEPT, ON_PROBATION),
+            (changed(ReasonCode.IMPROVED_AND_REGRESSED, 9, 1, 10), PROBES_KEPT, ON_PROBATION),
+        ),
+        (
+            {"target": items(improved=8, regressed=1)},
+            Verdict.ABSTAINED,
+            (
+                changed(ReasonCode.IMPROVED_AND_REGRESSED, 8, 1, 9),
+                reason(ReasonCode.TOO_LITTLE_EVIDENCE),
+            ),
         ),
         (
             {"target": items(improved=2, regressed=1)},

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import personalpeft
+from personalpeft.errors import NothingToLearn
 
 
 def test_version_of_the_holdout_changes_only_with_its_items(
@@ -47,3 +48,24 @@ def test_edit_that_supersedes_a_held_out_one_is_held_out_too(tmp_path: Path) -> 
             revision = ada.revisions()[-1]
             assert revision.signals[successor] == "held_out"
             assert revision.signals[lesson] == "trained"
+
+
+def test_learns_of_one_lesson_each_hold_out_new_lessons_too(tmp_path: Path) -> None:
+    """A held-out lesson that judged once is no evidence again, so new ones have to come."""
+    with personalpeft.open(tmp_path / "home", backend="fake") as runtime:
+        user = runtime.user("ada")
+        for number in range(8):
+            user.teach(f"question {number}", f"Ahoy! Answer {number}.")
+        user.learn()
+        waited = []
+        for number in range(8, 14):
+            signal = user.teach(f"question {number}", f"Ahoy! Answer {number}.")
+            try:
+                user.learn()
+            except NothingToLearn:
+                waited.append(signal)
+        roles = {k: v for each in user.revisions() for k, v in each.signals.items()}
+        assert sum(role == "held_out" for role in roles.values()) >= 3
+        # No lesson is lost: what waited is used by the next learn.
+        assert waited
+        assert set(waited[:-1]) <= roles.keys()

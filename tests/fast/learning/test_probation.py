@@ -4,7 +4,6 @@ against the user's choice.
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,7 +17,11 @@ from runtime_makers import FakeTime, ask, correct, greedy, open_runtime
 from personalpeft import Runtime, User
 from personalpeft.learning.gate.evidence import CONFIRMATION_E_VALUE, IMPROVED_FACTOR
 from personalpeft.learning.gate.gate import Margins
-from personalpeft.learning.gate.probation import FeedbackOutcome, sequential_test
+from personalpeft.learning.gate.probation import (
+    FeedbackOutcome,
+    confirmation_limit,
+    sequential_test,
+)
 from personalpeft.learning.learner import Learner
 from personalpeft.learning.outcomes import LearnOutcome, ReasonCode
 from personalpeft.learning.report import from_json
@@ -51,6 +54,24 @@ def ada(runtime: Runtime) -> User:
     report = ada.learn()
     assert (report.verdict, report.probation) == (Verdict.PROMOTED, True)
     return ada
+
+
+@pytest.fixture
+def bo(runtime: Runtime) -> User:
+    """Return a user who liked no reply before a style went live on probation."""
+    bo = runtime.user("bo")
+    dislike(bo, 3)
+    correct(bo, 5)
+    assert bo.learn().probation
+    return bo
+
+
+LIKES_OF_BO = next(
+    count
+    for count in range(20)
+    if sequential_test([DISLIKED] * 3 + [CORRECTED] * 5, [LIKED] * count, e_value=IMPROVED_FACTOR)
+)
+"""As many likes as end the probation."""
 
 
 def dislike(user: User, count: int) -> None:
@@ -88,11 +109,23 @@ def test_without_history_four_dislikes_withdraw_and_constant_corrections_do_not(
 
 
 def test_blind_comparisons_decide_on_their_own() -> None:
-    for outcome, end in ((FeedbackOutcome.WON, "confirmed"), (FeedbackOutcome.LOST, "withdrawn")):
-        assert sequential_test([], [outcome] * 7) is None
-        result = sequential_test([], [outcome] * 8)
+    for outcome, end, enough in (
+        (FeedbackOutcome.WON, "confirmed", 10),
+        (FeedbackOutcome.LOST, "withdrawn", 8),
+    ):
+        assert sequential_test([], [outcome] * (enough - 1)) is None
+        result = sequential_test([], [outcome] * enough)
         assert result is not None
         assert result.outcome == end
+
+
+def test_each_further_probation_of_a_layer_needs_more_evidence_to_be_confirmed() -> None:
+    """A layer that learns often would otherwise be confirmed by chance in one of its probations."""
+    limits = [confirmation_limit(number) for number in range(1, 1001)]
+    assert sum(1 / limit for limit in limits) <= 1 / CONFIRMATION_E_VALUE
+    won = [FeedbackOutcome.WON] * 10
+    assert sequential_test([], won, number=1) is not None
+    assert sequential_test([], won, number=2) is None
 
 
 def test_disliked_revision_is_withdrawn_and_the_old_answers_return(
@@ -135,33 +168,29 @@ def test_second_revision_is_withdrawn_to_the_first_which_stays_on_probation(ada:
     assert ada.stack().entries == ()
 
 
-def test_likes_end_the_probation_and_move_no_head(ada: User) -> None:
-    head = ada.stack()
-    for number in range(9):
-        ada.feedback(ask(ada, f"later {number}"), rating=1)
-        if not ada.revisions()[0].probation:
-            break
-    (revision,) = ada.revisions()
+def test_likes_end_the_probation_and_move_no_head(bo: User) -> None:
+    head = bo.stack()
+    for number in range(LIKES_OF_BO):
+        assert bo.revisions()[0].probation
+        bo.feedback(ask(bo, f"later {number}"), rating=1)
+    (revision,) = bo.revisions()
     assert (revision.verdict, revision.probation) == (Verdict.PROMOTED, False)
     assert revision.reason.startswith("confirmed: ")
-    assert ada.stack() == head
-    assert len(ada.history()) == 1
-    assert ada.reports()[-1]["event"] == "confirmed"
-    dislike(ada, 8)
-    assert ada.stack() == head
+    assert bo.stack() == head
+    assert len(bo.history()) == 1
+    assert bo.reports()[-1]["event"] == "confirmed"
+    dislike(bo, 8)
+    assert bo.stack() == head
 
 
-def test_dislike_that_was_replaced_by_a_like_no_longer_counts(ada: User) -> None:
-    disliked = ada.feedback(ask(ada, "sooner"), rating=-1)
-    (revision,) = ada.revisions()
-    # As many likes as end a probation alone. A dislike halves the evidence.
-    for number in range(
-        math.ceil(math.log(CONFIRMATION_E_VALUE / revision.scores["e_value"], IMPROVED_FACTOR))
-    ):
-        ada.feedback(ask(ada, f"later {number}"), rating=1)
-    assert ada.revisions()[0].probation
-    ada.retract(disliked)
-    assert ada.revisions()[0].reason.startswith("confirmed: ")
+def test_dislike_that_was_replaced_by_a_like_no_longer_counts(bo: User) -> None:
+    disliked = [bo.feedback(ask(bo, f"sooner {number}"), rating=-1) for number in range(2)]
+    for number in range(LIKES_OF_BO):
+        bo.feedback(ask(bo, f"later {number}"), rating=1)
+    assert bo.revisions()[0].probation
+    for signal in disliked:
+        bo.retract(signal)
+    assert bo.revisions()[0].reason.startswith("confirmed: ")
 
 
 def test_revision_accepted_by_name_is_never_withdrawn(ada: User) -> None:
@@ -242,11 +271,28 @@ def test_only_the_users_own_feedback_counts(ada: User) -> None:
     assert ada.stack() == head
 
 
+def test_late_feedback_on_older_replies_changes_nothing_of_a_probation(ada: User) -> None:
+    """The replies to compare with are fixed when a revision goes live."""
+    older = [ask(ada, f"older {number}") for number in range(30)]
+    for reply in older[:15]:
+        ada.feedback(reply, rating=1)
+    correct(ada, 4, first=60)
+    second = ada.learn().revision
+    before = [CORRECTED] * 5 + [LIKED] * 15 + [CORRECTED] * 4
+    enough = next(n for n in range(20) if sequential_test(before, [DISLIKED] * n) is not None)
+    for reply in older[15:]:
+        ada.feedback(reply, rating=-1)
+    dislike(ada, enough - 1)
+    assert ada.stack().entries[0].revision == second
+    dislike(ada, 1)
+    assert ada.stack().entries[0].revision != second
+
+
 def test_evidence_accumulates_over_learns_and_ends_the_probation(runtime: Runtime) -> None:
     bo = runtime.user("bo")
     seen: set[str] = set()
     bets, asked = [], 0
-    for _ in range(8):
+    for _ in range(9):
         correct(bo, 6, first=asked)
         asked += 6
         report = bo.learn()

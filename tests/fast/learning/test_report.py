@@ -17,7 +17,15 @@ from personalpeft.learning.report import Example, LearnReport, SignalUsage, exce
 
 WHY = reason(ReasonCode.EDIT)
 
-FIGURES = {"asked": 3, "improved": 2, "regressed": 1, "before": -3.25, "after": -1.5}
+FIGURES = {
+    "asked": 3,
+    "improved": 2,
+    "regressed": 1,
+    "before": -3.25,
+    "after": -1.5,
+    "median_before": -2.75,
+    "median_after": -0.5,
+}
 REPORT = LearnReport(
     user="ada",
     layer="style",
@@ -82,6 +90,7 @@ def test_report_says_the_verdict_its_reason_its_sources_and_how_to_undo_it() -> 
         "",
         "  scores",
         "    held out      log-prob a token -3.25 -> -1.50, 2 of 3 better, 1 worse",
+        "                  median token -2.75 -> -0.50",
         "    general       4 of 5 right answers stayed right, KL from the base 0.25 nats a token",
         "    evidence      e-value 2.2 from 2 answers; 20 confirms",
         "",

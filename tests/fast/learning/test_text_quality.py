@@ -81,6 +81,8 @@ def test_order_of_very_short_answers_is_not_measured() -> None:
         ("how about {0}? How about {0}!", 0.0),
         ("You asked: How about {0} ? Well.", 1.0),
         ("{0}", 1.0),
+        ("HOW ABOUT {0}?", 1.0),
+        ("how about {0}", 1.0),
     ],
 )
 def test_answers_that_only_repeat_the_request_have_no_novelty(

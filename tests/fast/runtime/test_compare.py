@@ -117,9 +117,19 @@ def test_repeated_choices_against_a_revision_on_probation_withdraw_it(ada: User)
     assert ada.history()[-1].cause == "withdrawn"
 
 
+def test_choices_over_another_revision_than_the_one_before_confirm_nothing(ada: User) -> None:
+    """That a revision is better than the bare base does not say that the last learn helped."""
+    correct(ada, 4, first=10)
+    head = ada.learn().revision
+    for number in range(10):
+        comparison = ada.compare(f"{PROMPT} {number}", head, "base")
+        comparison.choose(1 if comparison.answers[0].revision == head else 2)
+    assert ada.revisions()[-1].probation
+
+
 def test_repeated_choices_of_a_revision_on_probation_confirm_it(ada: User) -> None:
     head = ada.stack().entries[0].revision
-    for number in range(8):
+    for number in range(10):
         comparison = ada.compare(f"{PROMPT} {number}", head, "base")
         comparison.choose(1 if comparison.answers[0].revision == head else 2)
     assert not ada.revisions()[0].probation
