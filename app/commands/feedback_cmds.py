@@ -60,9 +60,11 @@ def feedback(
     Give one option. The newest feedback of a kind on a turn counts; comments add up.
     """
     texts = (edit, prefer, comment, reward)
-    if sum((up, down, editor, *(each is not None for each in texts))) != 1:
+    given = sum((up, down, editor, *(each is not None for each in texts)))
+    if given != 1:
         raise click.UsageError(
-            "Give one of --up, --down, --edit, --editor, --prefer, --comment and --reward."
+            f"Give {'only ' if given else ''}one of --up, --down, --edit, --editor, --prefer, "
+            "--comment and --reward at a time."
         )
     edit = edit if edit is None else read_argument(edit, what="edit")
     prefer = prefer if prefer is None else read_argument(prefer, what="preferred text")
@@ -103,6 +105,7 @@ def _describe_use(status: SignalStatus) -> str:
         'teach "How do I boil an egg?" "Eight minutes in boiling water."',
         'teach "Decline the invitation." - --skill email < answer.txt',
     ),
+    surplus="Put the prompt and the answer in quotation marks each.",
 )
 @click.argument("prompt")
 @click.argument("answer")
@@ -140,6 +143,7 @@ def teach(
         'remember "My dog is called Biscuit."',
         'remember "My dog is called Biscuit." --question "What is my dog called?" --answer Biscuit',
     ),
+    surplus="Put the fact in quotation marks.",
 )
 @click.argument("text")
 @click.option(

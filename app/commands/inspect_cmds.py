@@ -66,7 +66,11 @@ def stack(common: GlobalOptions) -> None:
             info(common, f"{each.layer} {_STALE[each.kind]}.")
 
 
-@command("revisions", examples=("revisions", "revisions --layer style --json"))
+@command(
+    "revisions",
+    examples=("revisions", "revisions --layer style --json"),
+    surplus="Did you mean --layer {}?",
+)
 @click.option("--layer", help="Only of this layer.  [default: all]")
 def revisions(common: GlobalOptions, layer: str | None) -> None:
     """List all revisions, the oldest first.
@@ -96,7 +100,7 @@ def revisions(common: GlobalOptions, layer: str | None) -> None:
 
 
 @command("turns", examples=("turns", "turns -n 50 --json"))
-@option("-n", "limit", type=click.IntRange(1), default=10, help="How many.")
+@option("-n", "--limit", type=click.IntRange(1), default=10, help="How many.")
 def turns(common: GlobalOptions, limit: int) -> None:
     """List the last questions and replies, the newest first.
 
@@ -193,7 +197,11 @@ class _Since(click.ParamType):
             )
 
 
-@command("report", examples=("report", "report --since 7d --json", "report --everyone"))
+@command(
+    "report",
+    examples=("report", "report --since 7d --json", "report --everyone"),
+    surplus="Did you mean --since {}?",
+)
 @option(
     "--since",
     type=_Since(),

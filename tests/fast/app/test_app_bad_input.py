@@ -6,6 +6,8 @@ import json
 import os
 import shutil
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -43,6 +45,15 @@ _LOOK_ALIKE = "\u0430da"  # Its first letter is Cyrillic.
         (["feedback", "t_nothing", "--up"], 3, "t_0"),
         (["feedback", "--up", "--user", "adda"], 3, "'ada'"),
         (["feedback", "--edit", "x", "--editor"], 2, "--editor"),
+        (["feedback", "--edit", "--up"], 2, "--edit=--up"),
+        (["feedback", "--edit", "-q"], 2, "--edit=-q"),
+        (["feedback", "--comment", "--short"], 2, "--comment=--short"),
+        (["ask", "how", "do", "I"], 2, "quotation marks"),
+        (["learn", "style"], 2, "--layer style"),
+        (["rollback", "style@1"], 2, "--to style@1"),
+        (["set-weight", "style", "-3"], 2, "-2"),
+        (["token", "make", "--user", "ada", "--worker"], 2, "--user"),
+        (["ask", "hi", "--temp", "1"], 2, "--temperature"),
         (["teach", "", "answer"], 2, "prompt"),
         (["teach", "prompt", ""], 2, "answer"),
         (["teach", "prompt", "answer", "--skill", "../x"], 2, "skill.../x"),
@@ -107,6 +118,26 @@ def test_a_mistyped_turn_id_suggests_the_nearest(corrected: Shell) -> None:
     result = corrected.run("feedback", turn[:-1] + "u", "--up")
     assert result.exit_code == 3
     assert turn in result.stderr
+
+
+def test_options_are_texts_only_after_an_equals_sign(corrected: Shell) -> None:
+    assert corrected.run("feedback", "--comment=--short").exit_code == 0
+    assert json.loads(corrected.run("memory", "--json").stdout)["items"][0]["text"] == "--short"
+
+
+def test_a_full_disk_behind_stdout_is_no_bug(corrected: Shell) -> None:
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("there is no /dev/full")
+    with full.open("wb") as stdout:
+        ran = subprocess.run(
+            [sys.executable, "-c", "from personalpeft_app.cli import main; main()", "turns"],
+            env={**os.environ, **corrected.environment},
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+            check=False,
+        )
+    assert (ran.returncode, b"Traceback" in ran.stderr) == (7, False)
 
 
 def test_an_unchanged_edit_is_refused(corrected: Shell) -> None:
