@@ -45,7 +45,16 @@ class GlobalOptions:
         """
         if self.user is not None:
             return self.user
-        return os.environ.get(USER) or _login_name() or "me"
+        named = os.environ.get(USER)
+        if not named:
+            return _login_name() or "me"
+        from personalpeft.errors import InvalidId
+        from personalpeft.ids import check_user_id
+
+        try:
+            return check_user_id(named)
+        except InvalidId as error:
+            raise InvalidId(f"{USER} is set: {error.message}", hint=error.hint) from error
 
     def base_name(self) -> str:
         """Return ``--base``, else PERSONALPEFT_BASE, else the default."""

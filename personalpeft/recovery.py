@@ -155,7 +155,9 @@ def restore(
     with map_home_errors(home):
         if exists:
             # Only asked for: the lock's file moves with the home.
-            lock = Lock(home / "write.lock", home=home, what=f"The home {home}", now=clock.now)
+            lock = Lock(
+                home / "write.lock", home=home, what=f"The home {home} is held", now=clock.now
+            )
             with lock.acquire(0.0):
                 pass
             replaced = replace_home(part, home)

@@ -173,10 +173,13 @@ def remember(
     answer = answer if answer is None else check_item_text(answer, what="answer")
     with session.open_user(common, "make") as user:
         trains = not no_train and user.summary().training
+        known = next((item.id for item in user.items() if item.text == text), None)
         signal = user.remember(text, questions=questions, answer=answer, train=train_of(no_train))
     emit(common, {"signal": signal, "user": user.id}, signal)
     learned = ", and the next learn trains on it" if answer and trains else ""
     info(common, f"Stored. It applies from the next question on{learned}.")
+    if known is not None:
+        info(common, f"It was known already, as {known}. To have it once: memory remove {known}")
 
 
 @command("set-training", examples=("set-training off", "set-training on"))
@@ -210,7 +213,7 @@ def set_training(common: GlobalOptions, state: str) -> None:
 def retract(common: GlobalOptions, signals: tuple[str, ...], training_only: bool) -> None:
     """Retract feedback: a thumb, an edit, a rule, a fact.
 
-    ID is what feedback printed and lessons lists, or its beginning. Either all of several are
+    ID is what feedback printed and lessons lists, its beginning, or "last". Either all of several are
     retracted or none. Prints the full ids.
 
     The next learn builds layers without it; personalpeft stack lists these. Feedback that it

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from personalpeft.errors import ERROR_CODES, Cancelled
+from personalpeft.learning.outcomes import MoveCause
 from personalpeft.types import Scope
 from personalpeft_app import session
 from personalpeft_app.interrupts import interruptible
@@ -198,7 +199,13 @@ def rollback(common: GlobalOptions, layer: str, to: str | None) -> None:
     with session.open_user(common, "change", display) as user, display:
         move = user.rollback(layer, "previous" if to is None else None if to == BASE else to)
     emit(common, move, move.after or BASE)
-    info(common, f"{layer}: {move.before or 'the bare base'} -> {move.after or 'the bare base'}")
+    before, after = (each or "the bare base" for each in (move.before, move.after))
+    if before == after:
+        info(common, f"{layer}: {after} was live already.")
+        return
+    info(common, f"{layer}: {before} -> {after}")
+    if move.cause == MoveCause.ROLLBACK_UNDONE:
+        info(common, f"This undid your last rollback. Without any: rollback {layer} --to {BASE}")
 
 
 @command(

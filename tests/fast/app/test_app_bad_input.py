@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from app_makers import Shell
+from app_makers import Shell, lines
 
 from personalpeft.base_models.types import Base
 
@@ -31,6 +31,7 @@ _LOOK_ALIKE = "\u0430da"  # Its first letter is Cyrillic.
         (["ask", "hi", "--max-tokens", "0"], 2, "0"),
         (["ask", "hi", "--bare", "--layer", "style"], 2, "--bare"),
         (["ask", "hi", "--user", "../ada"], 2, "user id"),
+        (["ask", "hi", "--user", "Ada Lovelace"], 2, "'ada-lovelace'"),
         (["ask", "hi", "--user", "a..b"], 2, "user id"),
         (["ask", "hi", "--user", "a/b"], 2, "user id"),
         (["ask", "hi", "--user", _LOOK_ALIKE], 2, "\\u0430da"),
@@ -89,6 +90,9 @@ _LOOK_ALIKE = "\u0430da"  # Its first letter is Cyrillic.
         (["import", "/nowhere/at/all"], 2, "/nowhere/at/all"),
         (["import-peft", "/nowhere/at/all"], 2, "/nowhere/at/all"),
         (["forget", "s_nothing", "--yes"], 3, "s_nothing"),
+        (["forget", "s_nothing"], 3, "s_nothing"),
+        (["forget-user", "nobody"], 3, "nobody"),
+        (["export", "/"], 2, "folder"),
         (["forget", "style@1", "--yes"], 2, "style@1"),
         (["path", "hoem"], 2, "hoem"),
         (["sack"], 2, "'stack'"),
@@ -123,6 +127,35 @@ def test_a_mistyped_turn_id_suggests_the_nearest(corrected: Shell) -> None:
 def test_options_are_texts_only_after_an_equals_sign(corrected: Shell) -> None:
     assert corrected.run("feedback", "--comment=--short").exit_code == 0
     assert json.loads(corrected.run("memory", "--json").stdout)["items"][0]["text"] == "--short"
+
+
+def test_the_variable_of_an_invalid_user_is_named(shell: Shell) -> None:
+    result = shell.run("remember", "x", PERSONALPEFT_USER="Ada")
+    assert result.exit_code == 2
+    assert "PERSONALPEFT_USER" in result.stderr
+    assert not shell.home.exists()
+
+
+@pytest.mark.parametrize("table", ["[gate]\n", "[demon]\n", "[daemon]\nidel = 1\n"])
+def test_doctor_reports_unknown_settings(shell: Shell, table: str) -> None:
+    shell.run("ask", "hello")
+    (shell.home / "config.toml").write_text(table)
+    result = shell.run("doctor", "--json")
+    wrong = [check["name"] for check in json.loads(result.stdout)["checks"] if not check["ok"]]
+    assert (result.exit_code, wrong) == (2, ["config.toml"])
+    assert shell.run("daemon", "run-once").exit_code == 2
+
+
+def test_last_names_the_newest_feedback_and_the_newest_item(shell: Shell) -> None:
+    first, second = (
+        lines(shell.run("remember", text).stdout)[0] for text in ("I like tea.", "I have a dog.")
+    )
+    shell.run("ask", "hello")
+    thumb = lines(shell.run("feedback", "--up").stdout)[0]
+    assert json.loads(shell.run("memory", "remove", "last", "--json").stdout)["removed"] == second
+    assert lines(shell.run("retract", "last").stdout) == [thumb]
+    assert shell.run("memory", "edit", "last", "I like coffee.").exit_code == 0
+    assert first not in shell.run("memory").stdout
 
 
 def test_a_full_disk_behind_stdout_is_no_bug(corrected: Shell) -> None:
