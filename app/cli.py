@@ -61,7 +61,14 @@ from personalpeft_app.commands.maintenance import (
 )
 from personalpeft_app.commands.models import models
 from personalpeft_app.commands.serve import serve, token
-from personalpeft_app.error_output import STOPPED, USAGE, error_boundary, print_error
+from personalpeft_app.error_output import (
+    STOPPED,
+    USAGE,
+    error_boundary,
+    is_full,
+    print_error,
+    report_full,
+)
 from personalpeft_app.options import PROGRAM, GlobalOptions, Group, global_options
 
 PLUGIN_COMMANDS_TITLE = "Of installed plugins"
@@ -80,6 +87,10 @@ class Cli(Group):
             # A terminal without a character shows it as an escape.
             if hasattr(stream, "reconfigure"):
                 stream.reconfigure(errors="backslashreplace")
+        if arguments[:1] == ["help"]:
+            arguments = [*arguments[1:], "--help"]
+        elif arguments[:1] == ["version"]:
+            arguments = ["--version"]
         extra = {**extra, "prog_name": PROGRAM, "standalone_mode": False}
         as_data = "--json" in arguments
         try:
@@ -96,6 +107,10 @@ class Cli(Group):
             code = print_error(
                 error.format_message(), "", kind="Usage", code=error.exit_code, as_data=as_data
             )
+        except OSError as error:
+            if not is_full(error):
+                raise
+            code = report_full(error, as_data=as_data)
         except click.Abort:
             code = print_error("Stopped.", "", kind="Cancelled", code=STOPPED, as_data=as_data)
         sys.exit(code if isinstance(code, int) else 0)
@@ -142,7 +157,7 @@ class Cli(Group):
     ),
     renamed={"weigh": "set-weight"},
 )
-@click.version_option(None, "--version", package_name=PROGRAM, message="%(prog)s %(version)s")
+@click.version_option(None, "--version", "-V", package_name=PROGRAM, message="%(prog)s %(version)s")
 @global_options
 def cli() -> None:
     """A personal model: ask it, correct it, let it learn from that, and undo what you do not like.

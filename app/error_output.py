@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -10,7 +11,13 @@ from pathlib import Path
 
 import click
 
-from personalpeft.errors import PersonalPeftError, format_origin, get_error_codes, get_error_type
+from personalpeft.errors import (
+    HomeError,
+    PersonalPeftError,
+    format_origin,
+    get_error_codes,
+    get_error_type,
+)
 from personalpeft.extras import extra_required
 from personalpeft_app.options import GlobalOptions
 from personalpeft_app.output import apply_style, format_json, printable
@@ -19,6 +26,7 @@ USAGE = 2
 BUG = 70
 STOPPED = 130
 BROKEN_PIPE = 141
+_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 # The innermost lines of code, which show where a bug is.
 _ORIGIN_LINES = 8
 
@@ -33,9 +41,7 @@ def error_boundary(common: Callable[[], GlobalOptions]) -> Iterator[None]:
     except PersonalPeftError as error:
         raise click.exceptions.Exit(report_error(error, as_data=common().json)) from error
     except BrokenPipeError as error:
-        # The reader has gone. The interpreter would fail again to flush the rest when it ends.
-        with Path(os.devnull).open("w") as nowhere:
-            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        _discard_stdout()
         raise click.exceptions.Exit(BROKEN_PIPE) from error
     except KeyboardInterrupt as error:
         print_error("Stopped.", "", kind="Cancelled", code=STOPPED, as_data=common().json)
@@ -43,9 +49,33 @@ def error_boundary(common: Callable[[], GlobalOptions]) -> Iterator[None]:
     except (click.ClickException, click.exceptions.Exit, click.Abort):
         raise
     except Exception as bug:  # The one place that must let nothing pass.
+        if is_full(bug):
+            raise click.exceptions.Exit(report_full(bug, as_data=common().json)) from bug
         shown = wrap_bug(bug)
         code = print_error(shown.message, shown.hint, kind="Bug", code=BUG, as_data=common().json)
         raise click.exceptions.Exit(code) from bug
+
+
+def is_full(error: Exception) -> bool:
+    """Return whether a disk was full, or a file grew too large for it."""
+    return isinstance(error, OSError) and error.errno in _FULL
+
+
+def report_full(error: Exception, *, as_data: bool) -> int:
+    """Report that nothing more can be written, perhaps not to stdout. Return the exit code."""
+    _discard_stdout()
+    return report_error(
+        HomeError(
+            f"Nothing more could be written: {error}.", hint="Free some space, and run it again."
+        ),
+        as_data=as_data,
+    )
+
+
+def _discard_stdout() -> None:
+    """Discard what stdout still holds: when it ends, the interpreter would fail again."""
+    with Path(os.devnull).open("w") as nowhere:
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 def report_error(error: PersonalPeftError, *, as_data: bool) -> int:

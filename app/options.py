@@ -5,7 +5,10 @@ Imports nothing but click, so that help is shown at once.
 
 from __future__ import annotations
 
+import difflib
 import os
+import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +21,8 @@ import personalpeft
 PROGRAM = "personalpeft"
 USER = "PERSONALPEFT_USER"
 BASE = "PERSONALPEFT_BASE"
+
+_NEGATIVE_NUMBER = re.compile(r"-\d[\d.e]*")
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Decorator: TypeAlias = Callable[[Callable[..., Any]], click.Command]
@@ -40,7 +45,16 @@ class GlobalOptions:
         """
         if self.user is not None:
             return self.user
-        return os.environ.get(USER) or _login_name() or "me"
+        named = os.environ.get(USER)
+        if not named:
+            return _login_name() or "me"
+        from personalpeft.errors import InvalidId
+        from personalpeft.ids import check_user_id
+
+        try:
+            return check_user_id(named)
+        except InvalidId as error:
+            raise InvalidId(f"{USER} is set: {error.message}", hint=error.hint) from error
 
     def base_name(self) -> str:
         """Return ``--base``, else PERSONALPEFT_BASE, else the default."""
@@ -90,6 +104,60 @@ class _Help(click.Command):
         click.echo(f"{name} is now called {new}; the next release drops the old name.", err=True)
         return new + equals + value
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, self._check_option_values(ctx, args))
+        except click.NoSuchOption as error:
+            near = self._options_near(ctx, error.option_name)
+            hint = f" Did you mean {' or '.join(near)}?" if near else ""
+            raise click.UsageError(error.message + hint, ctx) from None
+
+    def _check_option_values(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Return the arguments, with negative numbers marked as no options.
+
+        Raises ``click.UsageError`` for an option in place of another option's value.
+        """
+        options = self._options(ctx)
+        parsed, positional = [], []
+        rest = list(args)
+        while rest:
+            argument = rest.pop(0)
+            option = options.get(argument)
+            if argument == "--" or (option is None and not ctx.allow_interspersed_args):
+                rest.insert(0, argument)
+                break
+            if _NEGATIVE_NUMBER.fullmatch(argument) or not argument.startswith("-"):
+                positional.append(argument)
+                continue
+            parsed.append(argument)
+            if option is None or option.is_flag or option.count or not rest:
+                continue
+            if rest[0] in options or rest[0].startswith("--"):
+                raise click.UsageError(
+                    f"{argument} needs a value, and {rest[0]} follows. To give it as the value: "
+                    f"{argument}={rest[0]}",
+                    ctx,
+                )
+            parsed.append(rest.pop(0))
+        if not any(map(_NEGATIVE_NUMBER.fullmatch, positional)):
+            return args
+        return [*parsed, "--", *positional, *(rest[1:] if rest[:1] == ["--"] else rest)]
+
+    def _options(self, ctx: click.Context) -> dict[str, click.Option]:
+        return {
+            name: option
+            for option in self.get_params(ctx)
+            if isinstance(option, click.Option)
+            for name in (*option.opts, *option.secondary_opts)
+        }
+
+    def _options_near(self, ctx: click.Context, wrong: str) -> list[str]:
+        """Return the options that a wrong one begins or resembles, without regard to the dashes."""
+        names = {name.lstrip("-"): name for name in self._options(ctx) if name.startswith("--")}
+        wanted = wrong.lstrip("-")
+        begun = [name for name in names if name.startswith(wanted)]
+        return [names[name] for name in begun or difflib.get_close_matches(wanted, names, n=1)]
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         own: list[tuple[str, str]] = []
         common: list[tuple[str, str]] = []
@@ -112,10 +180,25 @@ class _Help(click.Command):
 
 
 class Command(_Help):
-    """A command of the program."""
+    """A command of the program.
+
+    Args:
+        surplus: What to do instead of an argument too many; "{}" stands for the argument.
+    """
+
+    # So that this class reports those that are too many.
+    allow_extra_args = True
+
+    def __init__(self, *args: Any, surplus: str = "", **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.surplus = surplus
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, [self.current_name(each) for each in args])
+        left = super().parse_args(ctx, [self.current_name(each) for each in args])
+        if left and not ctx.resilient_parsing:
+            hint = self.surplus and f" {self.surplus.format(shlex.quote(left[0]))}"
+            raise click.UsageError(f"Got {left[0]!a}, which is an argument too many.{hint}", ctx)
+        return left
 
 
 class Group(_Help, click.Group):
@@ -193,13 +276,17 @@ def global_options(function: Function) -> Function:
 
 
 def command(
-    name: str, *, examples: Sequence[str], renamed: Mapping[str, str] | None = None
+    name: str,
+    *,
+    examples: Sequence[str],
+    renamed: Mapping[str, str] | None = None,
+    surplus: str = "",
 ) -> Decorator:
     """Make a command of a function whose first argument is the global options."""
 
     def decorate(function: Callable[..., Any]) -> click.Command:
         result: click.Command = click.command(
-            name, cls=Command, examples=examples, renamed=renamed
+            name, cls=Command, examples=examples, renamed=renamed, surplus=surplus
         )(global_options(click.pass_obj(function)))
         return result
 

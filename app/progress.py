@@ -78,9 +78,10 @@ class Display:
     def _draw(self, bar: Progress, task: TaskID, new: bool) -> None:
         if new:
             bar.reset(task)
-        # Without any progress the duration is unknown, and the bar pulses.
+        # Without any progress the duration is unknown: the bar pulses, without a share.
         bar.update(
             task,
+            share=f"{self._done:.0%}" if self._done > 0 else "",
             description=self._stage,
             completed=self._done,
             total=1.0 if self._done > 0 else None,
@@ -98,10 +99,10 @@ class Display:
                 SpinnerColumn(),
                 TextColumn("{task.description}", markup=False),
                 BarColumn(bar_width=30),
-                TextColumn("{task.percentage:>3.0f}%"),
+                TextColumn("{task.fields[share]:>4}"),
                 TimeElapsedColumn(),
             )
             self._bar = Progress(*columns, console=console, transient=True)
-            self._task = self._bar.add_task(self._stage, total=None)
+            self._task = self._bar.add_task(self._stage, total=None, share="")
             self._draw(self._bar, self._task, False)
             self._bar.start()

@@ -25,6 +25,18 @@ def read_argument(text: str | None, *, what: str) -> str:
         ) from error
 
 
+def has_unread_stdin() -> bool:
+    """Return whether a pipe or a file on stdin holds text that nothing has read. Reads nothing."""
+    try:
+        import fcntl
+        import termios
+
+        waiting = fcntl.ioctl(sys.stdin.fileno(), termios.FIONREAD, bytes(4))
+    except (ImportError, OSError, ValueError):
+        return False
+    return not sys.stdin.isatty() and any(waiting)
+
+
 def open_editor(text: str) -> str:
     """Return the text after editing. Raises ``InvalidInput`` if it was not saved."""
     after = click.edit(text, require_save=True, extension=".txt")

@@ -124,6 +124,8 @@ def new_file(target: Path) -> Iterator[IO[bytes]]:
 
     Raises ``InvalidInput`` if the target exists or cannot be written.
     """
+    if target.is_dir():
+        raise InvalidInput(f"{target} is a folder.", hint="Name a new file in it.")
     if target.exists() or target.is_symlink():
         raise InvalidInput(
             f"{target} already exists.", hint="Choose another name, or move it away."

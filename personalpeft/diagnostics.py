@@ -78,7 +78,13 @@ def run_checks(
     return tuple(_without_repeats(checks.run(load=load)))
 
 
-def _check(name: str, check: Callable[[], str]) -> CheckResult:
+def run_check(name: str, check: Callable[[], str]) -> CheckResult:
+    """Run one check.
+
+    Args:
+        name: What it checks.
+        check: Returns what it found, or raises a ``PersonalPeftError``.
+    """
     try:
         return CheckResult(name, check())
     except PersonalPeftError as error:
@@ -121,28 +127,28 @@ class _Checks:
         system = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
         yield CheckResult("python", system)
         for package in _PACKAGES:
-            yield _check(package, partial(_check_package, package))
+            yield run_check(package, partial(_check_package, package))
         if self._backend == "llamacpp":
-            yield _check("llama-cpp-python", partial(_check_package, "llama-cpp-python"))
+            yield run_check("llama-cpp-python", partial(_check_package, "llama-cpp-python"))
         yield CheckResult("extras", _describe_extras())
-        yield _check("sqlite", _check_sqlite)
+        yield run_check("sqlite", _check_sqlite)
         if self._backend != "fake":
             # Before what depends on it, whose failures are then the same.
-            yield _check("base", self._check_base)
-            yield _check("backend", lambda: str(self._choice))
+            yield run_check("base", self._check_base)
+            yield run_check("backend", lambda: str(self._choice))
             self._progress("Checking the processor", 0.0)
-            yield _check("device", self._check_device)
-        yield _check("home", self._check_home)
+            yield run_check("device", self._check_device)
+        yield run_check("home", self._check_home)
         if self._backend != "fake":
-            yield _check("serve", self._check_serve)
-            yield _check("learning", self._check_learning)
-        yield _check("cache", self._check_cache)
+            yield run_check("serve", self._check_serve)
+            yield run_check("learning", self._check_learning)
+        yield run_check("cache", self._check_cache)
         if self._backend != "fake":
-            yield _check("retrieval model", _check_retrieval_model)
+            yield run_check("retrieval model", _check_retrieval_model)
         if load:
             yield from self._load_model()
-        yield _check("disk of the home", lambda: _check_disk(self._settings.home))
-        yield _check("disk of the cache", lambda: _check_disk(self._settings.cache))
+        yield run_check("disk of the home", lambda: _check_disk(self._settings.home))
+        yield run_check("disk of the cache", lambda: _check_disk(self._settings.cache))
 
     def _card(self) -> ModelCard:
         return find_card(self._base, cards=[self._settings.home / "models"])
@@ -266,7 +272,7 @@ class _Checks:
                     description = engine.backend.description
                     yield CheckResult("model", f"{description}, base {runtime.base().digest[:12]}")
                     self._progress("Comparing replies in different batches", 0.0)
-                    yield _check("batch invariance", lambda: _check_batch_invariance(engine))
+                    yield run_check("batch invariance", lambda: _check_batch_invariance(engine))
             except PersonalPeftError as error:
                 code = get_error_codes(error).exit_code
                 yield CheckResult("model", error.message, False, error.hint, code)

@@ -159,7 +159,7 @@ class ForgetUserReport:
                 (self.turns, "turn"),
                 (self.signals, "signal"),
                 (self.revisions, "revision"),
-                (self.api_keys, "API key"),
+                (self.api_keys, "token"),
             )
         )
         if self.dry_run:

@@ -247,13 +247,16 @@ def map_write_errors(path: Path, *, hint: str = "Choose another place.") -> Iter
         ) from error
 
 
-def suggest_nearest(wanted: str, known: Iterable[str], *, what: str) -> str:
+def suggest_nearest(
+    wanted: str, known: Iterable[str], *, what: str, newest_first: bool = False
+) -> str:
     """Return a hint with the known name that is closest to a wrong one, or with some of them.
 
     Args:
         wanted: The wrong name.
         known: The names that exist.
         what: What they name, as in "user".
+        newest_first: Whether they are ids, which sort by time.
     """
     names = list(known)
     begun = sorted((name for name in names if wanted and name.startswith(wanted)), key=len)
@@ -262,5 +265,5 @@ def suggest_nearest(wanted: str, known: Iterable[str], *, what: str) -> str:
         return f"Did you mean {close[0]!r}?"
     if not names:
         return f"There is no {what} yet."
-    shown = ", ".join(sorted(names)[:5])
+    shown = ", ".join(sorted(names, reverse=newest_first)[:5])
     return f"Known: {shown}{', …' if len(names) > 5 else ''}."

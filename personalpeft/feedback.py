@@ -14,7 +14,7 @@ from personalpeft.chat.implicit_feedback import IMPLICIT_RATINGS
 from personalpeft.chat.reply import Reply, resolve_turn
 from personalpeft.chat.validation import check_prompt, check_text
 from personalpeft.errors import InvalidInput, NotFound, PersonalPeftError
-from personalpeft.ids import check_skill_name, check_source
+from personalpeft.ids import LAST, check_skill_name, check_source
 from personalpeft.learning.gate.probation import review_probation_with_lease
 from personalpeft.memory.items import check_fact_questions, check_item_text
 from personalpeft.services import Services
@@ -157,8 +157,9 @@ def retract(
     if not ids:
         raise InvalidInput("No signal was named.", hint="Give the id of a signal.")
     ledger = services.store.ledger
+    current = [signal.id for signal in ledger.signals(user)]
+    ids = [current[-1] if each == LAST and current else each for each in ids]
     signals = {signal.id: signal for signal in (ledger.signal(user, each) for each in ids)}
-    current = {signal.id for signal in ledger.signals(user)}
     for signal in signals.values():
         if signal.id not in current:
             raise _not_current(ledger, user, signal.id, current)

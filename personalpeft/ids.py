@@ -15,15 +15,21 @@ SOURCE = re.compile(r"[a-z][a-z0-9._-]{0,31}")
 # Chat templates put the name between quotation marks without escaping it.
 TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
+LAST = "last"
+"""Stands for the id of the newest."""
+
 _CROCKFORD = "0123456789abcdefghjkmnpqrstvwxyz"
 
 
 def check_user_id(value: str) -> str:
     """Return a valid user id, or raise ``InvalidId``. It is usable as file name and URL part."""
     if not isinstance(value, str) or USER_ID.fullmatch(value) is None or ".." in value:
+        near = re.sub(r"\s+", "-", value.strip().lower()) if isinstance(value, str) else ""
         raise InvalidId(
             f"A user id must be 1 to 64 of a-z, 0-9, '.', '_' and '-', got {value!a:.80}.",
-            hint="Start it with a letter or digit, and leave out '..'.",
+            hint=f"Did you mean {near!r}?"
+            if USER_ID.fullmatch(near) and ".." not in near
+            else "Start it with a letter or digit, and leave out '..'.",
         )
     return value
 

@@ -173,7 +173,7 @@ def _check_unused(home: Path, keys: HomeKeys | None, clock: Clock) -> None:
 
     This is only asked, and nothing is held: the files move with the home.
     """
-    lock = Lock(home / "write.lock", home=home, what=f"The home {home}", now=clock.now)
+    lock = Lock(home / "write.lock", home=home, what=f"The home {home} is held", now=clock.now)
     with lock.acquire(0.0), suppress(Damaged, HomeError), map_home_errors(home):
         open_alone(home / DATABASE, keys.database if keys else None).close()
 

@@ -50,7 +50,7 @@ from personalpeft.chat.validation import (
 from personalpeft.deprecation import RenamedAttributes, accept_renamed_arguments
 from personalpeft.erasure import ForgetReport
 from personalpeft.errors import InvalidInput
-from personalpeft.ids import check_layer_name, check_skill_name
+from personalpeft.ids import LAST, check_layer_name, check_skill_name
 from personalpeft.learning.activity_summary import ActivitySummary, summarize_activity
 from personalpeft.learning.gate.probation import review_probation_with_lease
 from personalpeft.learning.learner import Learner
@@ -426,6 +426,8 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
         ``training_only`` withdraws the consent to train, and nothing else: facts and rules stay in
         the prompt. To give it again, give the signal again.
 
+        "last" is the newest signal that counts.
+
         Raises ``NotFound``, also for a signal that is superseded or retracted, ``Forgotten``,
         ``InvalidInput``.
         """
@@ -448,7 +450,7 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
         The new text may be trained on if the old one may, and the runtime's setting allows it.
 
         Args:
-            item_id: Id of the rule or fact.
+            item_id: Id of the rule or fact, or "last" for the newest.
             text: The new text.
             questions: For a fact, its questions. None drops the old ones, or keeps them if an
                 ``answer`` is given.
@@ -495,7 +497,7 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
     ) -> LearnReport:
         """Build a candidate from new signals, judge it, and make it live if the gate promotes it.
 
-        A refusal is a report, not an error. An interrupted learn is resumed by the next one. Layers
+        A refusal is a report, not an error, also one for too few lessons. An interrupted learn is resumed by the next one. Layers
         above a changed one are judged again, and rebuilt if they no longer hold.
 
         Args:
@@ -770,7 +772,7 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
             HomeError: The home cannot be written.
             MissingPackage: A certificate needs the package cryptography.
         """
-        item_id = item if isinstance(item, str) and item != "last" else self.turn(item).id
+        item_id = item if isinstance(item, str) and item != LAST else self.turn(item).id
 
         def rebuild_again(revision: str) -> Mapping[str, str | None]:
             report = self.check_rebuild(revision, progress=progress, cancelled=cancelled)

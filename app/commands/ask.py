@@ -12,7 +12,7 @@ from personalpeft_app.interrupts import interruptible
 from personalpeft_app.options import GlobalOptions, command, option
 from personalpeft_app.output import emit, info, write
 from personalpeft_app.progress import Display
-from personalpeft_app.text_input import read_argument
+from personalpeft_app.text_input import STDIN, has_unread_stdin, read_argument
 
 if TYPE_CHECKING:
     from personalpeft import Reply, User
@@ -52,6 +52,7 @@ def print_reply(
         "ask - --max-tokens 100 < question.txt",
         'ask --bare --json "How do I boil an egg?"',
     ),
+    surplus="Put the prompt in quotation marks.",
 )
 @click.argument("prompt", required=False)
 @click.option(
@@ -108,6 +109,9 @@ def ask(
     check_prompt(text)
     display = Display(common)
     with session.open_user(common, "make", display) as user:
+        # A loop that reads its prompts from stdin keeps it, so it is not appended.
+        if prompt not in (None, STDIN) and has_unread_stdin():
+            info(common, "The text on stdin is not read. To ask about it, put it into the prompt.")
         reply = print_reply(
             user,
             text,

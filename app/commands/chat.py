@@ -127,7 +127,11 @@ class PlainChat:
         info(self.common, "A new conversation.")
 
 
-@command("chat", examples=("chat", "chat --user ada"))
+@command(
+    "chat",
+    examples=("chat", "chat --user ada"),
+    surplus="To ask one question: personalpeft ask {}",
+)
 @no_train_option("Feedback in this chat must not be trained on.")
 def chat(common: GlobalOptions, no_train: bool) -> None:
     """Chat in plain lines, in one conversation.

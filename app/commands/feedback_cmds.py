@@ -60,9 +60,11 @@ def feedback(
     Give one option. The newest feedback of a kind on a turn counts; comments add up.
     """
     texts = (edit, prefer, comment, reward)
-    if sum((up, down, editor, *(each is not None for each in texts))) != 1:
+    given = sum((up, down, editor, *(each is not None for each in texts)))
+    if given != 1:
         raise click.UsageError(
-            "Give one of --up, --down, --edit, --editor, --prefer, --comment and --reward."
+            f"Give {'only ' if given else ''}one of --up, --down, --edit, --editor, --prefer, "
+            "--comment and --reward at a time."
         )
     edit = edit if edit is None else read_argument(edit, what="edit")
     prefer = prefer if prefer is None else read_argument(prefer, what="preferred text")
@@ -103,6 +105,7 @@ def _describe_use(status: SignalStatus) -> str:
         'teach "How do I boil an egg?" "Eight minutes in boiling water."',
         'teach "Decline the invitation." - --skill email < answer.txt',
     ),
+    surplus="Put the prompt and the answer in quotation marks each.",
 )
 @click.argument("prompt")
 @click.argument("answer")
@@ -140,6 +143,7 @@ def teach(
         'remember "My dog is called Biscuit."',
         'remember "My dog is called Biscuit." --question "What is my dog called?" --answer Biscuit',
     ),
+    surplus="Put the fact in quotation marks.",
 )
 @click.argument("text")
 @click.option(
@@ -169,10 +173,13 @@ def remember(
     answer = answer if answer is None else check_item_text(answer, what="answer")
     with session.open_user(common, "make") as user:
         trains = not no_train and user.summary().training
+        known = next((item.id for item in user.items() if item.text == text), None)
         signal = user.remember(text, questions=questions, answer=answer, train=train_of(no_train))
     emit(common, {"signal": signal, "user": user.id}, signal)
     learned = ", and the next learn trains on it" if answer and trains else ""
     info(common, f"Stored. It applies from the next question on{learned}.")
+    if known is not None:
+        info(common, f"It was known already, as {known}. To have it once: memory remove {known}")
 
 
 @command("set-training", examples=("set-training off", "set-training on"))
@@ -206,7 +213,7 @@ def set_training(common: GlobalOptions, state: str) -> None:
 def retract(common: GlobalOptions, signals: tuple[str, ...], training_only: bool) -> None:
     """Retract feedback: a thumb, an edit, a rule, a fact.
 
-    ID is what feedback printed and lessons lists, or its beginning. Either all of several are
+    ID is what feedback printed and lessons lists, its beginning, or "last". Either all of several are
     retracted or none. Prints the full ids.
 
     The next learn builds layers without it; personalpeft stack lists these. Feedback that it

@@ -77,8 +77,8 @@ def forget(
     display = Display(common)
     with session.open_user(common, "read" if dry_run else "change", display) as user:
         if not (dry_run or yes):
-            _check_can_ask(common)
             preview = user.forget(item, conversation=conversation, dry_run=True)
+            _check_can_ask(common)
             click.echo(str(preview), err=True)
             click.confirm("Forget this for good?", abort=True, err=True)
 
@@ -118,8 +118,9 @@ def forget_user(
     display = Display(common)
     with session.open_runtime(common, "read" if dry_run else "change", display) as runtime:
         if not (dry_run or yes):
+            preview = runtime.forget_user(name, dry_run=True)
             _check_can_ask(common)
-            click.echo(str(runtime.forget_user(name, dry_run=True)), err=True)
+            click.echo(str(preview), err=True)
             click.confirm(f"Forget {name} for good?", abort=True, err=True)
         with display:
             report = runtime.forget_user(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from personalpeft.formatting import to_json
+from personalpeft.ids import LAST
 from personalpeft.learning.report import signal_text
 from personalpeft_app import session
 from personalpeft_app.options import GlobalOptions, Group, command, global_options, option
@@ -66,7 +67,11 @@ def stack(common: GlobalOptions) -> None:
             info(common, f"{each.layer} {_STALE[each.kind]}.")
 
 
-@command("revisions", examples=("revisions", "revisions --layer style --json"))
+@command(
+    "revisions",
+    examples=("revisions", "revisions --layer style --json"),
+    surplus="Did you mean --layer {}?",
+)
 @click.option("--layer", help="Only of this layer.  [default: all]")
 def revisions(common: GlobalOptions, layer: str | None) -> None:
     """List all revisions, the oldest first.
@@ -96,7 +101,7 @@ def revisions(common: GlobalOptions, layer: str | None) -> None:
 
 
 @command("turns", examples=("turns", "turns -n 50 --json"))
-@option("-n", "limit", type=click.IntRange(1), default=10, help="How many.")
+@option("-n", "--limit", type=click.IntRange(1), default=10, help="How many.")
 def turns(common: GlobalOptions, limit: int) -> None:
     """List the last questions and replies, the newest first.
 
@@ -193,7 +198,11 @@ class _Since(click.ParamType):
             )
 
 
-@command("report", examples=("report", "report --since 7d --json", "report --everyone"))
+@command(
+    "report",
+    examples=("report", "report --since 7d --json", "report --everyone"),
+    surplus="Did you mean --since {}?",
+)
 @option(
     "--since",
     type=_Since(),
@@ -271,7 +280,7 @@ def memory_list(common: GlobalOptions) -> None:
 def memory_edit(
     common: GlobalOptions, item: str, text: str, questions: tuple[str, ...], answer: str | None
 ) -> None:
-    """Replace a rule or fact and print the new id. ITEM is its id or the beginning of it."""
+    """Replace a rule or fact and print the new id. ITEM is its id, the beginning of it or "last"."""
     with session.open_user(common, "change") as user:
         new = user.edit_item(item, text, questions=questions or None, answer=answer)
     emit(common, new, new.id)
@@ -280,8 +289,13 @@ def memory_edit(
 @command("remove", examples=("memory remove s_01m7yhn42w",))
 @click.argument("item")
 def memory_remove(common: GlobalOptions, item: str) -> None:
-    """Switch off a rule or fact. ITEM is its id or the beginning of it. The ledger keeps it."""
+    """Switch off a rule or fact. The ledger keeps it.
+
+    ITEM is its id, the beginning of it or "last".
+    """
     with session.open_user(common, "change") as user:
+        items = user.items()
+        item = items[-1].id if item == LAST and items else item
         user.retract_item(item)
     emit(common, {"removed": item, "user": user.id}, "")
     info(common, "Removed.")

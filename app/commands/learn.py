@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from personalpeft.errors import ERROR_CODES, Cancelled
+from personalpeft.learning.outcomes import MoveCause
 from personalpeft.types import Scope
 from personalpeft_app import session
 from personalpeft_app.interrupts import interruptible
@@ -67,6 +68,7 @@ def _training_options(function: Callable[..., Any]) -> Callable[..., Any]:
         "learn --all --json",
     ),
     renamed={"--also": "--users"},
+    surplus="Did you mean --layer {}?",
 )
 @click.option(
     "--layer",
@@ -174,6 +176,7 @@ def practice(common: GlobalOptions, skill: str, **options: Any) -> None:
 @command(
     "rollback",
     examples=("rollback style", "rollback style --to style@69c31c", "rollback style --to base"),
+    surplus="Did you mean --to {}?",
 )
 @click.argument("layer")
 @click.option(
@@ -187,11 +190,22 @@ def rollback(common: GlobalOptions, layer: str, to: str | None) -> None:
     By default the one before the last change, so a second rollback undoes the first. Prints the
     live revision.
     """
+    if to is None and "@" in layer:
+        name = layer.partition("@")[0]
+        raise click.UsageError(
+            f"{layer!a} is a revision and no layer. Did you mean: rollback {name} --to {layer}"
+        )
     display = Display(common)
     with session.open_user(common, "change", display) as user, display:
         move = user.rollback(layer, "previous" if to is None else None if to == BASE else to)
     emit(common, move, move.after or BASE)
-    info(common, f"{layer}: {move.before or 'the bare base'} -> {move.after or 'the bare base'}")
+    before, after = (each or "the bare base" for each in (move.before, move.after))
+    if before == after:
+        info(common, f"{layer}: {after} was live already.")
+        return
+    info(common, f"{layer}: {before} -> {after}")
+    if move.cause == MoveCause.ROLLBACK_UNDONE:
+        info(common, f"This undid your last rollback. Without any: rollback {layer} --to {BASE}")
 
 
 @command(
@@ -239,14 +253,13 @@ def rebase(common: GlobalOptions, other: str, accept: bool, compare_only: bool) 
         info(common, "To switch: --accept")
 
 
-@command("set-weight", examples=("set-weight style 0.5", "set-weight style 1"))
+@command("set-weight", examples=("set-weight style 0.5", "set-weight style -1"))
 @click.argument("layer")
 @click.argument("weight", type=float)
 def set_weight(common: GlobalOptions, layer: str, weight: float) -> None:
     """Set how strongly LAYER is added.
 
-    WEIGHT is from -2 to 2: 1 is the layer as trained, 0 leaves it out. Write a negative one after
-    '--'.
+    WEIGHT is from -2 to 2: 1 is the layer as trained, 0 leaves it out.
     """
     with session.open_user(common, "change") as user:
         user.set_weight(layer, weight)

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from personalpeft.errors import Damaged, get_error_codes
+from personalpeft.formatting import pluralize
 from personalpeft_app import session
 from personalpeft_app.commands.learn import stop_on_interrupt
 from personalpeft_app.options import GlobalOptions, command, option
@@ -25,11 +26,21 @@ def doctor(common: GlobalOptions, load: bool) -> None:
 
     The exit code is 0 without a fault, else that of the first one.
     """
-    from personalpeft.diagnostics import run_checks
+    from personalpeft.diagnostics import run_check, run_checks
+    from personalpeft_app.daemon.settings import FILE, read_settings
+
+    home, _ = common.paths()
+
+    def check_settings() -> str:
+        read_settings(home)
+        return "every setting is valid" if (home / FILE).exists() else "not there: the defaults"
 
     backend = common.backend or "auto"
     with Display(common) as display:
-        checks = run_checks(common.home, common.base_name(), backend, load=load, progress=display)
+        checks = (
+            *run_checks(common.home, common.base_name(), backend, load=load, progress=display),
+            run_check(FILE, check_settings),
+        )
     rows = [("ok" if check.ok else "WRONG", check.name, check.message) for check in checks]
     hints = [f"\n{check.name}: {check.hint}" for check in checks if check.hint]
     emit(common, {"checks": checks}, format_table(("", "CHECK", "RESULT"), rows) + "".join(hints))
@@ -130,8 +141,11 @@ def backup(common: GlobalOptions, folder: Path, keep: int) -> None:
         made = runtime.maintenance.back_up(folder, keep=keep)
     emit(common, made, str(made.path))
     if made.missing:
-        info(common, f"{len(made.missing)} adapters are missing or damaged: personalpeft verify")
-    info(common, f"{made.files} adapters. To put it back: personalpeft restore {made.path}")
+        info(common, f"Adapters missing or damaged: {len(made.missing)}. Run: personalpeft verify")
+    info(
+        common,
+        f"{pluralize(made.files, 'adapter')}. To put it back: personalpeft restore {made.path}",
+    )
 
 
 @command(

@@ -41,6 +41,7 @@ _FEW = " For more than two users start it again when the home has them, or give 
         "--waiting": "--max-queue",
         "--observing": "--implicit-feedback",
     },
+    surplus="Did you mean --port {}?",
 )
 @option("--port", type=click.IntRange(0, 65535), default=8080, help="0 takes a free one.")
 @click.option(
@@ -267,6 +268,7 @@ def token_first(common: GlobalOptions) -> None:
     "make",
     examples=("token make --user ada", "token make --admin --json", "token make --worker"),
     renamed={"--administration": "--admin"},
+    surplus="Did you mean --user {}?",
 )
 @click.option("--admin", is_flag=True, help="A token with all rights on all users.")
 @click.option(
@@ -280,8 +282,8 @@ def token_create(common: GlobalOptions, admin: bool, worker: bool) -> None:
     It is shown once; only its digest is stored. It allows access to that user's data and to nothing
     else.
     """
-    if admin and worker:
-        raise InvalidInput("--admin and --worker exclude each other.", hint="Give one of the two.")
+    if sum((admin, worker, common.user is not None)) > 1:
+        raise click.UsageError("--admin, --worker and --user exclude each other. Give one of them.")
     with session.open_runtime(common, "make") as runtime:
         key, secret = runtime.api_keys.create(
             None if admin or worker else common.user_id(), worker=worker

@@ -125,9 +125,16 @@ def read_settings(home: Path) -> Settings:
         hint = "It must be text in UTF-8 that this user may read."
         raise HomeError(f"{FILE} in the home cannot be read.", hint=hint) from error
     try:
-        table = tomllib.loads(text).get(TABLE, {})
+        tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InvalidInput(f"{FILE} is not TOML: {error}.", hint="Correct that line.") from error
+    unknown = sorted(tables.keys() - {TABLE})
+    if unknown:
+        raise InvalidInput(
+            f"{FILE}: {unknown[0][:80]!a} is not a table of this file.",
+            hint=f"It has one table, [{TABLE}]. Options of learning and of the gate belong in a card.",
+        )
+    table = tables.get(TABLE, {})
     if not isinstance(table, dict):
         raise InvalidInput(f"{TABLE} in {FILE} must be a table.", hint=f"Begin it with [{TABLE}].")
     for old, new in _RENAMED.items():

@@ -64,7 +64,7 @@ def _back_up(runtime: Runtime, settings: Settings) -> str:
     backup = runtime.maintenance.back_up(folder, keep=settings.backup_keep)
     missing = len(backup.missing)
     warning = f"; {missing} files are missing or damaged: run verify" if missing else ""
-    return f"{backup.path.name} with {backup.files} adapters{warning}"
+    return f"{backup.path.name} with {pluralize(backup.files, 'adapter')}{warning}"
 
 
 def next_window(last: ReportWindow | None, now: datetime) -> ReportWindow:

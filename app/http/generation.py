@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from itertools import chain
 from typing import Annotated, Any, Literal, TypeAlias
 
-from annotated_types import Ge, Le, Len
+from annotated_types import Ge, Gt, Le, Len
 from flask import Response, jsonify, request
 
 from personalpeft import Reply, ServingFailed, Stream
@@ -48,7 +48,7 @@ class GenerationBody(Body):
 
     model: Annotated[str, Len(1, 256)]
     temperature: Annotated[float, Ge(0), Le(2)] | None = None
-    top_p: Annotated[float, Ge(1e-6), Le(1)] | None = None
+    top_p: Annotated[float, Gt(0), Le(1)] | None = None
     stream: bool = False
 
     def sampling(

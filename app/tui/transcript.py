@@ -24,9 +24,11 @@ from personalpeft_app.tui.conversation import Conversation, Exchange
 from personalpeft_app.tui.keys import bindings
 from personalpeft_app.tui.markdown import ReplyMarkdown, links
 
+_BETWEEN = "  "
+
 
 def _actions(*actions: tuple[str, str, str]) -> str:
-    return "  ".join(
+    return _BETWEEN.join(
         f"[@click=app.{action}][b $primary]{key}[/] {label}[/]" for key, label, action in actions
     )
 
@@ -40,12 +42,12 @@ _REPLY_ACTIONS = _actions(
     ("y", "copy", "copy_reply"),
     ("w", "why", "why"),
 )
-_LINK_ACTION = "  " + _actions(("o", "link", "links"))
+_LINK_ACTION = _BETWEEN + _actions(("o", "link", "links"))
 _FAILED_ACTIONS = _actions(("r", "retry", "retry"), ("e", "edit the question", "take_back"))
 _STREAM_ACTIONS = _actions(("esc", "stop", "stop"))
 _EDITOR_ACTIONS = (
     _actions(("^S", "save", "save_edit"), ("esc", "close", "close_editor"))
-    + "  [$secondary]the reply as it should have been[/]"
+    + f"{_BETWEEN}[$secondary]the reply as it should have been[/]"
 )
 
 
@@ -60,6 +62,29 @@ class ReplyEditor(TextArea):
 
     def on_mount(self) -> None:
         self.move_cursor(self.document.end)
+
+
+class ActionLine(Static):
+    """Actions in a line. A narrow one breaks between two of them, and not in one."""
+
+    _actions = Content("")
+
+    def show(self, actions: Content) -> None:
+        self._actions = actions
+        self._wrap()
+
+    def on_resize(self) -> None:
+        self._wrap()
+
+    def _wrap(self) -> None:
+        width, lines = self.content_size.width, list[Content]()
+        for action in self._actions.split(_BETWEEN):
+            longer = lines[-1] + _BETWEEN + action if lines else action
+            if lines and longer.cell_length <= (width or longer.cell_length):
+                lines[-1] = longer
+            else:
+                lines.append(action)
+        self.update(Content("\n").join(lines))
 
 
 class ExchangeView(Vertical):
@@ -83,7 +108,7 @@ class ExchangeView(Vertical):
         yield ReplyMarkdown()
         yield Static(classes="placeholder", markup=False)
         yield Static(classes="feedback", markup=False)
-        yield Static(classes="actions")
+        yield ActionLine(classes="actions")
 
     async def show(
         self, exchange: Exchange, *, selected: bool, loaded: bool, draft: str | None
@@ -105,7 +130,9 @@ class ExchangeView(Vertical):
         self._show_editor(draft, after=reply)
         text = _EDITOR_ACTIONS if draft is not None else _actions_of(exchange)
         visible = (selected or draft is not None) and text
-        self._set("actions", Content.from_markup(text if visible else ""))
+        actions = self.query_one(ActionLine)
+        actions.show(Content.from_markup(text if visible else ""))
+        actions.display = bool(visible)
 
     def _set(self, name: str, content: Content) -> None:
         static = self.query_one(f".{name}", Static)
@@ -201,6 +228,7 @@ Ask something. Then correct the reply: [b $primary]↑[/] goes to it, \
 [b $primary]+[/] and [b $primary]-[/] rate it, \
 [b $primary]e[/] edits it in its place. [b $primary]^L[/] learns from your feedback.
 
-[$secondary][b]F1[/] all keys   [b]^P[/] all commands   [b]F2[/] conversations   [b]F3[/] your model[/]
+[$secondary][b]F1[/] all keys   [b]^P[/] all commands
+[b]F2[/] conversations   [b]F3[/] your model[/]
 """
 _LOADING = "\n[$secondary i]The model is loading; questions wait for it.[/]"

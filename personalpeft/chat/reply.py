@@ -13,6 +13,7 @@ from personalpeft.backends.sequence import OutputChunk
 from personalpeft.base_models.tool_calls import assistant_message
 from personalpeft.engine.request import OutputStream
 from personalpeft.errors import Forgotten, InvalidInput, NotFound
+from personalpeft.ids import LAST
 from personalpeft.store.store import Store
 from personalpeft.types import FinishReason, Message, Stack, ToolCall, ToolFormat, Turn, Usage
 
@@ -242,7 +243,7 @@ def resolve_turn(store: Store, user: str, reply: Reply | Turn | str) -> Turn:
         NotFound: There is no such turn.
         InvalidInput: It is none of these, or several turns fit.
     """
-    if reply == "last":
+    if reply == LAST:
         newest = store.ledger.turns(user, limit=1)
         if not newest:
             raise NotFound(f"{user} has no turn yet.", hint="Chat first.")

@@ -63,6 +63,7 @@ def start_stream(
     services: Services, user: str, chat: ChatRequest, cancelled: Callable[[], bool] | None
 ) -> Stream:
     """Implement ``User.stream``, which documents the arguments. ``chat`` holds the checked ones."""
+    services.store.check_writable()
     check_tool_support(services, chat.messages)
     engine = services.engine
     # First: an item forgotten after this line may be in the reply, so the reply is not recorded.

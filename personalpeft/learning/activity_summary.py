@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 from personalpeft.errors import InvalidInput
 from personalpeft.formatting import HasJson, pluralize
@@ -163,4 +163,4 @@ def _check_aware(at: datetime) -> datetime:
 
 
 def _format_time(at: datetime) -> str:
-    return at.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    return at.astimezone().strftime("%Y-%m-%d %H:%M %Z")

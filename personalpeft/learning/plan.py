@@ -394,7 +394,7 @@ def _nothing_to_learn(
             cause=NothingCause.NO_CAPACITY,
         )
     if is_learned:
-        again = "or build from nothing to learn the same lessons again."
+        again = "or learn the same lessons again: personalpeft learn --from-nothing"
         return NothingToLearn(
             f"Nothing new for {layer}: there is no lesson since the last learn.",
             hint=f"{hint.removesuffix('.')}, {again}",

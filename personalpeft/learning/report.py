@@ -24,7 +24,7 @@ from personalpeft.learning.outcomes import (
     render_reasons,
     text_reason,
 )
-from personalpeft.types import Json, Signal, Verdict
+from personalpeft.types import Json, Signal, SignalKind, Verdict
 
 _WIDTH = 88
 _EXCERPT_WIDTH = 60
@@ -258,7 +258,9 @@ def excerpt(text: str, width: int = _EXCERPT_WIDTH) -> str:
 
 
 def signal_text(signal: Signal) -> str:
-    """Return the words or the number of a signal."""
+    """Return the words, the rating or the number of a signal."""
+    if signal.kind is SignalKind.RATING:
+        return "good" if signal.payload["value"] > 0 else "not good"
     values = (signal.payload.get(key) for key in ("text", "answer", "value"))
     return str(next((value for value in values if value is not None), ""))
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from personalpeft.chat.validation import check_text
 from personalpeft.errors import Busy, HomeError, InvalidInput, NotFound
+from personalpeft.ids import LAST
 from personalpeft.memory.conflicts import superseded_facts
 from personalpeft.memory.rendering import PromptItems, quote_line
 from personalpeft.memory.types import AugmentedPrompt, Embedder, Item, ItemKind, Vectors
@@ -230,8 +231,11 @@ class Memory:
         return self._ledger.signals(user, kinds=tuple(_KIND_OF))
 
     def _signal(self, user: str, item_id: str) -> Signal:
+        items = self.items(user)
+        if item_id == LAST and items:
+            item_id = items[-1].id
         signal = self._ledger.signal(user, item_id)
-        if all(item.id != signal.id for item in self.items(user)):
+        if all(item.id != signal.id for item in items):
             raise NotFound(
                 f"{signal.id} is not a rule or fact in effect.",
                 hint="It may be edited, removed or superseded, or another kind of feedback. List "

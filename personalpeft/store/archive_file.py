@@ -139,6 +139,8 @@ def map_archive_errors(name: str, kind: ArchiveFormat) -> Iterator[None]:
         raise PersonalFileError(f"{name}: {error.message}", hint=hint) from error
     except (PersonalPeftError, OSError):
         raise
+    except zipfile.BadZipFile as error:
+        raise kind.invalid(f"{name} is damaged, or no archive of {kind.name}.") from error
     except MemoryError as error:
         raise kind.invalid(f"{name} does not fit into memory.") from error
     except Exception as error:

@@ -133,7 +133,7 @@ def _copy_files(
 ) -> int:
     """Copy the files of a home into a copy of its database, verify it, and return their number."""
     home, name = store.home, store.database.path.name
-    lock = Lock(copy / "write.lock", home=copy, what=f"The copy {copy}", now=store.now)
+    lock = Lock(copy / "write.lock", home=copy, what=f"The copy {copy} is held", now=store.now)
     database = Database(
         copy / name, lock, timeout=_TIMEOUT, read_only=False, key=new.database if new else None
     )

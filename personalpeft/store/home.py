@@ -84,7 +84,7 @@ def open_store(
         read_only = read_only or not _is_writable(home)
         if not read_only and stat.S_IMODE(home.stat().st_mode) != 0o700:
             home.chmod(0o700)
-    writer = Lock(home / "write.lock", home=home, what=f"The home {home}", now=now)
+    writer = Lock(home / "write.lock", home=home, what=f"The home {home} is held", now=now)
     if names & PENDING:
         if read_only:
             raise HomeError(

@@ -88,7 +88,7 @@ def resolve_id(
     near = _neighbours(db, select, prefix, user, *([layer] if layer else []))
     raise NotFound(
         f"{owner} has no {table} {prefix[:80]!a}.",
-        hint=suggest_nearest(prefix, near, what=table),
+        hint=suggest_nearest(prefix, near, what=table, newest_first=table != "revision"),
     )
 
 

@@ -116,11 +116,12 @@ class Lock:
 
     def _busy_error(self) -> Busy:
         holder = _read_holder(self._holder_path)
-        by = f"by {holder}" if holder else "by another process"
-        return Busy(
-            f"{self._what} is held {by}.",
-            hint="Wait until it is done, or end that process, and try again.",
-        )
+        if holder is not None and holder.pid == os.getpid():
+            by, hint = "another thread of this process", "Wait until it is done, and try again."
+        else:
+            by = str(holder) if holder else "another process"
+            hint = "Wait until it is done, or end that process, and try again."
+        return Busy(f"{self._what} by {by}.", hint=hint)
 
 
 def learn_lease(user: str) -> str:
@@ -131,6 +132,17 @@ def learn_lease(user: str) -> str:
 def publish_lease(user: str) -> str:
     """Return the name of the lease under which a user's published files are written."""
     return f"publish-{user}"
+
+
+def _describe(lease: str) -> str:
+    """Return what the holder of a lease does, to be followed by its name."""
+    purpose, _, user = lease.partition("-")
+    match purpose:
+        case "learn":
+            return f"The layers of {user} are being changed"
+        case "publish":
+            return f"The stack of {user} is being published"
+    return f"The lease {lease!r} is held"
 
 
 def user_leases(user: str) -> tuple[str, ...]:
@@ -175,9 +187,7 @@ class Leases:
             folder.mkdir(mode=0o700, exist_ok=True)
         # A new lock object each time: a second lease in the same thread must be refused, not
         # nested.
-        lock = Lock(
-            folder / f"{name}.lock", home=self._home, what=f"The lease {name!r}", now=self._now
-        )
+        lock = Lock(folder / f"{name}.lock", home=self._home, what=_describe(name), now=self._now)
         with lock.acquire(timeout):
             with self._mutex:
                 self._held[name] = lock

@@ -56,6 +56,11 @@ class Store:
         """Whether every write raises ``HomeError``."""
         return self.database.read_only
 
+    def check_writable(self) -> None:
+        """Raise ``HomeError`` if every write would, before work whose result is to be written."""
+        if self.read_only:
+            raise read_only_error(self.home)
+
     def save_session(self, user: str, layer: str, data: bytes) -> None:
         """Save what a running learn needs to resume, in place of its last state.
 
@@ -69,8 +74,7 @@ class Store:
             HomeError: It cannot be written.
         """
         path = self._session_path(user, layer)
-        if self.read_only:
-            raise read_only_error(self.home)
+        self.check_writable()
         data = self.cipher.encrypt(data, path.name, self.cipher.user_key(user))
         with map_home_errors(self.home):
             try:

@@ -160,7 +160,9 @@ def format_problem(details: ErrorDetails) -> str:
         case "missing":
             return "is missing"
         case "json_invalid":
-            return "must be plain text, not nested deeply"
+            return "must be valid Unicode and not nested deeply"
+        case "string_too_short" | "too_short" if details["ctx"]["min_length"] == 1:
+            return "must not be empty"
         case "union_tag_invalid":
             return f"must be one of {details['ctx']['expected_tags']}"
     return re.sub("^(Input|String|Value|Tuple|List) should ", "must ", details["msg"])

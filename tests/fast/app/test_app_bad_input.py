@@ -6,10 +6,12 @@ import json
 import os
 import shutil
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from app_makers import Shell
+from app_makers import Shell, lines
 
 from personalpeft.base_models.types import Base
 
@@ -29,6 +31,7 @@ _LOOK_ALIKE = "\u0430da"  # Its first letter is Cyrillic.
         (["ask", "hi", "--max-tokens", "0"], 2, "0"),
         (["ask", "hi", "--bare", "--layer", "style"], 2, "--bare"),
         (["ask", "hi", "--user", "../ada"], 2, "user id"),
+        (["ask", "hi", "--user", "Ada Lovelace"], 2, "'ada-lovelace'"),
         (["ask", "hi", "--user", "a..b"], 2, "user id"),
         (["ask", "hi", "--user", "a/b"], 2, "user id"),
         (["ask", "hi", "--user", _LOOK_ALIKE], 2, "\\u0430da"),
@@ -43,6 +46,15 @@ _LOOK_ALIKE = "\u0430da"  # Its first letter is Cyrillic.
         (["feedback", "t_nothing", "--up"], 3, "t_0"),
         (["feedback", "--up", "--user", "adda"], 3, "'ada'"),
         (["feedback", "--edit", "x", "--editor"], 2, "--editor"),
+        (["feedback", "--edit", "--up"], 2, "--edit=--up"),
+        (["feedback", "--edit", "-q"], 2, "--edit=-q"),
+        (["feedback", "--comment", "--short"], 2, "--comment=--short"),
+        (["ask", "how", "do", "I"], 2, "quotation marks"),
+        (["learn", "style"], 2, "--layer style"),
+        (["rollback", "style@1"], 2, "--to style@1"),
+        (["set-weight", "style", "-3"], 2, "-2"),
+        (["token", "make", "--user", "ada", "--worker"], 2, "--user"),
+        (["ask", "hi", "--temp", "1"], 2, "--temperature"),
         (["teach", "", "answer"], 2, "prompt"),
         (["teach", "prompt", ""], 2, "answer"),
         (["teach", "prompt", "answer", "--skill", "../x"], 2, "skill.../x"),
@@ -78,6 +90,9 @@ _LOOK_ALIKE = "\u0430da"  # Its first letter is Cyrillic.
         (["import", "/nowhere/at/all"], 2, "/nowhere/at/all"),
         (["import-peft", "/nowhere/at/all"], 2, "/nowhere/at/all"),
         (["forget", "s_nothing", "--yes"], 3, "s_nothing"),
+        (["forget", "s_nothing"], 3, "s_nothing"),
+        (["forget-user", "nobody"], 3, "nobody"),
+        (["export", "/"], 2, "folder"),
         (["forget", "style@1", "--yes"], 2, "style@1"),
         (["path", "hoem"], 2, "hoem"),
         (["sack"], 2, "'stack'"),
@@ -107,6 +122,55 @@ def test_a_mistyped_turn_id_suggests_the_nearest(corrected: Shell) -> None:
     result = corrected.run("feedback", turn[:-1] + "u", "--up")
     assert result.exit_code == 3
     assert turn in result.stderr
+
+
+def test_options_are_texts_only_after_an_equals_sign(corrected: Shell) -> None:
+    assert corrected.run("feedback", "--comment=--short").exit_code == 0
+    assert json.loads(corrected.run("memory", "--json").stdout)["items"][0]["text"] == "--short"
+
+
+def test_the_variable_of_an_invalid_user_is_named(shell: Shell) -> None:
+    result = shell.run("remember", "x", PERSONALPEFT_USER="Ada")
+    assert result.exit_code == 2
+    assert "PERSONALPEFT_USER" in result.stderr
+    assert not shell.home.exists()
+
+
+@pytest.mark.parametrize("table", ["[gate]\n", "[demon]\n", "[daemon]\nidel = 1\n"])
+def test_doctor_reports_unknown_settings(shell: Shell, table: str) -> None:
+    shell.run("ask", "hello")
+    (shell.home / "config.toml").write_text(table)
+    result = shell.run("doctor", "--json")
+    wrong = [check["name"] for check in json.loads(result.stdout)["checks"] if not check["ok"]]
+    assert (result.exit_code, wrong) == (2, ["config.toml"])
+    assert shell.run("daemon", "run-once").exit_code == 2
+
+
+def test_last_names_the_newest_feedback_and_the_newest_item(shell: Shell) -> None:
+    first, second = (
+        lines(shell.run("remember", text).stdout)[0] for text in ("I like tea.", "I have a dog.")
+    )
+    shell.run("ask", "hello")
+    thumb = lines(shell.run("feedback", "--up").stdout)[0]
+    assert json.loads(shell.run("memory", "remove", "last", "--json").stdout)["removed"] == second
+    assert lines(shell.run("retract", "last").stdout) == [thumb]
+    assert shell.run("memory", "edit", "last", "I like coffee.").exit_code == 0
+    assert first not in shell.run("memory").stdout
+
+
+def test_a_full_disk_behind_stdout_is_no_bug(corrected: Shell) -> None:
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("there is no /dev/full")
+    with full.open("wb") as stdout:
+        ran = subprocess.run(
+            [sys.executable, "-c", "from personalpeft_app.cli import main; main()", "turns"],
+            env={**os.environ, **corrected.environment},
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+            check=False,
+        )
+    assert (ran.returncode, b"Traceback" in ran.stderr) == (7, False)
 
 
 def test_an_unchanged_edit_is_refused(corrected: Shell) -> None:

@@ -207,3 +207,12 @@ def test_a_bug_prints_where_it_is_and_no_traceback(
     assert ".broken" in result.stderr
     told = json.loads(shell.run("ask", "hello", "--json").stderr)
     assert (told["error"]["kind"], told["error"]["exit_code"]) == ("Bug", 70)
+
+
+def test_ask_notes_a_piped_text_that_it_does_not_read(shell: Shell) -> None:
+    with_text, without = (
+        shell.spawn("ask", "Summarize this letter.").communicate(text, timeout=60)
+        for text in (b"Dear Ada", b"")
+    )
+    assert b"stdin" in with_text[1]
+    assert b"stdin" not in without[1]

@@ -339,3 +339,11 @@ def test_the_prefix_that_a_foreign_client_demands_is_ignored(runtime: Runtime, a
         ("sk-", 401),
     ):
         assert Caller(app, given).get("/v1/models").status_code == status, given
+
+
+@pytest.mark.parametrize("path", ["/chat/completions", "/messages"])
+def test_a_base_url_without_v1_is_pointed_out(admin: Caller, path: str) -> None:
+    response = admin.post(path, {})
+    assert response.status_code == 404
+    assert f"/v1{path}" in response.get_data(as_text=True)
+    assert "/v1" not in admin.post("/nowhere", {}).json["error"]["message"]
