@@ -107,7 +107,6 @@ def resolve_revision(services: Services, user: str, layer: str, name: str) -> st
 def rollback(services: Services, user: str, layer: str, to: str | None) -> HeadMove:
     """Implement ``User.rollback``, which documents the arguments."""
     cause = MoveCause.ROLLBACK
-    check_layer_name(layer)
     if to == BASE:
         to = None
     if to == "previous":
