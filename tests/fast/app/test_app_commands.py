@@ -555,3 +555,9 @@ def test_a_certificate_is_written_and_checked(learned: Shell, tmp_path: Path) ->
     whole = learned.run("forget-user", "ada", "--yes", "--certificate", str(tmp_path / "user"))
     assert whole.exit_code == 0, whole.output
     assert learned.run("verify-certificate", str(tmp_path / "user.json")).exit_code == 0
+
+
+def test_a_negative_weight_needs_no_separator(learned: Shell) -> None:
+    assert learned.run("set-weight", "style", "-1", "--json").exit_code == 0
+    layers = json.loads(learned.run("stack", "--json").stdout)["layers"]
+    assert [layer["weight"] for layer in layers] == [-1]

@@ -682,3 +682,20 @@ def test_export_never_overwrites_a_folder_with_content(
     assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
     refused(sample_home, lambda: sample_home.bo.export_peft(tmp_path / "new"), NotFound, "bo")
     assert not (tmp_path / "new").exists()
+
+
+def test_a_home_that_cannot_be_written_refuses_a_question_before_the_model_loads(
+    tmp_path: Path,
+) -> None:
+    with open_runtime(tmp_path / "home") as runtime:
+        runtime.user("ada")
+    stages: list[str] = []
+    with personalpeft.open(
+        tmp_path / "home",
+        backend="fake",
+        read_only=True,
+        progress=lambda stage, done: stages.append(stage),
+    ) as runtime:
+        with pytest.raises(HomeError):
+            runtime.user("ada", create=False).chat("hello")
+        assert stages == []
