@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from textwrap import dedent
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from textual import work
@@ -116,7 +117,7 @@ class ConfirmDialog(Dialog[bool]):
 def forget_dialog(text: Content, report: ForgetReport) -> ConfirmDialog:
     """Ask whether to forget an item, below its text and what would be erased."""
     _, _, erased = str(report).partition("\n")
-    preview = Static(Content.assemble(text, "\n\n", printable(erased)), markup=False)
+    preview = Static(Content.assemble(text, "\n\n", printable(dedent(erased))), markup=False)
     facts = VerticalScroll(preview, classes="body")
     return ConfirmDialog("Forget this for good?", facts, yes="forget it", no="keep it")
 
