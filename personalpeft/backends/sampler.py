@@ -140,8 +140,8 @@ def _draw_from_nucleus(drops: Logits, weights: Logits, draw: Draw) -> int:
     # set is among the others.
     threshold = (1 - draw.top_p) * total / (2 * len(weights))
     near = np.flatnonzero(weights >= threshold)
-    # As integers, numbers that are not negative are in the same order.
-    ranks = drops[near].view(np.uint32)
+    # As integers, numbers without a sign are in the same order. Zero is added, since -0.0 has one.
+    ranks = (drops[near] + np.float32(0)).view(np.uint32)
     high, low = (ranks >> 16).astype(np.uint16), ranks.astype(np.uint16)
     if len(near) > _SORTED:
         sums = np.cumsum(np.bincount(high, weights[near]))

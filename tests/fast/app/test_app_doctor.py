@@ -47,7 +47,7 @@ def test_loading_reports_the_features_in_use_and_creates_no_home(shell: Shell) -
     assert json.loads(note.read_text("utf-8"))["reason"] in model
     assert not shell.home.exists()
     # A stored probe result is used again, whatever it holds.
-    note.write_text(json.dumps({"extra": False, "why": "written-here"}), "utf-8")
+    note.write_text(json.dumps({"repack": False, "reason": "written-here"}), "utf-8")
     assert (
         "written-here"
         in check_results(shell, "--load", "--base", "tiny-random")[1]["model"]["message"]

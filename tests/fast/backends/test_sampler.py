@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 import torch
 from example_counts import examples
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from personalpeft.backends.sampler import Sampler, token_logprobs
@@ -104,6 +104,7 @@ _KINDS = ("peaked", "flat", "equal", "tied", "masked", "flat below one")
     seed=_SEED,
     top_k=st.integers(0, 70),
 )
+@example(values=[0.0, -0.0], top_p=0.1, temperature=1.0, seed=0, top_k=0)
 def test_a_seed_samples_the_token_of_the_sorted_vocabulary(
     values: list[float], top_p: float, temperature: float, seed: int, top_k: int
 ) -> None:
