@@ -38,6 +38,15 @@ def test_a_small_screen_shows_only_the_conversation(learned: Runtime) -> None:
     run_tui(learned, scenario)
 
 
+def test_a_narrow_column_separates_no_key_from_its_label(learned: Runtime) -> None:
+    async def scenario(ui: TuiDriver) -> None:
+        await ui.ask("something")
+        await ui.wait_for_text("w why")
+
+    run_tui(learned, scenario, size=(100, 30))
+    run_tui(learned, scenario, size=(62, 24))
+
+
 def test_a_wide_screen_shows_conversations_and_stack_beside_it(learned: Runtime) -> None:
     async def scenario(ui: TuiDriver) -> None:
         await ui.wait_for_text("question 3")
