@@ -28,7 +28,6 @@ def write(home: Path, text: str) -> Path:
 
 def test_a_home_without_settings_has_the_defaults(tmp_path: Path) -> None:
     assert read_settings(tmp_path) == read_settings(tmp_path / "nowhere") == Settings()
-    assert read_settings(write(tmp_path, "[other]\nsignals = 'x'\n")) == Settings()
 
 
 def test_settings_take_effect(tmp_path: Path) -> None:
