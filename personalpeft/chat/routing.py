@@ -28,7 +28,7 @@ from safetensors import SafetensorError
 from personalpeft.backends.processor import instruction_sets
 from personalpeft.host import read_checked_file, write_checked_file
 from personalpeft.memory.items import Memory, fact_texts
-from personalpeft.memory.types import Vectors
+from personalpeft.memory.types import Embedder, Vectors
 from personalpeft.store.store import Store
 from personalpeft.types import Message, Signal, SignalKind, Stack, canonical_digest, default_scope
 
@@ -42,7 +42,7 @@ _MAX_REGIONS = 256
 
 @dataclass(frozen=True, slots=True)
 class SimilarityRegion:
-    """The prompts of a layer's lessons, ``[n, size]``, and the least cosine that matches one."""
+    """The prompts of a layer's lessons, ``[n, size]``, and the least similarity that matches."""
 
     vectors: Vectors
     threshold: float
@@ -181,7 +181,7 @@ class AdapterRouter:
         return calibrate_region(
             list(vectors.values()),
             self.embed_general(self._general_prompts()),
-            self._memory.embedder.min_similarity,
+            self._memory.embedder,
         )
 
     def _ancestral_signals(self, user: str, revision: str | None) -> Iterator[str]:
@@ -204,26 +204,28 @@ class AdapterRouter:
 
 
 def calibrate_region(
-    lessons: Sequence[Vectors], general: Vectors, min_threshold: float
+    lessons: Sequence[Vectors], general: Vectors, embedder: Embedder
 ) -> SimilarityRegion:
     """Return the region of one or more lessons.
 
     Args:
         lessons: ``[k, size]`` for each lesson, its ``k`` prompts.
         general: ``[n, size]``, prompts that belong to no user.
-        min_threshold: The cosine below which nothing matches, a property of the embedder.
+        embedder: Gives similarities, and the least one that matches.
     """
     vectors = np.concatenate(lessons)
-    general_reach = float(np.quantile((general @ vectors.T).max(axis=1), _GENERAL_QUANTILE))
-    threshold = max(min_threshold, general_reach)
+    reaches = embedder.similarity(general, vectors).max(axis=1)
+    general_reach = float(np.quantile(reaches, _GENERAL_QUANTILE))
+    threshold = max(embedder.min_similarity, general_reach)
     if len(lessons) > 1:
         owner = np.repeat(np.arange(len(lessons)), [len(rows) for rows in lessons])
         nearest_other = [
-            float((rows @ vectors[owner != number].T).max()) for number, rows in enumerate(lessons)
+            float(embedder.similarity(rows, vectors[owner != number]).max())
+            for number, rows in enumerate(lessons)
         ]
         lesson_reach = float(np.quantile(nearest_other, _LESSON_QUANTILE))
         if lesson_reach > general_reach:
-            threshold = max(min_threshold, (lesson_reach + general_reach) / 2)
+            threshold = max(embedder.min_similarity, (lesson_reach + general_reach) / 2)
     return SimilarityRegion(vectors, min(threshold, _MAX_THRESHOLD))
 
 

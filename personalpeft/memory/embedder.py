@@ -17,6 +17,7 @@ import numpy as np
 
 from personalpeft.backends.torch.openmp import release_threads
 from personalpeft.errors import MissingPackage
+from personalpeft.memory.calibration import load_calibration
 from personalpeft.memory.types import Vectors
 from personalpeft.memory.words import split_words
 
@@ -33,11 +34,9 @@ class MiniLM:
 
     name = "all-minilm-l6-v2"
 
-    # The lowest value that found no fact for an unrelated question in a first set. That set has 12
-    # facts, 24 questions about them (23 found their fact) and 24 unrelated ones. Two more sets: 22
-    # found and 0 wrong, 23 and 2. At 0.25 (first two sets): 23 and 23 found, 2 and 4 wrong. At
-    # 0.35: 20 and 21 found. The more facts a user has, the more often one is near by chance.
-    min_similarity = 0.30
+    # Keeps the recall of English; docs/explanation/learning.md has the figures. The more facts a user
+    # has, the more often one is similar by chance.
+    min_similarity = 0.05
 
     def __init__(self) -> None:
         self._model: SentenceModel | _SentenceTransformerModel | None = None
@@ -52,6 +51,10 @@ class MiniLM:
         vectors = [model.encode(text) for text in texts]
         release_threads()
         return np.stack(vectors).astype(np.float32)
+
+    def similarity(self, queries: Vectors, texts: Vectors) -> Vectors:
+        """Return ``[len(queries), len(texts)]`` similarities, calibrated by language."""
+        return load_calibration(self.name).similarity(queries, texts)
 
     def tokens(self, text: str) -> int:
         """Return how many tokens the model reads, with the two that frame the text."""
@@ -87,6 +90,10 @@ class HashEmbedder:
                 row += _direction(word, self._size)
             row /= np.linalg.norm(row)
         return rows
+
+    def similarity(self, queries: Vectors, texts: Vectors) -> Vectors:
+        """Return ``[len(queries), len(texts)]`` cosines."""
+        return queries @ texts.T
 
     def tokens(self, text: str) -> int:
         """Return the number of words."""

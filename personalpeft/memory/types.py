@@ -53,11 +53,15 @@ class Embedder(Protocol):
 
     @property
     def min_similarity(self) -> float:
-        """The cosine from which a fact is relevant to a question. Each model has its own."""
+        """The ``similarity`` from which a fact is relevant to a question. Each model has its own."""
         ...
 
     def embed(self, texts: Sequence[str]) -> Vectors:
         """Return ``[len(texts), size]`` float32, each row of length 1."""
+        ...
+
+    def similarity(self, queries: Vectors, texts: Vectors) -> Vectors:
+        """Return ``[len(queries), len(texts)]`` similarities on one scale for all languages."""
         ...
 
     def tokens(self, text: str) -> int:

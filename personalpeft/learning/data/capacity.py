@@ -2,7 +2,8 @@
 
 Verbatim recall is near perfect below ``RECOMMENDED_TOKENS_PER_PARAMETER``. It falls off up to ten
 times that, and collapses beyond (arXiv 2606.02437). So a memory takes the newest lessons up to the
-configured ``tokens_per_parameter``. Lessons of one signal fit or stay out together.
+configured ``tokens_per_parameter``. Lessons of one signal fit or stay out together. One that does
+not fit leaves its room to older ones.
 """
 
 from __future__ import annotations
@@ -76,9 +77,8 @@ def fit_lessons(
     max_tokens = int(parameters * config.tokens_per_parameter)
     tokens, fit = 0, set[str]()
     for signal in reversed(sizes):
-        if tokens + sizes[signal] > max_tokens:
-            break
-        tokens += sizes[signal]
-        fit.add(signal)
+        if tokens + sizes[signal] <= max_tokens:
+            tokens += sizes[signal]
+            fit.add(signal)
     kept = tuple(lesson for lesson in lessons if lesson.signal in fit)
     return kept, LayerCapacity(parameters, tokens, max_tokens)

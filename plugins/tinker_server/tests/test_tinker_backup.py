@@ -42,6 +42,7 @@ def test_saved_weights_come_back_with_a_restored_home(
     server = start()
     losses = _losses(server, path)
     server.extension.close()
+    server.runtime.close()
     personalpeft.restore(tmp_path / "copies", tmp_path / "home", replace=True)
     assert _losses(start(), path) == losses
 

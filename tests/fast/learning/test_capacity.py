@@ -65,17 +65,32 @@ def test_memory_layer_keeps_the_newest_lessons_that_fit(
     assert room.max_tokens == 60
     assert room.recommended_tokens == int(room.parameters * RECOMMENDED_TOKENS_PER_PARAMETER)
     assert room.tokens <= room.max_tokens
-    signals = list(dict.fromkeys(each.signal for each in lessons))
-    kept = list(dict.fromkeys(each.signal for each in fit))
-    assert kept == signals[len(signals) - len(kept) :]
+    kept = {each.signal for each in fit}
     assert fit == tuple(each for each in lessons if each.signal in kept)
-    if len(kept) < len(signals):
-        out = [each for each in lessons if each.signal == signals[-len(kept) - 1]]
-        sizes = [
+    sizes = {
+        signal: max(
             count_words(each.messages[-1].content) + min(20, count_words(each.chosen))
-            for each in out
-        ]
-        assert room.tokens + max(sizes) > room.max_tokens
+            for each in lessons
+            if each.signal == signal
+        )
+        for signal in {each.signal: None for each in lessons}
+    }
+    assert room.tokens == sum(sizes[signal] for signal in kept)
+    newer = 0
+    for signal in reversed(sizes):
+        assert (signal in kept) == (newer + sizes[signal] <= room.max_tokens)
+        newer += sizes[signal] * (signal in kept)
+
+
+def test_long_newest_fact_leaves_room_for_older_ones() -> None:
+    small, long = (
+        Lesson(signal, SignalKind.FACT, (Message("user", "word " * count),), "Yes.")
+        for signal, count in (("small", 5), ("long", 500))
+    )
+    fit, room = fit_lessons([small, long], "memory", RECIPE, ARCHITECTURE, count_words)
+    assert fit == (small,)
+    assert room is not None
+    assert room.tokens == 6
 
 
 @given(lessons=LESSONS)

@@ -29,6 +29,9 @@ class CountingEmbedder:
         self.asked.extend(texts)
         return self._inner.embed(texts)
 
+    def similarity(self, queries: Vectors, texts: Vectors) -> Vectors:
+        return self._inner.similarity(queries, texts)
+
 
 class Home:
     """A store and its memory, with short methods for the tests."""

@@ -243,7 +243,7 @@ def test_duplicate_texts_are_added_once_and_the_newest_counts(home: Home) -> Non
 
 def test_nearest_facts_come_first_and_are_few(home: Home) -> None:
     for n in range(6):
-        home.fact("ada", f"My dog number {n} is called something else entirely and long.")
+        home.fact("ada", f"My dog is called Biscuit, number {n}.")
     best = home.fact("ada", "My dog is called Biscuit.")
     recall = home.ask("ada", "What is my dog called?")
     assert recall.item_ids[0] == best.id

@@ -1,0 +1,122 @@
+"""The real embedder tells facts that a request asks about from others, in several languages."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from memory_makers import Home, opened
+
+from personalpeft.chat.routing import calibrate_region
+from personalpeft.memory.embedder import MiniLM
+
+EMBEDDER = MiniLM()
+SETS = {
+    "Japanese": (
+        {
+            "私の犬の名前はポチです。": "私の犬は何という名前ですか？",
+            "妹は大阪に住んでいます。": "妹はどこに住んでいますか？",
+            "車の鍵は青い引き出しにあります。": "車の鍵はどこですか？",
+        },
+        ["虹はどうしてできますか？", "米の炊き方を教えてください。", "冗談を言ってください。"],
+    ),
+    "French": (
+        {
+            "Mon chien s'appelle Rex.": "Comment s'appelle mon chien ?",
+            "Ma sœur habite à Lyon.": "Dans quelle ville vit ma sœur ?",
+            "La clé de la voiture est dans le tiroir bleu.": "Où est la clé de la voiture ?",
+        },
+        ["Comment cuire le riz ?", "Raconte-moi une blague.", "Résume ce texte."],
+    ),
+    "German": (
+        {
+            "Mein Hund heißt Bello.": "Wie heißt mein Hund?",
+            "Meine Schwester wohnt in Köln.": "Wo wohnt meine Schwester?",
+            "Der Autoschlüssel liegt in der blauen Schublade.": "Wo ist der Autoschlüssel?",
+        },
+        ["Wie kocht man Reis?", "Erzähl mir einen Witz.", "Wie viel ist 17 mal 4?"],
+    ),
+}
+
+
+@pytest.mark.parametrize("language", SETS)
+def test_request_finds_the_fact_that_it_asks_about_and_an_unrelated_one_none(
+    tmp_path: Path, language: str
+) -> None:
+    facts, unrelated = SETS[language]
+    with opened(tmp_path / "home", EMBEDDER) as home:
+        ids = [home.fact("ada", text).id for text in facts]
+        found = [home.ask("ada", question).item_ids for question in facts.values()]
+        assert [each[0] for each in found] == ids
+        assert [home.ask("ada", request).item_ids for request in unrelated] == [()] * 3
+
+
+@pytest.mark.parametrize("language", SETS)
+def test_unrelated_requests_are_rarely_near_a_memory_of_its_language(language: str) -> None:
+    facts, unrelated = SETS[language]
+    lessons = [EMBEDDER.embed([text, question]) for text, question in facts.items()]
+    general = EMBEDDER.embed(["Who wrote Hamlet?", "What is 1 + 1?", "What do cows eat?"])
+    region = calibrate_region(lessons, general, EMBEDDER)
+
+    def near(requests: Sequence[str]) -> list[bool]:
+        similarities = EMBEDDER.similarity(EMBEDDER.embed(requests), region.vectors)
+        return (similarities.max(axis=1) >= region.threshold).tolist()
+
+    assert near(list(facts.values())) == [True] * 3
+    assert sum(near(unrelated)) <= 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "question"),
+    [
+        ("My dog is called Rex.", "My dog is called Max.", "What is my dog called?"),
+        ("I live in Leeds.", "I moved to Hull last month.", "Where do I live?"),
+        ("My boss is Ines.", "My new boss is Karl since Monday.", "Who is my boss?"),
+        (
+            "My phone number is 555 1234.",
+            "My new number is 555 9876.",
+            "What is my phone number?",
+        ),
+    ],
+)
+def test_newest_value_stands_next_to_the_question(
+    tmp_path: Path, old: str, new: str, question: str
+) -> None:
+    with opened(tmp_path / "home", EMBEDDER) as home:
+        home.fact("ada", old)
+        home.fact("ada", new)
+        assert _nearest_line(home, question).endswith(f'"{new}"')
+
+
+def test_newer_fact_about_another_thing_does_not_displace_the_nearest(tmp_path: Path) -> None:
+    with opened(tmp_path / "home", EMBEDDER) as home:
+        home.fact("ada", "My dog is called Rex.")
+        home.fact("ada", "My cat lives in the barn.")
+        assert _nearest_line(home, "What is my dog called?").endswith('"My dog is called Rex."')
+
+
+def _nearest_line(home: Home, question: str) -> str:
+    shown = home.ask("ada", question).messages[-1].content
+    return shown.removesuffix(f"\n\n{question}").splitlines()[-1]
+
+
+def test_vectors_of_the_package_are_those_of_its_prompts() -> None:
+    folder = resources.files("personalpeft.memory")
+    prompts = tomllib.loads((folder / "neutral_prompts.toml").read_text("utf-8"))
+    vectors = safetensors.numpy.load(
+        (folder / f"neutral_prompts.{EMBEDDER.name}.safetensors").read_bytes()
+    )
+    assert {name: len(rows) for name, rows in vectors.items()} == {
+        name: len(texts) for name, texts in prompts.items()
+    }
+    for name, texts in prompts.items():
+        for number in (0, len(texts) - 1):
+            assert vectors[name][number] == pytest.approx(
+                EMBEDDER.embed([texts[number]])[0], abs=2e-3
+            )
+    assert all(np.isfinite(rows).all() for rows in vectors.values())
