@@ -36,7 +36,7 @@ class MiniLM:
 
     # Keeps the recall of English; docs/explanation/learning.md has the figures. The more facts a user
     # has, the more often one is similar by chance.
-    min_similarity = 0.05
+    min_similarity = 0.07
 
     def __init__(self) -> None:
         self._model: SentenceModel | _SentenceTransformerModel | None = None

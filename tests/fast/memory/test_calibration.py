@@ -76,6 +76,11 @@ def test_unrelated_requests_are_rarely_near_a_memory_of_its_language(language: s
     [
         ("My dog is called Rex.", "My dog is called Max.", "What is my dog called?"),
         ("I live in Leeds.", "I moved to Hull last month.", "Where do I live?"),
+        (
+            "I am vegetarian.",
+            "I eat meat again.",
+            "What should I cook for myself tonight?",
+        ),
         ("My boss is Ines.", "My new boss is Karl since Monday.", "Who is my boss?"),
         (
             "My phone number is 555 1234.",
