@@ -248,6 +248,7 @@ def test_event_streams_leave_capacity_and_are_limited_per_token(
         wait_for(
             lambda: ask(site, "/api/v1/token", Authorization=f"Bearer {secrets[0]}").status == 200
         )
+        wait_for(lambda: site.limiter.in_use == 2)  # The two streams that are open.
         # A learn continues for a client that finds no free event stream.
         with pytest.raises(NothingToLearn):
             connect(site.url, secrets[0]).user("ada").learn("style")
