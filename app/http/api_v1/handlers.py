@@ -131,7 +131,10 @@ def forget(call: RequestContext) -> v.Job:
 
 def rebase(call: RequestContext) -> v.Job:
     # A name alone: the library would also read a card from a path.
-    names = [card.name for card in call.runtime.models()]
+    # The open base may have no card that is found by its name.
+    names = list(
+        dict.fromkeys(card.name for card in (call.runtime.base().card, *call.runtime.models()))
+    )
     if call.body.to not in names:
         raise NotFound(
             f"There is no base called {call.body.to}.",
