@@ -126,7 +126,9 @@ class _Help(click.Command):
             if argument == "--" or (option is None and not ctx.allow_interspersed_args):
                 rest.insert(0, argument)
                 break
-            if _NEGATIVE_NUMBER.fullmatch(argument) or not argument.startswith("-"):
+            # A single dash is the standard input.
+            is_text = argument == "-" or not argument.startswith("-")
+            if is_text or _NEGATIVE_NUMBER.fullmatch(argument):
                 positional.append(argument)
                 continue
             parsed.append(argument)

@@ -75,7 +75,7 @@ class ActivitySummary(HasJson):
                 lines.append(f"{indent}{undo}")
         moves = [
             f"  {move.layer}: {move.before or 'the base'} -> {move.after or 'the base'}"
-            f" ({move.cause})"
+            f" ({move.cause.replace('_', ' ')})"
             for move in self.moves
             if move.cause not in _LEARN_CAUSES
         ]

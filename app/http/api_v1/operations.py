@@ -291,7 +291,7 @@ CANCEL = _learn(
 EVERY_JOB, ANY_JOB, FOLLOW_ANY, CANCEL_ANY = (
     replace(
         each, name=name, path=each.path.removeprefix(_USER), admin=True,
-        text="The same for the jobs of all users.",
+        text=f"{each.text} Of any user; for administrators.",
     )
     for each, name in (
         (JOBS, "every_job"), (JOB, "any_job"), (FOLLOW, "follow_any"), (CANCEL, "cancel_any"),

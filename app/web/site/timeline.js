@@ -137,7 +137,7 @@ export function timelineView(user, go) {
 /** @param {import("./user.js").Move} move */
 function moved(move) {
   const name = (/** @type {string | null} */ id) => (id ? shortId(id) : "the bare base");
-  const how = move.cause === "rollback" ? "rolled back by you" : move.cause;
+  const how = move.cause === "rollback" ? "rolled back by you" : move.cause.replaceAll("_", " ");
   return h("li", { class: "entry move", tabindex: "-1" },
     h("div", { class: "when" }, h("time", { datetime: move.at }, moment(move.at))),
     h("div", { class: "what" }, h("h2", {}, `${layerName(move.layer)}: ${how}`), h("p", { class: "dim" }, `${name(move.before)} → ${name(move.after)}`)));

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from app_makers import Shell, lines
 
+import personalpeft
 from personalpeft_app.cli import cli
 from personalpeft_app.options import Command, Group
 
@@ -92,6 +93,16 @@ def test_options_are_accepted_before_and_after_the_command(shell: Shell) -> None
     assert (
         json.loads(shell.run("memory", "--json", "list", "--user", "bob").stdout)["user"] == "bob"
     )
+
+
+@pytest.mark.parametrize("arguments", [["-5", "-"], ["--", "-5", "-"]])
+def test_standard_input_keeps_its_place_beside_a_negative_number(
+    shell: Shell, arguments: list[str]
+) -> None:
+    assert shell.run("teach", *arguments, stdin="minus five").exit_code == 0
+    with personalpeft.open(shell.home, backend="fake") as runtime:
+        (signal,) = runtime.user("ada", create=False).signals()
+    assert (signal.payload["prompt"], signal.payload["answer"]) == ("-5", "minus five")
 
 
 def test_a_command_group_alone_shows_its_help(shell: Shell) -> None:

@@ -62,7 +62,7 @@ def test_the_engine_of_a_server_follows_the_users_of_the_home(
     for users in ((), ("ada", "bo"), ("cy",)):
         with personalpeft.open(shell.home, backend="fake") as runtime:
             for user in users:
-                # A key shows that somebody is to come.
+                # An API key means that other users will connect.
                 runtime.api_keys.create(user) if user == "bo" else runtime.user(user)
         _, checks = check_results(shell, "--base", _REAL, backend="auto")
         found.append(checks["serve"]["message"])

@@ -181,7 +181,7 @@ class Reader:
     def _run_command(self, arguments: list[str]) -> tuple[int, str, str]:
         own = [each for each in arguments if re.match(r"PERSONALPEFT_\w+=", each)]
         words = arguments[len(own) :]
-        if any(" ".join(words).startswith(each) for each in COMMANDS):
+        if any(words[: len(each)] == each for each in map(str.split, COMMANDS)):
             return 0, "", ""
         if "--backend" in words:
             at = words.index("--backend")
