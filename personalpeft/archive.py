@@ -349,9 +349,10 @@ def check_reports(reports: Iterable[Row], kind: ArchiveFormat) -> None:
         body = json.loads(report["body"])
         if not isinstance(body, dict):
             raise kind.invalid("A report is not an object.")
+        renamed = rename_report(body)
         # An imported adapter has a report without a verdict.
         if "verdict" in body:
-            str(from_json(rename_report(body)))
+            str(from_json(renamed))
 
 
 def check_revisions(revisions: Iterable[Revision], kind: ArchiveFormat) -> None:

@@ -54,9 +54,14 @@ class CertificateDraft:
     def __init__(
         self, services: Services, user: str, kind: ErasureKind, cancelled: Callable[[], bool]
     ) -> None:
-        """Read the keys of the home. Raises ``MissingPackage``, ``HomeError``, ``Damaged``."""
+        """Read the keys of the home, and the digest of the base.
+
+        Raises ``MissingPackage``, ``HomeError``, ``Damaged``, and ``WeightsError`` where the base is
+        not there: before anything is erased.
+        """
         require_signing()
         store = services.store
+        self._base = services.base.digest
         self._services, self._user = services, user
         self._keys = load_certificate_keys(store)
         at = services.clock.now()
@@ -162,7 +167,7 @@ class CertificateDraft:
     def finish_user(self, complete: bool, progress: Progress) -> Certificate:
         """Measure again on the bare base, and sign the certificate of a whole user."""
         self._statement["closure"]["complete"] = complete
-        bare = Stack(self._services.base.digest)
+        bare = Stack(self._base)
         self._statement |= {
             "rebuilt": [],
             "not_rebuilt": [],
@@ -279,7 +284,7 @@ class CertificateDraft:
         self._statement |= {
             "method": "exact: rows erased, revisions built from them erased, layers built again "
             "from the remaining ledger",
-            "base": self._services.base.digest,
+            "base": self._base,
             "environment": environment,
             "environment_digest": canonical_digest(environment),
             "keys_destroyed": self._keys_destroyed,

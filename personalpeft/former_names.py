@@ -6,7 +6,7 @@ that it reads the names of today, and new rows are written with them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 TRAINING: Mapping[str, str] = {
@@ -75,28 +75,35 @@ def rename_recipe(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """Return a stored recipe with the names of today."""
     # A recipe stores the steps that were made under "steps", and so it still does.
     renamed = rename(recipe, {old: new for old, new in TRAINING.items() if old != "steps"})
-    if "practice" in renamed:
-        renamed["practice"] = rename(renamed["practice"], PRACTICE)
+    _rename_within(renamed, "practice", lambda values: rename(values, PRACTICE))
     return renamed
 
 
 def rename_scores(scores: Mapping[str, Any]) -> dict[str, Any]:
     """Return the stored scores of a revision with the names of today."""
     renamed = rename(scores, _SCORES)
-    for key in renamed.keys() & set(_COUNTED):
-        renamed[key] = rename(renamed[key], _COUNTS)
-    if "text_quality" in renamed:
-        renamed["text_quality"] = rename(renamed["text_quality"], _TEXT_QUALITY)
+    for key in _COUNTED:
+        _rename_within(renamed, key, lambda values: rename(values, _COUNTS))
+    _rename_within(renamed, "text_quality", lambda values: rename(values, _TEXT_QUALITY))
     return renamed
 
 
 def rename_report(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return a stored report with the names of today, and with it those of the layers above."""
     renamed = dict(body)
-    if "scores" in renamed:
-        renamed["scores"] = rename_scores(renamed["scores"])
-    if "event" in renamed:
-        renamed["event"] = MOVE_CAUSES.get(renamed["event"], renamed["event"])
-    if "above" in renamed:
-        renamed["above"] = [rename_report(each) for each in renamed["above"]]
+    _rename_within(renamed, "scores", rename_scores)
+    if isinstance(event := renamed.get("event"), str):
+        renamed["event"] = MOVE_CAUSES.get(event, event)
+    if isinstance(above := renamed.get("above"), list):
+        renamed["above"] = [
+            rename_report(each) if isinstance(each, Mapping) else each for each in above
+        ]
     return renamed
+
+
+def _rename_within(
+    values: dict[str, Any], key: str, change: Callable[[Mapping[str, Any]], dict[str, Any]]
+) -> None:
+    """Change one value in place if it is a mapping: what was imported may be anything."""
+    if isinstance(within := values.get(key), Mapping):
+        values[key] = change(within)

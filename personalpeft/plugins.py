@@ -10,7 +10,8 @@ command ``personalpeft_app`` too.
   ``HttpExtension``.
 - ``personalpeft.commands``: a ``click.Command``, which ``personalpeft NAME`` runs.
 - ``personalpeft.user_data``: a function that takes a function which opens a plugin's data by name,
-  and the id of a user. It returns what the plugin keeps of the user: a number for each kind. Certificates of erasure state it.
+  and the id of a user. It returns what the plugin keeps of the user: a number for each kind.
+  Certificates of erasure state it.
 
 The plugins that ship use the same entry points. Callers may pass an object instead of a name.
 

@@ -497,8 +497,9 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
     ) -> LearnReport:
         """Build a candidate from new signals, judge it, and make it live if the gate promotes it.
 
-        A refusal is a report, not an error, also one for too few lessons. An interrupted learn is resumed by the next one. Layers
-        above a changed one are judged again, and rebuilt if they no longer hold.
+        A refusal is a report, not an error, also one for too few lessons. An interrupted learn is
+        resumed by the next one. Layers above a changed one are judged again, and rebuilt if they
+        no longer hold.
 
         Args:
             layer: The layer to learn. None learns all with something new, lowest first.
@@ -767,11 +768,15 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
             Forgotten: It was forgotten before.
             Busy: A learn of this user runs.
             Cancelled: ``cancelled`` returned True before anything was erased.
-            InvalidInput: ``item`` is no reply, turn, id or layer, or the turn is in no
-                conversation.
+            InvalidInput: ``item`` is no reply, turn, id or layer, the turn is in no conversation, or
+                ``check_rebuild`` is given without ``certificate``.
             HomeError: The home cannot be written.
             MissingPackage: A certificate needs the package cryptography.
         """
+        if check_rebuild and not certificate:
+            raise InvalidInput(
+                "check_rebuild is a part of a certificate.", hint="Give certificate=True as well."
+            )
         item_id = item if isinstance(item, str) and item != LAST else self.turn(item).id
 
         def rebuild_again(revision: str) -> Mapping[str, str | None]:

@@ -89,8 +89,9 @@ class Reply:
 class Stream(Iterator[str]):
     """A reply in progress: iterate for pieces of text, then read ``reply``. Thread-safe.
 
-    Closing it early, or leaving its ``with`` block, records a cancelled turn. When the user forgets something meanwhile, the turn
-    is not recorded and the end of the stream raises ``Forgotten``.
+    Closing it early, or leaving its ``with`` block, records a cancelled turn. When the user
+    forgets something meanwhile, the turn is not recorded and the end of the stream raises
+    ``Forgotten``.
 
     Args:
         outputs: The engine's chunks of one request.

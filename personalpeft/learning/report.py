@@ -71,9 +71,9 @@ class LearnReport(HasJson):
     """How one learn, or one review of a probation, ended.
 
     ``previous_head`` is the head that the candidate was judged against. For an event it is the
-    revision that is live afterwards. ``revision`` is None where none was built. ``accepted``: live by the
-    user's decision, whatever the gate said. ``removed`` is the personal data that was replaced in
-    the lessons of the build. ``room`` is the capacity of a layer that has one.
+    revision that is live afterwards. ``revision`` is None where none was built. ``accepted``: live
+    by the user's decision, whatever the gate said. ``removed`` is the personal data that was
+    replaced in the lessons of the build. ``room`` is the capacity of a layer that has one.
     ``error`` is the kind of the error of a FAILED learn. ``layer`` is empty where it reached none.
     ``above`` are the reports of the layers above this one, lowest first, each recorded by itself.
     """

@@ -41,10 +41,7 @@ def load_certificate_keys(store: Store) -> CertificateKeys:
     """Return the keys of a home, made on first use.
 
     Args:
-        home: The home folder.
-        database: Its database.
-        cipher: Encrypts the file in an encrypted home.
-        entropy: Returns that many random bytes.
+        store: The open home.
 
     Raises:
         Damaged: The file cannot be read as keys.

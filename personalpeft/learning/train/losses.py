@@ -166,7 +166,7 @@ def build_lesson_losses(
 
     Args:
         lessons: The lessons of the step.
-        backend: Gives the tokenizer and the chat template.
+        encode: Encodes their replies.
         config: The weights of the losses.
     """
     share = len(lessons)

@@ -31,8 +31,10 @@ from personalpeft import (
     User,
     WeightsError,
 )
+from personalpeft.former_names import rename_recipe, rename_report, rename_scores
 from personalpeft.types import Message
 
+_STORED_KEYS = ["practice", "scores", "above", "event", "target", "text_quality", "sense", "rl"]
 some = examples(40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
@@ -699,3 +701,21 @@ def test_a_home_that_cannot_be_written_refuses_a_question_before_the_model_loads
         with pytest.raises(HomeError):
             runtime.user("ada", create=False).chat("hello")
         assert stages == []
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(max_size=8) | st.sampled_from(_STORED_KEYS), inner, max_size=4)
+    ),
+    max_leaves=8,
+)
+
+
+@some
+@given(values=st.dictionaries(st.sampled_from(_STORED_KEYS), _JSON))
+def test_stored_values_of_any_shape_are_read(values: dict[str, Any]) -> None:
+    """They may come from a folder or a file of a stranger."""
+    for read in (rename_recipe, rename_scores, rename_report):
+        assert isinstance(read(values), dict)
