@@ -51,6 +51,7 @@ def planted(
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    monkeypatch.setattr(host, "shared_memory", lambda: folder)
     return folder
 
 

@@ -26,11 +26,13 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="kills a forked 
 def folder(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Path]:
-    """The folder of temporary files, in memory where there is some."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    memory = host.shared_memory() if request.param == "memory" else None
-    monkeypatch.setattr(host, "shared_memory", lambda: memory)
-    return memory or tmp_path
+    """The folder of temporary files, in memory where there is some. No other test uses it."""
+    parent = host.shared_memory() if request.param == "memory" else None
+    with tempfile.TemporaryDirectory(dir=parent or tmp_path) as own:
+        folder = Path(own)
+        monkeypatch.setattr(tempfile, "tempdir", own)
+        monkeypatch.setattr(host, "shared_memory", lambda: folder if parent else None)
+        yield folder
 
 
 def temporary_folders(folder: Path) -> set[Path]:
