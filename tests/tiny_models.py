@@ -1,7 +1,7 @@
 """Tiny random models of architectures that cards name, made from transformers' configurations.
 
 Each has what sets its architecture apart: scaled rotary embeddings, layers without positions, fused
-projections, or a vision part. Qwen 3 and Gemma 3 are among the kinds of ``fast/backends``.
+projections, sliding attention in all layers, or a vision part. Qwen 3 and Gemma 3 are among the kinds of ``fast/backends``.
 """
 
 from __future__ import annotations
@@ -76,6 +76,15 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "gemma3-4b": ("gemma3", {}),
+    # All of their layers slide, and the configuration names no kinds of layers.
+    "mistral-7b": (
+        "mistral",
+        {"num_hidden_layers": 3, "max_position_embeddings": 512, "sliding_window": 16},
+    ),
+    "phi3-mini": (
+        "phi3",
+        {"num_hidden_layers": 3, "max_position_embeddings": 512, "sliding_window": 16},
+    ),
 }
 """By name: the model type, and the configuration's fields besides the sizes."""
 

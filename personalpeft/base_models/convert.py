@@ -20,7 +20,7 @@ from personalpeft.base_models.gguf.writer import SPLITTING_PATTERNS
 from personalpeft.base_models.types import RandomShape
 from personalpeft.types import Progress
 
-RECIPE = 1
+RECIPE = 2
 
 CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 

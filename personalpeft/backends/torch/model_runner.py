@@ -95,7 +95,7 @@ class ModelRunner:
         for block in self.module.get_submodule(base.architecture.block_path):
             block.register_forward_pre_hook(self._at_boundary)
         self._sessions = 0
-        self._window = _sliding_window(self.module.config.get_text_config())
+        self._window, self._all_slide = _sliding_window(self.module.config.get_text_config())
         self._checkpoints = BlockCheckpoints(
             list(self.module.get_submodule(base.architecture.block_path))
         )
@@ -314,6 +314,8 @@ class ModelRunner:
         if self._window is None:
             return to_additive(visible)
         in_window = positions[:, None] - positions[None, :] < self._window
+        if self._all_slide:
+            return to_additive(visible & in_window)
         return {
             "full_attention": to_additive(visible),
             "sliding_attention": to_additive(visible & in_window),
@@ -350,11 +352,15 @@ def _activation_bytes(architecture: Architecture, dtype: torch.dtype) -> int:
     return numbers * architecture.blocks * dtype.itemsize
 
 
-def _sliding_window(config: Any) -> int | None:
-    """Return the window of a model that mixes full and sliding attention (Gemma 3), else None."""
-    kinds = set(getattr(config, "layer_types", None) or ())
-    return (
-        int(config.sliding_window)
-        if "sliding_attention" in kinds and config.sliding_window
-        else None
-    )
+def _sliding_window(config: Any) -> tuple[int | None, bool]:
+    """Return the window of a model with sliding attention, else None; and whether all layers slide.
+
+    A model that mixes both kinds names that of each layer (Gemma 3). One without such names has the
+    window in all layers (Mistral 7B v0.1, Phi-3).
+    """
+    window = getattr(config, "sliding_window", None)
+    if not window or getattr(config, "use_sliding_window", True) is False:
+        return None, False
+    kinds = getattr(config, "layer_types", None)
+    slides = kinds is None or "sliding_attention" in kinds
+    return (int(window) if slides else None), kinds is None

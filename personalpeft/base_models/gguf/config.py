@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from personalpeft.base_models.gguf.describe import rope_factor
 from personalpeft.base_models.gguf.header import Value
 from personalpeft.base_models.gguf.mapped import MappedTensor, Numbers
 from personalpeft.errors import WeightsError
@@ -23,6 +24,7 @@ _LLAMA3 = {
     "original_max_position_embeddings": 8192,
 }
 _GEMMA_27B_BLOCKS = 62
+_ROPE_BASE = 10_000.0  # of a file that names none
 _LLAMA3_FACTORS = (8.0, 16.0, 32.0)
 
 
@@ -48,14 +50,17 @@ def correct_config(
         large = config.num_hidden_layers == _GEMMA_27B_BLOCKS
         average = config.hidden_size // config.num_attention_heads
         config.query_pre_attn_scalar = average if large else config.head_dim
-        factor: Any = metadata.get("gemma3.rope.scaling.factor")
-        if metadata.get("gemma3.rope.scaling.type") == "linear" and factor not in (None, 1.0):
+        rope = config.rope_parameters
+        bases = {"full_attention": "rope.freq_base", "sliding_attention": "rope.freq_base_swa"}
+        thetas = {
+            kind: {**rope[kind], "rope_theta": float(metadata.get(f"gemma3.{key}", _ROPE_BASE))}
+            for kind, key in bases.items()
+        }
+        factor = rope_factor(metadata, "gemma3")
+        if factor != 1.0:
             # Local attention is never scaled.
-            full = {**config.rope_parameters["full_attention"], "rope_type": "linear"}
-            config.rope_parameters = {
-                **config.rope_parameters,
-                "full_attention": {**full, "factor": float(factor)},
-            }
+            thetas["full_attention"] |= {"rope_type": "linear", "factor": factor}
+        config.rope_parameters = {**rope, **thetas}
     if scales := tensors.get("rope_freqs.weight"):
         config.rope_parameters = _llama3_rope(config, scales.numbers(slice(None), slice(None))[0])
 

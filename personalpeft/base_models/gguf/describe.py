@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from personalpeft.base_models.gguf.header import GgufHeader, read_header
+from personalpeft.base_models.gguf.header import GgufHeader, Value, read_header
 from personalpeft.base_models.types import usable_sampling
 from personalpeft.errors import WeightsError
 
@@ -28,6 +28,14 @@ _ARCHITECTURES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "qwen2": (_LLAMA, _BIASES),
     "qwen3": (_NORMED, ()),
     "gemma3": ((*_NORMED, "post_attention_norm", "post_ffw_norm"), ()),
+}
+# What llama.cpp reads of these architectures and transformers does not, with the values that change
+# nothing. Another value is no error anywhere, but the model that learns is not the one that serves.
+_IGNORED: Mapping[str, tuple[Value, ...]] = {
+    "attention.sliding_window_pattern": (6,),
+    "attn_logit_softcapping": (0.0,),
+    "final_logit_softcapping": (0.0,),
+    "rope.scaling.attn_factor": (1.0,),
 }
 # Files that are parts of models, and what to do with them.
 _PARTS = {
@@ -97,6 +105,7 @@ def describe_gguf(path: Path) -> GgufFacts:
     blocks = fields.size("block_count")
     _check_tensors(fields, architecture, blocks)
     _check_rope(fields, architecture)
+    _check_ignored(fields, architecture)
     tokens, control = _check_tokenizer(fields)
     _, kv_heads, head_dim = fields.heads()
     bos, eos, turn = (fields.token(name, tokens) for name in ("bos", "eos", "eot"))
@@ -235,12 +244,36 @@ def _check_tensors(fields: _Fields, architecture: str, blocks: int) -> None:
             raise fields.fail(f"{name} must have {hidden} columns, got {tensors[name].shape}.")
 
 
+def rope_factor(metadata: Mapping[str, Value], architecture: str) -> float:
+    """Return what positions are divided by. llama.cpp divides them unless the file names a type."""
+    if metadata.get(f"{architecture}.rope.scaling.type", "linear") != "linear":
+        return 1.0
+    names = ("rope.scaling.factor", "rope.scale_linear")
+    given = (metadata.get(f"{architecture}.{name}") for name in names)
+    factor = next((each for each in given if each is not None), 1.0)
+    return float(factor) or 1.0 if isinstance(factor, int | float) else 1.0
+
+
+def _check_ignored(fields: _Fields, architecture: str) -> None:
+    """Refuse what llama.cpp computes and transformers, which trains, leaves out."""
+    for key, neutral in _IGNORED.items():
+        value = fields.header.metadata.get(f"{architecture}.{key}", neutral[0])
+        if value not in neutral:
+            raise fields.fail(
+                f"has {architecture}.{key} = {value!a:.60}, which is not read from GGUF.",
+                _OTHER_FILE,
+            )
+    if architecture == "gemma3":
+        fields.size("attention.sliding_window")
+
+
 def _check_rope(fields: _Fields, architecture: str) -> None:
     scaling = fields.text(f"{architecture}.rope.scaling.type")
-    allowed = ("", "none", "linear") if architecture == "gemma3" else ("", "none")
-    if scaling not in allowed:
+    factor = rope_factor(fields.header.metadata, architecture)
+    if scaling not in ("", "none", "linear") or (factor != 1.0 and architecture != "gemma3"):
+        how = scaling if scaling not in ("", "none", "linear") else factor
         raise fields.fail(
-            f"scales its positions by {scaling!a:.30}, which is not read from GGUF.", _OTHER_FILE
+            f"scales its positions by {how!a:.30}, which is not read from GGUF.", _OTHER_FILE
         )
     _, _, dim = fields.heads()
     if fields.optional_size("rope.dimension_count") not in (None, dim):

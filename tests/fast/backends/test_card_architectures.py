@@ -30,7 +30,7 @@ from personalpeft.errors import CardError, WeightsError
 PROMPTS = ("hello", "what is this? " * 14, "x")
 
 
-@pytest.fixture(params=all_cases(SHAPES, usual=["smollm3", "phi4-mini"]))
+@pytest.fixture(params=all_cases(SHAPES, usual=["smollm3", "phi4-mini", "phi3-mini"]))
 def shaped(request: pytest.FixtureRequest, tiny_base: Base, tmp_path: Path) -> Base:
     """A base of each shape."""
     return make_base(request.param, tiny_base, tmp_path)
@@ -66,6 +66,28 @@ def test_each_architecture_replies_and_learns_as_transformers(
     found = gradients(serving, terms_of(serving), initial_weights=start)
     expected_gradients = plain_gradients(shaped, terms_of(serving), start, None)
     assert_close(found, expected_gradients, CLOSE)
+
+
+@pytest.mark.parametrize("kernels", ["plain", "native"])
+@pytest.mark.parametrize("name", SHAPES)
+def test_scores_see_as_far_back_as_the_model(
+    name: str, kernels: str, tiny_base: Base, tmp_path: Path, shared_cache: Path
+) -> None:
+    model = make_model(name, tiny_base, tmp_path / "weights")
+    card = card_of(name, tiny_base, tmp_path / "weights")
+    backend = torch_backend(
+        resolve_base(card, cache=tmp_path / "cache"),
+        slots=1,
+        **({"cache": shared_cache} if kernels == "native" else {}),
+    )
+    item = continuation(backend, "what is this? " * 4, "It is a thing.")
+    (score,) = backend.score([item], None)
+    tokens = torch.tensor([[*item.prompt, *item.completion]])
+    with torch.inference_mode():
+        model.set_attn_implementation("eager")
+        logits = model(tokens).logits[0, len(item.prompt) - 1 : -1]
+    expected = logits.log_softmax(-1).gather(1, torch.tensor(item.completion)[:, None])[:, 0]
+    assert score.token_logprobs == pytest.approx(expected.tolist(), abs=2e-3)
 
 
 def test_a_context_in_which_rows_would_change_each_other_is_refused(
