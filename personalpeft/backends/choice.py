@@ -17,7 +17,7 @@ from personalpeft import host
 from personalpeft.backends import BACKENDS
 from personalpeft.base_models.gguf.tensor_names import gguf_names
 from personalpeft.base_models.types import Base, ModelCard
-from personalpeft.errors import NotFound, WeightsError, suggest_nearest
+from personalpeft.errors import MissingPackage, NotFound, WeightsError, suggest_nearest
 from personalpeft.formatting import pluralize
 from personalpeft.settings import DEFAULT_BATCH
 
@@ -38,6 +38,7 @@ class ChoiceReason(StrEnum):
     MANY_ROWS = "many_rows"
     NO_GGUF = "no_gguf"
     NOT_INSTALLED = "not_installed"
+    NOT_LOADABLE = "not_loadable"
     GPU = "gpu"
     UNSUPPORTED = "unsupported"
 
@@ -48,6 +49,7 @@ _TEXTS: Mapping[str, str] = {
     ChoiceReason.MANY_ROWS: "it answers more than two users at once fastest",
     ChoiceReason.NO_GGUF: "the base does not come as a GGUF file",
     ChoiceReason.NOT_INSTALLED: "llama-cpp-python is not installed",
+    ChoiceReason.NOT_LOADABLE: "the library of llama-cpp-python cannot be loaded here",
     ChoiceReason.GPU: "it uses the GPU of this machine",
     ChoiceReason.UNSUPPORTED: "llama.cpp does not support the base",
 }
@@ -139,9 +141,14 @@ def _why_not_llamacpp(card: ModelCard, base: Base | None) -> ChoiceReason | None
         return ChoiceReason.NOT_INSTALLED
     if host.has_gpu():
         return ChoiceReason.GPU
+    from personalpeft.backends.llamacpp.binding import check_library
+
     try:
+        check_library()
         if base is not None:
             gguf_names(base)
+    except MissingPackage:
+        return ChoiceReason.NOT_LOADABLE
     except WeightsError:
         return ChoiceReason.UNSUPPORTED
     return None

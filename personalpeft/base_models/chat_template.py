@@ -12,11 +12,14 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from datetime import date
 from functools import lru_cache
 from typing import Any, Never
 
 from jinja2 import Template, TemplateError, TemplateSyntaxError
-from jinja2.ext import loopcontrols
+from jinja2.ext import Extension, loopcontrols
+from jinja2.nodes import Node
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from personalpeft.base_models.tool_calls import read_calls
@@ -36,10 +39,24 @@ _MARKS = (
 )
 # Phi-4 mini's template shows the tools of a system message. This is the one of its makers' example.
 _PHI4_MINI_SYSTEM = "You are a helpful assistant with some tools."
+# The date of every prompt. With the date of today, a lesson would be another text on each day, and
+# a revision could not be built again. Llama 3.2's template has this one where there is no clock.
+_TODAY = date(2024, 7, 26)
 
 
 class _Refusal(TemplateError):
     """A call of ``raise_exception`` in a template."""
+
+
+class _Generation(Extension):
+    """The tag around what a model generates. Only trainers of other libraries read it."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja's name and type
+
+    def parse(self, parser: Parser) -> list[Node]:
+        """Return what is inside of the tag."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 def render_chat(
@@ -188,10 +205,11 @@ def _spellings(control: tuple[str, ...]) -> tuple[tuple[str, ...], re.Pattern[st
 @lru_cache(maxsize=16)
 def _compile(template: str) -> Template:
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
     )
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _TODAY.strftime
     return environment.from_string(template)
 
 

@@ -26,7 +26,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from personalpeft.errors import WeightsError
+from personalpeft.errors import MissingPackage, WeightsError
+from personalpeft.extras import extra_required
 
 log = logging.getLogger(__name__)
 
@@ -267,10 +268,24 @@ class Context:
             raise RuntimeError("llama_set_adapters_lora failed")
 
 
+def check_library() -> None:
+    """Load the library. Raises ``MissingPackage`` if it is not installed, or cannot be loaded."""
+    _library()
+
+
 @cache
 def _library() -> Any:
     """Import the library, with its log sent to ours."""
-    from llama_cpp import llama_cpp
+    try:
+        with extra_required():
+            from llama_cpp import llama_cpp
+    # Its package turns what the system says into a RuntimeError.
+    except (OSError, RuntimeError) as error:
+        raise MissingPackage(
+            f"The library of llama-cpp-python cannot be loaded: {error}",
+            hint="Install it again: pip install --force-reinstall --no-cache-dir llama-cpp-python."
+            " Until then use the backend torch.",
+        ) from error
 
     llama_cpp.llama_log_set(_log_callback(llama_cpp), ctypes.c_void_p(0))
     llama_cpp.llama_backend_init()

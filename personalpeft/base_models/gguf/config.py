@@ -53,7 +53,7 @@ def correct_config(
         rope = config.rope_parameters
         bases = {"full_attention": "rope.freq_base", "sliding_attention": "rope.freq_base_swa"}
         thetas = {
-            kind: {**rope[kind], "rope_theta": float(metadata.get(f"gemma3.{key}", _ROPE_BASE))}
+            kind: {**rope[kind], "rope_theta": metadata.get(f"gemma3.{key}", _ROPE_BASE)}
             for kind, key in bases.items()
         }
         factor = rope_factor(metadata, "gemma3")

@@ -117,6 +117,18 @@ def test_template_that_does_not_render_is_a_card_error(tiny: Base, template: str
         render_chat(replace(tiny, template=template), [Message("user", "Hi")])
 
 
+def test_a_template_for_transformers_renders_alike_on_every_day(tiny: Base) -> None:
+    template = """\
+{%- set today = strftime_now('%d %b %Y') -%}
+{{ today }}{% for message in messages %}<|im_start|>{{ message.role }}
+{% generation %}{{ message.content }}{% endgeneration %}<|im_end|>
+{% endfor %}"""
+    dated = replace(tiny, template=template)
+    assert render_chat(dated, [Message("user", "hi")], add_generation_prompt=False).endswith(
+        "26 Jul 2024<|im_start|>user\nhi<|im_end|>\n"
+    )
+
+
 def test_template_may_refuse_messages(tiny: Base) -> None:
     strict = replace(tiny, template="{{ raise_exception('Roles must take turns') }}")
     with pytest.raises(InvalidInput, match="Roles must take turns") as caught:

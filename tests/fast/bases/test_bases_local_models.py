@@ -179,7 +179,7 @@ def test_a_file_without_a_template_needs_one(tiny_base: Base, tmp_path: Path) ->
     model = inspect_local_model(path, cache=tmp_path, template=TEMPLATE)
     assert (model.card.template, model.has_template) == (TEMPLATE, False)
     with pytest.raises(CardError, match="cannot be used"):
-        inspect_local_model(path, cache=tmp_path, template="{{ strftime_now('%d') }}")
+        inspect_local_model(path, cache=tmp_path, template="{{ unknown_function('%d') }}")
 
 
 def test_any_damage_of_a_header_is_an_error_or_plain_values(file: Path, tmp_path: Path) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -73,6 +76,33 @@ def test_torch_serves_where_llamacpp_is_missing_or_a_gpu_is_there(
     monkeypatch.setattr("personalpeft.backends.choice.find_spec", lambda package: None)
     missing = choose_backend("auto", GGUF, None)
     assert (missing.name, missing.reason) == ("torch", ChoiceReason.NOT_INSTALLED)
+
+
+def test_torch_serves_where_the_library_of_llamacpp_cannot_be_loaded(tmp_path: Path) -> None:
+    package = tmp_path / "llama_cpp"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise RuntimeError('Failed to load shared library')")
+    script = """
+from personalpeft import MissingPackage, host
+from personalpeft.backends.choice import choose_backend
+from personalpeft.backends.llamacpp.binding import check_library
+from personalpeft.base_models.registry import find_card
+
+host.has_gpu = lambda: False
+chosen = choose_backend("auto", find_card("smollm2-135m-instruct"), None)
+try:
+    check_library()
+except MissingPackage as error:
+    print(chosen.name, chosen.reason, bool(error.hint))
+"""
+    found = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert found.stdout.split() == ["torch", ChoiceReason.NOT_LOADABLE, "True"]
 
 
 @pytest.fixture
