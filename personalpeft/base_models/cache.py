@@ -209,7 +209,8 @@ def _cache_errors(card: ModelCard, cache: Path) -> Iterator[None]:
             f"{card.name} cannot be prepared in {cache}: {error}.",
             hint="Make room there, or set PERSONALPEFT_CACHE to a folder that can be written.",
         ) from error
-    except (ValueError, LookupError, NotImplementedError) as error:
+    # tokenizers raises a plain Exception, and transformers errors of its own, for files of strangers.
+    except Exception as error:
         raise WeightsError(
             f"{card.name} cannot be converted: {error}.",
             hint="This version of transformers or gguf may not know this kind of model.",

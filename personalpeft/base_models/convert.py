@@ -7,12 +7,14 @@ how they are made.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from personalpeft.base_models.files import MANIFEST, SINGLE
 from personalpeft.base_models.gguf.config import correct_config
+from personalpeft.base_models.gguf.describe import control_tokens
 from personalpeft.base_models.gguf.header import read_header
 from personalpeft.base_models.gguf.mapped import map_gguf
 from personalpeft.base_models.gguf.to_safetensors import unpack_weights
@@ -52,6 +54,7 @@ def write_gguf_config(file: Path, into: Path, report: Progress) -> Path:
     report("Reading the tokenizer", 0.0)
     tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=name, local_files_only=True)
     _set_pre_tokenizer(tokenizer.backend_tokenizer, header.metadata.get("tokenizer.ggml.pre"))
+    _set_control_tokens(tokenizer.backend_tokenizer, control_tokens(header.metadata))
     tokenizer.save_pretrained(str(into))
     config = AutoConfig.from_pretrained(folder, gguf_file=name, local_files_only=True)
     correct_config(config, header.metadata, map_gguf(file))
@@ -92,6 +95,21 @@ def unpack_gguf(file: Path, config: Path, into: Path, report: Progress, *, full:
         full=full,
     )
     return into
+
+
+def _set_control_tokens(tokenizer: Any, control: Sequence[str]) -> None:
+    """Have the tokenizer read each of these as one token."""
+    from tokenizers import AddedToken
+
+    known = tokenizer.get_added_tokens_decoder().values()
+    special = {each.content for each in known if each.special}
+    tokenizer.add_special_tokens(
+        [
+            AddedToken(each, special=True, normalized=False)
+            for each in control
+            if each not in special
+        ]
+    )
 
 
 def _set_pre_tokenizer(tokenizer: Any, splitting: object) -> None:

@@ -168,13 +168,22 @@ class EngineCore:
             self.backend.detach(key)
         if clearing or evicted:
             self._check.clear()
-            self.backend.clear_cache()
+            self._clear_cache()
         if clearing:
             self._loader.clear()
             with self._changed:
                 for each in clearing:
                     each.set()
                 self._notify()
+
+    def _clear_cache(self) -> None:
+        try:
+            self.backend.clear_cache()
+        except Exception as error:  # noqa: BLE001 - each running request ends with it
+            # llama.cpp copies what running replies read. Without memory for that they end, since
+            # what is erased must not stay in the cache.
+            self._end_running("clearing the cache", error)
+            self.backend.clear_cache()
 
     def _load(self) -> Sequence[str]:
         """Load the adapters that are waited for. Return the keys with which requests may start."""
@@ -217,11 +226,7 @@ class EngineCore:
         try:
             chunks = self._step_backend()
         except Exception as error:  # noqa: BLE001 - each running request ends with it
-            log.error("a step failed; the running requests end: %s", format_origin(error))
-            for request in tuple(self._scheduler.running.values()):
-                self._end_early(
-                    request, to_serving_error("The model failed while it wrote this reply.", error)
-                )
+            self._end_running("a step", error)
             return
         now = self._timer()
         for chunk in chunks:
@@ -256,6 +261,14 @@ class EngineCore:
                 self._metrics.count("num_preemptions_total")
                 with self._changed:
                     self._scheduler.preempt(request)
+
+    def _end_running(self, action: str, error: Exception) -> None:
+        """End all running requests, since an action of the backend failed."""
+        log.error("%s failed; the running requests end: %s", action, format_origin(error))
+        for request in tuple(self._scheduler.running.values()):
+            self._end_early(
+                request, to_serving_error("The model failed while it wrote this reply.", error)
+            )
 
     def _end_early(self, request: RequestState, error: Exception | None = None) -> None:
         """End a request wherever it is, as cancelled or with an error."""

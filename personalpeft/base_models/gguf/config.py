@@ -1,7 +1,7 @@
 """Complete the configuration that transformers makes from a GGUF file.
 
-transformers ignores the size of a head, and how positions are scaled. Nothing fails, but the model
-computes something else.
+transformers ignores the size of a head, how positions are scaled, and how many tokens there are.
+Nothing fails, but the model computes something else.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ def correct_config(
         WeightsError: The file scales positions in an unknown way.
     """
     architecture = metadata.get("general.architecture")
+    # A file may name another number: that before tokens were added.
+    config.vocab_size = tensors["token_embd.weight"].shape[0]
     head_dim = metadata.get(f"{architecture}.attention.key_length")
     if head_dim is not None and getattr(config, "head_dim", head_dim) != head_dim:
         config.head_dim = head_dim

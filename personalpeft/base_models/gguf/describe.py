@@ -46,7 +46,11 @@ _PARTS = {
     "vocab": ("only a vocabulary", "Give the file with the model's weights."),
 }
 _TOKENIZERS = {"gpt2": ("smollm", "llama-bpe", "qwen2"), "llama": ("default", None)}
+_SPECIAL = ("bos", "eos", "eot", "padding", "unknown")
 _CONTROL = 3
+# What looks like a mark of a template is one, whatever its type: some makers give marks the type of
+# words. A text that spells one would become the mark, and a reply would not end at it.
+_MARK = re.compile(r"<\|[^<>|\s]+\|>|<(?:start|end)_of_[a-z]+>|<(?:bos|eos)>")
 # Tokens that end a turn or a text in the templates of these architectures.
 _ENDS = (
     "<|im_end|>",
@@ -108,7 +112,7 @@ def describe_gguf(path: Path) -> GgufFacts:
     _check_ignored(fields, architecture)
     tokens, control = _check_tokenizer(fields)
     _, kv_heads, head_dim = fields.heads()
-    bos, eos, turn = (fields.token(name, tokens) for name in ("bos", "eos", "eot"))
+    bos, eos, turn, *_ = (fields.token(name, tokens) for name in _SPECIAL)
     spelled = set(control)
     ends = [end for end in _ENDS if end in spelled]
     template = header.metadata.get("tokenizer.chat_template")
@@ -178,8 +182,15 @@ class _Fields:
         return heads, kv_heads, dim
 
     def token(self, name: str, tokens: tuple[str, ...]) -> str:
-        number = self.header.metadata.get(f"tokenizer.ggml.{name}_token_id")
-        return tokens[number] if type(number) is int and 0 <= number < len(tokens) else ""
+        """Return a special token; "" if the file names none."""
+        key = f"tokenizer.ggml.{name}_token_id"
+        number = self.header.metadata.get(key)
+        if number is None:
+            return ""
+        # llama.cpp ignores a number without a token. transformers takes another token for it.
+        if type(number) is not int or not 0 <= number < len(tokens):
+            raise self.fail(f"has no token {number!a:.30}, which {key} names.", _OTHER_FILE)
+        return tokens[number]
 
 
 def _check_kind(fields: _Fields) -> str:
@@ -299,8 +310,18 @@ def _check_tokenizer(fields: _Fields) -> tuple[tuple[str, ...], tuple[str, ...]]
     rows = fields.header.tensors["token_embd.weight"].shape[0]
     if rows != len(tokens):
         raise fields.fail(f"has {len(tokens)} tokens and {rows} embeddings.")
-    control = (t for t, kind in zip(tokens, types, strict=True) if kind == _CONTROL and t)
-    return tokens, tuple(control)
+    return tokens, control_tokens(metadata)
+
+
+def control_tokens(metadata: Mapping[str, Value]) -> tuple[str, ...]:
+    """Return the tokens of a file that no text may spell."""
+    tokens = _values(metadata.get("tokenizer.ggml.tokens"), str)
+    types = _values(metadata.get("tokenizer.ggml.token_type"), int)
+    return tuple(
+        token
+        for token, kind in zip(tokens, types, strict=True)
+        if token and (kind == _CONTROL or _MARK.fullmatch(token))
+    )
 
 
 def _values(values: Any, kind: type[_T]) -> tuple[_T, ...]:

@@ -403,6 +403,31 @@ def test_a_failing_step_ends_its_replies_and_serving_continues(
     assert slow.metrics()["num_requests_running"] == 0
 
 
+def test_no_memory_to_clear_a_cache_ends_the_running_replies_and_serving_continues(
+    source: AdapterSource,
+) -> None:
+    class Full(SteppedBackend):
+        cleared = 0
+
+        def clear_cache(self) -> None:
+            # A copy of what a running reply reads takes memory.
+            if self.occupancy().num_sequences:
+                raise MemoryError("no memory left")
+            self.cleared += 1
+            super().clear_cache()
+
+    full = Full()
+    with engine_on(full, source) as engine:
+        (reader,) = start_together(engine, full, request((1,)))
+        clearing = threading.Thread(target=engine.clear_caches, daemon=True)
+        clearing.start()
+        full.run()
+        assert isinstance(reader.end().error, ServingFailed)
+        clearing.join(PATIENCE)
+        assert full.cleared >= 1
+        assert text(engine, request((1,)))
+
+
 def test_a_row_refused_by_the_backend_fails_alone(source: AdapterSource) -> None:
     class Choosy(FakeBackend):
         def admit(self, row: SequenceState) -> int | None:
