@@ -131,6 +131,25 @@ def test_damaged_blob_is_reported_and_taken_from_the_previous_backup(
         assert copy.verify() == ()
 
 
+def test_damage_to_a_backup_does_not_reach_the_next_one(home: Path, tmp_path: Path) -> None:
+    with open_runtime(home) as runtime:
+        ada = runtime.user("ada")
+        correct(ada)
+        ada.learn()
+        file = runtime.plugin_data("parrots").put_file(b"a parrot")
+        runtime.plugin_data("parrots").connect().close()
+        first = runtime.maintenance.back_up(tmp_path / "copies").path
+        for path in (next(first.glob("blobs/*/*")), first / "parrots" / "files" / file):
+            data = path.read_bytes()
+            with path.open("r+b") as damaged:
+                damaged.write(bytes([data[0] ^ 1]))
+        second = runtime.maintenance.back_up(tmp_path / "copies")
+        assert second.missing == ()
+    with open_runtime(second.path) as copy:
+        assert copy.verify() == ()
+        assert copy.plugin_data("parrots").read_file(file) == b"a parrot"
+
+
 def test_invalid_backups_are_refused(home: Path, tmp_path: Path) -> None:
     with open_runtime(home) as runtime, pytest.raises(InvalidInput):
         runtime.maintenance.back_up(tmp_path / "copies", keep=0)
