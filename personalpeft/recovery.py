@@ -1,7 +1,7 @@
 """Put a backup in place of a home.
 
 Invariants: what was forgotten since the backup is forgotten again before the copy becomes the home.
-The home is as it was until the copy is whole, verified and on the disk. A kill before that leaves a
+The home is as it was until the copy is verified and on the disk. A kill before that leaves a
 folder that the next restore deletes. A kill later loses nothing: see ``store.replacement``.
 """
 
@@ -25,6 +25,7 @@ from personalpeft.errors import (
     MissingPackage,
     NotFound,
 )
+from personalpeft.formatting import pluralize
 from personalpeft.runtime import Runtime
 from personalpeft.settings import Settings, resolve
 from personalpeft.store.backup import COPY_NAME
@@ -41,7 +42,7 @@ from personalpeft.store.erasure_log import (
 from personalpeft.store.error_mapping import map_home_errors
 from personalpeft.store.gc import delete_unnamed_blobs
 from personalpeft.store.home import DATABASE, open_store
-from personalpeft.store.integrity import verify
+from personalpeft.store.integrity import find_lost_blobs, verify_database
 from personalpeft.store.locks import Lock
 from personalpeft.store.replacement import finish_replacement, new_folders, replace_home
 from personalpeft.store.store import Store
@@ -62,6 +63,7 @@ class RestoreReport:
         forgotten: How many items and users were forgotten again.
         replaced: Where the former home lies now; None if there was none.
         lost_encryption: Whether the home was encrypted and the backup is not.
+        missing: The digests of adapter files that are missing or damaged in the backup.
     """
 
     home: Path
@@ -69,11 +71,15 @@ class RestoreReport:
     forgotten: int
     replaced: Path | None
     lost_encryption: bool = False
+    missing: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         lines = [f"{self.home}: restored from {self.backup}"]
         if self.forgotten:
             lines.append(f"  forgotten again: {self.forgotten}, since the backup still had them")
+        if self.missing:
+            lost = pluralize(len(self.missing), "adapter")
+            lines.append(f"  missing or damaged: {lost}; build again: personalpeft verify --repair")
         if self.replaced:
             lines.append(f"  the former home is {self.replaced}; delete it when nothing is missing")
         if self.lost_encryption:
@@ -114,7 +120,7 @@ def restore(
     Raises:
         NotFound: There is no backup.
         InvalidInput: The home is not empty.
-        Damaged: The backup is not whole. Nothing was restored.
+        Damaged: The database of the backup is not whole. Nothing was restored.
         Busy: Another program has the home open.
         HomeError: The home cannot be written.
     """
@@ -151,7 +157,7 @@ def restore(
     with _open(part, settings, clock) as store:
         _keep_certificate_keys(home, keys, store)
     count = _forget_again(part, settings, base, erasures, clock)
-    _check(part, settings, clock)
+    missing = _check(part, settings, clock)
     replaced = None
     with map_home_errors(home):
         if exists:
@@ -165,7 +171,7 @@ def restore(
     if replaced is not None and home in backup.parents:
         backup = replaced / backup.relative_to(home)
     lost = (replaced or home).joinpath(ENCRYPTION).exists() and not (home / ENCRYPTION).exists()
-    return RestoreReport(home, backup, count, replaced, lost)
+    return RestoreReport(home, backup, count, replaced, lost, missing)
 
 
 def _check_unused(home: Path, keys: HomeKeys | None, clock: Clock) -> None:
@@ -257,17 +263,23 @@ def _name_of(erasure: LoggedErasure, user: User) -> str:
     return layers[0]
 
 
-def _check(part: Path, settings: Settings, clock: Clock) -> None:
-    """Raise ``Damaged`` if a copy is not whole. What no revision in it names is deleted first."""
+def _check(part: Path, settings: Settings, clock: Clock) -> tuple[str, ...]:
+    """Return the adapter files that a copy lacks. Raise ``Damaged`` if its database is not whole.
+
+    What no revision in it names is deleted first. A lost adapter may be built again from the
+    ledger, so it does not hold back what all users said.
+    """
     with _open(part, settings, clock) as store:
         delete_unnamed_blobs(store)
-        problems = verify(store)
+        problems = verify_database(store)
+        missing = tuple(each.digest for each in find_lost_blobs(store))
     if problems:
         raise Damaged(
             f"The backup has {len(problems)} problems, and nothing was restored. The first: "
             f"{problems[0].where}: {problems[0].fault}",
             hint="Restore an older copy.",
         )
+    return missing
 
 
 def _open(part: Path, settings: Settings, clock: Clock) -> Store:

@@ -6,6 +6,8 @@ import hashlib
 import json
 import re
 import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -223,11 +225,36 @@ def test_damaged_backup_and_busy_home_change_nothing(home: Path, tmp_path: Path)
         contents = home_contents(home)
         with runtime.user("ada")._services.store.database.write_lock(), pytest.raises(Busy):
             personalpeft.restore(copy, home, replace=True)
-    blob = next(path for path in (copy / "blobs").rglob("*") if path.is_file())
-    blob.write_bytes(blob.read_bytes()[:-1] + b"x")
+    with closing(sqlite3.connect(copy / "personalpeft.db")) as db, db:
+        db.execute("update turn set reply = 'changed' where rowid = 1")
     with pytest.raises(Damaged):
         personalpeft.restore(copy, home, replace=True)
     assert home_contents(home) == contents
+
+
+@pytest.mark.parametrize("loss", ["missing in the home", "damaged in the copy"])
+def test_backup_with_a_lost_adapter_is_restored_and_the_adapter_built_again(
+    home: Path, tmp_path: Path, loss: str
+) -> None:
+    with open_runtime(home) as runtime:
+        before = greedy(runtime.user("ada"))
+    blob = next(home.glob("blobs/*/*"))
+    if loss == "missing in the home":
+        blob.unlink()
+        with open_runtime(home) as runtime:
+            copy = runtime.maintenance.back_up(tmp_path / "others").path
+    else:
+        (copy,) = (each for each in (tmp_path / "copies").iterdir() if each.is_dir())
+        (copy / blob.relative_to(home)).write_bytes(b"no adapter")
+    shutil.rmtree(home)
+    report = personalpeft.restore(copy, home)
+    assert report.missing == (blob.name,)
+    assert "verify --repair" in str(report)
+    with open_runtime(home) as runtime:
+        assert len(list(runtime.users())) == 2
+        runtime.repair()
+        assert runtime.verify() == ()
+        assert greedy(runtime.user("ada")) == before
 
 
 def test_log_that_cannot_be_read_or_is_not_there_keeps_forgotten_items_from_coming_back(
