@@ -294,7 +294,7 @@ def forget(
             if plan.removal.revisions:
                 # First the copies: after a kill in between, no record would name them.
                 unpublish()
-            store.erasures.append(*_to_log(store, user, target))
+            store.erasures.append(*_to_log(store, user, target, plan))
             erased = erase(store, user, plan.removal)
         services.drop_user_caches(user)
     progress("Erasing", 1.0)
@@ -336,11 +336,19 @@ def _find_target(store: Store, user: str, item: str, conversation: bool) -> Eras
     return ErasureTarget(name, turns=frozenset(turns))
 
 
-def _to_log(store: Store, user: str, target: ErasureTarget) -> list[LoggedErasure]:
-    """Return the lines of the log by which a restore forgets a target again."""
+def _to_log(
+    store: Store, user: str, target: ErasureTarget, plan: ErasurePlan
+) -> list[LoggedErasure]:
+    """Return the lines of the log by which a restore forgets all that was erased again.
+
+    A backup may have an item without the ones that it was erased with. So each has a line.
+    """
     key = read_user_key(store.database, user)
     # A layer by the time of its first revision: the log holds no name of a skill. It comes first,
     # since with the items its revisions are erased.
     times = (each.at for each in store.catalog.revisions(user) if each.layer == target.layer)
     layers = [LoggedErasure("layer", f"{key}/{at.isoformat()}") for at in islice(times, 1)]
-    return [*layers, *(LoggedErasure("item", f"{key}/{item}") for item in sorted(target.items))]
+    # The target next: a restore plans one erasure for it, and finds the others erased.
+    others = (plan.removal.turns | plan.removal.signals) - target.items
+    items = (*sorted(target.items), *sorted(others))
+    return [*layers, *(LoggedErasure("item", f"{key}/{item}") for item in items)]

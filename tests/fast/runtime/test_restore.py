@@ -72,6 +72,30 @@ def test_what_was_forgotten_since_the_backup_stays_forgotten(
     )
 
 
+@pytest.mark.parametrize("loss", ["whole home", "nothing"])
+def test_earlier_wordings_that_were_forgotten_with_a_later_one_stay_forgotten(
+    home: Path, tmp_path: Path, loss: str
+) -> None:
+    with open_runtime(home) as runtime:
+        ada = runtime.user("ada")
+        (fact,) = ada.items()
+        turn = ask(ada, "Who has the key?")
+        first = ada.feedback(turn, edit="Zanzibar has the first key.")
+        runtime.maintenance.back_up(tmp_path / "copies")
+        changed = ada.edit_item(fact.id, "My locker code is 4712.").id
+        second = ada.feedback(turn, edit="Zanzibar has the second key.")
+        erased = {*ada.forget(changed).signals, *ada.forget(second).signals}
+        assert {fact.id, first} < erased
+    if loss == "whole home":
+        shutil.rmtree(home)
+    personalpeft.restore(tmp_path / "copies", home, replace=True)
+    with open_runtime(home) as runtime:
+        ids = {each.id for each in runtime.user("ada").signals(current=False)}
+        assert not ids & erased
+    files = [path.read_bytes() for path in home.rglob("*") if path.is_file()]
+    assert not any(word in data for data in files for word in (SECRET.encode(), b"Zanzibar"))
+
+
 def test_user_and_layer_without_any_turn_stay_forgotten(home: Path, tmp_path: Path) -> None:
     with open_runtime(home) as runtime:
         peft = runtime.user("ada").export_peft(tmp_path / "peft", layer="style")
