@@ -34,6 +34,7 @@ from personalpeft.store.conversion import open_alone
 from personalpeft.store.encryption import ENCRYPTION, FileCipher, HomeKeys, load_keys
 from personalpeft.store.erasure_log import (
     LOG,
+    ErasureLog,
     LoggedErasure,
     find_owners,
     merge_logs,
@@ -160,6 +161,10 @@ def restore(
     missing = _check(part, settings, clock)
     replaced = None
     with map_home_errors(home):
+        folders = ErasureLog(home).folders()
+        if COPY_NAME.fullmatch(backup.name):
+            folders = (*folders, backup.parent)
+        ErasureLog(part).list_folders(folders)
         if exists:
             _check_unused(home, keys, clock)
             replaced = replace_home(part, home)
@@ -168,6 +173,9 @@ def restore(
                 home.rmdir()
             host.replace(part, home)
             host.sync_folder(home.parent)
+        # What only another folder listed as forgotten is listed beside all backups from now on.
+        log = ErasureLog(home)
+        log.append(*log.read())
     if replaced is not None and home in backup.parents:
         backup = replaced / backup.relative_to(home)
     lost = (replaced or home).joinpath(ENCRYPTION).exists() and not (home / ENCRYPTION).exists()

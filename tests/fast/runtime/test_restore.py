@@ -96,6 +96,26 @@ def test_earlier_wordings_that_were_forgotten_with_a_later_one_stay_forgotten(
     assert not any(word in data for data in files for word in (SECRET.encode(), b"Zanzibar"))
 
 
+@pytest.mark.parametrize("loss", ["whole home", "nothing"])
+def test_restored_home_knows_where_its_backups_lie(home: Path, tmp_path: Path, loss: str) -> None:
+    copies, others = tmp_path / "copies", tmp_path / "others"
+    with open_runtime(home) as runtime:
+        runtime.maintenance.back_up(others)
+    if loss == "whole home":
+        shutil.rmtree(home)
+    personalpeft.restore(copies, home, replace=True)
+    with open_runtime(home) as runtime:
+        ada = runtime.user("ada")
+        certificate = ada.forget(ada.signals()[-1].id, certificate=True).certificate
+        assert certificate is not None
+        listed = {each["folder"] for each in certificate.statement["remains"]["backups"]}
+    assert listed == {str(copies), *([str(others)] if loss == "nothing" else [])}
+    shutil.rmtree(home)
+    for former in tmp_path.glob("home.replaced-*"):
+        shutil.rmtree(former)
+    assert personalpeft.restore(copies, home).forgotten == 1
+
+
 def test_user_and_layer_without_any_turn_stay_forgotten(home: Path, tmp_path: Path) -> None:
     with open_runtime(home) as runtime:
         peft = runtime.user("ada").export_peft(tmp_path / "peft", layer="style")
