@@ -28,7 +28,7 @@ from personalpeft.errors import (
 from personalpeft.formatting import pluralize
 from personalpeft.runtime import Runtime
 from personalpeft.settings import Settings, resolve
-from personalpeft.store.backup import COPY_NAME
+from personalpeft.store.backup import COPY_NAME, HOME_ID, read_home_id
 from personalpeft.store.certificate_keys import CERTIFICATE_KEYS
 from personalpeft.store.conversion import open_alone
 from personalpeft.store.encryption import ENCRYPTION, FileCipher, HomeKeys, load_keys
@@ -149,6 +149,7 @@ def restore(
                 shutil.rmtree(left)
         _copy(backup, part, progress)
         erasures = merge_logs((backup, backup.parent, home, *others), part)
+        _keep_home_id(part, backup, home)
         keys = _home_keys(home, settings)
         for folder in (home, *others):
             own = keys if folder == home else _home_keys(folder, settings)
@@ -299,6 +300,18 @@ def _home_keys(home: Path, settings: Settings) -> HomeKeys | None:
     with suppress(HomeError, MissingPackage):
         return load_keys(home, settings.keys)
     return None
+
+
+def _keep_home_id(part: Path, backup: Path, home: Path) -> None:
+    """Give a restored home the id of its folder of backups, if the copy is from before there was one.
+
+    Without it that folder would be of another home.
+    """
+    if read_home_id(part) is None:
+        is_copy = COPY_NAME.fullmatch(backup.name) is not None
+        home_id = (read_home_id(backup.parent) if is_copy else None) or read_home_id(home)
+        if home_id is not None:
+            host.replace_file(part / HOME_ID, home_id)
 
 
 def _keep_certificate_keys(home: Path, keys: HomeKeys | None, store: Store) -> None:

@@ -9,6 +9,8 @@ Invariants:
 
 - A copy gets its name only when it is whole and on the disk. A killed copy leaves a ``.part`` that
   the next one deletes.
+- A folder has the copies of one home. A random id tells homes apart. It lies in the home, in its
+  copies and beside them.
 - Numbers grow whatever the clock says, and the copies with the lowest numbers are deleted first.
 - A copy shares files with the one before where the file system can, if they have the home's bytes.
   So damage to a copy does not reach the next one. It never shares them with the home, so damage to
@@ -26,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from personalpeft import host
-from personalpeft.errors import Damaged, HomeError
+from personalpeft.errors import Damaged, HomeError, InvalidInput
 from personalpeft.store.blobs import Blobs
 from personalpeft.store.certificate_keys import CERTIFICATE_KEYS
 from personalpeft.store.database import Database, create_file, fetch_all, has_table
@@ -42,8 +44,11 @@ from personalpeft.store.plugin_data import (
 )
 from personalpeft.store.store import Store
 
+HOME_ID = "home-id"
+"""The file with the random id of a home."""
 COPY_NAME = re.compile(r"copy-(\d{6})-\d{8}")
 _PART = ".part"
+_ID_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +78,7 @@ def back_up(store: Store, folder: Path, keep: int) -> Backup:
         part = path.with_name(path.name + _PART)
         part.mkdir(mode=0o700)
         digests, missing = _copy_contents(store, part, previous)
-        for name in ("config.toml", "models", CERTIFICATE_KEYS, ENCRYPTION):
+        for name in ("config.toml", "models", HOME_ID, CERTIFICATE_KEYS, ENCRYPTION):
             with suppress(FileNotFoundError, NotADirectoryError):
                 _copy_settings(home / name, part / name)
         for plugin in plugin_folders(home):
@@ -86,6 +91,40 @@ def back_up(store: Store, folder: Path, keep: int) -> Backup:
         for old in removed:
             shutil.rmtree(old)
     return Backup(path, len(digests) - len(missing), tuple(missing), tuple(removed))
+
+
+def check_folder(store: Store, folder: Path) -> None:
+    """Raise ``InvalidInput`` if a folder has the copies of another home.
+
+    That home would lose its copies, and a restore would take those of this one.
+    """
+    if not is_folder_of(store.home, folder):
+        raise InvalidInput(
+            f"{folder} has the backups of another home.",
+            hint="Name another folder: each home needs one of its own.",
+        )
+
+
+def is_folder_of(home: Path, folder: Path) -> bool:
+    """Return whether a folder may have a home's copies. Earlier versions wrote no id."""
+    with map_home_errors(folder):
+        return read_home_id(folder) in (None, read_home_id(home))
+
+
+def claim_folder(store: Store, folder: Path) -> None:
+    """Write the id of a home beside its copies. A home without an id gets one."""
+    with map_home_errors(folder):
+        home_id = read_home_id(store.home) or store.entropy(_ID_BYTES).hex().encode()
+        for each in (store.home, folder):
+            if read_home_id(each) is None:
+                host.replace_file(each / HOME_ID, home_id)
+
+
+def read_home_id(folder: Path) -> bytes | None:
+    """Return the id in a home, a copy or a folder of copies; None if there is none."""
+    with suppress(FileNotFoundError, NotADirectoryError):
+        return (folder / HOME_ID).read_bytes()
+    return None
 
 
 def _copy_contents(store: Store, part: Path, previous: Path | None) -> tuple[list[str], list[str]]:
