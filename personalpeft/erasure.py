@@ -38,6 +38,7 @@ from personalpeft.services import Services
 from personalpeft.store.api_keys import ApiKeys
 from personalpeft.store.erasure import delete_pending_files, erase, erase_user
 from personalpeft.store.erasure_log import LoggedErasure, read_user_key
+from personalpeft.store.hash_chain import read_chain_head
 from personalpeft.store.locks import learn_lease
 from personalpeft.store.store import Store
 from personalpeft.store.types import UserSummary
@@ -270,20 +271,28 @@ def forget(
 
     if dry_run:
         return report(plan_erasure(store, user, target), dry_run=True)
-    # Under the lease, since a running learn would write again what is being erased. Under the write
-    # lock, so that nothing is added between the decision and the erasure.
+
+    def find_and_plan() -> tuple[tuple[int, str], ErasureTarget, ErasurePlan]:
+        """Return the head of the user's chain before all, what to forget, and the plan."""
+        head = read_chain_head(store.database, user)
+        target = _find_target(store, user, item, conversation)
+        return head, target, plan_erasure(store, user, target)
+
+    # Under the lease, since a running learn would write again what is being erased. It is planned
+    # before the write lock is taken, since that takes seconds for a long history.
     with store.leases.acquire(learn_lease(user)), unpublishing(services, user) as unpublish:
+        head, target, plan = find_and_plan()
         draft: CertificateDraft | None = None
         if certificate:
             kind: ErasureKind = (
                 "conversation" if conversation else "layer" if target.layer else "item"
             )
             draft = CertificateDraft(services, user, kind, cancelled)
-            draft.measure_before(plan_erasure(store, user, target), progress)
+            draft.measure_before(plan, progress)
         with store.database.write_lock():
-            # Found again, since more may have been said meanwhile.
-            target = _find_target(store, user, item, conversation)
-            plan = plan_erasure(store, user, target)
+            if head != read_chain_head(store.database, user):
+                # More was said meanwhile.
+                _, target, plan = find_and_plan()
             if cancelled():
                 raise Cancelled(
                     "Cancelled before anything was erased.", hint="Nothing has changed."
@@ -294,7 +303,7 @@ def forget(
             if plan.removal.revisions:
                 # First the copies: after a kill in between, no record would name them.
                 unpublish()
-            store.erasures.append(*_to_log(store, user, target))
+            store.erasures.append(*_to_log(store, user, target, plan))
             erased = erase(store, user, plan.removal)
         services.drop_user_caches(user)
     progress("Erasing", 1.0)
@@ -336,11 +345,19 @@ def _find_target(store: Store, user: str, item: str, conversation: bool) -> Eras
     return ErasureTarget(name, turns=frozenset(turns))
 
 
-def _to_log(store: Store, user: str, target: ErasureTarget) -> list[LoggedErasure]:
-    """Return the lines of the log by which a restore forgets a target again."""
+def _to_log(
+    store: Store, user: str, target: ErasureTarget, plan: ErasurePlan
+) -> list[LoggedErasure]:
+    """Return the lines of the log by which a restore forgets all that was erased again.
+
+    A backup may have an item without the ones that it was erased with. So each has a line.
+    """
     key = read_user_key(store.database, user)
     # A layer by the time of its first revision: the log holds no name of a skill. It comes first,
     # since with the items its revisions are erased.
     times = (each.at for each in store.catalog.revisions(user) if each.layer == target.layer)
     layers = [LoggedErasure("layer", f"{key}/{at.isoformat()}") for at in islice(times, 1)]
-    return [*layers, *(LoggedErasure("item", f"{key}/{item}") for item in sorted(target.items))]
+    # The target next: a restore plans one erasure for it, and finds the others erased.
+    others = (plan.removal.turns | plan.removal.signals) - target.items
+    items = (*sorted(target.items), *sorted(others))
+    return [*layers, *(LoggedErasure("item", f"{key}/{item}") for item in items)]

@@ -1,7 +1,7 @@
 """Put a backup in place of a home.
 
 Invariants: what was forgotten since the backup is forgotten again before the copy becomes the home.
-The home is as it was until the copy is whole, verified and on the disk. A kill before that leaves a
+The home is as it was until the copy is verified and on the disk. A kill before that leaves a
 folder that the next restore deletes. A kill later loses nothing: see ``store.replacement``.
 """
 
@@ -25,14 +25,16 @@ from personalpeft.errors import (
     MissingPackage,
     NotFound,
 )
+from personalpeft.formatting import pluralize
 from personalpeft.runtime import Runtime
 from personalpeft.settings import Settings, resolve
-from personalpeft.store.backup import COPY_NAME
+from personalpeft.store.backup import COPY_NAME, HOME_ID, read_home_id
 from personalpeft.store.certificate_keys import CERTIFICATE_KEYS
 from personalpeft.store.conversion import open_alone
 from personalpeft.store.encryption import ENCRYPTION, FileCipher, HomeKeys, load_keys
 from personalpeft.store.erasure_log import (
     LOG,
+    ErasureLog,
     LoggedErasure,
     find_owners,
     merge_logs,
@@ -41,7 +43,7 @@ from personalpeft.store.erasure_log import (
 from personalpeft.store.error_mapping import map_home_errors
 from personalpeft.store.gc import delete_unnamed_blobs
 from personalpeft.store.home import DATABASE, open_store
-from personalpeft.store.integrity import verify
+from personalpeft.store.integrity import find_lost_blobs, verify_database
 from personalpeft.store.locks import Lock
 from personalpeft.store.replacement import finish_replacement, new_folders, replace_home
 from personalpeft.store.store import Store
@@ -62,6 +64,7 @@ class RestoreReport:
         forgotten: How many items and users were forgotten again.
         replaced: Where the former home lies now; None if there was none.
         lost_encryption: Whether the home was encrypted and the backup is not.
+        missing: The digests of adapter files that are missing or damaged in the backup.
     """
 
     home: Path
@@ -69,11 +72,15 @@ class RestoreReport:
     forgotten: int
     replaced: Path | None
     lost_encryption: bool = False
+    missing: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         lines = [f"{self.home}: restored from {self.backup}"]
         if self.forgotten:
             lines.append(f"  forgotten again: {self.forgotten}, since the backup still had them")
+        if self.missing:
+            lost = pluralize(len(self.missing), "adapter")
+            lines.append(f"  missing or damaged: {lost}; build again: personalpeft verify --repair")
         if self.replaced:
             lines.append(f"  the former home is {self.replaced}; delete it when nothing is missing")
         if self.lost_encryption:
@@ -114,7 +121,7 @@ def restore(
     Raises:
         NotFound: There is no backup.
         InvalidInput: The home is not empty.
-        Damaged: The backup is not whole. Nothing was restored.
+        Damaged: The database of the backup is not whole. Nothing was restored.
         Busy: Another program has the home open.
         HomeError: The home cannot be written.
     """
@@ -142,6 +149,7 @@ def restore(
                 shutil.rmtree(left)
         _copy(backup, part, progress)
         erasures = merge_logs((backup, backup.parent, home, *others), part)
+        _keep_home_id(part, backup, home)
         keys = _home_keys(home, settings)
         for folder in (home, *others):
             own = keys if folder == home else _home_keys(folder, settings)
@@ -151,9 +159,13 @@ def restore(
     with _open(part, settings, clock) as store:
         _keep_certificate_keys(home, keys, store)
     count = _forget_again(part, settings, base, erasures, clock)
-    _check(part, settings, clock)
+    missing = _check(part, settings, clock)
     replaced = None
     with map_home_errors(home):
+        folders = ErasureLog(home).folders()
+        if COPY_NAME.fullmatch(backup.name):
+            folders = (*folders, backup.parent)
+        ErasureLog(part).list_folders(folders)
         if exists:
             _check_unused(home, keys, clock)
             replaced = replace_home(part, home)
@@ -162,10 +174,13 @@ def restore(
                 home.rmdir()
             host.replace(part, home)
             host.sync_folder(home.parent)
+        # What only another folder listed as forgotten is listed beside all backups from now on.
+        log = ErasureLog(home)
+        log.append(*log.read())
     if replaced is not None and home in backup.parents:
         backup = replaced / backup.relative_to(home)
     lost = (replaced or home).joinpath(ENCRYPTION).exists() and not (home / ENCRYPTION).exists()
-    return RestoreReport(home, backup, count, replaced, lost)
+    return RestoreReport(home, backup, count, replaced, lost, missing)
 
 
 def _check_unused(home: Path, keys: HomeKeys | None, clock: Clock) -> None:
@@ -257,17 +272,23 @@ def _name_of(erasure: LoggedErasure, user: User) -> str:
     return layers[0]
 
 
-def _check(part: Path, settings: Settings, clock: Clock) -> None:
-    """Raise ``Damaged`` if a copy is not whole. What no revision in it names is deleted first."""
+def _check(part: Path, settings: Settings, clock: Clock) -> tuple[str, ...]:
+    """Return the adapter files that a copy lacks. Raise ``Damaged`` if its database is not whole.
+
+    What no revision in it names is deleted first. A lost adapter may be built again from the
+    ledger, so it does not hold back what all users said.
+    """
     with _open(part, settings, clock) as store:
         delete_unnamed_blobs(store)
-        problems = verify(store)
+        problems = verify_database(store)
+        missing = tuple(each.digest for each in find_lost_blobs(store))
     if problems:
         raise Damaged(
             f"The backup has {len(problems)} problems, and nothing was restored. The first: "
             f"{problems[0].where}: {problems[0].fault}",
             hint="Restore an older copy.",
         )
+    return missing
 
 
 def _open(part: Path, settings: Settings, clock: Clock) -> Store:
@@ -279,6 +300,18 @@ def _home_keys(home: Path, settings: Settings) -> HomeKeys | None:
     with suppress(HomeError, MissingPackage):
         return load_keys(home, settings.keys)
     return None
+
+
+def _keep_home_id(part: Path, backup: Path, home: Path) -> None:
+    """Give a restored home the id of its folder of backups, if the copy is from before there was one.
+
+    Without it that folder would be of another home.
+    """
+    if read_home_id(part) is None:
+        is_copy = COPY_NAME.fullmatch(backup.name) is not None
+        home_id = (read_home_id(backup.parent) if is_copy else None) or read_home_id(home)
+        if home_id is not None:
+            host.replace_file(part / HOME_ID, home_id)
 
 
 def _keep_certificate_keys(home: Path, keys: HomeKeys | None, store: Store) -> None:

@@ -100,6 +100,7 @@ _HOME_FILES = {
     "tinker/": "Runs and saved weights of the Tinker server. Other plugins have a folder each, too.",
     "forgotten.jsonl": "Ids of what was forgotten, for restored backups.",
     "backup-folders.json": "Where backups lie.",
+    "home-id": "A random id, also in the folders of the home's backups.",
     "certificate-keys.json": "The keys that sign certificates.",
     "encryption.json": "Of an encrypted home: which key opens it. No secret.",
 }

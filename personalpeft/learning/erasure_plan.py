@@ -198,6 +198,9 @@ class _ErasurePlanner:
                 if signal.turn in self._redacted and revealing.is_in(texts_of(signal))
             }
         revealing, erased = self._revealing_text(), self._erased
+        if self._revisions:
+            # Their reports have examples, which are judged when the caller excludes other writers.
+            revealing.prepare()
         removal = Erasure(
             self._erased_turns,
             erased,

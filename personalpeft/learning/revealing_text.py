@@ -23,7 +23,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 
 import regex
 
@@ -47,11 +47,18 @@ class RevealingText:
 
     def __init__(self, erased: Iterable[str], remaining: Iterable[str]) -> None:
         """Compare texts. ``remaining`` are all that may contain the same words."""
-        erased, remaining = tuple(erased), tuple(remaining)
-        self._forms = [
-            (form, _RevealingParts(_split(erased, form), _split(remaining, form)))
-            for form in (_with_marks, _without_marks)
-        ]
+        self._erased, self._remaining = tuple(erased), tuple(remaining)
+
+    @cached_property
+    def _forms(self) -> list[tuple[Callable[[str], str], _RevealingParts]]:
+        """The parts in each form. Made for the first text: it takes seconds for a long history."""
+        forms = (_with_marks, _without_marks)
+        erased, remaining = (_split_forms(each, forms) for each in (self._erased, self._remaining))
+        return list(zip(forms, map(_RevealingParts, erased, remaining), strict=True))
+
+    def prepare(self) -> None:
+        """Compare the texts now, and not when the first text is judged."""
+        self._forms  # noqa: B018
 
     def is_in(self, texts: Iterable[str]) -> bool:
         """Return whether any of the texts has a revealing part."""
@@ -71,6 +78,8 @@ def comparable(text: str) -> str:
     They are separated by a space, but not in scripts without spaces: there a line may end anywhere.
     """
     text = _without_marks(text)
+    if text.isascii():
+        return " ".join(_ASCII_WORD.findall(text))
     pieces = regex.findall(rf"{_RUN.pattern}|{_WORD.pattern}", text)
     joined = " ".join(pieces)
     return str(regex.sub(rf"(?<={UNSPACED}\p{{M}}*) (?={UNSPACED})", "", joined))
@@ -110,6 +119,15 @@ class _Split:
     runs: frozenset[str]
     letters: Counter[str] = field(default_factory=Counter)
     run_letters: Counter[str] = field(default_factory=Counter)
+
+    def with_other(self, other: _Split) -> _Split:
+        """Return the words and runs of both."""
+        return _Split(
+            self.words | other.words,
+            self.runs | other.runs,
+            self.letters + other.letters,
+            self.run_letters + other.run_letters,
+        )
 
 
 class _RevealingParts:
@@ -200,6 +218,13 @@ def _without_marks(text: str) -> str:
         return text.casefold()
     bare = _MARKS.sub("", unicodedata.normalize("NFD", _with_marks(text)))
     return unicodedata.normalize("NFC", bare)
+
+
+def _split_forms(texts: Sequence[str], forms: Iterable[Callable[[str], str]]) -> list[_Split]:
+    """Return the words of texts in each form. All forms of an ASCII text are the same."""
+    shared = _split([text for text in texts if text.isascii()], str.casefold)
+    others = [text for text in texts if not text.isascii()]
+    return [shared.with_other(_split(others, form)) for form in forms]
 
 
 def _split(texts: Sequence[str], form: Callable[[str], str]) -> _Split:

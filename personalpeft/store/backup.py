@@ -9,9 +9,12 @@ Invariants:
 
 - A copy gets its name only when it is whole and on the disk. A killed copy leaves a ``.part`` that
   the next one deletes.
+- A folder has the copies of one home. A random id tells homes apart. It lies in the home, in its
+  copies and beside them.
 - Numbers grow whatever the clock says, and the copies with the lowest numbers are deleted first.
-- A copy shares files with the one before where the file system can, since files never change. It
-  never shares them with the home, so damage to a file of the home does not reach the copies.
+- A copy shares files with the one before where the file system can, if they have the home's bytes.
+  So damage to a copy does not reach the next one. It never shares them with the home, so damage to
+  a file of the home does not reach the copies.
 - A copy of an encrypted home is encrypted with the same keys.
 """
 
@@ -25,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from personalpeft import host
-from personalpeft.errors import Damaged
+from personalpeft.errors import Damaged, HomeError, InvalidInput
 from personalpeft.store.blobs import Blobs
 from personalpeft.store.certificate_keys import CERTIFICATE_KEYS
 from personalpeft.store.database import Database, create_file, fetch_all, has_table
@@ -36,12 +39,16 @@ from personalpeft.store.plugin_data import (
     files,
     open_database,
     plugin_folders,
+    read_file,
     stored_key,
 )
 from personalpeft.store.store import Store
 
+HOME_ID = "home-id"
+"""The file with the random id of a home."""
 COPY_NAME = re.compile(r"copy-(\d{6})-\d{8}")
 _PART = ".part"
+_ID_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +78,7 @@ def back_up(store: Store, folder: Path, keep: int) -> Backup:
         part = path.with_name(path.name + _PART)
         part.mkdir(mode=0o700)
         digests, missing = _copy_contents(store, part, previous)
-        for name in ("config.toml", "models", CERTIFICATE_KEYS, ENCRYPTION):
+        for name in ("config.toml", "models", HOME_ID, CERTIFICATE_KEYS, ENCRYPTION):
             with suppress(FileNotFoundError, NotADirectoryError):
                 _copy_settings(home / name, part / name)
         for plugin in plugin_folders(home):
@@ -84,6 +91,40 @@ def back_up(store: Store, folder: Path, keep: int) -> Backup:
         for old in removed:
             shutil.rmtree(old)
     return Backup(path, len(digests) - len(missing), tuple(missing), tuple(removed))
+
+
+def check_folder(store: Store, folder: Path) -> None:
+    """Raise ``InvalidInput`` if a folder has the copies of another home.
+
+    That home would lose its copies, and a restore would take those of this one.
+    """
+    if not is_folder_of(store.home, folder):
+        raise InvalidInput(
+            f"{folder} has the backups of another home.",
+            hint="Name another folder: each home needs one of its own.",
+        )
+
+
+def is_folder_of(home: Path, folder: Path) -> bool:
+    """Return whether a folder may have a home's copies. Earlier versions wrote no id."""
+    with map_home_errors(folder):
+        return read_home_id(folder) in (None, read_home_id(home))
+
+
+def claim_folder(store: Store, folder: Path) -> None:
+    """Write the id of a home beside its copies. A home without an id gets one."""
+    with map_home_errors(folder):
+        home_id = read_home_id(store.home) or store.entropy(_ID_BYTES).hex().encode()
+        for each in (store.home, folder):
+            if read_home_id(each) is None:
+                host.replace_file(each / HOME_ID, home_id)
+
+
+def read_home_id(folder: Path) -> bytes | None:
+    """Return the id in a home, a copy or a folder of copies; None if there is none."""
+    with suppress(FileNotFoundError, NotADirectoryError):
+        return (folder / HOME_ID).read_bytes()
+    return None
 
 
 def _copy_contents(store: Store, part: Path, previous: Path | None) -> tuple[list[str], list[str]]:
@@ -145,14 +186,19 @@ def _check_copy(copy: sqlite3.Connection, source: Path) -> None:
 
 def _copy_plugin(store: Store, folder: Path, copy: Path, previous: Path | None) -> None:
     """Copy the databases and files of a plugin."""
-    home, blobs = store.home, store.blobs
+    home = store.home
 
     def copy_files() -> None:
         for path in files(folder):
             name = path.relative_to(home)
-            with suppress(FileNotFoundError):  # The plugin has just deleted it.
-                if not (copy / name).exists() and not _link(blobs, name, copy, previous):
-                    host.replace_file(copy / name, path.read_bytes())
+            if not (copy / name).exists():
+                with suppress(FileNotFoundError):  # The plugin has just deleted it.
+                    data = path.read_bytes()
+                    if read_file(path, store.cipher) is None and previous is not None:
+                        with suppress(OSError):
+                            if read_file(previous / name, store.cipher) is not None:
+                                data = (previous / name).read_bytes()
+                    _write(data, name, copy, previous)
 
     # Most of them before the plugin has to wait.
     copy_files()
@@ -176,28 +222,29 @@ def _copy_plugin(store: Store, folder: Path, copy: Path, previous: Path | None) 
 
 
 def _copy_blob(blobs: Blobs, digest: str, copy: Path, previous: Path | None) -> bool:
-    """Copy one file, and return whether it was intact."""
-    name = Path("blobs", digest[:2], digest)
-    if _link(blobs, name, copy, previous):
-        return True
-    try:
-        host.replace_file(copy / name, blobs.read_stored(digest))
-    except Damaged:
+    """Copy one file, and return whether it was intact in the home or in the copy before."""
+    data = None
+    with suppress(Damaged):
+        data = blobs.read_stored(digest)
+    if data is None and previous is not None:
+        with suppress(Damaged, HomeError):
+            data = blobs.read_stored(digest, previous)
+    if data is None:
         return False
+    _write(data, Path("blobs", digest[:2], digest), copy, previous)
     return True
 
 
-def _link(blobs: Blobs, name: Path, copy: Path, previous: Path | None) -> bool:
-    """Share a file with the copy before, and return whether that has it."""
+def _write(data: bytes, name: Path, copy: Path, previous: Path | None) -> None:
+    """Write a file of a copy, or share that of the copy before if it has the same bytes."""
     path = copy / name
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if previous is not None:
         with suppress(OSError):
-            # The home may have had another key, or none, when the one before was made.
-            if blobs.can_open(previous / name):
+            if (previous / name).read_bytes() == data:
                 os.link(previous / name, path)
-                return True
-    return False
+                return
+    host.replace_file(path, data)
 
 
 def _sync(path: Path) -> None:

@@ -26,7 +26,6 @@ from personalpeft.store.error_mapping import map_home_errors
 DIGEST = re.compile(r"[0-9a-f]{64}")
 _SHARD = re.compile(r"[0-9a-f]{2}")
 _BATCH_SIZE = 500
-_HEAD_BYTES = 1 << 15
 _HINT = "Run verify for details; roll back to another revision, or restore the file from a backup."
 
 
@@ -119,9 +118,14 @@ class Blobs:
         """
         return self._read(digest)[1]
 
-    def read_stored(self, digest: str) -> bytes:
-        """Return the bytes of the file, encrypted in an encrypted home. Raises as ``read``."""
-        return self._read(digest)[0]
+    def read_stored(self, digest: str, copy: Path | None = None) -> bytes:
+        """Return the bytes of the file, encrypted in an encrypted home. Raises as ``read``.
+
+        ``copy`` is a copy of this home, to read the file there.
+        """
+        if copy is None:
+            return self._read(digest)[0]
+        return Blobs(copy, self._database, self._cipher)._read(digest)[0]
 
     def _read(self, digest: str) -> tuple[bytes, bytes]:
         """Return the bytes as they are in the file, and decrypted."""
@@ -162,11 +166,6 @@ class Blobs:
         with suppress(Damaged):
             return bool(self._read(path.name))
         return False
-
-    def can_open(self, path: Path) -> bool:
-        """Return whether this home has a key for a copy of one of its blobs. Reads its beginning."""
-        with path.open("rb") as file:
-            return self._cipher.is_current(file.read(_HEAD_BYTES))
 
     def expected_path(self, digest: str) -> Path:
         """Return the path of a blob, whether it exists or not."""

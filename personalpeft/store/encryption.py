@@ -339,10 +339,6 @@ class FileCipher:
         found = [self._find_key(key_id) for key_id, _ in _split(stored)[0]]
         return [key for key in found if key is not None]
 
-    def is_current(self, head: bytes) -> bool:
-        """Return whether a file that begins so can be opened with the keys of this home."""
-        return not head.startswith(_MAGIC) if self._keys is None else bool(self.recipients(head))
-
     def _find_key(self, key_id: bytes) -> DataKey | None:
         if self._keys is None or key_id == self._keys.home.id:
             return self.home_key  # None in a plain home.

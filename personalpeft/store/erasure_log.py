@@ -97,10 +97,15 @@ class ErasureLog:
         with map_home_errors(folder):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             _append(folder / LOG, self.read())
-            folders = self.folders()
-            if folder not in folders:
-                text = json.dumps([str(each) for each in (*folders, folder)])
-                host.replace_file(self._home / _FOLDERS, text.encode())
+            self.list_folders([folder])
+
+    def list_folders(self, folders: Iterable[Path]) -> None:
+        """List folders of backups beside those that are listed already. Raises ``OSError``."""
+        known = self.folders()
+        listed = tuple(dict.fromkeys((*known, *folders)))
+        if listed != known:
+            text = json.dumps([str(each) for each in listed])
+            host.replace_file(self._home / _FOLDERS, text.encode())
 
     def folders(self) -> tuple[Path, ...]:
         """Return the folders that backups of this home were written to."""

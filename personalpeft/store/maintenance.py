@@ -14,8 +14,15 @@ from pathlib import Path
 
 from personalpeft import host
 from personalpeft.deprecation import RenamedAttributes
-from personalpeft.errors import Busy, InvalidInput
-from personalpeft.store.backup import Backup, back_up, delete_unfinished
+from personalpeft.errors import Busy, HomeError, InvalidInput
+from personalpeft.store.backup import (
+    Backup,
+    back_up,
+    check_folder,
+    claim_folder,
+    delete_unfinished,
+    is_folder_of,
+)
 from personalpeft.store.error_mapping import map_home_errors
 from personalpeft.store.locks import Leases
 from personalpeft.store.store import Store
@@ -97,11 +104,11 @@ class Maintenance(
         forgets it again.
 
         Args:
-            folder: Where the copies lie. Each is a home.
+            folder: Where the copies lie, of this home alone. Each is a home.
             keep: How many copies to keep, at least 1.
 
         Raises:
-            InvalidInput: ``keep`` is below 1.
+            InvalidInput: ``keep`` is below 1, or the folder has the copies of another home.
             HomeError: The folder cannot be written.
             Damaged: The database cannot be read whole.
             Busy: Another copy is being made.
@@ -117,7 +124,9 @@ class Maintenance(
         with leases.acquire("upkeep-backup"):
             # First, so that a killed copy lies in a folder that the home knows.
             with nullcontext() if store.read_only else store.database.write_lock():
+                check_folder(store, folder)
                 store.erasures.copy_to(folder)
+                claim_folder(store, folder)
             return back_up(store, folder, keep)
 
     def delete_unfinished_backups(self) -> int:
@@ -125,8 +134,9 @@ class Maintenance(
         count = 0
         with suppress(Busy), self.exclusive("backup"):
             for folder in self._store.erasures.folders():
-                with suppress(OSError):  # Its drive may be away.
-                    count += delete_unfinished(folder)
+                with suppress(OSError, HomeError):  # Its drive may be away.
+                    if is_folder_of(self._home, folder):
+                        count += delete_unfinished(folder)
         return count
 
     def _note_path(self, task: str) -> Path:

@@ -4,12 +4,24 @@ from __future__ import annotations
 
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from runtime_makers import FakeTime, ask, correct, home_unchanged, open_runtime, quick_card, style
 
-from personalpeft import Busy, Cancelled, Forgotten, InvalidInput, NotFound, Reply, Runtime, User
+from personalpeft import (
+    Busy,
+    Cancelled,
+    Forgotten,
+    InvalidInput,
+    NotFound,
+    Reply,
+    Runtime,
+    User,
+    erasure,
+)
 from personalpeft.formatting import to_json
+from personalpeft.learning.erasure_plan import ErasurePlan, plan_erasure
 from personalpeft.types import Message, Stack, Verdict
 
 SECRET = "Zorblax"
@@ -245,6 +257,27 @@ def test_replies_with_the_fact_in_their_prompt_are_emptied(home: Path, ada: User
     assert report.emptied == (reply.turn_id,)
     assert (ada.turn(reply).reply, ada.turn(reply).used) == ("", ())
     assert holds(home) == []
+
+
+def test_others_write_while_a_forget_is_planned_and_it_covers_what_was_said_meanwhile(
+    home: Path, ada: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fact = ada.remember(f"My dog is called {SECRET}.")
+    meanwhile: list[str] = []
+
+    def plan_slowly(*args: Any) -> ErasurePlan:
+        plan = plan_erasure(*args)
+        if not meanwhile:
+            # Another process: the write lock does not nest.
+            with open_runtime(home) as other:
+                other.user("bo").remember("I am Bo.")
+                meanwhile.append(ask(other.user("ada"), "What is my dog called?").turn_id)
+        return plan
+
+    monkeypatch.setattr(erasure, "plan_erasure", plan_slowly)
+    report = ada.forget(fact)
+    assert report.emptied == tuple(meanwhile)
+    assert not holds(home)
 
 
 def test_reply_in_flight_of_an_erased_revision_is_not_kept(

@@ -6,6 +6,8 @@ import hashlib
 import json
 import re
 import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -68,6 +70,50 @@ def test_what_was_forgotten_since_the_backup_stays_forgotten(
     assert not any(
         SECRET.encode() in path.read_bytes() for path in home.rglob("*") if path.is_file()
     )
+
+
+@pytest.mark.parametrize("loss", ["whole home", "nothing"])
+def test_earlier_wordings_that_were_forgotten_with_a_later_one_stay_forgotten(
+    home: Path, tmp_path: Path, loss: str
+) -> None:
+    with open_runtime(home) as runtime:
+        ada = runtime.user("ada")
+        (fact,) = ada.items()
+        turn = ask(ada, "Who has the key?")
+        first = ada.feedback(turn, edit="Zanzibar has the first key.")
+        runtime.maintenance.back_up(tmp_path / "copies")
+        changed = ada.edit_item(fact.id, "My locker code is 4712.").id
+        second = ada.feedback(turn, edit="Zanzibar has the second key.")
+        erased = {*ada.forget(changed).signals, *ada.forget(second).signals}
+        assert {fact.id, first} < erased
+    if loss == "whole home":
+        shutil.rmtree(home)
+    personalpeft.restore(tmp_path / "copies", home, replace=True)
+    with open_runtime(home) as runtime:
+        ids = {each.id for each in runtime.user("ada").signals(current=False)}
+        assert not ids & erased
+    files = [path.read_bytes() for path in home.rglob("*") if path.is_file()]
+    assert not any(word in data for data in files for word in (SECRET.encode(), b"Zanzibar"))
+
+
+@pytest.mark.parametrize("loss", ["whole home", "nothing"])
+def test_restored_home_knows_where_its_backups_lie(home: Path, tmp_path: Path, loss: str) -> None:
+    copies, others = tmp_path / "copies", tmp_path / "others"
+    with open_runtime(home) as runtime:
+        runtime.maintenance.back_up(others)
+    if loss == "whole home":
+        shutil.rmtree(home)
+    personalpeft.restore(copies, home, replace=True)
+    with open_runtime(home) as runtime:
+        ada = runtime.user("ada")
+        certificate = ada.forget(ada.signals()[-1].id, certificate=True).certificate
+        assert certificate is not None
+        listed = {each["folder"] for each in certificate.statement["remains"]["backups"]}
+    assert listed == {str(copies), *([str(others)] if loss == "nothing" else [])}
+    shutil.rmtree(home)
+    for former in tmp_path.glob("home.replaced-*"):
+        shutil.rmtree(former)
+    assert personalpeft.restore(copies, home).forgotten == 1
 
 
 def test_user_and_layer_without_any_turn_stay_forgotten(home: Path, tmp_path: Path) -> None:
@@ -223,11 +269,36 @@ def test_damaged_backup_and_busy_home_change_nothing(home: Path, tmp_path: Path)
         contents = home_contents(home)
         with runtime.user("ada")._services.store.database.write_lock(), pytest.raises(Busy):
             personalpeft.restore(copy, home, replace=True)
-    blob = next(path for path in (copy / "blobs").rglob("*") if path.is_file())
-    blob.write_bytes(blob.read_bytes()[:-1] + b"x")
+    with closing(sqlite3.connect(copy / "personalpeft.db")) as db, db:
+        db.execute("update turn set reply = 'changed' where rowid = 1")
     with pytest.raises(Damaged):
         personalpeft.restore(copy, home, replace=True)
     assert home_contents(home) == contents
+
+
+@pytest.mark.parametrize("loss", ["missing in the home", "damaged in the copy"])
+def test_backup_with_a_lost_adapter_is_restored_and_the_adapter_built_again(
+    home: Path, tmp_path: Path, loss: str
+) -> None:
+    with open_runtime(home) as runtime:
+        before = greedy(runtime.user("ada"))
+    blob = next(home.glob("blobs/*/*"))
+    if loss == "missing in the home":
+        blob.unlink()
+        with open_runtime(home) as runtime:
+            copy = runtime.maintenance.back_up(tmp_path / "others").path
+    else:
+        (copy,) = (each for each in (tmp_path / "copies").iterdir() if each.is_dir())
+        (copy / blob.relative_to(home)).write_bytes(b"no adapter")
+    shutil.rmtree(home)
+    report = personalpeft.restore(copy, home)
+    assert report.missing == (blob.name,)
+    assert "verify --repair" in str(report)
+    with open_runtime(home) as runtime:
+        assert len(list(runtime.users())) == 2
+        runtime.repair()
+        assert runtime.verify() == ()
+        assert greedy(runtime.user("ada")) == before
 
 
 def test_log_that_cannot_be_read_or_is_not_there_keeps_forgotten_items_from_coming_back(

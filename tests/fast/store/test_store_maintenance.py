@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from runtime_makers import FakeTime, ask, correct, home_contents, open_runtime
 
+import personalpeft
 from personalpeft import Busy, HomeError, InvalidInput
 
 
@@ -74,6 +75,7 @@ def test_backup_is_a_home_with_all_live_data(home: Path, tmp_path: Path) -> None
     assert sorted(path.name for path in made.path.iterdir()) == [
         "blobs",
         "config.toml",
+        "home-id",
         "personalpeft.db",
     ]
     assert home_contents(made.path)[0] == rows
@@ -108,6 +110,7 @@ def test_newest_backups_stay_whatever_the_clock_and_share_their_files(
             time.at -= timedelta(days=9)
     assert sorted(path.name for path in copies.iterdir()) == [
         *(each.path.name for each in made[-2:]),
+        "home-id",
         "mine.txt",
     ]
     assert [len(each.removed) for each in made] == [0, 0, 1, 1]
@@ -127,8 +130,52 @@ def test_damaged_blob_is_reported_and_taken_from_the_previous_backup(
         blob.write_bytes(b"no adapter")
         assert runtime.maintenance.back_up(tmp_path / "without").missing == (blob.name,)
         assert runtime.maintenance.back_up(tmp_path / "with").missing == ()
-    with open_runtime(sorted((tmp_path / "with").iterdir())[-1]) as copy:
+    with open_runtime(sorted((tmp_path / "with").glob("copy-*"))[-1]) as copy:
         assert copy.verify() == ()
+
+
+def test_damage_to_a_backup_does_not_reach_the_next_one(home: Path, tmp_path: Path) -> None:
+    with open_runtime(home) as runtime:
+        ada = runtime.user("ada")
+        correct(ada)
+        ada.learn()
+        file = runtime.plugin_data("parrots").put_file(b"a parrot")
+        runtime.plugin_data("parrots").connect().close()
+        first = runtime.maintenance.back_up(tmp_path / "copies").path
+        for path in (next(first.glob("blobs/*/*")), first / "parrots" / "files" / file):
+            data = path.read_bytes()
+            with path.open("r+b") as damaged:
+                damaged.write(bytes([data[0] ^ 1]))
+        second = runtime.maintenance.back_up(tmp_path / "copies")
+        assert second.missing == ()
+    with open_runtime(second.path) as copy:
+        assert copy.verify() == ()
+        assert copy.plugin_data("parrots").read_file(file) == b"a parrot"
+
+
+def test_folder_with_the_backups_of_another_home_is_refused(home: Path, tmp_path: Path) -> None:
+    copies, other = tmp_path / "copies", tmp_path / "other"
+    with open_runtime(home) as runtime:
+        ask(runtime.user("ada"))
+        first = runtime.maintenance.back_up(copies).path
+        # As an earlier version left them.
+        for each in (first, copies, home):
+            (each / "home-id").unlink()
+        assert runtime.maintenance.back_up(copies).path.name.startswith("copy-000002")
+    before = home_contents(copies / first)
+    with open_runtime(other) as runtime:
+        ask(runtime.user("bo"))
+        with pytest.raises(InvalidInput, match="another home"):
+            runtime.maintenance.back_up(copies, keep=1)
+        assert not [*other.glob("*id"), *other.glob("backup-folders*")]
+    assert home_contents(copies / first) == before
+    with open_runtime(other) as runtime:
+        runtime.maintenance.back_up(tmp_path / "others")
+    # The id of a home comes back with it, also from a copy that has none.
+    for copy in (first, *copies.glob("copy-000002*")):
+        personalpeft.restore(copy, home, replace=True)
+        with open_runtime(home) as runtime:
+            assert runtime.maintenance.back_up(copies).path.parent == copies
 
 
 def test_invalid_backups_are_refused(home: Path, tmp_path: Path) -> None:
