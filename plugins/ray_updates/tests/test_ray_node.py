@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pwd
 import subprocess
 import sys
 import tempfile
@@ -88,7 +87,9 @@ def test_folders_of_processes_that_ended_are_deleted_and_others_stay(folder: Pat
 def test_a_node_whose_account_has_no_name_has_a_folder(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_entry(uid: int) -> pwd.struct_passwd:
+    pwd = pytest.importorskip("pwd")
+
+    def no_entry(uid: int) -> object:
         raise KeyError(f"getpwuid(): uid not found: {uid}")
 
     monkeypatch.setattr(pwd, "getpwuid", no_entry)
