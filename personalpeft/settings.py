@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import platformdirs
 
 from personalpeft.deprecation import accept_renamed_arguments
-from personalpeft.errors import InvalidInput
+from personalpeft.errors import HomeError, InvalidInput
 from personalpeft.types import is_number
 
 HOME = "PERSONALPEFT_HOME"
@@ -215,29 +215,39 @@ def resolve(
         passphrase: The passphrase of encrypted homes; None for ``PERSONALPEFT_PASSPHRASE``.
 
     Raises:
+        HomeError: The account has no home folder, and a path needs it.
         InvalidInput: A variable has no valid value.
     """
     named = tuple(name.strip() for name in environ.get(PLUGINS, "").split(",") if name.strip())
-    return Settings(
-        home=_absolute(
-            home or environ.get(HOME) or platformdirs.user_data_dir(_APP, appauthor=False)
-        ),
-        cache=_absolute(environ.get(CACHE) or platformdirs.user_cache_dir(_APP, appauthor=False)),
-        plugins=named or None,
-        weights=_one_of(WeightsMode, WEIGHTS, environ),
-        learning_device=_one_of(LearningDevice, LEARNING_DEVICE, environ),
-        keys=KeySettings(
-            _absolute(environ.get(KEYS) or _key_folder()),
-            (environ.get(PASSPHRASE) or None) if passphrase is None else passphrase,
-        ),
-        vllm=_vllm(
-            {
-                name.removeprefix(VLLM): value
-                for name, value in environ.items()
-                if name.startswith(VLLM) and value
-            }
-        ),
-    )
+    try:
+        return Settings(
+            home=_absolute(
+                home or environ.get(HOME) or platformdirs.user_data_dir(_APP, appauthor=False)
+            ),
+            cache=_absolute(
+                environ.get(CACHE) or platformdirs.user_cache_dir(_APP, appauthor=False)
+            ),
+            plugins=named or None,
+            weights=_one_of(WeightsMode, WEIGHTS, environ),
+            learning_device=_one_of(LearningDevice, LEARNING_DEVICE, environ),
+            keys=KeySettings(
+                _absolute(environ.get(KEYS) or _key_folder()),
+                (environ.get(PASSPHRASE) or None) if passphrase is None else passphrase,
+            ),
+            vllm=_vllm(
+                {
+                    name.removeprefix(VLLM): value
+                    for name, value in environ.items()
+                    if name.startswith(VLLM) and value
+                }
+            ),
+        )
+    except RuntimeError as error:
+        # Of pathlib and platformdirs: no HOME, and no entry for the account.
+        raise HomeError(
+            f"A folder of this account is unknown: {str(error).rstrip('.')}.",
+            hint=f"Set HOME, or give full paths in {HOME}, {CACHE} and {KEYS}.",
+        ) from error
 
 
 def _vllm(values: Mapping[str, str]) -> VllmServer | None:

@@ -7,7 +7,6 @@ Only builtin values go out: bytes, texts and numbers.
 
 from __future__ import annotations
 
-import getpass
 import os
 import shutil
 import tempfile
@@ -116,9 +115,10 @@ def _discard(base: str, backend: str) -> None:
 
 def _make_folder() -> Path:
     """Return a new folder for this process, after deleting those of processes that ended."""
-    named = os.environ.get(FOLDER_VARIABLE)
-    shared = Path(tempfile.gettempdir(), f"personalpeft-ray-{getpass.getuser()}")
-    folder = Path(named) if named else shared
+    # A number, since an account of a container may have no name. Windows has a folder for each.
+    account = os.getuid() if hasattr(os, "getuid") else "user"
+    shared = Path(tempfile.gettempdir(), f"personalpeft-ray-{account}")
+    folder = Path(os.environ.get(FOLDER_VARIABLE) or shared)
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         # In a folder that all may write to, another account may have made it first.

@@ -191,12 +191,14 @@ class _Run:
                 if deadline is None and cancelled():
                     deadline = time.monotonic() + _STOP_SECONDS
                     self._cluster.stop()
-                    while self._waiting:
-                        self._report_stopped(self._waiting.popleft())
                 if deadline is None:
                     self._submit()
-                elif time.monotonic() > deadline:
-                    self._cancel_all()
+                else:
+                    # Also users of a task that was refused or lost since.
+                    while self._waiting:
+                        self._report_stopped(self._waiting.popleft())
+                    if time.monotonic() > deadline:
+                        self._cancel_all()
                 self._publish_progress()
                 if self._running:
                     for task in wait_for_tasks(list(self._running), _POLL_SECONDS):

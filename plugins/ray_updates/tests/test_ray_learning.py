@@ -275,6 +275,35 @@ def test_a_stopped_run_publishes_nothing_more_and_the_next_learns(
     world.published_once()
 
 
+@pytest.mark.timeout(60, func_only=True)
+def test_a_stopped_run_ends_also_if_a_group_of_users_is_lost_then(
+    world: World, nodes: Nodes
+) -> None:
+    world.correct(USERS[:2])
+    # Longer than the time that learns get to end after a stop.
+    world.set_pace(30)
+    stops = threading.Event()
+    killed: set[int] = set()
+
+    def kill_stopped(status: RunStatus) -> None:
+        for worker in status.workers:
+            if stops.is_set() and worker.pid not in killed:
+                killed.add(worker.pid)
+                os.kill(worker.pid, signal.SIGKILL)
+
+    def cancelled() -> bool:
+        if world.node_of("user-0"):
+            stops.set()
+        return stops.is_set()
+
+    reports = world.learn(
+        USERS[:2], kill_stopped, cancelled=cancelled, workers=1, at_once=2, retries=0
+    )
+    assert killed
+    assert [report.error for report in reports] == ["Cancelled", "Cancelled"]
+    assert world.live_revisions(USERS[:2]) == dict.fromkeys(USERS[:2], ())
+
+
 def test_a_user_whose_learn_kills_processes_is_given_up_and_the_others_learn(
     world: World, nodes: Nodes
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -81,3 +82,21 @@ def test_folders_of_processes_that_ended_are_deleted_and_others_stay(folder: Pat
     assert mine.is_dir()
     assert mine != other
     assert mine.stat().st_mode & 0o077 == 0
+
+
+def test_a_node_whose_account_has_no_name_has_a_folder(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pwd = pytest.importorskip("pwd")
+
+    def no_entry(uid: int) -> object:
+        raise KeyError(f"getpwuid(): uid not found: {uid}")
+
+    monkeypatch.setattr(pwd, "getpwuid", no_entry)
+    for variable in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert learn([b""])["error"]["of_bundle"]
+    assert len(list(folder.glob("worker-*/home"))) == 1
+    monkeypatch.delenv(node.FOLDER_VARIABLE)
+    assert node._make_folder().parent.parent == tmp_path

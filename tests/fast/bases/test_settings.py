@@ -1,7 +1,12 @@
 """Settings come from arguments, the environment and the platform's defaults, in this order."""
 
+import os
 from pathlib import Path
 
+import pytest
+
+import personalpeft
+from personalpeft import HomeError
 from personalpeft.settings import resolve
 
 
@@ -22,3 +27,29 @@ def test_platform_folders_are_the_default_and_are_not_created() -> None:
     assert settings.cache.is_absolute()
     assert settings.home != settings.cache
     assert "personalpeft" in settings.home.parts
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows knows the folders of all accounts")
+def test_the_home_of_an_unknown_account_is_refused_by_name() -> None:
+    with pytest.raises(HomeError, match="home directory") as raised:
+        personalpeft.open("~no-such-account/personal")
+    assert ".." not in raised.value.message
+
+
+def test_an_account_without_a_home_folder_needs_full_paths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pwd = pytest.importorskip("pwd")
+
+    def no_entry(uid: int) -> object:
+        raise KeyError(f"getpwuid(): uid not found: {uid}")
+
+    monkeypatch.setattr(pwd, "getpwuid", no_entry)
+    for variable in [each for each in os.environ if each == "HOME" or each.startswith("XDG_")]:
+        monkeypatch.delenv(variable)
+    with pytest.raises(HomeError, match="home directory") as raised:
+        resolve(tmp_path, {})
+    for variable in ("HOME", "PERSONALPEFT_HOME", "PERSONALPEFT_CACHE", "PERSONALPEFT_KEYS"):
+        assert variable in raised.value.hint
+    named = {"PERSONALPEFT_CACHE": str(tmp_path), "PERSONALPEFT_KEYS": str(tmp_path)}
+    assert resolve(tmp_path, named).home == tmp_path
