@@ -263,6 +263,23 @@ def trained_on(store: Store, revision: Revision | None) -> set[str]:
     }
 
 
+def given_again(
+    store: Store, head: Revision | None, assignments: Sequence[Assignment]
+) -> frozenset[str]:
+    """Return the signals that teach only what a revision was trained on as other signals."""
+    learned = trained_on(store, head)
+    if head is None or not learned:
+        return frozenset()
+    contents = {
+        each
+        for signal in store.ledger.signals(head.user, current=False)
+        if signal.id in learned
+        for each in _contents(signal)
+    }
+    signals = (each.signal for each in assignments)
+    return frozenset(each.id for each in signals if _contents(each) <= contents) - learned
+
+
 def has_practice_since(store: Store, revision: Revision, root: Revision | None) -> bool:
     """Return whether a revision or an ancestor above ``root`` was practiced.
 

@@ -152,6 +152,7 @@ class SignalUse(_CodeWithText):
     HELD_OUT_EARLIER = auto(), "held out earlier"
     TO_BE_HELD_OUT = auto(), "to be held out"
     NO_CAPACITY = auto(), "left out: the layer is full"
+    TOO_LONG = auto(), "left out: its prompt does not fit the base's context"
     OTHER_LAYER = auto(), "for another layer"
     UNUSED = auto(), "recorded only"
     SUPERSEDED = auto(), "superseded"

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from personalpeft.errors import NothingCause, NothingToLearn
 from personalpeft.formatting import pluralize
-from personalpeft.learning.data.capacity import LayerCapacity, fit_lessons
+from personalpeft.learning.data.capacity import LayerCapacity, find_too_long, fit_lessons
 from personalpeft.learning.data.facts import paraphrases_digest
 from personalpeft.learning.data.lesson_scrubbing import scrub_assignments, scrub_lesson
 from personalpeft.learning.data.scrubber import RemovedText, scrubber_version
@@ -26,6 +26,7 @@ from personalpeft.learning.data.training_examples import (
 from personalpeft.learning.evaluate.probes import load_general_prompts
 from personalpeft.learning.layers import (
     LayerState,
+    given_again,
     held_out_signals,
     holdout_beside,
     root_revision,
@@ -33,6 +34,7 @@ from personalpeft.learning.layers import (
 )
 from personalpeft.learning.outcomes import MoveCause, Placement, Reason, ReasonCode, reason
 from personalpeft.learning.train.config import BUILD_FORMAT, Start, TrainingConfig
+from personalpeft.memory.conflicts import normalize
 from personalpeft.memory.items import render_with_signal
 from personalpeft.plugins import CheckedVerifier
 from personalpeft.services import Services
@@ -66,6 +68,7 @@ class Plan:
     - ``undesirable_examples``: lessons with a rejected reply only.
     - ``embedder``: name of the model that finds general prompts and question forms like the lessons.
     - ``excluded``: signals that the layer has no ``capacity`` for.
+    - ``too_long``: signals whose prompt does not fit the base's context.
     - ``rebuild_reason``: why it is built where new lessons are not the reason.
     - ``outdated``: signals that the live revision was trained on and that are no longer lessons.
     - ``began``: when its learn began, on the timer.
@@ -90,6 +93,7 @@ class Plan:
     undesirable_examples: tuple[Lesson, ...] = ()
     embedder: str = ""
     excluded: frozenset[str] = frozenset()
+    too_long: frozenset[str] = frozenset()
     capacity: LayerCapacity | None = None
     rebuild_reason: Reason | None = None
     outdated: frozenset[str] = frozenset()
@@ -285,10 +289,13 @@ def build_plan(
     assignments = scrub_assignments(state.assignments, layer, recipe.scrub)
     considered = store.catalog.used_signals(user, layer)
     held_out = held_out_signals(store, user, layer, assignments)
-    rejected = tuple(
-        each for each in undesirable_lessons_for(assignments, layer) if each.signal not in held_out
+    beside = holdout_beside(store, state)
+    known, rejected = lessons_for(assignments, layer), undesirable_lessons_for(assignments, layer)
+    too_long = find_too_long(
+        (*known, *rejected, *beside), recipe.max_length, backend.base.card.context, backend.render
     )
-    known = lessons_for(assignments, layer)
+    rejected = tuple(each for each in rejected if each.signal not in held_out | too_long)
+    known = tuple(each for each in known if each.signal not in too_long)
     trainable = [lesson for lesson in known if lesson.signal not in held_out]
     fitting, capacity = fit_lessons(
         trainable, layer, recipe, backend.base.architecture, lambda text: len(backend.encode(text))
@@ -299,7 +306,11 @@ def build_plan(
     is_nothing_new = not new and _signals(rejected) <= considered
     if not lessons or (is_nothing_new and start != "nothing" and not force):
         raise _nothing_to_learn(
-            assignments, layer, is_learned=bool(lessons), excluded=len(excluded)
+            assignments,
+            layer,
+            is_learned=bool(lessons),
+            excluded=len(excluded),
+            too_long=len(too_long),
         )
 
     parent = state.head
@@ -311,16 +322,26 @@ def build_plan(
     unprobed, new_unprobed = (
         [lesson for lesson in some if lesson.kind is not SignalKind.FACT] for some in (lessons, new)
     )
+    # What was trained on never judges, also where it was given again.
+    repeated = given_again(store, state.head, assignments)
+    new_unprobed = [lesson for lesson in new_unprobed if lesson.signal not in repeated]
     # The only new lesson may be held out where the head stays; the next learn trains on another.
     may_wait = parent is not None and parent is state.head and start != "nothing" and not force
     new_holdout = _select_holdout(
         unprobed, new_unprobed, held_out, recipe.eval_fraction, leave_one=not may_wait
     )
     held_out |= set(new_holdout)
+    probes = _untrained_probes(lessons, trained_on(store, state.head))
+    judging, probe_keys = {_question(probe) for probe in probes}, {each.key for each in probes}
+
+    def is_held_out(lesson: Lesson) -> bool:
+        return lesson.key in probe_keys if lesson.is_probe else lesson.signal in held_out
+
     training = [
         add_teacher(services, user, lesson, recipe.scrub)
         for lesson in lessons
-        if not lesson.is_probe and lesson.signal not in held_out
+        if not (lesson.is_probe or is_held_out(lesson))
+        and not (lesson.kind is SignalKind.FACT and _question(lesson) in judging)
     ]
     if not training and not rejected:
         raise NothingToLearn(
@@ -344,15 +365,19 @@ def build_plan(
         below=state.below,
         parent=parent,
         began=began,
-        holdout=tuple(each for each in lessons if each.is_probe or each.signal in held_out),
-        other_holdout=holdout_beside(store, state),
-        new_holdout=(*new_holdout, *(lesson.signal for lesson in new if lesson.is_probe)),
+        holdout=tuple(each for each in lessons if is_held_out(each)),
+        other_holdout=tuple(each for each in beside if each.signal not in too_long),
+        new_holdout=(
+            *new_holdout,
+            *(each.signal for each in new if each.is_probe and is_held_out(each)),
+        ),
         assignments=assignments,
         new_examples=tuple(lesson for lesson in training if lesson.signal not in learned),
         replay=_newest([lesson for lesson in training if lesson.signal in learned]),
         undesirable_examples=rejected,
         embedder=services.memory.embedder.name,
         excluded=frozenset(excluded),
+        too_long=frozenset(too_long),
         capacity=capacity,
         outdated=frozenset() if parent is state.head else state.outdated,
         maps_weights=services.training_backend.maps_weights,
@@ -375,12 +400,31 @@ def add_teacher(services: Services, user: str, lesson: Lesson, countries: Sequen
     return scrub_lesson(replace(lesson, teacher_messages=messages), countries)
 
 
+def _untrained_probes(lessons: Sequence[Lesson], learned: Set[str]) -> tuple[Lesson, ...]:
+    """Return the probes whose question no other fact has taught to the live revision."""
+    taught = {
+        _question(lesson)
+        for lesson in lessons
+        if lesson.kind is SignalKind.FACT and not lesson.is_probe and lesson.signal in learned
+    }
+    return tuple(each for each in lessons if each.is_probe and _question(each) not in taught)
+
+
+def _question(lesson: Lesson) -> str:
+    return normalize(lesson.messages[-1].content)
+
+
 def _signals(lessons: Iterable[Lesson]) -> set[str]:
     return {lesson.signal for lesson in lessons}
 
 
 def _nothing_to_learn(
-    assignments: Sequence[Assignment], layer: str, *, is_learned: bool, excluded: int
+    assignments: Sequence[Assignment],
+    layer: str,
+    *,
+    is_learned: bool,
+    excluded: int,
+    too_long: int,
 ) -> NothingToLearn:
     hint = {
         "memory": "Remember facts with the questions that they answer and the answer.",
@@ -391,6 +435,13 @@ def _nothing_to_learn(
             f"Nothing to learn for {layer}: it has no capacity for any of its {excluded} signals.",
             hint="A larger rank or tokens_per_parameter in the base's card adds capacity; facts are"
             " retrieved in any case.",
+            cause=NothingCause.NO_CAPACITY,
+        )
+    if too_long and not is_learned:
+        return NothingToLearn(
+            f"Nothing to learn for {layer}: {pluralize(too_long, 'prompt')} of its signals do not "
+            "fit the base's context.",
+            hint="Give it lessons with shorter prompts.",
             cause=NothingCause.NO_CAPACITY,
         )
     if is_learned:

@@ -261,7 +261,8 @@ def _list_sources(store: Store, plan: Plan, use_of_new: SignalUse) -> tuple[Sign
     """Return the use of each signal. ``use_of_new`` is the use of newly trained signals."""
     examples = (*plan.new_examples, *plan.undesirable_examples)
     new = {each.signal for each in examples} - trained_on(store, plan.parent)
-    held_out = {lesson.signal for lesson in plan.holdout}
+    # A signal with a probe is trained on.
+    held_out = {lesson.signal for lesson in plan.holdout if not lesson.is_probe}
     is_pending = use_of_new is SignalUse.PENDING
     use_of_holdout = SignalUse.TO_BE_HELD_OUT if is_pending else SignalUse.HELD_OUT
     sources = []
@@ -275,6 +276,8 @@ def _list_sources(store: Store, plan: Plan, use_of_new: SignalUse) -> tuple[Sign
             use = SignalUse.HELD_OUT_EARLIER
         elif signal.id in plan.excluded:
             use = SignalUse.NO_CAPACITY
+        elif signal.id in plan.too_long:
+            use = SignalUse.TOO_LONG
         elif each.layer == plan.layer:
             use = SignalUse.LEARNED_EARLIER
         elif each.place is Placement.LAYER:

@@ -324,7 +324,7 @@ class _Builds:
         self.live: dict[str, str] = {}
         self.tried: dict[tuple[str, str], str] = {}
         self.held_out: dict[tuple[str, str], str | None] = {}
-        self.excluded: frozenset[str] = frozenset()
+        self.left_out: dict[tuple[str, str], SignalUse] = {}
         for revision in store.catalog.revisions(user):
             for signal, role in revision.signals.items():
                 if role == SignalRole.HELD_OUT:
@@ -345,11 +345,12 @@ class _Builds:
             for signal in {each.signal for each in removed}:
                 of_signal = tuple(each for each in removed if each.signal == signal)
                 self.removed[data.get("revision"), signal] = of_signal
-        # The last report of a layer with a capacity decides; only one layer has one.
-        for report in map(from_json, [data for data in reports if data.get("room")][-1:]):
-            self.excluded = frozenset(
-                each.signal for each in report.sources if each.use_code is SignalUse.NO_CAPACITY
-            )
+        # The last report of a layer decides.
+        last = {data.get("layer"): data for data in reports if data.get("sources")}
+        for report in map(from_json, last.values()):
+            for each in report.sources:
+                if each.use_code in (SignalUse.NO_CAPACITY, SignalUse.TOO_LONG):
+                    self.left_out[report.layer, each.signal] = each.use_code
 
 
 def _use_of(assignment: Assignment, builds: _Builds) -> tuple[SignalUse, str | None]:
@@ -362,8 +363,8 @@ def _use_of(assignment: Assignment, builds: _Builds) -> tuple[SignalUse, str | N
         return SignalUse.HELD_OUT, builds.held_out[layer, signal]
     if signal in builds.live:
         return SignalUse.LEARNED, builds.live[signal]
-    if signal in builds.excluded:
-        return SignalUse.NO_CAPACITY, None
+    if (layer, signal) in builds.left_out:
+        return builds.left_out[layer, signal], None
     if (layer, signal) in builds.tried:
         return SignalUse.LEARNED_NOT_LIVE, builds.tried[layer, signal]
     return SignalUse.PENDING, None

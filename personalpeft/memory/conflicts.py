@@ -12,9 +12,10 @@ from collections.abc import Mapping, Sequence
 
 from personalpeft.types import USER_SOURCE, Signal
 
-# Signs that belong to a word at its edge: C and C# are two things.
-_NO_PUNCTUATION = "#%&@/\\"
+# Signs that belong to a word at its edge: C and C#, A and A*, 5 and -5 are two things.
+_NO_PUNCTUATION = "#%&@/\\*"
 _MORE_PUNCTUATION = "`´"
+_DECIMAL_MARKS = ".,"
 
 
 def normalize(text: str) -> str:
@@ -23,13 +24,29 @@ def normalize(text: str) -> str:
     A text of punctuation alone is returned without case and spacing only.
     """
     words = unicodedata.normalize("NFKC", text).casefold().split()
-    around = "".join(filter(_is_punctuation, set("".join(words))))
-    return " ".join(word for each in words if (word := each.strip(around))) or " ".join(words)
+    around = "".join(filter(_is_around_words, set("".join(words))))
+    return " ".join(word for each in words if (word := _bare(each, around))) or " ".join(words)
 
 
-def _is_punctuation(character: str) -> bool:
-    is_mark = unicodedata.category(character)[0] == "P" and character not in _NO_PUNCTUATION
-    return is_mark or character in _MORE_PUNCTUATION
+def _bare(word: str, around: str) -> str:
+    """Return a word without the punctuation around it, nothing for punctuation alone."""
+    right = word.rstrip(around)
+    bare = right.lstrip(around)
+    # In .5 the point belongs to the number.
+    before = right[: len(right) - len(bare)][-1:]
+    if before in _DECIMAL_MARKS and bare[:1].isdigit():
+        return before + bare
+    return "" if all(map(_is_dash, bare)) else bare
+
+
+def _is_around_words(character: str) -> bool:
+    if character in _NO_PUNCTUATION or _is_dash(character):
+        return False
+    return unicodedata.category(character)[0] == "P" or character in _MORE_PUNCTUATION
+
+
+def _is_dash(character: str) -> bool:
+    return unicodedata.category(character) == "Pd"
 
 
 def normalized_questions(fact: Signal) -> list[str]:

@@ -1,4 +1,4 @@
-"""How much a layer can hold. Pure.
+"""How much a layer can hold, and how long a prompt can be. Pure.
 
 Verbatim recall is near perfect below ``RECOMMENDED_TOKENS_PER_PARAMETER``. It falls off up to ten
 times that, and collapses beyond (arXiv 2606.02437). So a memory takes the newest lessons up to the
@@ -8,15 +8,18 @@ not fit leaves its room to older ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from personalpeft.learning.data.training_examples import Lesson
 from personalpeft.learning.train.config import TrainingConfig
-from personalpeft.types import Architecture
+from personalpeft.types import Architecture, Message, canonical_json
 
 RECOMMENDED_TOKENS_PER_PARAMETER = 1e-3
-
+Messages: TypeAlias = Sequence[Message]
+# More than a chat template writes around the messages.
+_TEMPLATE_BYTES = 4096
 
 # Training holds ten float32 numbers for each trained parameter. Four are the parameter, its
 # gradient and two moments. A checkpoint copies the parameter and the moments twice.
@@ -46,6 +49,33 @@ def count_parameters(config: TrainingConfig, architecture: Architecture) -> int:
 def estimate_session_mb(config: TrainingConfig, architecture: Architecture) -> float:
     """Return about how many MB a training session takes beside the base and its activations."""
     return count_parameters(config, architecture) * _BYTES_PER_PARAMETER / 1e6
+
+
+def find_too_long(
+    lessons: Iterable[Lesson], reply: int, context: int, render: Callable[[Messages], Sequence[int]]
+) -> set[str]:
+    """Return the signals with a prompt that leaves no room for a reply in the context.
+
+    Such a prompt cannot be asked. Training on it would take as long as on a hundred others.
+
+    Args:
+        lessons: The lessons.
+        reply: Tokens of the longest reply.
+        context: Tokens of a prompt and its reply.
+        render: Returns the tokens of messages in the chat template.
+    """
+    room = context - min(reply, context // 2)
+    return {
+        lesson.signal
+        for lesson in lessons
+        if _bytes_of(lesson.messages) > room and len(render(lesson.messages)) > room
+    }
+
+
+def _bytes_of(messages: Messages) -> int:
+    """Return more than the tokens that messages can have: each has a byte at least."""
+    texts = (canonical_json(message.to_list()) for message in messages)
+    return _TEMPLATE_BYTES + sum(len(text.encode()) for text in texts)
 
 
 def fit_lessons(

@@ -136,7 +136,18 @@ def test_later_of_two_contradicting_facts_counts_alone() -> None:
 
 @pytest.mark.parametrize(
     ("one", "other"),
-    [("C", "C++"), ("C++", "C#"), ("tea", "coffee"), ("\U0001f600", "\U0001f622"), ("1.5", "15")],
+    [
+        ("C", "C++"),
+        ("C++", "C#"),
+        ("tea", "coffee"),
+        ("\U0001f600", "\U0001f622"),
+        ("1.5", "15"),
+        ("5", "-5"),
+        ("5", ".5"),
+        ("A", "A-"),
+        ("A", "A*"),
+        ("10", "10 %"),
+    ],
 )
 def test_facts_with_different_answers_to_one_question_contradict(one: str, other: str) -> None:
     assignments = assign_signals([fact(answer=one), fact(2, answer=other)])
