@@ -207,10 +207,11 @@ class Stack:
 
 @dataclass(frozen=True, slots=True)
 class PromptResponse:
-    """The last message of a prompt and the answer to it."""
+    """The last message of a prompt and the answer to it; ``before`` are the earlier messages."""
 
     request: str
     answer: str
+    before: tuple[Message, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,28 +143,24 @@ def similar_prompts(
 
 
 def few_shot_messages(
-    lessons: Sequence[Lesson], prompt: str, fits: Callable[[Sequence[Message]], bool]
+    lessons: Sequence[Lesson],
+    prompt: tuple[Message, ...],
+    fits: Callable[[Sequence[Message]], bool],
 ) -> tuple[Message, ...]:
     """Return a conversation of the newest lessons that fit, which ends with a prompt.
 
     Args:
         lessons: Lessons with a chosen reply, oldest first.
-        prompt: The prompt to be answered.
+        prompt: The messages to be answered.
         fits: Returns whether the model can read a conversation and reply to it.
     """
-    conversation: tuple[Message, ...] = (Message("user", prompt),)
+    conversation = prompt
     for lesson in reversed(lessons[-MAX_EXAMPLES:]):
-        turn = Message("user", lesson.messages[-1].content), Message("assistant", lesson.chosen)
-        longer = (*turn, *conversation)
+        longer = (*lesson.conversation, Message("assistant", lesson.chosen), *conversation)
         if not fits(longer):
             break
         conversation = longer
     return conversation
-
-
-def has_examples(conversation: Sequence[Message]) -> bool:
-    """Return whether a few-shot conversation has any examples before its prompt."""
-    return len(conversation) > 1
 
 
 def reply_limit(lessons: Sequence[Lesson], count_tokens: Callable[[str], int], most: int) -> int:
@@ -223,12 +219,13 @@ def _few_shot_requests(services: Services, plan: Plan) -> list[Request]:
         return len(backend.render(messages)) + limit <= backend.max_length
 
     conversations = (
-        few_shot_messages(_examples(plan), prompt, fits) for prompt in similar[:MAX_PROMPTS]
+        few_shot_messages(_examples(plan), (Message("user", prompt),), fits)
+        for prompt in similar[:MAX_PROMPTS]
     )
     return [
         Request(plan.user, messages, plan.below, Sampling(max_tokens=limit), background=True)
         for messages in conversations
-        if has_examples(messages)
+        if len(messages) > 1
     ]
 
 

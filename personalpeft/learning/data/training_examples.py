@@ -102,6 +102,24 @@ class Lesson:
         return PromptResponse(self.messages[-1].content, self.chosen)
 
     @property
+    def conversation(self) -> tuple[Message, ...]:
+        """The turns of user and assistant up to the request, which is a user's.
+
+        It is the request alone if they do not take turns without tools.
+        """
+        spoken = [
+            Message(each.role, each.content)
+            for each in self.messages[:-1]
+            if each.role in ("user", "assistant") and each.content
+        ]
+        takes_turns = all(
+            each.role == ("assistant" if number % 2 else "user")
+            for number, each in enumerate(spoken)
+        )
+        before = spoken if takes_turns and len(spoken) % 2 == 0 else []
+        return (*before, Message("user", self.messages[-1].content))
+
+    @property
     def key(self) -> str:
         """The key of its scores: the signal, and a digest of what decides them where that changes.
 

@@ -6,6 +6,7 @@ Invariant: replies are greedy or have fixed seeds, so the same stacks give the s
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from statistics import median
 from typing import TypeAlias
 
@@ -13,7 +14,7 @@ from personalpeft.backends.base import Continuation, Score
 from personalpeft.engine.completion_cache import CompletionCache
 from personalpeft.engine.engine import Engine
 from personalpeft.errors import PersonalPeftError
-from personalpeft.learning.data.general_replies import few_shot_messages, has_examples
+from personalpeft.learning.data.general_replies import few_shot_messages
 from personalpeft.learning.data.training_examples import Lesson
 from personalpeft.learning.evaluate.eval_job import (
     EXAMPLE_SAMPLING,
@@ -229,7 +230,7 @@ def _measure_new_examples(engine: Scorer, job: EvalJob) -> TextQuality:
         items = [
             encode_continuation(
                 engine.backend,
-                [Message("user", each.request)],
+                [*each.before, Message("user", each.request)],
                 each.answer,
                 _MAX_QUALITY_TOKENS,
             )
@@ -238,7 +239,11 @@ def _measure_new_examples(engine: Scorer, job: EvalJob) -> TextQuality:
         return [score.logp for score in engine.score(items, Stack(job.live.stack.base))]
 
     new = job.eval_set.new_examples
-    written = [each.prompt_response for each in new if each.kind not in _UNWRITTEN_KINDS]
+    written = [
+        replace(each.prompt_response, before=each.conversation[:-1])
+        for each in new
+        if each.kind not in _UNWRITTEN_KINDS
+    ]
     return measure_text_quality(written, logprobs)
 
 
@@ -258,13 +263,14 @@ def _measure_generation(
     def fits(messages: Sequence[Message]) -> bool:
         return len(backend.render(messages)) + limit <= backend.max_length
 
-    prompts = [lesson.messages[-1].content for lesson in job.judged_lessons]
+    prompts = [lesson.conversation for lesson in job.judged_lessons]
     with_examples = [few_shot_messages(job.eval_set.examples, each, fits) for each in prompts]
-    if not judged or not all(map(has_examples, with_examples)):
+    if not judged or any(shown == own for shown, own in zip(with_examples, prompts, strict=True)):
         return NOTHING_GENERATED
     # Greedy replies come first, then those of each seed, in the same order of prompts.
-    asked = with_examples * (len(replies) // len(with_examples))
-    return GenerationResults(len(replies), count_wanted(asked, replies, logprobs))
+    times = len(replies) // len(prompts)
+    wanted = count_wanted(with_examples * times, prompts * times, replies, logprobs)
+    return GenerationResults(len(replies), wanted)
 
 
 def _measure_leakage(

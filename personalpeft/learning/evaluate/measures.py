@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from personalpeft.memory.conflicts import normalize
 from personalpeft.memory.words import has_spaces, split_tokens
@@ -35,6 +35,7 @@ _MIN_LESSONS, _MAX_LESSONS = 4, 12
 _MIN_WORDS = 5
 _OTHER_REQUESTS = 2
 _MAX_REQUEST = 400
+_MAX_BEFORE = 4  # messages, whole turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,22 +57,23 @@ def measure_text_quality(
     """Measure the newest of some lessons that users wrote.
 
     Args:
-        lessons: Last requests with their replies, oldest first.
+        lessons: Requests with what was before them, and their replies, oldest first.
         logprobs: Returns the mean log-prob per token of each reply under the bare base.
     """
-    newest = list({each.request: each for each in lessons}.values())[-_MAX_LESSONS:]
-    asked = [PromptResponse(each.request[:_MAX_REQUEST], each.answer) for each in newest]
+    by_request = {(each.before, each.request): each for each in lessons}
+    newest = list(by_request.values())[-_MAX_LESSONS:]
+    asked = [_shorten(each) for each in newest]
     if len(asked) < _MIN_LESSONS:
         return NOT_MEASURED
     step = max(1, len(asked) // (_OTHER_REQUESTS + 1))
     elsewhere = [
-        PromptResponse(asked[(place + step * shift) % len(asked)].request, each.answer)
+        replace(asked[(place + step * shift) % len(asked)], answer=each.answer)
         for shift in range(1, _OTHER_REQUESTS + 1)
         for place, each in enumerate(asked)
     ]
     long = [each for each in asked if len(split_tokens(each.answer)) >= _MIN_WORDS]
     long = long if len(long) >= _MIN_LESSONS else []
-    shuffled = [PromptResponse(each.request, _shuffle(each.answer)) for each in long]
+    shuffled = [replace(each, answer=_shuffle(each.answer)) for each in long]
     scored = [*asked, *elsewhere, *shuffled]
     values = dict(zip(scored, logprobs(scored), strict=True))
 
@@ -81,6 +83,13 @@ def measure_text_quality(
     gap = round(mean(long) - mean(shuffled), 4) if long else None
     novel = sum(map(_is_novel, newest)) / len(newest)
     return TextQuality(round(mean(asked) - mean(elsewhere), 4), gap, round(novel, 4))
+
+
+def _shorten(each: PromptResponse) -> PromptResponse:
+    """Return a request with the last turns before it, all cut: they are to tell requests apart."""
+    before = each.before[-_MAX_BEFORE:]
+    cut = tuple(Message(m.role, m.content[:_MAX_REQUEST]) for m in before)
+    return PromptResponse(each.request[:_MAX_REQUEST], each.answer, cut)
 
 
 def _is_novel(each: PromptResponse) -> bool:
@@ -103,6 +112,7 @@ def _shuffle(text: str) -> str:
 
 def count_wanted(
     with_examples: Sequence[Sequence[Message]],
+    prompts: Sequence[Sequence[Message]],
     replies: Sequence[str],
     logprobs: Callable[[Sequence[tuple[Sequence[Message], str]]], Sequence[float]],
 ) -> int:
@@ -110,11 +120,11 @@ def count_wanted(
 
     Args:
         with_examples: For each reply, the conversation of lessons that ends with its prompt.
+        prompts: The prompt of each.
         replies: The replies.
         logprobs: Returns the mean log-prob per token of each reply after its messages, under the
             bare base.
     """
-    prompts = [messages[-1:] for messages in with_examples]
     shown, alone = (
         logprobs(list(zip(messages, replies, strict=True))) for messages in (with_examples, prompts)
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from personalpeft.learning.data.general_replies import (
     MAX_EXAMPLES,
     GeneralReplies,
     few_shot_messages,
-    has_examples,
     is_usable,
     reply_limit,
     similar_prompts,
@@ -28,7 +28,7 @@ from personalpeft.learning.plan import Plan
 from personalpeft.learning.train import stage
 from personalpeft.learning.train.losses import ContextDistillationLoss
 from personalpeft.memory.types import Vectors
-from personalpeft.types import Message, SignalKind
+from personalpeft.types import Message, SignalKind, ToolCall
 
 
 def lesson(number: int, prompt: str = "", chosen: str = "") -> Lesson:
@@ -80,10 +80,31 @@ def test_rotating_all_prompts_keeps_their_similarity(
 
 def test_newest_lessons_are_the_examples_and_the_prompt_comes_last() -> None:
     lessons = [lesson(number) for number in range(MAX_EXAMPLES + 3)]
-    messages = few_shot_messages(lessons, "And this?", lambda messages: True)
+    messages = few_shot_messages(lessons, (Message("user", "And this?"),), lambda messages: True)
     assert messages[-1] == Message("user", "And this?")
     assert messages[0] == Message("user", "question 3?")
     assert [each.role for each in messages] == ["user", "assistant"] * MAX_EXAMPLES + ["user"]
+
+
+def test_an_example_of_a_later_turn_has_the_turns_before_it_without_its_tools() -> None:
+    turns = (Message("user", "Long?"), Message("assistant", "A long reply."))
+    later = replace(
+        lesson(1), messages=(Message("system", "Be nice."), *turns, *lesson(1).messages)
+    )
+    calls = (Message("assistant", "", (ToolCall("look", {}, "c"),)), Message("tool", "42"))
+    with_tools = replace(lesson(2), messages=(Message("user", "Look."), *calls))
+    examples = few_shot_messages(
+        [later, with_tools], (Message("user", "q"),), lambda messages: True
+    )
+    assert [(each.role, each.content) for each in examples] == [
+        ("user", "Long?"),
+        ("assistant", "A long reply."),
+        ("user", "question 1?"),
+        ("assistant", lesson(1).chosen),
+        ("user", "42"),
+        ("assistant", lesson(2).chosen),
+        ("user", "q"),
+    ]
 
 
 @given(st.lists(st.integers(1, 40), max_size=12), st.integers(0, 200))
@@ -93,7 +114,7 @@ def test_few_shot_prompt_has_as_many_examples_as_fit(lengths: list[int], room: i
     def fits(messages: Sequence[Message]) -> bool:
         return sum(count_words(each.content) for each in messages) <= room
 
-    *examples, last = few_shot_messages(lessons, "prompt", fits)
+    *examples, last = few_shot_messages(lessons, (Message("user", "prompt"),), fits)
     assert last.content == "prompt"
     assert not examples or fits([*examples, last])
     number = len(examples) // 2
@@ -149,7 +170,7 @@ def test_edits_of_everyday_questions_reach_other_everyday_questions(
         ada.learn("style", accept=True)
     (replies,) = seen
     assert replies.few_shot
-    assert all(has_examples(messages) for messages, _ in replies.few_shot)
+    assert all(len(messages) > 1 for messages, _ in replies.few_shot)
     assert replies.plain
     assert replies.free_start <= {prompt for prompt, _ in replies.plain}
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+from runtime_makers import correct, open_runtime, style, trained_on
+
 import personalpeft
 from personalpeft.errors import NothingToLearn
+from personalpeft.learning.outcomes import SignalUse
 
 
 def test_version_of_the_holdout_changes_only_with_its_items(
@@ -69,3 +73,63 @@ def test_learns_of_one_lesson_each_hold_out_new_lessons_too(tmp_path: Path) -> N
         # No lesson is lost: what waited is used by the next learn.
         assert waited
         assert set(waited[:-1]) <= roles.keys()
+
+
+@pytest.mark.parametrize("how", ["consent", "rating", "retraction"])
+def test_lesson_that_was_trained_on_and_is_given_again_never_judges(
+    how: str, tmp_path: Path
+) -> None:
+    with open_runtime(tmp_path) as runtime:
+        ada = runtime.user("ada")
+        ids = correct(ada, 8)
+        ada.learn()
+        trained = next(each for each in ada.signals() if each.id in trained_on(ada) & {*ids})
+        correct(ada, 4, first=20)
+        if how == "consent":
+            ada.retract(trained.id, training_only=True)
+        elif how == "rating":
+            ada.feedback(str(trained.turn), rating=1)
+        else:
+            ada.retract(trained.id)
+        again = ada.feedback(str(trained.turn), edit=trained.payload["text"], train=True)
+        report = ada.learn()
+        assert again not in report.scores["spent_items"]
+        assert ada.revisions()[-1].signals[again] == "trained"
+
+
+def test_probe_of_a_fact_is_not_taught_by_the_same_fact_with_more_questions(tmp_path: Path) -> None:
+    text, questions = (
+        "My dog is called Biscuit.",
+        ["Dog?", "Its name?", "Dog's name?", "Who barks?"],
+    )
+    with open_runtime(tmp_path) as runtime:
+        ada = runtime.user("ada")
+        first = ada.remember(text, questions=questions, answer="Biscuit")
+        ada.learn()
+        ada.remember(text, questions=[*questions, "And the dog?"], answer="Biscuit")
+        report = ada.learn()
+        (probe,) = (key for key in report.scores["items"] if key.startswith(first))
+        assert probe in report.scores["spent_items"]
+        uses = {each.signal: each.use_code for each in report.sources}
+        assert uses[first] is SignalUse.LEARNED_EARLIER
+
+
+def test_lesson_whose_prompt_does_not_fit_the_context_is_left_out_by_name(tmp_path: Path) -> None:
+    with open_runtime(tmp_path) as runtime:
+        ada = runtime.user("ada")
+        correct(ada, 7)
+        long = ada.teach("p " * 3000, style("Too long."))
+        report = ada.learn()
+        assert report.live
+        uses = {each.signal: each.use_code for each in report.sources}
+        assert uses[long] is SignalUse.TOO_LONG
+        (status,) = (each for each in ada.signal_statuses() if each.signal.id == long)
+        assert status.use_code is SignalUse.TOO_LONG
+        assert long not in trained_on(ada)
+        # With another user who has nothing else, that is the reason.
+        bo = runtime.user("bo")
+        for number in range(5):
+            bo.teach(f"{number} " * 3000, "Too long.")
+        with pytest.raises(NothingToLearn) as caught:
+            bo.learn()
+        assert caught.value.hint

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from personalpeft.learning.evaluate.measures import NOT_MEASURED, measure_text_quality
-from personalpeft.types import PromptResponse
+from personalpeft.types import Message, PromptResponse
 
 THINGS = ("eggs", "rice", "bread", "beans", "fish", "soup", "corn", "cake")
 
@@ -45,6 +45,24 @@ def test_on_topic_answers_have_higher_pmi_than_swapped_ones() -> None:
     assert measure_text_quality(
         lessons("I do not know that at all"), toy_likelihoods
     ).pmi == pytest.approx(0.0)
+
+
+def test_follow_ups_are_told_apart_by_the_turns_before_them() -> None:
+    def reading_all(pairs: Sequence[PromptResponse]) -> list[float]:
+        texts = [" ".join([*(m.content for m in each.before), each.request]) for each in pairs]
+        return toy_likelihoods(
+            [PromptResponse(text, each.answer) for text, each in zip(texts, pairs, strict=True)]
+        )
+
+    follow_ups = [
+        PromptResponse(
+            "Shorter, please.",
+            f"{thing} and some time",
+            (Message("user", f"How about {thing} ?"), Message("assistant", "A long reply.")),
+        )
+        for thing in THINGS
+    ]
+    assert measure_text_quality(follow_ups, reading_all).pmi == pytest.approx(1.0)
 
 
 def test_ordered_words_have_a_larger_gap_than_unordered_ones() -> None:
