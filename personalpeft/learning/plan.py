@@ -34,7 +34,6 @@ from personalpeft.learning.layers import (
 )
 from personalpeft.learning.outcomes import MoveCause, Placement, Reason, ReasonCode, reason
 from personalpeft.learning.train.config import BUILD_FORMAT, Start, TrainingConfig
-from personalpeft.memory.conflicts import normalize
 from personalpeft.memory.items import render_with_signal
 from personalpeft.plugins import CheckedVerifier
 from personalpeft.services import Services
@@ -310,7 +309,7 @@ def build_plan(
             layer,
             is_learned=bool(lessons),
             excluded=len(excluded),
-            too_long=len(too_long),
+            too_long=len(too_long - considered),
         )
 
     parent = state.head
@@ -331,17 +330,10 @@ def build_plan(
         unprobed, new_unprobed, held_out, recipe.eval_fraction, leave_one=not may_wait
     )
     held_out |= set(new_holdout)
-    probes = _untrained_probes(lessons, trained_on(store, state.head))
-    judging, probe_keys = {_question(probe) for probe in probes}, {each.key for each in probes}
-
-    def is_held_out(lesson: Lesson) -> bool:
-        return lesson.key in probe_keys if lesson.is_probe else lesson.signal in held_out
-
     training = [
         add_teacher(services, user, lesson, recipe.scrub)
         for lesson in lessons
-        if not (lesson.is_probe or is_held_out(lesson))
-        and not (lesson.kind is SignalKind.FACT and _question(lesson) in judging)
+        if not lesson.is_probe and lesson.signal not in held_out
     ]
     if not training and not rejected:
         raise NothingToLearn(
@@ -365,12 +357,9 @@ def build_plan(
         below=state.below,
         parent=parent,
         began=began,
-        holdout=tuple(each for each in lessons if is_held_out(each)),
+        holdout=tuple(each for each in lessons if each.is_probe or each.signal in held_out),
         other_holdout=tuple(each for each in beside if each.signal not in too_long),
-        new_holdout=(
-            *new_holdout,
-            *(each.signal for each in new if each.is_probe and is_held_out(each)),
-        ),
+        new_holdout=(*new_holdout, *(lesson.signal for lesson in new if lesson.is_probe)),
         assignments=assignments,
         new_examples=tuple(lesson for lesson in training if lesson.signal not in learned),
         replay=_newest([lesson for lesson in training if lesson.signal in learned]),
@@ -400,20 +389,6 @@ def add_teacher(services: Services, user: str, lesson: Lesson, countries: Sequen
     return scrub_lesson(replace(lesson, teacher_messages=messages), countries)
 
 
-def _untrained_probes(lessons: Sequence[Lesson], learned: Set[str]) -> tuple[Lesson, ...]:
-    """Return the probes whose question no other fact has taught to the live revision."""
-    taught = {
-        _question(lesson)
-        for lesson in lessons
-        if lesson.kind is SignalKind.FACT and not lesson.is_probe and lesson.signal in learned
-    }
-    return tuple(each for each in lessons if each.is_probe and _question(each) not in taught)
-
-
-def _question(lesson: Lesson) -> str:
-    return normalize(lesson.messages[-1].content)
-
-
 def _signals(lessons: Iterable[Lesson]) -> set[str]:
     return {lesson.signal for lesson in lessons}
 
@@ -437,10 +412,10 @@ def _nothing_to_learn(
             " retrieved in any case.",
             cause=NothingCause.NO_CAPACITY,
         )
-    if too_long and not is_learned:
+    if too_long:
         return NothingToLearn(
-            f"Nothing to learn for {layer}: {pluralize(too_long, 'prompt')} of its signals do not "
-            "fit the base's context.",
+            f"Nothing to learn for {layer}: of its new signals, {pluralize(too_long, 'prompt')} "
+            "and a reply do not fit the base's context.",
             hint="Give it lessons with shorter prompts.",
             cause=NothingCause.NO_CAPACITY,
         )

@@ -30,7 +30,7 @@ from personalpeft.learning.data.facts import fact_questions, helpful_turns
 from personalpeft.learning.data.scrubber import RemovedText
 from personalpeft.learning.data.style import find_style_change
 from personalpeft.learning.outcomes import Placement, Reason, ReasonCode, reason
-from personalpeft.memory.conflicts import superseded_facts
+from personalpeft.memory.conflicts import normalize, superseded_facts
 from personalpeft.store.ledger import Ledger
 from personalpeft.store.store import Store
 from personalpeft.types import (
@@ -202,7 +202,8 @@ def assign(
         else _assign_one(signal, turn_of, strongest, forbidden)
         for signal in signals
     ]
-    return tuple(_drop_dislikes_if_too_few(_drop_old_style(_resolve_conflicts(assignments))))
+    settled = _drop_old_style(_resolve_conflicts(_drop_taught_probes(assignments)))
+    return tuple(_drop_dislikes_if_too_few(settled))
 
 
 def lessons_for(assignments: Sequence[Assignment], layer: str) -> tuple[Lesson, ...]:
@@ -455,6 +456,26 @@ def _yields_to(later: Assignment, earlier: Assignment) -> Reason | None:
     if is_choice and written and earlier_is_users:
         return reason(ReasonCode.MORE_SPECIFIC, kind=kind)
     return None
+
+
+def _drop_taught_probes(assignments: Sequence[Assignment]) -> Sequence[Assignment]:
+    """Drop the probes of facts whose question another fact teaches: they cannot judge."""
+
+    def question(lesson: Lesson) -> str:
+        return normalize(lesson.messages[-1].content)
+
+    examples = [each for assignment in assignments for each in assignment.extra_examples]
+    taught = {question(each) for each in examples if not each.is_probe}
+    dropped = {id(each) for each in examples if each.is_probe and question(each) in taught}
+    return [
+        replace(
+            each,
+            extra_examples=tuple(e for e in each.extra_examples if id(e) not in dropped),
+        )
+        if dropped and each.extra_examples
+        else each
+        for each in assignments
+    ]
 
 
 def _supersede(assignment: Assignment, winner: Assignment, why: Reason) -> Assignment:
