@@ -1,7 +1,8 @@
 """Make a folder with a model from GGUF files or a seed.
 
-Invariant: the same source gives the same weights and tokens. Raise ``RECIPE`` with every change of
-how they are made.
+Invariant: the same source gives the same weights and tokens. ``RECIPE`` is a part of the digest of
+every such base: a home refuses the adapters of another one. So raise it only if the weights or tokens
+of usual files change. Raise ``inspect.FACTS`` for anything else, which makes the cache anew.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from personalpeft.base_models.gguf.writer import SPLITTING_PATTERNS
 from personalpeft.base_models.types import RandomShape
 from personalpeft.types import Progress
 
-RECIPE = 2
+RECIPE = 1
 
 CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from torch import nn
 
-# The version of the facts in the cache; raise it with every change of how they are read.
-FACTS = 1
+# The version of the cache's entries; raise it with every change of how they are made.
+FACTS = 2
 
 
 @dataclass(frozen=True, slots=True)
