@@ -31,6 +31,7 @@ from personalpeft.store.backup import COPY_NAME
 from personalpeft.store.certificate_keys import load_certificate_keys
 from personalpeft.store.hash_chain import read_chain_head
 from personalpeft.store.plugin_data import PluginData
+from personalpeft.store.replacement import other_copies
 from personalpeft.store.store import Store
 from personalpeft.store.types import ErasureResult
 from personalpeft.types import (
@@ -220,13 +221,12 @@ class CertificateDraft:
         concerned |= {each.turn for each in signals if each.id in closure["signals"]}
         turns = store.ledger.turns(self._user)
         backends = {turn.backend for turn in turns if turn.id in concerned}
-        former = store.home.parent.glob(f"{store.home.name}.replaced-*")
         return {
             "backups": [
                 {"folder": str(folder), "copies": _count_copies(folder)}
                 for folder in store.erasures.folders()
             ],
-            "former_homes": sorted(map(str, former)),
+            "former_homes": [str(path) for path in other_copies(store.home)],
             "published": list(store.publications.folders(self._user)),
             "remote_engines": sorted(each for each in backends if each == "vllm"),
             "mentions": sorted(mentions),

@@ -1,8 +1,9 @@
 """Put a backup in place of a home.
 
 Invariants: what was forgotten since the backup is forgotten again before the copy becomes the home.
-The home is as it was until the copy is verified and on the disk. A kill before that leaves a
-folder that the next restore deletes. A kill later loses nothing: see ``store.replacement``.
+The home is as it was until the copy is verified and on the disk. An error before that leaves
+nothing, and a kill leaves a folder that the next restore deletes. A kill later loses nothing: see
+``store.replacement``.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import dataclasses
 import os
 import shutil
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,7 +46,12 @@ from personalpeft.store.gc import delete_unnamed_blobs
 from personalpeft.store.home import DATABASE, open_store
 from personalpeft.store.integrity import find_lost_blobs, verify_database
 from personalpeft.store.locks import Lock
-from personalpeft.store.replacement import finish_replacement, new_folders, replace_home
+from personalpeft.store.replacement import (
+    finish_replacement,
+    new_folders,
+    replace_home,
+    unfinished_folder,
+)
 from personalpeft.store.store import Store
 from personalpeft.types import DEFAULT_BASE, Progress
 from personalpeft.user import User
@@ -108,7 +114,7 @@ def restore(
         backup: A copy that ``Maintenance.back_up`` made, or a folder of them, for the newest.
         home: The home to restore. Defaults to ``PERSONALPEFT_HOME``, else the platform's data
             folder.
-        base: The base, as for ``open``.
+        base: Ignored, since a restore needs no base.
         replace: Whether a home that is there may be replaced. It is kept beside the new one.
         forgotten_in: More folders with a ``forgotten.jsonl``, or with a newer database.
         passphrase: The passphrase of the backup, as for ``open``.
@@ -142,38 +148,44 @@ def restore(
                 f"There is neither {LOG} nor {DATABASE} in {folder}.",
                 hint="Name a home or a folder of backups.",
             )
-    part = home.with_name(f"{home.name}.restoring")
+    part, keys = unfinished_folder(home), _home_keys(home, settings)
+    if exists:
+        _check_unused(home, keys, clock)
+    with ExitStack() as on_error:
+        # It may have what was forgotten since the backup.
+        on_error.callback(shutil.rmtree, part, ignore_errors=True)
+        with map_home_errors(home):
+            for left in (part, *new_folders(home).values()):
+                if left.exists():
+                    shutil.rmtree(left)
+            _copy(backup, part, progress)
+            erasures = merge_logs((backup, backup.parent, home, *others), part)
+            _keep_home_id(part, backup, home)
+            for folder in (home, *others):
+                own = keys if folder == home else _home_keys(folder, settings)
+                key = own.database if own else None
+                erasures = (*erasures, *read_tombstones(folder / DATABASE, key))
+        progress("Forgetting", 0.0)
+        with _open(part, settings, clock) as store:
+            _keep_certificate_keys(home, keys, store)
+        count = _forget_again(part, settings, erasures, clock)
+        missing = _check(part, settings, clock)
+        replaced = None
+        with map_home_errors(home):
+            folders = ErasureLog(home).folders()
+            if COPY_NAME.fullmatch(backup.name):
+                folders = (*folders, backup.parent)
+            ErasureLog(part).list_folders(folders)
+            if exists:
+                _check_unused(home, keys, clock)
+                replaced = replace_home(part, home)
+            else:
+                if home.exists():
+                    home.rmdir()
+                host.replace(part, home)
+                host.sync_folder(home.parent)
+        on_error.pop_all()
     with map_home_errors(home):
-        for left in (part, *new_folders(home).values()):
-            if left.exists():
-                shutil.rmtree(left)
-        _copy(backup, part, progress)
-        erasures = merge_logs((backup, backup.parent, home, *others), part)
-        _keep_home_id(part, backup, home)
-        keys = _home_keys(home, settings)
-        for folder in (home, *others):
-            own = keys if folder == home else _home_keys(folder, settings)
-            key = own.database if own else None
-            erasures = (*erasures, *read_tombstones(folder / DATABASE, key))
-    progress("Forgetting", 0.0)
-    with _open(part, settings, clock) as store:
-        _keep_certificate_keys(home, keys, store)
-    count = _forget_again(part, settings, base, erasures, clock)
-    missing = _check(part, settings, clock)
-    replaced = None
-    with map_home_errors(home):
-        folders = ErasureLog(home).folders()
-        if COPY_NAME.fullmatch(backup.name):
-            folders = (*folders, backup.parent)
-        ErasureLog(part).list_folders(folders)
-        if exists:
-            _check_unused(home, keys, clock)
-            replaced = replace_home(part, home)
-        else:
-            if home.exists():
-                home.rmdir()
-            host.replace(part, home)
-            host.sync_folder(home.parent)
         # What only another folder listed as forgotten is listed beside all backups from now on.
         log = ErasureLog(home)
         log.append(*log.read())
@@ -240,7 +252,6 @@ def _open_private(path: str, flags: int) -> int:
 def _forget_again(
     part: Path,
     settings: Settings,
-    base: str | Path,
     erasures: Sequence[LoggedErasure],
     clock: Clock,
 ) -> int:
@@ -248,7 +259,8 @@ def _forget_again(
     with _open(part, settings, clock) as store:
         owners = find_owners(store.database, erasures)
     count = 0
-    with Runtime(dataclasses.replace(settings, home=part), base, "auto", clock=clock) as runtime:
+    # To forget needs no base: a new machine may not have it yet.
+    with Runtime(dataclasses.replace(settings, home=part), "fake", "fake", clock=clock) as runtime:
         for each in erasures:
             for owner in sorted(owners[each.owner_key]):
                 # An earlier one may have erased it as well.

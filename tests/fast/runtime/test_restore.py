@@ -274,6 +274,8 @@ def test_damaged_backup_and_busy_home_change_nothing(home: Path, tmp_path: Path)
     with pytest.raises(Damaged):
         personalpeft.restore(copy, home, replace=True)
     assert home_contents(home) == contents
+    # A copy may have what was forgotten since.
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["copies", "home"]
 
 
 @pytest.mark.parametrize("loss", ["missing in the home", "damaged in the copy"])
@@ -327,6 +329,27 @@ def test_home_comes_back_where_the_copy_cannot_take_its_place(
     with pytest.raises(HomeError):
         personalpeft.restore(tmp_path / "copies", home, replace=True)
     assert home_contents(home) == contents
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["copies", "home"]
+
+
+def test_restore_needs_no_base(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_runtime(home) as runtime:
+        runtime.forget_user("bo")
+        runtime.user("ada").forget(runtime.user("ada").signals()[-1].id)
+    monkeypatch.setenv("PERSONALPEFT_BASE", "gone")
+    assert personalpeft.restore(tmp_path / "copies", home, "/gone", replace=True).forgotten == 2
+
+
+def test_certificate_names_what_restores_left(home: Path, tmp_path: Path) -> None:
+    personalpeft.restore(tmp_path / "copies", home, replace=True)
+    left = [tmp_path / f"home.{each}" for each in ("replaced-1", "restored-2", "restoring")]
+    for folder in left[1:]:
+        folder.mkdir()
+    with open_runtime(home) as runtime:
+        ada = runtime.user("ada")
+        certificate = ada.forget(ada.signals()[-1].id, certificate=True).certificate
+        assert certificate is not None
+        assert certificate.statement["remains"]["former_homes"] == [str(path) for path in left]
 
 
 @pytest.mark.parametrize("left", ["nothing", "an empty folder"])
