@@ -30,6 +30,7 @@ from personalpeft.services import Services
 from personalpeft.store.backup import COPY_NAME
 from personalpeft.store.certificate_keys import load_certificate_keys
 from personalpeft.store.hash_chain import read_chain_head
+from personalpeft.store.maintenance import RESTORED
 from personalpeft.store.plugin_data import PluginData
 from personalpeft.store.replacement import other_copies
 from personalpeft.store.store import Store
@@ -229,6 +230,8 @@ class CertificateDraft:
             "former_homes": [str(path) for path in other_copies(store.home)],
             "published": list(store.publications.folders(self._user)),
             "remote_engines": sorted(each for each in backends if each == "vllm"),
+            # What the home before it published, exported and backed up may not be known to this one.
+            "restored": self._services.maintenance.read_note(RESTORED),
             "mentions": sorted(mentions),
             "exports": [
                 {

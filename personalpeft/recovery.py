@@ -12,11 +12,12 @@ import dataclasses
 import os
 import shutil
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from personalpeft import host
+from personalpeft.adapters.formats.published import PublishedSubfolder
 from personalpeft.clock import SYSTEM, Clock
 from personalpeft.errors import (
     Damaged,
@@ -27,11 +28,13 @@ from personalpeft.errors import (
     NotFound,
 )
 from personalpeft.formatting import pluralize
+from personalpeft.publishing import PUBLISHED
 from personalpeft.runtime import Runtime
 from personalpeft.settings import Settings, resolve
 from personalpeft.store.backup import COPY_NAME, HOME_ID, read_home_id
 from personalpeft.store.certificate_keys import CERTIFICATE_KEYS
 from personalpeft.store.conversion import open_alone
+from personalpeft.store.database import Row, open_connection
 from personalpeft.store.encryption import ENCRYPTION, FileCipher, HomeKeys, load_keys
 from personalpeft.store.erasure_log import (
     LOG,
@@ -41,11 +44,13 @@ from personalpeft.store.erasure_log import (
     merge_logs,
     read_tombstones,
 )
-from personalpeft.store.error_mapping import map_home_errors
+from personalpeft.store.error_mapping import map_home_errors, sqlite3
 from personalpeft.store.gc import delete_unnamed_blobs
 from personalpeft.store.home import DATABASE, open_store
 from personalpeft.store.integrity import find_lost_blobs, verify_database
 from personalpeft.store.locks import Lock
+from personalpeft.store.maintenance import RESTORED, Maintenance
+from personalpeft.store.publications import read_publications
 from personalpeft.store.replacement import (
     finish_replacement,
     new_folders,
@@ -58,6 +63,7 @@ from personalpeft.user import User
 
 # Of another process, or made again.
 _LEFT_OUT = frozenset({"locks", "write.lock", "write.holder", "sessions"})
+_TIMEOUT = 5.0  # seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +173,11 @@ def restore(
                 erasures = (*erasures, *read_tombstones(folder / DATABASE, key))
         progress("Forgetting", 0.0)
         with _open(part, settings, clock) as store:
-            _keep_certificate_keys(home, keys, store)
+            _keep_keys(home, keys, store)
+            Maintenance(store).write_note(RESTORED, clock.now().isoformat())
         count = _forget_again(part, settings, erasures, clock)
+        with _open(part, settings, clock) as store:
+            unpublished = store.publications.take_over(_publications_of(home, keys))
         missing = _check(part, settings, clock)
         replaced = None
         with map_home_errors(home):
@@ -185,6 +194,9 @@ def restore(
                 host.replace(part, home)
                 host.sync_folder(home.parent)
         on_error.pop_all()
+    for each in unpublished:
+        with suppress(OSError):
+            PublishedSubfolder(Path(each["folder"])).remove(each["digest"])
     with map_home_errors(home):
         # What only another folder listed as forgotten is listed beside all backups from now on.
         log = ErasureLog(home)
@@ -326,12 +338,28 @@ def _keep_home_id(part: Path, backup: Path, home: Path) -> None:
             host.replace_file(part / HOME_ID, home_id)
 
 
-def _keep_certificate_keys(home: Path, keys: HomeKeys | None, store: Store) -> None:
-    """Copy the keys of certificates of a home into a restored one. The backup may be older."""
+def _keep_keys(home: Path, keys: HomeKeys | None, store: Store) -> None:
+    """Copy into a restored home what the former one signs and publishes with.
+
+    The backup may have an older key of certificates. It has no name of published folders.
+    """
     if keys is None and (home / ENCRYPTION).exists():
         return
-    with map_home_errors(store.home), suppress(FileNotFoundError, NotADirectoryError, Damaged):
-        former = FileCipher(store.database, keys, store.entropy)
-        data = former.decrypt((home / CERTIFICATE_KEYS).read_bytes(), CERTIFICATE_KEYS)
-        stored = store.cipher.encrypt(data, CERTIFICATE_KEYS, store.cipher.home_key)
-        host.replace_file(store.home / CERTIFICATE_KEYS, stored)
+    former = FileCipher(store.database, keys, store.entropy)
+    for path in (Path(CERTIFICATE_KEYS), Path("notes", f"{PUBLISHED}.json")):
+        with map_home_errors(store.home), suppress(FileNotFoundError, NotADirectoryError, Damaged):
+            data = former.decrypt((home / path).read_bytes(), path.name)
+            stored = store.cipher.encrypt(data, path.name, store.cipher.home_key)
+            (store.home / path).parent.mkdir(mode=0o700, exist_ok=True)
+            host.replace_file(store.home / path, stored)
+
+
+def _publications_of(home: Path, keys: HomeKeys | None) -> list[Row]:
+    """Return what the former home published, as far as its database can be read."""
+    key = keys.database if keys else None
+    with (
+        suppress(sqlite3.Error),
+        closing(open_connection(home / DATABASE, "mode=ro", timeout=_TIMEOUT, key=key)) as db,
+    ):
+        return read_publications(db)
+    return []
