@@ -104,9 +104,9 @@ class ImportSummary:
 def export_user(store: Store, user: str, path: Path, *, adapters: bool) -> ExportSummary:
     """Implement ``User.export``, which documents the arguments."""
     target = path.expanduser().absolute()
-    portable = read_user(store, user)
-    digests = {each["digest"] for each in portable.contents("revision")} if adapters else set()
     with store.exports.recording(user, ExportKind.PERSONAL) as set_digest:
+        portable = read_user(store, user)
+        digests = {each["digest"] for each in portable.contents("revision")} if adapters else set()
         with new_file(target) as file:
             index = user_index(portable)
             write_archive(file, _PERSONAL, index, portable.entries, digests, store.blobs.read)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -44,8 +43,6 @@ from personalpeft.types import (
     Turn,
     canonical_digest,
 )
-
-_ALWAYS = datetime.min.replace(tzinfo=UTC)
 
 ErasureKind: TypeAlias = Literal["item", "conversation", "layer", "user"]
 
@@ -104,8 +101,7 @@ class CertificateDraft:
             "revisions": sorted(r.digest for r in revisions if r.id in removal.revisions),
         }
         self._statement["revisions"] = {"before": self._heads()}
-        since = min((item.at for item in plan.items), default=_ALWAYS)
-        self._statement["remains"] = self._remains([each.id for each in plan.remaining], since)
+        self._statement["remains"] = self._remains([each.id for each in plan.remaining])
 
     def finish(
         self,
@@ -162,7 +158,7 @@ class CertificateDraft:
             "revisions": sorted(revision.digest for revision in store.catalog.revisions(user)),
         }
         self._statement["revisions"] = {"before": self._heads(), "after": []}
-        self._statement["remains"] = self._remains([], _ALWAYS)
+        self._statement["remains"] = self._remains([])
         # Of an encrypted home: the key of the user's files goes with the user's rows.
         self._keys_destroyed = store.cipher.user_key_ids(user)
 
@@ -213,8 +209,8 @@ class CertificateDraft:
             return name
         return f"skill {self._keys.name('layer', name)[:16]}"
 
-    def _remains(self, mentions: Sequence[str], since: datetime) -> Json:
-        """Return what the home knows of that may hold the items, which are not older than ``since``."""
+    def _remains(self, mentions: Sequence[str]) -> Json:
+        """Return what the home knows of that may hold the items."""
         store = self._services.store
         closure = self._statement["closure"]
         concerned = {*closure["turns"], *closure["emptied"]}
@@ -239,8 +235,8 @@ class CertificateDraft:
                     "kind": str(each.kind),
                     "name": self._keys.name("export", each.digest) if each.digest else None,
                 }
+                # Also those before the items: a clock may have been set back.
                 for each in store.exports.of_user(self._user)
-                if each.at >= since
             ],
             "plugins": self._services.plugins.count_user_data(
                 lambda name: PluginData(store.home, name, store.cipher), self._user
