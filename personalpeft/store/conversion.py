@@ -20,7 +20,13 @@ from personalpeft import host
 from personalpeft.errors import Damaged
 from personalpeft.store.blobs import Blobs
 from personalpeft.store.certificate_keys import CERTIFICATE_KEYS
-from personalpeft.store.database import Database, create_file, fetch_all, open_connection
+from personalpeft.store.database import (
+    OPEN_MARK,
+    Database,
+    create_file,
+    fetch_all,
+    open_connection,
+)
 from personalpeft.store.encryption import ENCRYPTION, FileCipher, HomeKeys
 from personalpeft.store.error_mapping import map_home_errors, sqlite3
 from personalpeft.store.integrity import verify
@@ -197,6 +203,11 @@ def open_alone(path: Path, key: str | None) -> sqlite3.Connection:
     try:
         db.execute("begin exclusive")
         db.execute("commit")
+        if (mark := path.parent / OPEN_MARK).exists():
+            with closing(
+                open_connection(mark, "mode=rw", timeout=_ALONE_TIMEOUT, key=None)
+            ) as lock:
+                lock.execute("begin exclusive")
     except sqlite3.Error:
         db.close()
         raise

@@ -15,6 +15,7 @@ from runtime_makers import ask, correct, greedy, home_contents, open_runtime
 
 import personalpeft
 from personalpeft import Busy, Damaged, Forgotten, HomeError, InvalidInput, NotFound, host
+from personalpeft.store import database
 
 SECRET = "My locker code is 4711."
 
@@ -250,9 +251,17 @@ def test_former_home_is_kept_and_replaced_only_on_request(home: Path, tmp_path: 
     assert home_contents(report.replaced) == contents
 
 
-def test_home_that_a_program_has_open_is_not_replaced(home: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["wal", "truncate"])
+def test_home_that_a_program_has_open_is_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    # Where SQLite is older a home has no WAL.
+    monkeypatch.setattr(database, "JOURNAL_MODE", mode)
+    home = tmp_path / "home"
     with open_runtime(home) as runtime:
         ada = runtime.user("ada")
+        ada.remember(SECRET)
+        runtime.maintenance.back_up(tmp_path / "copies")
         with pytest.raises(Busy):
             personalpeft.restore(tmp_path / "copies", home, replace=True)
         fact = ada.remember("The program goes on with its home.")
