@@ -32,6 +32,7 @@ from personalpeft.publishing import PUBLISHED
 from personalpeft.runtime import Runtime
 from personalpeft.settings import Settings, resolve
 from personalpeft.store.backup import COPY_NAME, HOME_ID, read_home_id
+from personalpeft.store.blobs import DIGEST
 from personalpeft.store.certificate_keys import CERTIFICATE_KEYS
 from personalpeft.store.conversion import open_alone
 from personalpeft.store.database import Row, open_connection
@@ -237,11 +238,16 @@ def _newest_copy(folder: Path) -> Path:
 
 
 def _copy(backup: Path, part: Path, progress: Progress) -> None:
-    """Copy the files of a backup durably. Links are not followed."""
+    """Copy the files of a backup durably. Links are not followed.
+
+    Hidden files, and others among the adapters, are of programs that show or copy folders.
+    """
     files = [
         path
         for path in sorted(backup.rglob("*"))
         if path.relative_to(backup).parts[0] not in _LEFT_OUT
+        and (path.relative_to(backup).parts[0] != "blobs" or DIGEST.fullmatch(path.name))
+        and not path.name.startswith(".")
         and path.is_file()
         and not path.is_symlink()
     ]

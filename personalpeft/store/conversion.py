@@ -155,7 +155,7 @@ def _copy_files(
             progress(first / len(rows))
             batch = rows[first : first + _BATCH_SIZE]
             target.blobs.put_many((row["user"], blobs.read(row["digest"])) for row in batch)
-        for path in (*home.glob("notes/*.json"), home / CERTIFICATE_KEYS):
+        for path in (*home.glob("notes/[!.]*.json"), home / CERTIFICATE_KEYS):
             with suppress(FileNotFoundError):
                 data = former.decrypt(path.read_bytes(), path.name)
                 data = target.cipher.encrypt(data, path.name, target.cipher.home_key)

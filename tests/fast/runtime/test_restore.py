@@ -235,10 +235,19 @@ def test_adapter_that_no_revision_of_the_copy_names_is_left_out(home: Path, tmp_
     stray = copy / "blobs" / digest[:2] / digest
     stray.parent.mkdir(exist_ok=True)
     stray.write_bytes(b"weights")
+    # Systems write files into the folders that they show, and beside files that they copy.
+    for name in (".DS_Store", f"._{digest}", "Thumbs.db"):
+        stray.with_name(name).write_bytes(b"not ours")
+    (copy / "._personalpeft.db").write_bytes(b"not ours")
     personalpeft.restore(copy, home, replace=True)
+    assert not [path for path in home.rglob("*") if _content(path) == b"not ours"]
     assert not list(home.rglob(digest))
     with open_runtime(home) as runtime:
         assert runtime.verify() == ()
+
+
+def _content(path: Path) -> bytes:
+    return path.read_bytes() if path.is_file() else b""
 
 
 def test_former_home_is_kept_and_replaced_only_on_request(home: Path, tmp_path: Path) -> None:
