@@ -41,6 +41,7 @@ from personalpeft.store.erasure_log import (
     LOG,
     ErasureLog,
     LoggedErasure,
+    count_unreadable_lines,
     find_owners,
     merge_logs,
     read_tombstones,
@@ -78,6 +79,7 @@ class RestoreReport:
         replaced: Where the former home lies now; None if there was none.
         lost_encryption: Whether the home was encrypted and the backup is not.
         missing: The digests of adapter files that are missing or damaged in the backup.
+        unreadable: How many lines of logs of forgotten items are damaged.
     """
 
     home: Path
@@ -86,11 +88,17 @@ class RestoreReport:
     replaced: Path | None
     lost_encryption: bool = False
     missing: tuple[str, ...] = ()
+    unreadable: int = 0
 
     def __str__(self) -> str:
         lines = [f"{self.home}: restored from {self.backup}"]
         if self.forgotten:
             lines.append(f"  forgotten again: {self.forgotten}, since the backup still had them")
+        if self.unreadable:
+            lines.append(
+                f"  damaged in {LOG}: {pluralize(self.unreadable, 'line')}; what they name may be "
+                "back, unless another log has it: --forgotten-in"
+            )
         if self.missing:
             lost = pluralize(len(self.missing), "adapter")
             lines.append(f"  missing or damaged: {lost}; build again: personalpeft verify --repair")
@@ -134,9 +142,10 @@ def restore(
     Raises:
         NotFound: There is no backup.
         InvalidInput: The home is not empty.
-        Damaged: The database of the backup is not whole. Nothing was restored.
+        Damaged: The database of the backup or in ``forgotten_in`` is not whole. Nothing was
+            restored.
         Busy: Another program has the home open.
-        HomeError: The home cannot be written.
+        HomeError: The home cannot be written, or a database in ``forgotten_in`` cannot be opened.
     """
     settings, clock = resolve(home, os.environ, passphrase), clock or SYSTEM
     home, backup = settings.home, _newest_copy(Path(backup).expanduser().absolute())
@@ -155,6 +164,7 @@ def restore(
                 f"There is neither {LOG} nor {DATABASE} in {folder}.",
                 hint="Name a home or a folder of backups.",
             )
+    erased_there = [each for folder in others for each in _erased_in(folder, settings)]
     part, keys = unfinished_folder(home), _home_keys(home, settings)
     if exists:
         _check_unused(home, keys, clock)
@@ -166,12 +176,14 @@ def restore(
                 if left.exists():
                     shutil.rmtree(left)
             _copy(backup, part, progress)
-            erasures = merge_logs((backup, backup.parent, home, *others), part)
+            logs = tuple(dict.fromkeys((backup, backup.parent, home, *others)))
+            erasures = (*merge_logs(logs, part), *erased_there)
+            unreadable = sum(map(count_unreadable_lines, logs))
             _keep_home_id(part, backup, home)
-            for folder in (home, *others):
-                own = keys if folder == home else _home_keys(folder, settings)
-                key = own.database if own else None
-                erasures = (*erasures, *read_tombstones(folder / DATABASE, key))
+            # What is replaced may be damaged.
+            with suppress(sqlite3.Error):
+                key = keys.database if keys else None
+                erasures = (*erasures, *read_tombstones(home / DATABASE, key))
         progress("Forgetting", 0.0)
         with _open(part, settings, clock) as store:
             _keep_keys(home, keys, store)
@@ -205,7 +217,7 @@ def restore(
     if replaced is not None and home in backup.parents:
         backup = replaced / backup.relative_to(home)
     lost = (replaced or home).joinpath(ENCRYPTION).exists() and not (home / ENCRYPTION).exists()
-    return RestoreReport(home, backup, count, replaced, lost, missing)
+    return RestoreReport(home, backup, count, replaced, lost, missing, unreadable)
 
 
 def _check_unused(home: Path, keys: HomeKeys | None, clock: Clock) -> None:
@@ -323,6 +335,19 @@ def _check(part: Path, settings: Settings, clock: Clock) -> tuple[str, ...]:
 
 def _open(part: Path, settings: Settings, clock: Clock) -> Store:
     return open_store(part, now=clock.now, entropy=clock.entropy, keys=settings.keys)
+
+
+def _erased_in(folder: Path, settings: Settings) -> tuple[LoggedErasure, ...]:
+    """Return what the database in a folder names as forgotten, if it has one.
+
+    Raises ``HomeError``, ``Damaged`` or ``MissingPackage`` if it cannot be read: the caller named
+    the folder lest something come back.
+    """
+    if not (folder / DATABASE).is_file():
+        return ()
+    with map_home_errors(folder):
+        keys = load_keys(folder, settings.keys)
+        return read_tombstones(folder / DATABASE, keys.database if keys else None)
 
 
 def _home_keys(home: Path, settings: Settings) -> HomeKeys | None:

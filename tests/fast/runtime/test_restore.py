@@ -208,6 +208,38 @@ def test_what_was_forgotten_is_found_in_a_newer_database(home: Path, tmp_path: P
     assert report.forgotten == 1
 
 
+@pytest.mark.parametrize("fault", ["damaged", "no key"])
+def test_database_that_is_to_say_what_was_forgotten_and_cannot_be_opened_is_refused(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    newest = tmp_path / "newest"
+    newest.mkdir()
+    (newest / "personalpeft.db").write_bytes(b"damaged" * 500)
+    if fault == "no key":
+        pytest.importorskip("sqlcipher3")
+        monkeypatch.setenv("PERSONALPEFT_KEYS", str(tmp_path / "keys"))
+        personalpeft.encrypt(home, "file")
+        for name in ("personalpeft.db", "encryption.json"):
+            shutil.copy(home / name, newest)
+        monkeypatch.setenv("PERSONALPEFT_KEYS", str(tmp_path / "others"))
+    shutil.rmtree(home)
+    with pytest.raises(Damaged if fault == "damaged" else HomeError, match="newest"):
+        personalpeft.restore(tmp_path / "copies", home, forgotten_in=[newest])
+    assert not home.exists()
+
+
+def test_damaged_lines_of_the_log_are_counted(home: Path, tmp_path: Path) -> None:
+    with open_runtime(home) as runtime:
+        for signal in runtime.user("ada").signals()[-2:]:
+            runtime.user("ada").forget(signal.id)
+    shutil.rmtree(home)
+    log = tmp_path / "copies" / "forgotten.jsonl"
+    log.write_bytes(b"#" + log.read_bytes()[1:] + b'{"item": "torn')
+    report = personalpeft.restore(tmp_path / "copies", home)
+    assert (report.forgotten, report.unreadable) == (1, 1)
+    assert "--forgotten-in" in str(report)
+
+
 def test_log_of_forgotten_items_has_no_words_and_no_user_and_survives_a_torn_line(
     home: Path, tmp_path: Path
 ) -> None:
