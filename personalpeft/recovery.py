@@ -141,7 +141,7 @@ def restore(
 
     Raises:
         NotFound: There is no backup.
-        InvalidInput: The home is not empty.
+        InvalidInput: The home is not empty, or is a mount point.
         Damaged: The database of the backup or in ``forgotten_in`` is not whole. Nothing was
             restored.
         Busy: Another program has the home open.
@@ -156,6 +156,12 @@ def restore(
         raise InvalidInput(
             f"{home} is not empty.",
             hint="Restore to another folder, or allow to replace it: --replace",
+        )
+    if os.path.ismount(home):
+        raise InvalidInput(
+            f"{home} is the root of a file system, such as a container's volume, and cannot be "
+            "renamed.",
+            hint=f"Restore to a folder in it, and use that as home: {home / 'home'}",
         )
     others = [Path(each).expanduser() for each in forgotten_in]
     for folder in others:

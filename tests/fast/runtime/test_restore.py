@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shutil
 import sqlite3
@@ -380,6 +381,20 @@ def test_home_comes_back_where_the_copy_cannot_take_its_place(
         personalpeft.restore(tmp_path / "copies", home, replace=True)
     assert home_contents(home) == contents
     assert sorted(path.name for path in tmp_path.iterdir()) == ["copies", "home"]
+
+
+@pytest.mark.parametrize("is_empty", [True, False])
+def test_home_that_is_a_mount_point_is_refused_before_anything_is_copied(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_empty: bool
+) -> None:
+    target = tmp_path / "volume" if is_empty else home
+    target.mkdir(exist_ok=True)
+    monkeypatch.setattr(os.path, "ismount", lambda path: Path(path) == target)
+    monkeypatch.setattr(shutil, "copyfileobj", None)
+    with pytest.raises(InvalidInput, match="volume") as caught:
+        personalpeft.restore(tmp_path / "copies", target, replace=True)
+    assert str(target / "home") in caught.value.hint
+    assert not list(tmp_path.glob("*.restoring"))
 
 
 def test_restore_needs_no_base(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
