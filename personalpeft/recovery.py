@@ -31,7 +31,7 @@ from personalpeft.formatting import pluralize
 from personalpeft.publishing import PUBLISHED
 from personalpeft.runtime import Runtime
 from personalpeft.settings import Settings, resolve
-from personalpeft.store.backup import COPY_NAME, HOME_ID, read_home_id
+from personalpeft.store.backup import COPY_NAME, HOME_ID, is_folder_of, read_home_id
 from personalpeft.store.blobs import DIGEST
 from personalpeft.store.certificate_keys import CERTIFICATE_KEYS
 from personalpeft.store.conversion import open_alone
@@ -207,6 +207,7 @@ def restore(
             if exists:
                 _check_unused(home, keys, clock)
                 replaced = replace_home(part, home)
+                _bring_backups(replaced, home, folders)
             else:
                 if home.exists():
                     home.rmdir()
@@ -220,7 +221,7 @@ def restore(
         # What only another folder listed as forgotten is listed beside all backups from now on.
         log = ErasureLog(home)
         log.append(*log.read())
-    if replaced is not None and home in backup.parents:
+    if replaced is not None and home in backup.parents and not backup.exists():
         backup = replaced / backup.relative_to(home)
     lost = (replaced or home).joinpath(ENCRYPTION).exists() and not (home / ENCRYPTION).exists()
     return RestoreReport(home, backup, count, replaced, lost, missing, unreadable)
@@ -234,6 +235,20 @@ def _check_unused(home: Path, keys: HomeKeys | None, clock: Clock) -> None:
     lock = Lock(home / "write.lock", home=home, what=f"The home {home} is held", now=clock.now)
     with lock.acquire(0.0), suppress(Damaged, HomeError), map_home_errors(home):
         open_alone(home / DATABASE, keys.database if keys else None).close()
+
+
+def _bring_backups(former: Path, home: Path, folders: Sequence[Path]) -> None:
+    """Move the folders of backups that lay in a home from the former home into the new one.
+
+    The former home is deleted some day. What cannot be moved stays in it.
+    """
+    for folder in folders:
+        if home in folder.parents:
+            source = former / folder.relative_to(home)
+            with suppress(OSError, HomeError):
+                if source.is_dir() and not folder.exists() and is_folder_of(home, source):
+                    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                    host.replace(source, folder)
 
 
 def _newest_copy(folder: Path) -> Path:

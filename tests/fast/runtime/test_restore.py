@@ -474,10 +474,13 @@ def test_restored_folder_whose_home_was_never_moved_aside_is_not_used(
     assert not any("restored" in path.name for path in tmp_path.iterdir())
 
 
-def test_backup_inside_the_home_is_restored(home: Path) -> None:
+def test_backups_inside_the_home_stay_in_it(home: Path) -> None:
     with open_runtime(home) as runtime:
-        copy = runtime.maintenance.back_up(home / "backups").path
-    report = personalpeft.restore(copy, home, replace=True)
-    assert report.backup.is_dir()
+        copies = [runtime.maintenance.back_up(home / "backups").path for _ in range(2)]
+    report = personalpeft.restore(copies[0], home, replace=True)
+    assert report.backup == copies[0]
+    assert all(copy.is_dir() for copy in copies)
     with open_runtime(home) as runtime:
         assert len(list(runtime.users())) == 2
+        third = runtime.maintenance.back_up(home / "backups").path
+        assert third.name.startswith("copy-000003")
