@@ -79,7 +79,7 @@ def convert(
             copy.mkdir(mode=0o700)
             _copy_database(db, copy / path.name, new)
             files = _copy_files(store, copy, new, progress)
-            copy.rename(home / _DECIDED)
+            host.replace(copy, home / _DECIDED)
             on_error.pop_all()
             host.sync_folder(home)
             db.execute(f"pragma application_id={REPLACED_ID}")
@@ -106,7 +106,7 @@ def finish_conversion(home: Path) -> None:
             else:
                 path.unlink(missing_ok=True)
         host.sync_folder(home)
-        decided.rename(moving)
+        host.replace(decided, moving)
     if moving.is_dir():
         for path in sorted(moving.iterdir()):
             host.replace(path, home / path.name)
