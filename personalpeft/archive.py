@@ -62,6 +62,7 @@ _PERSONAL = ArchiveFormat(
     index="personal.json",
     keys=USER_KEYS,
     hint="The file is damaged or not from personalpeft. Export it again.",
+    hint_too_large="Leave the adapters out: --no-adapters. The next learn builds them again.",
     # What files of earlier versions do not have.
     defaults={"trains": True},
 )
