@@ -37,10 +37,10 @@ MergedForm: TypeAlias = Literal["safetensors", "gguf"]
 
 def export_peft_folder(services: Services, user: str, folder: Path, layer: str | None) -> Path:
     """Implement ``User.export_peft``, which documents the arguments."""
-    parts = _live_adapters(services, user, layer)
     target = folder.expanduser().absolute()
     architecture, name = services.base.architecture, services.base.card.name
     with services.store.exports.recording(user, ExportKind.PEFT) as set_digest:
+        parts = _live_adapters(services, user, layer)
         if layer is None:
             export_stack_peft(parts, architecture, target, base_name=name)
         else:
@@ -51,7 +51,6 @@ def export_peft_folder(services: Services, user: str, folder: Path, layer: str |
 
 def export_gguf(services: Services, user: str, file: Path, layer: str | None) -> Path:
     """Implement ``User.export_gguf``, which documents the arguments."""
-    stack = compose(_live_adapters(services, user, layer))
     target = file.expanduser().absolute()
     names = _names(services.base)
     if target.exists():
@@ -63,6 +62,7 @@ def export_gguf(services: Services, user: str, file: Path, layer: str | None) ->
     ):
         part = Path(folder, target.name)
         title = f"personalpeft for {services.base.card.title}"
+        stack = compose(_live_adapters(services, user, layer))
         write_gguf_lora(names, stack, part, title=title)
         set_digest(hash_files([part]))
         host.replace(part, target)
@@ -76,9 +76,9 @@ def export_merged(services: Services, user: str, folder: Path, form: MergedForm)
             f"form must be one of {', '.join(get_args(MergedForm))}, got {form!a}.",
             hint="safetensors is for transformers, gguf for llama.cpp.",
         )
-    stack = compose(_live_adapters(services, user, None))
     target, base = folder.expanduser().absolute(), services.base
     with services.store.exports.recording(user, ExportKind.MERGED):
+        stack = compose(_live_adapters(services, user, None))
         if form == "gguf":
             write_merged_gguf(base, stack, target, partial(check_tokenizer, base))
         else:

@@ -62,6 +62,7 @@ _PERSONAL = ArchiveFormat(
     index="personal.json",
     keys=USER_KEYS,
     hint="The file is damaged or not from personalpeft. Export it again.",
+    hint_too_large="Leave the adapters out: --no-adapters. The next learn builds them again.",
     # What files of earlier versions do not have.
     defaults={"trains": True},
 )
@@ -104,9 +105,9 @@ class ImportSummary:
 def export_user(store: Store, user: str, path: Path, *, adapters: bool) -> ExportSummary:
     """Implement ``User.export``, which documents the arguments."""
     target = path.expanduser().absolute()
-    portable = read_user(store, user)
-    digests = {each["digest"] for each in portable.contents("revision")} if adapters else set()
     with store.exports.recording(user, ExportKind.PERSONAL) as set_digest:
+        portable = read_user(store, user)
+        digests = {each["digest"] for each in portable.contents("revision")} if adapters else set()
         with new_file(target) as file:
             index = user_index(portable)
             write_archive(file, _PERSONAL, index, portable.entries, digests, store.blobs.read)

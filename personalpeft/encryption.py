@@ -23,6 +23,7 @@ from personalpeft.store.encryption import (
     read_info,
 )
 from personalpeft.store.home import open_store
+from personalpeft.store.replacement import other_copies
 from personalpeft.store.store import Store
 from personalpeft.types import Progress
 
@@ -168,7 +169,7 @@ def _open(settings: Settings, clock: Clock) -> Store:
 def _plain_copies(store: Store) -> Iterator[Path]:
     """Yield the known copies of a home that are not encrypted."""
     backups = [each for folder in store.erasures.folders() for each in folder.glob("copy-*")]
-    for path in (*backups, *store.home.parent.glob(f"{store.home.name}.replaced-*")):
+    for path in (*backups, *other_copies(store.home)):
         if path.is_dir() and not (path / ENCRYPTION).exists():
             yield path
 

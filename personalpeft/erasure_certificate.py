@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -30,7 +29,9 @@ from personalpeft.services import Services
 from personalpeft.store.backup import COPY_NAME
 from personalpeft.store.certificate_keys import load_certificate_keys
 from personalpeft.store.hash_chain import read_chain_head
+from personalpeft.store.maintenance import RESTORED
 from personalpeft.store.plugin_data import PluginData
+from personalpeft.store.replacement import other_copies
 from personalpeft.store.store import Store
 from personalpeft.store.types import ErasureResult
 from personalpeft.types import (
@@ -42,8 +43,6 @@ from personalpeft.types import (
     Turn,
     canonical_digest,
 )
-
-_ALWAYS = datetime.min.replace(tzinfo=UTC)
 
 ErasureKind: TypeAlias = Literal["item", "conversation", "layer", "user"]
 
@@ -102,8 +101,7 @@ class CertificateDraft:
             "revisions": sorted(r.digest for r in revisions if r.id in removal.revisions),
         }
         self._statement["revisions"] = {"before": self._heads()}
-        since = min((item.at for item in plan.items), default=_ALWAYS)
-        self._statement["remains"] = self._remains([each.id for each in plan.remaining], since)
+        self._statement["remains"] = self._remains([each.id for each in plan.remaining])
 
     def finish(
         self,
@@ -160,7 +158,7 @@ class CertificateDraft:
             "revisions": sorted(revision.digest for revision in store.catalog.revisions(user)),
         }
         self._statement["revisions"] = {"before": self._heads(), "after": []}
-        self._statement["remains"] = self._remains([], _ALWAYS)
+        self._statement["remains"] = self._remains([])
         # Of an encrypted home: the key of the user's files goes with the user's rows.
         self._keys_destroyed = store.cipher.user_key_ids(user)
 
@@ -211,8 +209,8 @@ class CertificateDraft:
             return name
         return f"skill {self._keys.name('layer', name)[:16]}"
 
-    def _remains(self, mentions: Sequence[str], since: datetime) -> Json:
-        """Return what the home knows of that may hold the items, which are not older than ``since``."""
+    def _remains(self, mentions: Sequence[str]) -> Json:
+        """Return what the home knows of that may hold the items."""
         store = self._services.store
         closure = self._statement["closure"]
         concerned = {*closure["turns"], *closure["emptied"]}
@@ -220,15 +218,16 @@ class CertificateDraft:
         concerned |= {each.turn for each in signals if each.id in closure["signals"]}
         turns = store.ledger.turns(self._user)
         backends = {turn.backend for turn in turns if turn.id in concerned}
-        former = store.home.parent.glob(f"{store.home.name}.replaced-*")
         return {
             "backups": [
                 {"folder": str(folder), "copies": _count_copies(folder)}
                 for folder in store.erasures.folders()
             ],
-            "former_homes": sorted(map(str, former)),
+            "former_homes": [str(path) for path in other_copies(store.home)],
             "published": list(store.publications.folders(self._user)),
             "remote_engines": sorted(each for each in backends if each == "vllm"),
+            # What the home before it published, exported and backed up may not be known to this one.
+            "restored": self._services.maintenance.read_note(RESTORED),
             "mentions": sorted(mentions),
             "exports": [
                 {
@@ -236,8 +235,8 @@ class CertificateDraft:
                     "kind": str(each.kind),
                     "name": self._keys.name("export", each.digest) if each.digest else None,
                 }
+                # Also those before the items: a clock may have been set back.
                 for each in store.exports.of_user(self._user)
-                if each.at >= since
             ],
             "plugins": self._services.plugins.count_user_data(
                 lambda name: PluginData(store.home, name, store.cipher), self._user

@@ -9,6 +9,7 @@ import ctypes
 import hashlib
 import os
 import platform
+import re
 import runpy
 import shutil
 import signal
@@ -40,6 +41,7 @@ _MEMORY_GROUPS = {
         ("total_active_file", "total_inactive_file"),
     ),
 }
+_NO_WINDOWS_NAME = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?|.*\.")
 # Of the names of temporary folders. No other program's have it.
 _TEMPORARY = "personalpeft-private-"
 _MMAP_THRESHOLD, _LARGE_BLOCK = -3, 1 << 20  # M_MMAP_THRESHOLD of glibc, bytes
@@ -442,6 +444,21 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def to_folder_name(name: str) -> str:
+    """Return the name of a folder for a name that begins with a letter or digit.
+
+    Windows drops a final dot, and has devices such as ``con`` and ``aux.x``.
+    """
+    if has_posix_files() or _NO_WINDOWS_NAME.fullmatch(name) is None:
+        return name
+    return f"_{name}_"
+
+
+def from_folder_name(folder: str) -> str:
+    """Return the name that ``to_folder_name`` got."""
+    return folder[1:-1] if folder.startswith("_") else folder
 
 
 def is_in_use(error: OSError) -> bool:

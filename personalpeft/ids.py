@@ -22,7 +22,7 @@ _CROCKFORD = "0123456789abcdefghjkmnpqrstvwxyz"
 
 
 def check_user_id(value: str) -> str:
-    """Return a valid user id, or raise ``InvalidId``. It is usable as file name and URL part."""
+    """Return a valid user id, or raise ``InvalidId``. It is usable as part of a file name or URL."""
     if not isinstance(value, str) or USER_ID.fullmatch(value) is None or ".." in value:
         near = re.sub(r"\s+", "-", value.strip().lower()) if isinstance(value, str) else ""
         raise InvalidId(

@@ -111,20 +111,20 @@ def make_bundle(
 ) -> bytes:
     """Implement ``User.bundle_learn``, which documents the arguments."""
     store = services.store
-    export = read_user(store, user)
-    # Adapters that were never live play no part in a learn.
-    digests = (row["digest"] for row in _once_live(export))
-    index = {
-        **user_index(export),
-        "base": services.base.digest,
-        "build": _build_settings(services),
-        "at": services.clock.now().isoformat(),
-        "options": {"layer": layer, **options},
-    }
-    file = io.BytesIO()
-    write_archive(file, _BUNDLE, index, export.entries, digests, store.blobs.read)
-    bundle = file.getvalue()
     with store.exports.recording(user, ExportKind.LEARN_BUNDLE) as set_digest:
+        export = read_user(store, user)
+        # Adapters that were never live play no part in a learn.
+        digests = (row["digest"] for row in _once_live(export))
+        index = {
+            **user_index(export),
+            "base": services.base.digest,
+            "build": _build_settings(services),
+            "at": services.clock.now().isoformat(),
+            "options": {"layer": layer, **options},
+        }
+        file = io.BytesIO()
+        write_archive(file, _BUNDLE, index, export.entries, digests, store.blobs.read)
+        bundle = file.getvalue()
         set_digest(hashlib.sha256(bundle).hexdigest())
     return bundle
 

@@ -36,6 +36,8 @@ from personalpeft.store.locks import publish_lease
 from personalpeft.store.store import Store
 from personalpeft.types import Progress
 
+PUBLISHED = "published"
+"""The note with the random name of a home's published folders."""
 _STAGE = "Publishing"
 # Seconds to wait for a user's lock. It is held while the user's files are written.
 _LOCK_SECONDS = 30.0
@@ -161,10 +163,10 @@ def _remove_former(store: Store, user: str, folder: PublishedSubfolder) -> int:
 def _key(services: Services) -> str:
     """Return the random name of this home's folders, drawn once."""
     upkeep = services.maintenance
-    key = upkeep.read_note("published")
+    key = upkeep.read_note(PUBLISHED)
     if key is None:
         key = services.clock.entropy(8).hex()
-        upkeep.write_note("published", key)
+        upkeep.write_note(PUBLISHED, key)
     return key
 
 

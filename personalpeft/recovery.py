@@ -1,8 +1,9 @@
 """Put a backup in place of a home.
 
 Invariants: what was forgotten since the backup is forgotten again before the copy becomes the home.
-The home is as it was until the copy is verified and on the disk. A kill before that leaves a
-folder that the next restore deletes. A kill later loses nothing: see ``store.replacement``.
+The home is as it was until the copy is verified and on the disk. An error before that leaves
+nothing, and a kill leaves a folder that the next restore deletes. A kill later loses nothing: see
+``store.replacement``.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ import dataclasses
 import os
 import shutil
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from personalpeft import host
+from personalpeft.adapters.formats.published import PublishedSubfolder
 from personalpeft.clock import SYSTEM, Clock
 from personalpeft.errors import (
     Damaged,
@@ -26,32 +28,44 @@ from personalpeft.errors import (
     NotFound,
 )
 from personalpeft.formatting import pluralize
+from personalpeft.publishing import PUBLISHED
 from personalpeft.runtime import Runtime
 from personalpeft.settings import Settings, resolve
-from personalpeft.store.backup import COPY_NAME, HOME_ID, read_home_id
+from personalpeft.store.backup import COPY_NAME, HOME_ID, is_folder_of, read_home_id
+from personalpeft.store.blobs import DIGEST
 from personalpeft.store.certificate_keys import CERTIFICATE_KEYS
 from personalpeft.store.conversion import open_alone
+from personalpeft.store.database import Row, open_connection
 from personalpeft.store.encryption import ENCRYPTION, FileCipher, HomeKeys, load_keys
 from personalpeft.store.erasure_log import (
     LOG,
     ErasureLog,
     LoggedErasure,
+    count_unreadable_lines,
     find_owners,
     merge_logs,
     read_tombstones,
 )
-from personalpeft.store.error_mapping import map_home_errors
+from personalpeft.store.error_mapping import map_home_errors, sqlite3
 from personalpeft.store.gc import delete_unnamed_blobs
 from personalpeft.store.home import DATABASE, open_store
 from personalpeft.store.integrity import find_lost_blobs, verify_database
 from personalpeft.store.locks import Lock
-from personalpeft.store.replacement import finish_replacement, new_folders, replace_home
+from personalpeft.store.maintenance import RESTORED, Maintenance
+from personalpeft.store.publications import read_publications
+from personalpeft.store.replacement import (
+    finish_replacement,
+    new_folders,
+    replace_home,
+    unfinished_folder,
+)
 from personalpeft.store.store import Store
 from personalpeft.types import DEFAULT_BASE, Progress
 from personalpeft.user import User
 
 # Of another process, or made again.
 _LEFT_OUT = frozenset({"locks", "write.lock", "write.holder", "sessions"})
+_TIMEOUT = 5.0  # seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +79,7 @@ class RestoreReport:
         replaced: Where the former home lies now; None if there was none.
         lost_encryption: Whether the home was encrypted and the backup is not.
         missing: The digests of adapter files that are missing or damaged in the backup.
+        unreadable: How many lines of logs of forgotten items are damaged.
     """
 
     home: Path
@@ -73,11 +88,17 @@ class RestoreReport:
     replaced: Path | None
     lost_encryption: bool = False
     missing: tuple[str, ...] = ()
+    unreadable: int = 0
 
     def __str__(self) -> str:
         lines = [f"{self.home}: restored from {self.backup}"]
         if self.forgotten:
             lines.append(f"  forgotten again: {self.forgotten}, since the backup still had them")
+        if self.unreadable:
+            lines.append(
+                f"  damaged in {LOG}: {pluralize(self.unreadable, 'line')}; what they name may be "
+                "back, unless another log has it: --forgotten-in"
+            )
         if self.missing:
             lost = pluralize(len(self.missing), "adapter")
             lines.append(f"  missing or damaged: {lost}; build again: personalpeft verify --repair")
@@ -108,7 +129,7 @@ def restore(
         backup: A copy that ``Maintenance.back_up`` made, or a folder of them, for the newest.
         home: The home to restore. Defaults to ``PERSONALPEFT_HOME``, else the platform's data
             folder.
-        base: The base, as for ``open``.
+        base: Ignored, since a restore needs no base.
         replace: Whether a home that is there may be replaced. It is kept beside the new one.
         forgotten_in: More folders with a ``forgotten.jsonl``, or with a newer database.
         passphrase: The passphrase of the backup, as for ``open``.
@@ -120,10 +141,11 @@ def restore(
 
     Raises:
         NotFound: There is no backup.
-        InvalidInput: The home is not empty.
-        Damaged: The database of the backup is not whole. Nothing was restored.
+        InvalidInput: The home is not empty, or is a mount point.
+        Damaged: The database of the backup or in ``forgotten_in`` is not whole. Nothing was
+            restored.
         Busy: Another program has the home open.
-        HomeError: The home cannot be written.
+        HomeError: The home cannot be written, or a database in ``forgotten_in`` cannot be opened.
     """
     settings, clock = resolve(home, os.environ, passphrase), clock or SYSTEM
     home, backup = settings.home, _newest_copy(Path(backup).expanduser().absolute())
@@ -135,6 +157,12 @@ def restore(
             f"{home} is not empty.",
             hint="Restore to another folder, or allow to replace it: --replace",
         )
+    if os.path.ismount(home):
+        raise InvalidInput(
+            f"{home} is the root of a file system, such as a container's volume, and cannot be "
+            "renamed.",
+            hint=f"Restore to a folder in it, and use that as home: {home / 'home'}",
+        )
     others = [Path(each).expanduser() for each in forgotten_in]
     for folder in others:
         if not any((folder / name).is_file() for name in (LOG, DATABASE)):
@@ -142,45 +170,61 @@ def restore(
                 f"There is neither {LOG} nor {DATABASE} in {folder}.",
                 hint="Name a home or a folder of backups.",
             )
-    part = home.with_name(f"{home.name}.restoring")
+    erased_there = [each for folder in others for each in _erased_in(folder, settings)]
+    part, keys = unfinished_folder(home), _home_keys(home, settings)
+    if exists:
+        _check_unused(home, keys, clock)
+    with ExitStack() as on_error:
+        # It may have what was forgotten since the backup.
+        on_error.callback(shutil.rmtree, part, ignore_errors=True)
+        with map_home_errors(home):
+            for left in (part, *new_folders(home).values()):
+                if left.exists():
+                    shutil.rmtree(left)
+            _copy(backup, part, progress)
+            logs = tuple(dict.fromkeys((backup, backup.parent, home, *others)))
+            erasures = (*merge_logs(logs, part), *erased_there)
+            unreadable = sum(map(count_unreadable_lines, logs))
+            _keep_home_id(part, backup, home)
+            # What is replaced may be damaged.
+            with suppress(sqlite3.Error):
+                key = keys.database if keys else None
+                erasures = (*erasures, *read_tombstones(home / DATABASE, key))
+        progress("Forgetting", 0.0)
+        with _open(part, settings, clock) as store:
+            _keep_keys(home, keys, store)
+            Maintenance(store).write_note(RESTORED, clock.now().isoformat())
+        count = _forget_again(part, settings, erasures, clock)
+        with _open(part, settings, clock) as store:
+            unpublished = store.publications.take_over(_publications_of(home, keys))
+        missing = _check(part, settings, clock)
+        replaced = None
+        with map_home_errors(home):
+            folders = ErasureLog(home).folders()
+            if COPY_NAME.fullmatch(backup.name):
+                folders = (*folders, backup.parent)
+            ErasureLog(part).list_folders(folders)
+            if exists:
+                _check_unused(home, keys, clock)
+                replaced = replace_home(part, home)
+                _bring_backups(replaced, home, folders)
+            else:
+                if home.exists():
+                    home.rmdir()
+                host.replace(part, home)
+                host.sync_folder(home.parent)
+        on_error.pop_all()
+    for each in unpublished:
+        with suppress(OSError):
+            PublishedSubfolder(Path(each["folder"])).remove(each["digest"])
     with map_home_errors(home):
-        for left in (part, *new_folders(home).values()):
-            if left.exists():
-                shutil.rmtree(left)
-        _copy(backup, part, progress)
-        erasures = merge_logs((backup, backup.parent, home, *others), part)
-        _keep_home_id(part, backup, home)
-        keys = _home_keys(home, settings)
-        for folder in (home, *others):
-            own = keys if folder == home else _home_keys(folder, settings)
-            key = own.database if own else None
-            erasures = (*erasures, *read_tombstones(folder / DATABASE, key))
-    progress("Forgetting", 0.0)
-    with _open(part, settings, clock) as store:
-        _keep_certificate_keys(home, keys, store)
-    count = _forget_again(part, settings, base, erasures, clock)
-    missing = _check(part, settings, clock)
-    replaced = None
-    with map_home_errors(home):
-        folders = ErasureLog(home).folders()
-        if COPY_NAME.fullmatch(backup.name):
-            folders = (*folders, backup.parent)
-        ErasureLog(part).list_folders(folders)
-        if exists:
-            _check_unused(home, keys, clock)
-            replaced = replace_home(part, home)
-        else:
-            if home.exists():
-                home.rmdir()
-            host.replace(part, home)
-            host.sync_folder(home.parent)
         # What only another folder listed as forgotten is listed beside all backups from now on.
         log = ErasureLog(home)
         log.append(*log.read())
-    if replaced is not None and home in backup.parents:
+    if replaced is not None and home in backup.parents and not backup.exists():
         backup = replaced / backup.relative_to(home)
     lost = (replaced or home).joinpath(ENCRYPTION).exists() and not (home / ENCRYPTION).exists()
-    return RestoreReport(home, backup, count, replaced, lost, missing)
+    return RestoreReport(home, backup, count, replaced, lost, missing, unreadable)
 
 
 def _check_unused(home: Path, keys: HomeKeys | None, clock: Clock) -> None:
@@ -191,6 +235,20 @@ def _check_unused(home: Path, keys: HomeKeys | None, clock: Clock) -> None:
     lock = Lock(home / "write.lock", home=home, what=f"The home {home} is held", now=clock.now)
     with lock.acquire(0.0), suppress(Damaged, HomeError), map_home_errors(home):
         open_alone(home / DATABASE, keys.database if keys else None).close()
+
+
+def _bring_backups(former: Path, home: Path, folders: Sequence[Path]) -> None:
+    """Move the folders of backups that lay in a home from the former home into the new one.
+
+    The former home is deleted some day. What cannot be moved stays in it.
+    """
+    for folder in folders:
+        if home in folder.parents:
+            source = former / folder.relative_to(home)
+            with suppress(OSError, HomeError):
+                if source.is_dir() and not folder.exists() and is_folder_of(home, source):
+                    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                    host.replace(source, folder)
 
 
 def _newest_copy(folder: Path) -> Path:
@@ -213,11 +271,16 @@ def _newest_copy(folder: Path) -> Path:
 
 
 def _copy(backup: Path, part: Path, progress: Progress) -> None:
-    """Copy the files of a backup durably. Links are not followed."""
+    """Copy the files of a backup durably. Links are not followed.
+
+    Hidden files, and others among the adapters, are of programs that show or copy folders.
+    """
     files = [
         path
         for path in sorted(backup.rglob("*"))
         if path.relative_to(backup).parts[0] not in _LEFT_OUT
+        and (path.relative_to(backup).parts[0] != "blobs" or DIGEST.fullmatch(path.name))
+        and not path.name.startswith(".")
         and path.is_file()
         and not path.is_symlink()
     ]
@@ -240,7 +303,6 @@ def _open_private(path: str, flags: int) -> int:
 def _forget_again(
     part: Path,
     settings: Settings,
-    base: str | Path,
     erasures: Sequence[LoggedErasure],
     clock: Clock,
 ) -> int:
@@ -248,7 +310,8 @@ def _forget_again(
     with _open(part, settings, clock) as store:
         owners = find_owners(store.database, erasures)
     count = 0
-    with Runtime(dataclasses.replace(settings, home=part), base, "auto", clock=clock) as runtime:
+    # To forget needs no base: a new machine may not have it yet.
+    with Runtime(dataclasses.replace(settings, home=part), "fake", "fake", clock=clock) as runtime:
         for each in erasures:
             for owner in sorted(owners[each.owner_key]):
                 # An earlier one may have erased it as well.
@@ -295,6 +358,19 @@ def _open(part: Path, settings: Settings, clock: Clock) -> Store:
     return open_store(part, now=clock.now, entropy=clock.entropy, keys=settings.keys)
 
 
+def _erased_in(folder: Path, settings: Settings) -> tuple[LoggedErasure, ...]:
+    """Return what the database in a folder names as forgotten, if it has one.
+
+    Raises ``HomeError``, ``Damaged`` or ``MissingPackage`` if it cannot be read: the caller named
+    the folder lest something come back.
+    """
+    if not (folder / DATABASE).is_file():
+        return ()
+    with map_home_errors(folder):
+        keys = load_keys(folder, settings.keys)
+        return read_tombstones(folder / DATABASE, keys.database if keys else None)
+
+
 def _home_keys(home: Path, settings: Settings) -> HomeKeys | None:
     """Return the keys of the home that is replaced, if it is encrypted and they can be had."""
     with suppress(HomeError, MissingPackage):
@@ -314,12 +390,28 @@ def _keep_home_id(part: Path, backup: Path, home: Path) -> None:
             host.replace_file(part / HOME_ID, home_id)
 
 
-def _keep_certificate_keys(home: Path, keys: HomeKeys | None, store: Store) -> None:
-    """Copy the keys of certificates of a home into a restored one. The backup may be older."""
+def _keep_keys(home: Path, keys: HomeKeys | None, store: Store) -> None:
+    """Copy into a restored home what the former one signs and publishes with.
+
+    The backup may have an older key of certificates. It has no name of published folders.
+    """
     if keys is None and (home / ENCRYPTION).exists():
         return
-    with map_home_errors(store.home), suppress(FileNotFoundError, NotADirectoryError, Damaged):
-        former = FileCipher(store.database, keys, store.entropy)
-        data = former.decrypt((home / CERTIFICATE_KEYS).read_bytes(), CERTIFICATE_KEYS)
-        stored = store.cipher.encrypt(data, CERTIFICATE_KEYS, store.cipher.home_key)
-        host.replace_file(store.home / CERTIFICATE_KEYS, stored)
+    former = FileCipher(store.database, keys, store.entropy)
+    for path in (Path(CERTIFICATE_KEYS), Path("notes", f"{PUBLISHED}.json")):
+        with map_home_errors(store.home), suppress(FileNotFoundError, NotADirectoryError, Damaged):
+            data = former.decrypt((home / path).read_bytes(), path.name)
+            stored = store.cipher.encrypt(data, path.name, store.cipher.home_key)
+            (store.home / path).parent.mkdir(mode=0o700, exist_ok=True)
+            host.replace_file(store.home / path, stored)
+
+
+def _publications_of(home: Path, keys: HomeKeys | None) -> list[Row]:
+    """Return what the former home published, as far as its database can be read."""
+    key = keys.database if keys else None
+    with (
+        suppress(sqlite3.Error),
+        closing(open_connection(home / DATABASE, "mode=ro", timeout=_TIMEOUT, key=key)) as db,
+    ):
+        return read_publications(db)
+    return []

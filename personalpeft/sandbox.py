@@ -118,7 +118,6 @@ class _Server:
     """A process that answers one request at a time."""
 
     def __init__(self) -> None:
-        self.owner_pid = os.getpid()
         # The readers may be on a path that the program added.
         paths = os.pathsep.join(str(Path(each).absolute()) for each in sys.path)
         threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -151,9 +150,7 @@ class _Server:
             timer.cancel()
 
     def close(self) -> None:
-        """End the server, unless it belongs to the process that this one was forked from."""
-        if self.owner_pid != os.getpid():
-            return
+        """End the server."""
         for pipe in (self._requests, self._answers):
             with suppress(OSError):
                 pipe.close()
@@ -162,6 +159,14 @@ class _Server:
         self._kill()
         self._process.wait()
 
+    def drop_pipes(self) -> None:
+        """Let a forked process neither write to the server nor keep it from ending."""
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for pipe in (self._requests, self._answers):
+            with suppress(OSError, ValueError):
+                os.dup2(nothing, pipe.fileno(), inheritable=False)
+        os.close(nothing)
+
     def _kill(self) -> None:
         if self._process.poll() is None:
             host.kill_session(self._process)
@@ -169,13 +174,15 @@ class _Server:
 
 _lock = threading.Lock()
 _server: _Server | None = None
+# Never freed: a thread of the parent may have been in them, and their locks stay held here.
+_servers_of_parents: list[_Server] = []
 
 
 def _ask(request: bytes, seconds: float) -> Any:
     """Return the answer to a request, or None."""
     global _server
     with _lock:
-        if _server is not None and _server.owner_pid == os.getpid():
+        if _server is not None:
             if (answer := _server.ask(request, seconds)) is not None:
                 return answer
             # It was idle for a minute and has ended.
@@ -195,6 +202,20 @@ def _close() -> None:
     if _server is not None:
         _server.close()
         _server = None
+
+
+def _begin_anew() -> None:
+    """Leave the server of the process that this one was forked from, and the lock of its threads."""
+    global _lock, _server
+    _lock = threading.Lock()
+    if _server is not None:
+        _server.drop_pipes()
+        _servers_of_parents.append(_server)
+        _server = None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_anew)
 
 
 def serve() -> None:

@@ -955,7 +955,7 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
 
         ``Runtime.import_user`` reads it, on this machine or another. It is not encrypted and holds
         all that the user wrote. ``adapters=False`` leaves the adapter files out. Raises
-        ``InvalidInput`` if the file exists or cannot be written.
+        ``InvalidInput`` if the file exists or cannot be written, or is too large to be imported.
         """
         return archive.export_user(self._services.store, self.id, Path(file), adapters=adapters)
 

@@ -176,7 +176,6 @@ def restore(
         report = personalpeft.restore(
             backup,
             home,
-            common.base_name(),
             replace=replace,
             forgotten_in=forgotten_in,
             passphrase=session.ask_passphrase(home),

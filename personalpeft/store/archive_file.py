@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import IO, Any
 
 from personalpeft.adapters.safe_io import parse_json
-from personalpeft.errors import AdapterError, PersonalFileError, PersonalPeftError
+from personalpeft.errors import AdapterError, InvalidInput, PersonalFileError, PersonalPeftError
 from personalpeft.formatting import to_json
 from personalpeft.store.user_export import Entry
 from personalpeft.types import canonical_json
@@ -44,6 +44,7 @@ class ArchiveFormat:
         keys: The further keys of the index with their types, without "files".
         hint: What to do about a damaged archive.
         defaults: Values of keys that archives of earlier versions do not have.
+        hint_too_large: What to do about too much content.
     """
 
     name: str
@@ -52,6 +53,7 @@ class ArchiveFormat:
     keys: Mapping[str, type]
     hint: str
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    hint_too_large: str = "Forget the largest turns."
 
     def invalid(self, message: str) -> PersonalFileError:
         """Return the error of a damaged archive."""
@@ -84,6 +86,9 @@ def write_archive(
         entries: The entries in order.
         blobs: The digests of the packed adapters.
         read: Returns a packed adapter by its digest.
+
+    Raises:
+        InvalidInput: It would be too large to be read again.
     """
     ledger = "".join(canonical_json(to_json(entry)) + "\n" for entry in entries).encode()
     members = {LEDGER: ledger}
@@ -95,6 +100,8 @@ def write_archive(
     files = {name: _size_and_digest(content(name)) for name in names}
     full_index = {"format": kind.name, "version": kind.version, **index, "files": files}
     members[kind.index] = canonical_json(full_index).encode()
+    sizes = {name: entry["bytes"] for name, entry in files.items()}
+    _check_sizes({**sizes, kind.index: len(members[kind.index])}, ledger, kind)
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         for name in (kind.index, *names):
             member = zipfile.ZipInfo(name, _TIMESTAMP)
@@ -149,6 +156,24 @@ def map_archive_errors(name: str, kind: ArchiveFormat) -> Iterator[None]:
 
 def _size_and_digest(data: bytes) -> dict[str, Any]:
     return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def _check_sizes(sizes: Mapping[str, int], ledger: bytes, kind: ArchiveFormat) -> None:
+    """Raise ``InvalidInput`` if an archive with members of these sizes would not be read."""
+    limits = {kind.index: _MAX_INDEX_BYTES, LEDGER: _MAX_LEDGER_BYTES}
+    found = [(name, size, limits.get(name, _MAX_BLOB_BYTES)) for name, size in sizes.items()]
+    line = max(map(len, ledger.splitlines()), default=0)
+    found += [
+        ("a line of its ledger", line, _MAX_LINE_BYTES),
+        ("the file", sum(sizes.values()), _MAX_TOTAL_BYTES),
+    ]
+    for what, size, limit in found:
+        if size > limit:
+            raise InvalidInput(
+                f"An import would refuse the file: {what} has {size:,} bytes, at most {limit:,} "
+                "are read.",
+                hint=kind.hint_too_large,
+            )
 
 
 def _check_members(archive: zipfile.ZipFile, kind: ArchiveFormat) -> None:

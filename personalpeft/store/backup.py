@@ -85,7 +85,7 @@ def back_up(store: Store, folder: Path, keep: int) -> Backup:
             _copy_plugin(store, plugin, part, previous)
         for each in sorted(part.glob("**/"), reverse=True):
             host.sync_folder(each)
-        part.rename(path)
+        host.replace(part, path)
         host.sync_folder(folder)
         removed = [*copies, path][:-keep]
         for old in removed:

@@ -25,6 +25,7 @@ from personalpeft.store.error_mapping import map_home_errors
 
 DIGEST = re.compile(r"[0-9a-f]{64}")
 _SHARD = re.compile(r"[0-9a-f]{2}")
+_PART = ".part"
 _BATCH_SIZE = 500
 _HINT = "Run verify for details; roll back to another revision, or restore the file from a backup."
 
@@ -148,12 +149,13 @@ class Blobs:
         """Yield every file under ``blobs/`` in order of name, a few hundred of one folder at a
         time.
 
-        Each batch comes with the share of the tree before it, 0 to 1.
+        Each batch comes with the share of the tree before it, 0 to 1. Hidden files that are not
+        ours are left out: systems write some into the folders that they show or copy.
         """
         with map_home_errors(self._home):
             for folder, subfolders, names in os.walk(self._root):
                 subfolders.sort()
-                names.sort()
+                names = sorted(n for n in names if not n.startswith(".") or n.endswith(_PART))
                 shard = Path(folder).name
                 done = int(shard, 16) / 256 if _SHARD.fullmatch(shard) else 0.0
                 for first in range(0, len(names), _BATCH_SIZE):

@@ -20,7 +20,13 @@ from personalpeft import host
 from personalpeft.errors import Damaged
 from personalpeft.store.blobs import Blobs
 from personalpeft.store.certificate_keys import CERTIFICATE_KEYS
-from personalpeft.store.database import Database, create_file, fetch_all, open_connection
+from personalpeft.store.database import (
+    OPEN_MARK,
+    Database,
+    create_file,
+    fetch_all,
+    open_connection,
+)
 from personalpeft.store.encryption import ENCRYPTION, FileCipher, HomeKeys
 from personalpeft.store.error_mapping import map_home_errors, sqlite3
 from personalpeft.store.integrity import verify
@@ -73,7 +79,7 @@ def convert(
             copy.mkdir(mode=0o700)
             _copy_database(db, copy / path.name, new)
             files = _copy_files(store, copy, new, progress)
-            copy.rename(home / _DECIDED)
+            host.replace(copy, home / _DECIDED)
             on_error.pop_all()
             host.sync_folder(home)
             db.execute(f"pragma application_id={REPLACED_ID}")
@@ -100,7 +106,7 @@ def finish_conversion(home: Path) -> None:
             else:
                 path.unlink(missing_ok=True)
         host.sync_folder(home)
-        decided.rename(moving)
+        host.replace(decided, moving)
     if moving.is_dir():
         for path in sorted(moving.iterdir()):
             host.replace(path, home / path.name)
@@ -149,7 +155,7 @@ def _copy_files(
             progress(first / len(rows))
             batch = rows[first : first + _BATCH_SIZE]
             target.blobs.put_many((row["user"], blobs.read(row["digest"])) for row in batch)
-        for path in (*home.glob("notes/*.json"), home / CERTIFICATE_KEYS):
+        for path in (*home.glob("notes/[!.]*.json"), home / CERTIFICATE_KEYS):
             with suppress(FileNotFoundError):
                 data = former.decrypt(path.read_bytes(), path.name)
                 data = target.cipher.encrypt(data, path.name, target.cipher.home_key)
@@ -197,6 +203,11 @@ def open_alone(path: Path, key: str | None) -> sqlite3.Connection:
     try:
         db.execute("begin exclusive")
         db.execute("commit")
+        if (mark := path.parent / OPEN_MARK).exists():
+            with closing(
+                open_connection(mark, "mode=rw", timeout=_ALONE_TIMEOUT, key=None)
+            ) as lock:
+                lock.execute("begin exclusive")
     except sqlite3.Error:
         db.close()
         raise

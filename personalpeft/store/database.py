@@ -11,6 +11,8 @@ Invariants:
 - The journal mode is WAL if the file's header says so, else TRUNCATE. It is set when the database
   is created. Only a program that has the file alone changes it, so programs with different SQLite
   versions work side by side.
+- An open database can be told from a closed one. In WAL mode each connection has a lock on the file.
+  In other modes an idle one has none, so a lock on ``locks/open.db`` is held.
 """
 
 from __future__ import annotations
@@ -38,6 +40,8 @@ def is_wal_safe(version: tuple[int, ...]) -> bool:
     )
 
 
+OPEN_MARK = Path("locks", "open.db")
+"""An empty database in a home. Who has the home open holds SQLite's shared lock on it."""
 JOURNAL_MODE = "wal" if is_wal_safe(sqlite3.sqlite_version_info) else "truncate"
 """The journal mode of a new database. An older database keeps its mode."""
 
@@ -59,6 +63,7 @@ class Database:
         self._closed = False
         self._pid = os.getpid()
         self._thread = threading.local()
+        self._open_mark: sqlite3.Connection | None = None
 
     @contextmanager
     def read_transaction(self) -> Iterator[sqlite3.Connection]:
@@ -166,11 +171,29 @@ class Database:
                 db.execute(f"pragma busy_timeout={timeout}").fetchone()
             return not blocked
 
+    def mark_open(self) -> None:
+        """Show other programs that the home is open, until this is closed.
+
+        Where no file can be written nothing is shown. No program can replace such a home.
+        """
+        with map_home_errors(self._home), self._borrow() as db:
+            if journal_mode(db) == "wal":
+                return
+        path = self._home / OPEN_MARK
+        with suppress(OSError, sqlite3.Error):
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            create_file(path)
+            self._open_mark = open_connection(path, "mode=rw", timeout=self._timeout, key=None)
+            self._open_mark.execute("begin")
+            fetch_all(self._open_mark, "select count(*) from sqlite_master")
+
     def close(self) -> None:
         """Close the connections: at once, or when the block that uses one ends."""
         with self._mutex:
             self._closed = True
             idle, self._idle = self._idle, []
+            idle += [self._open_mark] if self._open_mark else []
+            self._open_mark = None
         for db in idle:
             db.close()
 

@@ -131,7 +131,7 @@ def delete_pending_files(store: Store, user: str | None = None, *, wait: bool = 
                     host.sync_folder(path.parent)
             elif row["kind"] == "sessions":
                 with suppress(FileNotFoundError):
-                    shutil.rmtree(store.home / "sessions" / row["user"])
+                    shutil.rmtree(store.session_folder(row["user"]))
             elif row["kind"] == "note":
                 (store.home / "notes" / row["name"]).unlink(missing_ok=True)
         _destroy_keys(store, pending)

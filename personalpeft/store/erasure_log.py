@@ -24,7 +24,7 @@ from typing import Literal, TypeAlias, get_args
 
 from personalpeft import host
 from personalpeft.store.database import Database, fetch_all, open_connection
-from personalpeft.store.error_mapping import map_home_errors, sqlite3
+from personalpeft.store.error_mapping import map_home_errors
 from personalpeft.store.rows import TOMBSTONE
 from personalpeft.types import canonical_digest
 
@@ -124,13 +124,26 @@ def read_log(folder: Path) -> tuple[LoggedErasure, ...]:
         lines = (folder / LOG).read_bytes().splitlines()
     except (FileNotFoundError, NotADirectoryError):
         return ()
-    found: dict[LoggedErasure, None] = {}
-    for line in lines:
-        with suppress(ValueError, AttributeError):
-            for kind, item in json.loads(line).items():
-                if kind in get_args(ErasedKind) and isinstance(item, str):
-                    found[LoggedErasure(kind, item)] = None
-    return tuple(found)
+    return tuple(dict.fromkeys(each for line in lines for each in _parse(line)))
+
+
+def count_unreadable_lines(folder: Path) -> int:
+    """Return how many whole lines of a folder's log name no erasure. Raises ``OSError``."""
+    try:
+        *lines, _ = (folder / LOG).read_bytes().split(b"\n")
+    except (FileNotFoundError, NotADirectoryError):
+        return 0
+    return sum(1 for line in lines if line.strip() and not _parse(line))
+
+
+def _parse(line: bytes) -> list[LoggedErasure]:
+    with suppress(ValueError, AttributeError):
+        return [
+            LoggedErasure(kind, item)
+            for kind, item in json.loads(line).items()
+            if kind in get_args(ErasedKind) and isinstance(item, str)
+        ]
+    return []
 
 
 def merge_logs(folders: Iterable[Path], into: Path) -> tuple[LoggedErasure, ...]:
@@ -144,23 +157,19 @@ def merge_logs(folders: Iterable[Path], into: Path) -> tuple[LoggedErasure, ...]
 
 
 def read_tombstones(database: Path, key: str | None) -> tuple[LoggedErasure, ...]:
-    """Return the erased turns and signals that a database names, as far as it can be read.
+    """Return the erased turns and signals that a database names.
 
-    ``key`` is the key of the database, if it has one.
+    ``key`` is the key of the database, if it has one. Raises ``sqlite3.Error``.
     """
     sql = (
         f"select u.id as user, u.since, t.id from {TOMBSTONE} t join user u on u.id = t.user"
         " where t.id is not null and t.kind in ('turn', 'signal')"
     )
-    with (
-        suppress(sqlite3.Error),
-        closing(open_connection(database.absolute(), "mode=ro", timeout=_TIMEOUT, key=key)) as db,
-    ):
+    with closing(open_connection(database.absolute(), "mode=ro", timeout=_TIMEOUT, key=key)) as db:
         return tuple(
             LoggedErasure("item", f"{user_key(row['user'], row['since'])}/{row['id']}")
             for row in fetch_all(db, sql)
         )
-    return ()
 
 
 def find_owners(database: Database, erasures: Iterable[LoggedErasure]) -> dict[str, set[str]]:

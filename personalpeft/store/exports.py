@@ -1,6 +1,6 @@
 """Records of what was exported of each user: when, in which form, and the digest of the file.
 
-Invariants: a record is durable before its file exists, so an erasure can list every file. A record
+Invariants: a record is durable before the user is read, so an erasure can list every file. A record
 has no words. An erasure deletes the digests of a user's records, since the digest of a file that
 had the erased words could confirm a guess of them.
 """
@@ -15,6 +15,7 @@ from enum import StrEnum
 
 from personalpeft.store import rows
 from personalpeft.store.database import Database, fetch_all, has_table
+from personalpeft.store.id_lookup import resolve_user
 
 
 class ExportKind(StrEnum):
@@ -51,7 +52,7 @@ class Exports:
 
     @contextmanager
     def recording(self, user: str, kind: ExportKind) -> Iterator[Callable[[str], None]]:
-        """Record an export around its writing. If that raises, nothing is recorded.
+        """Record an export around reading the user and writing. If that raises, nothing is recorded.
 
         Yields a function that takes the digest. A home that is open for reading records nothing.
         """
@@ -59,6 +60,7 @@ class Exports:
             yield lambda digest: None
             return
         with self._database.write_transaction() as db:
+            resolve_user(db, user)
             sql = "insert into export (user, at, kind) values (?, ?, ?)"
             at = rows.format_time(self._now())
             record = db.execute(sql, [user, at, str(kind)]).lastrowid

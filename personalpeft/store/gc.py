@@ -23,6 +23,7 @@ from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
+from personalpeft import host
 from personalpeft.errors import Busy, HomeError
 from personalpeft.store.blobs import DIGEST
 from personalpeft.store.database import Database
@@ -138,7 +139,8 @@ def _collect_parts(store: Store, dry_run: bool) -> Iterator[int]:
     for folder in store.home.glob("sessions/*/"):
         if any(folder.glob(pattern)):
             # While a user learns, the file may have a living writer.
-            with suppress(Busy, HomeError), store.leases.acquire(learn_lease(folder.name)):
+            user = host.from_folder_name(folder.name)
+            with suppress(Busy, HomeError), store.leases.acquire(learn_lease(user)):
                 for path in list(folder.glob(pattern)):
                     yield _delete(path, dry_run)
     before = (store.now() - BLOB_AGE).timestamp()

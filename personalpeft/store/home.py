@@ -114,6 +114,7 @@ def open_store(
         except HomeError:
             _check_not_converted(home, home_keys)
             raise
+        database.mark_open()
         _check_not_converted(home, home_keys)
         store = Store(home, database, now=now, entropy=entropy, keys=home_keys)
         on_error.pop_all()

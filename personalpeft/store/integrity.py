@@ -11,6 +11,7 @@ from contextlib import closing
 
 from personalpeft.errors import Damaged
 from personalpeft.former_names import ROLES
+from personalpeft.store.blobs import DIGEST
 from personalpeft.store.database import Database, Row, fetch_all, fetch_one
 from personalpeft.store.error_mapping import map_home_errors, sqlite3
 from personalpeft.store.hash_chain import GENESIS, chain_digest, read_contents, row_digest
@@ -26,6 +27,7 @@ _LEFTOVER = (
     "Harmless: an interrupted write left it. Run gc, which deletes partial files at once and unused "
     "adapters after a day."
 )
+_FOREIGN = "Harmless: another program wrote it. Delete it, or move it away."
 _PAGE_SIZE = 200
 
 
@@ -234,7 +236,10 @@ def _check_files(store: Store) -> Iterator[Problem]:
         for path, is_intact in intact.items():
             where = str(path.relative_to(store.home))
             if path.name in unnamed:
-                fault = "No revision names it." if is_intact else "It is not a blob."
-                yield Problem(where, fault, _LEFTOVER)
+                if DIGEST.fullmatch(path.name) or path.name.endswith(".part"):
+                    fault = "No revision names it." if is_intact else "It is not a blob."
+                    yield Problem(where, fault, _LEFTOVER)
+                else:
+                    yield Problem(where, "It is not a blob.", _FOREIGN)
             elif not is_intact and path.exists():
                 yield Problem(where, "It does not match its digest.", _REBUILD)

@@ -27,6 +27,8 @@ from personalpeft.store.error_mapping import map_home_errors
 from personalpeft.store.locks import Leases
 from personalpeft.store.store import Store
 
+RESTORED = "restored"
+"""The note with the time at which a home was restored."""
 _MAX_NOTE_BYTES = 4 << 20
 
 

@@ -25,6 +25,8 @@ from personalpeft.store.encryption import FileCipher
 from personalpeft.store.error_mapping import map_home_errors, sqlite3
 
 _SUFFIX = ".sqlite3"
+# macOS writes a file "._<name>" beside each file on the file systems of sticks and shares.
+_DATABASES = f"[!.]*{_SUFFIX}"
 _PLAIN_HEADER = b"SQLite format 3\0"
 _TIMEOUT = 10.0  # seconds
 
@@ -96,12 +98,12 @@ class PluginData:
 
 def plugin_folders(home: Path) -> list[Path]:
     """Return the folders that plugins keep their data in."""
-    return sorted({path.parent for path in home.glob(f"*/*{_SUFFIX}")})
+    return sorted({path.parent for path in home.glob(f"*/{_DATABASES}")})
 
 
 def databases(folder: Path) -> list[Path]:
     """Return the databases in a plugin's folder."""
-    return sorted(folder.glob(f"*{_SUFFIX}"))
+    return sorted(folder.glob(_DATABASES))
 
 
 def files(folder: Path) -> Iterator[Path]:

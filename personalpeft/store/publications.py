@@ -6,11 +6,13 @@ Invariant: a digest stays recorded until its files were removed, so an erasure f
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from personalpeft.store.database import Database, fetch_all, fetch_one
+from personalpeft.store.database import Database, Row, fetch_all, fetch_one, has_table
 from personalpeft.store.error_mapping import sqlite3
+from personalpeft.store.id_lookup import is_user
 
 _NOTE_PREFIX = "published-"
 
@@ -67,6 +69,24 @@ class Publications:
             return
         with self._database.write_transaction() as db:
             db.execute(f"delete {where}", [user, folder])
+
+    def take_over(self, records: Sequence[Row]) -> list[Row]:
+        """Record what another home published of the users whom both have.
+
+        Returns the records of stacks that no user of this home has.
+        """
+        with self._database.write_transaction() as db:
+            kept = [each for each in records if is_user(db, each["user"])]
+            for each in kept:
+                current = bool(each["is_current"])
+                _insert(db, each["user"], each["folder"], each["digest"], is_current=current)
+        known = {(each["folder"], each["digest"]) for each in kept}
+        return [each for each in records if (each["folder"], each["digest"]) not in known]
+
+
+def read_publications(db: sqlite3.Connection) -> list[Row]:
+    """Return all records of a home, perhaps of an earlier version."""
+    return fetch_all(db, "select * from publication") if has_table(db, "publication") else []
 
 
 def move_notes(db: sqlite3.Connection) -> None:

@@ -21,17 +21,21 @@ _NEW, _FORMER = "restored", "replaced"
 def replace_home(part: Path, home: Path) -> Path:
     """Put a whole folder in place of a home, and return where the former home is.
 
-    Raises ``OSError``. Then the home is as it was.
+    Raises ``OSError``. Then the home and the folder are as they were.
     """
     pairs = (_names(home, number) for number in count(1))
     new, former = next(pair for pair in pairs if not any(path.exists() for path in pair))
     host.replace(part, new)
     host.sync_folder(home.parent)
-    host.replace(home, former)
     try:
-        finish_replacement(home)
+        host.replace(home, former)
+        try:
+            finish_replacement(home)
+        except OSError:
+            host.replace(former, home)
+            raise
     except OSError:
-        host.replace(former, home)
+        host.replace(new, part)
         raise
     return former
 
@@ -61,6 +65,18 @@ def new_folders(home: Path) -> dict[int, Path]:
     except FileNotFoundError:
         return {}
     return {int(match[1]): path for path, match in found if match}
+
+
+def unfinished_folder(home: Path) -> Path:
+    """Return the name of the folder that a restore makes. It stays if the restore is killed."""
+    return home.with_name(f"{home.name}.restoring")
+
+
+def other_copies(home: Path) -> list[Path]:
+    """Return the copies of a home beside it: former homes, and what killed restores left."""
+    found = [path for each in (_NEW, _FORMER) for path in home.parent.glob(f"{home.name}.{each}-*")]
+    part = unfinished_folder(home)
+    return sorted([*found, *([part] if part.exists() else [])])
 
 
 def _find_decided(home: Path) -> Path | None:

@@ -102,11 +102,14 @@ class Store:
 
     def has_sessions(self, user: str) -> bool:
         """Return whether any training state of a user is saved."""
-        return any((self.home / "sessions" / check_user_id(user)).glob("*"))
+        return any(self.session_folder(user).glob("*"))
+
+    def session_folder(self, user: str) -> Path:
+        """Return the folder of a user's training state. It need not exist."""
+        return self.home / "sessions" / host.to_folder_name(check_user_id(user))
 
     def _session_path(self, user: str, layer: str) -> Path:
-        folder = self.home / "sessions" / check_user_id(user)
-        return folder / f"{check_layer_name(layer)}.session"
+        return self.session_folder(user) / f"{check_layer_name(layer)}.session"
 
     def close(self) -> None:
         """Close the home. Closing twice is fine."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 from personalpeft.errors import AdapterError
@@ -15,6 +16,11 @@ def crash() -> dict[str, str]:
 def never_end() -> dict[str, str]:
     while True:
         pass
+
+
+def wait(seconds_to_wait: float) -> dict[str, str]:
+    time.sleep(seconds_to_wait)
+    return {}
 
 
 def take_memory(count: int) -> dict[str, str]:

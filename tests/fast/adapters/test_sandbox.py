@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +99,21 @@ def test_frozen_program_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> No
     assert run("take_memory", count=1) == {"taken": "1"}
     with pytest.raises(AdapterError):
         run("refuse")
+
+
+def test_process_that_was_forked_while_a_thread_reads_has_a_server_of_its_own() -> None:
+    run("take_memory", count=1)
+    reading = threading.Thread(target=run, args=("wait",), kwargs={"seconds_to_wait": 2})
+    reading.start()
+    time.sleep(0.5)
+    child = os.fork()
+    if child == 0:
+        # In the parent's lock it would wait for ever.
+        signal.alarm(15)
+        os._exit(0 if run("take_memory", count=2) == {"taken": "2"} else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    reading.join()
+    assert run("take_memory", count=3) == {"taken": "3"}
 
 
 # What Windows lacks, taken away from the program and from the processes that it starts.

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import stat
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from runtime_makers import ask, correct, home_unchanged, open_runtime, quick_card, style
+from runtime_makers import FakeTime, ask, correct, home_unchanged, open_runtime, quick_card, style
 
 import personalpeft
 from personalpeft import (
@@ -19,10 +20,14 @@ from personalpeft import (
     NotFound,
     Runtime,
     User,
+    archive,
+    learn_bundles,
     verify_certificate,
 )
 from personalpeft.certificate import sign_statement
 from personalpeft.store.certificate_keys import CERTIFICATE_KEYS
+from personalpeft.store.store import Store
+from personalpeft.store.user_export import UserExport, read_user
 
 SECRETS = ("Zorblax", "Quuxwell", "ビスケット", "4711-0815", "zorb-user", "divorce")
 
@@ -201,7 +206,6 @@ def test_what_remains_is_listed(tmp_path: Path, ada: User, runtime: Runtime) -> 
 def test_exports_and_bundles_are_listed_in_what_remains(
     tmp_path: Path, ada: User, runtime: Runtime
 ) -> None:
-    ada.export(tmp_path / "before.personal")
     item = teach_secret(ada)
     ada.export(tmp_path / "after.personal")
     ada.export_peft(tmp_path / "peft")
@@ -210,7 +214,6 @@ def test_exports_and_bundles_are_listed_in_what_remains(
         ada.export(tmp_path / "after.personal")
     certificate = certify(ada, item)
     exports = certificate.statement["remains"]["exports"]
-    # What was exported before the item was given has nothing of it.
     kinds = [each["kind"] for each in exports]
     assert kinds == ["personal", "peft", "learn_bundle"]
     digest = hashlib.sha256((tmp_path / "after.personal").read_bytes()).hexdigest()
@@ -219,11 +222,43 @@ def test_exports_and_bundles_are_listed_in_what_remains(
     assert "learn_bundle of 20" in certificate.to_markdown()
     # A digest could confirm a guess of what was in the file.
     exported = runtime._services.store.exports.of_user(ada.id)
-    assert len(exported) == 4
+    assert len(exported) == 3
     assert {each.digest for each in exported} == {None}
     whole = runtime.forget_user(ada.id, certificate=True).certificate
     assert whole is not None
-    assert len(whole.statement["remains"]["exports"]) == 4
+    assert len(whole.statement["remains"]["exports"]) == 3
+
+
+def test_export_is_listed_after_a_clock_was_set_back(tmp_path: Path) -> None:
+    time = FakeTime()
+    with open_runtime(tmp_path / "home", clock=time.clock()) as runtime:
+        ada = runtime.user("ada")
+        fact = ada.remember(f"My dog is {SECRETS[0]}.")
+        time.at -= timedelta(hours=1)
+        ada.export(tmp_path / "ada.personal")
+        assert len(certify(ada, fact).statement["remains"]["exports"]) == 1
+
+
+@pytest.mark.parametrize("form", ["personal", "learn_bundle"])
+def test_export_that_read_the_item_before_it_was_forgotten_is_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    listed: list[str] = []
+    with open_runtime(tmp_path / "home") as runtime:
+        ada = runtime.user("ada")
+        fact = ada.remember(f"My dog is {SECRETS[0]}.")
+
+        def read_then_forget(store: Store, user: str) -> UserExport:
+            export = read_user(store, user)
+            with open_runtime(tmp_path / "home") as other:
+                remains = certify(other.user(user), fact).statement["remains"]
+            listed.extend(each["kind"] for each in remains["exports"])
+            return export
+
+        for module in (archive, learn_bundles):
+            monkeypatch.setattr(module, "read_user", read_then_forget)
+        ada.export(tmp_path / "ada.personal") if form == "personal" else ada.bundle_learn()
+    assert listed == [form]
 
 
 def test_certificate_of_an_earlier_version_is_still_read(written: Path, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from runtime_makers import ask, correct, greedy, open_runtime
 
 import personalpeft
 from personalpeft import Busy, HomeError, InvalidInput
+from personalpeft.store import database
 from personalpeft.store.encryption import ENCRYPTION
 
 pytest.importorskip("sqlcipher3")
@@ -395,7 +396,13 @@ def test_key_in_the_keyring_opens_the_home_and_stands_in_no_file(
         replies(plain)
 
 
-def test_home_in_use_is_not_encrypted(plain: Path, keys: Path) -> None:
+@pytest.mark.parametrize("mode", ["wal", "truncate"])
+def test_home_in_use_is_not_encrypted(
+    template: Path, tmp_path: Path, keys: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    plain = shutil.copytree(template, tmp_path / "home")
+    # Where SQLite is older it leaves the WAL.
+    monkeypatch.setattr(database, "JOURNAL_MODE", mode)
     with open_runtime(plain) as runtime:
         before = runtime.user("ada").turns()
         with pytest.raises(Busy):

@@ -73,6 +73,23 @@ def test_a_home_learns_chats_and_is_opened_again(home: Path, tmp_path: Path) -> 
         assert runtime.verify() == ()
 
 
+@pytest.mark.parametrize("other_system", ["win32"], indirect=True)
+@pytest.mark.usefixtures("other_system")
+def test_checkpoints_of_any_user_have_a_folder_that_windows_takes(home: Path) -> None:
+    # Devices, and "ada" with the final dot that Windows drops.
+    users = ["ada", "ada.", "con", "aux.x", "com1"]
+    with open_runtime(home) as runtime:
+        store = runtime._services.store
+        for user in users:
+            runtime.user(user)
+            store.save_session(user, "style", user.encode())
+        folders = {path.name for path in (home / "sessions").iterdir()}
+        assert folders == {"ada", "_ada._", "_con_", "_aux.x_", "_com1_"}
+        runtime.forget_user("ada.")
+        assert store.load_session("ada", "style") == b"ada"
+        assert not store.has_sessions("ada.")
+
+
 @pytest.mark.usefixtures("other_system")
 def test_doctor_says_what_the_processor_does_without(home: Path, tmp_path: Path) -> None:
     checks = run_checks(home, str(quick_card(tmp_path)), load=True)

@@ -29,6 +29,7 @@ from runtime_makers import (
 )
 
 from personalpeft import InvalidId, InvalidInput, NotFound, PersonalFileError, Runtime, User
+from personalpeft.store import archive_file
 from personalpeft.types import canonical_json
 
 many = examples(20, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -53,6 +54,22 @@ def learned_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ada.scope("style", "near")
         ada.forget(ada.remember("Never mind."), rebuild=False)
     return home
+
+
+@pytest.mark.parametrize(
+    ("limit", "size"),
+    [("_MAX_TOTAL_BYTES", 40_000), ("_MAX_BLOB_BYTES", 100), ("_MAX_LINE_BYTES", 100)],
+)
+def test_export_that_no_import_would_read_is_refused(
+    learned: User, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, size: int
+) -> None:
+    monkeypatch.setattr(archive_file, limit, size)
+    with pytest.raises(InvalidInput, match="An import would refuse"):
+        learned.export(tmp_path / "ada.personal")
+    assert not list(tmp_path.glob("*.personal"))
+    assert learned._services.store.exports.of_user(learned.id) == ()
+    if limit == "_MAX_BLOB_BYTES":
+        assert learned.export(tmp_path / "ada.personal", adapters=False).adapters == 0
 
 
 @pytest.fixture

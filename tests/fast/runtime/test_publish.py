@@ -71,6 +71,34 @@ def names(
     return {each.user: each.name for each in runtime.publish(users, to=to).stacks}
 
 
+@pytest.mark.usefixtures("cache")
+@pytest.mark.parametrize("loss", ["whole home", "nothing"])
+def test_published_stacks_are_known_after_a_restore_of_the_home(
+    learned_home: Path, tmp_path: Path, loss: str
+) -> None:
+    home, published = tmp_path / "home", tmp_path / "published"
+    shutil.copytree(learned_home, home)
+    with open_runtime(home) as runtime:
+        runtime.maintenance.back_up(tmp_path / "copies")
+        learn_style(runtime.user("eve"))
+        before = names(runtime, to=published)
+    if loss == "whole home":
+        shutil.rmtree(home)
+    personalpeft.restore(tmp_path / "copies", home, replace=True)
+    with open_runtime(home) as runtime:
+        certificate = runtime.forget_user("ada", certificate=True).certificate
+        assert certificate is not None
+        remains = certificate.statement["remains"]
+        assert remains["restored"][:10] in certificate.to_markdown()
+        if loss == "whole home":
+            return
+        # Of eve, whom the backup does not have, nothing can be forgotten later.
+        left = {f"personalpeft:{each.name}" for each in published.glob("*/*")}
+        assert left == {before["bo"], before["cy"]}
+        runtime.publish(to=published)
+        assert len(list(published.iterdir())) == 1
+
+
 def file_contents(folder: Path) -> dict[str, bytes]:
     """Return all files below a folder."""
     return {

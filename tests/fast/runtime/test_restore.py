@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shutil
 import sqlite3
@@ -15,6 +16,7 @@ from runtime_makers import ask, correct, greedy, home_contents, open_runtime
 
 import personalpeft
 from personalpeft import Busy, Damaged, Forgotten, HomeError, InvalidInput, NotFound, host
+from personalpeft.store import database
 
 SECRET = "My locker code is 4711."
 
@@ -207,6 +209,38 @@ def test_what_was_forgotten_is_found_in_a_newer_database(home: Path, tmp_path: P
     assert report.forgotten == 1
 
 
+@pytest.mark.parametrize("fault", ["damaged", "no key"])
+def test_database_that_is_to_say_what_was_forgotten_and_cannot_be_opened_is_refused(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    newest = tmp_path / "newest"
+    newest.mkdir()
+    (newest / "personalpeft.db").write_bytes(b"damaged" * 500)
+    if fault == "no key":
+        pytest.importorskip("sqlcipher3")
+        monkeypatch.setenv("PERSONALPEFT_KEYS", str(tmp_path / "keys"))
+        personalpeft.encrypt(home, "file")
+        for name in ("personalpeft.db", "encryption.json"):
+            shutil.copy(home / name, newest)
+        monkeypatch.setenv("PERSONALPEFT_KEYS", str(tmp_path / "others"))
+    shutil.rmtree(home)
+    with pytest.raises(Damaged if fault == "damaged" else HomeError, match="newest"):
+        personalpeft.restore(tmp_path / "copies", home, forgotten_in=[newest])
+    assert not home.exists()
+
+
+def test_damaged_lines_of_the_log_are_counted(home: Path, tmp_path: Path) -> None:
+    with open_runtime(home) as runtime:
+        for signal in runtime.user("ada").signals()[-2:]:
+            runtime.user("ada").forget(signal.id)
+    shutil.rmtree(home)
+    log = tmp_path / "copies" / "forgotten.jsonl"
+    log.write_bytes(b"#" + log.read_bytes()[1:] + b'{"item": "torn')
+    report = personalpeft.restore(tmp_path / "copies", home)
+    assert (report.forgotten, report.unreadable) == (1, 1)
+    assert "--forgotten-in" in str(report)
+
+
 def test_log_of_forgotten_items_has_no_words_and_no_user_and_survives_a_torn_line(
     home: Path, tmp_path: Path
 ) -> None:
@@ -234,10 +268,19 @@ def test_adapter_that_no_revision_of_the_copy_names_is_left_out(home: Path, tmp_
     stray = copy / "blobs" / digest[:2] / digest
     stray.parent.mkdir(exist_ok=True)
     stray.write_bytes(b"weights")
+    # Systems write files into the folders that they show, and beside files that they copy.
+    for name in (".DS_Store", f"._{digest}", "Thumbs.db"):
+        stray.with_name(name).write_bytes(b"not ours")
+    (copy / "._personalpeft.db").write_bytes(b"not ours")
     personalpeft.restore(copy, home, replace=True)
+    assert not [path for path in home.rglob("*") if _content(path) == b"not ours"]
     assert not list(home.rglob(digest))
     with open_runtime(home) as runtime:
         assert runtime.verify() == ()
+
+
+def _content(path: Path) -> bytes:
+    return path.read_bytes() if path.is_file() else b""
 
 
 def test_former_home_is_kept_and_replaced_only_on_request(home: Path, tmp_path: Path) -> None:
@@ -250,9 +293,17 @@ def test_former_home_is_kept_and_replaced_only_on_request(home: Path, tmp_path: 
     assert home_contents(report.replaced) == contents
 
 
-def test_home_that_a_program_has_open_is_not_replaced(home: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["wal", "truncate"])
+def test_home_that_a_program_has_open_is_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    # Where SQLite is older a home has no WAL.
+    monkeypatch.setattr(database, "JOURNAL_MODE", mode)
+    home = tmp_path / "home"
     with open_runtime(home) as runtime:
         ada = runtime.user("ada")
+        ada.remember(SECRET)
+        runtime.maintenance.back_up(tmp_path / "copies")
         with pytest.raises(Busy):
             personalpeft.restore(tmp_path / "copies", home, replace=True)
         fact = ada.remember("The program goes on with its home.")
@@ -274,6 +325,8 @@ def test_damaged_backup_and_busy_home_change_nothing(home: Path, tmp_path: Path)
     with pytest.raises(Damaged):
         personalpeft.restore(copy, home, replace=True)
     assert home_contents(home) == contents
+    # A copy may have what was forgotten since.
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["copies", "home"]
 
 
 @pytest.mark.parametrize("loss", ["missing in the home", "damaged in the copy"])
@@ -327,6 +380,41 @@ def test_home_comes_back_where_the_copy_cannot_take_its_place(
     with pytest.raises(HomeError):
         personalpeft.restore(tmp_path / "copies", home, replace=True)
     assert home_contents(home) == contents
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["copies", "home"]
+
+
+@pytest.mark.parametrize("is_empty", [True, False])
+def test_home_that_is_a_mount_point_is_refused_before_anything_is_copied(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_empty: bool
+) -> None:
+    target = tmp_path / "volume" if is_empty else home
+    target.mkdir(exist_ok=True)
+    monkeypatch.setattr(os.path, "ismount", lambda path: Path(path) == target)
+    monkeypatch.setattr(shutil, "copyfileobj", None)
+    with pytest.raises(InvalidInput, match="volume") as caught:
+        personalpeft.restore(tmp_path / "copies", target, replace=True)
+    assert str(target / "home") in caught.value.hint
+    assert not list(tmp_path.glob("*.restoring"))
+
+
+def test_restore_needs_no_base(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_runtime(home) as runtime:
+        runtime.forget_user("bo")
+        runtime.user("ada").forget(runtime.user("ada").signals()[-1].id)
+    monkeypatch.setenv("PERSONALPEFT_BASE", "gone")
+    assert personalpeft.restore(tmp_path / "copies", home, "/gone", replace=True).forgotten == 2
+
+
+def test_certificate_names_what_restores_left(home: Path, tmp_path: Path) -> None:
+    personalpeft.restore(tmp_path / "copies", home, replace=True)
+    left = [tmp_path / f"home.{each}" for each in ("replaced-1", "restored-2", "restoring")]
+    for folder in left[1:]:
+        folder.mkdir()
+    with open_runtime(home) as runtime:
+        ada = runtime.user("ada")
+        certificate = ada.forget(ada.signals()[-1].id, certificate=True).certificate
+        assert certificate is not None
+        assert certificate.statement["remains"]["former_homes"] == [str(path) for path in left]
 
 
 @pytest.mark.parametrize("left", ["nothing", "an empty folder"])
@@ -386,10 +474,13 @@ def test_restored_folder_whose_home_was_never_moved_aside_is_not_used(
     assert not any("restored" in path.name for path in tmp_path.iterdir())
 
 
-def test_backup_inside_the_home_is_restored(home: Path) -> None:
+def test_backups_inside_the_home_stay_in_it(home: Path) -> None:
     with open_runtime(home) as runtime:
-        copy = runtime.maintenance.back_up(home / "backups").path
-    report = personalpeft.restore(copy, home, replace=True)
-    assert report.backup.is_dir()
+        copies = [runtime.maintenance.back_up(home / "backups").path for _ in range(2)]
+    report = personalpeft.restore(copies[0], home, replace=True)
+    assert report.backup == copies[0]
+    assert all(copy.is_dir() for copy in copies)
     with open_runtime(home) as runtime:
         assert len(list(runtime.users())) == 2
+        third = runtime.maintenance.back_up(home / "backups").path
+        assert third.name.startswith("copy-000003")

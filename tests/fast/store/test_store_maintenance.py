@@ -140,6 +140,8 @@ def test_damage_to_a_backup_does_not_reach_the_next_one(home: Path, tmp_path: Pa
         correct(ada)
         ada.learn()
         file = runtime.plugin_data("parrots").put_file(b"a parrot")
+        # macOS writes such a file beside each on a stick.
+        (home / "parrots" / "._data.sqlite3").write_bytes(b"not ours")
         runtime.plugin_data("parrots").connect().close()
         first = runtime.maintenance.back_up(tmp_path / "copies").path
         for path in (next(first.glob("blobs/*/*")), first / "parrots" / "files" / file):
