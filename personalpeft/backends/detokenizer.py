@@ -14,6 +14,10 @@ from collections.abc import Sequence
 from typing import Protocol
 
 _REPLACEMENT_CHARACTER = "\ufffd"
+# The most tokens of a character after its first.
+_MAX_REST = 3
+# The most tokens that are decoded at once. A character and its context have fewer.
+_MAX_WINDOW = 16
 
 
 class Decoder(Protocol):
@@ -76,9 +80,12 @@ class Detokenizer:
 
     def push(self, token: int) -> str:
         """Add a token, and return the text that is certain now. Sets ``stopped``."""
+        new = self._shorten()
         self._tokens.append(token)
         text = self._decoder.decode(self._tokens[self._context :])
-        return "" if text.endswith(_REPLACEMENT_CHARACTER) else self._stop.push(self._advance(text))
+        if not text.endswith(_REPLACEMENT_CHARACTER):
+            new += self._advance(text)
+        return self._stop.push(new)
 
     def finish(self) -> str:
         """Return what was held back, at the end of the reply."""
@@ -95,6 +102,30 @@ class Detokenizer:
             self._context = self._decoded
         self._decoded = len(self._tokens)
         return new
+
+    def _shorten(self) -> str:
+        """Forget the oldest tokens of a long window, and return their text that was held back.
+
+        Otherwise each token of a long run of U+FFFD, or of control tokens, decodes the whole run.
+        """
+        if len(self._tokens) - self._context <= _MAX_WINDOW:
+            return ""
+        decode, window = self._decoder.decode, self._tokens[self._context :]
+        end = len(window) - _MAX_REST
+        text = decode(window[:end])
+        # Whole characters, if each later token has only added text.
+        for number in range(end + 1, len(window) + 1):
+            if text + decode(window[end:number]) != decode(window[:number]):
+                return ""
+        end += self._context
+        if not decode(self._tokens[end : end + 1]):
+            del self._tokens[end]
+            if self._decoded > end:
+                self._decoded -= 1
+            return ""
+        before = decode(self._tokens[self._context : self._decoded])
+        self._context, self._decoded = end, max(self._decoded, end)
+        return text[len(before) :]
 
 
 def _overlap(text: str, stop: str) -> int:

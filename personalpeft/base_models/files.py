@@ -56,19 +56,27 @@ def folder_files(card: ModelCard, folder: Path) -> Mapping[str, Path]:
     """Return weights, config.json and tokenizer.json by name, or raise ``WeightsError``."""
     if not folder.is_dir():
         raise _incomplete(card, f"are missing: there is no folder {folder}")
-    paths = {
-        name: folder / name
-        for name in ("config.json", "tokenizer.json", *_weight_names(card, folder))
-    }
+    names = {each.name for each in weight_files(folder, _install_hint(card))}
+    if SINGLE not in names:
+        names.add(INDEX)
+    paths = {name: folder / name for name in ("config.json", "tokenizer.json", *sorted(names))}
     for path in paths.values():
         if not path.is_file():
             raise _incomplete(card, f"are not complete: {path} is missing")
     return paths
 
 
-def _weight_names(card: ModelCard, folder: Path) -> list[str]:
+def weight_files(folder: Path, hint: str = FRESH_COPY) -> list[Path]:
+    """Return the safetensors files of a folder's model, or raise ``WeightsError``.
+
+    Others may lie beside them. Mistral's folders have all weights a second time, under other names.
+
+    Args:
+        folder: The folder.
+        hint: The hint of the error if there are none.
+    """
     if (folder / SINGLE).is_file():
-        return [SINGLE]
+        return [folder / SINGLE]
     if (folder / INDEX).is_file():
         shards = read_json(folder / INDEX).get("weight_map")
         names = set(shards.values()) if isinstance(shards, dict) and shards else {None}
@@ -79,15 +87,13 @@ def _weight_names(card: ModelCard, folder: Path) -> list[str]:
             raise WeightsError(
                 f"{folder / INDEX} does not name safetensors files beside it.", hint=FRESH_COPY
             )
-        return [INDEX, *sorted(str(name) for name in names)]
+        return [folder / name for name in sorted(map(str, names))]
     if next(folder.glob("*.bin"), None) is not None:
         raise WeightsError(
             f"The weights in {folder} are pickles (.bin), and a pickle can run any program.",
             hint="Get the model's safetensors files, or convert them on a machine without data.",
         )
-    raise WeightsError(
-        f"There are no weights in {folder}: {SINGLE} is missing.", hint=_install_hint(card)
-    )
+    raise WeightsError(f"There are no weights in {folder}: {SINGLE} is missing.", hint=hint)
 
 
 def weights_status(card: ModelCard) -> str:
@@ -122,7 +128,8 @@ def hub_folder(card: ModelCard, report: Callable[[str, float], None]) -> Path:
             str(source.repo),
             revision=source.revision,
             allow_patterns=["*.safetensors", "*.json", "*.jinja"],
-            ignore_patterns=["*/*"],
+            # Mistral's second copy of all weights.
+            ignore_patterns=["*/*", "consolidated*"],
             tqdm_class=Silent,
         )
     except (HfHubHTTPError, HFValidationError, OSError) as error:

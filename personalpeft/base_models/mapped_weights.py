@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from personalpeft.base_models.files import FRESH_COPY
+from personalpeft.base_models.files import FRESH_COPY, weight_files
 from personalpeft.base_models.gguf.file import gguf_file, source_gguf_file
 from personalpeft.base_models.gguf.mapped import MappedTensor, Numbers, PlainFormat, map_gguf
 from personalpeft.base_models.gguf.tensor_names import GgufNames, gguf_names
@@ -188,7 +188,7 @@ def _map_gguf(file: Path) -> Mapping[str, MappedTensor]:
 
 def _map_folder(folder: Path) -> Mapping[str, MappedTensor]:
     tensors: dict[str, MappedTensor] = {}
-    for path in sorted(folder.glob("model*.safetensors")):
+    for path in weight_files(folder):
         tensors |= _map_safetensors(path)
     return tensors
 

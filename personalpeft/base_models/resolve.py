@@ -37,6 +37,7 @@ from personalpeft.base_models.files import (
     hub_folder,
     max_positions,
     read_json,
+    weight_files,
 )
 from personalpeft.base_models.gguf.describe import describe_gguf
 from personalpeft.base_models.gguf.file import gguf_file, join_parts
@@ -149,7 +150,7 @@ def unpacked_bytes(base: Base) -> int:
     """Return how many bytes of weights ``unpacked_folder`` has. It unpacks nothing."""
     file = gguf_file(base.card, base.cache)
     if file is None:
-        return sum(each.stat().st_size for each in base.folder.glob("model*.safetensors"))
+        return sum(each.stat().st_size for each in weight_files(base.folder))
     return 2 * sum(math.prod(each.shape) for each in read_header(file).tensors.values())
 
 

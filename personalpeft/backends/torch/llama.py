@@ -19,6 +19,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from personalpeft.backends.torch.kv_cache import paged_attention_forward
+from personalpeft.base_models.files import weight_files
 
 _HEAD = "lm_head.weight"
 
@@ -122,7 +123,7 @@ def load_llama(folder: Path, dtype: torch.dtype) -> LlamaForCausalLM | None:
 def _read_weights(folder: Path) -> dict[str, Tensor]:
     """Return the tensors of all files, mapped into memory."""
     weights: dict[str, Tensor] = {}
-    for file in sorted(folder.glob("model*.safetensors")):
+    for file in weight_files(folder):
         with safe_open(file, "pt") as tensors:
             weights |= {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118
     return weights

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from personalpeft.base_models.cache import cached_entry
-from personalpeft.base_models.files import head_sizes, read_json
+from personalpeft.base_models.files import head_sizes, read_json, weight_files
 from personalpeft.base_models.gguf.file import CACHED_FILE, gguf_file
 from personalpeft.base_models.gguf.tensor_names import GgufNames
 from personalpeft.base_models.types import Base
@@ -111,10 +111,10 @@ def write_gguf(
 
 
 def weights_of(folder: Path) -> Iterator[tuple[str, Tensor]]:
-    """Yield all weights of a folder under transformers' names, one at a time."""
+    """Yield all weights of a folder's model under transformers' names, one at a time."""
     from safetensors import safe_open
 
-    for file in sorted(folder.glob("*.safetensors")):
+    for file in weight_files(folder):
         with safe_open(file, framework="pt") as tensors:
             for name in sorted(tensors.keys()):
                 yield name, tensors.get_tensor(name)

@@ -96,6 +96,30 @@ def test_any_tokens_stream_to_their_decoded_text(text: ChatTokenizer, tokens: li
     assert "".join(pieces) == text.decode(tokens)
 
 
+@pytest.mark.parametrize("control", [0, 20])
+@pytest.mark.parametrize("letter", ["\ufffd", "\ufffd half", "€ half", "€ end", ""])
+def test_long_runs_without_certain_text_are_shown_and_take_no_more_time_a_token(
+    text: ChatTokenizer, monkeypatch: pytest.MonkeyPatch, letter: str, control: int
+) -> None:
+    whole = text.encode(letter[:1])
+    part = {"half": whole[:1], "end": whole[1:2]}.get(letter[2:], whole)
+    run = [*part, *[text.encode("<|im_start|>", control=True)[0]] * control] or [0]
+    num_decoded = 0
+    decode = text.decode
+
+    def counted(tokens: Sequence[int]) -> str:
+        nonlocal num_decoded
+        num_decoded += len(tokens)
+        return decode(tokens)
+
+    monkeypatch.setattr(text, "decode", counted)
+    tokens = [*text.encode("a"), *run * (600 // len(run)), *text.encode("€")]
+    *shown, rest = stream(text, tokens)[0]
+    assert num_decoded < 100 * len(tokens)
+    assert "".join(shown) + rest == decode(tokens)
+    assert rest == ""
+
+
 @given(written=LETTERS)
 def test_no_chunk_shows_an_incomplete_letter(text: ChatTokenizer, written: str) -> None:
     whole = written.replace("\ufffd", "")

@@ -11,15 +11,18 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub
 import numpy as np
 import pytest
+import torch
 from backend_makers import continuation, device_choice
 from base_makers import card, package, tiny_gguf
 from filelock import FileLock
 from safetensors.numpy import load_file
 from safetensors.torch import load_file as load_tensors
+from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
 import personalpeft
@@ -33,7 +36,7 @@ from personalpeft.base_models.gguf.tensor_names import gguf_names
 from personalpeft.base_models.gguf.writer import resolve_gguf_file
 from personalpeft.base_models.mapped_weights import map_weights
 from personalpeft.base_models.registry import find_card
-from personalpeft.base_models.resolve import resolve_base, unpacked_folder
+from personalpeft.base_models.resolve import resolve_base, unpacked_bytes, unpacked_folder
 from personalpeft.base_models.types import Base, ModelCard, Source
 from personalpeft.errors import CardError, WeightsError
 from personalpeft.types import Message
@@ -442,6 +445,66 @@ def test_sharded_weights_are_found_by_their_index(folder: Path, tmp_path: Path) 
     index.write_text(json.dumps({"weight_map": {"a": "gone.safetensors"}}))
     with pytest.raises(WeightsError, match=r"gone\.safetensors"):
         resolve_base(card(Source("folder", path=folder)), cache=tmp_path)
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_weights_beside_those_of_the_model_are_not_read(
+    tiny: Base, folder: Path, tmp_path: Path, sharded: bool
+) -> None:
+    """Mistral's folders have a second copy, ``consolidated.safetensors``, under other names."""
+    file = folder / "model.safetensors"
+    weights = load_tensors(file)
+    save_file(
+        {f"layers.0.{name}": each for name, each in weights.items()},
+        folder / "consolidated.safetensors",
+    )
+    save_file(
+        {name: torch.zeros_like(each) for name, each in weights.items()},
+        folder / "model_old.safetensors",
+    )
+    size = file.stat().st_size
+    if sharded:
+        file.rename(folder / "part.safetensors")
+        index = {"weight_map": dict.fromkeys(weights, "part.safetensors")}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    base = resolve_base(card(Source("folder", path=folder)), cache=tmp_path / "cache")
+    assert unpacked_bytes(base) == size
+    expected, loaded, mapped = (
+        TorchBackend(each, where=device_choice("float32"), weights=weights_mode)
+        for each, weights_mode in ((tiny, "loaded"), (base, "loaded"), (base, "mapped"))
+    )
+    item = continuation(expected, "what is this?", "It is a thing.")
+    (score,) = expected.score([item], None)
+    for backend in (loaded, mapped):
+        assert backend.score([item], None)[0].token_logprobs == pytest.approx(
+            score.token_logprobs, rel=1e-4, abs=1e-4
+        )
+    write_merged_folder(base, compose([]), tmp_path / "merged")
+    merged = load_tensors(tmp_path / "merged" / "model.safetensors")
+    assert all(merged[name].equal(weights[name]) for name in merged | weights)
+    assert not list((tmp_path / "merged").glob("*.index.json"))
+    assert resolve_gguf_file(base, gguf_names(base)).stat().st_size < 1.2 * size
+
+
+def test_a_second_copy_of_the_weights_is_not_downloaded(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def download(repo: str, **options: Any) -> str:
+        names = [*(each.name for each in folder.iterdir()), "consolidated.safetensors", "a/b.json"]
+        wanted.extend(
+            huggingface_hub.utils.filter_repo_objects(
+                names,
+                allow_patterns=options["allow_patterns"],
+                ignore_patterns=options["ignore_patterns"],
+            )
+        )
+        return str(folder)
+
+    wanted: list[str] = []
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert resolve_base(card(Source("hub", repo="some/model")), cache=tmp_path)
+    assert {"config.json", "tokenizer.json", "model.safetensors"} <= set(wanted)
+    assert not {"consolidated.safetensors", "a/b.json"} & set(wanted)
 
 
 def test_pickled_weights_are_refused(folder: Path, tmp_path: Path) -> None:
