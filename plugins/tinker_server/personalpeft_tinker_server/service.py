@@ -19,6 +19,7 @@ from personalpeft_tinker_server.checkpoints import USER_SCHEME, Checkpoints
 from personalpeft_tinker_server.database import FOLDER, USER_OWNER, Database
 from personalpeft_tinker_server.futures import Futures, QueuedCall, call_id
 from personalpeft_tinker_server.sampling import Sampler
+from personalpeft_tinker_server.sources import Sources
 from personalpeft_tinker_server.training import SILENCE_SECONDS, Trainer, sampler_id
 
 # Runs of clients that send heartbeats that one owner may have.
@@ -72,6 +73,7 @@ class Service:
     def __init__(self, runtime: Runtime, options: Options, clock: Clock) -> None:
         self._runtime, self._options, self._clock = runtime, options, clock
         self._db = Database(runtime.plugin_data(FOLDER))
+        self._sources = Sources(runtime, self._db)
         self._started = False
         self._lock, self._owners_lock = threading.Lock(), threading.Lock()
         self._erase_forgotten()
@@ -138,6 +140,7 @@ class Service:
     def _erase_forgotten(self) -> None:
         for (owner,) in self._db.rows("select owner from owners"):
             self._erase_former(owner)
+        self._sources.erase_forgotten()
 
     # Sessions
 

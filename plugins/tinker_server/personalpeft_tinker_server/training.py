@@ -31,6 +31,7 @@ from personalpeft_tinker_server.futures import Futures, Outcome, QueuedCall
 from personalpeft_tinker_server.losses import DatumLoss, build_losses
 from personalpeft_tinker_server.reverse_kl import add_gradients, open_reference
 from personalpeft_tinker_server.run_spec import RunSpec
+from personalpeft_tinker_server.sources import Sources
 
 log = logging.getLogger(__name__)
 
@@ -89,6 +90,7 @@ class Trainer:
         self._runtime, self._db, self._futures = runtime, database, futures
         self._checkpoints, self._clock, self._chores = checkpoints, clock, chores
         self._vocabulary = vocabulary
+        self._sources = Sources(runtime, database)
         self._runs: dict[str, _Run] = {}
         self._wake = threading.Condition(threading.RLock())
         self._news = False
@@ -162,7 +164,10 @@ class Trainer:
         for call in queued:
             run = call.run or ""
             if run not in next_seq:
-                error = "The run was released: its client sent no heartbeats, or unloaded it."
+                error = (
+                    "The run was released: its client sent no heartbeats or unloaded it, or a"
+                    " layer that it was trained from was forgotten."
+                )
                 self._futures.finish(call, Outcome(None, error, "user"))
             elif run in ready:
                 continue
@@ -252,7 +257,12 @@ class Trainer:
     def _reverse_kl(self, run: _Run, call: QueuedCall) -> models.ReverseKLResponse:
         request = read(models.ReverseKL, self._futures.body(call))
         backend = self._runtime.training_backend()
-        adapter = self._checkpoints.adapter(call.owner, request.reference_model_path)
+        path = request.reference_model_path
+        sources = self._checkpoints.sources(call.owner, path)
+        adapter = self._checkpoints.adapter(call.owner, path)
+        # Asked twice, since a learn may promote another revision meanwhile.
+        sources |= self._checkpoints.sources(call.owner, path)
+        self._sources.add(run.spec.run, sources)
         reference = open_reference(backend, adapter)
         try:
             response = add_gradients(
@@ -304,12 +314,16 @@ class Trainer:
 
     def _load(self, call: QueuedCall, request: models.LoadWeights) -> bytes:
         run = self._open(call.run or "")
-        run.has_gradients = False
-        run.session.restore(
-            self._checkpoints.training_state(
-                run.spec, call.owner, request.path, optimizer=request.optimizer
-            )
+        sources = self._checkpoints.sources(call.owner, request.path)
+        state = self._checkpoints.training_state(
+            run.spec, call.owner, request.path, optimizer=request.optimizer
         )
+        # Asked twice, since a learn may promote another revision meanwhile.
+        sources |= self._checkpoints.sources(call.owner, request.path)
+        run.has_gradients = False
+        run.session.restore(state)
+        # The chores, which erase by them, run on this thread.
+        self._sources.replace(run.spec.run, sources)
         parent = self._checkpoints.digest(call.owner, request.path)
         run.spec = replace(run.spec, parent=parent)
         self._db.execute("update runs set parent = ? where id = ?", parent, run.spec.run)
@@ -378,10 +392,10 @@ class Trainer:
         file = self._db.put_file(safetensors.numpy.save(dict(run.session.state())))
         old = self._db.rows("select state_file from runs where id = ?", run.spec.run)
         self._db.execute(
-            "update runs set state_file = ?, state_executed = executed where id = ?",
+            "update runs set state_file = ?, state_executed = executed where id = ? and open",
             *(file, run.spec.run),
         )
-        # The run of a forgotten user has no row, so the new file has no name then.
+        # The run of a forgotten user has no row or is over, so the new file has no name then.
         self._db.delete_unnamed_files([file, *(row["state_file"] for row in old)])
 
     def _evict_runs(self) -> None:
