@@ -128,6 +128,7 @@ class Trainer:
         last_chores = self._clock.timer()
         try:
             while not self._stopping:
+                calls: list[QueuedCall] = []
                 try:
                     if self._chores_due or self._clock.timer() - last_chores >= _CHORES_SECONDS:
                         last_chores = self._clock.timer()
@@ -142,6 +143,10 @@ class Trainer:
                         continue
                 except Exception as error:  # noqa: BLE001 - the thread must outlive any error
                     log.error("training: %s", format_origin(error))
+                    # Their results may not be stored, so they are executed again. Opened again,
+                    # their runs have what the stored calls did.
+                    for call in calls:
+                        self._drop(call.run)
                 with self._wake:
                     if not self._news and not self._stopping:
                         self._wake.wait(_IDLE_SECONDS)
@@ -430,9 +435,14 @@ class Trainer:
     def _fail(self, call: QueuedCall, error: Exception) -> None:
         """Store an error as the call's outcome, and undo what the call did to its run."""
         self._futures.finish(call, failure(error))
-        run = None if isinstance(error, PersonalPeftError) else self._runs.pop(call.run or "", None)
-        if run is not None:
+        if not isinstance(error, PersonalPeftError):
             # Opened again, it has what the calls that succeeded did.
+            self._drop(call.run)
+
+    def _drop(self, run_id: str | None) -> None:
+        """Free a run's session without storing its state."""
+        run = self._runs.pop(run_id or "", None)
+        if run is not None:
             run.session.close()
 
 

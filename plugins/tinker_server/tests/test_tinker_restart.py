@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable
 from typing import Any
 
@@ -117,6 +118,31 @@ def test_a_pass_that_fails_in_the_server_leaves_nothing_behind(
     assert failed.value.args[1] == "server"
     monkeypatch.undo()
     losses += run.train(2)
+    assert losses == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_pass_whose_result_cannot_be_stored_at_once_counts_once(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training, "_IDLE_SECONDS", 0.05)
+    server = start()
+    undisturbed, run = (server.session().run() for _ in range(2))
+    expected = undisturbed.train(4)
+    losses = run.train(2)
+    store = server.extension.service.futures.finish
+    failures = []
+
+    def fail(*args: Any) -> None:
+        if len(failures) < 6:
+            failures.append(args)
+            raise sqlite3.OperationalError("database or disk is full")
+        store(*args)
+
+    monkeypatch.setattr(server.extension.service.futures, "finish", fail)
+    losses.append(loss_of(run.forward_backward([datum(TEXT)])))
+    run.step()
+    assert len(failures) == 6
+    losses += run.train(1)
     assert losses == pytest.approx(expected, rel=1e-6)
 
 
