@@ -35,6 +35,9 @@ from personalpeft_tinker_server.sources import Sources
 
 log = logging.getLogger(__name__)
 
+REFUSED = "refused"
+"""The kind of a call that was refused when it was posted. Its body is the text of the error."""
+
 # Seconds between stores of a run's state. A restart executes the later calls again.
 _STORE_SECONDS = 30.0
 # Seconds that a training pass waits for chats and samples.
@@ -239,6 +242,8 @@ class Trainer:
     def _single(self, call: QueuedCall) -> bytes:
         """Execute a call that is no pass, and return its result as JSON."""
         body = self._futures.body(call)
+        if call.kind == REFUSED:
+            raise InvalidInput(body.decode())
         if call.kind == "create_model":
             self._open(call.run or "")
             return _json(type="create_model", model_id=call.run)

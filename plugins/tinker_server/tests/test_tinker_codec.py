@@ -10,7 +10,12 @@ import pytest
 from tinker_makers import TEXT, TinkerServer, datum, passed
 
 from personalpeft.errors import InvalidInput
-from personalpeft_tinker_server.codec import PROTOBUF, read_forward_backward, write_protobuf
+from personalpeft_tinker_server.codec import (
+    PROTOBUF,
+    read_forward_backward,
+    read_number,
+    write_protobuf,
+)
 from personalpeft_tinker_server.protobuf import read_fields, write_bytes, write_double, write_varint
 
 # What tinker 0.38.0 sends for the pass of ``EXPECTED``.
@@ -61,6 +66,33 @@ def test_a_truncated_request_is_refused(size: int) -> None:
         return
     # A message may end after any whole field.
     assert sum(1 for _ in read_fields(memoryview(RECORDED[:size]))) < 6
+
+
+def test_a_request_with_a_mistake_still_has_its_number() -> None:
+    number = ("session-1:train:0", 300)
+    for size in (25, len(RECORDED) - 1, len(RECORDED)):
+        assert read_number(RECORDED[:size], protobuf=True) == number
+    assert read_number(RECORDED[:10], protobuf=True) is None
+    body = json.dumps({**EXPECTED, "forward_backward_input": float("nan")}).encode()
+    assert read_number(body, protobuf=False) == number
+    assert read_number(write_varint(1, 2**40) + write_varint(2, 3), protobuf=True) is None
+    for text in (
+        "",
+        "[]",
+        "3",
+        "{}",
+        '{"model_id": 3, "seq_id": 3}',
+        '{"model_id": "x", "seq_id": -1}',
+        "[" * 100_000,
+    ):
+        assert read_number(text.encode(), protobuf=False) is None
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 4, 5, 7])
+def test_a_field_of_another_type_is_refused(number: int) -> None:
+    body = RECORDED + write_varint(number, 2**64)
+    with pytest.raises(InvalidInput, match="not a ForwardBackwardRequest"):
+        read_forward_backward(body, protobuf=True, forward=False)
 
 
 def test_images_are_refused() -> None:

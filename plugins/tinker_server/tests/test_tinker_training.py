@@ -217,6 +217,30 @@ def test_a_mistake_of_the_client_is_named_and_the_run_goes_on(
     assert loss_of(run.forward([datum(TEXT)])) > 0
 
 
+@pytest.mark.parametrize(
+    ("route", "body", "problem"),
+    [
+        ("save_weights", {"path": "epoch 1"}, "path"),
+        ("load_weights", {"path": 3}, "path"),
+        ("optim_step", {"adam_params": {"learning_rate": math.nan}}, "learning_rate"),
+        (
+            "forward_backward",
+            {"forward_backward_input": passed([datum(TEXT, weights=[math.inf])], "cross_entropy")},
+            "weights",
+        ),
+    ],
+)
+def test_a_call_that_is_refused_does_not_hold_up_those_after_it(
+    server: TinkerServer, route: str, body: dict[str, object], problem: str
+) -> None:
+    run = server.session().run()
+    before = run.train(1)
+    with pytest.raises(CallFailed, match=problem) as failed:
+        run.call(route, **body)
+    assert failed.value.args[1] == "user"
+    assert run.train(1) < before
+
+
 def test_runs_that_are_queued_together_train_as_each_alone(server: TinkerServer) -> None:
     session = server.session()
     alone = [session.run(rank=rank).train(3) for rank in (2, 4, 8)]
