@@ -244,13 +244,19 @@ class RetrieveFuture(Wire):
 # Responses
 
 
-class Tensor(BaseModel):
+class Result(BaseModel):
+    """The base of results of calls. They are stored as JSON with ``NaN`` and ``Infinity``."""
+
+    model_config = ConfigDict(ser_json_inf_nan="constants")
+
+
+class Tensor(Result):
     data: list[float]
     dtype: str = "float32"
     shape: list[int]
 
 
-class ForwardBackwardOutput(BaseModel):
+class ForwardBackwardOutput(Result):
     """Metric keys end in ``:<reduction>``, by which the SDK combines the chunks of a call."""
 
     loss_fn_output_type: str = "ArrayRecord"
@@ -258,20 +264,20 @@ class ForwardBackwardOutput(BaseModel):
     metrics: dict[str, float]
 
 
-class SampledSequence(BaseModel):
+class SampledSequence(Result):
     stop_reason: Literal["stop", "length"]
     tokens: list[int]
     logprobs: list[float]
 
 
-class SampleResponse(BaseModel):
+class SampleResponse(Result):
     type: Literal["sample"] = "sample"
     sequences: list[SampledSequence]
     prompt_logprobs: list[float | None] | None = None
     topk_prompt_logprobs: list[list[tuple[int, float]] | None] | None = None
 
 
-class ReverseKLResponse(BaseModel):
+class ReverseKLResponse(Result):
     outputs: list[dict[str, Tensor]]
     metrics: dict[str, float]
     type: Literal["mint_forward_backward_reverse_kl"] = "mint_forward_backward_reverse_kl"

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+import numpy as np
 import safetensors.numpy
 
 from personalpeft import PersonalPeftError, Runtime
@@ -220,9 +221,14 @@ class Trainer:
                 )
             except Exception as error:  # noqa: BLE001 - the clients get it
                 for call, *_ in group:
+                    self._drop(call.run)
                     self._fail(call, error)
                 continue
             for (call, run, _, losses), own in zip(group, results, strict=True):
+                if not all(math.isfinite(result.loss) for result in own):
+                    self._drop(call.run)
+                    self._fail(call, _not_finite())
+                    continue
                 run.has_gradients |= backward
                 self._finish(call, write_pass(losses, own))
 
@@ -253,6 +259,13 @@ class Trainer:
         if call.kind == "optim_step":
             norm = run.session.optim_step(read_adam(read(models.OptimStep, body)))
             run.has_gradients = False
+            if not math.isfinite(norm):
+                # A later start must not add them again.
+                self._store_state(run)
+                raise InvalidInput(
+                    "The gradients are not finite, so no step was made and they are cleared.",
+                    hint=_CHECK_INPUTS,
+                )
             return _json(type="optim_step", metrics={"grad_norm:mean": norm})
         if call.kind == "reverse_kl":
             return self._reverse_kl(run, call).model_dump_json().encode()
@@ -285,6 +298,9 @@ class Trainer:
             )
         finally:
             reference.close()
+        if not math.isfinite(response.metrics["loss:mean"]):
+            self._drop(call.run)
+            raise _not_finite()
         run.has_gradients = True
         # The reference may be deleted, and the call could not be executed again.
         run.stored = -math.inf
@@ -399,7 +415,11 @@ class Trainer:
     def _store_state(self, run: _Run) -> None:
         """Store the state of a run that has no gradients, from which a restart continues."""
         run.stored = self._clock.timer()
-        file = self._db.put_file(safetensors.numpy.save(dict(run.session.state())))
+        state = run.session.state()
+        if not all(np.isfinite(array).all() for array in state.values()):
+            # It could not be restored. The calls after the state before lead here again.
+            return
+        file = self._db.put_file(safetensors.numpy.save(dict(state)))
         old = self._db.rows("select state_file from runs where id = ?", run.spec.run)
         self._db.execute(
             "update runs set state_file = ?, state_executed = executed where id = ? and open",
@@ -449,6 +469,13 @@ class Trainer:
         run = self._runs.pop(run_id or "", None)
         if run is not None:
             run.session.close()
+
+
+_CHECK_INPUTS = "Check the inputs of the loss, or load weights and use a lower learning rate."
+
+
+def _not_finite() -> InvalidInput:
+    return InvalidInput("The loss is not finite, so no gradients were added.", hint=_CHECK_INPUTS)
 
 
 _PASSES = frozenset({"forward", "forward_backward", "forward_backward_protobuf"})

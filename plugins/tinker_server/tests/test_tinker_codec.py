@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from tinker_makers import TEXT, TinkerServer, datum, passed
 
 from personalpeft.errors import InvalidInput
+from personalpeft_tinker_server import models
 from personalpeft_tinker_server.codec import (
     PROTOBUF,
     read_forward_backward,
@@ -175,6 +177,23 @@ def test_top_log_probs_in_protobuf_are_two_matrices() -> None:
     assert (field[0], top[3], top[4]) == (3, 2, 2)
     assert np.frombuffer(top[1], "<i4").tolist() == [0, 0, 5, 6]
     assert np.frombuffer(top[2], "<f4").tolist() == [-99999, -99999, -0.5, -1.5]
+
+
+def test_results_keep_numbers_that_are_not_finite() -> None:
+    values = [math.nan, math.inf, -math.inf, 0.5]
+    output = models.ForwardBackwardOutput(
+        loss_fn_outputs=[{"logprobs": models.Tensor(data=values, shape=[4])}],
+        metrics={"loss:sum": math.nan},
+    )
+    sampled = models.SampledSequence(stop_reason="stop", tokens=[1] * 4, logprobs=values)
+    sample = models.SampleResponse(sequences=[sampled], prompt_logprobs=[None, *values])
+    expected = np.array(values, "<f4").tobytes()
+    for result in (output, sample):
+        text = result.model_dump_json()
+        assert "NaN" in text
+        message = write_protobuf(text.encode(), json_allowed=True)
+        assert message is not None
+        assert expected in message
 
 
 def test_results_without_a_message_stay_json() -> None:
