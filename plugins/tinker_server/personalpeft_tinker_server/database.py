@@ -35,7 +35,8 @@ create table if not exists runs (
     rank integer not null, seed integer not null, attn integer not null, mlp integer not null,
     created real not null, seen real not null, open integer not null,
     next_seq integer not null default 1, executed integer not null default 0,
-    parent text, state_file text, state_executed integer not null default 0);
+    parent text, state_file text, state_executed integer not null default 0,
+    base_digest text);
 create table if not exists calls (
     position integer primary key autoincrement, id text not null unique, owner text not null,
     run text, kind text not null, seq integer, body blob not null,
@@ -115,6 +116,9 @@ class Database:
         self._db.execute("pragma journal_mode=wal").fetchall()
         self._db.execute("pragma synchronous=normal").fetchall()
         self._db.executescript(_SCHEMA)
+        # An earlier version made the table without it.
+        if not self.rows("select 1 from pragma_table_info('runs') where name = 'base_digest'"):
+            self.execute("alter table runs add column base_digest text")
 
     def _adopt_former_files(self) -> None:
         """Move the weights that an earlier version kept in a folder of its own."""

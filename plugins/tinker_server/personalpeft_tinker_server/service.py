@@ -372,9 +372,10 @@ class Service:
             seed = int.from_bytes(self._clock.entropy(4), "little")
         now = self._now()
         self._db.execute(
-            "insert into runs (id, owner, session, base, rank, seed, attn, mlp, created, seen, open)"
-            " values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 1)",
-            *(run, owner, session, base, rank, seed % 2**63, int(attn), int(mlp), now, now),
+            "insert into runs (id, owner, session, base, base_digest, rank, seed, attn, mlp,"
+            " created, seen, open) values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 1)",
+            *(run, owner, session, base, self._runtime.base().digest, rank, seed % 2**63),
+            *(int(attn), int(mlp), now, now),
         )
         return run
 

@@ -360,13 +360,20 @@ class Trainer:
         if run_id in self._runs:
             return self._runs[run_id]
         (row,) = self._db.rows("select * from runs where id = ?", run_id)
+        base = self._runtime.base()
+        # None in rows of an earlier version.
+        if row["base_digest"] not in (None, base.digest):
+            raise InvalidInput(
+                f"This run was trained on another base, {row['base_digest'][:12]}.",
+                hint=f"Serve that base again, or create a run on {base.card.name}.",
+            )
         spec = RunSpec.of(row)
         backend = self._runtime.training_backend()
         session = backend.session(
             SessionSpec(
                 spec.rank,
                 spec.scaling,
-                spec.targets(list(self._runtime.base().architecture.projections)),
+                spec.targets(list(base.architecture.projections)),
                 spec.seed,
             )
         )
